@@ -1,0 +1,45 @@
+# Every target sets up what it needs in $(VENV); a second run finds it there and downloads nothing.
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+PY := $(VENV)/bin/python
+SETUP := $(PYTHON) scripts/setup.py --venv $(VENV)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test prove lint test-versions bench-compile clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## kernels on CPU tensors and what the compiler chose for them, no GPU needed
+	@$(SETUP) run
+	@$(PY) examples/demo.py
+
+test: ## the deterministic sample of the test suite
+	@$(SETUP) test
+	@$(PY) -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
+
+prove: ## everything: all examples, configs and targets
+	@$(SETUP) test
+	@HELION_PROVE=1 $(PY) -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
+
+lint: ## ruff check, ruff format --check, mypy
+	@$(SETUP) lint
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+test-versions: ## compile every example under the oldest and the newest supported Triton
+	@$(SETUP) run
+	@$(PY) scripts/test_versions.py
+
+bench-compile: ## how long import, bind and code generation take
+	@$(SETUP) run
+	@$(PY) benchmarks/compile_time.py
+
+clean: ## remove the environments, caches and build products
+	@$(PYTHON) scripts/setup.py --venv $(VENV) remove
+	@rm -rf $(VENV).lock .venv-triton-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name .git -prune -o -name '.venv*' -prune -o -type d -name __pycache__ -exec rm -rf {} +

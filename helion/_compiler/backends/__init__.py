@@ -1,0 +1,1 @@
+"""Code generators, one folder each, with the same file names."""

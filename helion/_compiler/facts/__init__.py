@@ -1,0 +1,1 @@
+"""What a program is, independent of any config."""

@@ -1,0 +1,1 @@
+"""From source to device IR."""

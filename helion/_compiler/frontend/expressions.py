@@ -1,0 +1,479 @@
+"""Expressions of a kernel's source, evaluated on abstract values."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Callable
+import functools
+import inspect
+import operator
+import types
+from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
+
+from ... import exc
+from ... import language as hl
+from ..._shapes import Expr
+from ...language._registry import DECLARED
+from ..source import Location
+from ..source import parse_function
+from . import host_tensors
+from .frames import Frame
+from .frames import function_frame
+from .frames import resolve_source
+from .hl_functions import HL_RULES
+from .hl_functions import specialize
+from .torch_pointwise import truth
+from .torch_shapes import refuse_host
+from .tracer import Tracer
+from .tracer import torch_name
+from .values import DeviceValue
+from .values import HostTensorValue
+from .values import Tile
+from .values import TileTuple
+from .values import describe
+
+if TYPE_CHECKING:
+    from .statements import Walker
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.MatMult: operator.matmul,
+    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}  # fmt: skip
+_UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
+_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+_TORCH_FACTORIES = (
+    torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.tensor, torch.eye, torch.linspace
+)  # fmt: skip
+ABSTRACT = (DeviceValue, HostTensorValue, Tile, Expr)
+#: Library modules whose functions run as they are; others with source are walked.
+_OPAQUE_MODULES = ("torch", "math", "operator", "functools", "itertools", "builtins", "helion", "numpy", "typing")
+
+
+class Expressions:
+    """Evaluates expressions in one frame. ``node`` is the piece of source an error is about."""
+
+    def __init__(self, walker: Walker, frame: Frame) -> None:
+        self.walker = walker
+        self.t: Tracer = walker.t
+        self.frame = frame
+        self.node: ast.AST | None = None
+
+    def location(self) -> Location | None:
+        return None if self.node is None else self.frame.source.location(self.node)
+
+    def at(self, node: ast.AST) -> None:
+        """What follows is about ``node``."""
+        self.node = node
+        if self.t.on_device:
+            self.t.builder.location = self.frame.source.location(node)
+
+    def eval(self, node: ast.expr) -> Any:
+        method = getattr(self, f"eval_{type(node).__name__}", None)
+        if method is None:
+            self.at(node)
+            raise exc.StatementNotSupported(statement=f"`{ast.unparse(node)}`", where=self.where, remedy="")
+        return method(node)
+
+    @property
+    def where(self) -> str:
+        return "device" if self.t.on_device else "host"
+
+    # --- atoms ---------------------------------------------------------------------------------------------------------
+
+    def eval_Constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def eval_Name(self, node: ast.Name) -> Any:
+        self.node = node
+        return self.frame.lookup(self.t, node.id)
+
+    def eval_Attribute(self, node: ast.Attribute) -> Any:
+        value = self.eval(node.value)
+        self.at(node)
+        try:
+            return getattr(value, node.attr)
+        except AttributeError as error:
+            raise exc.TypeInferenceError(f"{describe(value)} has no attribute {node.attr!r}.") from error
+
+    def eval_Tuple(self, node: ast.Tuple) -> Any:
+        return tuple(self._items(node.elts))
+
+    def eval_List(self, node: ast.List) -> Any:
+        return self._items(node.elts)
+
+    def _items(self, nodes: list[ast.expr]) -> list[Any]:
+        items: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                items.extend(self.eval(node.value))
+            else:
+                items.append(self.eval(node))
+        return items
+
+    def eval_Dict(self, node: ast.Dict) -> Any:
+        return {self.eval(k): self.eval(v) for k, v in zip(node.keys, node.values, strict=True) if k is not None}
+
+    def eval_Set(self, node: ast.Set) -> Any:
+        return set(self._items(node.elts))
+
+    def eval_JoinedStr(self, node: ast.JoinedStr) -> str:
+        return "".join(str(self.eval(v)) if isinstance(v, ast.Constant) else str(self.eval(v.value)) for v in node.values)  # type: ignore[attr-defined]
+
+    def eval_Slice(self, node: ast.Slice) -> slice:
+        return slice(*(None if part is None else self.eval(part) for part in (node.lower, node.upper, node.step)))
+
+    def eval_Lambda(self, node: ast.Lambda) -> Any:
+        if not self.t.on_device:
+            self.at(node)
+            raise exc.StatementNotSupported(statement="A lambda", where="host", remedy="; define a function at module level, or pass it as an argument")  # fmt: skip
+
+        def call(*args: Any) -> Any:
+            names = dict(zip((a.arg for a in node.args.args), args, strict=True))
+            inner = Frame(self.frame.source, self.frame.module_globals, self.frame.closure, {**self.frame.names, **names})
+            return Expressions(self.walker, inner).eval(node.body)
+
+        return call
+
+    # --- operators -----------------------------------------------------------------------------------------------------
+
+    def eval_BinOp(self, node: ast.BinOp) -> Any:
+        left, right = self.eval(node.left), self.eval(node.right)
+        self.at(node)
+        return self.binary(type(node.op), left, right)
+
+    def binary(self, op: type, left: Any, right: Any) -> Any:
+        if self.t.on_device:
+            for operand in (left, right):
+                refuse_host(operand, self.t, "in an expression")
+                if isinstance(operand, Tile) and op not in (ast.Add, ast.Sub):
+                    raise exc.IncorrectTileUsage(how="as a number")
+            # operators of numbers and host expressions give way to those of device values
+            if isinstance(left, Tile) and isinstance(right, DeviceValue) and right.dims:
+                raise exc.IncorrectTileUsage(how="as a number")
+            if isinstance(left, DeviceValue) and isinstance(right, Tile) and (left.dims or op is ast.Sub):
+                raise exc.IncorrectTileUsage(how="as a number")
+        return self._apply(_BINARY[op], left, right)
+
+    def _apply(self, fn: Callable[..., Any], *operands: Any) -> Any:
+        try:
+            return fn(*operands)
+        except (TypeError, ZeroDivisionError) as error:
+            shown = " and ".join(describe(o) for o in operands)
+            raise exc.TypeInferenceError(f"{type(error).__name__}: {error} (with {shown}).") from error
+
+    def eval_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        value = self.eval(node.operand)
+        self.at(node)
+        if isinstance(node.op, ast.Not):
+            return self.negate(value)
+        refuse_host_on_device(self.t, value)
+        return self._apply(_UNARY[type(node.op)], value)
+
+    def negate(self, value: Any) -> Any:
+        if isinstance(value, DeviceValue):
+            return self.t.pointwise("logical_not", value)
+        if isinstance(value, Expr):
+            return value == 0 if self.t.on_device else not specialize(self.t, value)
+        return not value
+
+    def eval_Compare(self, node: ast.Compare) -> Any:
+        left = self.eval(node.left)
+        result: Any = None
+        for op, right_node in zip(node.ops, node.comparators, strict=True):
+            right = self.eval(right_node)
+            self.at(node)
+            if not isinstance(op, (ast.Is, ast.IsNot)):
+                refuse_host_on_device(self.t, left)
+                refuse_host_on_device(self.t, right)
+            step = self._apply(_COMPARE[type(op)], left, right)
+            result = step if result is None else self.both(result, step)
+            left = right
+        return result
+
+    def both(self, first: Any, second: Any) -> Any:
+        if isinstance(first, DeviceValue) or isinstance(second, DeviceValue):
+            return self.t.pointwise("logical_and", first, second)
+        return self.truth_on_host(first) and second
+
+    def eval_BoolOp(self, node: ast.BoolOp) -> Any:
+        name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
+        result = self.eval(node.values[0])
+        for other in node.values[1:]:
+            self.at(node)
+            if isinstance(result, DeviceValue) or (isinstance(result, Expr) and self.t.on_device):
+                value = self.eval(other)
+                self.at(node)
+                if any(isinstance(v, DeviceValue) and v.dims for v in (result, value)):
+                    raise exc.ConditionNotScalar(statement=ast.unparse(node), shape=repr(result))
+                result = self.t.pointwise(name, truth(self.t, result), truth(self.t, value))
+                continue
+            known = self.truth_on_host(result)
+            if known is isinstance(node.op, ast.Or):
+                return result
+            result = self.eval(other)
+        return result
+
+    def eval_IfExp(self, node: ast.IfExp) -> Any:
+        test = self.eval(node.test)
+        self.at(node)
+        if isinstance(test, DeviceValue) or (self.t.on_device and isinstance(test, Expr)):
+            raise exc.StatementNotSupported(statement="A conditional expression on a device value", where="device", remedy="; use torch.where or an if statement")  # fmt: skip
+        return self.eval(node.body if self.truth_on_host(test) else node.orelse)
+
+    def truth_on_host(self, value: Any) -> bool:
+        """A condition that must be known when compiling; run-time numbers become part of the specialization key."""
+        if isinstance(value, Expr):
+            return bool(specialize(self.t, value))
+        return bool(value)
+
+    def eval_ListComp(self, node: ast.ListComp) -> list[Any]:
+        if len(node.generators) != 1:
+            self.at(node)
+            raise exc.StatementNotSupported(statement="A nested comprehension", where=self.where, remedy="")
+        generator = node.generators[0]
+        result = []
+        outer = dict(self.frame.names)
+        for item in self.iterate(self.eval(generator.iter), generator.iter):
+            self.walker.bind(self, generator.target, item)
+            if all(self.truth_on_host(self.eval(test)) for test in generator.ifs):
+                result.append(self.eval(node.elt))
+        self.frame.names = outer
+        return result
+
+    def eval_GeneratorExp(self, node: ast.GeneratorExp) -> Any:
+        return tuple(self.eval_ListComp(ast.ListComp(node.elt, node.generators)))
+
+    def iterate(self, value: Any, node: ast.AST) -> list[Any]:
+        self.at(node)
+        if isinstance(value, ABSTRACT):
+            raise exc.InvalidDeviceForLoop(got=describe(value))
+        try:
+            return list(value)
+        except TypeError as error:
+            raise exc.InvalidDeviceForLoop(got=describe(value)) from error
+
+    # --- subscripts ----------------------------------------------------------------------------------------------------
+
+    def eval_Subscript(self, node: ast.Subscript) -> Any:
+        value = self.eval(node.value)
+        index = self.eval(node.slice)
+        self.at(node)
+        if isinstance(value, HostTensorValue):
+            if self.t.on_device:
+                self.name_tensor(value)
+            return value[index]
+        if isinstance(value, DeviceValue):
+            return value[index]
+        if isinstance(value, Tile):
+            raise exc.IncorrectTileUsage(how="with a subscript")
+        if isinstance(index, ABSTRACT):
+            raise exc.InvalidSequenceSubscription(got=describe(index))
+        try:
+            return value[index]
+        except (TypeError, KeyError, IndexError) as error:
+            raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.") from error
+
+    def name_tensor(self, value: HostTensorValue) -> None:
+        """Before the first use on the device: find the host expression the launch passes the tensor by."""
+        if not any(known is value for known in self.t.used_tensors):
+            resolve_source(self.t, value, self.walker.kernel_frame)
+
+    # --- calls ---------------------------------------------------------------------------------------------------------
+
+    def eval_Call(self, node: ast.Call) -> Any:
+        function = self.eval(node.func)
+        if self.t.on_device and any(isinstance(a, ast.Starred) for a in node.args):
+            self.at(node)
+            starred = [a for a in node.args if isinstance(a, ast.Starred)]
+            if not all(isinstance(self.eval(a.value), (tuple, list)) for a in starred):
+                raise exc.StarredArgsNotSupportedOnDevice()
+        args = self._items(node.args)
+        kwargs: dict[str, Any] = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                kwargs.update(self.eval(keyword.value))
+            else:
+                kwargs[keyword.arg] = self.eval(keyword.value)
+        self.at(node)
+        return self.call(function, tuple(args), kwargs, node)
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> Any:
+        if _hashable(function) and function in DECLARED:
+            return self.call_hl(function, args, kwargs)
+        if getattr(function, "_is_helion_kernel", False):
+            raise exc.NestedKernelCallsNotSupported(name=function.name)
+        if isinstance(function, functools.partial):
+            return self.call(function.func, (*function.args, *args), {**function.keywords, **kwargs}, node)
+        if function in (breakpoint, print) or function is builtins.print:
+            return self.call_debug(function)
+        if is_torch_function(function):
+            return self.call_torch(function, args, kwargs)
+        if isinstance(function, types.FunctionType) and self.t.on_device and not _opaque(function):
+            return self.call_user(function, args, kwargs)
+        builtin = _BUILTINS.get(function) if _hashable(function) else None
+        if builtin is not None and any(isinstance(a, (DeviceValue, Expr)) for a in args):
+            return builtin(self, *args, **kwargs)
+        return self.call_python(function, args, kwargs)
+
+    def call_debug(self, function: Any) -> None:
+        if self.t.on_device:
+            raise exc.StatementNotSupported(statement=f"{function.__name__}()", where="device", remedy="")
+
+    def call_hl(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        where = DECLARED[function]
+        name = f"hl.{function.__name__}"
+        if where == "loop":
+            raise exc.LoopFunctionNotInFor(name=name)
+        if where == "device" and not self.t.on_device:
+            raise exc.DeviceAPIOnHost(name=name)
+        if where == "host" and self.t.on_device:
+            if function is hl.specialize:
+                raise exc.SpecializeOnDevice()
+            raise exc.NotAllowedOnDevice(what=name)
+        for value in (*args[:1], *kwargs.values()):
+            if isinstance(value, HostTensorValue) and self.t.on_device:
+                self.name_tensor(value)
+        try:
+            inspect.signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise exc.TypeInferenceError(f"{name}: {error}.") from error
+        return HL_RULES[function](self.t, *args, **kwargs)
+
+    def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.t.on_device:
+            if any_abstract((args, kwargs)) or function in _TORCH_FACTORIES:
+                return host_tensors.call(self.t, function, args, kwargs)
+            return function(*args, **kwargs)
+        if not (any_abstract((args, kwargs)) or function in _TORCH_FACTORIES):
+            return function(*args, **kwargs)  # torch.finfo, torch.promote_types ...
+        for value in (*args, *kwargs.values()):
+            refuse_host(value, self.t, f"by {torch_name(function)}")
+            if isinstance(value, Tile) and function not in _TORCH_FACTORIES and not is_shape_function(function):
+                raise exc.IncorrectTileUsage(how=f"as a tensor, by {torch_name(function)}")
+        return self.t.torch_call(function, args, kwargs)
+
+    def call_user(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = parse_function(function)
+        if source is None:
+            return function(*args, **kwargs)  # no source to walk: abstract values record what it does
+        frame = function_frame(self.t, function, source, self.frame)
+        try:
+            bound = inspect.signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise exc.TypeInferenceError(f"{function.__name__}: {error}.") from error
+        bound.apply_defaults()
+        frame.names.update(bound.arguments)
+        return self.walker.run_function(frame)
+
+    def call_python(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.t.on_device:
+            for value in (*args, *kwargs.values()):
+                refuse_host_on_device(self.t, value, getattr(function, "__name__", "a function"))
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if not self.t.on_device and "not known when the kernel is compiled" in str(error):
+                known = [specialize(self.t, a) if isinstance(a, Expr) else a for a in args]
+                return function(*known, **{k: specialize(self.t, v) if isinstance(v, Expr) else v for k, v in kwargs.items()})  # fmt: skip
+            if self.t.on_device:
+                name = getattr(function, "__name__", describe(function))
+                raise exc.TypeInferenceError(f"{name}({', '.join(map(describe, args))}): {error}.") from error
+            raise
+
+
+def refuse_host_on_device(t: Tracer, value: Any, how: str = "an expression") -> None:
+    if t.on_device and isinstance(value, HostTensorValue) and how not in ("len", "isinstance", "getattr", "hasattr"):
+        raise exc.HostTensorDirectUsage(name=t.source_name(value), how=f"in {how}")
+
+
+def _hashable(value: Any) -> bool:
+    return type(value).__hash__ is not None
+
+
+def is_torch_function(function: Any) -> bool:
+    if isinstance(function, (type(torch.Tensor.exp), types.BuiltinFunctionType)) and not _plain_builtin(function):
+        return True
+    return (getattr(function, "__module__", None) or "").split(".")[0] == "torch" and not isinstance(function, type)
+
+
+def _plain_builtin(function: Any) -> bool:
+    module = getattr(function, "__module__", None)
+    owner = getattr(function, "__objclass__", None)
+    if owner is not None:
+        return not owner.__module__.startswith("torch")
+    return not (module or type(getattr(function, "__self__", None)).__name__).startswith("torch")
+
+
+def is_shape_function(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return name in ("view", "reshape", "expand", "broadcast_to", "new_zeros", "new_full", "layer_norm", "rms_norm")
+
+
+def _opaque(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").split(".")[0] in _OPAQUE_MODULES
+
+
+def any_abstract(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(any_abstract, value))
+    if isinstance(value, dict):
+        return any(map(any_abstract, value.values()))
+    return isinstance(value, ABSTRACT)
+
+
+def _reduce_pairs(name: str) -> Callable[..., Any]:
+    def call(e: Expressions, *args: Any) -> Any:
+        items = list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
+        if not e.t.on_device:
+            values = [specialize(e.t, item) if isinstance(item, Expr) else item for item in items]
+            return max(values) if name == "maximum" else min(values)
+        result = items[0]
+        for item in items[1:]:
+            result = e.t.pointwise(name, result, item)
+        return result
+
+    return call
+
+
+def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
+    def call(e: Expressions, value: Any) -> Any:
+        if isinstance(value, DeviceValue):
+            if value.dims:
+                raise exc.TypeInferenceError(f"{fallback.__name__}() takes a scalar, got {value!r}.")
+            return e.t.cast(value, dtype)
+        if e.t.on_device:
+            return e.t.cast(e.t.number(value), dtype)
+        return fallback(specialize(e.t, value))
+
+    return call
+
+
+def _len(e: Expressions, value: Any) -> Any:
+    return value.shape[0]
+
+
+def _abs(e: Expressions, value: Any) -> Any:
+    return e.t.pointwise("abs", value) if e.t.on_device else abs(specialize(e.t, value))
+
+
+_BUILTINS: dict[Any, Callable[..., Any]] = {
+    max: _reduce_pairs("maximum"),
+    min: _reduce_pairs("minimum"),
+    int: _convert(torch.int32, int),
+    float: _convert(torch.float32, float),
+    bool: _convert(torch.bool, bool),
+    len: _len,
+    abs: _abs,
+}
+
+__all__ = ["ABSTRACT", "Expressions", "TileTuple"]

@@ -1,0 +1,171 @@
+"""torch calls in host code, evaluated on sizes and strides only.
+
+Allocations have rules of their own; views run on meta tensors, which is cheap; anything else also runs on meta tensors
+and warns that it computes on the host. (The first elementwise call on a meta tensor costs a second, because torch
+imports its compiler for it; kernels whose host code only allocates and views never pay that.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..._shapes import Expr
+from ..._shapes import Number
+from .values import HostTensorValue
+from .values import describe
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+_FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
+_LIKE = (torch.empty_like, torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like, torch.full_like)
+_NEW = (torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones)
+#: Functions whose result shares memory with their first argument.
+_VIEWS = frozenset(
+    (
+        "view", "view_as", "reshape", "reshape_as", "t", "transpose", "swapaxes", "permute", "unsqueeze", "squeeze", "expand",
+        "expand_as", "broadcast_to", "broadcast_tensors", "flatten", "unflatten", "select", "narrow", "__getitem__", "chunk", "split", "unbind", "detach",
+        "contiguous", "to", "float", "half", "bfloat16", "type", "movedim", "ravel", "diagonal", "as_strided", "unfold",
+    )
+)  # fmt: skip
+#: Words in the names of host calls that allocate rather than compute.
+_QUIET = ("like", "new", "empty", "zeros", "full", "ones", "rand", "promote", "clone", "arange", "tensor", "is_", "finfo", "iinfo", "result_type", "cumsum", "manual_seed", "device", "cat", "get_")  # fmt: skip
+
+
+def contiguous_strides(shape: tuple[Number, ...]) -> tuple[Number, ...]:
+    """Row-major strides in elements."""
+    strides: list[Number] = []
+    step: Number = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (max(size, 1) if isinstance(size, int) else size)
+    return tuple(reversed(strides))
+
+
+def allocate(
+    t: Tracer, shape: Any, dtype: torch.dtype | None, device: Any, strides: tuple[Number, ...] | None = None
+) -> HostTensorValue:
+    """A new tensor with memory of its own."""
+    shape = tuple(shape)
+    for size in shape:
+        if not isinstance(size, (int, Expr)):
+            raise exc.TypeInferenceError(f"A tensor size must be an integer, got {describe(size)}.")
+    where = t.device if device is None else torch.device(device)
+    return HostTensorValue(
+        t, shape, strides or contiguous_strides(shape), dtype or torch.get_default_dtype(), where, t.new_storage()
+    )
+
+
+def _sizes(size: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(size) == 1 and isinstance(size[0], (tuple, list)):
+        return tuple(size[0])
+    return size
+
+
+def _dense_strides(value: HostTensorValue) -> tuple[Number, ...]:
+    """The strides ``empty_like`` gives: the input's when it is dense (a permuted tensor stays permuted)."""
+    sizes = [(stride, size) for stride, size in zip(value.strides, value.shape, strict=True)]
+    if any(isinstance(x, Expr) for pair in sizes for x in pair):
+        return value.strides
+    expected = 1
+    for stride, size in sorted(pair for pair in sizes if pair[1] != 1):
+        if stride != expected:
+            # not dense: torch keeps the order of the dimensions by stride and packs them
+            return _packed(value)
+        expected *= size
+    return value.strides
+
+
+def _packed(value: HostTensorValue) -> tuple[Number, ...]:
+    fake = torch.empty_like(_meta(value))
+    return tuple(fake.stride())
+
+
+def call(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One torch call in host code."""
+    if func in _FACTORIES:
+        size = kwargs.get("size", args)
+        return allocate(t, _sizes(size if isinstance(size, tuple) else (size,)), kwargs.get("dtype"), kwargs.get("device", "cpu"))  # fmt: skip
+    if func is torch.full:
+        size = args[0] if args else kwargs["size"]
+        fill = args[1] if len(args) > 1 else kwargs["fill_value"]
+        dtype = kwargs.get("dtype") or _fill_dtype(fill)
+        return allocate(t, size if isinstance(size, (tuple, list)) else (size,), dtype, kwargs.get("device", "cpu"))
+    if func in _LIKE:
+        like = args[0]
+        dtype = kwargs.get("dtype") or like.dtype
+        return allocate(t, like.shape, dtype, kwargs.get("device") or like.device, _dense_strides(like))
+    if func in _NEW:
+        like = args[0]
+        dtype = kwargs.get("dtype") or like.dtype
+        return allocate(t, _sizes(args[1:] or (kwargs["size"],)), dtype, kwargs.get("device") or like.device)
+    if func is torch.Tensor.new_full:
+        like = args[0]
+        return allocate(t, args[1], kwargs.get("dtype") or like.dtype, kwargs.get("device") or like.device)
+    return _on_meta(t, func, args, kwargs)
+
+
+def _fill_dtype(fill: Any) -> torch.dtype:
+    kind = fill.kind if isinstance(fill, Expr) else type(fill)
+    return torch.bool if kind is bool else torch.int64 if kind is int else torch.get_default_dtype()
+
+
+def view(t: Tracer, tensor: HostTensorValue, index: Any) -> Any:
+    """``tensor[index]`` in host code."""
+    return _on_meta(t, torch.Tensor.__getitem__, (tensor, index), {})
+
+
+def _meta(value: HostTensorValue) -> torch.Tensor:
+    for number in (*value.shape, *value.strides):
+        if isinstance(number, Expr):
+            raise exc.ShapeSpecializingCall(what=f"This call on {value.source!r}")
+    return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device="meta")  # type: ignore[arg-type]
+
+
+def _on_meta(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    inputs: list[HostTensorValue] = []
+
+    def lower(item: Any) -> Any:
+        if isinstance(item, HostTensorValue):
+            inputs.append(item)
+            return _meta(item)
+        if isinstance(item, Expr):
+            return item.hint
+        if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
+            return type(item)(lower(x) for x in item)
+        if isinstance(item, dict):
+            return {key: lower(x) for key, x in item.items()}
+        return item
+
+    lowered_args, lowered_kwargs = lower(args), lower(kwargs)
+    device = lowered_kwargs.pop("device", None)
+    if device is not None or not inputs:
+        lowered_kwargs["device"] = "meta"
+    name = getattr(func, "__name__", str(func))
+    result = func(*lowered_args, **lowered_kwargs)
+    aliases = name in _VIEWS
+    if not aliases and _has_tensor(result) and not any(word in name for word in _QUIET):
+        t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+    storages = iter(inputs)
+
+    def lift(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            if isinstance(item, (tuple, list)) and not isinstance(item, torch.Size) and not hasattr(item, "_fields"):
+                return type(item)(lift(x) for x in item)
+            return tuple(item) if isinstance(item, torch.Size) else item
+        source = inputs[0] if inputs and (name != "broadcast_tensors") else next(storages, None)
+        where = torch.device(device) if device is not None else source.device if source is not None else t.device
+        storage = source.storage if aliases and source is not None else t.new_storage()
+        return HostTensorValue(t, tuple(item.shape), tuple(item.stride()), item.dtype, where, storage)
+
+    return lift(result)
+
+
+def _has_tensor(result: Any) -> bool:
+    if isinstance(result, (tuple, list)):
+        return any(map(_has_tensor, result))
+    return isinstance(result, torch.Tensor)

@@ -1,0 +1,232 @@
+"""The subscript planner: one place decides what ``tensor[...]`` selects, for shapes, code and facts alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..._shapes import ONE
+from ..._shapes import Dim
+from ..._shapes import Dims
+from ..._shapes import Expr
+from ..._shapes import Number
+from ..._shapes import broadcast_dims
+from ..ir.grammar import Index
+from ..ir.grammar import Operand
+from .values import DeviceValue
+from .values import HostTensorValue
+from .values import Tile
+from .values import TileTuple
+from .values import describe
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+
+@dataclass(frozen=True)
+class SubscriptPlan:
+    """``indices`` has one entry per tensor dimension; ``dims`` is the shape of the selected tile.
+
+    Operand numbers in ``indices`` count from the shift the planner was given.
+    """
+
+    indices: tuple[Index, ...]
+    operands: tuple[Operand, ...]
+    dims: Dims
+
+
+class _Planner:
+    def __init__(self, tracer: Tracer, tensor: HostTensorValue, shift: int) -> None:
+        self.tracer = tracer
+        self.tensor = tensor
+        self.shift = shift
+        self.indices: list[Index] = []
+        self.operands: list[Operand] = []
+        self.dims: list[Dim] = []
+
+    def operand(self, value: DeviceValue) -> int:
+        self.operands.append(value.value)
+        return self.shift + len(self.operands) - 1
+
+    def scalar(self, value: Any, dim: int) -> None:
+        if isinstance(value, DeviceValue):
+            _check_integer(value)
+            self.indices.append(Index("scalar", operand=self.operand(value)))
+            return
+        size = self.tensor.shape[dim]
+        if isinstance(value, int) and isinstance(size, int):
+            if not -size <= value < size:
+                raise exc.InvalidAPIUsage(f"Index {value} is out of range for dimension {dim} of {self.tensor.source!r}, which has {size} elements.")  # fmt: skip
+            value = value % size
+        elif isinstance(value, int) and value < 0:
+            value = size + value
+        self.indices.append(Index("scalar", shift=value))
+
+    def block(self, block: int, dim: int, shift: Number = 0, operand: DeviceValue | None = None) -> None:
+        extent = self.tracer.blocks[block].extent
+        if self.tensor.shape[dim] == 1 and not isinstance(extent, Expr) and extent != 1:
+            # a dimension of size 1 is broadcast, whatever tile walks over it
+            self.indices.append(Index("scalar"))
+            self.dims.append(ONE)
+            return
+        at = None if operand is None else self.operand(operand)
+        self.indices.append(Index("block", block=block, positions=(len(self.dims),), shift=shift, operand=at))
+        self.dims.append(Dim(blocks=(block,)))
+
+    def whole(self, item: slice, dim: int) -> None:
+        size = self.tensor.shape[dim]
+        if item == slice(None):
+            if isinstance(size, int) and size == 1:
+                self.indices.append(Index("scalar"))
+                self.dims.append(ONE)
+            else:
+                self.block(self.tracer.full_block(size).id, dim)
+            return
+        parts = (item.start, item.stop, item.step)
+        if not isinstance(size, int) or not all(p is None or isinstance(p, int) for p in parts):
+            raise exc.InvalidIndexingType(got=f"the slice {item.start!r}:{item.stop!r}:{item.step!r} (its bounds must be constants)")  # fmt: skip
+        start, stop, step = item.indices(size)
+        length = len(range(start, stop, step))
+        if length == 0:
+            raise exc.InvalidAPIUsage(f"The slice {start}:{stop}:{step} of dimension {dim} of {self.tensor.source!r} is empty.")  # fmt: skip
+        if length == 1:
+            self.indices.append(Index("scalar", shift=start))
+            self.dims.append(ONE)
+            return
+        if step == 1:
+            self.block(self.tracer.full_block(length).id, dim, shift=start)
+            return
+        self.tensor_index(self.tracer.iota(length, start, step))
+
+    def tensor_index(self, value: DeviceValue) -> None:
+        """An index tensor on its own: its dimensions stand where it stands."""
+        first = len(self.dims)
+        positions = tuple(range(first, first + value.ndim))
+        self.indices.append(Index("tensor", positions=positions, operand=self.operand(value)))
+        self.dims.extend(value.dims)
+
+
+def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0) -> SubscriptPlan:
+    """What ``tensor[index]`` selects. Raises RankMismatch, InvalidIndexingType and their like."""
+    items = _expand(tracer, tensor, index)
+    planner = _Planner(tracer, tensor, shift)
+    joint = _joint(tracer, [item for item in items if isinstance(item, DeviceValue)])
+    first_joint: int | None = None
+    dim = 0
+    for item in items:
+        if item is None:
+            planner.dims.append(ONE)
+            continue
+        if isinstance(item, Tile):
+            planner.block(item.block.id, dim)
+        elif isinstance(item, slice):
+            planner.whole(item, dim)
+        elif isinstance(item, (int, Expr)) or (isinstance(item, DeviceValue) and not item.dims):
+            planner.scalar(item, dim)
+        elif joint is not None and any(item is member for member in joint.members):
+            if first_joint is None:
+                first_joint = len(planner.dims)
+                planner.dims.extend(joint.dims)
+            lead = first_joint + len(joint.dims) - item.ndim
+            positions = tuple(range(lead, lead + item.ndim))
+            planner.indices.append(Index("tensor", positions=positions, operand=planner.operand(item)))
+        else:
+            _check_integer(item)
+            affine = tracer.affine(item) if item.ndim == 1 else None
+            if affine is not None:
+                planner.block(affine.block.id, dim, affine.shift, affine.operand)
+            else:
+                planner.tensor_index(item)
+        dim += 1
+    return SubscriptPlan(tuple(planner.indices), tuple(planner.operands), tuple(planner.dims))
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """Index tensors that broadcast together, and the shape they give."""
+
+    members: tuple[DeviceValue, ...]
+    dims: Dims
+
+
+def _joint(tracer: Tracer, tensors: list[DeviceValue]) -> _Joint | None:
+    """Several index tensors broadcast together as in torch, unless they are 1-D over different dimensions."""
+    members = [t for t in tensors if t.dims]
+    if len(members) < 2:
+        return None
+    if all(t.ndim == 1 for t in members) and len({t.dims for t in members}) == len(members):
+        return None
+    for member in members:
+        _check_integer(member)
+    dims = broadcast_dims([t.dims for t in members])
+    if dims is None:
+        raise exc.ShapeMismatch(lhs=tracer.dims_text(members[0].dims), rhs=tracer.dims_text(members[1].dims), detail=": index tensors must broadcast together")  # fmt: skip
+    return _Joint(tuple(members), dims)
+
+
+def _check_integer(value: DeviceValue) -> None:
+    if value.dtype == torch.bool:
+        raise exc.DataDependentOutputShapeNotSupported(name="Indexing with a boolean tensor")
+    if value.dtype.is_floating_point:
+        raise exc.InvalidIndexingType(got=f"A {value!r} value")
+
+
+def _expand(tracer: Tracer, tensor: HostTensorValue, index: Any) -> list[Any]:
+    """The index as one item per dimension (plus Nones): tuples spread, ellipsis and missing dimensions filled."""
+    items: list[Any] = []
+    for item in index if isinstance(index, (tuple, list)) else (index,):
+        items.extend(item if isinstance(item, TileTuple) else (item,))
+    for item in items:
+        ok = item is None or item is ... or isinstance(item, (Tile, slice, Expr, DeviceValue))
+        if not ok and (isinstance(item, bool) or not isinstance(item, int)):
+            if isinstance(item, HostTensorValue):
+                raise exc.HostTensorDirectUsage(name=tracer.source_name(item), how="as an index")
+            raise exc.InvalidIndexingType(got=describe(item))
+    given = sum(item is not None and item is not ... for item in items)
+    ellipses = sum(item is ... for item in items)
+    if ellipses > 1:
+        raise exc.InvalidIndexingType(got="More than one ellipsis")
+    if given > tensor.ndim:
+        raise exc.RankMismatch(
+            expected=tensor.ndim,
+            got=given,
+            what=f"{tracer.source_name(tensor)!r} of shape {list(tensor.shape)}",
+            remedy="there are too many",
+        )
+    fill = [slice(None)] * (tensor.ndim - given)
+    if ellipses:
+        at = next(i for i, item in enumerate(items) if item is ...)
+        return [*items[:at], *fill, *items[at + 1 :]]
+    return [*items, *fill]
+
+
+def subscript_device(tracer: Tracer, value: DeviceValue, index: Any) -> DeviceValue:
+    """``value[:, None]`` and its like: device values take only ``:``, ``...`` and None."""
+    items = list(index) if isinstance(index, (tuple, list)) else [index]
+    given = sum(item is not None and item is not ... for item in items)
+    if given > value.ndim:
+        raise exc.RankMismatch(expected=value.ndim, got=given, what=f"a device value of shape {tracer.dims_text(value.dims)}", remedy="there are too many")  # fmt: skip
+    fill = [slice(None)] * (value.ndim - given)
+    at = next((i for i, item in enumerate(items) if item is ...), None)
+    if at is not None:
+        items = [*items[:at], *fill, *items[at + 1 :]]
+    else:
+        items += fill
+    dims: list[Dim] = []
+    remaining = iter(value.dims)
+    for item in items:
+        if item is None:
+            dims.append(ONE)
+            continue
+        dim = next(remaining)
+        if isinstance(item, slice) and item == slice(None):
+            dims.append(dim)
+        elif type(item) is int and item in (0, -1) and dim.is_one:
+            continue
+        else:
+            raise exc.InvalidIndexingType(got=f"{describe(item)}, on a device value,")
+    return tracer.reshape(value, tuple(dims))

@@ -1,0 +1,150 @@
+"""Matrix products on device values: ``hl.dot`` and torch's functions give the same op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..._shapes import ONE
+from .torch_pointwise import named
+from .torch_pointwise import rule
+from .tracer import Tracer
+from .values import DeviceValue
+
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_DOT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, *_FLOAT8)
+
+
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What products of ``dtype`` accumulate in: int32 for 8-bit integers, fp64 for fp64, else fp32."""
+    if dtype in (torch.int8, torch.uint8):
+        return torch.int32
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def dot(
+    t: Tracer,
+    lhs: DeviceValue,
+    rhs: DeviceValue,
+    acc: DeviceValue | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> DeviceValue:
+    """``lhs[.., M, K] @ rhs[.., K, N] (+ acc)`` of equal rank 2 or 3.
+
+    The result is in the accumulator's dtype, in ``acc``'s when given, or in ``out_dtype``.
+    """
+    for operand in (lhs, rhs):
+        t.refuse_operand(operand, "in a matrix product")
+        if not isinstance(operand, DeviceValue):
+            raise exc.TypeInferenceError("A matrix product needs two device values.")
+        if operand.dtype not in _DOT_DTYPES:
+            raise exc.TypeInferenceError(f"A matrix product of {operand.dtype} is not supported; convert the operands to a floating point type or int8.")  # fmt: skip
+    if lhs.ndim != rhs.ndim or lhs.ndim not in (2, 3):
+        raise exc.ShapeMismatch(lhs=repr(lhs), rhs=repr(rhs), detail=": a matrix product needs two operands of rank 2, or two of rank 3")  # fmt: skip
+    if lhs.dtype != rhs.dtype:
+        common = torch.promote_types(lhs.dtype, rhs.dtype)
+        lhs, rhs = t.cast(lhs, common), t.cast(rhs, common)
+    if lhs.dims[-1] != rhs.dims[-2]:
+        raise exc.ShapeMismatch(lhs=repr(lhs), rhs=repr(rhs), detail=f": the inner dimensions {t.dim_text(lhs.dims[-1])} and {t.dim_text(rhs.dims[-2])} differ")  # fmt: skip
+    if lhs.ndim == 3 and lhs.dims[0] != rhs.dims[0]:
+        if not (lhs.dims[0].is_one or rhs.dims[0].is_one):
+            raise exc.DotBatchDimensionMismatch(lhs=repr(lhs), rhs=repr(rhs), detail="")
+        batch = rhs.dims[0] if lhs.dims[0].is_one else lhs.dims[0]
+        lhs, rhs = t.broadcast(lhs, (batch, *lhs.dims[1:])), t.broadcast(rhs, (batch, *rhs.dims[1:]))
+    _raise_minimums(t, lhs, rhs)
+    wide = accumulator_dtype(lhs.dtype)
+    result = out_dtype or (acc.dtype if acc is not None else wide)
+    dims = (*lhs.dims[:-1], rhs.dims[-1])
+    precision = t.context.settings.dot_precision
+    if acc is not None and acc.dims != dims:
+        acc = t.broadcast(acc, dims)
+    if acc is not None and acc.dtype != wide:
+        acc = t.cast(acc, wide)
+    return t.cast(t.dot(lhs, rhs, acc, wide, precision), result)
+
+
+def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
+    """Tiles of a product are at least what the matrix unit takes; batch tiles are one matrix."""
+    minimums = t.context.target.min_dot(max(lhs.dtype.itemsize, 1))
+    for dim, minimum in zip((lhs.dims[-2], rhs.dims[-1], lhs.dims[-1]), minimums, strict=True):
+        if dim.block is not None:
+            t.update_block(dim.block, min_size=max(minimum, t.blocks[dim.block].min_size))
+    if lhs.ndim == 3 and (batch := lhs.dims[0].block) is not None and t.blocks[batch].tunable:
+        t.update_block(batch, max_size=1)
+
+
+def _torch_result(lhs: DeviceValue, rhs: DeviceValue, name: str) -> torch.dtype:
+    if lhs.dtype in _FLOAT8 or rhs.dtype in _FLOAT8:
+        raise exc.UnsupportedTorchFunction(name=f"{name} of 8-bit floats", remedy="; use hl.dot")
+    return torch.promote_types(lhs.dtype, rhs.dtype)
+
+
+def _product(t: Tracer, input: Any, other: Any, name: str, ranks: tuple[int, ...], out_dtype: Any) -> DeviceValue:
+    for operand in (input, other):
+        t.refuse_operand(operand, f"in {name}")
+    if input.ndim not in ranks or other.ndim not in ranks:
+        raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(other), detail=f": {name} takes operands of rank {' or '.join(map(str, ranks))}")  # fmt: skip
+    return dot(t, input, other, None, out_dtype or _torch_result(input, other, name))
+
+
+@rule(*named("mm"))
+def _mm(t: Tracer, input: DeviceValue, mat2: DeviceValue, out_dtype: Any = None) -> DeviceValue:
+    return _product(t, input, mat2, "torch.mm", (2,), out_dtype)
+
+
+@rule(*named("bmm"))
+def _bmm(t: Tracer, input: DeviceValue, mat2: DeviceValue, out_dtype: Any = None) -> DeviceValue:
+    return _product(t, input, mat2, "torch.bmm", (3,), out_dtype)
+
+
+@rule(*named("matmul"), torch.Tensor.__matmul__)
+def _matmul(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
+    for operand in (input, other):
+        t.refuse_operand(operand, "in torch.matmul")
+    if input.ndim == 3 and other.ndim == 2:
+        other = t.broadcast(t.reshape(other, (ONE, *other.dims)), (input.dims[0], *other.dims))
+    elif input.ndim == 2 and other.ndim == 3:
+        input = t.broadcast(t.reshape(input, (ONE, *input.dims)), (other.dims[0], *input.dims))
+    return _product(t, input, other, "torch.matmul", (2, 3), None)
+
+
+@rule(torch.Tensor.__rmatmul__)
+def _rmatmul(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
+    return _matmul(t, other, input)
+
+
+def _scaled_product(
+    t: Tracer, acc: Any, lhs: DeviceValue, rhs: DeviceValue, beta: Any, alpha: Any, out_dtype: Any
+) -> DeviceValue:
+    if not isinstance(acc, DeviceValue):
+        acc = t.as_device(acc, "as the accumulator of a matrix product")
+    result = out_dtype or torch.promote_types(acc.dtype, _torch_result(lhs, rhs, "addmm"))
+    if beta == 1 and alpha == 1:
+        return dot(t, lhs, rhs, acc, result)
+    wide = accumulator_dtype(lhs.dtype)
+    product = dot(t, lhs, rhs, None, wide)
+    scaled = t.cast(acc, wide) * beta
+    return t.cast(scaled + product * alpha, result)
+
+
+@rule(*named("addmm"))
+def _addmm(
+    t: Tracer, input: Any, mat1: DeviceValue, mat2: DeviceValue, *, beta: Any = 1, alpha: Any = 1, out_dtype: Any = None
+) -> DeviceValue:
+    return _scaled_product(t, input, mat1, mat2, beta, alpha, out_dtype)
+
+
+@rule(*named("baddbmm"))
+def _baddbmm(
+    t: Tracer,
+    input: Any,
+    batch1: DeviceValue,
+    batch2: DeviceValue,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+    out_dtype: Any = None,
+) -> DeviceValue:
+    return _scaled_product(t, input, batch1, batch2, beta, alpha, out_dtype)

@@ -1,0 +1,365 @@
+"""torch's elementwise functions on device values: which op of the pointwise table each one is.
+
+Functions that are several ops are composed here from device values. Half precision is widened to fp32 for a whole
+composite and rounded once at its end, as eager kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ... import exc
+from ..._shapes import Expr
+from .tracer import Tracer
+from .values import DeviceValue
+from .values import describe
+
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+
+HALF = (torch.float16, torch.bfloat16)
+
+#: Op names that are also the name of a torch function and of a Tensor method, taking the operands and nothing else.
+_DIRECT = (
+    "remainder", "fmod", "pow", "neg", "abs", "sign", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10",
+    "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
+    "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "i0", "floor", "ceil", "trunc", "frac", "maximum",
+    "minimum", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor",
+    "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "isnan", "isinf", "isfinite", "signbit",
+    "copysign", "hypot", "relu",
+)  # fmt: skip
+#: Other spellings of an op.
+_ALIASES: dict[str, tuple[Any, ...]] = {
+    "neg": (torch.negative, torch.Tensor.__neg__, torch.Tensor.negative),
+    "abs": (torch.absolute, torch.Tensor.absolute, torch.Tensor.__abs__),
+    "asin": (torch.arcsin,),
+    "acos": (torch.arccos,),
+    "atan": (torch.arctan,),
+    "atan2": (torch.arctan2,),
+    "asinh": (torch.arcsinh,),
+    "acosh": (torch.arccosh,),
+    "atanh": (torch.arctanh,),
+    "sigmoid": (F.sigmoid, torch.special.expit),
+    "erf": (torch.special.erf,),
+    "erfc": (torch.special.erfc,),
+    "erfinv": (torch.special.erfinv,),
+    "lgamma": (torch.special.gammaln,),
+    "i0": (torch.special.i0,),
+    "exp2": (torch.special.exp2,),
+    "expm1": (torch.special.expm1,),
+    "log1p": (torch.special.log1p,),
+    "tanh": (F.tanh,),
+    "trunc": (torch.fix,),
+    "relu": (F.relu,),
+    "ge": (torch.greater_equal, torch.Tensor.greater_equal),
+    "gt": (torch.greater, torch.Tensor.greater),
+    "le": (torch.less_equal, torch.Tensor.less_equal),
+    "lt": (torch.less, torch.Tensor.less),
+    "ne": (torch.not_equal, torch.Tensor.not_equal),
+    "bitwise_not": (torch.Tensor.__invert__,),
+    "bitwise_and": (torch.Tensor.__and__,),
+    "bitwise_or": (torch.Tensor.__or__,),
+    "bitwise_xor": (torch.Tensor.__xor__,),
+    "lshift": (torch.bitwise_left_shift, torch.Tensor.bitwise_left_shift, torch.Tensor.__lshift__),
+    "rshift": (torch.bitwise_right_shift, torch.Tensor.bitwise_right_shift, torch.Tensor.__rshift__),
+    "remainder": (torch.Tensor.__mod__,),
+    "pow": (torch.Tensor.__pow__,),
+}
+_REFLECTED: dict[str, Any] = {
+    "bitwise_and": torch.Tensor.__rand__,
+    "bitwise_or": torch.Tensor.__ror__,
+    "bitwise_xor": torch.Tensor.__rxor__,
+    "remainder": torch.Tensor.__rmod__,
+    "pow": torch.Tensor.__rpow__,
+    "div": torch.Tensor.__rtruediv__,
+    "sub": torch.Tensor.__rsub__,
+    "floordiv": torch.Tensor.__rfloordiv__,
+}
+
+
+def rule(*functions: Any) -> Callable[[Rule], Rule]:
+    """Register a rule for torch functions; a rule gets the tracer and the call's arguments."""
+
+    def register(fn: Rule) -> Rule:
+        for function in functions:
+            RULES[function] = fn
+        return fn
+
+    return register
+
+
+def named(name: str) -> list[Any]:
+    """``torch.name`` and ``torch.Tensor.name``, whichever exist."""
+    return [getattr(owner, name) for owner in (torch, torch.Tensor) if hasattr(owner, name)]
+
+
+def _direct(name: str) -> Rule:
+    def call(t: Tracer, input: Any, *operands: Any, **extra: Any) -> DeviceValue:
+        if extra.pop("inplace", False) or extra.pop("out", None) is not None:
+            raise exc.UnsupportedTorchFunction(name=f"{name} in place", remedy="; assign the result to the name instead")
+        if "other" in extra:
+            operands = (*operands, extra.pop("other"))
+        if "exponent" in extra:
+            operands = (*operands, extra.pop("exponent"))
+        if extra:
+            raise TypeError(f"unexpected keyword {next(iter(extra))!r}")
+        return t.pointwise(name, input, *operands)
+
+    return call
+
+
+for _name in _DIRECT:
+    rule(*named(_name))(_direct(_name))
+for _name, _functions in _ALIASES.items():
+    rule(*_functions)(_direct(_name))
+for _name, _function in _REFLECTED.items():
+    rule(_function)(lambda t, value, other, name=_name: t.pointwise(name, other, value))
+
+
+def in_float32(fn: Rule) -> Rule:
+    """Compute a composite in fp32 when its input is half precision, and round its result once."""
+
+    @functools.wraps(fn)
+    def call(t: Tracer, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, DeviceValue) and value.dtype in HALF:
+            wide = [t.cast(a, torch.float32) if isinstance(a, DeviceValue) and a.dtype in HALF else a for a in args]
+            return t.cast(fn(t, t.cast(value, torch.float32), *wide, **kwargs), value.dtype)
+        return fn(t, value, *args, **kwargs)
+
+    return call
+
+
+def _scaled(t: Tracer, value: Any, alpha: Any) -> Any:
+    return value if isinstance(alpha, (int, float)) and alpha == 1 else t.pointwise("mul", value, alpha)
+
+
+@rule(*named("add"), torch.Tensor.__add__, torch.Tensor.__radd__)
+def _add(t: Tracer, input: Any, other: Any, *, alpha: Any = 1) -> DeviceValue:
+    return t.pointwise("add", input, _scaled(t, other, alpha))
+
+
+@rule(*named("sub"), *named("subtract"), torch.Tensor.__sub__)
+def _sub(t: Tracer, input: Any, other: Any, *, alpha: Any = 1) -> DeviceValue:
+    return t.pointwise("sub", input, _scaled(t, other, alpha))
+
+
+@rule(*named("mul"), *named("multiply"), torch.Tensor.__mul__, torch.Tensor.__rmul__)
+def _mul(t: Tracer, input: Any, other: Any) -> DeviceValue:
+    return t.pointwise("mul", input, other)
+
+
+@rule(*named("div"), *named("divide"), *named("true_divide"), torch.Tensor.__truediv__)
+def _div(t: Tracer, input: Any, other: Any, *, rounding_mode: str | None = None) -> DeviceValue:
+    names = {None: "div", "floor": "floordiv", "trunc": "truncdiv"}
+    if rounding_mode not in names:
+        raise TypeError(f"rounding_mode must be None, 'floor' or 'trunc', got {rounding_mode!r}")
+    return t.pointwise(names[rounding_mode], input, other)
+
+
+@rule(*named("floor_divide"), torch.Tensor.__floordiv__)
+def _floordiv(t: Tracer, input: Any, other: Any) -> DeviceValue:
+    return t.pointwise("floordiv", input, other)
+
+
+@rule(torch.Tensor.__pos__, *named("positive"), *named("clone"), torch.Tensor.contiguous, torch.Tensor.detach, torch.detach)  # fmt: skip
+def _same(t: Tracer, input: DeviceValue, *, memory_format: Any = None) -> DeviceValue:
+    return input
+
+
+@rule(torch.where, torch.Tensor.where)
+def _where(t: Tracer, condition: Any, input: Any = None, other: Any = None) -> DeviceValue:
+    if input is None or other is None:
+        raise exc.DataDependentOutputShapeNotSupported(name="torch.where with one argument")
+    return t.pointwise("where", condition, input, other)
+
+
+@rule(torch.Tensor.masked_fill, torch.masked_fill)
+def _masked_fill(t: Tracer, input: DeviceValue, mask: Any, value: Any) -> DeviceValue:
+    fill = t.cast(value, input.dtype) if isinstance(value, DeviceValue) else t.full((), value, input.dtype)
+    return t.pointwise("where", mask, fill, input)
+
+
+@rule(*named("clamp"), *named("clip"))
+def _clamp(t: Tracer, input: DeviceValue, min: Any = None, max: Any = None) -> DeviceValue:
+    if min is None and max is None:
+        raise TypeError("at least one of min and max must be given")
+    if min is not None:
+        input = t.pointwise("maximum", input, min)
+    return input if max is None else t.pointwise("minimum", input, max)
+
+
+@rule(torch.Tensor.clamp_min, torch.clamp_min)
+def _clamp_min(t: Tracer, input: DeviceValue, min: Any) -> DeviceValue:
+    return t.pointwise("maximum", input, min)
+
+
+@rule(torch.Tensor.clamp_max, torch.clamp_max)
+def _clamp_max(t: Tracer, input: DeviceValue, max: Any) -> DeviceValue:
+    return t.pointwise("minimum", input, max)
+
+
+@rule(*named("round"))
+def _round(t: Tracer, input: DeviceValue, *, decimals: int = 0) -> DeviceValue:
+    if decimals != 0:
+        raise exc.UnsupportedTorchFunction(name="torch.round with decimals", remedy="; scale, round and scale back")
+    return t.pointwise("round", input)
+
+
+@rule(*named("square"))
+def _square(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return t.pointwise("mul", input, input)
+
+
+# --- dtype conversions -------------------------------------------------------------------------------------------------
+
+
+@rule(torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as)
+def _to(t: Tracer, input: DeviceValue, *args: Any, **kwargs: Any) -> DeviceValue:
+    kwargs.pop("non_blocking", None)
+    kwargs.pop("copy", None)
+    kwargs.pop("memory_format", None)
+    device = kwargs.pop("device", None)
+    wanted = [*args, *kwargs.values()]
+    dtype = input.dtype
+    for item in wanted:
+        if isinstance(item, torch.dtype):
+            dtype = item
+        elif hasattr(item, "dtype"):
+            dtype = item.dtype
+        elif isinstance(item, (torch.device, str)):
+            device = item
+        elif not isinstance(item, bool):
+            raise TypeError(f"cannot convert to {describe(item)}")
+    if device is not None and torch.device(device) != input.device:
+        raise exc.UnsupportedTorchFunction(name="moving a device value to another device", remedy="")
+    return t.cast(input, dtype)
+
+
+for _name, _dtype in {
+    "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64,
+    "int": torch.int32, "long": torch.int64, "short": torch.int16, "char": torch.int8, "byte": torch.uint8, "bool": torch.bool,
+}.items():  # fmt: skip
+    rule(getattr(torch.Tensor, _name))(lambda t, input, dtype=_dtype: t.cast(input, dtype))
+
+
+# --- composites: our own few lines over device values ------------------------------------------------------------------
+
+
+@rule(F.silu)
+@in_float32
+def _silu(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
+    return input * t.pointwise("sigmoid", input)
+
+
+@rule(F.gelu)
+@in_float32
+def _gelu(t: Tracer, input: DeviceValue, *, approximate: str = "none") -> DeviceValue:
+    if approximate == "none":
+        return input * 0.5 * (t.pointwise("erf", input * math.sqrt(0.5)) + 1.0)
+    if approximate != "tanh":
+        raise TypeError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    inner = (input + input * input * input * 0.044715) * math.sqrt(2.0 / math.pi)
+    return input * 0.5 * (t.pointwise("tanh", inner) + 1.0)
+
+
+@rule(F.softplus)
+@in_float32
+def _softplus(t: Tracer, input: DeviceValue, beta: float = 1.0, threshold: float = 20.0) -> DeviceValue:
+    scaled = input * beta
+    soft = t.pointwise("log1p", t.pointwise("exp", t.pointwise("minimum", scaled, threshold))) / beta
+    return t.pointwise("where", scaled > threshold, input, soft)
+
+
+@rule(F.leaky_relu)
+@in_float32
+def _leaky_relu(t: Tracer, input: DeviceValue, negative_slope: float = 0.01, inplace: bool = False) -> DeviceValue:
+    return t.pointwise("where", input > 0, input, input * negative_slope)
+
+
+@rule(F.elu)
+@in_float32
+def _elu(t: Tracer, input: DeviceValue, alpha: float = 1.0, inplace: bool = False) -> DeviceValue:
+    return t.pointwise("where", input > 0, input, t.pointwise("expm1", input) * alpha)
+
+
+@rule(F.hardtanh, F.relu6)
+@in_float32
+def _hardtanh(t: Tracer, input: DeviceValue, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
+    return _clamp(t, input, min_val, max_val)
+
+
+RULES[F.relu6] = in_float32(lambda t, input, inplace=False: _clamp(t, input, 0.0, 6.0))
+
+
+@rule(F.hardsigmoid)
+@in_float32
+def _hardsigmoid(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
+    return _clamp(t, input + 3.0, 0.0, 6.0) / 6.0
+
+
+@rule(F.hardswish)
+@in_float32
+def _hardswish(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
+    return input * _clamp(t, input + 3.0, 0.0, 6.0) / 6.0
+
+
+@rule(F.mish)
+@in_float32
+def _mish(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
+    return input * t.pointwise("tanh", _softplus(t, input))
+
+
+@rule(F.logsigmoid)
+@in_float32
+def _logsigmoid(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return t.pointwise("minimum", input, 0.0) - t.pointwise("log1p", t.pointwise("exp", -t.pointwise("abs", input)))
+
+
+@rule(*named("lerp"))
+@in_float32
+def _lerp(t: Tracer, input: DeviceValue, end: Any, weight: Any) -> DeviceValue:
+    return input + (end - input) * weight
+
+
+@rule(*named("addcmul"))
+@in_float32
+def _addcmul(t: Tracer, input: DeviceValue, tensor1: Any, tensor2: Any, *, value: Any = 1) -> DeviceValue:
+    return input + _scaled(t, tensor1 * tensor2, value)
+
+
+@rule(*named("addcdiv"))
+@in_float32
+def _addcdiv(t: Tracer, input: DeviceValue, tensor1: Any, tensor2: Any, *, value: Any = 1) -> DeviceValue:
+    return input + _scaled(t, tensor1 / tensor2, value)
+
+
+@rule(*named("logaddexp"))
+@in_float32
+def _logaddexp(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
+    high = t.pointwise("maximum", input, other)
+    low = t.pointwise("minimum", input, other)
+    same = t.pointwise("eq", input, other)  # also when both are the same infinity, where high - low is nan
+    gap = t.pointwise("where", same, 0.0, low - high)
+    return high + t.pointwise("log1p", t.pointwise("exp", gap))
+
+
+@rule(F.dropout)
+def _dropout(t: Tracer, input: DeviceValue, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if training and not (isinstance(p, (int, float)) and p == 0):
+        raise exc.UnsupportedTorchFunction(name="torch.nn.functional.dropout(training=True)", remedy="; use a mask from random numbers")  # fmt: skip
+    return input
+
+
+def truth(t: Tracer, value: Any) -> Any:
+    """A condition as a boolean: numbers and numeric scalars are compared with zero."""
+    if isinstance(value, Expr) and value.kind is not bool:
+        return value != 0
+    if isinstance(value, DeviceValue) and value.dtype != torch.bool:
+        return t.pointwise("ne", value, 0)
+    return value

@@ -1,0 +1,342 @@
+"""torch's reductions on device values, and the composites made of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from ... import exc
+from ..._shapes import ONE
+from ..._shapes import Expr
+from ..ir.grammar import ReduceName
+from .torch_pointwise import HALF
+from .torch_pointwise import in_float32
+from .torch_pointwise import named
+from .torch_pointwise import rule
+from .torch_shapes import position
+from .tracer import Tracer
+from .values import DeviceValue
+
+
+class _ValueAndIndex(NamedTuple):
+    values: DeviceValue
+    indices: DeviceValue
+
+
+def _positions(input: DeviceValue, dim: Any) -> list[int]:
+    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+        return list(range(input.ndim))
+    found = [position(input, d) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    if len(set(found)) != len(found):
+        raise exc.InvalidReductionDim(dim=list(dim), shape=f"{input!r} (a dimension appears twice)")
+    return found
+
+
+def _reduce(
+    t: Tracer, name: ReduceName, input: DeviceValue, positions: list[int], keepdim: bool, dtype: torch.dtype
+) -> DeviceValue:
+    result = t.reduce(name, input, positions, dtype) if positions else t.cast(input, dtype)
+    if keepdim:
+        dims = tuple(ONE if i in positions else d for i, d in enumerate(input.dims))
+        result = t.reshape(result, dims)
+    return result
+
+
+def _count(t: Tracer, input: DeviceValue, positions: list[int]) -> Any:
+    """How many elements are reduced: whole dimensions count their extent, tiles their lanes in range."""
+    count: Any = 1
+    for at in positions:
+        for block in input.dims[at].blocks:
+            known = t.blocks[block]
+            tile = t.active_blocks.get(block)
+            if known.kind == "tile" and tile is not None:
+                count = (tile.end - tile.begin) * count
+            else:
+                count = count * t.block_size(known)
+        count = count * input.dims[at].const
+    return count
+
+
+def _accumulated(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool, dtype: Any) -> DeviceValue:
+    """sum and prod: half precision accumulates in fp32, integers in int64."""
+    if dtype is not None:
+        input = t.cast(input, dtype)
+    result = input.dtype if input.dtype.is_floating_point else torch.int64
+    wide = torch.float32 if result in HALF else result
+    return t.cast(_reduce(t, name, t.cast(input, wide), _positions(input, dim), keepdim, wide), dtype or result)
+
+
+@rule(*named("sum"))
+def _sum(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> DeviceValue:
+    return _accumulated(t, "sum", input, dim, keepdim, dtype)
+
+
+@rule(*named("prod"))
+def _prod(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> DeviceValue:
+    return _accumulated(t, "prod", input, dim, keepdim, dtype)
+
+
+@rule(*named("mean"))
+def _mean(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> DeviceValue:
+    result = dtype or input.dtype
+    if not result.is_floating_point:
+        raise exc.TorchOpTracingError(name="torch.mean", reason=f"the input must be floating point, got {result}")
+    wide = torch.float32 if result in HALF else result
+    positions = _positions(input, dim)
+    total = _reduce(t, "sum", t.cast(input, wide), positions, keepdim, wide)
+    return t.cast(total / _count(t, input, positions), result)
+
+
+def _moments(t: Tracer, input: DeviceValue, positions: list[int], correction: Any) -> tuple[DeviceValue, DeviceValue]:
+    """Variance and mean by two passes over the values, with the reduced dimensions kept as 1."""
+    count = _count(t, input, positions)
+    mean = _reduce(t, "sum", input, positions, True, input.dtype) / count
+    centred = input - mean
+    squares = _reduce(t, "sum", centred * centred, positions, True, input.dtype)
+    divisor = count - correction
+    if isinstance(divisor, (int, float)):
+        divisor = max(divisor, 0)
+    return squares / divisor, mean
+
+
+def _variance(
+    t: Tracer, input: DeviceValue, dim: Any, unbiased: Any, correction: Any, keepdim: bool
+) -> tuple[DeviceValue, DeviceValue]:
+    if isinstance(dim, bool):  # var(x, True) means unbiased=True over all dimensions
+        dim, unbiased = None, dim
+    if correction is None:
+        correction = 1 if unbiased is None or unbiased else 0
+    if not input.dtype.is_floating_point:
+        raise exc.TorchOpTracingError(name="torch.var", reason=f"the input must be floating point, got {input.dtype}")
+    positions = _positions(input, dim)
+    wide = t.cast(input, torch.float32) if input.dtype in HALF else input
+    variance, mean = _moments(t, wide, positions, correction)
+    if not keepdim:
+        dims = tuple(d for i, d in enumerate(input.dims) if i not in positions)
+        variance, mean = t.reshape(variance, dims), t.reshape(mean, dims)
+    return variance, mean
+
+
+@rule(*named("var"))
+def _var(
+    t: Tracer,
+    input: DeviceValue,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> DeviceValue:
+    return t.cast(_variance(t, input, dim, unbiased, correction, keepdim)[0], input.dtype)
+
+
+@rule(*named("std"))
+def _std(
+    t: Tracer,
+    input: DeviceValue,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> DeviceValue:
+    variance = _variance(t, input, dim, unbiased, correction, keepdim)[0]
+    return t.cast(t.pointwise("sqrt", variance), input.dtype)
+
+
+@rule(torch.var_mean)
+def _var_mean(
+    t: Tracer,
+    input: DeviceValue,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> tuple[DeviceValue, DeviceValue]:
+    variance, mean = _variance(t, input, dim, unbiased, correction, keepdim)
+    return t.cast(variance, input.dtype), t.cast(mean, input.dtype)
+
+
+@rule(*named("amax"))
+def _amax(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> DeviceValue:
+    return _reduce(t, "max", input, _positions(input, dim), keepdim, input.dtype)
+
+
+@rule(*named("amin"))
+def _amin(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> DeviceValue:
+    return _reduce(t, "min", input, _positions(input, dim), keepdim, input.dtype)
+
+
+def _arg(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
+    if dim is None:
+        if input.ndim != 1:
+            raise exc.UnsupportedTorchFunction(name=f"torch.{name} over all dimensions", remedy="; give dim, one dimension at a time")  # fmt: skip
+        dim = 0
+    return _reduce(t, name, input, [position(input, dim)], keepdim, torch.int64)
+
+
+@rule(*named("argmax"))
+def _argmax(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> DeviceValue:
+    return _arg(t, "argmax", input, dim, keepdim)
+
+
+@rule(*named("argmin"))
+def _argmin(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> DeviceValue:
+    return _arg(t, "argmin", input, dim, keepdim)
+
+
+def _extremum(t: Tracer, name: ReduceName, input: DeviceValue, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``max``/``min``: of two values elementwise, of everything, or along a dimension with indices."""
+    if args and isinstance(args[0], DeviceValue):
+        return t.pointwise({"max": "maximum", "min": "minimum"}[name], input, args[0])
+    if "other" in kwargs:
+        return t.pointwise({"max": "maximum", "min": "minimum"}[name], input, kwargs["other"])
+    if not args and "dim" not in kwargs:
+        return _reduce(t, name, input, _positions(input, None), False, input.dtype)
+    dim = args[0] if args else kwargs["dim"]
+    keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
+    values = _reduce(t, name, input, [position(input, dim)], keepdim, input.dtype)
+    return _ValueAndIndex(values, _arg(t, "argmax" if name == "max" else "argmin", input, dim, keepdim))
+
+
+@rule(*named("max"))
+def _max(t: Tracer, input: DeviceValue, *args: Any, **kwargs: Any) -> Any:
+    return _extremum(t, "max", input, args, kwargs)
+
+
+@rule(*named("min"))
+def _min(t: Tracer, input: DeviceValue, *args: Any, **kwargs: Any) -> Any:
+    return _extremum(t, "min", input, args, kwargs)
+
+
+def _truth_reduce(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
+    flags = input if input.dtype == torch.bool else t.pointwise("ne", input, 0)
+    # any = max and all = min of 0 and 1
+    reduced = _reduce(t, name, t.cast(flags, torch.int32), _positions(input, dim), keepdim, torch.int32)
+    return t.pointwise("ne", reduced, 0)
+
+
+@rule(*named("any"))
+def _any(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> DeviceValue:
+    return _truth_reduce(t, "max", input, dim, keepdim)
+
+
+@rule(*named("all"))
+def _all(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> DeviceValue:
+    return _truth_reduce(t, "min", input, dim, keepdim)
+
+
+# --- composites --------------------------------------------------------------------------------------------------------
+
+
+def _softmax_dtype(t: Tracer, input: DeviceValue, dtype: Any) -> DeviceValue:
+    return input if dtype is None else t.cast(input, dtype)
+
+
+@in_float32
+def _softmax_of(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
+    at = [position(input, dim)]
+    high = _reduce(t, "max", input, at, True, input.dtype)
+    powers = t.pointwise("exp", input - high)
+    return powers / _reduce(t, "sum", powers, at, True, input.dtype)
+
+
+@rule(F.softmax)
+def _softmax(t: Tracer, input: DeviceValue, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> DeviceValue:
+    if dim is None:
+        raise TypeError("dim must be given")
+    return _softmax_of(t, _softmax_dtype(t, input, dtype), dim)
+
+
+@rule(*named("softmax"), torch.special.softmax)
+def _torch_softmax(t: Tracer, input: DeviceValue, dim: int, dtype: Any = None) -> DeviceValue:
+    return _softmax_of(t, _softmax_dtype(t, input, dtype), dim)
+
+
+@in_float32
+def _log_softmax_of(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
+    at = [position(input, dim)]
+    shifted = input - _reduce(t, "max", input, at, True, input.dtype)
+    return shifted - t.pointwise("log", _reduce(t, "sum", t.pointwise("exp", shifted), at, True, input.dtype))
+
+
+@rule(F.log_softmax)
+def _log_softmax(t: Tracer, input: DeviceValue, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
+    if dim is None:
+        raise TypeError("dim must be given")
+    return _log_softmax_of(t, _softmax_dtype(t, input, dtype), dim)
+
+
+@rule(*named("log_softmax"), torch.special.log_softmax)
+def _torch_log_softmax(t: Tracer, input: DeviceValue, dim: int, dtype: Any = None) -> DeviceValue:
+    return _log_softmax_of(t, _softmax_dtype(t, input, dtype), dim)
+
+
+@rule(*named("logsumexp"), torch.special.logsumexp)
+@in_float32
+def _logsumexp(t: Tracer, input: DeviceValue, dim: Any, keepdim: bool = False) -> DeviceValue:
+    at = _positions(input, dim)
+    high = _reduce(t, "max", input, at, True, input.dtype)
+    # a row of infinities has no finite maximum to subtract: exp(inf - inf) would be nan
+    finite = t.pointwise("where", t.pointwise("isinf", high), 0.0, high)
+    total = t.pointwise("log", _reduce(t, "sum", t.pointwise("exp", input - finite), at, True, input.dtype)) + finite
+    return total if keepdim else t.reshape(total, tuple(d for i, d in enumerate(input.dims) if i not in at))
+
+
+def _trailing(t: Tracer, input: DeviceValue, normalized_shape: Any) -> list[int]:
+    sizes = list(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else [normalized_shape]
+    dims = [t.dim_of(size) for size in sizes]
+    tail = input.dims[input.ndim - len(dims) :]
+    if len(dims) > input.ndim or any(_extent(t, d) != _extent(t, s) for d, s in zip(dims, tail, strict=True)):
+        raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(sizes), detail=": normalized_shape must be the trailing dimensions")  # fmt: skip
+    return list(range(input.ndim - len(dims), input.ndim))
+
+
+def _extent(t: Tracer, dim: Any) -> Any:
+    size = t.size_of(dim)
+    return size.key if isinstance(size, Expr) else size
+
+
+@rule(F.layer_norm, torch.layer_norm)
+@in_float32
+def _layer_norm(
+    t: Tracer, input: DeviceValue, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> DeviceValue:
+    variance, mean = _moments(t, input, _trailing(t, input, normalized_shape), 0)
+    result = (input - mean) * t.pointwise("rsqrt", variance + eps)
+    if weight is not None:
+        result = result * weight
+    return result if bias is None else result + bias
+
+
+@rule(F.rms_norm, torch.rms_norm)
+@in_float32
+def _rms_norm(
+    t: Tracer, input: DeviceValue, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> DeviceValue:
+    positions = _trailing(t, input, normalized_shape)
+    count = _count(t, input, positions)
+    power = _reduce(t, "sum", input * input, positions, True, input.dtype) / count
+    result = input * t.pointwise("rsqrt", power + (torch.finfo(input.dtype).eps if eps is None else eps))
+    return result if weight is None else result * weight
+
+
+@rule(*named("norm"), torch.linalg.vector_norm)
+@in_float32
+def _norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: bool = False) -> DeviceValue:
+    at = _positions(input, dim)
+    magnitude = t.pointwise("abs", input)
+    if p in ("fro", 2, 2.0):
+        return t.pointwise("sqrt", _reduce(t, "sum", input * input, at, keepdim, input.dtype))
+    if p in (1, 1.0):
+        return _reduce(t, "sum", magnitude, at, keepdim, input.dtype)
+    if p == math.inf:
+        return _reduce(t, "max", magnitude, at, keepdim, input.dtype)
+    if isinstance(p, (int, float)) and p > 0 and p != math.inf:
+        return t.pointwise("pow", _reduce(t, "sum", t.pointwise("pow", magnitude, p), at, keepdim, input.dtype), 1.0 / p)
+    raise exc.UnsupportedTorchFunction(name=f"a norm of order {p!r}", remedy="; use a positive order or inf")

@@ -1,0 +1,132 @@
+"""The front end's entry: a kernel and its arguments become a program."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..._names import SHARED_MODULES
+from ..._shapes import Number
+from ...language.constants import ConstExpr
+from ..context import CompileContext
+from ..ir.grammar import HostModule
+from ..ir.grammar import Program
+from ..source import FunctionSource
+from ..source import parse_kernel
+from .frames import host_number
+from .frames import lift_object
+from .statements import Walker
+from .statements import kernel_source_frame
+from .torch_functions import RULES
+from .tracer import Tracer
+
+_MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Traced:
+    """``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name.
+    ``warnings``: what to tell the user."""
+
+    program: Program
+    specialized: Mapping[str, Any]
+    warnings: tuple[exc.Base, ...]
+
+
+def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
+    """The dtype of offsets: the setting's, or int64 when some input has more than 2**31 - 1 elements."""
+    large = next(
+        ((n, t) for n, v in arguments.items() for t in _tensors(v) if t.numel() > _MAX_INT32), None
+    )
+    if name == "auto":
+        return torch.int32 if large is None else torch.int64
+    if name == "int32" and large is not None:
+        raise exc.InputTensorNumelExceedsIndexType(name=large[0], numel=large[1].numel(), dtype="int32")
+    return torch.int64 if name == "int64" else torch.int32
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return [t for item in value for t in _tensors(item)]
+    return []
+
+
+def trace(fn: Callable[..., Any], arguments: Mapping[str, Any], context: CompileContext, constants: frozenset[str]) -> Traced:
+    """Walk ``fn`` on its arguments. ``constants`` are the parameters annotated as compile-time constants."""
+    source = parse_kernel(fn)
+    t = Tracer(context, RULES)
+    frame = kernel_source_frame(source, fn.__globals__, {})
+    for at, (name, value) in enumerate(arguments.items()):
+        frame.names[name] = _argument(t, name, value, at, name in constants)
+    walker = Walker(t, frame)
+    walker.run_kernel()
+    if not walker.roots:
+        raise exc.NoDeviceLoopsInKernel(kernel=fn.__name__)
+    program = Program(
+        tensors=tuple(t.tensors),
+        blocks=tuple(t.blocks),
+        roots=tuple(walker.roots),
+        host=_host_module(fn, source, walker),
+        index_dtype=context.index_dtype,
+    )
+    return Traced(program, dict(t.specialized), tuple(t.warnings))
+
+
+def _argument(t: Tracer, name: str, value: Any, at: int, constant: bool) -> Any:
+    if isinstance(value, ConstExpr):
+        return value.value
+    if constant:
+        return value
+    if isinstance(value, (int, float, bool)):
+        return host_number(name, value, ("arg", at))
+    return _numbers(lift_object(t, value, name), name, ("arg", at))
+
+
+def _numbers(value: Any, source: str, origin: tuple[Any, ...]) -> Any:
+    """Numbers inside containers are run-time values too."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_numbers(v, f"{source}.{n}", (*origin, i)) for i, (n, v) in enumerate(zip(value._fields, value, strict=True))))  # fmt: skip
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return type(value)(_number(v, f"{source}[{i}]", (*origin, i)) for i, v in enumerate(value))
+    if type(value) is dict:
+        return {k: _number(v, f"{source}[{k!r}]", (*origin, k)) for k, v in value.items()}
+    return value
+
+
+def _number(value: Any, source: str, origin: tuple[Any, ...]) -> Number | Any:
+    if isinstance(value, (int, float, bool)):
+        return host_number(source, value, origin)
+    return _numbers(value, source, origin)
+
+
+def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker) -> HostModule:
+    function = source.node
+    assert isinstance(function, ast.FunctionDef)
+    local = {a.arg for a in (*function.args.posonlyargs, *function.args.args)}
+    used: dict[str, None] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                local.add(node.id)
+            else:
+                used[node.id] = None
+    names = tuple(n for n in used if n not in local and n in fn.__globals__ and n not in SHARED_MODULES)
+    return HostModule(
+        name=fn.__name__,
+        function=function,
+        loops=tuple(walker.loop_statements),
+        source_module=fn.__module__,
+        globals_used=names,
+        device_source=source.file,
+        module_globals=fn.__globals__,
+    )

@@ -1,0 +1,375 @@
+"""Abstract values: what a name in a kernel stands for while its source is being walked.
+
+Plain Python objects stand for themselves. ``HostTensorValue`` stands for a tensor of the host code, ``Expr`` for a
+number that is known only at run time, ``DeviceValue`` for a tile on the device, ``Tile`` for a loop variable.
+Using one of them in a way that has no meaning raises the error that names the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import NoReturn
+
+import torch
+
+from ... import exc
+from ..._shapes import Dim
+from ..._shapes import Dims
+from ..._shapes import Expr
+from ..._shapes import Number
+from ..ir.grammar import Block
+from ..ir.grammar import Value
+from ..ir.printer import dim_text
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+
+@dataclass(eq=False)
+class HostTensorValue:
+    """A tensor in host code: sizes and strides in elements, no data.
+
+    ``source`` is a host expression that gives it, or empty until a name is bound to it. ``storage`` is shared by views.
+    """
+
+    tracer: Tracer
+    shape: tuple[Number, ...]
+    strides: tuple[Number, ...]
+    dtype: torch.dtype
+    device: torch.device
+    storage: int
+    source: str = ""
+
+    # -- reading its type, as kernels do on the host and on the device --
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> Any:
+        return self.shape[0]
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def stride(self, dim: int | None = None) -> Any:
+        return self.strides if dim is None else self.strides[dim]
+
+    def numel(self) -> Number:
+        total: Number = 1
+        for size in self.shape:
+            total = total * size
+        return total
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def is_contiguous(self) -> bool:
+        expected: Number = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if isinstance(size, Expr) or isinstance(stride, Expr):
+                return False
+            if size != 1 and stride != expected:
+                return False
+            expected = expected * size
+        return True
+
+    # -- everything else is a torch call --
+
+    @property
+    def T(self) -> Any:
+        return self.tracer.torch_call(torch.Tensor.t if self.ndim == 2 else torch.Tensor.permute, (self, *(() if self.ndim == 2 else range(self.ndim)[::-1])), {})  # fmt: skip
+
+    @property
+    def mT(self) -> Any:
+        return self.tracer.torch_call(torch.transpose, (self, -1, -2), {})
+
+    def __getattr__(self, name: str) -> Any:
+        return _method(self, name, "a host tensor")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracer.load_or_view(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.store_or_assign(self, index, value)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return find_tracer(args, kwargs).torch_call(func, tuple(args), kwargs or {})
+
+    def __repr__(self) -> str:
+        shape = ", ".join(map(repr, self.shape))
+        return f"{self.source or 'tensor'}: {str(self.dtype).removeprefix('torch.')}[{shape}]"
+
+    def __bool__(self) -> NoReturn:
+        raise exc.TypeInferenceError(f"The value of the tensor {self.source!r} is not known when the kernel is compiled.")
+
+
+@dataclass(eq=False)
+class DeviceValue:
+    """A tile on the device, or a scalar when ``dims`` is empty."""
+
+    tracer: Tracer
+    value: Value
+    #: Set when the value is a host number, so that promotion treats it as a Python scalar.
+    number: Expr | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+    @property
+    def dims(self) -> Dims:
+        return self.value.dims
+
+    @property
+    def ndim(self) -> int:
+        return len(self.value.dims)
+
+    def dim(self) -> int:
+        return len(self.value.dims)
+
+    @property
+    def shape(self) -> tuple[Number, ...]:
+        return tuple(self.tracer.size_of(dim) for dim in self.value.dims)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> Number:
+        total: Number = 1
+        for size in self.shape:
+            total = total * size
+        return total
+
+    @property
+    def device(self) -> torch.device:
+        return self.tracer.device
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    @property
+    def T(self) -> Any:
+        return self.tracer.torch_call(torch.Tensor.permute, (self, *range(self.ndim)[::-1]), {})
+
+    @property
+    def mT(self) -> Any:
+        return self.tracer.torch_call(torch.transpose, (self, -1, -2), {})
+
+    def __getattr__(self, name: str) -> Any:
+        return _method(self, name, "a device value")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracer.subscript_device(self, index)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return find_tracer(args, kwargs).torch_call(func, tuple(args), kwargs or {})
+
+    def __bool__(self) -> NoReturn:
+        raise exc.TypeInferenceError(
+            "The value of a device value is not known when the kernel is compiled; write the condition as an `if` statement on a scalar, or use torch.where."
+        )
+
+    def __repr__(self) -> str:
+        shape = ", ".join(map(self.tracer.dim_text, self.dims))
+        return f"{str(self.dtype).removeprefix('torch.')}[{shape}]"
+
+
+def _method(value: HostTensorValue | DeviceValue, name: str, what: str) -> Callable[..., Any]:
+    method = getattr(torch.Tensor, name, None)
+    if method is None or name.startswith("__"):
+        raise AttributeError(f"{what} has no attribute {name!r}")
+    if not callable(method):
+        raise exc.UnsupportedTorchFunction(name=f"Tensor.{name}", remedy="")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return value.tracer.torch_call(method, (value, *args), kwargs)
+
+    return call
+
+
+#: Python operators on tensors, by the torch.Tensor method that means the same.
+_OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift",
+)  # fmt: skip
+_REFLECTED = frozenset(("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"))
+
+
+def _binary(name: str) -> Callable[..., Any]:
+    method = getattr(torch.Tensor, name)
+
+    def call(self: Any, other: Any) -> Any:
+        return self.tracer.torch_call(method, (self, other), {})
+
+    return call
+
+
+for _class in (HostTensorValue, DeviceValue):
+    for _name in _OPERATORS:
+        setattr(_class, f"__{_name}__", _binary(f"__{_name}__"))
+        if _name in _REFLECTED:
+            setattr(_class, f"__r{_name}__", _binary(f"__r{_name}__"))
+    for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(_class, f"__{_name}__", _binary(_name))
+    for _name in ("neg", "invert", "abs", "pos"):
+        setattr(
+            _class,
+            f"__{_name}__",
+            lambda self, method=getattr(torch.Tensor, f"__{_name}__"): self.tracer.torch_call(method, (self,), {}),
+        )
+    _class.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+@dataclass(eq=False)
+class Tile:
+    """The variable of an ``hl.tile`` loop: a block of consecutive indices."""
+
+    tracer: Tracer
+    block: Block
+
+    @property
+    def index(self) -> DeviceValue:
+        return self.tracer.tile_index(self)
+
+    @property
+    def begin(self) -> DeviceValue:
+        return self.tracer.tile_field(self, "begin")
+
+    @property
+    def end(self) -> DeviceValue:
+        return self.tracer.tile_field(self, "end")
+
+    @property
+    def id(self) -> DeviceValue:
+        return self.tracer.tile_field(self, "id")
+
+    @property
+    def count(self) -> DeviceValue:
+        return self.tracer.tile_field(self, "count")
+
+    @property
+    def block_size(self) -> Number:
+        return self.tracer.block_size(self.block)
+
+    def _shifted(self, other: Any, sign: int) -> Any:
+        if isinstance(other, (int, Expr)) or (isinstance(other, DeviceValue) and not other.dims):
+            return self.index + other if sign > 0 else self.index - other
+        raise exc.IncorrectTileUsage(how="as a number")
+
+    def __add__(self, other: Any) -> Any:
+        return self._shifted(other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._shifted(other, -1)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise exc.IncorrectTileUsage(how="as a number")
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        raise exc.IncorrectTileUsage(how="as a tensor")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise exc.IncorrectTileUsage(how=f"for its attribute .{name}")
+
+    def __repr__(self) -> str:
+        return f"tile {self.block.name}"
+
+
+for _name in (
+    "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "rsub", "pow", "rpow", "lt", "le",
+    "gt", "ge", "eq", "ne", "neg", "invert", "bool", "int", "float", "index", "and", "or", "xor", "getitem", "iter", "len",
+):  # fmt: skip
+    setattr(Tile, f"__{_name}__", Tile._refuse)
+Tile.__hash__ = object.__hash__  # type: ignore[method-assign,assignment]
+
+
+class TileTuple(tuple[Tile, ...]):
+    """The variable of a multi-dimensional ``hl.tile`` loop that was not unpacked; it spreads in subscripts."""
+
+
+@dataclass(frozen=True)
+class LoopSpec:
+    """An ``hl.tile``/``hl.grid``/``range`` call in a for header."""
+
+    name: str
+    scalar: bool
+    begins: tuple[Any, ...]
+    ends: tuple[Any, ...]
+    sizes: tuple[Any, ...]
+    sequence: bool
+    static: bool = False
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A name that has no value here, and why; reading it raises."""
+
+    error: Callable[[], exc.Base] = field(repr=False)
+
+
+def find_tracer(args: Any, kwargs: Any = None) -> Tracer:
+    """The tracer of the first abstract value among the arguments."""
+    stack = [args, kwargs or {}]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, (HostTensorValue, DeviceValue, Tile)):
+            return item.tracer
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, (tuple, list)):
+            stack.extend(item)
+    raise exc.InternalError(step="trace", reason="a torch function was called without an abstract value")
+
+
+def describe(value: Any) -> str:
+    """A value for an error message."""
+    if isinstance(value, DeviceValue):
+        return f"a device value {value!r}"
+    if isinstance(value, HostTensorValue):
+        return f"a host tensor {value!r}"
+    if isinstance(value, Tile):
+        return f"a tile ({value!r})"
+    if isinstance(value, Expr):
+        return f"a number ({value!r})"
+    if isinstance(value, (int, float, bool, str)) or value is None:
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def dims_text(dims: Dims, text: Callable[[Dim], str] = dim_text) -> str:
+    return f"[{', '.join(map(text, dims))}]"

@@ -1,0 +1,1 @@
+"""The device IR: grammar, verifier, printer and builder."""

@@ -1,0 +1,336 @@
+"""The grammar of the device IR: every record a program is made of.
+
+::
+
+    Program  = tensors, blocks, roots, host code
+    Root     = axes, Region                     one grid loop; its body runs once per program
+    Region   = params, ops, results
+    Op       = kind, operands, results, attrs, regions, location
+    operand  = Value | number
+
+    kind       attrs          operands                        meaning
+    number     NumberAttrs    -                               a host number, passed as a kernel argument
+    tile       TileAttrs      -                               begin, end, id, count ... of a loop over a block
+    iota       IotaAttrs      -                               the indices of a block (or 0, 1, 2 ... when relative)
+    full       None           fill                            a value of the result's shape
+    load       MemoryAttrs    index values, mask              lanes out of range read 0
+    store      MemoryAttrs    value, index values, mask       lanes out of range are not written
+    pointwise  PointwiseAttrs operands, broadcast             see pointwise.py for the names
+    reduce     ReduceAttrs    value                           drops the dimensions it reduces
+    dot        DotAttrs       lhs, rhs[, acc]                 [.., M, K] x [.., K, N] (+ acc)
+    view       ViewAttrs      value                           reshape, permute, broadcast
+    mask       MaskAttrs      value                           fill lanes out of range along some dimensions
+    for        ForAttrs       carried, bounds                 sequential loop; region params are the carried values
+    if         None           condition, carried              two regions; results merge
+
+Everything is immutable. A value is identified by its object (``is``), its number is for printing only.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from typing import Any
+from typing import Literal
+from typing import Union
+
+import torch
+
+from ..._shapes import Dim
+from ..._shapes import Dims
+from ..._shapes import Expr
+from ..._shapes import Number
+from ..source import Location
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One SSA value: a tile of ``dtype`` with ``dims`` (``()`` is a scalar). ``name`` is the user's, where known."""
+
+    number: int
+    dtype: torch.dtype
+    dims: Dims
+    name: str = ""
+
+
+Operand = Union[Value, int, float, bool]
+
+
+# --- attributes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NumberAttrs:
+    expr: Expr
+
+
+TileField = Literal["begin", "end", "id", "count", "block_size", "index"]
+
+
+@dataclass(frozen=True, slots=True)
+class TileAttrs:
+    """``field`` of the active loop over ``block``; ``index`` is the scalar index of an ``hl.grid`` loop."""
+
+    block: int
+    field: TileField
+
+
+@dataclass(frozen=True, slots=True)
+class IotaAttrs:
+    """``relative``: count from ``start`` instead of from the position of the block's loop."""
+
+    block: int
+    relative: bool
+    start: int = 0
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """How one dimension of a host tensor is addressed.
+
+    - ``block``: the indices of ``block`` plus ``shift`` (plus operand ``operand``, a scalar), along result
+      dimension ``positions[0]``.
+    - ``scalar``: ``shift`` plus operand ``operand``; no result dimension.
+    - ``tensor``: operand ``operand``, an integer value whose dimensions are the result dimensions ``positions``.
+    """
+
+    kind: Literal["block", "scalar", "tensor"]
+    block: int | None = None
+    positions: tuple[int, ...] = ()
+    shift: Number = 0
+    operand: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAttrs:
+    """One memory access. ``slot`` numbers loads and stores together in program order and survives cloning.
+
+    ``load_slot`` numbers the loads whose eviction policy the user left open. ``mask`` is the operand that holds the
+    user's extra mask. ``rank`` is the number of dimensions of the accessed tile.
+    """
+
+    tensor: int
+    indices: tuple[Index, ...]
+    slot: int
+    rank: int
+    load_slot: int | None = None
+    mask: int | None = None
+    eviction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseAttrs:
+    name: str
+
+
+ReduceName = Literal["sum", "max", "min", "prod", "argmax", "argmin", "any", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceAttrs:
+    """``dims`` are positions in the operand, ascending."""
+
+    name: ReduceName
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DotAttrs:
+    """``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` (it matters for fp32 operands only)."""
+
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class ViewAttrs:
+    """``order`` is the permutation of a ``permute``."""
+
+    name: Literal["reshape", "permute", "broadcast"]
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MaskAttrs:
+    """Lanes out of range along dimensions ``dims`` become ``fill``."""
+
+    dims: tuple[int, ...]
+    fill: int | float | bool
+
+
+Bound = Union[int, Expr, "OperandRef"]
+
+
+@dataclass(frozen=True, slots=True)
+class OperandRef:
+    """Operand ``at`` of the op that holds the attribute."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoopAxis:
+    """One dimension of a loop. ``scalar`` axes (``hl.grid``) advance by ``step`` and have no block dimension."""
+
+    block: int
+    begin: Bound
+    end: Bound
+    scalar: bool = False
+    step: Number = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ForAttrs:
+    """``chunked``: the loop was made from a full-width block, by rolling a reduction. ``carried``: how many operands
+    (the first ones) are initial values of the region's params; the others are bounds."""
+
+    axes: tuple[LoopAxis, ...]
+    carried: int
+    chunked: bool = False
+
+
+Attrs = Union[
+    NumberAttrs, TileAttrs, IotaAttrs, MemoryAttrs, PointwiseAttrs, ReduceAttrs, DotAttrs, ViewAttrs, MaskAttrs, ForAttrs, None
+]
+Kind = Literal[
+    "number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "dot", "view", "mask", "for", "if"
+]
+#: Ops that must stay even when nothing reads their results.
+EFFECTS = frozenset(("store",))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    kind: Kind
+    operands: tuple[Operand, ...]
+    results: tuple[Value, ...]
+    attrs: Any
+    regions: tuple[Region, ...] = ()
+    location: Location | None = None
+
+    @property
+    def result(self) -> Value:
+        return self.results[0]
+
+    def values(self) -> Iterator[Value]:
+        """The operands that are values."""
+        return (operand for operand in self.operands if isinstance(operand, Value))
+
+    def walk(self) -> Iterator[Op]:
+        """This op and the ops in its regions, in program order."""
+        yield self
+        for region in self.regions:
+            yield from region.walk()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    params: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    results: tuple[Operand, ...]
+
+    def walk(self) -> Iterator[Op]:
+        for op in self.ops:
+            yield from op.walk()
+
+
+# --- the program ---------------------------------------------------------------------------------------------------------
+
+BlockKind = Literal["tile", "grid", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One iteration dimension.
+
+    - ``tile``: from ``hl.tile`` or ``hl.register_block_size``; its size is ``size`` if fixed, else from the config.
+    - ``grid``: from ``hl.grid``; size 1, no dimension.
+    - ``full``: a whole dimension ``:`` of ``extent`` elements; its size is the next power of two, or a chunk.
+
+    ``extent`` is the number of elements its loops cover (the largest, when they differ), None if unknown.
+    ``registered`` blocks keep one size over several loops.
+    """
+
+    id: int
+    kind: BlockKind
+    extent: Number | None
+    size: Number | None = None
+    name: str = ""
+    min_size: int = 1
+    max_size: int | None = None
+    registered: bool = False
+
+    @property
+    def tunable(self) -> bool:
+        """Whether its size is a slot of ``block_sizes``."""
+        return self.kind == "tile" and self.size is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTensor:
+    """A tensor the host passes to the kernel. ``source`` is the host expression for it, ``storage`` its memory.
+
+    ``shape`` and ``strides`` count elements; aliases share ``storage``.
+    """
+
+    id: int
+    name: str
+    source: str
+    dtype: torch.dtype
+    shape: tuple[Number, ...]
+    strides: tuple[Number, ...]
+    storage: int
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """One grid loop: the axes it spreads over programs, and what each program does."""
+
+    axes: tuple[LoopAxis, ...]
+    body: Region
+    location: Location | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostModule:
+    """The user's function around the device loops.
+
+    ``function`` is its syntax tree; ``loops`` are the statements (by position in the body) that became roots.
+    """
+
+    name: str
+    function: ast.FunctionDef
+    loops: tuple[int, ...]
+    source_module: str
+    globals_used: tuple[str, ...]
+    device_source: str
+    module_globals: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    tensors: tuple[HostTensor, ...]
+    blocks: tuple[Block, ...]
+    roots: tuple[Root, ...]
+    host: HostModule
+    index_dtype: torch.dtype
+
+    def walk(self) -> Iterator[Op]:
+        for root in self.roots:
+            yield from root.body.walk()
+
+    def map_regions(self, change: Callable[[Region], Region]) -> Program:
+        """A copy with every root body changed."""
+        return replace(self, roots=tuple(replace(root, body=change(root.body)) for root in self.roots))
+
+    def block_of(self, dim: Dim) -> Block | None:
+        return None if dim.block is None else self.blocks[dim.block]

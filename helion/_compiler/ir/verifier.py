@@ -1,0 +1,167 @@
+"""Checks that a program is well formed. Run after every step in tests, and by ``HELION_VERIFY=1``."""
+
+from __future__ import annotations
+
+import torch
+
+from ... import exc
+from ..._shapes import broadcast_dims
+from .grammar import Block
+from .grammar import ForAttrs
+from .grammar import IotaAttrs
+from .grammar import MaskAttrs
+from .grammar import MemoryAttrs
+from .grammar import Op
+from .grammar import PointwiseAttrs
+from .grammar import Program
+from .grammar import ReduceAttrs
+from .grammar import Region
+from .grammar import TileAttrs
+from .grammar import Value
+from .grammar import ViewAttrs
+from .pointwise import POINTWISE
+from .printer import type_text
+
+
+def verify(program: Program, after: str) -> Program:
+    """Raise ``exc.VerifierError`` naming the step ``after`` unless the program is well formed; else give it back."""
+    _Verifier(program, after).run()
+    return program
+
+
+class _Verifier:
+    def __init__(self, program: Program, after: str) -> None:
+        self.program = program
+        self.after = after
+        self.slots: dict[int, str] = {}
+
+    def fail(self, reason: str) -> None:
+        raise exc.VerifierError(step=self.after, reason=reason)
+
+    def check(self, condition: bool, reason: str) -> None:
+        if not condition:
+            self.fail(reason)
+
+    def run(self) -> None:
+        for at, block in enumerate(self.program.blocks):
+            self.check(block.id == at, f"block {block.id} stands at position {at}")
+        for at, tensor in enumerate(self.program.tensors):
+            self.check(tensor.id == at, f"tensor {tensor.name} stands at position {at}")
+        for root in self.program.roots:
+            active = frozenset(axis.block for axis in root.axes)
+            self.check(not root.body.params and not root.body.results, "a root's body has neither params nor results")
+            self.region(root.body, set(), active)
+
+    def region(self, region: Region, outer: set[int], active: frozenset[int]) -> None:
+        known = outer | {id(p) for p in region.params}
+        for op in region.ops:
+            for value in op.values():
+                self.check(id(value) in known, f"{op.kind} uses %{value.number} before it is defined")
+            self.op(op, active)
+            inner = active
+            if isinstance(op.attrs, ForAttrs):
+                inner = active | {axis.block for axis in op.attrs.axes}
+            for child in op.regions:
+                self.region(child, known, inner)
+            for result in op.results:
+                self.check(id(result) not in known, f"%{result.number} is defined twice")
+                known.add(id(result))
+        for result in region.results:
+            self.check(not isinstance(result, Value) or id(result) in known, "a region yields an undefined value")
+
+    def op(self, op: Op, active: frozenset[int]) -> None:
+        method = getattr(self, f"op_{op.kind}", None)
+        if method is not None:
+            method(op, active)
+
+    def _blocks(self, op: Op) -> list[Block]:
+        return [self.program.blocks[b] for r in op.results for d in r.dims for b in d.blocks]
+
+    def op_tile(self, op: Op, active: frozenset[int]) -> None:
+        assert isinstance(op.attrs, TileAttrs)
+        self.check(op.attrs.block in active, f"tile property of block {op.attrs.block} outside of its loop")
+
+    def op_iota(self, op: Op, active: frozenset[int]) -> None:
+        assert isinstance(op.attrs, IotaAttrs)
+        full = self.program.blocks[op.attrs.block].kind == "full"
+        self.check(op.attrs.relative or full or op.attrs.block in active, f"indices of block {op.attrs.block} outside of its loop")  # fmt: skip
+
+    def op_load(self, op: Op, active: frozenset[int]) -> None:
+        self._memory(op, op.results[0])
+
+    def op_store(self, op: Op, active: frozenset[int]) -> None:
+        value = op.operands[0]
+        assert isinstance(value, Value)
+        self.check(value.dims == op.results[0].dims, f"store of {type_text(value)} where the subscript selects {type_text(op.results[0])}")  # fmt: skip
+        self._memory(op, op.results[0])
+
+    def _memory(self, op: Op, selected: Value) -> None:
+        attrs = op.attrs
+        assert isinstance(attrs, MemoryAttrs)
+        tensor = self.program.tensors[attrs.tensor]
+        self.check(len(attrs.indices) == tensor.ndim, f"{len(attrs.indices)} indices for {tensor.name} of rank {tensor.ndim}")  # fmt: skip
+        self.check(attrs.rank == len(selected.dims), "the rank of an access differs from its tile")
+        known = self.slots.setdefault(attrs.slot, f"{op.kind} {tensor.name}")
+        self.check(known == f"{op.kind} {tensor.name}", f"slot {attrs.slot} is taken by {known}")
+        for index in attrs.indices:
+            for position in index.positions:
+                self.check(position < attrs.rank, "an index covers a dimension that the tile does not have")
+        if attrs.mask is not None:
+            mask = op.operands[attrs.mask]
+            ok = isinstance(mask, Value) and mask.dtype == torch.bool and mask.dims == selected.dims
+            self.check(ok, "the extra mask of an access has another shape or dtype")
+
+    def op_pointwise(self, op: Op, active: frozenset[int]) -> None:
+        assert isinstance(op.attrs, PointwiseAttrs)
+        row = POINTWISE.get(op.attrs.name)
+        self.check(row is not None, f"unknown pointwise operation {op.attrs.name}")
+        assert row is not None
+        self.check(row.arity[0] <= len(op.operands) <= row.arity[1], f"{op.attrs.name} of {len(op.operands)} operands")
+        dims = broadcast_dims([v.dims for v in op.values()])
+        self.check(dims == op.result.dims, f"{op.attrs.name} gives {type_text(op.result)}, its operands broadcast to {dims}")  # fmt: skip
+
+    def op_reduce(self, op: Op, active: frozenset[int]) -> None:
+        assert isinstance(op.attrs, ReduceAttrs)
+        (value,) = op.values()
+        kept = tuple(d for i, d in enumerate(value.dims) if i not in op.attrs.dims)
+        self.check(kept == op.result.dims, f"reduce of {type_text(value)} over {op.attrs.dims} gives {type_text(op.result)}")  # fmt: skip
+
+    def op_dot(self, op: Op, active: frozenset[int]) -> None:
+        lhs, rhs, *acc = op.values()
+        self.check(lhs.dims[-1] == rhs.dims[-2], f"dot of {type_text(lhs)} and {type_text(rhs)}")
+        self.check(op.result.dims == (*lhs.dims[:-1], rhs.dims[-1]), f"dot gives {type_text(op.result)}")
+        self.check(not acc or acc[0].dims == op.result.dims, "the accumulator of a dot has another shape")
+
+    def op_view(self, op: Op, active: frozenset[int]) -> None:
+        assert isinstance(op.attrs, ViewAttrs)
+        (value,) = op.values()
+        if op.attrs.name == "permute":
+            expected = tuple(value.dims[i] for i in op.attrs.order)
+            self.check(op.result.dims == expected, f"permute of {type_text(value)} gives {type_text(op.result)}")
+        if op.attrs.name == "broadcast":
+            same = broadcast_dims((value.dims, op.result.dims)) == op.result.dims and len(value.dims) == len(op.result.dims)  # fmt: skip
+            self.check(same, f"broadcast of {type_text(value)} to {type_text(op.result)}")
+
+    def op_mask(self, op: Op, active: frozenset[int]) -> None:
+        assert isinstance(op.attrs, MaskAttrs)
+        value = next(op.values())
+        self.check(value.dims == op.result.dims, "a mask changes the shape")
+        self.check(all(value.dims[d].block is not None for d in op.attrs.dims), "a mask along a dimension that is not a block")  # fmt: skip
+
+    def op_for(self, op: Op, active: frozenset[int]) -> None:
+        assert isinstance(op.attrs, ForAttrs)
+        (region,) = op.regions
+        carried = op.operands[: op.attrs.carried]
+        self.check(len(region.params) == len(region.results) == len(op.results) == len(carried), "a loop carries different numbers of values in and out")  # fmt: skip
+        for initial, param, after, result in zip(carried, region.params, region.results, op.results, strict=True):
+            for value in (initial, after, result):
+                if isinstance(value, Value):
+                    self.check((value.dtype, value.dims) == (param.dtype, param.dims), f"a loop carries {type_text(param)} and {type_text(value)}")  # fmt: skip
+
+    def op_if(self, op: Op, active: frozenset[int]) -> None:
+        self.check(len(op.regions) == 2, "an if has two regions")
+        for region in op.regions:
+            self.check(len(region.results) == len(op.results), "a branch yields another number of values")
+            for value, result in zip(region.results, op.results, strict=True):
+                if isinstance(value, Value):
+                    self.check((value.dtype, value.dims) == (result.dtype, result.dims), "branches yield different types")  # fmt: skip

@@ -1,0 +1,1 @@
+"""Pure changes of programs."""

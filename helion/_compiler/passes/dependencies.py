@@ -1,0 +1,26 @@
+"""Refuses programs whose device loops would race with each other."""
+
+from __future__ import annotations
+
+from ... import exc
+from ..ir.grammar import MemoryAttrs
+from ..ir.grammar import Program
+
+
+def check_dependencies(program: Program) -> Program:
+    """Roots run at the same time: what one writes, no later one may touch."""
+    written: dict[int, str] = {}
+    for root in program.roots:
+        mine: dict[int, str] = {}
+        for op in root.body.walk():
+            if not isinstance(op.attrs, MemoryAttrs):
+                continue
+            tensor = program.tensors[op.attrs.tensor]
+            if tensor.storage in written:
+                raise exc.LoopDependencyError(name=tensor.name, location=op.location)
+            if op.kind == "store":
+                mine[tensor.storage] = tensor.name
+        written.update(mine)
+        if not mine:
+            raise exc.EmptyDeviceLoopAfterDCE(kernel=program.host.name, location=root.location)
+    return program

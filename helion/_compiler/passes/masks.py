@@ -1,0 +1,278 @@
+"""Masks lanes that lie out of range before something reads them.
+
+Tiles are padded: the last tile of a loop, and whole dimensions whose extent is not a power of two, have lanes with no
+element. Loads read 0 there, but ``exp`` of 0 is 1, and a sum must not see it. For every value and every *dimension*
+this pass knows what the lanes out of range hold (a constant, the same as another value, or unknown) and inserts a
+``mask`` op where a reduction, a matrix product or a loop-carried value needs something else.
+
+The knowledge is per dimension: broadcasting ``mean[:, None]`` against a row says nothing about lanes beyond the row's
+end, even when the mean is known to be 0 for rows that do not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace
+import itertools
+import math
+from typing import Union
+
+import torch
+
+from ..ir.grammar import ForAttrs
+from ..ir.grammar import MaskAttrs
+from ..ir.grammar import Op
+from ..ir.grammar import Operand
+from ..ir.grammar import PointwiseAttrs
+from ..ir.grammar import Program
+from ..ir.grammar import ReduceAttrs
+from ..ir.grammar import Region
+from ..ir.grammar import Value
+from ..ir.grammar import ViewAttrs
+from ..ir.pointwise import POINTWISE
+from ..ir.pointwise import fold_cast
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """Lanes out of range hold what they hold in ``value``."""
+
+    value: Value
+
+
+#: What lanes out of range along one dimension hold; None is unknown.
+Tail = Union[int, float, bool, SameAs, None]
+Tails = tuple[Tail, ...]
+
+
+def identity(name: str, dtype: torch.dtype) -> int | float | bool:
+    """The neutral element of a reduction."""
+    if name == "sum":
+        return 0.0 if dtype.is_floating_point else 0
+    if name == "prod":
+        return 1.0 if dtype.is_floating_point else 1
+    low = name in ("max", "argmax")
+    if dtype.is_floating_point:
+        return -math.inf if low else math.inf
+    if dtype == torch.bool:
+        return not low
+    limits = torch.iinfo(dtype)
+    return limits.min if low else limits.max
+
+
+def mask_tails(program: Program) -> Program:
+    """``reduce sum (exp %x)`` becomes ``reduce sum (mask (exp %x) with 0)`` wherever lanes out of range are not 0."""
+    numbers = itertools.count(1 + max((r.number for op in program.walk() for r in op.results), default=0))
+    masker = _Masker(program, numbers)
+    roots = []
+    for root in program.roots:
+        active = frozenset(axis.block for axis in root.axes)
+        roots.append(replace(root, body=masker.region(root.body, active)))
+    return replace(program, roots=tuple(roots))
+
+
+class _Masker:
+    def __init__(self, program: Program, numbers: itertools.count[int]) -> None:
+        self.program = program
+        self.numbers = numbers
+        self.tails: dict[int, Tails] = {}
+
+    def tail(self, operand: Operand, position: int, rank: int) -> Tail:
+        """What ``operand`` holds out of range along dimension ``position`` of a result with ``rank`` dimensions."""
+        if not isinstance(operand, Value):
+            return operand
+        at = position - rank + len(operand.dims)
+        if at < 0 or operand.dims[at].is_one:
+            return None
+        return self.tails[id(operand)][at]
+
+    def maskable(self, value: Value, position: int, active: frozenset[int]) -> bool:
+        block = value.dims[position].block
+        if block is None:
+            return False
+        return self.program.blocks[block].kind == "full" or block in active
+
+    def region(self, region: Region, active: frozenset[int]) -> Region:
+        for param in region.params:
+            self.tails[id(param)] = tuple(SameAs(param) for _ in param.dims)
+        ops: list[Op] = []
+        for op in region.ops:
+            match op.kind:
+                case "reduce":
+                    op = self.before_reduce(op, active, ops)
+                case "dot":
+                    op = self.before_dot(op, active, ops)
+                case "for":
+                    op = self.loop(op, active)
+                case "if":
+                    op = replace(op, regions=tuple(self.region(r, active) for r in op.regions))
+            ops.append(op)
+            for at, result in enumerate(op.results):
+                self.tails[id(result)] = self.result_tails(op, at, result)
+        return Region(region.params, tuple(ops), region.results)
+
+    # --- where masks are needed ------------------------------------------------------------------------------------------
+
+    def masked(
+        self, value: Value, dims: list[int], fill: int | float | bool, ops: list[Op], other: Value | None = None
+    ) -> Value:
+        """``value`` with its lanes out of range along ``dims`` filled; the op goes to ``ops``."""
+        if not dims:
+            return value
+        result = Value(next(self.numbers), value.dtype, value.dims, value.name)
+        operands = (value,) if other is None else (value, other)
+        op = Op("mask", operands, (result,), MaskAttrs(tuple(dims), fill))
+        ops.append(op)
+        self.tails[id(result)] = self.result_tails(op, 0, result)
+        return result
+
+    def before_reduce(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
+        assert isinstance(op.attrs, ReduceAttrs)
+        (value,) = op.values()
+        fill = identity(op.attrs.name, value.dtype)
+        dims = [d for d in op.attrs.dims if self.maskable(value, d, active) and self.tails[id(value)][d] != fill]
+        return replace(op, operands=(self.masked(value, dims, fill, ops),))
+
+    def before_dot(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
+        lhs, rhs, *rest = op.values()
+        operands = []
+        for value, position in ((lhs, len(lhs.dims) - 1), (rhs, len(rhs.dims) - 2)):
+            # both factors must be 0: 0 times an infinity or a nan out of range is nan
+            dims = [position] if self.maskable(value, position, active) and self.tails[id(value)][position] != 0 else []
+            fill = 0.0 if value.dtype.is_floating_point else 0
+            operands.append(self.masked(value, dims, fill, ops))
+        return replace(op, operands=(*operands, *rest))
+
+    def loop(self, op: Op, active: frozenset[int]) -> Op:
+        assert isinstance(op.attrs, ForAttrs)
+        own = frozenset(axis.block for axis in op.attrs.axes)
+        (region,) = op.regions
+        region = self.region(region, active | own)
+        results: list[Operand] = []
+        ops = list(region.ops)
+        for param, after in zip(region.params, region.results, strict=True):
+            if isinstance(after, Value):
+                # the last tile of this loop must not disturb lanes that earlier tiles filled
+                dims = [
+                    d
+                    for d, dim in enumerate(after.dims)
+                    if dim.block in own and not self.is_same(self.tails[id(after)][d], param)
+                ]
+                after = self.masked(after, dims, 0, ops, other=param)
+            results.append(after)
+        return replace(op, regions=(Region(region.params, tuple(ops), tuple(results)),))
+
+    def is_same(self, tail: Tail, value: Value) -> bool:
+        return isinstance(tail, SameAs) and tail.value is value
+
+    # --- what results hold -----------------------------------------------------------------------------------------------
+
+    def result_tails(self, op: Op, at: int, result: Value) -> Tails:
+        rank = len(result.dims)
+        unknown: Tails = (None,) * rank
+        match op.kind:
+            case "load":
+                return tuple(None if d.is_one else 0 for d in result.dims)
+            case "full":
+                (fill,) = op.operands
+                return (None if isinstance(fill, Value) else fill,) * rank
+            case "pointwise":
+                return tuple(self.pointwise_tail(op, position, rank) for position in range(rank))
+            case "reduce":
+                return self.reduce_tails(op)
+            case "view":
+                return self.view_tails(op, result)
+            case "mask":
+                return self.mask_tails_of(op, rank)
+            case "for":
+                return self.loop_tails(op, at, rank)
+            case "if":
+                pairs = [r.results[at] for r in op.regions]
+                tails = [self.tails[id(v)] if isinstance(v, Value) else (v,) * rank for v in pairs]
+                return tuple(a if _equal(a, b) else None for a, b in zip(*tails, strict=True))
+        return unknown
+
+    def pointwise_tail(self, op: Op, position: int, rank: int) -> Tail:
+        assert isinstance(op.attrs, PointwiseAttrs)
+        name = op.attrs.name
+        tails = [self.tail(operand, position, rank) for operand in op.operands]
+        if any(tail is None for tail in tails):
+            return None
+        if any(isinstance(tail, SameAs) for tail in tails):
+            return self.unchanged(name, tails, op)
+        if name == "cast":
+            return fold_cast(tails[0], op.result.dtype)  # type: ignore[arg-type]
+        fold = POINTWISE[name].fold
+        value = None if fold is None else fold(*tails)
+        if value is None or (op.result.dtype.is_floating_point and op.result.dtype.itemsize < 4):
+            # a half-precision op rounds its result; only values that survive the rounding stay known
+            return value if value is not None and fold_cast(value, op.result.dtype) == value else None
+        return value
+
+    def unchanged(self, name: str, tails: list[Tail], op: Op) -> Tail:
+        """``acc + 0``, ``max(acc, -inf)`` and their like leave lanes out of range as they were."""
+        neutral: Mapping[str, float] = {"add": 0, "sub": 0, "mul": 1, "maximum": -math.inf, "minimum": math.inf}
+        if name == "where" and len(tails) == 3 and not isinstance(tails[0], SameAs):
+            return tails[1] if tails[0] else tails[2]
+        if name not in neutral or len(tails) != 2:
+            return None
+        first, second = tails
+        for kept, other, operand in ((first, second, op.operands[0]), (second, first, op.operands[1])):
+            same_type = isinstance(operand, Value) and operand.dtype == op.result.dtype
+            if isinstance(kept, SameAs) and same_type and not isinstance(other, SameAs) and other == neutral[name]:
+                return None if name == "sub" and kept is second else kept
+        return None
+
+    def reduce_tails(self, op: Op) -> Tails:
+        assert isinstance(op.attrs, ReduceAttrs)
+        (value,) = op.values()
+        kept = [t for d, t in enumerate(self.tails[id(value)]) if d not in op.attrs.dims]
+        if op.attrs.name in ("max", "min"):
+            return tuple(None if isinstance(t, SameAs) else t for t in kept)
+        if op.attrs.name == "sum":
+            return tuple(0 if not isinstance(t, SameAs) and t == 0 and t is not None else None for t in kept)
+        return (None,) * len(kept)
+
+    def view_tails(self, op: Op, result: Value) -> Tails:
+        assert isinstance(op.attrs, ViewAttrs)
+        (value,) = op.values()
+        tails = self.tails[id(value)]
+        if op.attrs.name == "permute":
+            return tuple(_detached(tails[i]) for i in op.attrs.order)
+        if op.attrs.name == "broadcast":
+            return tuple(None if d.is_one else _detached(t) for d, t in zip(value.dims, tails, strict=True))
+        known = [(d, t) for d, t in zip(value.dims, tails, strict=True) if not d.is_one]
+        if [d for d, _ in known] != [d for d in result.dims if not d.is_one]:
+            return (None,) * len(result.dims)
+        remaining = iter(known)
+        return tuple(None if d.is_one else _detached(next(remaining)[1]) for d in result.dims)
+
+    def mask_tails_of(self, op: Op, rank: int) -> Tails:
+        assert isinstance(op.attrs, MaskAttrs)
+        value, *other = op.values()
+        fills: list[Tail] = [SameAs(other[0]) if other else op.attrs.fill] * rank
+        before = self.tails[id(value)]
+        return tuple(
+            fills[d] if d in op.attrs.dims else before[d] if _equal(before[d], fills[d]) else None for d in range(rank)
+        )
+
+    def loop_tails(self, op: Op, at: int, rank: int) -> Tails:
+        (region,) = op.regions
+        initial, param, after = op.operands[at], region.params[at], region.results[at]
+        first = self.tails[id(initial)] if isinstance(initial, Value) else (initial,) * rank
+        last = self.tails[id(after)] if isinstance(after, Value) else (after,) * rank
+        return tuple(
+            a if self.is_same(b, param) or _equal(a, b) else None for a, b in zip(first, last, strict=True)
+        )
+
+
+def _detached(tail: Tail) -> Tail:
+    """A view moves lanes, so what was the same as in another value no longer is."""
+    return None if isinstance(tail, SameAs) else tail
+
+
+def _equal(a: Tail, b: Tail) -> bool:
+    if isinstance(a, SameAs) or isinstance(b, SameAs):
+        return isinstance(a, SameAs) and isinstance(b, SameAs) and a.value is b.value
+    return a is not None and a == b

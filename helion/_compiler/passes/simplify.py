@@ -1,0 +1,149 @@
+"""Common subexpressions, loop values that never change, and ops nobody reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..ir.grammar import EFFECTS
+from ..ir.grammar import ForAttrs
+from ..ir.grammar import LoopAxis
+from ..ir.grammar import NumberAttrs
+from ..ir.grammar import Op
+from ..ir.grammar import Operand
+from ..ir.grammar import OperandRef
+from ..ir.grammar import Program
+from ..ir.grammar import Region
+from ..ir.grammar import Value
+
+_PURE = frozenset(("number", "tile", "iota", "full", "pointwise", "reduce", "view", "mask"))
+
+
+def merge_common(program: Program) -> Program:
+    """``%1 = exp %0; %2 = exp %0`` becomes one op; a carried value that its loop never changes becomes its initial value."""
+    return program.map_regions(lambda body: _Merger().region(body, {}))
+
+
+class _Merger:
+    def __init__(self) -> None:
+        self.replaced: dict[int, Operand] = {}
+
+    def operand(self, operand: Operand) -> Operand:
+        while isinstance(operand, Value) and id(operand) in self.replaced:
+            operand = self.replaced[id(operand)]
+        return operand
+
+    def region(self, region: Region, outer: dict[Any, Value]) -> Region:
+        seen = dict(outer)
+        ops = []
+        for op in region.ops:
+            op = replace(op, operands=tuple(map(self.operand, op.operands)))
+            if op.kind in _PURE:
+                key = _key(op)
+                known = seen.get(key)
+                if known is not None:
+                    self.replaced[id(op.result)] = known
+                    continue
+                seen[key] = op.result
+            if op.kind == "for":
+                op = self.drop_invariant(op)
+            if op.regions:
+                op = replace(op, regions=tuple(self.region(r, seen) for r in op.regions))
+            ops.append(op)
+        return Region(region.params, tuple(ops), tuple(map(self.operand, region.results)))
+
+    def drop_invariant(self, op: Op) -> Op:
+        (region,) = op.regions
+        keep = []
+        for at, (param, after) in enumerate(zip(region.params, region.results, strict=True)):
+            if after is param:
+                self.replaced[id(param)] = self.replaced[id(op.results[at])] = op.operands[at]
+            else:
+                keep.append(at)
+        return keep_carried(op, region, keep)
+
+
+def keep_carried(op: Op, region: Region, keep: list[int]) -> Op:
+    """The loop ``op`` with body ``region``, carrying only the values at positions ``keep``."""
+    attrs = op.attrs
+    assert isinstance(attrs, ForAttrs)
+    shift = len(keep) - attrs.carried
+    axes = tuple(replace(a, begin=_shifted(a.begin, shift), end=_shifted(a.end, shift)) for a in attrs.axes)
+    return Op(
+        "for",
+        (*(op.operands[i] for i in keep), *op.operands[attrs.carried :]),
+        tuple(op.results[i] for i in keep),
+        ForAttrs(axes, len(keep), attrs.chunked),
+        (Region(tuple(region.params[i] for i in keep), region.ops, tuple(region.results[i] for i in keep)),),
+        op.location,
+    )
+
+
+def _shifted(bound: Any, by: int) -> Any:
+    return OperandRef(bound.at + by) if isinstance(bound, OperandRef) else bound
+
+
+def _key(op: Op) -> Any:
+    attrs = op.attrs.expr.key if isinstance(op.attrs, NumberAttrs) else op.attrs
+    # numbers by type and text: 0, 0.0, -0.0 and False are equal in Python
+    operands = tuple(id(o) if isinstance(o, Value) else (type(o), repr(o)) for o in op.operands)
+    if op.kind == "mask":
+        attrs = (attrs.dims, type(attrs.fill), repr(attrs.fill))
+    return (op.kind, operands, attrs, op.result.dtype, op.result.dims)
+
+
+def drop_dead(program: Program) -> Program:
+    """Ops without effect whose results nobody reads disappear, and so do loop values that only feed themselves."""
+    return program.map_regions(lambda body: _drop(body, set())[0])
+
+
+def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
+    """The region without dead ops, and the values it reads (its own included)."""
+    live = live | {id(v) for v in region.results if isinstance(v, Value)}
+    kept: list[Op] = []
+    for op in reversed(region.ops):
+        if op.kind == "for":
+            op, reads = _drop_loop(op, live)
+        elif op.kind == "if":
+            op, reads = _drop_if(op, live)
+        else:
+            reads = set()
+        if not (op.kind in EFFECTS or any(id(r) in live for r in op.results) or _has_effect(op)):
+            continue
+        live |= reads
+        live.update(id(v) for v in op.values())
+        kept.append(op)
+    return Region(region.params, tuple(reversed(kept)), region.results), live
+
+
+def _has_effect(op: Op) -> bool:
+    return any(inner.kind in EFFECTS for region in op.regions for inner in region.walk())
+
+
+def _drop_loop(op: Op, live: set[int]) -> tuple[Op, set[int]]:
+    (region,) = op.regions
+    keep = {i for i, result in enumerate(op.results) if id(result) in live}
+    while True:
+        body = Region(region.params, region.ops, tuple(region.results[i] for i in sorted(keep)))
+        body, reads = _drop(body, set())
+        more = {i for i, param in enumerate(region.params) if id(param) in reads} - keep
+        if not more:
+            break
+        keep |= more
+    order = sorted(keep)
+    full = Region(region.params, body.ops, region.results)
+    return keep_carried(op, full, order), reads
+
+
+def _drop_if(op: Op, live: set[int]) -> tuple[Op, set[int]]:
+    keep = [i for i, result in enumerate(op.results) if id(result) in live]
+    reads: set[int] = set()
+    regions = []
+    for region in op.regions:
+        body, inner = _drop(Region(region.params, region.ops, tuple(region.results[i] for i in keep)), set())
+        regions.append(body)
+        reads |= inner
+    return replace(op, results=tuple(op.results[i] for i in keep), regions=tuple(regions)), reads
+
+
+__all__ = ["LoopAxis", "drop_dead", "keep_carried", "merge_common"]

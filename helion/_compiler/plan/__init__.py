@@ -1,0 +1,1 @@
+"""Decisions for one config, as data."""

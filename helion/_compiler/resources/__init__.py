@@ -1,0 +1,1 @@
+"""How many registers, bytes and waves a config will take."""

@@ -1,0 +1,17 @@
+"""Offline compilation for any target, and measured resources of the result. Triton is imported when it is used."""
+
+from __future__ import annotations
+
+from .offline import OfflineCompileError, Signature, compile_offline, ptxas_version
+from .resources import Resources, measure
+from .sass import opcode_counts
+
+__all__ = [
+    "OfflineCompileError",
+    "Resources",
+    "Signature",
+    "compile_offline",
+    "measure",
+    "opcode_counts",
+    "ptxas_version",
+]

@@ -1,0 +1,1 @@
+"""The space of configs, seeds and search."""

@@ -1,0 +1,1 @@
+"""Seed heuristics, one per file."""

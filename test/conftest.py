@@ -1,0 +1,59 @@
+"""What every test runs under: no settings from outside, one Triton cache per run, fixed random examples, and the two
+selections by marker (`gpu`, `prove`)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# `make prove` sets this; everything else named HELION_* would change what the tests see.
+PROVE = os.environ.get("HELION_PROVE", "0") not in ("", "0")
+XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+# helion and triton are not imported yet, here or in a worker. A worker keeps the folders that its parent chose below.
+KEEP = {"HELION_PROVE", "HELION_CACHE_DIR"} if XDIST_WORKER else {"HELION_PROVE"}
+for name in [n for n in os.environ if n.startswith("HELION_") and n not in KEEP]:
+    del os.environ[name]
+for name in ("TRITON_INTERPRET", "TRITON_F32_DEFAULT", "TRITON_ALWAYS_COMPILE"):
+    os.environ.pop(name, None)
+os.environ["HELION_VERIFY"] = "1"  # the device IR is checked after every compiler step
+
+if XDIST_WORKER:
+    # The workers share the cores; a thread pool in each of them makes the suite slower.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+else:
+    CACHE = tempfile.mkdtemp(prefix="helion-test-")
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(CACHE, "triton")
+    os.environ["HELION_CACHE_DIR"] = os.path.join(CACHE, "helion")
+
+COMMON = {"deadline": None, "database": None, "print_blob": True}
+settings.register_profile(
+    "ci", derandomize=True, max_examples=20, suppress_health_check=[HealthCheck.too_slow], **COMMON
+)
+settings.register_profile("prove", max_examples=400, suppress_health_check=[HealthCheck.too_slow], **COMMON)
+settings.load_profile("prove" if PROVE else "ci")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not XDIST_WORKER:
+        shutil.rmtree(CACHE, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out `prove` tests unless asked for, and skips `gpu` tests where there is none: nothing else skips."""
+    if not PROVE:
+        left_out = [item for item in items if item.get_closest_marker("prove")]
+        items[:] = [item for item in items if not item.get_closest_marker("prove")]
+        config.hook.pytest_deselected(items=left_out)
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    import torch  # 2 s; a run without GPU tests, of one file say, does without
+
+    if not torch.cuda.is_available():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False"))

@@ -1,0 +1,388 @@
+"""The architecture, as a test over the source text of `helion/`.
+
+A module may import what stands above it in the tables below, at the top of its file. Imports under
+`if TYPE_CHECKING:` do not run and are left out. Nothing here imports helion.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "helion"
+
+# The rooms of the package, top to bottom: each imports only itself and what stands above it.
+LAYERS = (
+    "exc",
+    "knobs",
+    "_names",
+    "_locks",
+    "_shapes",
+    "hardware",
+    "fields",
+    "config",
+    "settings",
+    "language",
+    "_compiler",
+    "autotuner",
+    "pipeline",
+    "runtime",
+    "__init__",
+    "_testing",  # a client of the public names, as users' tests are
+    "__main__",
+)
+# The same inside a room. A dotted entry stands apart from its folder; a room's own `__init__` comes last.
+INNER = {
+    "_compiler": (
+        "context",
+        "source",
+        "symbols",
+        "ir",
+        "frontend",
+        "passes",
+        "facts",
+        "resources",
+        "plan",
+        "backends",
+        "toolchain",
+        "pipeline",
+    ),
+    # The search space turns a heuristic's proposal into lists, so what a proposal is stands above it, the rules below.
+    "autotuner": ("heuristics.base", "space", "legalise", "heuristics", "search", "measure", "cache", "report"),
+}
+# Each folder in here is one backend; nobody outside names one.
+BACKENDS = "_compiler.backends"
+# What a backend is written with, and who may import it.
+BACKEND_LIBRARIES = ("triton", "cutlass")
+LIBRARY_ROOMS = (BACKENDS, "_compiler.toolchain", "autotuner.measure", "runtime", "_testing", "__main__")
+ENVIRONMENT_ROOM = "knobs"
+ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+DEVICE_ROOM = "hardware"
+# Shared memory per block and per SM in bytes, and SM counts: numbers that mean one device and hardly anything else.
+DEVICE_NUMBERS = frozenset({101376, 102400, 166912, 167936, 232448, 233472, 132, 148})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Violation:
+    path: str  # relative to the package
+    line: int
+    kind: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.kind}" + (f": {self.detail}" if self.detail else "")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Module:
+    name: str  # dotted, without the package: "config", "_compiler.ir.grammar", "_compiler.ir.__init__", "__init__"
+    path: str
+    tree: ast.Module
+
+    def inside(self, *rooms: str) -> bool:
+        return any(self.name == room or self.name.startswith(room + ".") for room in rooms)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Import:
+    target: str  # full dotted name of what is imported
+    line: int
+    in_function: bool
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def read_modules(root: Path) -> dict[str, Module]:
+    modules = {}
+    for file in sorted(root.rglob("*.py")):
+        path = file.relative_to(root)
+        name = ".".join(path.with_suffix("").parts)
+        modules[name] = Module(name=name, path=path.as_posix(), tree=ast.parse(file.read_text(), filename=str(file)))
+    return modules
+
+
+def absolute(module: Module, level: int, name: str) -> str:
+    """The full name of a relative import (`level` dots, then `name`) seen from `module`."""
+    if level == 0:
+        return name
+    here = [PACKAGE, *module.name.split(".")]
+    return ".".join([*here[: len(here) - level], *([name] if name else [])])
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Every import that runs, those by `importlib.import_module("...")` included."""
+
+    def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and is_type_checking(node.test):
+            for other in node.orelse:
+                yield from visit(other, in_function)
+            return
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(module, node.level, node.module or "")
+            targets = [f"{base}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.args[0].value
+            if ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__") and isinstance(name, str):
+                bare = name.lstrip(".")
+                targets = [absolute(module, len(name) - len(bare), bare)]
+        for target in targets:
+            assert isinstance(node, ast.stmt | ast.expr)
+            yield Import(target=target, line=node.lineno, in_function=in_function)
+        deeper = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, deeper)
+
+    return visit(module.tree, False)
+
+
+def resolve(target: str, modules: dict[str, Module]) -> str | None:
+    """The module of ours that importing `target` runs ("helion.config.Config" -> "config"), None if not ours."""
+    head, *rest = target.split(".")
+    if head != PACKAGE:
+        return None
+    for end in range(len(rest), 0, -1):
+        name = ".".join(rest[:end])
+        if name in modules:
+            return name
+        if any(other.startswith(name + ".") for other in modules):
+            return name + ".__init__"
+    return "__init__"
+
+
+def rank(name: str, order: tuple[str, ...]) -> int | None:
+    """Place of a module in a table by its longest entry; None when it has none."""
+    entries = [entry for entry in order if name == entry or name.startswith(entry + ".")]
+    if entries:
+        return order.index(max(entries, key=len))
+    return len(order) if name == "__init__" else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The rules
+
+
+def unlisted(module: Module) -> Iterator[Violation]:
+    room, _, inner = module.name.partition(".")
+    if rank(room, LAYERS) is None:
+        yield Violation(path=module.path, line=0, kind="not in the table", detail=f"add {room!r} to LAYERS")
+    elif room in INNER and inner and rank(inner, INNER[room]) is None:
+        yield Violation(path=module.path, line=0, kind="not in the table", detail=f"add {inner!r} to INNER[{room!r}]")
+
+
+def points_down(module: Module, target: str) -> bool:
+    """Does `target` stand below `module` in LAYERS or, in one room, in INNER?"""
+    (room, _, inner), (to_room, _, to_inner) = module.name.partition("."), target.partition(".")
+    here, there = rank(room, LAYERS), rank(to_room, LAYERS)
+    if room == to_room and room in INNER:
+        here, there = rank(inner, INNER[room]), rank(to_inner, INNER[room])
+    return here is not None and there is not None and there > here
+
+
+def wrong_imports(module: Module, modules: dict[str, Module]) -> Iterator[Violation]:
+    for each in imports(module):
+
+        def violation(kind: str, each: Import = each) -> Violation:
+            return Violation(path=module.path, line=each.line, kind=kind, detail=each.target)
+
+        target = resolve(each.target, modules)
+        if target is None:
+            if each.target.split(".")[0] in BACKEND_LIBRARIES and not module.inside(*LIBRARY_ROOMS):
+                yield violation("backend library")
+            continue
+        if each.in_function:
+            yield violation("import inside a function")
+        if points_down(module, target):
+            yield violation("import from below")
+        in_backend = target.startswith(BACKENDS + ".") and target.count(".") > BACKENDS.count(".") + 1
+        if in_backend and not module.inside(BACKENDS):
+            yield violation("backend named")
+
+
+def environment_reads(module: Module) -> Iterator[Violation]:
+    if module.inside(ENVIRONMENT_ROOM):
+        return
+    nodes = list(ast.walk(module.tree))
+    names = [a for n in nodes if isinstance(n, ast.Import) for a in n.names if a.name == "os"]
+    aliases = {alias.asname or alias.name for alias in names}
+    for node in nodes:
+        found: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            found = [alias.name for alias in node.names if alias.name in ENVIRONMENT_NAMES]
+        elif isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT_NAMES:
+            found = [node.attr] if isinstance(node.value, ast.Name) and node.value.id in aliases else []
+        for name in found:
+            assert isinstance(node, ast.stmt | ast.expr)
+            yield Violation(path=module.path, line=node.lineno, kind="environment", detail=f"os.{name}")
+
+
+def device_numbers(module: Module) -> Iterator[Violation]:
+    if module.inside(DEVICE_ROOM):
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value in DEVICE_NUMBERS:
+            yield Violation(path=module.path, line=node.lineno, kind="device number", detail=str(node.value))
+
+
+def violations(root: Path) -> list[Violation]:
+    """Everything under `root` that breaks a rule; a tree without a package in it breaks one too."""
+    modules = read_modules(root)
+    if "__init__" not in modules:
+        return [Violation(path=".", line=0, kind="no package", detail=f"{root} has no __init__.py")]
+    found: list[Violation] = []
+    for module in modules.values():
+        found += [*unlisted(module), *wrong_imports(module, modules)]
+        found += [*environment_reads(module), *device_numbers(module)]
+    return sorted(found, key=lambda v: (v.path, v.line, v.kind))
+
+
+def test_layering() -> None:
+    found = violations(Path(__file__).resolve().parents[1] / PACKAGE)
+    assert not found, "\n".join(["", *map(str, found)])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The test's own test
+
+# A tree that breaks nothing and has in it what is allowed only in one place.
+CLEAN = {
+    "__init__.py": "from helion.config import Config\nfrom helion.runtime.kernel import kernel",
+    "__main__.py": "import triton\nimport helion",
+    "exc.py": "class Error(Exception): ...",
+    "knobs.py": "import os\nCACHE = os.environ.get('HELION_CACHE_DIR')",
+    "hardware.py": "from helion import exc\nSMEM = 232448",
+    "config.py": "from .exc import Error\nfrom helion import hardware",
+    "_compiler/__init__.py": "from helion._compiler import pipeline",
+    "_compiler/context.py": """
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            from helion._compiler.ir.grammar import Op
+        else:
+            from helion.config import Config
+        """,
+    "_compiler/ir/__init__.py": "",
+    "_compiler/ir/grammar.py": "from ..context import Context\nfrom . import verify",
+    "_compiler/ir/verify.py": "import math",
+    "_compiler/facts/__init__.py": "",
+    "_compiler/facts/axes.py": "from helion._compiler.ir.grammar import Op",
+    "_compiler/backends/__init__.py": "from helion._compiler.backends import registry",
+    "_compiler/backends/registry.py": "from helion._compiler.backends.triton import emit",
+    "_compiler/backends/triton/__init__.py": "",
+    "_compiler/backends/triton/emit.py": "from helion._compiler.facts import axes\ndef f():\n    import triton",
+    "_compiler/pipeline.py": "from helion._compiler.backends import registry",
+    "autotuner/__init__.py": "",
+    "autotuner/heuristics/__init__.py": "from helion.autotuner.heuristics import triton_matmul",
+    "autotuner/heuristics/base.py": "from helion._compiler.facts.axes import Axis",
+    "autotuner/heuristics/triton_matmul.py": "from helion.autotuner.heuristics.base import Seed",
+    "autotuner/space.py": "from helion.autotuner.heuristics.base import Seed",
+    "runtime/__init__.py": "",
+    "runtime/kernel.py": "json = importlib.import_module('json')\nimport helion.autotuner.space",
+}
+
+# file, its text, what must be reported of it
+PLANTED = [
+    # import from below, between rooms
+    ("exc.py", "import helion.config", "1: import from below"),
+    ("exc.py", "from helion import config", "1: import from below"),
+    ("exc.py", "from . import config", "1: import from below"),
+    ("config.py", "from .runtime.kernel import kernel", "1: import from below"),
+    ("config.py", "import helion", "1: import from below"),
+    ("config.py", "from helion import Config", "1: import from below"),
+    ("config.py", "class A:\n    from helion.runtime import kernel", "2: import from below"),
+    ("config.py", "try:\n    import helion.runtime\nexcept ImportError:\n    pass", "2: import from below"),
+    ("config.py", "if not TYPE_CHECKING:\n    import helion.runtime", "2: import from below"),
+    ("_compiler/facts/axes.py", "from ...autotuner import space", "1: import from below"),
+    ("__init__.py", "from helion import __main__", "1: import from below"),
+    # import from below, inside a room
+    ("_compiler/context.py", "from helion._compiler.ir import grammar", "1: import from below"),
+    ("_compiler/ir/grammar.py", "from ..facts.axes import Axis", "1: import from below"),
+    ("_compiler/ir/grammar.py", "from helion import _compiler", "1: import from below"),
+    ("_compiler/facts/axes.py", "from helion._compiler.backends import registry", "1: import from below"),
+    ("autotuner/space.py", "from helion.autotuner.heuristics import REGISTRY", "1: import from below"),
+    ("autotuner/heuristics/base.py", "from helion.autotuner.space import Space", "1: import from below"),
+    # import inside a function
+    ("config.py", "def f():\n    from helion import exc", "2: import inside a function"),
+    ("config.py", "async def f():\n    from .exc import Error", "2: import inside a function"),
+    ("config.py", "def f():\n    if x:\n        import helion.exc", "3: import inside a function"),
+    ("config.py", "def f():\n    return importlib.import_module('helion.exc')", "2: import inside a function"),
+    ("config.py", "f = lambda: import_module('.exc', __package__)", "1: import inside a function"),
+    ("__init__.py", "def __getattr__(name):\n    return __import__('helion.runtime')", "2: import inside a function"),
+    # not in the table
+    ("utils.py", "", "0: not in the table"),
+    ("utils/text.py", "", "0: not in the table"),
+    ("_compiler/utils.py", "", "0: not in the table"),
+    ("_compiler/lowering/dots.py", "", "0: not in the table"),
+    ("autotuner/base.py", "", "0: not in the table"),
+    # environment
+    ("config.py", "import os\nX = os.environ['X']", "2: environment"),
+    ("config.py", "import os\ndef f():\n    return os.getenv('X')", "3: environment"),
+    ("config.py", "import os as _os\n_os.environ['X'] = '1'", "2: environment"),
+    ("config.py", "from os import environ as e", "1: environment"),
+    ("runtime/kernel.py", "import os.path, os\nos.putenv('X', '1')", "2: environment"),
+    # backends
+    ("_compiler/pipeline.py", "from helion._compiler.backends.triton import emit", "1: backend named"),
+    ("_compiler/pipeline.py", "from helion._compiler.backends import triton", "1: backend named"),
+    ("runtime/kernel.py", "import helion._compiler.backends.triton.emit", "1: backend named"),
+    ("config.py", "import triton", "1: backend library"),
+    ("_compiler/facts/axes.py", "def f():\n    from triton.language import dot", "2: backend library"),
+    ("autotuner/space.py", "import cutlass.cute as cute", "1: backend library"),
+    # device numbers
+    ("config.py", "def f(smem=232448):\n    return smem", "1: device number"),
+    ("autotuner/space.py", "x = 1\nwaves = 4 * 132", "2: device number"),
+]
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for path, text in files.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(text))
+    return root
+
+
+def test_clean_tree(tmp_path: Path) -> None:
+    assert violations(plant(tmp_path, CLEAN)) == []
+
+
+@pytest.mark.parametrize(("path", "text", "expected"), PLANTED, ids=[f"{p}-{w}" for p, _, w in PLANTED])
+def test_planted_violation(tmp_path: Path, path: str, text: str, expected: str) -> None:
+    found = violations(plant(tmp_path, {**CLEAN, path: text}))
+    assert [f"{v.path}:{v.line}: {v.kind}" for v in found] == [f"{path}:{expected}"]
+
+
+def test_one_line_may_break_several_rules(tmp_path: Path) -> None:
+    line = "def f():\n    from helion._compiler.backends.triton import emit"
+    found = violations(plant(tmp_path, {**CLEAN, "_compiler/facts/axes.py": line}))
+    assert [v.kind for v in found] == ["backend named", "import from below", "import inside a function"]
+    assert {str(v) for v in found} == {
+        f"_compiler/facts/axes.py:2: {v.kind}: helion._compiler.backends.triton.emit" for v in found
+    }
+
+
+@pytest.mark.parametrize(
+    "files", [{}, {"notes.txt": "no Python"}, {"config.py": ""}], ids=["empty", "other", "no-init"]
+)
+def test_tree_without_package(tmp_path: Path, files: dict[str, str]) -> None:
+    assert [v.kind for v in violations(plant(tmp_path, files))] == ["no package"]
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    assert [v.kind for v in violations(tmp_path / "helion")] == ["no package"]
+
+
+def test_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SyntaxError, match=r"config\.py"):
+        violations(plant(tmp_path, {**CLEAN, "config.py": "def"}))
