@@ -1,1 +1,15 @@
-"""x"""
+"""Kernels as PyTorch with tiles, compiled with a config that is near its best at the first call."""
+
+from . import exc as exc
+from . import hardware as hardware
+from . import language as language
+from ._shapes import cdiv as cdiv
+from ._shapes import next_power_of_2 as next_power_of_2
+from .config import Config as Config
+from .runtime.kernel import Kernel as Kernel
+from .runtime.kernel import kernel as kernel
+from .settings import RefMode as RefMode
+from .settings import Settings as Settings
+
+jit = kernel
+__version__ = "0.1.0"

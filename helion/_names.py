@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import re
 
@@ -27,7 +28,8 @@ class NameSpace:
     """Hands out distinct identifiers. The first taker of a name gets it bare, later ones get ``_1``, ``_2`` ..."""
 
     def __init__(self, taken: frozenset[str] = RESERVED) -> None:
-        self._taken = set(taken)
+        # a variable called `sum` is legal, but not pleasant to read
+        self._taken = {*taken, *dir(builtins)}
         self._next: dict[str, int] = {}
 
     def fresh(self, base: str) -> str:

@@ -1,1 +1,5 @@
-"""Calling kernels."""
+"""Calling kernels, and what generated modules import."""
+
+from .launcher import default_launcher as default_launcher
+from .launcher import get_num_sm as get_num_sm
+from .launcher import source_module as source_module

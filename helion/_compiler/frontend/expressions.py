@@ -309,7 +309,9 @@ class Expressions:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> Any:
         if _hashable(function) and function in DECLARED:
-            return self.call_hl(function, args, kwargs)
+            result = self.call_hl(function, args, kwargs)
+            self.note_compile_time_call(function, result, node)
+            return result
         if getattr(function, "_is_helion_kernel", False):
             raise exc.NestedKernelCallsNotSupported(name=function.name)
         if isinstance(function, functools.partial):
@@ -348,6 +350,14 @@ class Expressions:
         except TypeError as error:
             raise exc.TypeInferenceError(f"{name}: {error}.") from error
         return HL_RULES[function](self.t, *args, **kwargs)
+
+    def note_compile_time_call(self, function: Any, result: Any, node: ast.AST) -> None:
+        """The generated host code has constants in place of these calls."""
+        where = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+        if function is hl.register_block_size:
+            self.t.registered[where] = result.args[0]
+        elif function is hl.specialize:
+            self.t.specialized_calls.add(where)
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.t.on_device:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._names import SHARED_MODULES
 from ..._shapes import Number
 from ...language.constants import ConstExpr
 from ..context import CompileContext
@@ -112,21 +111,13 @@ def _number(value: Any, source: str, origin: tuple[Any, ...]) -> Number | Any:
 def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker) -> HostModule:
     function = source.node
     assert isinstance(function, ast.FunctionDef)
-    local = {a.arg for a in (*function.args.posonlyargs, *function.args.args)}
-    used: dict[str, None] = {}
-    for node in ast.walk(function):
-        if isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Store):
-                local.add(node.id)
-            else:
-                used[node.id] = None
-    names = tuple(n for n in used if n not in local and n in fn.__globals__ and n not in SHARED_MODULES)
     return HostModule(
         name=fn.__name__,
         function=function,
         loops=tuple(walker.loop_statements),
         source_module=fn.__module__,
-        globals_used=names,
         device_source=source.file,
+        registered=dict(walker.t.registered),
+        specialized_calls=frozenset(walker.t.specialized_calls),
         module_globals=fn.__globals__,
     )

@@ -87,6 +87,8 @@ class Tracer:
         self._storage_ids: dict[int, int] = {}
         self.lifted: dict[int, HostTensorValue] = {}
         self.function_sources: dict[int, str] = {}
+        self.registered: dict[tuple[int, int], int] = {}
+        self.specialized_calls: set[tuple[int, int]] = set()
 
     def snapshot(self) -> Snapshot:
         """What ``restore`` needs to forget everything recorded from here on."""

@@ -305,14 +305,17 @@ class HostModule:
     """The user's function around the device loops.
 
     ``function`` is its syntax tree; ``loops`` are the statements (by position in the body) that became roots.
+    ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids; ``specialized_calls``
+    are calls of ``hl.specialize``.
     """
 
     name: str
     function: ast.FunctionDef
     loops: tuple[int, ...]
     source_module: str
-    globals_used: tuple[str, ...]
     device_source: str
+    registered: Mapping[tuple[int, int], int]
+    specialized_calls: frozenset[tuple[int, int]]
     module_globals: Mapping[str, Any] = field(repr=False)
 
 

@@ -168,9 +168,7 @@ class Access:
         _is_signed: bool,
         padding: Any = None,
     ) -> Window:
-        window = Window(
-            base, _ints(shape), _ints(strides), [0] * len(dims), dims, padding == ir.PADDING_OPTION.PAD_NAN
-        )
+        window = Window(base, _ints(shape), _ints(strides), [0] * len(dims), dims, padding == ir.PADDING_OPTION.PAD_NAN)
         itemsize = _itemsize(base.dtype.element_ty)
         address = int(base.data[0])
         if address % 16:

@@ -155,7 +155,11 @@ class Elementwise:
     create_fcmpOGE = _compare(np.greater_equal)
 
     def create_select(self, condition: Handle, yes: Handle, no: Handle) -> Handle:
-        return Handle(np.where(condition.data, yes.data, no.data), yes.dtype, yes.shape)
+        other = no.data
+        if other.dtype != yes.data.dtype:
+            # Triton 3.6 to 3.8 give one half of a floating-point tl.atomic_min a pointer's type, hence no sign.
+            other = other.view(yes.data.dtype)
+        return Handle(np.where(condition.data, yes.data, other), yes.dtype, yes.shape)
 
     def create_clampf(self, x: Handle, low: Handle, high: Handle, propagate_nan: Any) -> Handle:
         if propagate_nan == tl.PropagateNan.ALL:

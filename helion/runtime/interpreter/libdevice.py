@@ -255,9 +255,9 @@ _OTHER: dict[str, Function] = {
     "float_as_uint": _view(np.uint32),
     "frsqrt_rn": _in_float64(lambda x: 1.0 / np.sqrt(x)),
     "hadd": _half_sum,
-    "hiloint2double": lambda high, low: (
-        (high.astype(np.int64) << 32) | low.view(np.uint32).astype(np.int64)
-    ).view(np.float64),
+    "hiloint2double": lambda high, low: ((high.astype(np.int64) << 32) | low.view(np.uint32).astype(np.int64)).view(
+        np.float64
+    ),
     "int_as_float": _view(np.float32),
     "llabs": np.abs,
     "longlong_as_double": _view(np.float64),

@@ -159,7 +159,9 @@ class Memory:
         """
         dtype = values.dtype
         region = self._locate(pointers, dtype.itemsize)
-        if region is not None and mask is None and values.shape == pointers.shape:
+        if region is not None and values.shape == pointers.shape and (mask is None or mask.shape == pointers.shape):
+            if mask is not None and not mask.all():
+                pointers, values = pointers[mask], values[mask]
             index = ((pointers - np.uint64(region.start)) >> np.uint64(_shift(dtype))).view(np.int64)
             region.view(dtype)[index] = values
             return

@@ -22,7 +22,7 @@ NARROW: dict[str, torch.dtype] = {
     "fp8e4nv": torch.float8_e4m3fn,
     "fp8e4b8": torch.float8_e4m3fnuz,
 }
-"""Formats held as float32, with the torch dtype that has the same bits. (``fp8e4b15`` has none and is not supported.)"""
+"""Formats held as float32, with the torch dtype that has the same bits. (``fp8e4b15`` has none: unsupported.)"""
 
 FP8 = frozenset(name for name in NARROW if name.startswith("fp8"))
 

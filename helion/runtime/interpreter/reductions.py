@@ -190,9 +190,7 @@ def associative_scan(input: Any, axis: Any, combine_fn: Combine, reverse: Any = 
         parts = _scan_arrays(parts, combine_fn, types)
     if backward:
         parts = [p[..., ::-1] for p in parts]
-    results = tuple(
-        _tensor(np.ascontiguousarray(np.moveaxis(p, -1, at)), t) for p, t in zip(parts, types, strict=True)
-    )
+    results = tuple(_tensor(np.ascontiguousarray(np.moveaxis(p, -1, at)), t) for p, t in zip(parts, types, strict=True))
     return results[0] if isinstance(input, tl.tensor) else results
 
 

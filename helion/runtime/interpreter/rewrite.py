@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import builtins
 import collections
-import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import triton.language as tl
+from triton.language.extra import libdevice as libdevice_stubs
+from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime.jit import JITCallable, JITFunction
 
 from . import reductions, semantic
@@ -25,7 +26,8 @@ from .values import bind_builtin, bind_methods
 _CACHE_SIZE = 512
 """Rewritten functions kept; least recently resolved ones go first. Each holds a kernel's source a second time."""
 
-_TRUTH, _AND, _OR, _NOT, _ASSIGNED = "__truth__", "__and__", "__or__", "__not__", "__assigned__"
+_TRUTH, _AND, _OR, _NOT = "__truth__", "__and__", "__or__", "__not__"
+_ASSIGNED, _CHECK = "__assigned__", "__check__"
 
 _HELPERS: dict[str, object] = {
     "__builtins__": builtins,
@@ -34,6 +36,7 @@ _HELPERS: dict[str, object] = {
     _OR: semantic.logical_or,
     _NOT: semantic.logical_not,
     _ASSIGNED: semantic.assigned,
+    _CHECK: semantic.check,
 }
 
 
@@ -45,7 +48,7 @@ class _ConstexprClass(type):
 class _Constexpr(metaclass=_ConstexprClass):
     """``tl.constexpr`` in a kernel: the plain value, since compile-time values are plain here."""
 
-    def __new__(cls, value: Any) -> Any:  # noqa: D102
+    def __new__(cls, value: Any) -> Any:
         return value.value if type(value) is tl.constexpr else value
 
 
@@ -64,6 +67,9 @@ _REPLACED: dict[int, object] = {
         (tl.constexpr, _Constexpr),
         (tl.range, semantic.tensor_range),
         (tl.static_range, semantic.static_range),
+        (tl.multiple_of, semantic.hint),
+        (tl.max_contiguous, semantic.hint),
+        (tl.max_constancy, semantic.hint),
         (tl.static_assert, _static_assert),
         (tl.static_print, _static_print),
         (tl.core.reduce, reductions.reduce),
@@ -95,9 +101,8 @@ _bound: dict[int, Callable[..., Any]] = {}
 
 
 def _view(module: types.ModuleType) -> _ModuleView:
-    if module.__name__ == "triton.language.extra.libdevice":
-        # Its functions are stubs; a compiler for NVIDIA replaces the module by this one.
-        module = tl.extra.cuda.libdevice
+    if module is libdevice_stubs:
+        module = cuda_libdevice  # as a compilation for an NVIDIA GPU has it
     found = _views.get(id(module))
     if found is None or found._view_of is not module:
         found = _views[id(module)] = _ModuleView(module)
@@ -116,8 +121,8 @@ def adapt(value: Any) -> Any:
     if isinstance(value, types.ModuleType):
         return _view(value)
     if isinstance(value, types.FunctionType):
-        if value.__module__ == "triton.language.extra.libdevice":
-            return getattr(_view(tl.extra.libdevice), value.__name__)
+        if value.__module__ == libdevice_stubs.__name__:
+            return getattr(_view(libdevice_stubs), value.__name__)
         if tl.core.is_builtin(value):
             found = _bound.get(id(value))
             if found is None:
@@ -175,7 +180,12 @@ class _Rewriter(ast.NodeTransformer):
         node.test = self._call(_TRUTH, node.test)
         return node
 
-    visit_If = visit_While = visit_IfExp = visit_Assert = _visit_test
+    visit_If = visit_While = visit_IfExp = _visit_test
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        self.generic_visit(node)
+        arguments = [node.test] if node.msg is None else [node.test, node.msg]
+        return ast.copy_location(ast.Expr(value=self._call(_CHECK, *arguments)), node)
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
         self.generic_visit(node)
@@ -321,4 +331,3 @@ _SPECIALS = _specials()
 bind_methods(SEMANTIC, interpreted)
 for _method in (reductions.reduce, reductions.associative_scan):
     setattr(semantic.Tensor, _method.__name__, _method)
-assert inspect.isfunction(_SPECIALS["min"])

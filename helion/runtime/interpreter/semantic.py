@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,10 @@ from triton.language.semantic import TritonSemantic
 from . import numerics
 from .builder import Builder
 from .numerics import FP8, HELD
-from .values import Block, Handle, Tensor, binary_shape, block, scalar
+from .values import Block, Handle, Tensor, binary_shape, block, own, scalar
+
+_CONDITION: tuple[type, ...] = (tl.condition,) if hasattr(tl, "condition") else ()
+_NUMBERS = frozenset((int, float, bool))
 
 
 class BlockCondition(ValueError):
@@ -29,6 +32,11 @@ class Semantic(TritonSemantic):
     def __init__(self, builder: Builder) -> None:
         super().__init__(builder)
         self._promotions: dict[tuple[str, bool, str, bool, bool], tl.dtype] = {}
+        self._constants: dict[tuple[Any, ...], tuple[tl.dtype, Tensor]] = {}
+
+    def to_tensor(self, x: Any, check_type: bool = True) -> Any:
+        # Functions of triton.language build plain tensors for their own results, and some go on with them.
+        return own(x) if x.__class__ is tl.tensor else super().to_tensor(x, check_type)
 
     def computation_type_impl(
         self, a_ty: tl.dtype, a_is_scalar: bool, b_ty: tl.dtype, b_is_scalar: bool, div_or_mod: bool
@@ -49,18 +57,46 @@ class Semantic(TritonSemantic):
         arithmetic_check: bool = True,
         div_or_mod: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        if lhs.__class__ is Tensor and rhs.__class__ is Tensor:
-            a, b = lhs.dtype, rhs.dtype
-            if a.name in HELD and b.name in HELD:
-                if arithmetic_check and not (a is b and not div_or_mod):
-                    common = self.computation_type_impl(a, False, b, False, div_or_mod)
+        if lhs.__class__ is Tensor and lhs.dtype.name in HELD:
+            if rhs.__class__ is Tensor and rhs.dtype.name in HELD:
+                if arithmetic_check and (div_or_mod or lhs.dtype is not rhs.dtype):
+                    common = self.computation_type_impl(lhs.dtype, False, rhs.dtype, False, div_or_mod)
                     lhs, rhs = self.cast(lhs, common), self.cast(rhs, common)
+                return self.broadcast_impl_value(lhs, rhs)
+            if arithmetic_check and rhs.__class__ in _NUMBERS:
+                common, rhs = self._constant(lhs.dtype, rhs, div_or_mod)
+                return self.broadcast_impl_value(self.cast(lhs, common), rhs)
+        elif rhs.__class__ is Tensor and rhs.dtype.name in HELD:
+            if arithmetic_check and lhs.__class__ in _NUMBERS:
+                common, lhs = self._constant(rhs.dtype, lhs, div_or_mod)
+                return self.broadcast_impl_value(lhs, self.cast(rhs, common))
+            if allow_lhs_ptr and lhs.__class__ is Tensor and lhs.dtype.is_ptr() and HELD[rhs.dtype.name].kind in "iu":
                 return self.broadcast_impl_value(lhs, rhs)
         return super().binary_op_type_checking_impl(
             lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
         )
 
+    def _constant(self, dtype: tl.dtype, value: Any, div_or_mod: bool) -> tuple[tl.dtype, Tensor]:
+        """The type in which a tensor of ``dtype`` and the number ``value`` meet, and the number in it."""
+        key = (dtype.name, value.__class__, value, value.__class__ is float and math.copysign(1.0, value), div_or_mod)
+        found = self._constants.get(key)
+        if found is None:
+            sample = Tensor(self.builder.get_null_value(dtype), dtype)
+            promoted, constant = super().binary_op_type_checking_impl(sample, value, False, False, True, div_or_mod)
+            if len(self._constants) > 4096:  # a kernel's constants are few, those of loop bounds and offsets are not
+                self._constants.clear()
+            found = self._constants[key] = (promoted.dtype, constant)
+        return found
+
+    def expand_dims(self, input: Tensor, axis: int) -> Tensor:
+        kind = input.type
+        if kind.__class__ is not Block or not 0 <= axis <= len(kind.dims):
+            return super().expand_dims(input, axis)
+        dims = (*kind.dims[:axis], 1, *kind.dims[axis:])
+        return Tensor(self.builder.create_expand_dims(input.handle, axis), block(input.dtype, dims))
+
     def broadcast_impl_value(self, lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+        lhs, rhs = own(lhs), own(rhs)
         left, right = lhs.type, rhs.type
         if left is right:
             return lhs, rhs
@@ -68,16 +104,16 @@ class Semantic(TritonSemantic):
         right_dims = right.dims if right.__class__ is Block else None
         if left_dims == right_dims:
             return lhs, rhs
-        if left_dims is None:
-            return _stretched(lhs, right_dims), rhs
-        if right_dims is None:
-            return lhs, _stretched(rhs, left_dims)
+        if left_dims is None or right_dims is None:
+            common = left_dims or right_dims or ()
+            return _stretched(lhs, common), _stretched(rhs, common)
         dims = binary_shape(left_dims, right_dims)
         if dims is None:
             return super().broadcast_impl_value(lhs, rhs)  # which raises
         return _stretched(lhs, dims), _stretched(rhs, dims)
 
     def cast(self, input: Tensor, dst_ty: tl.dtype, fp_downcast_rounding: str | None = None) -> Tensor:
+        input = own(input)
         source, target = input.dtype, scalar(dst_ty.scalar)
         if source is target:
             return input
@@ -103,14 +139,6 @@ class Semantic(TritonSemantic):
     def _has_native_tma(self) -> bool:
         return True
 
-    def _hint(self, x: Tensor, values: Sequence[int]) -> Tensor:
-        """A promise to the compiler, checked only in form."""
-        if max(1, len(x.shape)) != len(values):
-            raise ValueError(f"a hint on a tensor of shape {list(x.shape)} needs one value per axis, got {values}")
-        return x
-
-    multiple_of = max_contiguous = max_constancy = _hint
-
 
 def _stretched(value: Tensor, dims: tuple[int, ...]) -> Tensor:
     """``value`` as a block of shape ``dims``, sharing its data."""
@@ -122,23 +150,26 @@ def _stretched(value: Tensor, dims: tuple[int, ...]) -> Tensor:
 SEMANTIC = Semantic(Builder())
 
 
-def is_number(value: object) -> bool:
-    """Whether ``value`` is a compile-time number of a kernel."""
-    return isinstance(value, numbers.Number)
-
-
 def truth(value: Any) -> Any:
     """``value`` as the condition of an if, while, assert or conditional expression."""
     if value.__class__ is Tensor:
-        if value.handle.data.size != 1 and value.numel != 1:
+        if value.numel != 1:
             raise BlockCondition(
                 f"a condition needs a scalar, got a block of shape {list(value.shape)}. Use tl.where for a choice per "
                 "element, or reduce the block first."
             )
         return bool(value.handle.data.reshape(-1)[0])
-    if isinstance(value, getattr(tl, "condition", ())):
-        return truth(value.condition)
+    if isinstance(value, _CONDITION):
+        return truth(value.condition)  # type: ignore[union-attr]
     return value
+
+
+def check(condition: Any, message: Any = "") -> None:
+    """An ``assert`` statement: of every element, where ``condition`` is a tensor."""
+    if condition.__class__ is Tensor:
+        SEMANTIC.device_assert(condition, message, None)
+    elif not condition:
+        raise AssertionError(message)
 
 
 def _as_bool(value: Tensor) -> Tensor:
@@ -172,6 +203,11 @@ def logical_not(value: Any) -> Any:
     return not value
 
 
+def hint(value: Any, _promise: Any) -> Any:
+    """``tl.multiple_of``, ``tl.max_contiguous`` and ``tl.max_constancy``: nothing is made of the promise."""
+    return value
+
+
 def assigned(value: Any) -> Any:
     """What a name holds after ``name = value``: numbers become tensors, as in a compiled kernel."""
     kind = value.__class__
@@ -191,17 +227,16 @@ def assigned(value: Any) -> Any:
     return value
 
 
-def tensor_range(*args: Any, step: Any = None, **_: Any) -> Any:
-    """``range`` and ``tl.range``: int32 (or wider) scalars. Keyword arguments are pipelining hints."""
-    names = ("arg1", "arg2")
-    args = (*args, *(_.pop(n) for n in names[len(args) :] if n in _))
-    bounds = list(args) if step is None or len(args) == 3 else [*args, step] if len(args) == 2 else [0, *args, step]
-    tensors = [SEMANTIC.to_tensor(b) for b in bounds if b is not None]
-    dtype = tensors[0].dtype
-    for t in tensors[1:]:
-        dtype = SEMANTIC.integer_promote_impl(dtype, t.dtype)
+def tensor_range(arg1: Any, arg2: Any = None, step: Any = None, *_: Any, **__: Any) -> Iterator[Tensor]:
+    """``range`` and ``tl.range``: int32 (or wider) scalars. Further arguments are pipelining hints."""
+    if arg2 is None:
+        arg1, arg2 = 0, arg1
+    bounds = [SEMANTIC.to_tensor(b) for b in (arg1, arg2, 1 if step is None else step)]
+    dtype = bounds[0].dtype
+    for bound in bounds[1:]:
+        dtype = SEMANTIC.integer_promote_impl(dtype, bound.dtype)
     held = HELD[dtype.name]
-    for i in range(*[int(t.handle.data[0]) for t in tensors]):
+    for i in range(*[int(b.handle.data[0]) for b in bounds]):
         yield Tensor(Handle(np.array([i], held), dtype, ()), dtype)
 
 

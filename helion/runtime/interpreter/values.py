@@ -8,6 +8,7 @@ of ``triton.language`` has to be replaced while a kernel runs.
 from __future__ import annotations
 
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -58,10 +59,13 @@ class Block(tl.block_type):
     dims: tuple[int, ...]
 
     def __init__(self, element: tl.dtype, dims: tuple[int, ...]) -> None:
-        super().__init__(element, [Dim(d) for d in dims])
+        # Not the base's: it refuses extents that are not powers of two, which halves of a scan may have. Shapes that a
+        # kernel asks for pass through the base class in Triton's own code.
+        self.element_ty = element
         self.dims = dims
-        # tl.tuple unwraps and rebuilds its elements; put the extents back.
         self.shape = tl.tuple([Dim(d) for d in dims])
+        self.numel = math.prod(dims)
+        self.name = f"<{list(dims)}, {element}>"
 
     def with_element_ty(self, scalar_ty: tl.dtype) -> tl.dtype:
         return block(scalar_ty, self.dims)
@@ -82,7 +86,7 @@ def scalar(dtype: tl.dtype) -> tl.dtype:
 
 def block(element: tl.dtype, dims: Iterable[int]) -> Block:
     """The one object that stands for the block type of scalar type ``element`` and shape ``dims``."""
-    key = (element.name, tuple(int(d) for d in dims))
+    key = (element.name, dims if dims.__class__ is tuple else tuple(int(d) for d in dims))
     found = _blocks.get(key)
     if found is None:
         if len(_blocks) > 4096:  # shapes of a process are few; a test suite's are not

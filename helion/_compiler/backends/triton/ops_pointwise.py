@@ -6,17 +6,20 @@ signs or dtypes matter.
 
 Half types (fp16, bf16, fp8) compute in fp32 and are rounded once, to the result dtype, as PyTorch does.
 
-Accuracy in fp32 on NVIDIA, against the correctly rounded result:
+Accuracy in fp32 on NVIDIA, against the correctly rounded result. Bounds are those of the CUDA C++ Programming Guide
+(mathematical functions) and of the PTX instructions that Triton generates:
 
 - exact: ``sqrt`` (``tl.sqrt_rn``), ``fmod``, ``remainder``, ``floordiv``, ``truncdiv``, division of integers, and
   everything made of additions, comparisons, roundings and bit operations;
 - within 2 units in the last place (ulp): ``div`` and ``reciprocal`` (``div.full``), ``rsqrt``, ``exp2``, ``log``,
-  ``log2``, ``sin``, ``cos`` and ``erf`` of ``tl``, and the functions of libdevice other than ``lgamma``, ``erfinv``
-  and ``i0`` (up to about 6) and ``pow`` (up to about 8);
-- ``exp`` and ``sigmoid`` (``tl.exp``): 2 ulp plus 2 ulp for every unit of \\|x\\|. ``tl.exp`` is ``ex2(x * log2(e))``,
-  2 instructions where libdevice takes 9, and the product is rounded. Softmax and attention evaluate it per element,
-  with x <= 0, where the absolute error stays below 2^-23.
-- ``exp2``, ``rsqrt`` and the functions of libdevice flush subnormal numbers to zero.
+  ``log2``, ``sin``, ``cos`` and ``erf``;
+- within 4 ulp: the other functions of libdevice, except ``lgamma`` and ``i0`` (6 ulp);
+- ``exp`` and ``sigmoid`` (``tl.exp``): 2 ulp plus 1.2 ulp for every unit of ``|x|``. ``tl.exp`` is
+  ``ex2(x * log2(e))``, 2 instructions where libdevice takes 9, and the product is rounded. Softmax and attention
+  evaluate it once per element and with x <= 0, where the absolute error stays below 2^-22.
+
+``exp2``, ``rsqrt``, ``floor``, ``ceil`` and the functions of libdevice flush subnormal numbers to zero. ``floordiv`` of
+floats may lose the sign of a zero.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def _integer_power(base, exponent, BITS: tl.constexpr):
         bits = bits >> 1
     # A negative exponent leaves only the powers of 1 and -1 different from zero.
     alternating = tl.where((exponent & 1) != 0, base, one)
-    inverse = tl.where(base == 1, one, tl.where(base == -1, alternating, base * 0))
+    inverse = tl.where(base == one, one, tl.where(base == -one, alternating, base * 0))
     return tl.where(exponent < 0, inverse, result)
 ''',
 }
@@ -633,8 +636,8 @@ _OWN_DTYPES: Mapping[str, Callable[[Sequence[str], _Dtypes, torch.dtype], str]] 
     "logical_not": _logical_not,
 }
 
-# With a half tensor and a Python number, eager mode on a GPU computes these with the number in fp32, and rounds it to the
-# half type before it computes anything else.
+# With a half tensor and a Python number, eager mode on a GPU computes these with the number in fp32; before it computes
+# anything else it rounds the number to the half type.
 _KEEP_DIGITS = frozenset(("add", "sub", "mul", "div", "floordiv", "truncdiv"))
 
 

@@ -1,0 +1,511 @@
+"""Prints a plan as a Triton kernel. Decides nothing: every choice stands in the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+
+import torch
+
+from ...._names import RESERVED
+from ...._names import NameSpace
+from ...._shapes import Dim
+from ...._shapes import Dims
+from ...._shapes import Expr
+from ...._shapes import Number
+from ...ir.grammar import Bound
+from ...ir.grammar import DotAttrs
+from ...ir.grammar import ForAttrs
+from ...ir.grammar import IotaAttrs
+from ...ir.grammar import LoopAxis
+from ...ir.grammar import MaskAttrs
+from ...ir.grammar import MemoryAttrs
+from ...ir.grammar import NumberAttrs
+from ...ir.grammar import Op
+from ...ir.grammar import Operand
+from ...ir.grammar import OperandRef
+from ...ir.grammar import PointwiseAttrs
+from ...ir.grammar import ReduceAttrs
+from ...ir.grammar import Region
+from ...ir.grammar import TileAttrs
+from ...ir.grammar import Value
+from ...ir.grammar import ViewAttrs
+from ...plan.records import LoopPlan
+from ...plan.records import Plan
+from . import grid
+from . import ops_pointwise
+from . import ops_reduction
+from .ops_pointwise import TRITON_DTYPES
+from .ops_pointwise import literal
+from .printer import Lines
+from .printer import Names
+from .ranges import range_text
+
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@dataclass
+class Active:
+    """The variables of the innermost loop over a block. ``mask`` is empty where no tile reaches past the end."""
+
+    offset: str
+    index: str = ""
+    mask: str = ""
+    begin: str = "0"
+    end: str = ""
+
+
+@dataclass
+class Scope:
+    """Blocks with a loop around the current line."""
+
+    active: dict[int, Active] = field(default_factory=dict)
+
+
+def render_kernel(plan: Plan) -> list[str]:
+    """The lines of the ``@triton.jit`` function."""
+    return _Emitter(plan).kernel()
+
+
+class _Emitter:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.program = plan.program
+        taken = {a.name for a in (*plan.tensors, *plan.numbers)} | {b.symbol for b in plan.blocks} | set(RESERVED)
+        self.names = Names(NameSpace(frozenset(taken)))
+        self.lines = Lines(plan.origin_lines)
+        self.tensor_names = {a.tensor.id: a.name for a in plan.tensors}
+        self.number_names = {a.source: a.name for a in plan.numbers}
+        self.scope = Scope()
+        self.local: set[int] = set()
+        self.uses = Counter(id(v) for op in self.program.walk() for v in _reads(op))
+        self.index_dtype = TRITON_DTYPES[self.program.index_dtype]
+        self.wide = self.program.index_dtype == torch.int64
+
+    # --- the function ----------------------------------------------------------------------------------------------------
+
+    def kernel(self) -> list[str]:
+        parameters = [*(a.name for a in self.plan.tensors), *(a.name for a in self.plan.numbers)]
+        if self.plan.launch.persistent:
+            parameters.append("_NUM_SM: tl.constexpr")
+        self.lines.add("@triton.jit")
+        self.lines.add(f"def {self.plan.kernel_name}({', '.join(parameters)}):")
+        with self.lines.indent():
+            self.full_blocks()
+            grid.emit_roots(self)
+        return self.lines.lines
+
+    def full_blocks(self) -> None:
+        """Indices of whole dimensions that are held at once."""
+        used = {b for op in self.program.walk() for v in op.results for d in v.dims for b in d.blocks}
+        for block in self.program.blocks:
+            if block.kind != "full" or block.id not in used or self.plan.blocks[block.id].looped:
+                continue
+            self.scope.active[block.id] = self.vector(block.id, "", block.id in self.plan.full_masked, self.number(block.extent))  # fmt: skip
+
+    def vector(self, block: int, offset: str, masked: bool, end: str, begin: str = "0") -> Active:
+        """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``."""
+        symbol = self.plan.blocks[block].symbol
+        lanes = f"tl.arange(0, {symbol})" + (".to(tl.int64)" if self.wide else "")
+        index = self.names.fresh(f"indices_{block}")
+        self.lines.add(f"{index} = {offset} + {lanes}" if offset else f"{index} = {lanes}")
+        mask = ""
+        if masked:
+            mask = self.names.fresh(f"mask_{block}")
+            self.lines.add(f"{mask} = {index} < {end}")
+        return Active(offset or "0", index, mask, begin, end)
+
+    # --- numbers and operands --------------------------------------------------------------------------------------------
+
+    def number(self, number: Number | None) -> str:
+        if isinstance(number, Expr):
+            return number.render(self.leaf, parent=True)
+        return repr(number)
+
+    def leaf(self, expr: Expr) -> str:
+        return self.plan.blocks[expr.args[0]].symbol if expr.op == "block" else self.number_names[expr.args[0]]
+
+    def operand(self, operand: Operand) -> str:
+        return self.names.of(operand) if isinstance(operand, Value) else literal(operand)
+
+    def bound(self, bound: Bound, op: Op | None) -> str:
+        if isinstance(bound, OperandRef):
+            assert op is not None
+            text = self.operand(op.operands[bound.at])
+            return text
+        return self.number(bound)
+
+    def size_text(self, dim: Dim) -> str:
+        parts = [self.plan.blocks[b].symbol for b in dim.blocks]
+        if dim.const != 1 or not parts:
+            parts.insert(0, str(dim.const))
+        return " * ".join(parts)
+
+    def shape(self, dims: Dims) -> str:
+        return f"[{', '.join(map(self.size_text, dims))}]"
+
+    # --- regions and ops -------------------------------------------------------------------------------------------------
+
+    def region(self, region: Region) -> None:
+        outer = self.local
+        self.local = {id(v) for v in region.params} | {id(r) for op in region.ops for r in op.results}
+        for op in region.ops:
+            self.lines.origin(op.location)
+            getattr(self, f"op_{op.kind}")(op)
+        self.local = outer
+
+    def assign(self, op: Op, base: str, text: str) -> None:
+        self.lines.add(f"{self.names.define(op.result, base)} = {text}")
+
+    def op_number(self, op: Op) -> None:
+        assert isinstance(op.attrs, NumberAttrs)
+        # an argument that equals 1 is a constexpr inside the kernel: make it a value either way
+        text = op.attrs.expr.render(self.leaf)
+        self.assign(op, "number", f"tl.cast({text}, {TRITON_DTYPES[op.result.dtype]})")
+
+    def op_tile(self, op: Op) -> None:
+        assert isinstance(op.attrs, TileAttrs)
+        loop = self.scope.active[op.attrs.block]
+        size = self.plan.blocks[op.attrs.block].symbol or "1"
+        text = {
+            "index": loop.offset,
+            "begin": loop.offset,
+            "end": f"tl.minimum({loop.offset} + {size}, {loop.end})" if loop.mask else f"{loop.offset} + {size}",
+            "id": f"{loop.offset} // {size}",
+            "count": f"tl.cdiv({loop.end} - {loop.begin}, {size})",
+        }[op.attrs.field]
+        self.assign(op, f"tile_{op.attrs.field}", f"tl.cast({text}, {self.index_dtype})")
+
+    def op_iota(self, op: Op) -> None:
+        attrs = op.attrs
+        assert isinstance(attrs, IotaAttrs)
+        full = self.program.blocks[attrs.block].kind == "full"
+        if full or not attrs.relative:
+            text = self.scope.active[attrs.block].index
+        else:
+            text = f"tl.arange(0, {self.plan.blocks[attrs.block].symbol})" + (".to(tl.int64)" if self.wide else "")
+        if attrs.relative:
+            text = f"{text} * {attrs.step}" if attrs.step != 1 else text
+            text = f"{text} + {attrs.start}" if attrs.start else text
+        if text.isidentifier():
+            self.names.alias(op.result, text)
+        else:
+            self.assign(op, "index", text)
+
+    def op_full(self, op: Op) -> None:
+        (fill,) = op.operands
+        text = literal(fill, op.result.dtype) if not isinstance(fill, Value) else self.operand(fill)
+        self.assign(op, "full", f"tl.full({self.shape(op.result.dims)}, {text}, {TRITON_DTYPES[op.result.dtype]})")
+
+    def op_pointwise(self, op: Op) -> None:
+        assert isinstance(op.attrs, PointwiseAttrs)
+        rank = len(op.result.dims)
+        operands = [self.aligned(o, rank) for o in op.operands]
+        dtypes = [o.dtype if isinstance(o, Value) else None for o in op.operands]
+        self.assign(op, op.attrs.name, ops_pointwise.render(op.attrs.name, operands, dtypes, op.result.dtype))
+
+    def aligned(self, operand: Operand, rank: int) -> str:
+        """An operand with leading dimensions of 1 up to ``rank``."""
+        text = self.operand(operand)
+        if isinstance(operand, Value) and 0 < len(operand.dims) < rank:
+            subscript = ", ".join(["None"] * (rank - len(operand.dims)) + [":"] * len(operand.dims))
+            name = self.names.fresh(text)
+            self.lines.add(f"{name} = {text}[{subscript}]")
+            return name
+        return text
+
+    def op_reduce(self, op: Op) -> None:
+        attrs = op.attrs
+        assert isinstance(attrs, ReduceAttrs)
+        (value,) = op.values()
+        text = self.names.of(value)
+        if attrs.name in ("argmax", "argmin"):
+            self.arg_reduce(op, value, attrs.dims[0])
+            return
+        for axis in reversed(attrs.dims):
+            text = ops_reduction.render(attrs.name, text, axis, value.dtype)
+        narrow = not op.result.dtype.is_floating_point and op.result.dtype.itemsize < 4
+        if narrow or op.result.dtype in (torch.float16, torch.bfloat16) or op.result.dtype != value.dtype:
+            text = ops_reduction.cast(text, op.result.dtype)
+        self.assign(op, attrs.name, text)
+
+    def arg_reduce(self, op: Op, value: Value, axis: int) -> None:
+        attrs = op.attrs
+        rank = len(value.dims)
+        subscript = ", ".join(":" if i == axis else "None" for i in range(rank))
+        lanes = f"tl.arange(0, {self.size_text(value.dims[axis])})"
+        # positions within the value, not in the tensor: that is what argmax of a tile means
+        index = f"tl.broadcast_to({lanes}[{subscript}], {self.shape(value.dims)})" if rank > 1 else lanes
+        text = ops_reduction.render_arg(attrs.name, self.names.of(value), index, axis)
+        self.assign(op, attrs.name, ops_reduction.cast(text, op.result.dtype))
+
+    def op_dot(self, op: Op) -> None:
+        assert isinstance(op.attrs, DotAttrs)
+        lhs, rhs, *acc = op.values()
+        texts = [self.names.of(v) for v in (lhs, rhs, *acc)]
+        batched = len(lhs.dims) == 3
+        single = batched and self.is_single(lhs.dims[0])
+        if single:
+            # one matrix: the 2-D product is what the matrix unit takes
+            texts = [f"tl.reshape({text}, {self.shape(v.dims[1:])})" for text, v in zip(texts, (lhs, rhs, *acc), strict=True)]  # fmt: skip
+        arguments = texts[:2]
+        if acc:
+            arguments.append(f"acc={texts[2]}")
+        if lhs.dtype in (torch.float32, torch.float64):
+            arguments.append(f"input_precision={op.attrs.precision!r}")
+        if lhs.dtype in _FLOAT8:
+            # promote every partial sum: the matrix unit's own accumulation of fp8 products loses bits (5 % at K = 8192)
+            arguments.append("max_num_imprecise_acc=0")
+        arguments.append(f"out_dtype={TRITON_DTYPES[op.result.dtype]}")
+        text = f"tl.dot({', '.join(arguments)})"
+        self.assign(op, "dot", f"tl.reshape({text}, {self.shape(op.result.dims)})" if single else text)
+
+    def is_single(self, dim: Dim) -> bool:
+        size = dim.const
+        for block in dim.blocks:
+            size *= self.plan.size(block)
+        return size == 1
+
+    def op_view(self, op: Op) -> None:
+        attrs = op.attrs
+        assert isinstance(attrs, ViewAttrs)
+        (value,) = op.values()
+        text = self.names.of(value)
+        if attrs.name == "permute":
+            self.assign(op, "permute", f"tl.permute({text}, {list(attrs.order)})")
+        elif attrs.name == "broadcast" or not value.dims:
+            self.assign(op, "expand", f"tl.broadcast_to({text}, {self.shape(op.result.dims)})")
+        elif not op.result.dims:
+            # a value of one element becomes a scalar
+            flat = text if len(value.dims) == 1 else f"tl.reshape({text}, [1])"
+            total = f"tl.max({flat}.to(tl.int32), 0)" if value.dtype == torch.bool else f"tl.sum({flat}, 0)"
+            self.assign(op, "scalar", ops_reduction.cast(total, value.dtype))
+        elif (subscript := _insertions(value.dims, op.result.dims)) is not None:
+            self.assign(op, "view", f"{text}[{subscript}]")
+        else:
+            self.assign(op, "view", f"tl.reshape({text}, {self.shape(op.result.dims)})")
+
+    def op_mask(self, op: Op) -> None:
+        assert isinstance(op.attrs, MaskAttrs)
+        value, *other = op.values()
+        mask = self.mask_of(value.dims, op.attrs.dims)
+        if not mask:
+            self.names.alias(op.result, self.names.of(value))
+            return
+        fill = self.names.of(other[0]) if other else literal(op.attrs.fill, value.dtype)
+        text = f"tl.where({mask}, {self.names.of(value)}, {fill})"
+        if value.dtype != torch.float32 and not other:
+            text = ops_reduction.cast(text, value.dtype)
+        self.assign(op, "masked", text)
+
+    def mask_of(self, dims: Dims, along: Sequence[int]) -> str:
+        """The lanes in range along some dimensions of a value; empty when all are."""
+        parts = []
+        for position in along:
+            block = dims[position].block
+            loop = self.scope.active.get(block) if block is not None else None
+            if loop is not None and loop.mask:
+                parts.append(self.spread(loop.mask, (position,), len(dims)))
+        return " & ".join(parts)
+
+    def spread(self, text: str, positions: Sequence[int], rank: int) -> str:
+        """A value whose dimensions stand at ``positions`` of ``rank`` dimensions, with 1 elsewhere."""
+        if rank == len(positions):
+            return text
+        return f"{text}[{', '.join(':' if i in positions else 'None' for i in range(rank))}]"
+
+    # --- memory ----------------------------------------------------------------------------------------------------------
+
+    def pointer(self, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
+        tensor = self.program.tensors[attrs.tensor]
+        parts = []
+        for index, stride in zip(attrs.indices, tensor.strides, strict=True):
+            text = self.index_text(op, index, attrs.rank)
+            if text == "0" or (isinstance(stride, int) and stride == 0 and not index.positions):
+                continue
+            if isinstance(stride, int) and stride == 0:
+                text = f"{text} * 0"
+            elif not (isinstance(stride, int) and stride == 1):
+                text = f"{text} * {self.number(stride)}"
+            parts.append(text)
+        name = self.tensor_names[attrs.tensor]
+        covered = {p for index in attrs.indices for p in index.positions}
+        if attrs.rank and not covered:
+            # nothing gives the pointers a shape: a tile of broadcast dimensions only
+            parts.append(f"tl.zeros({self.shape(dims)}, {self.index_dtype})")
+        return f"{name} + ({' + '.join(parts)})" if len(parts) > 1 else f"{name} + {parts[0]}" if parts else name
+
+    def index_text(self, op: Op, index: object, rank: int) -> str:
+        from_operand = self.operand(op.operands[index.operand]) if index.operand is not None else ""  # type: ignore[attr-defined]
+        kind, shift, positions = index.kind, index.shift, index.positions  # type: ignore[attr-defined]
+        terms = []
+        if kind == "block":
+            terms.append(self.scope.active[index.block].index)  # type: ignore[attr-defined]
+        if from_operand:
+            value = op.operands[index.operand]  # type: ignore[attr-defined]
+            assert isinstance(value, Value)
+            if self.wide and value.dtype != torch.int64:
+                from_operand = f"{from_operand}.to(tl.int64)"
+            terms.append(from_operand)
+        if isinstance(shift, Expr) or shift != 0:
+            terms.append(self.number(shift))
+        text = " + ".join(terms) or "0"
+        if kind == "scalar":
+            return f"({text})" if len(terms) > 1 else text
+        text = f"({text})" if len(terms) > 1 else text
+        return self.spread(text, positions, rank)
+
+    def memory_mask(self, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
+        mask = self.mask_of(dims, range(len(dims)))
+        if attrs.mask is not None:
+            extra = self.operand(op.operands[attrs.mask])
+            mask = f"{mask} & {extra}" if mask else extra
+        return mask
+
+    def op_load(self, op: Op) -> None:
+        attrs = op.attrs
+        assert isinstance(attrs, MemoryAttrs)
+        arguments = [self.pointer(op, attrs, op.result.dims)]
+        mask = self.memory_mask(op, attrs, op.result.dims)
+        if mask:
+            zero = "0.0" if op.result.dtype.is_floating_point else "0"
+            arguments += [f"mask={mask}", f"other={zero}"]
+        policy = attrs.eviction if attrs.load_slot is None else self.plan.evictions.get(attrs.load_slot, "")
+        if policy:
+            arguments.append(f"eviction_policy='evict_{policy.removeprefix('evict_')}'")
+        text = f"tl.load({', '.join(arguments)})"
+        if op.result.dtype == torch.bool:
+            # memory holds bytes; whatever is not 0 is true
+            text = f"({text} != 0)"
+        self.assign(op, "load", text)
+
+    def op_store(self, op: Op) -> None:
+        attrs = op.attrs
+        assert isinstance(attrs, MemoryAttrs)
+        dims = op.results[0].dims
+        arguments = [self.pointer(op, attrs, dims), self.operand(op.operands[0])]
+        mask = self.memory_mask(op, attrs, dims)
+        if mask:
+            arguments.append(f"mask={mask}")
+        self.lines.add(f"tl.store({', '.join(arguments)})")
+
+    # --- control flow ----------------------------------------------------------------------------------------------------
+
+    def op_for(self, op: Op) -> None:
+        attrs = op.attrs
+        assert isinstance(attrs, ForAttrs)
+        (region,) = op.regions
+        plan = self.plan.loops[id(op)]
+        carried = [self.carry(i, p) for i, p in zip(op.operands, region.params, strict=False)]
+        self.promise_updates(region, carried)
+        outer = dict(self.scope.active)
+        depth = self.lines.depth
+        for at in plan.order:
+            self.loop_header(op, attrs.axes[at], plan, at)
+        self.region(region)
+        self.yield_values(region, carried)
+        self.lines.depth = depth
+        self.scope.active = outer
+        for result, name in zip(op.results, carried, strict=True):
+            self.names.reuse(result, name)
+
+    def carry(self, initial: Operand, param: Value) -> str:
+        """The variable of a carried value: that of its initial value, when nothing else needs that one.
+
+        An initial value from outside of the surrounding loop is needed again in its next iteration.
+        """
+        ours = isinstance(initial, Value) and id(initial) in self.local
+        if ours and self.uses[id(initial)] == 1 and self.names.is_own(initial):  # type: ignore[arg-type]
+            assert isinstance(initial, Value)
+            name = self.names.of(initial)
+            self.names.reuse(param, name)
+            return name
+        name = self.names.define(param, "carried")
+        self.lines.add(f"{name} = {self.operand(initial)}")
+        return name
+
+    def promise_updates(self, region: Region, carried: list[str]) -> None:
+        """``acc = tl.dot(a, b, acc=acc)`` instead of a new variable, where the old value is not needed any more."""
+        for at, (param, after) in enumerate(zip(region.params, region.results, strict=True)):
+            made = next((i for i, o in enumerate(region.ops) if any(r is after for r in o.results)), None)
+            if made is None or region.ops[made].kind in ("for", "mask", "iota"):
+                continue
+            if any(o.kind in ("for", "mask") and any(v is param for v in o.values()) for o in region.ops):
+                continue  # another value may live in the same variable
+            later = (v for o in region.ops[made + 1 :] for inner in o.walk() for v in _reads(inner))
+            others = (v for i, v in enumerate(region.results) if i != at)
+            if not any(v is param for v in later) and not any(v is param or v is after for v in others):
+                self.names.promise(after, carried[at])  # type: ignore[arg-type]
+
+    def loop_header(self, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -> None:
+        begin, end = self.bound(axis.begin, op), self.bound(axis.end, op)
+        chosen = plan.axes[at]
+        block = self.plan.blocks[axis.block]
+        step = self.number(axis.step) if axis.scalar else block.symbol
+        offset = self.names.fresh(f"offset_{axis.block}")
+        arguments = [begin, end, step]
+        range_plan = plan.ranges[at]
+        self.lines.add(f"for {offset} in {range_text(range_plan, arguments)}:")
+        self.lines.depth += 1
+        if self.wide and not range_plan.static:
+            self.lines.add(f"{offset} = tl.cast({offset}, tl.int64)")
+        self.activate(axis, offset, chosen.masked, begin, end)
+
+    def activate(self, axis: LoopAxis, offset: str, masked: bool, begin: str, end: str) -> None:
+        """Enter a loop over an axis whose current position is ``offset``."""
+        if axis.scalar:
+            self.scope.active[axis.block] = Active(offset, offset, "", begin, end)
+        else:
+            self.scope.active[axis.block] = self.vector(axis.block, offset, masked, end, begin)
+
+    def yield_values(self, region: Region, carried: list[str]) -> None:
+        afters = [self.operand(value) for value in region.results]
+        # a value that is another carried variable must be read before that variable changes
+        for at, text in enumerate(afters):
+            if text in carried and text != carried[at]:
+                afters[at] = self.names.fresh(f"{text}_before")
+                self.lines.add(f"{afters[at]} = {text}")
+        for name, text in zip(carried, afters, strict=True):
+            if name != text:
+                self.lines.add(f"{name} = {text}")
+        if not region.ops and not carried:
+            self.lines.add("pass")
+
+    def op_if(self, op: Op) -> None:
+        names = [self.names.define(result, "merged") for result in op.results]
+        for at, (head, region) in enumerate(zip((f"if {self.operand(op.operands[0])}:", "else:"), op.regions, strict=True)):
+            if at and not region.ops and not region.results:
+                continue
+            self.lines.add(head)
+            with self.lines.indent():
+                before = len(self.lines.lines)
+                self.region(region)
+                for name, value in zip(names, region.results, strict=True):
+                    self.lines.add(f"{name} = {self.operand(value)}")
+                if len(self.lines.lines) == before:
+                    self.lines.add("pass")
+
+
+def _reads(op: Op) -> Iterator[Value]:
+    """Values an op reads itself: its operands, and what its regions yield."""
+    yield from op.values()
+    for region in op.regions:
+        yield from (v for v in region.results if isinstance(v, Value))
+
+
+def _insertions(before: Dims, after: Dims) -> str | None:
+    """The subscript that turns ``before`` into ``after`` by inserting dimensions of 1, if that is all it takes."""
+    items, at = [], 0
+    for position, dim in enumerate(after):
+        remaining = len(after) - position
+        if at < len(before) and dim == before[at] and (not dim.is_one or remaining == len(before) - at):
+            items.append(":")
+            at += 1
+        elif dim.is_one:
+            items.append("None")
+        else:
+            return None
+    return ", ".join(items) if at == len(before) else None

@@ -1,0 +1,188 @@
+"""The text of a generated module: imports, block sizes, helpers, the kernel, and the user's function around its launch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+import copy
+import types
+
+from ...._names import RESERVED
+from ...._shapes import Expr
+from ...._shapes import Number
+from ...ir.grammar import HostModule
+from ...plan.records import GridPlan
+from ...plan.records import Plan
+from . import ops_pointwise
+from . import ops_reduction
+from .emit import render_kernel
+
+
+def render_module(plan: Plan) -> str:
+    """A plan as the source of a Python module whose function of the kernel's name runs it."""
+    kernel = render_kernel(plan)
+    host = _Host(plan)
+    function = host.function()
+    body = "\n".join(kernel)
+    helpers = [*ops_pointwise.needed_helpers(body)]
+    helpers += [text for name, text in ops_reduction.HELPERS.items() if f"{name})" in body]
+    lines = ["from __future__ import annotations", ""]
+    lines += host.imports(body)
+    lines += ["from helion.runtime import default_launcher as _default_launcher", ""]
+    sizes = [b for b in plan.blocks if b.symbol and b.symbol in body]
+    lines += [f"{b.symbol} = tl.constexpr({b.size})" for b in sizes]
+    if sizes:
+        lines.append("")
+    for helper in helpers:
+        lines += ["", helper.rstrip(), ""]
+    lines += ["", *kernel, "", "", function, ""]
+    return "\n".join(lines)
+
+
+class _Host:
+    """The user's function with its device loops replaced by one launch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.module: HostModule = plan.program.host
+        self.modules: dict[str, str] = {}
+        self.uses_source_module = False
+
+    def function(self) -> str:
+        node = copy.copy(self.module.function)
+        node.decorator_list = []
+        node.returns = None
+        node.args = self.arguments(node.args)
+        first, *others = self.module.loops
+        statements: list[ast.stmt] = []
+        for at, statement in enumerate(self.module.function.body):
+            if at == first:
+                statements += self.launch()
+            elif at not in others:
+                statements.append(_Rewriter(self).visit(copy.deepcopy(statement)))
+        node.body = statements
+        return ast.unparse(ast.fix_missing_locations(node))
+
+    def arguments(self, arguments: ast.arguments) -> ast.arguments:
+        """The same parameters without annotations; defaults that are not literals are filled in by the loader."""
+        bare = [ast.arg(a.arg) for a in (*arguments.posonlyargs, *arguments.args)]
+        defaults: list[ast.expr] = [
+            d if isinstance(d, ast.Constant) else ast.Constant(None) for d in arguments.defaults
+        ]
+        launcher = ast.arg("_launcher")
+        return ast.arguments(
+            posonlyargs=[],
+            args=bare,
+            kwonlyargs=[launcher],
+            kw_defaults=[ast.Name("_default_launcher", ast.Load())],
+            defaults=defaults,
+        )
+
+    def launch(self) -> list[ast.stmt]:
+        plan = self.plan
+        arguments = [self.source(a.tensor.source) for a in plan.tensors]
+        arguments += [self.source(a.source) for a in plan.numbers]
+        options = [f"{key}={value!r}" for key, value in plan.launch.options]
+        lines: list[str] = []
+        if plan.launch.persistent:
+            device = self.source(plan.tensors[0].tensor.source)
+            reserved = f", {plan.launch.reserved_sms}" if plan.launch.reserved_sms else ""
+            lines.append(f"_NUM_SM = _helion_runtime.get_num_sm({device}.device{reserved})")
+            self.modules["_helion_runtime"] = "helion.runtime"
+            arguments.append("_NUM_SM")
+        call = ", ".join([plan.kernel_name, self.grid(), *arguments, *options])
+        lines.append(f"_launcher({call})")
+        return ast.parse("\n".join(lines)).body
+
+    def source(self, text: str) -> str:
+        if text.startswith("_source_module"):
+            self.uses_source_module = True
+        return text
+
+    def grid(self) -> str:
+        launch = self.plan.launch
+        if launch.persistent:
+            return f"(_NUM_SM * {launch.persistent},)" if launch.persistent > 1 else "(_NUM_SM,)"
+        if launch.pid_type == "xyz":
+            return f"({', '.join(self.count(a.count) for a in self.plan.grids[0].axes)},)"
+        return f"({' + '.join(self.product(grid) for grid in self.plan.grids)},)"
+
+    def product(self, grid: GridPlan) -> str:
+        counts = [a.count for a in grid.axes]
+        if all(isinstance(c, int) for c in counts):
+            total = 1
+            for count in counts:
+                assert isinstance(count, int)
+                total *= count
+            return str(total)
+        return " * ".join(map(self.count, counts))
+
+    def count(self, count: Number | None) -> str:
+        assert count is not None, "a grid whose size only the device knows needs persistent programs"
+        return count.render(self.leaf, parent=True) if isinstance(count, Expr) else str(count)
+
+    def leaf(self, expr: Expr) -> str:
+        if expr.op == "block":
+            return str(self.plan.size(expr.args[0]))
+        return self.source(expr.args[0])
+
+    # --- names of the user's module --------------------------------------------------------------------------------------
+
+    def imports(self, kernel: str) -> list[str]:
+        lines = ["import triton", "import triton.language as tl"]
+        for name, module in sorted(self.modules.items()):
+            lines.append(f"import {module}" if name == module else f"import {module} as {name}")
+        if ops_pointwise.needs_libdevice(kernel):
+            lines.append("from triton.language.extra import libdevice")
+        if self.uses_source_module:
+            lines.append("from helion.runtime import source_module")
+            lines += ["", f"_source_module = source_module({self.module.source_module!r}, {self.module.device_source!r})"]
+        return lines
+
+    def global_name(self, name: str) -> ast.expr | None:
+        """A global of the user's module as it is reached from here; None for builtins and locals."""
+        value = self.module.module_globals.get(name, self)
+        if value is self:
+            return None
+        if isinstance(value, types.ModuleType) and name not in RESERVED - {"torch", "triton", "tl"}:
+            self.modules[name] = value.__name__
+            return None
+        self.uses_source_module = True
+        return ast.Attribute(ast.Name("_source_module", ast.Load()), name, ast.Load())
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Host statements: compile-time calls become constants, globals are reached through the user's module."""
+
+    def __init__(self, host: _Host) -> None:
+        self.host = host
+        self.local = _local_names(host.module.function)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        sizes = self.host.module.registered
+        key = (node.lineno, node.col_offset)
+        if key in sizes:
+            return ast.Constant(self.host.plan.size(sizes[key]))
+        if key in self.host.module.specialized_calls:
+            return self.visit(node.args[0])
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if not isinstance(node.ctx, ast.Load) or node.id in self.local:
+            return node
+        return self.host.global_name(node.id) or node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        if node.value is None:
+            return None
+        return ast.Assign([node.target], self.visit(node.value))
+
+
+def _local_names(function: ast.FunctionDef) -> frozenset[str]:
+    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return frozenset(stored | {a.arg for a in (*function.args.posonlyargs, *function.args.args)})
+
+
+def signature(plan: Plan) -> Sequence[str]:
+    """The names of the kernel's parameters in order, without constexprs."""
+    return [*(a.name for a in plan.tensors), *(a.name for a in plan.numbers)]

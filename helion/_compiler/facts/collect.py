@@ -1,0 +1,67 @@
+"""From a program to its facts."""
+
+from __future__ import annotations
+
+from ..ir.grammar import Program
+from ..ir.grammar import Value
+from .axes import axis_facts
+from .composed import epilogue_fact
+from .composed import pointwise_fact
+from .composed import work_facts
+from .flow import trace_flow
+from .liveness import maximal
+from .liveness import sweep
+from .matmuls import attention_fact
+from .matmuls import matmul_facts
+from .matmuls import operand_roles
+from .memory import memory_facts
+from .records import KernelFacts
+from .records import MatmulFact
+from .reductions import accumulator_facts
+from .reductions import reduction_facts
+from .walk import Walk
+from .walk import walk_program
+
+
+def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
+    """The facts of ``program``, which still holds whole dimensions at once; ``rollable`` are the blocks that a config
+    may walk in chunks instead."""
+    walk = walk_program(program)
+    flow = trace_flow(walk)
+    axes = axis_facts(walk, rollable)
+    matmuls, staged, direct = matmul_facts(walk, flow, axes)
+    liveness = sweep(walk, direct)
+    memory_ops = memory_facts(walk, flow, axes, operand_roles(staged))
+    accumulators = accumulator_facts(walk, _dot_results(walk, matmuls))
+    reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators)
+    regions = tuple(walk.regions)
+    roots = range(len(program.roots))
+    return KernelFacts(
+        axes=axes,
+        regions=regions,
+        grid_axes=tuple(axis.block_id for axis in axes if axis.on_grid),
+        num_roots=len(program.roots),
+        memory_ops=memory_ops,
+        matmuls=matmuls,
+        reductions=reductions,
+        accumulators=accumulators,
+        staged=staged,
+        work=work_facts(walk),
+        live_tiles=tuple(liveness.peak_of([r.region for r in regions if r.root == root]) for root in roots),
+        resident_tiles=tuple(map(maximal, liveness.resident)),
+        pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
+        matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes),
+        attention=attention_fact(matmuls, reductions, regions),
+    )
+
+
+def _dot_results(walk: Walk, matmuls: tuple[MatmulFact, ...]) -> dict[int, set[int]]:
+    """By loop, the yielded values of the shape and type of a dot whose sum the loop carries."""
+    found: dict[int, set[int]] = {}
+    for fact, op in zip(matmuls, walk.dots, strict=True):
+        if fact.accumulator_loop is not None:
+            product = op.results[0]
+            for value in walk.bodies[fact.accumulator_loop].results:
+                if isinstance(value, Value) and value.dims == product.dims:
+                    found.setdefault(fact.accumulator_loop, set()).add(id(value))
+    return found

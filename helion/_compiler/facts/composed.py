@@ -1,0 +1,95 @@
+"""Facts that are made of other facts: pointwise kernels, and matrix products with a reduction behind them."""
+
+from __future__ import annotations
+
+import math
+
+from ..ir.grammar import Op
+from ..ir.grammar import PointwiseAttrs
+from ..ir.pointwise import POINTWISE
+from .flow import Flow
+from .records import AccumulatorFact
+from .records import AxisFact
+from .records import MatmulFact
+from .records import MatmulWithReductionEpilogueFact
+from .records import MemoryOpFact
+from .records import PointwiseFact
+from .records import ReductionFact
+from .records import WorkFact
+from .walk import Walk
+
+#: Kinds of ops whose presence does not make a result depend on the tiling.
+_TILE_INDEPENDENT = frozenset(("number", "tile", "iota", "full", "view", "mask", "for", "if"))
+
+
+def is_sfu(op: Op) -> bool:
+    return isinstance(op.attrs, PointwiseAttrs) and POINTWISE[op.attrs.name].cost == "sfu"
+
+
+def work_facts(walk: Walk) -> tuple[WorkFact, ...]:
+    counts: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for op in walk.pointwise:
+        key = (walk.homes[id(op)], walk.tile(op.results[0])[0])
+        entry = counts.setdefault(key, [0, 0])
+        entry[0] += 1
+        entry[1] += is_sfu(op)
+    return tuple(WorkFact(region=r, axes=a, ops=n, sfu_ops=s) for (r, a), (n, s) in counts.items())
+
+
+def epilogue_fact(
+    matmuls: tuple[MatmulFact, ...], reductions: tuple[ReductionFact, ...], axes: tuple[AxisFact, ...]
+) -> MatmulWithReductionEpilogueFact | None:
+    sized = [fact for fact in reductions if fact.sized]
+    if len(matmuls) != 1 or len(sized) != 1 or not sized[0].full_extent or sized[0].axis != matmuls[0].n_axis:
+        return None
+    n_extent = axes[sized[0].axis].padded
+    return MatmulWithReductionEpilogueFact(matmul=matmuls[0], reduction=sized[0], n_extent=n_extent)
+
+
+def pointwise_fact(
+    walk: Walk,
+    flow: Flow,
+    axes: tuple[AxisFact, ...],
+    memory_ops: tuple[MemoryOpFact, ...],
+    accumulators: tuple[AccumulatorFact, ...],
+    reductions: tuple[ReductionFact, ...],
+) -> PointwiseFact | None:
+    tiled = {axis.block_id: axis for axis in axes if axis.tunable}
+    if walk.dots or accumulators or not memory_ops or not tiled or any(fact.sized for fact in reductions):
+        return None
+    if any(op.kind not in _TILE_INDEPENDENT for op in walk.other):
+        return None
+    total = max(1, math.prod(axis.extent or 1 for axis in tiled.values()))
+    full = [op for op in memory_ops if op.accessed_numel >= total]
+    contiguous: dict[int, None] = {}
+    gather_stride, max_slab = 1, 1
+    for op in full:
+        slab = 1
+        for axis, stride, extent, scale in zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True):
+            if axis in tiled:
+                if stride == 1:
+                    contiguous[axis] = None
+                    gather_stride = max(gather_stride, scale)
+            else:
+                slab *= extent if stride else 1
+        max_slab = max(max_slab, slab)
+    return PointwiseFact(
+        total_numel=total,
+        slab_numel=max(1, sum(op.accessed_numel // total for op in full)),
+        storage_itemsize=max((op.itemsize for op in full or memory_ops), default=1),
+        compute_itemsize=_compute_itemsize(walk, flow, memory_ops),
+        contiguous_axes=tuple(sorted(contiguous)),
+        sfu_ops=sum(map(is_sfu, walk.pointwise)),
+        gather_stride=gather_stride,
+        max_op_slab=max_slab,
+    )
+
+
+def _compute_itemsize(walk: Walk, flow: Flow, memory_ops: tuple[MemoryOpFact, ...]) -> int:
+    """Bytes of the widest value that ends up in a store; index arithmetic does not."""
+    widths = [
+        op.results[0].dtype.itemsize
+        for op in (*walk.loads, *walk.pointwise)
+        if op.results[0].dims and flow.of(op.results[0]) & flow.stores
+    ]
+    return max(widths, default=max(op.itemsize for op in memory_ops))

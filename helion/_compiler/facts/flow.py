@@ -1,0 +1,120 @@
+"""Where values go: which reductions, dots and stores each value reaches.
+
+One bit per reduced axis of each reduction, per dot and per store. Bits flow from uses to definitions in one backward
+pass (loops until nothing changes) and stop at reductions, stores and addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import field
+
+from ..ir.grammar import ForAttrs
+from ..ir.grammar import MemoryAttrs
+from ..ir.grammar import Op
+from ..ir.grammar import Operand
+from ..ir.grammar import ReduceAttrs
+from ..ir.grammar import Region
+from ..ir.grammar import Value
+from .walk import Walk
+
+
+@dataclass(slots=True)
+class Flow:
+    """``reached[id(value)]`` is the set of bits the value reaches.
+
+    ``reduce_bits`` are ``(op, axis, bit)`` in program order; ``dot_bits`` and ``store_bits`` go by ``id(op)``.
+    """
+
+    reached: dict[int, int] = field(default_factory=dict)
+    reduce_bits: list[tuple[Op, int, int]] = field(default_factory=list)
+    reduce_bit: dict[int, int] = field(default_factory=dict)
+    dot_bits: dict[int, int] = field(default_factory=dict)
+    store_bits: dict[int, int] = field(default_factory=dict)
+    stores: int = 0
+
+    def of(self, value: Operand) -> int:
+        return self.reached.get(id(value), 0)
+
+
+def trace_flow(walk: Walk) -> Flow:
+    flow = Flow()
+    bit = 1
+    for op in walk.reduces:
+        assert isinstance(op.attrs, ReduceAttrs)
+        (value,) = op.values()
+        for dim in op.attrs.dims:
+            for axis in value.dims[dim].blocks:
+                flow.reduce_bits.append((op, axis, bit))
+                flow.reduce_bit[id(op)] = flow.reduce_bit.get(id(op), 0) | bit
+                bit <<= 1
+    for op in walk.dots:
+        flow.dot_bits[id(op)] = bit
+        bit <<= 1
+    for op in walk.stores:
+        flow.store_bits[id(op)] = bit
+        flow.stores |= bit
+        bit <<= 1
+    for root in walk.program.roots:
+        _region(root.body, flow)
+    return flow
+
+
+def _region(region: Region, flow: Flow) -> None:
+    reached = flow.reached
+    for op in reversed(region.ops):
+        kind = op.kind
+        if kind == "pointwise" or kind == "view" or kind == "mask":
+            bits = reached.get(id(op.results[0]), 0)
+            if bits:
+                _add(reached, op.operands, bits)
+        elif kind == "load":
+            continue
+        elif kind == "store":
+            assert isinstance(op.attrs, MemoryAttrs)
+            bits = flow.store_bits[id(op)]
+            _add(reached, op.operands[:1], bits)
+            if op.attrs.mask is not None:
+                _add(reached, (op.operands[op.attrs.mask],), bits)
+        elif kind == "reduce":
+            _add(reached, op.operands, flow.reduce_bit.get(id(op), 0))
+        elif kind == "dot":
+            bits = reached.get(id(op.results[0]), 0)
+            _add(reached, op.operands[:2], bits | flow.dot_bits[id(op)])
+            _add(reached, op.operands[2:], bits)
+        elif kind == "for":
+            _loop(op, flow)
+        elif op.regions:
+            for inner in op.regions:
+                for after, result in zip(inner.results, op.results, strict=False):
+                    _add(reached, (after,), reached.get(id(result), 0))
+                _region(inner, flow)
+        else:
+            bits = 0
+            for result in op.results:
+                bits |= reached.get(id(result), 0)
+            _add(reached, op.operands, bits)
+
+
+def _loop(op: Op, flow: Flow) -> None:
+    assert isinstance(op.attrs, ForAttrs)
+    reached = flow.reached
+    (region,) = op.regions
+    before: list[int] | None = None
+    while True:
+        params = [reached.get(id(param), 0) for param in region.params]
+        if params == before:
+            break
+        before = params
+        for bits, after, result in zip(params, region.results, op.results, strict=True):
+            _add(reached, (after,), bits | reached.get(id(result), 0))
+        _region(region, flow)
+    for initial, bits, result in zip(op.operands, params, op.results, strict=False):
+        _add(reached, (initial,), bits | reached.get(id(result), 0))
+
+
+def _add(reached: dict[int, int], operands: tuple[Operand, ...], bits: int) -> None:
+    for operand in operands:
+        if isinstance(operand, Value):
+            key = id(operand)
+            reached[key] = reached.get(key, 0) | bits

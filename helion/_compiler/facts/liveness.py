@@ -1,0 +1,195 @@
+"""Which tiles are live at the same time, without knowing how large any axis will be.
+
+Two counts of the same program:
+
+- *live* tiles: at every op its operands and results together, as the IR is written. The peak is the step with the most
+  tiles of the highest rank, then of the next; a real snapshot, never a union over steps.
+- *resident* tiles: what registers must hold between ops. Elementwise ops work in place, element by element, so an
+  operand that dies gives its registers to the result; masks and views are not values of their own; indices, constants
+  and operands that go from memory to a dot through shared memory are free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from dataclasses import field
+
+from ..ir.grammar import Op
+from ..ir.grammar import Region
+from ..ir.grammar import Value
+from .records import LiveTile
+from .records import LiveTiles
+from .walk import Walk
+
+_ALIASES = frozenset(("view", "mask"))
+_FREE = frozenset(("number", "tile", "iota", "store"))
+#: Tiles of one rank that a profile can count before they run over into the next rank.
+_PROFILE_BITS = 12
+
+
+@dataclass(slots=True)
+class Liveness:
+    """``peaks[region]`` is the rank profile and the live tiles of a region alone; ``resident[root]`` the snapshots."""
+
+    peaks: dict[int, tuple[int, LiveTiles]] = field(default_factory=dict)
+    resident: list[set[LiveTiles]] = field(default_factory=list)
+
+    def peak_of(self, regions: list[int]) -> LiveTiles:
+        """The highest of several regions' peaks; the first on a tie."""
+        return max((self.peaks[r] for r in regions), key=lambda peak: peak[0], default=(0, ()))[1]
+
+
+def sweep(walk: Walk, staged: frozenset[int]) -> Liveness:
+    """``staged`` are the ids of loaded values that reach a dot through shared memory."""
+    liveness = Liveness()
+    for root in walk.program.roots:
+        liveness.resident.append(set())
+        _Sweep(walk, staged, liveness).region(root.body, {}, {})
+    return liveness
+
+
+def maximal(snapshots: set[LiveTiles]) -> tuple[LiveTiles, ...]:
+    """The snapshots that no other contains, largest first."""
+    ordered = sorted(snapshots, key=lambda tiles: (-len(tiles), tiles))
+    kept: list[tuple[LiveTiles, Counter[LiveTile]]] = []
+    for tiles in ordered:
+        if not tiles:
+            continue
+        count = Counter(tiles)
+        if not any(all(other[tile] >= n for tile, n in count.items()) for _, other in kept):
+            kept.append((tiles, count))
+    return tuple(tiles for tiles, _ in kept)
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The state of one region's sweep. ``last`` is the op of a value's last use in the IR, ``held`` the same for the
+    value whose registers hold it; what comes from outside is used last beyond the region's end."""
+
+    last: dict[int, int]
+    held: dict[int, int]
+    live: dict[int, Value]
+    resident: dict[int, LiveTile]
+    profile: int = 0
+
+
+class _Sweep:
+    def __init__(self, walk: Walk, staged: frozenset[int], liveness: Liveness) -> None:
+        self.walk = walk
+        self.staged = staged
+        self.liveness = liveness
+        self.numbers = {id(body): number for number, body in enumerate(walk.bodies)}
+        self.alias: dict[int, int] = {}
+        self.free: set[int] = set()
+
+    def region(self, region: Region, live: dict[int, Value], resident: dict[int, LiveTile]) -> None:
+        """``live`` and ``resident`` are values from outside that stay live throughout."""
+        self.register(region.ops)
+        last, held = self.last_uses(region)
+        beyond = len(region.ops) + 1
+        last.update(dict.fromkeys(live, beyond))
+        held.update(dict.fromkeys(resident, beyond))
+        scope = _Scope(last, held, dict(live), dict(resident))
+        scope.profile = sum(self.weight(value) for value in live.values())
+        for param in region.params:
+            if self.weight(param) and last.get(id(param), -1) >= 0:
+                scope.live[id(param)] = param
+                scope.profile += self.weight(param)
+            self.hold(param, -1, scope)
+        self.steps(region, scope)
+
+    def weight(self, value: Value) -> int:
+        """What the value adds to a profile: one in the digit of its rank."""
+        rank = self.walk.shape(value.dims)[2]
+        return 1 << _PROFILE_BITS * rank if rank else 0
+
+    def register(self, ops: tuple[Op, ...]) -> None:
+        """Follow masks and views to the value whose registers they share; note what costs no registers."""
+        alias, free = self.alias, self.free
+        for op in ops:
+            kind = op.kind
+            if kind in _ALIASES:
+                source = op.operands[0]
+                if isinstance(source, Value):
+                    alias[id(op.results[0])] = alias.get(id(source), id(source))
+                    continue
+            if kind == "pointwise":
+                # arithmetic on indices is done again wherever it is needed
+                cheap = all(alias.get(id(v), id(v)) in free or not v.dims for v in op.values())
+            elif kind == "full":
+                cheap = not any(True for _ in op.values())
+            else:
+                cheap = kind in _FREE or (kind == "load" and id(op.results[0]) in self.staged)
+            if cheap:
+                free.update(id(r) for r in op.results)
+
+    def last_uses(self, region: Region) -> tuple[dict[int, int], dict[int, int]]:
+        last: dict[int, int] = {}
+        for at, op in enumerate(region.ops):
+            for operand in op.operands:
+                if isinstance(operand, Value):
+                    last[id(operand)] = at
+            if op.regions:
+                last.update(dict.fromkeys(self.walk.captured[id(op)], at))
+        end = len(region.ops)
+        for result in region.results:
+            if isinstance(result, Value):
+                last[id(result)] = end
+        held: dict[int, int] = {}
+        for key, at in last.items():
+            root = self.alias.get(key, key)
+            held[root] = max(held.get(root, -1), at)
+        return last, held
+
+    def hold(self, value: Value, at: int, scope: _Scope) -> bool:
+        """Whether ``value``, made by op ``at``, takes registers from there on."""
+        key = id(value)
+        if scope.held.get(key, -1) <= at or key in self.alias or key in self.free or not self.weight(value):
+            return False
+        scope.resident[key] = self.walk.tile(value)
+        return True
+
+    def steps(self, region: Region, scope: _Scope) -> None:
+        snapshots = self.liveness.resident[-1]
+        best, best_tiles = scope.profile, tuple(map(self.walk.tile, scope.live.values()))
+        grown = True
+        for at, op in enumerate(region.ops):
+            if op.regions:
+                self.nested(op, at, scope)
+                self.bury(op, at, scope)
+            if op.kind != "store":
+                for result in op.results:
+                    if weight := self.weight(result):
+                        scope.live[id(result)] = result
+                        scope.profile += weight
+            if scope.profile > best:
+                best, best_tiles = scope.profile, tuple(map(self.walk.tile, scope.live.values()))
+            self.bury(op, at, scope)
+            roots = {self.alias.get(id(v), id(v)) for v in op.values()}
+            dying = [key for key in roots if key in scope.resident and scope.held[key] <= at]
+            if dying and grown:
+                snapshots.add(tuple(sorted(scope.resident.values())))
+                grown = False
+            for key in dying:
+                del scope.resident[key]
+            for result in op.results:
+                grown |= self.hold(result, at, scope)
+        if grown:
+            snapshots.add(tuple(sorted(scope.resident.values())))
+        self.liveness.peaks[self.numbers[id(region)]] = (best, best_tiles)
+
+    def bury(self, op: Op, at: int, scope: _Scope) -> None:
+        """Drop from the live values those that ``op`` is the last to use, and results that nobody uses."""
+        for value in (*op.values(), *op.results):
+            if scope.last.get(id(value), -1) <= at and scope.live.pop(id(value), None) is not None:
+                scope.profile -= self.weight(value)
+
+    def nested(self, op: Op, at: int, scope: _Scope) -> None:
+        """Regions of ``op`` see what is live across it; a loop's initial values have become its parameters."""
+        captured = self.walk.captured[id(op)]
+        roots = {self.alias.get(key, key) for key in captured}
+        live = {key: value for key, value in scope.live.items() if key in captured or scope.last[key] > at}
+        resident = {key: tile for key, tile in scope.resident.items() if key in roots or scope.held[key] > at}
+        for inner in op.regions:
+            self.region(inner, live, resident)

@@ -1,0 +1,202 @@
+"""Matrix products: one fact per dot, and which loads feed it through shared memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from ..ir.grammar import DotAttrs
+from ..ir.grammar import MemoryAttrs
+from ..ir.grammar import Op
+from ..ir.grammar import Operand
+from ..ir.grammar import Value
+from .axes import count
+from .flow import Flow
+from .records import AttentionFact
+from .records import AxisFact
+from .records import Layout
+from .records import MatmulFact
+from .records import ReductionFact
+from .records import RegionFact
+from .records import StagedOperand
+from .walk import MAX_HOPS
+from .walk import Walk
+
+_VIEWS = frozenset(("view", "mask"))
+
+
+def matmul_facts(
+    walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]
+) -> tuple[tuple[MatmulFact, ...], tuple[StagedOperand, ...], frozenset[int]]:
+    """The dots, the loads that feed them, and the ids of the loaded values that no register needs to hold."""
+    facts, staged, direct = [], [], set()
+    for number, op in enumerate(walk.dots):
+        sides = [_Side(op.operands[at], walk) for at in (0, 1)]
+        facts.append(_fact(number, op, sides, walk, flow, axes))
+        for role, side in zip(("lhs", "rhs"), sides, strict=True):
+            if side.load is None:
+                continue
+            attrs = side.load.attrs
+            assert isinstance(attrs, MemoryAttrs)
+            value = side.load.results[0]
+            staged.append(
+                StagedOperand(
+                    region=walk.homes[id(side.load)],
+                    dot=number,
+                    role=role,  # type: ignore[arg-type]
+                    slot=attrs.slot,
+                    axes=walk.tile(value)[0],
+                    itemsize=walk.tile(value)[1],
+                    direct=not side.prologue,
+                )
+            )
+            direct.add(id(value))
+    return tuple(facts), tuple(staged), frozenset(direct)
+
+
+class _Side:
+    """An operand traced back to the load it comes from, through ops with one tensor operand each."""
+
+    def __init__(self, operand: Operand, walk: Walk) -> None:
+        self.load: Op | None = None
+        self.prologue = False
+        self.widest = 0
+        for _ in range(MAX_HOPS):
+            op = walk.makers.get(id(operand))
+            if op is None:
+                return
+            if op.kind == "load":
+                self.load = op
+                return
+            values = [v for v in op.values() if v.dims]
+            if op.kind not in ("pointwise", "view", "mask") or len(values) != 1:
+                return
+            if op.kind not in _VIEWS:
+                self.prologue = True
+                self.widest = max(self.widest, op.results[0].dtype.itemsize)
+            operand = values[0]
+
+    @property
+    def cast_bytes(self) -> int:
+        """Bytes of the widest element between load and dot, if that is wider than in memory."""
+        stored = 0 if self.load is None else self.load.results[0].dtype.itemsize
+        return self.widest if self.widest > stored > 0 else 0
+
+
+def _fact(
+    number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]
+) -> MatmulFact:
+    assert isinstance(op.attrs, DotAttrs)
+    lhs, rhs = op.operands[0], op.operands[1]
+    assert isinstance(lhs, Value) and isinstance(rhs, Value)
+    m, k, n = lhs.dims[-2].block, lhs.dims[-1].block, rhs.dims[-1].block
+
+    def tile(axis: int | None) -> int | None:
+        return axis if axis is not None and axes[axis].tunable else None
+
+    def static(axis: int | None, const: int) -> int | None:
+        if axis is None:
+            return const
+        return axes[axis].extent if axes[axis].static else None
+
+    own = flow.dot_bits[id(op)]
+    result = op.results[0]
+    return MatmulFact(
+        number=number,
+        region=walk.homes[id(op)],
+        lhs_rank=len(lhs.dims),
+        rhs_rank=len(rhs.dims),
+        m_block_id=tile(m),
+        n_block_id=tile(n),
+        k_block_id=tile(k),
+        m_axis=m,
+        n_axis=n,
+        k_axis=k,
+        batch_axes=tuple(dict.fromkeys(b for d in (*lhs.dims[:-2], *rhs.dims[:-2]) for b in d.blocks)),
+        static_m=static(m, lhs.dims[-2].const),
+        static_n=static(n, rhs.dims[-1].const),
+        static_k=static(k, lhs.dims[-1].const),
+        lhs_dtype=lhs.dtype,
+        rhs_dtype=rhs.dtype,
+        acc_dtype=result.dtype,
+        out_dtype=_out_dtype(flow.of(result), result.dtype, walk, flow),
+        precision=op.attrs.precision,
+        lhs_slot=_slot(sides[0].load),
+        rhs_slot=_slot(sides[1].load),
+        lhs_layout=_layout(sides[0].load, k, m, walk),
+        rhs_layout=_layout(sides[1].load, k, n, walk),
+        lhs_prologue=sides[0].prologue,
+        rhs_prologue=sides[1].prologue,
+        cast_bytes=max(side.cast_bytes for side in sides),
+        accumulator_loop=_accumulator_loop(op, walk),
+        consumes=tuple(i for i, other in enumerate(walk.dots) if other is not op and flow.of(other.results[0]) & own),
+    )
+
+
+def _slot(load: Op | None) -> int | None:
+    return None if load is None else load.attrs.slot
+
+
+def _out_dtype(bits: int, otherwise: torch.dtype, walk: Walk, flow: Flow) -> torch.dtype:
+    """The dtype of the first tensor the product is stored to, by elementwise ops only."""
+    for store in walk.stores:
+        if bits & flow.store_bits[id(store)]:
+            return walk.program.tensors[store.attrs.tensor].dtype
+    return otherwise
+
+
+def _layout(load: Op | None, k: int | None, other: int | None, walk: Walk) -> Layout | None:
+    """Along which dimension of the operand memory is contiguous."""
+    if load is None:
+        return None
+    attrs = load.attrs
+    assert isinstance(attrs, MemoryAttrs)
+    strides = walk.program.tensors[attrs.tensor].strides
+    unit = [index.block for index, stride in zip(attrs.indices, strides, strict=True) if count(stride) == 1]
+    if k is not None and k in unit:
+        return "k_major"
+    return "mn_major" if other is not None and other in unit else "strided"
+
+
+def _accumulator_loop(op: Op, walk: Walk) -> int | None:
+    """The loop that carries the product's sum: from the result by sums, casts and scalings to what the loop yields."""
+    region = walk.homes[id(op)]
+    carried = {id(result) for result in walk.bodies[region].results if isinstance(result, Value)}
+    reached = {id(op.results[0])}
+    for later in walk.bodies[region].ops:
+        if reached & carried:
+            break
+        if later.kind in ("pointwise", "view", "mask") and any(id(v) in reached for v in later.values()):
+            reached.add(id(later.results[0]))
+        elif later.kind == "dot" and len(later.operands) > 2 and id(later.operands[2]) in reached:
+            reached.add(id(later.results[0]))
+    return region if reached & carried else None
+
+
+def attention_fact(
+    matmuls: tuple[MatmulFact, ...], reductions: tuple[ReductionFact, ...], regions: tuple[RegionFact, ...]
+) -> AttentionFact | None:
+    """Two dots in one loop; the first one's columns are reduced there and are the second one's summands."""
+    for output in matmuls:
+        for at in output.consumes:
+            scores = matmuls[at]
+            key, query = scores.n_axis, scores.m_axis
+            together = scores.region == output.region and output.k_axis == key and output.m_axis == query
+            if key is None or query is None or not together or key not in regions[output.region].axes:
+                continue
+            if any(r.axis == key and r.region == output.region for r in reductions):
+                return AttentionFact(
+                    scores=scores,
+                    output=output,
+                    query_axis=query,
+                    key_axis=key,
+                    head_axis=scores.k_axis,
+                    value_axis=output.n_axis,
+                )
+    return None
+
+
+def operand_roles(staged: tuple[StagedOperand, ...]) -> dict[int, Literal["lhs", "rhs"]]:
+    """Which loads, by slot, are dot operands."""
+    return {operand.slot: operand.role for operand in staged}

@@ -1,0 +1,127 @@
+"""Memory accesses: one fact per load and store."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..ir.grammar import Index
+from ..ir.grammar import IotaAttrs
+from ..ir.grammar import MemoryAttrs
+from ..ir.grammar import Op
+from ..ir.grammar import Operand
+from ..ir.grammar import PointwiseAttrs
+from ..ir.grammar import TileAttrs
+from ..ir.grammar import Value
+from .axes import count
+from .flow import Flow
+from .records import AxisFact
+from .records import MemoryOpFact
+from .walk import MAX_HOPS
+from .walk import Walk
+
+
+def memory_facts(
+    walk: Walk, flow: Flow, axes: tuple[AxisFact, ...], operands: dict[int, Literal["lhs", "rhs"]]
+) -> tuple[MemoryOpFact, ...]:
+    """``operands`` says, by slot, which loads are dot operands."""
+    facts = [_fact(op, walk, flow, axes, operands) for op in (*walk.loads, *walk.stores)]
+    return tuple(sorted(facts, key=lambda fact: fact.slot))
+
+
+def _fact(
+    op: Op, walk: Walk, flow: Flow, axes: tuple[AxisFact, ...], operands: dict[int, Literal["lhs", "rhs"]]
+) -> MemoryOpFact:
+    attrs = op.attrs
+    assert isinstance(attrs, MemoryAttrs)
+    tensor = walk.program.tensors[attrs.tensor]
+    strides = tuple(map(count, tensor.strides))
+    extents = tuple(map(count, tensor.shape))
+    found = [_subscript(index, op, walk) for index in attrs.indices]
+    tile = op.operands[0] if op.kind == "store" else op.results[0]
+    tile_axes = walk.tile(tile)[0] if isinstance(tile, Value) else ()
+    bits = flow.of(op.results[0]) if op.kind == "load" else 0
+    fed: dict[int, int] = {}
+    if bits:
+        for _, axis, bit in flow.reduce_bits:
+            if bits & bit:
+                fed[axis] = fed.get(axis, 0) + 1
+    return MemoryOpFact(
+        slot=attrs.slot,
+        load_slot=attrs.load_slot,
+        kind="store" if op.kind == "store" else "load",
+        tensor=tensor.id,
+        storage=tensor.storage,
+        name=tensor.name,
+        dtype=tensor.dtype,
+        region=walk.homes[id(op)],
+        tile_axes=tile_axes,
+        subscript_axes=tuple(axis for axis, _ in found),
+        strides=strides,
+        extents=extents,
+        scales=tuple(scale for _, scale in found),
+        gathered=any(index.kind == "tensor" and axis is None for index, (axis, _) in zip(attrs.indices, found, strict=True)),
+        masked=attrs.mask is not None,
+        accessed_numel=_accessed(attrs, found, strides, extents, axes),
+        uses=walk.uses.get(id(op.results[0]), 0) if op.kind == "load" else 0,
+        matmul_operand=operands.get(attrs.slot) if op.kind == "load" else None,
+        reductions_fed=tuple(sorted(fed.items())),
+        feeds_store=bool(bits & flow.stores),
+    )
+
+
+def _accessed(
+    attrs: MemoryAttrs,
+    found: list[tuple[int | None, int]],
+    strides: tuple[int, ...],
+    extents: tuple[int, ...],
+    axes: tuple[AxisFact, ...],
+) -> int:
+    """Different elements in reach of all programs together; dimensions of stride 0 are one element."""
+    numel = 1
+    for index, (axis, _), stride, extent in zip(attrs.indices, found, strides, extents, strict=True):
+        if stride == 0 or (index.kind == "scalar" and axis is None and index.operand is None):
+            continue
+        reach = None if axis is None else axes[axis].extent
+        numel *= extent if reach is None else min(extent, reach)
+    return numel
+
+
+def _subscript(index: Index, op: Op, walk: Walk) -> tuple[int | None, int]:
+    """The axis behind a subscript and the factor on its index."""
+    if index.kind == "block":
+        return index.block, 1
+    if index.operand is None:
+        return None, 1
+    return _affine(op.operands[index.operand], walk)
+
+
+def _affine(operand: Operand, walk: Walk) -> tuple[int | None, int]:
+    """Follow products and sums with constants, casts and views back to an index; (None, 1) for anything else."""
+    scale = 1
+    for _ in range(MAX_HOPS):
+        op = walk.makers.get(id(operand))
+        if op is None:
+            break
+        if isinstance(op.attrs, IotaAttrs):
+            return op.attrs.block, scale * abs(op.attrs.step)
+        if isinstance(op.attrs, TileAttrs) and op.attrs.field in ("begin", "index"):
+            return op.attrs.block, scale
+        values = [v for v in op.operands if isinstance(v, Value) and not _is_number(v, walk)]
+        if op.kind not in ("pointwise", "view") or len(values) != 1:
+            break
+        name = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else "view"
+        constants = [v for v in op.operands if isinstance(v, int)]
+        if name == "mul":
+            if not constants:
+                break
+            scale *= abs(constants[0]) or 1
+        elif name not in ("add", "sub", "cast", "view"):
+            break
+        operand = values[0]
+    return None, 1
+
+
+def _is_number(value: Value, walk: Walk) -> bool:
+    """Whether the value is the same in all programs: a host number."""
+    op = walk.makers.get(id(value))
+    return op is not None and op.kind == "number"

@@ -1,0 +1,409 @@
+"""Facts: what heuristics and the resource model know about a kernel.
+
+Everything here follows from the device IR alone: never from a config, a kernel's name or a backend. An *axis* is a
+block of the program and goes by the block's id. A *region* is a straight run of ops: the body of a grid loop, of a
+sequential loop, or of one branch; regions are numbered in program order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+import math
+from typing import Literal
+
+import torch
+
+#: One tile in registers: the axes it spans and the bytes of one element. A dimension of constant size multiplies the
+#: bytes, so ``itemsize * product of the sizes of the axes`` is the tile's exact size.
+LiveTile = tuple[tuple[int, ...], int]
+LiveTiles = tuple[LiveTile, ...]
+
+AxisKind = Literal["tile", "fixed", "full", "scalar"]
+RegionKind = Literal["root", "loop", "branch"]
+Category = Literal["full_slice", "full_grid", "user_tile", "grid_tile", "fixed", "declined"]
+Layout = Literal["k_major", "mn_major", "strided"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AxisFact:
+    """One block of the program.
+
+    - ``tile``: its size comes from ``block_sizes``.
+    - ``fixed``: its size is ``size``, given by the kernel.
+    - ``full``: a whole dimension, held at once and padded to a power of two; in chunks if ``rollable`` and wanted.
+    - ``scalar``: ``hl.grid``; one element at a time, no dimension.
+
+    ``extent`` is the true number of elements (the value seen when binding, where sizes are dynamic; then ``static`` is
+    False), None when it depends on data or on another tile. ``padded`` is its next power of two (0 when unknown).
+    ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` and ``loops`` are
+    the regions whose grid or loop walks over the axis; ``min_size`` and ``max_size`` are the kernel's own bounds.
+    """
+
+    block_id: int
+    name: str
+    kind: AxisKind
+    extent: int | None
+    padded: int
+    static: bool
+    size: int | None
+    rollable: bool
+    on_grid: bool
+    roots: tuple[int, ...]
+    loops: tuple[int, ...]
+    outer: int | None
+    min_size: int
+    max_size: int | None
+
+    @property
+    def tunable(self) -> bool:
+        """Whether the size is a slot of ``block_sizes``."""
+        return self.kind == "tile"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionFact:
+    """One region. ``axes`` are those its grid or loop walks over; ``parent`` is None for roots, and ``root`` numbers
+    the grid loops from 0."""
+
+    region: int
+    kind: RegionKind
+    root: int
+    parent: int | None
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryOpFact:
+    """One load or store, in program order (``slot`` is its number there).
+
+    Per subscript: ``subscript_axes`` (the axis whose indices it holds, through affine arithmetic too; None for scalars
+    and gathers), ``strides`` and ``extents`` of the host tensor in elements, and ``scales`` (2 for ``x[2 * tile.index]``).
+    ``tile_axes`` are the axes of the accessed tile. ``accessed_numel`` is the number of different elements in reach:
+    dimensions of stride 0 count once. ``uses`` counts the ops that read a load. ``matmul_operand`` is ``lhs`` or ``rhs``
+    when the load feeds a dot through at most casts, views and one-operand ops. ``reductions_fed`` counts the reductions
+    the value reaches without crossing another reduction, per axis; ``feeds_store``: it reaches a store that way.
+    """
+
+    slot: int
+    load_slot: int | None
+    kind: Literal["load", "store"]
+    tensor: int
+    storage: int
+    name: str
+    dtype: torch.dtype
+    region: int
+    tile_axes: tuple[int, ...]
+    subscript_axes: tuple[int | None, ...]
+    strides: tuple[int, ...]
+    extents: tuple[int, ...]
+    scales: tuple[int, ...]
+    gathered: bool
+    masked: bool
+    accessed_numel: int
+    uses: int
+    matmul_operand: Literal["lhs", "rhs"] | None
+    reductions_fed: tuple[tuple[int, int], ...]
+    feeds_store: bool
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory."""
+        return self.dtype.itemsize
+
+    @property
+    def rank(self) -> int:
+        return len(self.strides)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MatmulFact:
+    """One dot, in program order.
+
+    ``m_block_id`` and its like are None where the dimension is not a tile (a specialised N, say); ``m_axis`` and its
+    like name the axis whatever its kind, and ``batch_axes`` those in front. ``static_*`` are problem extents in
+    elements, not tile sizes, None if not known when compiling. ``cast_bytes``: widest element between load and dot,
+    where a cast widens it (0: the operands go from memory to the dot as they are). ``*_prologue`` says whether ops
+    other than views stand between load and dot. ``accumulator_loop``: the region of the loop that carries the
+    accumulator. ``consumes``: numbers of the dots whose results reach this one's operands. ``acc_dtype`` is the type of
+    the product, ``out_dtype`` the type the result is stored with.
+    """
+
+    number: int
+    region: int
+    lhs_rank: int
+    rhs_rank: int
+    m_block_id: int | None
+    n_block_id: int | None
+    k_block_id: int | None
+    m_axis: int | None
+    n_axis: int | None
+    k_axis: int | None
+    batch_axes: tuple[int, ...]
+    static_m: int | None
+    static_n: int | None
+    static_k: int | None
+    lhs_dtype: torch.dtype
+    rhs_dtype: torch.dtype
+    acc_dtype: torch.dtype
+    out_dtype: torch.dtype
+    precision: str
+    lhs_slot: int | None
+    rhs_slot: int | None
+    lhs_layout: Layout | None
+    rhs_layout: Layout | None
+    lhs_prologue: bool
+    rhs_prologue: bool
+    cast_bytes: int
+    accumulator_loop: int | None
+    consumes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReductionFact:
+    """The reductions over one axis in one region.
+
+    ``extent`` is the true element count (0 when unknown). ``category``, by the first that holds: ``declined`` (the
+    extent is unknown), ``full_grid`` (on the grid, whole extent in each program), ``grid_tile`` (on the grid),
+    ``user_tile`` (a loop that the kernel spells out over a tunable tile), ``fixed`` (such a loop of a fixed tile),
+    ``full_slice`` (a whole dimension).
+
+    ``itemsize`` is that of the value reduced, ``input_load_itemsize`` the narrowest in memory among the loads that feed
+    the reductions (else among loads whose last subscript is the axis, else 0). ``num_loads`` counts the loads of the
+    region. ``re_read``: some load feeds two reductions, or one and a store beyond it; ``re_read_slot``
+    is its load slot. ``store_only_re_read``: a tensor that feeds the reductions is needed again for a store after them,
+    so looping reads it twice. ``carried_2d`` counts loop-carried tiles of two or more dimensions that end in the axis.
+
+    ``live_tiles`` is the snapshot at the step with the most simultaneously live tiles (highest rank first), each op's
+    operands and results together; ``body_live_tiles`` counts those that span the axis. ``per_feature_accumulator``: the
+    reduction feeds a loop-carried accumulator that spans other, whole axes only (``grad_weight[N]``);
+    ``feature_footprint`` is the bytes of all such accumulators at full width.
+    """
+
+    axis: int
+    region: int
+    root: int
+    names: tuple[str, ...]
+    category: Category
+    extent: int
+    itemsize: int
+    input_load_itemsize: int
+    num_loads: int
+    re_read: bool
+    re_read_slot: int | None
+    store_only_re_read: bool
+    carried_2d: int
+    body_live_tiles: int
+    live_tiles: LiveTiles
+    per_feature_accumulator: bool
+    feature_footprint: int
+
+    @property
+    def sized(self) -> bool:
+        """Whether a heuristic may size the axis as a reduction."""
+        return self.category in ("full_slice", "full_grid", "user_tile")
+
+    @property
+    def full_extent(self) -> bool:
+        return self.category in ("full_slice", "full_grid")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccumulatorFact:
+    """One value that a sequential loop (region ``loop``) carries. ``axes`` of its dimensions; scalars are left out."""
+
+    loop: int
+    axes: tuple[int, ...]
+    itemsize: int
+    dtype: torch.dtype
+    of_dot: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PointwiseFact:
+    """The kernel only maps elements: no dot, no sized reduction, no carried tile, nothing that depends on tiling.
+
+    ``total_numel`` is the product of the extents of all tunable axes. A *full* access reaches at least that many
+    elements. ``slab_numel``: elements each tiled element drags along, over all full accesses. ``storage_itemsize``: the
+    widest of them in memory; ``compute_itemsize``: the widest value on the way to a store (index arithmetic aside).
+    ``contiguous_axes``: tiled axes with stride 1 in some full access. ``sfu_ops`` counts transcendental ops.
+    ``gather_stride`` is the largest index scale on a stride-1 axis, ``max_op_slab`` the largest untiled fan-out of one.
+    """
+
+    total_numel: int
+    slab_numel: int
+    storage_itemsize: int
+    compute_itemsize: int
+    contiguous_axes: tuple[int, ...]
+    sfu_ops: int
+    gather_stride: int
+    max_op_slab: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MatmulWithReductionEpilogueFact:
+    """Exactly one dot, and exactly one sized reduction, over the whole of the dot's output dimension.
+
+    ``n_extent`` is the padded width of an output row: the next power of two of N. ``n_block_id`` is None unless N is a
+    tile.
+    """
+
+    matmul: MatmulFact
+    reduction: ReductionFact
+    n_extent: int
+
+    @property
+    def m_block_id(self) -> int | None:
+        return self.matmul.m_block_id
+
+    @property
+    def k_block_id(self) -> int | None:
+        return self.matmul.k_block_id
+
+    @property
+    def n_block_id(self) -> int | None:
+        return self.matmul.n_block_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionFact:
+    """Two dots in one loop, the second fed by the first through a reduction over the loop's axis.
+
+    ``query_axis`` is M of both, ``key_axis`` N of the first and K of the second; ``head_axis`` is K of the first and
+    ``value_axis`` N of the second.
+    """
+
+    scores: MatmulFact
+    output: MatmulFact
+    query_axis: int
+    key_axis: int
+    head_axis: int | None
+    value_axis: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagedOperand:
+    """A load that feeds dot number ``dot``: a tile of ``axes`` that passes through shared memory. ``region`` is where it
+    is loaded (one copy per pipeline stage if that is a loop); ``itemsize`` is in memory; ``direct``: nothing but views
+    and masks stands between load and dot."""
+
+    region: int
+    dot: int
+    role: Literal["lhs", "rhs"]
+    slot: int
+    axes: tuple[int, ...]
+    itemsize: int
+    direct: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkFact:
+    """Elementwise ops of region ``region`` on values that span ``axes``: how many, and how many of them need the special
+    function unit (transcendental functions, roots, divisions)."""
+
+    region: int
+    axes: tuple[int, ...]
+    ops: int
+    sfu_ops: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelFacts:
+    """Everything known about a kernel. ``axes[i].block_id == i``.
+
+    ``live_tiles`` has one snapshot per root: the peak by rank, as in ``ReductionFact``. ``resident_tiles`` has the
+    snapshots (per root, none contained in another) of what must be held between ops: elementwise chains work in place
+    there, and masks and views cost nothing.
+    """
+
+    axes: tuple[AxisFact, ...]
+    regions: tuple[RegionFact, ...]
+    grid_axes: tuple[int, ...]
+    num_roots: int
+    memory_ops: tuple[MemoryOpFact, ...]
+    matmuls: tuple[MatmulFact, ...]
+    reductions: tuple[ReductionFact, ...]
+    accumulators: tuple[AccumulatorFact, ...]
+    staged: tuple[StagedOperand, ...]
+    work: tuple[WorkFact, ...]
+    live_tiles: tuple[LiveTiles, ...]
+    resident_tiles: tuple[tuple[LiveTiles, ...], ...]
+    scans: tuple[int, ...] = ()
+    atomics: tuple[int, ...] = ()
+    pointwise: PointwiseFact | None = None
+    matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None
+    attention: AttentionFact | None = None
+
+    @property
+    def tunable_axes(self) -> tuple[AxisFact, ...]:
+        """The axes with a slot in ``block_sizes``, in order."""
+        return tuple(axis for axis in self.axes if axis.tunable)
+
+    @property
+    def rolled_axes(self) -> tuple[AxisFact, ...]:
+        """The axes with a slot in ``reduction_loops``, in order."""
+        return tuple(axis for axis in self.axes if axis.rollable)
+
+    @property
+    def sized_reductions(self) -> tuple[ReductionFact, ...]:
+        return tuple(fact for fact in self.reductions if fact.sized)
+
+    @property
+    def primary_reduction(self) -> ReductionFact | None:
+        """The sized reduction that moves the most bytes per row (extent times bytes in memory), then the longest."""
+        return max(self.sized_reductions, key=lambda r: (r.extent * max(1, r.input_load_itemsize), r.extent), default=None)
+
+    def enclosing_axes(self, region: int) -> tuple[int, ...]:
+        """The axes of the grid and of the loops around the ops of ``region``, outermost first."""
+        axes: tuple[int, ...] = ()
+        at: int | None = region
+        while at is not None:
+            axes = (*self.regions[at].axes, *axes)
+            at = self.regions[at].parent
+        return axes
+
+    def footprint(self, tiles: LiveTiles, sizes: Mapping[int, int]) -> int:
+        """Bytes of ``tiles`` when axes have ``sizes`` elements; axes left out are held whole."""
+        return sum(itemsize * math.prod(sizes.get(a, self.axes[a].padded) for a in axes) for axes, itemsize in tiles)
+
+    def summary(self) -> str:
+        """One line for reports: what the kernel is made of."""
+        parts = [_axes_text(self.axes)]
+        parts += [_matmul_text(fact) for fact in self.matmuls]
+        parts += [_reduction_text(fact) for fact in self.reductions]
+        if self.pointwise is not None:
+            parts.append(f"pointwise over {self.pointwise.total_numel} elements")
+        if self.matmul_with_reduction_epilogue is not None:
+            parts.append(f"matmul with reduction epilogue over N={self.matmul_with_reduction_epilogue.n_extent}")
+        if self.attention is not None:
+            parts.append("attention")
+        loads = sum(op.kind == "load" for op in self.memory_ops)
+        parts.append(f"{loads} loads, {len(self.memory_ops) - loads} stores")
+        return "; ".join(parts)
+
+
+def _axes_text(axes: tuple[AxisFact, ...]) -> str:
+    def one(axis: AxisFact) -> str:
+        place = "grid" if axis.on_grid else "rolled" if axis.rollable else "whole" if axis.kind == "full" else "loop"
+        extent = "?" if axis.extent is None else str(axis.extent)
+        fixed = f" by {axis.size}" if axis.kind == "fixed" else ""
+        return f"{axis.block_id}:{axis.name} {place} {extent}{fixed}"
+
+    return f"axes {', '.join(map(one, axes))}"
+
+
+def _matmul_text(fact: MatmulFact) -> str:
+    extents = "x".join("?" if e is None else str(e) for e in (fact.static_m, fact.static_n, fact.static_k))
+    types = f"{_dtype(fact.lhs_dtype)}" + ("" if fact.lhs_dtype == fact.rhs_dtype else f"*{_dtype(fact.rhs_dtype)}")
+    return f"dot {extents} {types}"
+
+
+def _reduction_text(fact: ReductionFact) -> str:
+    detail = f"{fact.body_live_tiles} live" + (", re-read" if fact.re_read else "")
+    if fact.per_feature_accumulator:
+        detail += ", per-feature accumulator"
+    return f"{'+'.join(fact.names)} over axis {fact.axis} ({fact.category} of {fact.extent or '?'}, {detail})"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,152 @@
+"""Reductions: one fact per region and reduced axis."""
+
+from __future__ import annotations
+
+import math
+
+from ..ir.grammar import Op
+from ..ir.grammar import ReduceAttrs
+from ..ir.grammar import Value
+from .flow import Flow
+from .liveness import Liveness
+from .records import AccumulatorFact
+from .records import AxisFact
+from .records import Category
+from .records import MemoryOpFact
+from .records import ReductionFact
+from .walk import Walk
+
+
+def reduction_facts(
+    walk: Walk,
+    flow: Flow,
+    liveness: Liveness,
+    axes: tuple[AxisFact, ...],
+    memory_ops: tuple[MemoryOpFact, ...],
+    accumulators: tuple[AccumulatorFact, ...],
+) -> tuple[ReductionFact, ...]:
+    groups: dict[tuple[int, int], list[tuple[Op, int]]] = {}
+    for op, axis, bit in flow.reduce_bits:
+        groups.setdefault((walk.homes[id(op)], axis), []).append((op, bit))
+    homes: dict[int, set[int]] = {}
+    for region, axis in groups:
+        homes.setdefault(region, set()).add(axis)
+    facts = []
+    for (region, axis), found in groups.items():
+        tiles = liveness.peak_of(_group_regions(walk, region, homes))
+        features = [f for op, _ in found if (f := _feature(op, walk, axes)) is not None]
+        loads = [op for op in memory_ops if op.kind == "load"]
+        feeding = [op for op in loads if dict(op.reductions_fed).get(axis)]
+        re_read = _re_read(feeding, found, walk, flow, axis)
+        values = [next(op.values()) for op, _ in found]
+        facts.append(
+            ReductionFact(
+                axis=axis,
+                region=region,
+                root=walk.regions[region].root,
+                names=tuple(dict.fromkeys(op.attrs.name for op, _ in found)),
+                category=_category(axes[axis]),
+                extent=axes[axis].extent or 0,
+                itemsize=max(value.dtype.itemsize for value in values),
+                input_load_itemsize=_input_itemsize(feeding, loads, axis),
+                num_loads=sum(op.region == region for op in loads),
+                re_read=re_read is not None,
+                re_read_slot=None if re_read is None else re_read.load_slot,
+                store_only_re_read=_store_only(feeding, loads, axis),
+                carried_2d=sum(len(a.axes) >= 2 and a.axes[-1] == axis for a in accumulators),
+                body_live_tiles=sum(axis in tile_axes for tile_axes, _ in tiles),
+                live_tiles=tiles,
+                per_feature_accumulator=bool(features),
+                feature_footprint=sum(features),
+            )
+        )
+    return tuple(facts)
+
+
+def _category(axis: AxisFact) -> Category:
+    if axis.extent is None and axis.outer is None:
+        return "declined"
+    if axis.on_grid:
+        whole = axis.kind == "fixed" and axis.size is not None and axis.extent is not None and axis.size >= axis.extent
+        return "full_grid" if whole else "grid_tile"
+    if axis.kind == "full":
+        return "full_slice"
+    return "user_tile" if axis.tunable else "fixed"
+
+
+def _group_regions(walk: Walk, home: int, homes: dict[int, set[int]]) -> list[int]:
+    """The home region and the loops below it over one of its reduced axes that are nobody else's home."""
+    regions, stack = [], [home]
+    while stack:
+        region = stack.pop(0)
+        regions.append(region)
+        for op in walk.bodies[region].ops:
+            for inner in walk.inner.get(id(op), ()):
+                fact = walk.regions[inner]
+                if fact.kind == "loop" and inner not in homes and set(fact.axes) & homes[home]:
+                    stack.append(inner)
+    return regions
+
+
+def _re_read(
+    feeding: list[MemoryOpFact], found: list[tuple[Op, int]], walk: Walk, flow: Flow, axis: int
+) -> MemoryOpFact | None:
+    """The first load that feeds two of the reductions, or one and a store without being reduced."""
+    loads = {op.attrs.slot: op.results[0] for op in walk.loads}
+    for fact in feeding:
+        bits = flow.of(loads[fact.slot])
+        reduced = sum(bool(bits & bit) for _, bit in found)
+        if axis in fact.tile_axes and (reduced >= 2 or (reduced == 1 and fact.feeds_store)):
+            return fact
+    return None
+
+
+def _input_itemsize(feeding: list[MemoryOpFact], loads: list[MemoryOpFact], axis: int) -> int:
+    chosen = feeding or [op for op in loads if op.subscript_axes and op.subscript_axes[-1] == axis]
+    return min((op.itemsize for op in chosen), default=0)
+
+
+def _store_only(feeding: list[MemoryOpFact], loads: list[MemoryOpFact], axis: int) -> bool:
+    """Whether a tensor that is reduced is also needed, unreduced, for a store of the row."""
+    tensors = {op.storage for op in feeding if axis in op.tile_axes}
+    return any(op.storage in tensors and op.feeds_store and axis in op.tile_axes for op in loads)
+
+
+def _feature(op: Op, walk: Walk, axes: tuple[AxisFact, ...]) -> int | None:
+    """Bytes of the loop-carried accumulator over whole axes that the reduction's result is added to, if any."""
+    assert isinstance(op.attrs, ReduceAttrs)
+    result = op.results[0]
+    feature = walk.tile(result)[0]
+    if not feature or any(axes[a].kind != "full" for a in feature):
+        return None
+    region = walk.homes[id(op)]
+    body = walk.bodies[region]
+    carried = {id(r) for r in body.results if isinstance(r, Value)}
+    reached = {id(result)}
+    for later in body.ops:
+        if later.kind in ("pointwise", "view", "mask") and any(id(v) in reached for v in later.values()):
+            reached.add(id(later.results[0]))
+    if not reached & carried:
+        return None
+    return walk.tile(result)[1] * math.prod(axes[a].padded for a in feature)
+
+
+def accumulator_facts(walk: Walk, dot_loops: dict[int, set[int]]) -> tuple[AccumulatorFact, ...]:
+    """What sequential loops carry. ``dot_loops``: by loop, the ids of yielded values that hold dot results."""
+    facts = []
+    for region, body in zip(walk.regions, walk.bodies, strict=True):
+        if region.kind != "loop":
+            continue
+        for param, after in zip(body.params, body.results, strict=True):
+            axes, itemsize = walk.tile(param)
+            if axes:
+                facts.append(
+                    AccumulatorFact(
+                        loop=region.region,
+                        axes=axes,
+                        itemsize=itemsize,
+                        dtype=param.dtype,
+                        of_dot=id(after) in dot_loops.get(region.region, ()),
+                    )
+                )
+    return tuple(facts)

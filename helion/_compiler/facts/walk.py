@@ -1,0 +1,129 @@
+"""The one walk over the device IR that all facts are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import field
+
+from ..._shapes import Dims
+from ..ir.grammar import ForAttrs
+from ..ir.grammar import LoopAxis
+from ..ir.grammar import Op
+from ..ir.grammar import OperandRef
+from ..ir.grammar import Program
+from ..ir.grammar import Region
+from ..ir.grammar import TileAttrs
+from ..ir.grammar import Value
+from .records import LiveTile
+from .records import RegionFact
+
+#: Ops to follow back from a dot to the load that feeds it, and from an address to the index it scales.
+MAX_HOPS = 8
+
+
+@dataclass(slots=True)
+class Walk:
+    """What the walk found. ``bodies[n]`` is region number ``n``; values and ops go by their ``id``.
+
+    ``makers`` has the op that makes a value, ``params`` the region and position of a loop's parameter, ``homes`` the
+    region of an op. ``captured`` has, for an op with regions, the values its regions read.
+    """
+
+    program: Program
+    regions: list[RegionFact] = field(default_factory=list)
+    bodies: list[Region] = field(default_factory=list)
+    makers: dict[int, Op] = field(default_factory=dict)
+    params: dict[int, tuple[int, int]] = field(default_factory=dict)
+    homes: dict[int, int] = field(default_factory=dict)
+    inner: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    captured: dict[int, set[int]] = field(default_factory=dict)
+    uses: dict[int, int] = field(default_factory=dict)
+    loads: list[Op] = field(default_factory=list)
+    stores: list[Op] = field(default_factory=list)
+    dots: list[Op] = field(default_factory=list)
+    reduces: list[Op] = field(default_factory=list)
+    pointwise: list[Op] = field(default_factory=list)
+    other: list[Op] = field(default_factory=list)
+    outer: dict[int, int] = field(default_factory=dict)
+    tiles: dict[Dims, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
+
+    def tile(self, value: Value) -> LiveTile:
+        """Axes, and bytes per element times all constant dimensions."""
+        axes, const, _ = self.shape(value.dims)
+        return axes, value.dtype.itemsize * const
+
+    def shape(self, dims: Dims) -> tuple[tuple[int, ...], int, int]:
+        """Axes, product of the constant dimensions, and number of dimensions other than 1."""
+        known = self.tiles.get(dims)
+        if known is None:
+            axes: list[int] = []
+            const, rank = 1, 0
+            for dim in dims:
+                axes += dim.blocks
+                const *= dim.const
+                rank += not dim.is_one
+            known = self.tiles[dims] = (tuple(axes), const, rank)
+        return known
+
+
+def walk_program(program: Program) -> Walk:
+    """Visit every op once, in program order."""
+    walk = Walk(program)
+    for number, root in enumerate(program.roots):
+        _region(walk, root.body, "root", number, None, root.axes)
+    return walk
+
+
+def _region(walk: Walk, region: Region, kind: str, root: int, parent: int | None, axes: tuple[LoopAxis, ...]) -> set[int]:
+    """Visit a region; gives the values read in it, nested regions included."""
+    number = len(walk.regions)
+    blocks = tuple(axis.block for axis in axes)
+    walk.regions.append(RegionFact(region=number, kind=kind, root=root, parent=parent, axes=blocks))  # type: ignore[arg-type]
+    walk.bodies.append(region)
+    for at, param in enumerate(region.params):
+        walk.params[id(param)] = (number, at)
+    by_kind = {
+        "load": walk.loads,
+        "store": walk.stores,
+        "dot": walk.dots,
+        "reduce": walk.reduces,
+        "pointwise": walk.pointwise,
+    }
+    read: set[int] = set()
+    uses, makers, homes = walk.uses, walk.makers, walk.homes
+    for op in region.ops:
+        homes[id(op)] = number
+        for operand in op.operands:
+            if isinstance(operand, Value):
+                key = id(operand)
+                read.add(key)
+                uses[key] = uses.get(key, 0) + 1
+        for result in op.results:
+            makers[id(result)] = op
+        by_kind.get(op.kind, walk.other).append(op)
+        if op.regions:
+            captured: set[int] = set()
+            first = len(walk.regions)
+            loop_axes = op.attrs.axes if isinstance(op.attrs, ForAttrs) else ()
+            inner = []
+            for nested in op.regions:
+                inner.append(len(walk.regions))
+                captured |= _region(walk, nested, "loop" if loop_axes else "branch", root, number, loop_axes)
+            walk.inner[id(op)] = tuple(inner)
+            walk.captured[id(op)] = captured
+            read |= captured
+            _note_outer(walk, op, loop_axes, first)
+    for result in region.results:
+        if isinstance(result, Value):
+            read.add(id(result))
+    return read
+
+
+def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...], region: int) -> None:
+    """Which tile bounds each nested loop, as in ``hl.tile(outer.begin, outer.end)``."""
+    for axis in axes:
+        if isinstance(axis.begin, OperandRef):
+            begin = op.operands[axis.begin.at]
+            maker = walk.makers.get(id(begin))
+            if maker is not None and isinstance(maker.attrs, TileAttrs) and maker.attrs.field == "begin":
+                walk.outer[axis.block] = maker.attrs.block

@@ -1,0 +1,244 @@
+"""Makes a plan: a program and a normalised config in, decisions out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..._names import NameSpace
+from ..._shapes import Expr
+from ..._shapes import Number
+from ..._shapes import cdiv
+from ..._shapes import hint_of
+from ...settings import Settings
+from ..ir.grammar import Block
+from ..ir.grammar import ForAttrs
+from ..ir.grammar import LoopAxis
+from ..ir.grammar import NumberAttrs
+from ..ir.grammar import Program
+from ..ir.grammar import Root
+from ..passes.rolling import roll
+from .records import AxisPlan
+from .records import BlockPlan
+from .records import GridPlan
+from .records import LaunchPlan
+from .records import LoopPlan
+from .records import NumberArgument
+from .records import Plan
+from .records import RangePlan
+from .records import TensorArgument
+from .sizes import block_sizes
+from .sizes import chunks
+
+_RANGE_KEYS = ("range_num_stages", "range_unroll_factors", "range_multi_buffers", "range_flattens", "range_warp_specializes")  # fmt: skip
+#: Config keys that are passed to the launch as they are, where present.
+_LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "num_ctas")
+
+
+def build_plan(
+    program: Program, rollable: tuple[int, ...], config: Mapping[str, Any], settings: Settings
+) -> Plan:
+    """Every decision of ``config`` about ``program``. ``config`` must be normalised by the program's space."""
+    sizes = block_sizes(program, rollable, config)
+    looped = frozenset(chunks(rollable, config))
+    rolled = roll(program, looped)
+    return _Planner(program, rolled, sizes, looped, config, settings).plan()
+
+
+@dataclass
+class _Slots:
+    """Reads positional lists: the next slot of a key belongs to the next entity in program order."""
+
+    config: Mapping[str, Any]
+    at: dict[str, int]
+
+    def take(self, key: str, default: Any) -> Any:
+        values = self.config.get(key) or ()
+        position = self.at.get(key, 0)
+        self.at[key] = position + 1
+        return values[position] if position < len(values) else default
+
+
+class _Planner:
+    def __init__(
+        self,
+        program: Program,
+        rolled: Program,
+        sizes: dict[int, int],
+        looped: frozenset[int],
+        config: Mapping[str, Any],
+        settings: Settings,
+    ) -> None:
+        self.program = program
+        self.rolled = rolled
+        self.sizes = sizes
+        self.looped = looped
+        self.config = config
+        self.settings = settings
+        self.slots = _Slots(config, {})
+        self.names = NameSpace()
+
+    def plan(self) -> Plan:
+        tensors = self.tensors()
+        numbers = self.numbers()
+        grids, root_ranges, loops = self.loops()
+        evictions = self.config.get("load_eviction_policies") or ()
+        return Plan(
+            program=self.rolled,
+            kernel_name=f"_helion_{self.program.host.name}",
+            blocks=tuple(self.block(block) for block in self.program.blocks),
+            grids=grids,
+            root_ranges=root_ranges,
+            loops=loops,
+            tensors=tensors,
+            numbers=numbers,
+            evictions={slot: policy for slot, policy in enumerate(evictions) if policy},
+            launch=self.launch(),
+            origin_lines=self.settings.output_origin_lines,
+            full_masked=frozenset(b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)),
+        )
+
+    # --- blocks ----------------------------------------------------------------------------------------------------------
+
+    def block(self, block: Block) -> BlockPlan:
+        if block.kind == "grid":
+            return BlockPlan(id=block.id, size=1, symbol="")
+        if block.kind == "tile":
+            return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_BLOCK_SIZE_{block.id}")
+        name = "_REDUCTION_BLOCK" if block.id in self.looped else "_RDIM_SIZE"
+        return BlockPlan(
+            id=block.id, size=self.sizes[block.id], symbol=f"{name}_{block.id}", looped=block.id in self.looped
+        )
+
+    def is_ragged(self, extent: Number | None, block: int) -> bool:
+        """Whether tiles of ``block`` may reach past ``extent`` elements."""
+        size = self.sizes[block]
+        if isinstance(extent, int):
+            return extent % size != 0
+        return size != 1
+
+    # --- arguments -------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> tuple[TensorArgument, ...]:
+        used = {op.attrs.tensor for op in self.rolled.walk() if op.kind in ("load", "store")}
+        return tuple(
+            TensorArgument(name=self.names.fresh(_short(t.name)), tensor=t) for t in self.program.tensors if t.id in used
+        )
+
+    def numbers(self) -> tuple[NumberArgument, ...]:
+        found: dict[Any, NumberArgument] = {}
+        for expr in _expressions(self.rolled):
+            for leaf in expr.leaves():
+                if leaf.op == "host" and leaf.args[0] not in found:
+                    source = leaf.args[0]
+                    name = self.names.fresh(_short(source))
+                    found[source] = NumberArgument(name=name, source=source, kind=leaf.kind, hint=leaf.hint)
+        return tuple(found.values())
+
+    # --- loops -----------------------------------------------------------------------------------------------------------
+
+    def axis(self, axis: LoopAxis) -> AxisPlan:
+        if not isinstance(axis.begin, (int, Expr)) or not isinstance(axis.end, (int, Expr)):
+            return AxisPlan(block=axis.block, masked=not axis.scalar and self.sizes[axis.block] != 1)
+        extent = axis.end - axis.begin
+        step = axis.step if axis.scalar else self.sizes[axis.block]
+        masked = not axis.scalar and self.is_ragged(extent, axis.block)
+        if isinstance(extent, int) and isinstance(step, int):
+            extent = max(extent, 0)
+        return AxisPlan(block=axis.block, masked=masked, count=cdiv(extent, step))  # type: ignore[arg-type]
+
+    def order(self, axes: tuple[LoopAxis, ...]) -> tuple[int, ...]:
+        identity = tuple(range(len(axes)))
+        return tuple(self.slots.take("loop_orders", identity)) if len(axes) > 1 else identity
+
+    def range(self) -> RangePlan:
+        stages, unroll, buffer, flatten, specialize = (
+            self.slots.take(key, None if key.endswith(("buffers", "flattens", "specializes")) else 0)
+            for key in _RANGE_KEYS
+        )
+        return RangePlan(
+            num_stages=stages, unroll=unroll, multi_buffer=buffer, flatten=flatten, warp_specialize=specialize
+        )
+
+    def loops(self) -> tuple[tuple[GridPlan, ...], tuple[RangePlan, ...], dict[int, LoopPlan]]:
+        """Slots are numbered over the program as traced, which rolling may reorder; a loop keeps its location object."""
+        grids: list[GridPlan] = []
+        ranges: list[RangePlan] = []
+        traced: dict[int, LoopPlan] = {}
+        for root in self.program.roots:
+            grids.append(self.grid(root))
+            ranges.append(self.range())
+            for op in root.body.walk():
+                if isinstance(op.attrs, ForAttrs):
+                    traced[id(op.location)] = self.loop(op.attrs)
+        loops = {}
+        for op in self.rolled.walk():
+            if isinstance(op.attrs, ForAttrs):
+                loops[id(op)] = self.chunks(op.attrs) if op.attrs.chunked else traced[id(op.location)]
+        return tuple(grids), tuple(ranges), loops
+
+    def grid(self, root: Root) -> GridPlan:
+        order = self.order(root.axes)
+        group = self.slots.take("l2_groupings", 1) if len(root.axes) > 1 else 1
+        return GridPlan(axes=tuple(map(self.axis, root.axes)), order=order, group=group)
+
+    def chunks(self, attrs: ForAttrs) -> LoopPlan:
+        """A loop that rolling made: no slots of its own."""
+        return LoopPlan(axes=tuple(map(self.axis, attrs.axes)), order=(0,), ranges=(RangePlan(),))
+
+    def loop(self, attrs: ForAttrs) -> LoopPlan:
+        axes = tuple(map(self.axis, attrs.axes))
+        ranges = []
+        for axis, plan in zip(attrs.axes, axes, strict=True):
+            chosen = self.range()
+            if isinstance(axis.begin, int) and isinstance(axis.end, int) and isinstance(plan.count, int):
+                static = bool(self.slots.take("static_ranges", False)) if self.may_unroll(axis) else False
+                chosen = RangePlan(static=True) if static else chosen
+            ranges.append(chosen)
+        return LoopPlan(axes=axes, order=self.order(attrs.axes), ranges=tuple(ranges))
+
+    def may_unroll(self, axis: LoopAxis) -> bool:
+        """Whether the axis has a slot of ``static_ranges``: constant bounds and few iterations at any block size."""
+        assert isinstance(axis.begin, int) and isinstance(axis.end, int)
+        block = self.program.blocks[axis.block]
+        step = axis.step if axis.scalar else block.size if block.size is not None else 1
+        return isinstance(step, int) and cdiv(axis.end - axis.begin, step) <= 8
+
+    def launch(self) -> LaunchPlan:
+        pid_type = self.config["pid_type"]
+        persistent = self.config.get("num_sm_multiplier") or 1
+        options = [(key, self.config[key]) for key in _LAUNCH_KEYS if self.config.get(key) is not None]
+        prefix = "_triton_config_"
+        options += [(k.removeprefix(prefix), v) for k, v in self.config.items() if k.startswith(prefix)]
+        return LaunchPlan(
+            pid_type=pid_type,
+            options=tuple(options),
+            persistent=persistent if pid_type.startswith("persistent") else 0,
+            reserved_sms=self.settings.persistent_reserved_sms,
+        )
+
+
+def _short(source: str) -> str:
+    """A name for a host expression: ``epilogue.__closure__[0].cell_contents`` becomes ``epilogue_0``."""
+    return source.replace(".__closure__[", "_").replace("].cell_contents", "").replace("_source_module.", "")
+
+
+def _expressions(program: Program) -> list[Expr]:
+    """Every host number the device code reads: values, loop bounds, shifts of subscripts."""
+    found: list[Any] = []
+    for root in program.roots:
+        found += [n for axis in root.axes for n in (axis.begin, axis.end, axis.step)]
+        for op in root.body.walk():
+            if isinstance(op.attrs, NumberAttrs):
+                found.append(op.attrs.expr)
+            elif isinstance(op.attrs, ForAttrs):
+                found += [n for axis in op.attrs.axes for n in (axis.begin, axis.end, axis.step)]
+            elif op.kind in ("load", "store"):
+                found += [index.shift for index in op.attrs.indices]
+                tensor = program.tensors[op.attrs.tensor]
+                found += [*tensor.strides, *tensor.shape]
+    return [n for n in found if isinstance(n, Expr)]
+
+
+__all__ = ["build_plan", "hint_of"]

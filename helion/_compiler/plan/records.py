@@ -1,0 +1,113 @@
+"""What a plan is: every decision one config takes about a program, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from typing import Literal
+
+from ..._shapes import Number
+from ..ir.grammar import HostTensor
+from ..ir.grammar import Program
+
+PidType = Literal["flat", "xyz", "persistent_blocked", "persistent_interleaved"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPlan:
+    """``size`` in elements; ``symbol`` is its name in generated code, empty for scalar axes."""
+
+    id: int
+    size: int
+    symbol: str
+    looped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisPlan:
+    """One axis of a grid or of a loop. ``masked``: some tile may reach past the end. ``count`` is the number of tiles,
+    None when only the device knows it."""
+
+    block: int
+    masked: bool
+    count: Number | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridPlan:
+    """How program ids map to tiles of one root. ``order`` lists axis positions, fastest first; ``group`` > 1 groups the
+    two fastest axes for the L2 cache."""
+
+    axes: tuple[AxisPlan, ...]
+    order: tuple[int, ...]
+    group: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangePlan:
+    """Keyword arguments of one ``tl.range``, without those at their defaults; ``static`` loops are unrolled."""
+
+    num_stages: int = 0
+    unroll: int = 0
+    multi_buffer: bool | None = None
+    flatten: bool | None = None
+    warp_specialize: bool | None = None
+    static: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberArgument:
+    """A host number passed to the kernel: ``name`` in the kernel, ``source`` on the host, ``kind`` int, float or bool."""
+
+    name: str
+    source: str
+    kind: type
+    hint: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorArgument:
+    name: str
+    tensor: HostTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """``options`` are the keyword arguments of the launch. ``persistent`` is programs per SM, 0 for other grids."""
+
+    pid_type: PidType
+    options: tuple[tuple[str, Any], ...]
+    persistent: int = 0
+    reserved_sms: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """``program`` is rolled as the config says. ``grids`` go with its roots; ``ranges`` with its device loops' axes, by
+    ``(position of the loop in program order, axis position)``; ``loop_axes`` likewise."""
+
+    program: Program
+    kernel_name: str
+    blocks: tuple[BlockPlan, ...]
+    grids: tuple[GridPlan, ...]
+    root_ranges: tuple[RangePlan, ...]
+    loops: Mapping[int, LoopPlan]
+    tensors: tuple[TensorArgument, ...]
+    numbers: tuple[NumberArgument, ...]
+    evictions: Mapping[int, str]
+    launch: LaunchPlan
+    origin_lines: bool
+    full_masked: frozenset[int]
+
+    def size(self, block: int) -> int:
+        return self.blocks[block].size
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopPlan:
+    """One device loop: its axes in nesting order (outermost first, as positions) with masks and range options."""
+
+    axes: tuple[AxisPlan, ...]
+    order: tuple[int, ...]
+    ranges: tuple[RangePlan, ...]

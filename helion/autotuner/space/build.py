@@ -1,0 +1,343 @@
+"""From a program to its space: which fields there are, how long their lists, and what each entry may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ... import exc
+from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
+from ..._shapes import cdiv, hint_of, next_power_of_2, previous_power_of_2
+from ...fields import (
+    BooleanFragment,
+    EnumFragment,
+    Fragment,
+    IntegerFragment,
+    PermutationFragment,
+    PowerOfTwoFragment,
+)
+from ...hardware import Target
+from ...settings import Settings
+from .core import ConfigSpace, RangeEntries
+from .fields import SMALLEST_CHUNK, BlockSizes, Chunk, Field, Indexing, PerAccess, PerSlot, ReductionLoops, Scalar, Slot
+from .survey import Loop, Survey, survey
+
+#: Largest tile of a dimension whose extent is not fixed: it must serve calls larger than the one that was seen.
+OPEN_MAXIMUM = 1024
+#: Tiles of M and N may exceed a small problem: rows out of range cost little in a matrix unit, and more warps can share
+#: the product.
+MATRIX_MAXIMUM = 64
+#: Rows up to this many elements are held at once unless the config says otherwise; longer ones are walked in chunks of it.
+RESIDENT_ROW = 4096
+#: Most iterations of a loop that may be unrolled at compile time.
+STATIC_TRIPS = 8
+#: Elements of the tile that the conservative config stays below when a kernel tiles three or more dimensions.
+CONSERVATIVE_NUMEL = 32768
+
+PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
+_TRISTATE = EnumFragment((None, True, False))
+_RANGE_FIELDS: tuple[tuple[str, Fragment], ...] = (
+    ("range_unroll_factors", IntegerFragment(0, 4, 0)),
+    ("range_warp_specializes", _TRISTATE),
+    ("range_num_stages", IntegerFragment(0, 4, 0)),
+    ("range_multi_buffers", _TRISTATE),
+    ("range_flattens", _TRISTATE),
+)
+#: Keys that exist elsewhere, and why they are refused here.
+_NOT_GENERATED = {
+    "epilogue_subtile": "no code is generated for it",
+    "advanced_controls_file": "option files of PTXAS are not passed on",
+    "xcd_remap": "no code is generated for it",
+    "num_ctas": "no code is generated for it",
+    "occupancy": "no code is generated for it",
+}
+
+
+def build_space(
+    program: Program, rollable: tuple[int, ...], target: Target, settings: Settings, backend: str = "triton"
+) -> ConfigSpace:
+    """The space of ``program``, which is not rolled; ``rollable`` are the blocks that can be walked in chunks.
+
+    Raises ``exc.BackendUnsupported`` for a backend without a space.
+    """
+    if backend != "triton":
+        raise exc.BackendUnsupported(what="A config", backend=backend, remedy="; its config keys are not known here")
+    seen = survey(program)
+    chunks = tuple(_chunk(program.blocks[block]) for block in rollable)
+    entries, range_slots = _range_entries(seen)
+    absent = dict(_NOT_GENERATED)
+    fields: list[Field] = [
+        BlockSizes(slots=_block_slots(seen, chunks, target)),
+        *_loop_fields(seen),
+        ReductionLoops(slots=chunks),
+    ]
+    for key, fragment in _RANGE_FIELDS:
+        if key == "range_warp_specializes" and not (target.has("warp_specialize") and settings.allow_warp_specialize):
+            absent[key] = f"{target} has no warp specialization" if settings.allow_warp_specialize else "allow_warp_specialize is off"  # fmt: skip
+            continue
+        slots = [_range_slot(key, fragment, *each) for each in range_slots]
+        fields.append(PerSlot(key=key, slots=tuple(slots), per="grid loop and per dimension of a device loop", wish=_wish(key)))
+    static = [range_slots[i] for i in entries.static]
+    fields.append(
+        PerSlot(
+            key="static_ranges",
+            slots=tuple(Slot(name=name, fragment=BooleanFragment(), initial=False) for name, _, _ in static),
+            per=f"dimension of a device loop with constant bounds and at most {STATIC_TRIPS} iterations",
+        )
+    )
+    fields += _launch_fields(seen, target, absent)
+    fields += _memory_fields(seen)
+    return ConfigSpace(
+        kernel=program.host.name,
+        target=target,
+        backend=backend,
+        survey=seen,
+        rollable=rollable,
+        fields=tuple(fields),
+        range_entries=entries,
+        absent=absent,
+    )
+
+
+def _wish(key: str) -> str:
+    return "" if key == "range_warp_specializes" else key
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def _extent(block: Block) -> int | None:
+    """Elements of the block, None unless every call has the same."""
+    return block.extent if isinstance(block.extent, int) else None
+
+
+def _block_slots(seen: Survey, chunks: Sequence[Chunk], target: Target) -> tuple[Slot, ...]:
+    tunable = [block for block in seen.blocks if block.tunable]
+    highest: dict[int, int] = {}
+    for block in tunable:
+        highest[block.id] = min(_highest(block, seen, highest), target.max_tensor_numel)
+    initial = _conservative_size(len(tunable), _row_volume(seen, chunks))
+    slots = []
+    for block in tunable:
+        low, high = block.min_size, max(highest[block.id], block.min_size)
+        slots.append(
+            Slot(
+                name=block.name,
+                fragment=PowerOfTwoFragment(low, high),
+                initial=min(max(initial, low), max(_covering(block, high), low)),
+                ids=(block.id,),
+            )
+        )
+    return tuple(slots)
+
+
+def _highest(block: Block, seen: Survey, outer: Mapping[int, int]) -> int:
+    if block.id in seen.inner:
+        around = seen.blocks[seen.inner[block.id]]
+        return outer.get(around.id, int(around.size or OPEN_MAXIMUM))
+    extent = _extent(block)
+    if extent is None:
+        natural = max(next_power_of_2(hint_of(block.extent) or 0), OPEN_MAXIMUM)
+        return natural if block.max_size is None else block.max_size
+    natural = next_power_of_2(extent)
+    high = natural if block.max_size is None else block.max_size
+    # a smaller maximum is the kernel's own, as for the batch of a matrix product
+    own = block.registered or high < natural
+    return high if own or block.id not in seen.matrix_blocks else max(high, MATRIX_MAXIMUM)
+
+
+def _covering(block: Block, high: int) -> int:
+    """The smallest size that covers the dimension, if every call has the same extent."""
+    extent = _extent(block)
+    return high if extent is None else min(high, next_power_of_2(extent))
+
+
+def _chunk(block: Block) -> Chunk:
+    assert block.extent is not None
+    low = max(SMALLEST_CHUNK, block.min_size)
+    seen = hint_of(block.extent)
+    chunks = tuple(1 << bit for bit in range(low.bit_length() - 1, next_power_of_2(seen).bit_length() - 1))
+    return Chunk(
+        name=f"{block.name} of {block.extent!r}",
+        fragment=EnumFragment((*chunks, None)),
+        initial=RESIDENT_ROW if seen > RESIDENT_ROW else None,
+        ids=(block.id,),
+        low=low,
+        extent=_extent(block),
+    )
+
+
+def _row_volume(seen: Survey, chunks: Sequence[Chunk]) -> int:
+    """Elements that one row holds at once along all whole dimensions."""
+    chunk_of = {chunk.ids[0]: chunk.initial for chunk in chunks}
+    used = {block for volume in seen.volumes for block in volume.blocks}
+    whole = [b for b in seen.blocks if b.kind == "full" and b.id in used]
+    return math.prod(chunk_of.get(b.id) or next_power_of_2(hint_of(b.extent)) for b in whole)
+
+
+def _conservative_size(dims: int, row: int) -> int:
+    """The tile of each dimension: small enough to fit anywhere, whatever the kernel does with it."""
+    if dims >= 3 and row > 1:
+        return previous_power_of_2(int((CONSERVATIVE_NUMEL / row) ** (1 / dims)))
+    if dims <= 2 and row <= 128:
+        return 32
+    return 16 if row <= 256 else 1
+
+
+# --- loops -------------------------------------------------------------------------------------------------------------
+
+
+def _loop_fields(seen: Survey) -> list[Field]:
+    nests = [loop for loop in seen.loops if len(loop.axes) > 1]
+    roots = [loop for loop in nests if loop.root is not None]
+    return [
+        PerSlot(
+            key="loop_orders",
+            slots=tuple(_order_slot(seen, loop) for loop in nests),
+            per="loop over several dimensions",
+            wish="loop_orders",
+        ),
+        PerSlot(
+            key="flatten_loops",
+            slots=tuple(
+                Slot(name=seen.axes_text(loop.axes), fragment=EnumFragment((False,)), initial=False, remedy="no code is generated for merged dimensions")  # fmt: skip
+                for loop in nests
+                if _flattenable(seen, loop)
+            ),
+            per="hl.tile over several dimensions from 0 whose positions are not read",
+        ),
+        PerSlot(
+            key="l2_groupings",
+            slots=tuple(
+                Slot(name=seen.axes_text(loop.axes), fragment=PowerOfTwoFragment(1, 64), initial=1, ids=_root_ids(loop))
+                for loop in roots
+            ),
+            per="grid loop over several dimensions",
+            wish="l2_groupings",
+        ),
+    ]
+
+
+def _order_slot(seen: Survey, loop: Loop) -> Slot:
+    order = PermutationFragment(len(loop.axes))
+    return Slot(name=seen.axes_text(loop.axes), fragment=order, initial=order.default(), ids=_root_ids(loop))
+
+
+def _root_ids(loop: Loop) -> tuple[int, ...]:
+    return () if loop.root is None else (loop.root,)
+
+
+def _flattenable(seen: Survey, loop: Loop) -> bool:
+    return all(
+        not axis.scalar and isinstance(axis.begin, int) and axis.begin == 0 and axis.block not in seen.positional
+        for axis in loop.axes
+    )
+
+
+_RangeSlot = tuple[str, tuple[int, ...], str]
+
+
+def _range_entries(seen: Survey) -> tuple[RangeEntries, list[_RangeSlot]]:
+    """One entry per grid loop and per dimension of a loop inside: its name, block ids, and a tensor it rewrites."""
+    slots: list[_RangeSlot] = []
+    roots, static = [], []
+    for loop in seen.loops:
+        if loop.root is not None:
+            roots.append(len(slots))
+            slots.append((f"the grid over {seen.axes_text(loop.axes)}", tuple(a.block for a in loop.axes), loop.rewritten))
+            continue
+        for axis in loop.axes:
+            if _is_static(seen.blocks[axis.block], axis):
+                static.append(len(slots))
+            slots.append((f"the loop over {seen.blocks[axis.block].name}", (axis.block,), loop.rewritten))
+    return RangeEntries(roots=tuple(roots), static=tuple(static)), slots
+
+
+def _is_static(block: Block, axis: LoopAxis) -> bool:
+    if not (isinstance(axis.begin, int) and isinstance(axis.end, int)):
+        return False
+    step = axis.step if axis.scalar else block.size or 1
+    return isinstance(step, int) and step > 0 and cdiv(axis.end - axis.begin, step) <= STATIC_TRIPS
+
+
+def _range_slot(key: str, fragment: Fragment, name: str, blocks: tuple[int, ...], rewritten: str) -> Slot:
+    if key == "range_num_stages" and rewritten:
+        remedy = f"the loop loads and stores {rewritten!r}, and prefetching could read it before it is written"
+        return Slot(name=name, fragment=EnumFragment((0,)), initial=0, ids=blocks, remedy=remedy)
+    return Slot(name=name, fragment=fragment, initial=fragment.default(), ids=blocks)
+
+
+# --- launch and memory -------------------------------------------------------------------------------------------------
+
+
+def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list[Field]:
+    warps = min(32, target.max_threads_per_block // target.warp_size)
+    pid_types, remedies = _pid_types(seen, target)
+    maxnreg = (None, 32, 64, 128, 256) if target.kind == "cuda" else (None,)
+    fields: list[Field] = [
+        Scalar(key="num_warps", fragment=PowerOfTwoFragment(1, warps), initial=4),
+        Scalar(key="num_stages", fragment=IntegerFragment(1, 8), initial=1),
+        Scalar(
+            key="pid_type",
+            fragment=EnumFragment(pid_types),
+            initial=pid_types[0],
+            remedies=remedies,
+        ),
+        Scalar(key="num_sm_multiplier", fragment=PowerOfTwoFragment(1, 128), initial=1),
+        Scalar(key="maxnreg", fragment=EnumFragment(maxnreg), initial=None),
+    ]
+    # Ranges and defaults of the options of Triton's AMD backend; 0 leaves the choice to it.
+    for key, choices in (("waves_per_eu", (0, 1, 2, 3, 4)), ("matrix_instr_nonkdim", (0, 16, 32))):
+        if target.kind == "hip":
+            fields.append(Scalar(key=key, fragment=EnumFragment(choices), initial=0))
+        else:
+            absent[key] = f"it is an option of AMD GPUs, and the target is {target}"
+    return fields
+
+
+def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The legal ones, the default first, and why the others are not."""
+    roots = seen.roots
+    if any(isinstance(bound, OperandRef) for root in roots for axis in root.axes for bound in (axis.begin, axis.end)):
+        why = "the size of the grid depends on data, so the host cannot tell how many programs to launch"
+        return PID_TYPES[2:], {"flat": why, "xyz": why}
+    if len(roots) > 1:
+        return ("flat", *PID_TYPES[2:]), {"xyz": f"it takes one grid loop, and the kernel has {len(roots)}"}
+    if len(roots[0].axes) not in (2, 3):
+        dims = len(roots[0].axes)
+        return ("flat", *PID_TYPES[2:]), {"xyz": f"it takes a grid over 2 or 3 dimensions, and this one has {dims}"}
+    return PID_TYPES, {}
+
+
+def _memory_fields(seen: Survey) -> list[Field]:
+    ungenerated = "no code is generated for it, use 'pointer'"
+    pointers: dict[str, Any] = {
+        "choice": EnumFragment(("pointer",)),
+        "remedies": {"block_ptr": ungenerated, "tensor_descriptor": ungenerated},
+    }
+    plain: dict[str, Any] = {
+        "choice": EnumFragment(("",)),
+        "remedies": dict.fromkeys((".ca", ".cg", ".cv", ".wb", ".cs", ".wt"), "no code is generated for cache modifiers"),
+    }
+    eviction = EnumFragment(("", "first", "last"))
+    return [
+        Indexing(key="indexing", slots=_access_slots(seen.accesses, pointers["choice"]), per="load and store", **pointers),
+        Indexing(key="atomic_indexing", slots=(), per="atomic operation", **pointers),
+        PerAccess(
+            key="load_eviction_policies",
+            slots=_access_slots(seen.loads_left_open, eviction),
+            per="load without an eviction policy of its own",
+            wish="eviction",
+            choice=eviction,
+        ),
+        PerAccess(key="load_cache_modifiers", slots=_access_slots(seen.loads, plain["choice"]), per="load", **plain),
+        PerAccess(key="store_cache_modifiers", slots=_access_slots(seen.stores, plain["choice"]), per="store", **plain),
+    ]
+
+
+def _access_slots(names: Sequence[str], choice: EnumFragment) -> tuple[Slot, ...]:
+    return tuple(
+        Slot(name=name, fragment=choice, initial=choice.default(), ids=(i,)) for i, name in enumerate(names)
+    )
+

@@ -1,0 +1,313 @@
+"""Config fields: each knows its range and default, checks a user's value, and takes a heuristic's wish.
+
+A field of one value wraps a fragment; a field of a list has one *slot* per loop, tile or memory access, and each slot
+a fragment of its own.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from ... import exc
+from ..._shapes import previous_power_of_2
+from ...fields import (
+    BooleanFragment,
+    EnumFragment,
+    Fragment,
+    IntegerFragment,
+    PermutationFragment,
+    PowerOfTwoFragment,
+)
+from ..heuristics.base import Proposal
+
+_ANY_POWER_OF_TWO = PowerOfTwoFragment(1, 2**31)
+
+
+# --- fragments as sets to move in --------------------------------------------------------------------------------------
+
+
+def values_of(fragment: Fragment) -> tuple[Any, ...]:
+    """Every value, in order of size where there is one."""
+    match fragment:
+        case PowerOfTwoFragment(low, high):
+            return tuple(1 << bit for bit in range(low.bit_length() - 1, high.bit_length()))
+        case IntegerFragment(low, high):
+            return tuple(range(low, high + 1))
+        case EnumFragment(choices):
+            return choices
+        case BooleanFragment():
+            return (False, True)
+        case PermutationFragment(length):
+            return tuple(list(order) for order in itertools.permutations(range(length)))
+
+
+def nearest(fragment: Fragment, value: Any, default: Any) -> Any:
+    """``value`` brought into range; ``default`` where there is no order to go by."""
+    match fragment:
+        case PowerOfTwoFragment(low, high):
+            return min(max(previous_power_of_2(value), low), high)
+        case IntegerFragment(low, high):
+            return min(max(value, low), high)
+    return default if fragment.why_not(value) else value
+
+
+def adjacent(fragment: Fragment, value: Any) -> list[Any]:
+    """One step up and down for numbers, every other value elsewhere."""
+    values = values_of(fragment)
+    if isinstance(fragment, (PowerOfTwoFragment, IntegerFragment)):
+        at = values.index(value)
+        return [values[i] for i in (at - 1, at + 1) if 0 <= i < len(values)]
+    return [other for other in values if other != value or type(other) is not type(value)]
+
+
+# --- fields ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field(abc.ABC):
+    """One key of a config."""
+
+    key: str
+
+    @abc.abstractmethod
+    def default(self) -> Any:
+        """The value when the config leaves the key out (a fresh list for list fields)."""
+
+    @abc.abstractmethod
+    def read(self, value: Any) -> Any:
+        """A user's value in its normal form. Raises ``exc.InvalidConfig``, naming the key and the entry."""
+
+    @abc.abstractmethod
+    def encode(self, proposal: Proposal) -> Any:
+        """What ``proposal`` wants, brought into range; None when it says nothing. KeyError for an unknown slot."""
+
+    @abc.abstractmethod
+    def random(self, rng: Random) -> Any:
+        """Any legal value."""
+
+    @abc.abstractmethod
+    def neighbours(self, value: Any) -> list[Any]:
+        """Legal values one step away from the legal ``value``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalar(Field):
+    """A key with one value. ``remedies`` say why a value that is known elsewhere is not legal here."""
+
+    fragment: Fragment
+    initial: Any
+    remedies: Mapping[Any, str] | None = None
+
+    def default(self) -> Any:
+        return self.initial
+
+    def read(self, value: Any) -> Any:
+        if (why := self.fragment.why_not(value)) is None:
+            return value
+        remedy = (self.remedies or {}).get(value) if isinstance(value, str) else None
+        raise exc.InvalidConfig(f"{self.key} {why}{f': {remedy}' if remedy else ''}.")
+
+    def encode(self, proposal: Proposal) -> Any:
+        wish = getattr(proposal, self.key, None)
+        return None if wish is None else nearest(self.fragment, wish, self.initial)
+
+    def random(self, rng: Random) -> Any:
+        return rng.choice(values_of(self.fragment))
+
+    def neighbours(self, value: Any) -> list[Any]:
+        return adjacent(self.fragment, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One entry of a list. ``name`` is whose it is; a proposal may call it by any of ``ids`` (block ids, the number of a
+    root or of a load). ``remedy`` says why the range is narrower than elsewhere."""
+
+    name: str
+    fragment: Fragment
+    initial: Any
+    ids: tuple[int, ...] = ()
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerSlot(Field):
+    """A key with a list of values. ``per`` completes "one entry per"; ``wish`` is the attribute of a proposal.
+
+    A list that is too short is filled with defaults, one that is too long is refused.
+    """
+
+    slots: tuple[Slot, ...]
+    per: str
+    wish: str = ""
+
+    def default(self) -> list[Any]:
+        return [_fresh(slot.initial) for slot in self.slots]
+
+    def read(self, value: Any) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise exc.InvalidConfig(f"{self.key} must be a list with one entry per {self.per}, got {value!r}.")
+        self.check_length(value)
+        entries = [self.entry(i, slot, v) for i, (slot, v) in enumerate(zip(self.slots, value, strict=False))]
+        return [*entries, *self.default()[len(entries) :]]
+
+    def check_length(self, value: Sequence[Any]) -> None:
+        if len(value) > len(self.slots):
+            raise exc.InvalidConfig(f"{self.key} has {self.counted(len(value))}.")
+
+    def counted(self, got: int) -> str:
+        """Expected against given length, and what the entries are for."""
+        names = f": {', '.join(slot.name or 'unused' for slot in self.slots)}" if self.slots else ""
+        return f"{got} {'entry' if got == 1 else 'entries'}, expected {len(self.slots)} (one per {self.per}{names})"
+
+    def entry(self, at: int, slot: Slot, value: Any) -> Any:
+        """One entry in its normal form."""
+        if (why := slot.fragment.why_not(value)) is not None:
+            raise self.refusal(at, slot, f"{why}{f': {slot.remedy}' if slot.remedy else ''}")
+        return list(value) if isinstance(value, tuple) else value
+
+    def refusal(self, at: int, slot: Slot, why: str) -> exc.Base:
+        return exc.InvalidConfig(f"{self.key}[{at}]{f' ({slot.name})' if slot.name else ''} {why}.")
+
+    def encode(self, proposal: Proposal) -> list[Any] | None:
+        wishes: Mapping[int, Any] = getattr(proposal, self.wish) if self.wish else {}
+        if not wishes:
+            return None
+        known = {i for slot in self.slots for i in slot.ids}
+        if unknown := sorted(set(wishes) - known):
+            raise KeyError(f"{self.key} has no entry for {unknown}; it has entries for {sorted(known)}")
+        return [self.granted(slot, wishes) for slot in self.slots]
+
+    def granted(self, slot: Slot, wishes: Mapping[int, Any]) -> Any:
+        wish = [wishes[i] for i in slot.ids if i in wishes]
+        return nearest(slot.fragment, _fresh(wish[0]), slot.initial) if wish else _fresh(slot.initial)
+
+    def random(self, rng: Random) -> list[Any]:
+        return [_fresh(rng.choice(values_of(slot.fragment))) for slot in self.slots]
+
+    def neighbours(self, value: list[Any]) -> list[list[Any]]:
+        return [
+            [*value[:i], other, *value[i + 1 :]]
+            for i, slot in enumerate(self.slots)
+            for other in adjacent(slot.fragment, value[i])
+        ]
+
+
+def _fresh(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSizes(PerSlot):
+    """Tile sizes in elements. They must all be given; one beyond the dimension, or below what a matrix product takes, is
+    brought into range, because one config serves many shapes."""
+
+    key: str = "block_sizes"
+    per: str = "tiled dimension without a fixed size"
+    wish: str = "block_sizes"
+
+    def check_length(self, value: Sequence[Any]) -> None:
+        if len(value) < len(self.slots):
+            raise exc.InvalidConfig(f"{self.key} has {self.counted(len(value))}; is a dimension of an hl.tile, or an hl.register_block_size, forgotten?")  # fmt: skip
+        super().check_length(value)
+
+    def entry(self, at: int, slot: Slot, value: Any) -> int:
+        if (why := _ANY_POWER_OF_TWO.why_not(value)) is not None:
+            raise self.refusal(at, slot, why)
+        return nearest(slot.fragment, value, slot.initial)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk(Slot):
+    """``low`` is the smallest chunk, ``extent`` the elements of the row, None where they differ from call to call."""
+
+    low: int
+    extent: int | None
+
+
+#: Chunks below this leave lanes of a warp idle even in the smallest of types.
+SMALLEST_CHUNK = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReductionLoops(PerSlot):
+    """Chunks in elements in which whole dimensions are walked, None to hold the row at once.
+
+    A chunk that covers the row is None; 0 and 1 mean "small".
+    """
+
+    slots: tuple[Chunk, ...]
+    key: str = "reduction_loops"
+    per: str = "whole dimension that can be walked in chunks"
+    wish: str = "reduction_loops"
+
+    def entry(self, at: int, slot: Slot, value: Any) -> int | None:
+        if value is None:
+            return None
+        small = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2
+        if not small and (why := _ANY_POWER_OF_TWO.why_not(value)) is not None:
+            raise self.refusal(at, slot, f"{why} (or None to hold the row at once)")
+        return self.chunk(slot, SMALLEST_CHUNK if small else value)
+
+    def chunk(self, slot: Slot, value: int) -> int | None:
+        assert isinstance(slot, Chunk)
+        value = max(value, slot.low)
+        return None if slot.extent is not None and value >= slot.extent else value
+
+    def granted(self, slot: Slot, wishes: Mapping[int, Any]) -> int | None:
+        wish = wishes.get(slot.ids[0], slot.initial)
+        return None if wish is None else self.chunk(slot, max(SMALLEST_CHUNK, previous_power_of_2(wish)))
+
+    def random(self, rng: Random) -> list[Any]:
+        return [self.entry(i, slot, v) for i, (slot, v) in enumerate(zip(self.slots, super().random(rng), strict=True))]
+
+    def neighbours(self, value: list[Any]) -> list[list[Any]]:
+        """Half and double the chunk; None is what follows the largest."""
+        found = []
+        for i, slot in enumerate(self.slots):
+            values = values_of(slot.fragment)
+            if value[i] in values:
+                at = values.index(value[i])
+                found += [[*value[:i], values[j], *value[i + 1 :]] for j in (at - 1, at + 1) if 0 <= j < len(values)]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerAccess(PerSlot):
+    """One entry per memory access, each out of ``choice``.
+
+    Lists may be too long: elsewhere the copies of an access count that rolling a reduction makes, while here they share
+    the entry of the access in the kernel's source.
+    """
+
+    choice: EnumFragment
+    remedies: Mapping[str, str] | None = None
+
+    def check_length(self, value: Sequence[Any]) -> None:
+        for at in range(len(self.slots), len(value)):
+            self.check(f"{self.key}[{at}]", value[at])
+
+    def entry(self, at: int, slot: Slot, value: Any) -> Any:
+        self.check(f"{self.key}[{at}]{f' ({slot.name})' if slot.name else ''}", value)
+        return value
+
+    def check(self, where: str, value: Any) -> None:
+        if (why := self.choice.why_not(value)) is not None:
+            remedy = (self.remedies or {}).get(value) if isinstance(value, str) else None
+            raise exc.InvalidConfig(f"{where} {why}{f': {remedy}' if remedy else ''}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexing(PerAccess):
+    """How each load and store computes its addresses; one name stands for all of them."""
+
+    def read(self, value: Any) -> list[Any]:
+        if not isinstance(value, str):
+            return super().read(value)
+        self.check(self.key, value)
+        return [value] * len(self.slots)

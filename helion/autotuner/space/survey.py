@@ -1,0 +1,212 @@
+"""What the space needs to know of a program: its loops, its memory accesses and how large its values are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..._compiler.ir.grammar import (
+    Block,
+    DotAttrs,
+    ForAttrs,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    OperandRef,
+    Program,
+    Region,
+    Root,
+    TileAttrs,
+    Value,
+)
+from ..._compiler.source import Location
+from ..._shapes import Dims
+
+#: Reading one of these pins the lanes of a tile to one dimension each.
+_POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A grid loop (``root`` is its number) or a sequential loop inside one (``root`` is None).
+
+    ``rewritten`` names a tensor whose memory the body both loads and stores, "" if there is none.
+    """
+
+    axes: tuple[LoopAxis, ...]
+    root: int | None
+    rewritten: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """The elements of a value: ``constant`` times the sizes of ``blocks``. ``name`` and ``location`` are for messages."""
+
+    constant: int
+    blocks: tuple[int, ...]
+    name: str
+    location: Location | None
+
+    def numel(self, sizes: Mapping[int, int]) -> int:
+        return self.constant * math.prod(sizes[block] for block in self.blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """One program as the space sees it.
+
+    ``loops`` are in program order, a grid loop before the loops in it. ``accesses`` and ``loads_left_open`` name what
+    stands at each memory slot and each load slot (a gap, left by an access that nobody needed, is ""). ``matrix_blocks``
+    are tiled as M or N of a dot. ``inner`` maps a block whose every loop walks over one tile of another block to that
+    block. ``positional`` blocks have something read of their tiles that a merged dimension does not have. ``volumes`` are
+    the shapes of all values, each once.
+    """
+
+    blocks: tuple[Block, ...]
+    loops: tuple[Loop, ...]
+    accesses: tuple[str, ...]
+    loads: tuple[str, ...]
+    stores: tuple[str, ...]
+    loads_left_open: tuple[str, ...]
+    matrix_blocks: frozenset[int]
+    inner: Mapping[int, int]
+    positional: frozenset[int]
+    volumes: tuple[Volume, ...]
+
+    @property
+    def roots(self) -> tuple[Loop, ...]:
+        return tuple(loop for loop in self.loops if loop.root is not None)
+
+    def axes_text(self, axes: tuple[LoopAxis, ...]) -> str:
+        return ", ".join(self.blocks[axis.block].name for axis in axes)
+
+
+def survey(program: Program) -> Survey:
+    """One walk over ``program``, which must not be rolled."""
+    walker = _Walker(program)
+    for number, root in enumerate(program.roots):
+        walker.root(number, root)
+    walker.inner.update({block: outers.pop() for block, outers in walker.bounds.items() if len(outers) == 1 and None not in outers})  # fmt: skip
+    return Survey(
+        blocks=program.blocks,
+        loops=tuple(walker.loops),
+        accesses=_by_number(walker.accesses),
+        loads=tuple(text for _, text in sorted(walker.accesses.items()) if text.startswith("load")),
+        stores=tuple(text for _, text in sorted(walker.accesses.items()) if text.startswith("store")),
+        loads_left_open=_by_number(walker.open_loads),
+        matrix_blocks=frozenset(walker.matrix_blocks),
+        inner=walker.inner,
+        positional=frozenset(walker.positional),
+        volumes=tuple(walker.volumes.values()),
+    )
+
+
+def _by_number(names: Mapping[int, str]) -> tuple[str, ...]:
+    return tuple(names.get(i, "") for i in range(max(names, default=-1) + 1))
+
+
+@dataclass
+class _Memory:
+    """Names of the tensors that a region loads and stores, by storage."""
+
+    loaded: dict[int, str] = field(default_factory=dict)
+    stored: dict[int, str] = field(default_factory=dict)
+
+    def add(self, other: _Memory) -> None:
+        self.loaded.update(other.loaded)
+        self.stored.update(other.stored)
+
+    @property
+    def rewritten(self) -> str:
+        return next((name for storage, name in self.stored.items() if storage in self.loaded), "")
+
+
+class _Walker:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.loops: list[Loop] = []
+        self.accesses: dict[int, str] = {}
+        self.open_loads: dict[int, str] = {}
+        self.matrix_blocks: set[int] = set()
+        self.positional: set[int] = set()
+        self.volumes: dict[Dims, Volume] = {}
+        self.inner: dict[int, int] = {}
+        #: per block, the outer block of each of its loops
+        self.bounds: dict[int, set[int | None]] = {}
+        self.tiles: dict[int, TileAttrs] = {}
+
+    def root(self, number: int, root: Root) -> None:
+        at = self._reserve(root.axes, number)
+        for axis in root.axes:
+            self.bounds.setdefault(axis.block, set()).add(None)
+        self._fill(at, self.region(root.body))
+
+    def _reserve(self, axes: tuple[LoopAxis, ...], root: int | None) -> int:
+        self.loops.append(Loop(axes=axes, root=root, rewritten=""))
+        return len(self.loops) - 1
+
+    def _fill(self, at: int, memory: _Memory) -> None:
+        loop = self.loops[at]
+        self.loops[at] = Loop(axes=loop.axes, root=loop.root, rewritten=memory.rewritten)
+
+    def region(self, region: Region) -> _Memory:
+        memory = _Memory()
+        for op in region.ops:
+            self.measure(op)
+            match op.attrs:
+                case TileAttrs(block, name):
+                    self.tiles[id(op.result)] = op.attrs
+                    if name in _POSITIONAL:
+                        self.positional.add(block)
+                case IotaAttrs(block, relative):
+                    if not relative:
+                        self.positional.add(block)
+                case MemoryAttrs():
+                    self.access(op, op.attrs, memory)
+                case DotAttrs():
+                    self.dot(op)
+                case ForAttrs():
+                    at = self._reserve(op.attrs.axes, None)
+                    self.enclosed(op, op.attrs)
+                    inside = self.region(op.regions[0])
+                    self._fill(at, inside)
+                    memory.add(inside)
+                case _:
+                    for inner in op.regions:
+                        memory.add(self.region(inner))
+        return memory
+
+    def measure(self, op: Op) -> None:
+        for value in op.results:
+            if value.dims and value.dims not in self.volumes:
+                self.volumes[value.dims] = Volume(
+                    constant=math.prod(dim.const for dim in value.dims),
+                    blocks=tuple(block for dim in value.dims for block in dim.blocks),
+                    name=value.name or f"the result of {op.kind}",
+                    location=op.location,
+                )
+
+    def access(self, op: Op, attrs: MemoryAttrs, memory: _Memory) -> None:
+        tensor = self.program.tensors[attrs.tensor]
+        self.accesses[attrs.slot] = text = f"{op.kind} of {tensor.name}"
+        if attrs.load_slot is not None:
+            self.open_loads[attrs.load_slot] = text
+        (memory.loaded if op.kind == "load" else memory.stored)[tensor.storage] = tensor.name
+
+    def dot(self, op: Op) -> None:
+        lhs, rhs = op.operands[:2]
+        assert isinstance(lhs, Value) and isinstance(rhs, Value)
+        self.matrix_blocks.update(dim.block for dim in (lhs.dims[-2], rhs.dims[-1]) if dim.block is not None)
+
+    def enclosed(self, op: Op, attrs: ForAttrs) -> None:
+        """Finds loops from ``outer.begin`` to ``outer.end``."""
+        for axis in attrs.axes:
+            begin, end = (self._tile(op, bound) for bound in (axis.begin, axis.end))
+            found = begin is not None and end is not None and begin.block == end.block
+            whole = found and begin is not None and end is not None and (begin.field, end.field) == ("begin", "end")
+            self.bounds.setdefault(axis.block, set()).add(begin.block if whole and begin is not None else None)
+
+    def _tile(self, op: Op, bound: object) -> TileAttrs | None:
+        return self.tiles.get(id(op.operands[bound.at])) if isinstance(bound, OperandRef) else None

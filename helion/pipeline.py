@@ -1,0 +1,139 @@
+"""The whole table of contents: source → program → facts → space → seeds → plan → text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+import functools
+import threading
+from typing import Any
+
+import torch
+
+from . import exc
+from ._compiler.backends.triton.module import render_module
+from ._compiler.context import CompileContext
+from ._compiler.facts.collect import collect_facts
+from ._compiler.facts.records import KernelFacts
+from ._compiler.frontend.trace import Traced
+from ._compiler.frontend.trace import index_dtype
+from ._compiler.ir.grammar import Program
+from ._compiler.passes.rolling import rollable_blocks
+from ._compiler.pipeline import front_end
+from ._compiler.plan.build import build_plan
+from ._compiler.plan.records import Plan
+from .autotuner.default import choose_default
+from .autotuner.legalise import legalise
+from .autotuner.seeds import SeedReport
+from .autotuner.seeds import make_seeds
+from .autotuner.space import ConfigSpace
+from .autotuner.space import build_space
+from .config import Config
+from .hardware import Target
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class Code:
+    """A plan and the module text made from it."""
+
+    plan: Plan
+    text: str
+
+
+@dataclass
+class Analysis:
+    """Everything that is done once per specialization. The parts are computed when first asked for."""
+
+    traced: Traced
+    name: str
+    target: Target
+    settings: Settings
+    _codes: dict[Config, Code] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def program(self) -> Program:
+        return self.traced.program
+
+    @functools.cached_property
+    def rollable(self) -> tuple[int, ...]:
+        return rollable_blocks(self.program)[0]
+
+    @functools.cached_property
+    def facts(self) -> KernelFacts:
+        return collect_facts(self.program, self.rollable)
+
+    @functools.cached_property
+    def space(self) -> ConfigSpace:
+        space = build_space(self.program, self.rollable, self.target, self.settings, self.settings.backend)
+        space.default = lambda: self.default_config
+        return space
+
+    @functools.cached_property
+    def seeds(self) -> SeedReport:
+        if self.settings.disable_autotuner_heuristics:
+            return SeedReport(seeds=(), declined=(("all", "disable_autotuner_heuristics is set"),))
+        return make_seeds(
+            self.facts,
+            self.target,
+            self.settings.backend,
+            lambda proposal: legalise(proposal, self.space, self.facts, self.target),
+        )
+
+    @functools.cached_property
+    def default_config(self) -> Config:
+        return choose_default(self.seeds, self.space, self.facts, self.target)
+
+    def code(self, config: Config) -> Code:
+        """The module for a normalised config; made once."""
+        code = self._codes.get(config)
+        if code is None:
+            plan = build_plan(self.program, self.rollable, config, self.settings)
+            code = self._codes[config] = Code(plan, render_module(plan))
+        return code
+
+
+def analyse(
+    fn: Callable[..., Any],
+    name: str,
+    arguments: Mapping[str, Any],
+    settings: Settings,
+    target: Target,
+    constants: frozenset[str],
+) -> Analysis:
+    """Walk a kernel on its arguments. Raises every error of the user's program."""
+    if settings.backend != "triton":
+        raise exc.BackendUnsupported(what=f"Kernel {name!r}", backend=settings.backend, remedy="; use backend='triton'")
+    wanted = settings.index_dtype_name
+    context = CompileContext(
+        settings=settings,
+        target=target,
+        device=_device(name, arguments),
+        index_dtype=index_dtype(wanted, arguments),
+    )
+    try:
+        traced = front_end(fn, arguments, context, constants)
+    except exc.IndexOffsetOutOfRangeForInt32:
+        if wanted != "auto":
+            raise
+        wide = CompileContext(settings=settings, target=target, device=context.device, index_dtype=torch.int64)
+        traced = front_end(fn, arguments, wide, constants)
+    return Analysis(traced, name, target, settings)
+
+
+def _device(name: str, arguments: Mapping[str, Any]) -> torch.device:
+    stack: list[Any] = list(arguments.values())[::-1]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, torch.Tensor):
+            return item.device
+        if isinstance(item, torch.device):
+            return item
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, (tuple, list)):
+            stack.extend(item)
+    raise exc.NoTensorArgs(kernel=name)

@@ -1,0 +1,213 @@
+"""A kernel for one specialization: what the compiler knows of it, and its compiled configs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
+import triton
+
+from .. import exc
+from .. import pipeline
+from .._compiler.facts.records import KernelFacts
+from .._compiler.toolchain.resources import Resources
+from ..autotuner.heuristics.base import Seed
+from ..autotuner.space import ConfigSpace
+from ..config import Config
+from ..hardware import Target
+from . import codecache
+from . import explain
+from . import measure
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
+
+ConfigLike = Config | Mapping[str, Any] | None
+
+
+class BoundKernel:
+    """The analysis of a kernel for given dtypes, shapes and target, and what was compiled from it.
+
+    Facts, seeds and the config space are computed when first asked for; each config is compiled once.
+    """
+
+    def __init__(self, kernel: Kernel, values: tuple[Any, ...], target: Target) -> None:
+        self.kernel = kernel
+        self.settings = kernel.settings
+        self.target = target
+        self.configs = kernel.configs
+        arguments = dict(zip(kernel.signature.parameters, values, strict=True))
+        self._analysis = pipeline.analyse(kernel.fn, kernel.name, arguments, kernel.settings, target, kernel._constants)
+        self.specialized = self._analysis.traced.specialized
+        self._compiled: dict[Config, Callable[..., Any]] = {}
+        self._lock = threading.RLock()
+        self._run: Callable[..., Any] | None = None
+        self._config: Config | None = None
+        for warning in self._analysis.traced.warnings:
+            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+
+    # --- what the compiler knows -----------------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> KernelFacts:
+        """Axes, memory operations, dots, reductions and what is composed of them."""
+        return self._analysis.facts
+
+    @property
+    def config_spec(self) -> ConfigSpace:
+        """The space of configs: ranges, defaults, ``normalize`` and ``default_config()``."""
+        return self._analysis.space
+
+    @property
+    def seeds(self) -> tuple[Seed, ...]:
+        """Legal configs the heuristics propose, best first, at most 10."""
+        return self._analysis.seeds.seeds
+
+    @property
+    def declined(self) -> tuple[tuple[str, str], ...]:
+        """Heuristics that proposed nothing, with the reason."""
+        return self._analysis.seeds.declined
+
+    def default_config(self) -> Config:
+        """What runs when nothing was tuned: the first promoted seed, else the conservative config, unless that is
+        predicted to spill or not to fit and a seed is not."""
+        return self._analysis.default_config
+
+    def conservative_config(self) -> Config:
+        """Small safe tiles, no heuristic involved."""
+        return self._analysis.space.conservative()
+
+    def _resolve(self, config: ConfigLike) -> Config:
+        """A full config: the given one, else the one in use, the only one given to the decorator, or the default."""
+        if config is not None:
+            return self.config_spec.normalize(config)
+        if self._config is not None:
+            return self._config
+        if len(self.configs) == 1:
+            return self.config_spec.normalize(self.configs[0])
+        return self.default_config()
+
+    # --- code ------------------------------------------------------------------------------------------------------------
+
+    def to_triton_code(self, config: ConfigLike = None) -> str:
+        """The generated module for a config (default: the one that would run) as text."""
+        return self._analysis.code(self._resolve(config)).text
+
+    to_code = to_triton_code
+
+    def compile_config(self, config: ConfigLike = None, *, allow_print: bool = True) -> Callable[..., Any]:
+        """Generate, load and return the host function for a config; each config is loaded once."""
+        full = self._resolve(config)
+        found = self._compiled.get(full)
+        if found is None:
+            with self._lock:
+                found = self._compiled.get(full) or self._load(full, allow_print)
+                self._compiled[full] = found
+        return found
+
+    def _load(self, config: Config, allow_print: bool) -> Callable[..., Any]:
+        code = self._analysis.code(config)
+        module = codecache.load(code.text, self.kernel.name)
+        if self.settings.print_output_code and allow_print:
+            print(f"# Output code written to: {module.__file__}\n{code.text}", file=sys.stderr)
+        function = getattr(module, self.kernel.name)
+        function.__defaults__ = self.kernel.fn.__defaults__
+        return function
+
+    def get_cached_path(self, config: ConfigLike = None) -> str:
+        """The file the generated module of a config is kept in."""
+        return str(codecache.module_path(self.to_triton_code(config), self.kernel.name))
+
+    def set_config(self, config: ConfigLike) -> None:
+        """Use a config from now on."""
+        full = self._resolve(config)
+        run = self.compile_config(full)
+        self._config, self._run = full, run
+
+    def format_kernel_decorator(self, config: ConfigLike = None, settings: Any = None) -> str:
+        """The decorator line that fixes a config, without the keys at their defaults."""
+        short = self._resolve(config).minimize(self.config_spec)
+        static = (settings or self.settings).static_shapes
+        extra = f", index_dtype={self.settings.index_dtype!r}" if self.settings.index_dtype not in (None, "auto") else ""
+        return f"@helion.kernel(config={short!r}, static_shapes={static}{extra})"
+
+    def resources(self, config: ConfigLike = None) -> Resources:
+        """What a config takes on ``target``, compiled offline with its real assembler: registers, spills, shared memory.
+
+        Never raises for being over a limit: see ``fits``. Answers are cached by binary.
+        """
+        full = self._resolve(config)
+        module = self.compile_config(full, allow_print=False)
+        code = self._analysis.code(full)
+        kernel = module.__globals__[code.plan.kernel_name]
+        return measure.resources(kernel, code.plan, self.target)
+
+    # --- running ---------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any) -> Any:
+        run = self._run
+        if run is None:
+            run = self._first_call(args)
+        return run(*args)
+
+    def _first_call(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        self._check_device(args)
+        if not self.configs:
+            config = self.default_config()
+            self._announce(config)
+            self.set_config(config)
+        elif len(self.configs) == 1:
+            self.set_config(self.configs[0])
+        else:
+            self.autotune(args, force=False)
+        assert self._run is not None
+        return self._run
+
+    def _check_device(self, args: tuple[Any, ...]) -> None:
+        """CUDA tensors run only what was compiled for their device; CPU tensors are interpreted whatever the target."""
+        device = next((a.device for a in args if isinstance(a, torch.Tensor)), None)
+        if device is None or device.type == "cpu":
+            return
+        if device.type == "meta":
+            raise exc.WrongTarget(kernel=self.kernel.name, bound=self.target.name, device="meta tensors, which have no data")
+        actual = self.kernel._target(args, None)
+        if actual.name != self.target.name:
+            raise exc.WrongTarget(kernel=self.kernel.name, bound=self.target.name, device=f"{device} ({actual.name})")
+
+    def _announce(self, config: Config) -> None:
+        if self.kernel.announced:
+            return
+        self.kernel.announced = True
+        heuristic = next((s.heuristic for s in self.seeds if s.config == config), "the conservative config")
+        print(f"helion: {self.kernel.name}: no config given, using {heuristic}: {self.format_kernel_decorator(config)}", file=sys.stderr)  # fmt: skip
+
+    def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
+        """Choose among the given configs: the fastest on a GPU, the first legal one on CPU."""
+        if not self.configs:
+            raise exc.AutotuningUnavailable(f"Kernel {self.kernel.name!r} has no configs to choose from; give configs=[...], or call it without tuning: its default config is the first seed.")  # fmt: skip
+        legal, refusals = [], []
+        for config in self.configs:
+            try:
+                legal.append(self.config_spec.normalize(config))
+            except exc.InvalidConfig as error:
+                refusals.append(str(error))
+        if not legal:
+            raise exc.NoConfigFound(kernel=self.kernel.name, reason="; ".join(refusals))
+        on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
+        best = measure.fastest(self, legal, args) if on_gpu and len(legal) > 1 else legal[0]
+        self.set_config(best)
+        return best
+
+    def explain(self, format: str = "text") -> str:
+        """Facts, verdicts with reasons, seeds, predicted beside measured resources; ``format`` is text or json."""
+        return explain.explain(self, format)
+
+
+__all__ = ["BoundKernel", "functools", "triton"]

@@ -1,0 +1,99 @@
+"""What the compiler thinks of a bound kernel, for people and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+from typing import Any
+
+from .. import exc
+from .._compiler.toolchain.offline import OfflineCompileError
+
+if TYPE_CHECKING:
+    from .bound import BoundKernel
+
+
+def collect(bound: BoundKernel) -> dict[str, Any]:
+    """Facts, verdicts, seeds with predicted and measured resources, and the default config, as plain data."""
+    return {
+        "kernel": bound.kernel.name,
+        "target": bound.target.name,
+        "facts": _plain(bound.facts),
+        "summary": bound.facts.summary(),
+        "seeds": [_seed(bound, seed) for seed in bound.seeds],
+        "declined": [{"heuristic": name, "reason": reason} for name, reason in bound.declined],
+        "default_config": bound.default_config().to_dict(),
+        "conservative_config": bound.conservative_config().to_dict(),
+    }
+
+
+def _seed(bound: BoundKernel, seed: Any) -> dict[str, Any]:
+    entry = {
+        "heuristic": seed.heuristic,
+        "reason": seed.reason,
+        "config": seed.config.to_dict(),
+        "decorator": bound.format_kernel_decorator(seed.config),
+        "predicted": _plain(seed.predicted),
+    }
+    try:
+        measured = bound.resources(seed.config)
+    except OfflineCompileError as error:
+        # a target without an offline compiler still has facts and predictions
+        return {**entry, "measured": None, "not_measured_because": str(error).splitlines()[0]}
+    return {**entry, "measured": {**_plain(measured), "fits": measured.fits}}
+
+
+def _plain(value: Any) -> Any:
+    """Records as data that JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list, frozenset, set)):
+        return [_plain(v) for v in value]
+    if isinstance(value, (int, float, str, bool)) or value is None:
+        return value
+    return str(value).removeprefix("torch.")
+
+
+def render_text(data: dict[str, Any]) -> str:
+    lines = [f"{data['kernel']} on {data['target']}", "", f"facts: {data['summary']}"]
+    for name, value in data["facts"].items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines.append(f"  {name}:")
+            lines += [f"    {_line(item)}" for item in value]
+        elif isinstance(value, dict):
+            lines.append(f"  {name}: {_line(value)}")
+    lines += ["", "seeds:"] if data["seeds"] else ["", "seeds: none"]
+    for at, seed in enumerate(data["seeds"], 1):
+        lines.append(f"  {at}. {seed['heuristic']}: {seed['reason']}")
+        lines.append(f"     {seed['decorator']}")
+        lines.append(f"     predicted: {_line(seed['predicted'])}")
+        measured = seed["measured"]
+        lines.append(f"     measured:  {_line(measured) if measured else seed['not_measured_because']}")
+    lines += ["", "declined:"]
+    lines += [f"  {entry['heuristic']}: {entry['reason']}" for entry in data["declined"]]
+    lines += ["", f"default config:      {_line(data['default_config'])}"]
+    lines += [f"conservative config: {_line(data['conservative_config'])}"]
+    return "\n".join(lines)
+
+
+def _line(record: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={_short(value)}" for key, value in record.items() if value not in (None, [], {}, ""))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return f"({_line(value)})"
+    return str(value).replace("'", "")
+
+
+def explain(bound: BoundKernel, format: str) -> str:
+    """The text or JSON of ``bound.explain``. Raises ``exc.InvalidAPIUsage`` for another format."""
+    if format not in ("text", "json"):
+        raise exc.InvalidAPIUsage(f"explain takes format='text' or 'json', got {format!r}.")
+    data = collect(bound)
+    return json.dumps(data, indent=2) if format == "json" else render_text(data)

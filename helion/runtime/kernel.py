@@ -1,0 +1,268 @@
+"""``@helion.kernel``: the object a decorated function becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import ast
+import functools
+import inspect
+import textwrap
+import threading
+import types
+from typing import Any
+
+import torch
+
+from .. import exc
+from .. import hardware
+from .. import knobs
+from .._compiler.source import parse_kernel
+from .._names import RESERVED
+from .._names import SHARED_MODULES
+from ..config import Config
+from ..language.constants import ConstExpr
+from ..settings import Settings
+from .bound import BoundKernel
+from .launcher import register_source
+from .specialization import aliasing
+from .specialization import key_of
+from .specialization import pick
+
+DEFAULT_TARGET = "sm_90"
+
+
+class Kernel:
+    """A kernel: call it with tensors, or ``bind`` it to look at what the compiler makes of it.
+
+    One ``Kernel`` holds a ``BoundKernel`` per specialization: dtypes, shapes, strides, constants and target.
+    """
+
+    _is_helion_kernel = True
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        configs: Sequence[Config] = (),
+        settings: Settings | None = None,
+        key: Callable[..., Hashable] | None = None,
+    ) -> None:
+        if not isinstance(fn, types.FunctionType):
+            raise TypeError(f"@helion.kernel takes a plain Python function, got {type(fn).__name__}")
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.name = fn.__name__
+        self.settings = settings or Settings()
+        self.configs = list(configs)
+        self.key = key
+        self.announced = False
+        self.signature = _signature(fn)
+        self._constants = frozenset(_constant_parameters(fn, self.signature))
+        self._constant_at = tuple(name in self._constants for name in self.signature.parameters)
+        self._bound: dict[Hashable, _Variants] = {}
+        self._lock = threading.Lock()
+        _check_names(fn, self.signature)
+        register_source(fn.__module__, fn.__code__.co_filename, fn.__globals__)
+
+    # --- arguments -------------------------------------------------------------------------------------------------------
+
+    def normalize_args(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """All arguments in the order of the parameters, with defaults filled in."""
+        parameters = self.signature.parameters
+        if len(args) > len(parameters):
+            raise TypeError(f"Too many arguments passed to the kernel, expected: {len(parameters)} got: {len(args)}.")
+        if not kwargs and len(args) == len(parameters):
+            return args
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def specialization_key(self, args: Sequence[Any]) -> Hashable:
+        """What compiled code for these arguments depends on (before constants found while compiling)."""
+        values = self.normalize_args(*args)
+        parts = tuple(key_of(v, c) for v, c in zip(values, self._constant_at, strict=True))
+        extra = None if self.key is None else self.key(*values)
+        return (parts, aliasing(values), extra)
+
+    def bind(self, args: Sequence[Any], target: str | hardware.Target | None = None) -> BoundKernel:
+        """The kernel for these arguments: CPU, CUDA, meta or fake tensors, and scalars.
+
+        ``target`` is a name such as ``"sm_90"`` or a ``helion.hardware.Target``. None means the device of CUDA
+        arguments, else ``HELION_TARGET``, else sm_90. Raises ``exc.NoTensorArgs`` and every compile error.
+        """
+        values = self.normalize_args(*args)
+        chosen = self._target(values, target)
+        key = (self.specialization_key(values), chosen)
+        variants = self._bound.get(key)
+        if variants is not None:
+            found = variants.find(values)
+            if found is not None:
+                return found
+        with self._lock:
+            variants = self._bound.setdefault(key, _Variants())
+            found = variants.find(values)
+            if found is None:
+                found = BoundKernel(self, values, chosen)
+                variants.add(found, values)
+        return found
+
+    def _target(self, values: tuple[Any, ...], target: str | hardware.Target | None) -> hardware.Target:
+        if target is not None:
+            return hardware.target(target)
+        device = next((t.device for t in _tensors(values)), None)
+        if device is None:
+            raise exc.NoTensorArgs(kernel=self.name)
+        if device.type == "cuda" and torch.cuda.is_available():
+            return hardware.from_device_properties(device.index if device.index is not None else torch.cuda.current_device())  # fmt: skip
+        return hardware.target(knobs.TARGET.read() or DEFAULT_TARGET)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = self.normalize_args(*args, **kwargs)
+        return self.bind(values)(*values)
+
+    def reset(self) -> None:
+        """Forget everything compiled."""
+        with self._lock:
+            self._bound = {}
+
+    def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
+        """Pick the best config for these arguments and use it from now on; gives that config.
+
+        With ``configs=[...]`` the fastest of them on a GPU, the first legal one elsewhere. A search beyond given
+        configs raises ``exc.AutotuningUnavailable``.
+        """
+        bound = self.bind(args)
+        return bound.autotune(args, force=force, **options)
+
+    def kernel_source(self) -> str:
+        """The source text of the function."""
+        return textwrap.dedent(inspect.getsource(self.fn))
+
+    def __repr__(self) -> str:
+        return f"<helion.Kernel {self.name}>"
+
+    # functions wrapped by others are looked at through these
+    @property
+    def __code__(self) -> types.CodeType:
+        return self.fn.__code__
+
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        return self.fn.__globals__
+
+    @property
+    def __defaults__(self) -> tuple[Any, ...] | None:
+        return self.fn.__defaults__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return self.signature
+
+
+class _Variants:
+    """Bound kernels of one key, told apart by the numbers their compilation turned out to depend on."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[tuple[tuple[Any, ...], ...], tuple[Any, ...], BoundKernel]] = []
+
+    def find(self, values: tuple[Any, ...]) -> BoundKernel | None:
+        for origins, numbers, bound in self._entries:
+            if all(pick(values, o) == n for o, n in zip(origins, numbers, strict=True)):
+                return bound
+        return None
+
+    def add(self, bound: BoundKernel, values: tuple[Any, ...]) -> None:
+        origins = tuple(bound.specialized.values())
+        self._entries = [*self._entries, (origins, tuple(pick(values, o) for o in origins), bound)]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += _tensors(value)
+        elif isinstance(value, dict):
+            found += _tensors(value.values())
+    return found
+
+
+def _signature(fn: types.FunctionType) -> inspect.Signature:
+    signature = inspect.signature(fn)
+    for parameter in signature.parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise TypeError(f"kernel {fn.__name__!r}: parameter {parameter.name!r} is {parameter.kind.description}; kernels take plain positional parameters only")  # fmt: skip
+    return signature
+
+
+def _constant_parameters(fn: types.FunctionType, signature: inspect.Signature) -> list[str]:
+    """Parameters annotated ``hl.constexpr``, also as a string or a subscript of it."""
+    found = []
+    for name, parameter in signature.parameters.items():
+        annotation = parameter.annotation
+        text = annotation if isinstance(annotation, str) else ""
+        origin = getattr(annotation, "__origin__", annotation)
+        if origin is ConstExpr or text.split("[")[0].split(".")[-1] in ("constexpr", "ConstExpr"):
+            found.append(name)
+    return found
+
+
+def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
+    """Refuse closures, decorators below ours, and names that generated code uses."""
+    if fn.__code__.co_freevars:
+        raise exc.ClosuresNotSupported(kernel=fn.__name__, name=fn.__code__.co_freevars[0])
+    for name in signature.parameters:
+        if name in RESERVED or name in SHARED_MODULES:
+            raise exc.NamingConflict(name=name, what="parameter", kernel=fn.__name__)
+    source = parse_kernel(fn)
+    assert isinstance(source.node, ast.FunctionDef)
+    for name in (*fn.__code__.co_varnames, *fn.__code__.co_names):
+        bound_to = fn.__globals__.get(name)
+        if name in fn.__code__.co_varnames and (name in RESERVED or name in SHARED_MODULES):
+            raise exc.NamingConflict(name=name, what="variable", kernel=fn.__name__)
+        is_global = name in fn.__globals__ and name not in fn.__code__.co_varnames
+        if is_global and name in RESERVED and getattr(bound_to, "__name__", None) != SHARED_MODULES.get(name, "libdevice"):
+            raise exc.NamingConflict(name=name, what="global", kernel=fn.__name__)
+    decorators = source.node.decorator_list
+    names = [ast.unparse(d.func if isinstance(d, ast.Call) else d).split(".")[-1] for d in decorators]
+    if names and names[-1] not in ("kernel", "jit", "aot_kernel") and any(n in ("kernel", "jit") for n in names):
+        raise exc.DecoratorAfterHelionKernelDecorator(kernel=fn.__name__, decorator=ast.unparse(decorators[-1]))
+
+
+def kernel(
+    fn: Callable[..., Any] | None = None,
+    *,
+    config: Config | Mapping[str, Any] | None = None,
+    configs: Sequence[Config | Mapping[str, Any]] | None = None,
+    key: Callable[..., Hashable] | None = None,
+    settings: Settings | None = None,
+    **options: Any,
+) -> Any:
+    """Decorate a function as a kernel, bare or with options.
+
+    Args:
+        config: compile with this config.
+        configs: pick the fastest of these on a GPU, the first legal one elsewhere.
+        key: called with the positional arguments; its result becomes part of the specialization key.
+        settings: a ``helion.Settings``; or its fields by name as ``options``.
+
+    Raises TypeError for unknown settings and parameters kernels cannot have, ``exc.ClosuresNotSupported`` and
+    ``exc.NamingConflict`` for functions that cannot be kernels.
+    """
+    if config is not None and configs is not None:
+        raise TypeError("give either config= or configs=, not both")
+    if settings is not None and options:
+        raise TypeError(f"give either settings= or its fields, not both (got {', '.join(sorted(options))})")
+    chosen = [config] if config is not None else list(configs or ())
+    if configs is not None and not chosen:
+        raise exc.NotEnoughConfigs(kernel=getattr(fn, "__name__", "?"))
+    known = [c if isinstance(c, Config) else Config(**c) for c in chosen]
+
+    def wrap(function: Callable[..., Any]) -> Kernel:
+        return Kernel(function, configs=known, settings=settings or Settings(**options), key=key)
+
+    return wrap if fn is None else wrap(fn)

@@ -1,0 +1,66 @@
+"""Runs a generated kernel: Triton on a GPU, Triton's interpreter on CPU tensors."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+import triton
+
+from ..hardware import from_device_properties
+from .interpreter import interpret
+
+#: Namespaces of user functions by (module name, file): generated host code reads its globals from here.
+_SOURCES: dict[tuple[str, str], dict[str, Any]] = {}
+
+
+def register_source(name: str, file: str, namespace: dict[str, Any]) -> None:
+    """Make the globals of a user's module reachable from generated code."""
+    _SOURCES[(name, file)] = namespace
+
+
+def source_module(name: str, file: str) -> Any:
+    """The user's module, as generated code sees it: its globals as attributes, always their current values.
+
+    Raises ImportError when the module is neither loaded nor registered (a saved module run on its own must import
+    the user's module first).
+    """
+    namespace = _SOURCES.get((name, file))
+    if namespace is not None:
+        return _Namespace(namespace)
+    module = sys.modules.get(name)
+    if module is None:
+        raise ImportError(f"module {name!r} ({file}) is not loaded; import it before this generated module")
+    return module
+
+
+class _Namespace(types.SimpleNamespace):
+    """A live view of a module's globals."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__()
+        object.__setattr__(self, "__dict__", namespace)
+
+
+def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
+    """The number of SMs that persistent programs are spread over; 4 where the interpreter stands in for a GPU."""
+    if device.type != "cuda":
+        return 4
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return max(1, from_device_properties(index).num_sms - reserved_sms)
+
+
+def default_launcher(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Launch ``kernel`` over ``grid`` programs. Empty grids launch nothing. CPU tensors are interpreted."""
+    for size in grid:
+        if size == 0:
+            return
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            if arg.device.type == "cpu":
+                interpret(kernel, grid, args, options)
+                return
+            break
+    kernel[grid](*args, **options)

@@ -1,0 +1,90 @@
+"""Looks at compiled kernels: resources offline, times on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import statistics
+from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
+import triton
+
+from .. import exc
+from .._compiler.backends.triton.ops_pointwise import SIGNATURE_DTYPES
+from .._compiler.plan.records import NumberArgument
+from .._compiler.plan.records import Plan
+from .._compiler.toolchain.offline import compile_offline
+from .._compiler.toolchain.resources import Resources
+from .._compiler.toolchain.resources import measure
+from ..config import Config
+from ..hardware import Target
+
+if TYPE_CHECKING:
+    from .bound import BoundKernel
+
+#: Candidates among given configs are timed this often; the median counts.
+_REPETITIONS = 11
+
+
+def resources(kernel: triton.JITFunction, plan: Plan, target: Target) -> Resources:
+    """Compile ``kernel`` for ``target`` with no GPU, as a launch with 16-byte aligned tensors would, and measure it."""
+    signature: dict[str, str] = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in plan.tensors}
+    signature.update({a.name: _number_type(a) for a in plan.numbers})
+    constexprs: dict[str, object] = {}
+    if plan.launch.persistent:
+        signature["_NUM_SM"] = "constexpr"
+        constexprs["_NUM_SM"] = target.num_sms
+    integers = [a for a in plan.numbers if a.kind is int]
+    divisible = {a.name for a in plan.tensors} | {a.name for a in integers if a.hint % 16 == 0}
+    compiled = compile_offline(
+        kernel,
+        signature=signature,
+        constexprs=constexprs,
+        divisible=frozenset(divisible),
+        equal_to_one=frozenset(a.name for a in integers if a.hint == 1),
+        target=target,
+        options=dict(plan.launch.options),
+    )
+    return measure(compiled, target)
+
+
+def _number_type(argument: NumberArgument) -> str:
+    """How Triton types a Python number that is passed to a kernel."""
+    if argument.kind is bool:
+        return "u1"
+    if argument.kind is float:
+        return "fp32"
+    return "i32" if -(2**31) <= argument.hint < 2**31 else "i64"
+
+
+def fastest(bound: BoundKernel, configs: Sequence[Config], args: Sequence[Any]) -> Config:
+    """The config with the least median time on the device of ``args``; configs that fail to launch are left out.
+
+    Inputs are cloned for every candidate, so that a kernel that writes into them is timed on equal data.
+    """
+    times: dict[Config, float] = {}
+    failures: list[str] = []
+    for config in configs:
+        copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+        try:
+            times[config] = _median_ms(bound.compile_config(config), copies)
+        except (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError) as error:
+            failures.append(f"{config!r}: {error}")
+    if not times:
+        raise exc.NoConfigFound(kernel=bound.kernel.name, reason="; ".join(failures))
+    return min(times, key=times.__getitem__)
+
+
+def _median_ms(run: Any, args: Sequence[Any]) -> float:
+    run(*args)
+    torch.cuda.synchronize()
+    samples = []
+    for _ in range(_REPETITIONS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run(*args)
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end))
+    return statistics.median(samples)
