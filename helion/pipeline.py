@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 import functools
 import threading
 from typing import Any
@@ -68,9 +69,7 @@ class Analysis:
 
     @functools.cached_property
     def space(self) -> ConfigSpace:
-        space = build_space(self.program, self.rollable, self.target, self.settings, self.settings.backend)
-        space.default = lambda: self.default_config
-        return space
+        return build_space(self.program, self.rollable, self.target, self.settings, self.settings.backend)
 
     @functools.cached_property
     def seeds(self) -> SeedReport:
@@ -86,6 +85,11 @@ class Analysis:
     @functools.cached_property
     def default_config(self) -> Config:
         return choose_default(self.seeds, self.space, self.facts, self.target)
+
+    @functools.cached_property
+    def config_spec(self) -> ConfigSpace:
+        """The space as users see it: it knows the default."""
+        return replace(self.space, default=self.default_config)
 
     def code(self, config: Config) -> Code:
         """The module for a normalised config; made once."""

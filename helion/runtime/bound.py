@@ -63,7 +63,7 @@ class BoundKernel:
     @property
     def config_spec(self) -> ConfigSpace:
         """The space of configs: ranges, defaults, ``normalize`` and ``default_config()``."""
-        return self._analysis.space
+        return self._analysis.config_spec
 
     @property
     def seeds(self) -> tuple[Seed, ...]:
@@ -87,11 +87,11 @@ class BoundKernel:
     def _resolve(self, config: ConfigLike) -> Config:
         """A full config: the given one, else the one in use, the only one given to the decorator, or the default."""
         if config is not None:
-            return self.config_spec.normalize(config)
+            return self._analysis.space.normalize(config)
         if self._config is not None:
             return self._config
         if len(self.configs) == 1:
-            return self.config_spec.normalize(self.configs[0])
+            return self._analysis.space.normalize(self.configs[0])
         return self.default_config()
 
     # --- code ------------------------------------------------------------------------------------------------------------

@@ -377,6 +377,7 @@ class Tracer:
                 return self.used_tensors.index(known)
         if not tensor.source:
             raise exc.InvalidAPIUsage("This host tensor has no name that the launch could pass it by; assign it to a variable first.")  # fmt: skip
+        self._check_offsets(tensor)
         self.used_tensors.append(tensor)
         self.tensors.append(
             HostTensor(
@@ -390,6 +391,14 @@ class Tracer:
             )
         )
         return len(self.tensors) - 1
+
+    def _check_offsets(self, tensor: HostTensorValue) -> None:
+        """Offsets into a tensor must fit the index dtype."""
+        if self.context.index_dtype != torch.int32:
+            return
+        last = sum((hint_of(s) - 1) * hint_of(st) for s, st in zip(tensor.shape, tensor.strides, strict=True))
+        if last >= 2**31:
+            raise exc.IndexOffsetOutOfRangeForInt32(name=tensor.source, offset=last)
 
     def load(self, tensor: HostTensorValue, index: Any, mask: Any = None, eviction: str | None = None) -> DeviceValue:
         plan = subscripts.plan(self, tensor, index)

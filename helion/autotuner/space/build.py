@@ -8,6 +8,7 @@ from typing import Any
 
 from ... import exc
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
+from ..._compiler.plan.sizes import padded_extent
 from ..._shapes import cdiv, hint_of, next_power_of_2, previous_power_of_2
 from ...fields import (
     BooleanFragment,
@@ -28,7 +29,7 @@ OPEN_MAXIMUM = 1024
 #: Tiles of M and N may exceed a small problem: rows out of range cost little in a matrix unit, and more warps can share
 #: the product.
 MATRIX_MAXIMUM = 64
-#: Rows up to this many elements are held at once unless the config says otherwise; longer ones are walked in chunks of it.
+#: Rows up to this many elements are held at once unless the config says otherwise; longer ones go in chunks of it.
 RESIDENT_ROW = 4096
 #: Most iterations of a loop that may be unrolled at compile time.
 STATIC_TRIPS = 8
@@ -67,17 +68,20 @@ def build_space(
     chunks = tuple(_chunk(program.blocks[block]) for block in rollable)
     entries, range_slots = _range_entries(seen)
     absent = dict(_NOT_GENERATED)
+    tiles = _block_slots(seen, chunks, target)
     fields: list[Field] = [
-        BlockSizes(slots=_block_slots(seen, chunks, target)),
+        BlockSizes(slots=tiles),
         *_loop_fields(seen),
         ReductionLoops(slots=chunks),
     ]
     for key, fragment in _RANGE_FIELDS:
-        if key == "range_warp_specializes" and not (target.has("warp_specialize") and settings.allow_warp_specialize):
-            absent[key] = f"{target} has no warp specialization" if settings.allow_warp_specialize else "allow_warp_specialize is off"  # fmt: skip
+        if key == "range_warp_specializes" and (why := _no_specialization(target, settings)):
+            absent[key] = why
             continue
         slots = [_range_slot(key, fragment, *each) for each in range_slots]
-        fields.append(PerSlot(key=key, slots=tuple(slots), per="grid loop and per dimension of a device loop", wish=_wish(key)))
+        fields.append(
+            PerSlot(key=key, slots=tuple(slots), per="grid loop and per dimension of a device loop", wish=_wish(key))
+        )
     static = [range_slots[i] for i in entries.static]
     fields.append(
         PerSlot(
@@ -93,18 +97,29 @@ def build_space(
         target=target,
         backend=backend,
         survey=seen,
+        tunable=tuple(slot.ids[0] for slot in tiles),
         rollable=rollable,
+        lowest={
+            **{slot.ids[0]: seen.blocks[slot.ids[0]].min_size for slot in tiles},
+            **{chunk.ids[0]: chunk.low for chunk in chunks},
+        },
         fields=tuple(fields),
         range_entries=entries,
         absent=absent,
     )
 
 
+def _no_specialization(target: Target, settings: Settings) -> str:
+    if not target.has("warp_specialize"):
+        return f"{target} has no warp specialization"
+    return "" if settings.allow_warp_specialize else "the setting allow_warp_specialize is off"
+
+
 def _wish(key: str) -> str:
     return "" if key == "range_warp_specializes" else key
 
 
-# --- sizes -------------------------------------------------------------------------------------------------------------
+# --- sizes ---------------------------------------------------------------------------------------------------------
 
 
 def _extent(block: Block) -> int | None:
@@ -138,7 +153,7 @@ def _highest(block: Block, seen: Survey, outer: Mapping[int, int]) -> int:
         return outer.get(around.id, int(around.size or OPEN_MAXIMUM))
     extent = _extent(block)
     if extent is None:
-        natural = max(next_power_of_2(hint_of(block.extent) or 0), OPEN_MAXIMUM)
+        natural = max(next_power_of_2(0 if block.extent is None else hint_of(block.extent)), OPEN_MAXIMUM)
         return natural if block.max_size is None else block.max_size
     natural = next_power_of_2(extent)
     high = natural if block.max_size is None else block.max_size
@@ -173,7 +188,7 @@ def _row_volume(seen: Survey, chunks: Sequence[Chunk]) -> int:
     chunk_of = {chunk.ids[0]: chunk.initial for chunk in chunks}
     used = {block for volume in seen.volumes for block in volume.blocks}
     whole = [b for b in seen.blocks if b.kind == "full" and b.id in used]
-    return math.prod(chunk_of.get(b.id) or next_power_of_2(hint_of(b.extent)) for b in whole)
+    return math.prod(chunk_of.get(b.id) or padded_extent(b) for b in whole)
 
 
 def _conservative_size(dims: int, row: int) -> int:
@@ -185,7 +200,7 @@ def _conservative_size(dims: int, row: int) -> int:
     return 16 if row <= 256 else 1
 
 
-# --- loops -------------------------------------------------------------------------------------------------------------
+# --- loops ---------------------------------------------------------------------------------------------------------
 
 
 def _loop_fields(seen: Survey) -> list[Field]:
@@ -201,7 +216,12 @@ def _loop_fields(seen: Survey) -> list[Field]:
         PerSlot(
             key="flatten_loops",
             slots=tuple(
-                Slot(name=seen.axes_text(loop.axes), fragment=EnumFragment((False,)), initial=False, remedy="no code is generated for merged dimensions")  # fmt: skip
+                Slot(
+                    name=seen.axes_text(loop.axes),
+                    fragment=EnumFragment((False,)),
+                    initial=False,
+                    remedy="no code is generated for merged dimensions",
+                )
                 for loop in nests
                 if _flattenable(seen, loop)
             ),
@@ -245,7 +265,9 @@ def _range_entries(seen: Survey) -> tuple[RangeEntries, list[_RangeSlot]]:
     for loop in seen.loops:
         if loop.root is not None:
             roots.append(len(slots))
-            slots.append((f"the grid over {seen.axes_text(loop.axes)}", tuple(a.block for a in loop.axes), loop.rewritten))
+            slots.append(
+                (f"the grid over {seen.axes_text(loop.axes)}", tuple(a.block for a in loop.axes), loop.rewritten)
+            )
             continue
         for axis in loop.axes:
             if _is_static(seen.blocks[axis.block], axis):
@@ -268,7 +290,7 @@ def _range_slot(key: str, fragment: Fragment, name: str, blocks: tuple[int, ...]
     return Slot(name=name, fragment=fragment, initial=fragment.default(), ids=blocks)
 
 
-# --- launch and memory -------------------------------------------------------------------------------------------------
+# --- launch and memory ---------------------------------------------------------------------------------------------
 
 
 def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list[Field]:
@@ -318,11 +340,15 @@ def _memory_fields(seen: Survey) -> list[Field]:
     }
     plain: dict[str, Any] = {
         "choice": EnumFragment(("",)),
-        "remedies": dict.fromkeys((".ca", ".cg", ".cv", ".wb", ".cs", ".wt"), "no code is generated for cache modifiers"),
+        "remedies": dict.fromkeys(
+            (".ca", ".cg", ".cv", ".wb", ".cs", ".wt"), "no code is generated for cache modifiers"
+        ),
     }
     eviction = EnumFragment(("", "first", "last"))
     return [
-        Indexing(key="indexing", slots=_access_slots(seen.accesses, pointers["choice"]), per="load and store", **pointers),
+        Indexing(
+            key="indexing", slots=_access_slots(seen.accesses, pointers["choice"]), per="load and store", **pointers
+        ),
         Indexing(key="atomic_indexing", slots=(), per="atomic operation", **pointers),
         PerAccess(
             key="load_eviction_policies",
@@ -337,7 +363,4 @@ def _memory_fields(seen: Survey) -> list[Field]:
 
 
 def _access_slots(names: Sequence[str], choice: EnumFragment) -> tuple[Slot, ...]:
-    return tuple(
-        Slot(name=name, fragment=choice, initial=choice.default(), ids=(i,)) for i, name in enumerate(names)
-    )
-
+    return tuple(Slot(name=name, fragment=choice, initial=choice.default(), ids=(i,)) for i, name in enumerate(names))

@@ -9,12 +9,13 @@ from random import Random
 from typing import Any
 
 from ... import exc
-from ..._compiler.ir.grammar import Block
-from ..._shapes import cdiv, hint_of, next_power_of_2
+from ..._compiler.ir.grammar import Block, Bound, OperandRef
+from ..._compiler.plan.sizes import padded_extent
+from ..._shapes import cdiv, hint_of
 from ...config import Config
 from ...hardware import Target
 from ..heuristics.base import Proposal
-from .fields import Field, PerSlot
+from .fields import Field
 from .survey import Survey, Volume
 
 #: Launcher options under any name; they are passed on as they are.
@@ -33,26 +34,31 @@ class RangeEntries:
     static: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ConfigSpace:
-    """Immutable. ``rollable`` blocks can be walked in chunks. ``absent`` are keys known elsewhere, with why not here.
+    """``build_space`` makes it; nothing but ``default`` changes afterwards.
 
-    ``default`` is the config that runs when nothing was tuned; None stands for the conservative one.
+    ``tunable`` blocks have an entry in ``block_sizes``, ``rollable`` ones in ``reduction_loops``, in that order;
+    ``lowest`` is the fewest elements each of them can be given. ``fields`` are the keys of a full config, in order;
+    ``absent`` are keys known elsewhere, with why not here. ``default`` gives what runs when nothing was tuned, a full
+    config; whoever owns the space sets it, and None stands for the conservative config.
     """
 
     kernel: str
     target: Target
     backend: str
     survey: Survey
+    tunable: tuple[int, ...]
     rollable: tuple[int, ...]
+    lowest: Mapping[int, int]
     fields: tuple[Field, ...]
     range_entries: RangeEntries
     absent: Mapping[str, str]
-    default: Config | None = None
+    default: Callable[[], Config] | None = None
 
-    # --- configs ---------------------------------------------------------------------------------------------------------
+    # --- configs ----------------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def keys(self) -> tuple[str, ...]:
         """The keys of a full config, in order."""
         return tuple(field.key for field in self.fields)
@@ -60,9 +66,9 @@ class ConfigSpace:
     def normalize(self, config: Config | Mapping[str, Any]) -> Config:
         """The full config that ``config`` stands for: every key, in order, each value in its normal form.
 
-        Keys and list entries that are left out take their defaults. Tile sizes out of range are brought into it. What has
-        no effect with the rest of the config is reset, so that configs which give the same code are equal. Normalizing
-        twice changes nothing.
+        Keys and list entries that are left out take their defaults. Tile sizes out of range are brought into it. What
+        has no effect with the rest of the config is reset, so that configs which give the same code are equal.
+        Normalizing twice changes nothing.
 
         Raises ``exc.InvalidConfig`` for what is unknown, malformed or impossible, and ``exc.NoFeasibleConfig`` when no
         tile sizes at all keep the kernel's values below the target's largest tile.
@@ -75,7 +81,7 @@ class ConfigSpace:
 
     def default_config(self) -> Config:
         """What runs when nothing was tuned."""
-        return self.default or self.conservative()
+        return self.conservative() if self.default is None else self.default()
 
     def conservative(self) -> Config:
         """Small tiles that fit anywhere, chosen without a heuristic. Raises ``exc.NoFeasibleConfig``."""
@@ -98,7 +104,7 @@ class ConfigSpace:
         wishes = ((field.key, field.encode(proposal)) for field in self.fields)
         return {**{key: wish for key, wish in wishes if wish is not None}, **proposal.launch}
 
-    # --- sizes -----------------------------------------------------------------------------------------------------------
+    # --- sizes ------------------------------------------------------------------------------------------------------
 
     def sizes(self, config: Mapping[str, Any]) -> dict[int, int]:
         """Elements of every block under a full ``config``.
@@ -106,8 +112,8 @@ class ConfigSpace:
         A tile's is its slot's, or fixed by the kernel; 1 for ``hl.grid``; for a whole dimension the chunk, else its
         extent rounded up to a power of two (as seen when binding, where extents differ from call to call).
         """
-        sizes = dict(self._fixed_sizes)
-        sizes.update(zip(self._tunable, config["block_sizes"], strict=True))
+        sizes = {block.id: _fixed_size(block) for block in self.survey.blocks}
+        sizes.update(zip(self.tunable, config["block_sizes"], strict=True))
         for block, chunk in zip(self.rollable, config["reduction_loops"], strict=True):
             if chunk is not None:
                 sizes[block] = chunk
@@ -124,34 +130,166 @@ class ConfigSpace:
 
     def resized(self, config: Mapping[str, Any], sizes: Mapping[int, int]) -> Config:
         """The full ``config`` with other ``sizes`` for some tiles and whole dimensions."""
-        values = dict(config)
-        self._write(values, {**self.sizes(config), **sizes})
-        return self.repair(values)
+        chunks = zip(self.rollable, config["reduction_loops"], strict=True)
+        before = self.sizes(config)
+        return self.repair(
+            {
+                **config,
+                "block_sizes": [sizes.get(block, before[block]) for block in self.tunable],
+                "reduction_loops": [sizes.get(block, chunk) for block, chunk in chunks],
+            }
+        )
 
-    def smallest(self, block: int) -> int:
-        """The fewest elements a block can be given: of a tile, of a chunk, or its only size."""
-        return self._lowest.get(block, self._fixed_sizes[block])
+    # --- normalizing ------------------------------------------------------------------------------------------------
 
-    @property
-    def tunable(self) -> tuple[int, ...]:
-        """The blocks with an entry in ``block_sizes``, in its order."""
-        return self._tunable
+    def _normalize(self, config: Config | Mapping[str, Any], *, repair: bool) -> Config:
+        given = config if isinstance(config, Config) else Config(**config)
+        verbatim = self._check_keys(given)
+        values = {f.key: f.read(given[f.key]) if f.key in given else f.default() for f in self.fields}
+        self._settle_launch(values)
+        self._settle_loops(values)
+        chosen: set[int] = set()
+        if not repair:
+            chosen.update(self.tunable if "block_sizes" in given else ())
+            chosen.update(self.rollable[: len(given["reduction_loops"])] if "reduction_loops" in given else ())
+        self._settle_sizes(values, chosen)
+        if values["pid_type"] == "xyz" and (excess := self._xyz_excess(values)):
+            raise exc.InvalidConfig(excess)
+        return Config(**values, **verbatim)
 
-    @functools.cached_property
-    def _tunable(self) -> tuple[int, ...]:
-        return tuple(block.id for block in self.survey.blocks if block.tunable)
+    def _check_keys(self, given: Config) -> Values:
+        """The keys that are passed on as they are. Raises for those that nobody knows."""
+        verbatim = {key: given[key] for key in sorted(given) if key.startswith(VERBATIM_PREFIX)}
+        others = [key for key in given if key not in self.keys and key not in verbatim]
+        if unknown := [key for key in others if key not in self.absent]:
+            known = ", ".join((*self.keys, f"{VERBATIM_PREFIX}*"))
+            raise exc.InvalidConfig(f"Invalid config keys {unknown} for kernel {self.kernel!r}; known are {known}.")
+        for key in others:
+            if not _asks_for_nothing(given[key]):
+                raise exc.InvalidConfig(f"{key} cannot be {given[key]!r}: {self.absent[key]}; leave it out.")
+        return verbatim
 
-    @functools.cached_property
-    def _fixed_sizes(self) -> dict[int, int]:
-        return {block.id: _fixed_size(block) for block in self.survey.blocks}
+    def _settle_launch(self, values: Values) -> None:
+        """What the mapping of programs to the grid has no use for."""
+        pid_type = values["pid_type"]
+        if not _is_persistent(values):
+            if values["num_sm_multiplier"] != 1:
+                raise exc.InvalidConfig(
+                    f"num_sm_multiplier={values['num_sm_multiplier']} sizes a persistent grid, but pid_type is "
+                    f"{pid_type!r}; use 'persistent_blocked' or 'persistent_interleaved', or leave it out."
+                )
+            values["maxnreg"] = None
+            for entry in self.range_entries.roots:
+                self._reset_range(values, entry)
+        if pid_type == "xyz":
+            values["l2_groupings"] = [1] * len(values["l2_groupings"])
 
-    @functools.cached_property
-    def _lowest(self) -> dict[int, int]:
-        chunks = {slot.ids[0]: slot.low for slot in self.field("reduction_loops").slots}  # type: ignore[attr-defined]
-        return {**{block: self.survey.blocks[block].min_size for block in self._tunable}, **chunks}
+    def _settle_loops(self, values: Values) -> None:
+        """Unrolled loops have no other options; one loop at most is warp-specialized, and it is not unrolled."""
+        for static, entry in zip(values["static_ranges"], self.range_entries.static, strict=True):
+            if static:
+                self._reset_range(values, entry)
+        specialized = values.get("range_warp_specializes", [])
+        if True not in specialized:
+            return
+        first = specialized.index(True)
+        values["range_warp_specializes"] = [None if v and i != first else v for i, v in enumerate(specialized)]
+        values["range_unroll_factors"][first] = 0
+        values["num_warps"] = max(values["num_warps"], _SPECIALIZED_WARPS)
 
-    @functools.cached_property
-    def _by_key(self) -> dict[str, Field]:
-        return {field.key: field for field in self.fields}
+    def _reset_range(self, values: Values, entry: int) -> None:
+        for field in self.fields:
+            if field.key.startswith("range_"):
+                values[field.key][entry] = field.default()[entry]
 
-    def field(self, key: str) -> PerSlot: ...
+    # --- sizes that go together -------------------------------------------------------------------------------------
+
+    def _settle_sizes(self, values: Values, chosen: Collection[int]) -> None:
+        """Keeps tiles inside the tile they walk over, and every value below the largest tile of the target.
+
+        Blocks in ``chosen`` were sized on purpose: when they are too large that is an error.
+        """
+        before = self.sizes(values)
+        sizes = dict(before)
+        self._keep_inside(sizes)
+        for blocks in (self.tunable, self.rollable):
+            too_large = self._shrink(sizes, [block for block in blocks if block not in chosen])
+        self._keep_inside(sizes)
+        if too_large is not None:
+            raise self._refusal(too_large, sizes)
+        values["block_sizes"] = [sizes[block] for block in self.tunable]
+        chunks = zip(self.rollable, values["reduction_loops"], strict=True)
+        values["reduction_loops"] = [sizes[b] if sizes[b] < before[b] else chunk for b, chunk in chunks]
+
+    def _keep_inside(self, sizes: dict[int, int]) -> None:
+        for block, outer in self.survey.inner.items():
+            if block in self.lowest:
+                sizes[block] = max(min(sizes[block], sizes[outer]), self.lowest[block])
+
+    def _shrink(self, sizes: dict[int, int], blocks: Collection[int]) -> Volume | None:
+        """Halves ``blocks`` in place, the largest first; gives a value that is still too large, if any."""
+        left = None
+        for volume in self.survey.volumes:
+            while volume.numel(sizes) > self.target.max_tensor_numel:
+                movable = [b for b in volume.blocks if b in blocks and sizes[b] > self.lowest[b]]
+                if not movable:
+                    left = volume
+                    break
+                sizes[max(movable, key=lambda b: sizes[b])] //= 2
+        return left
+
+    def _refusal(self, volume: Volume, sizes: Mapping[int, int]) -> exc.Base:
+        def shape(of: Mapping[int, int]) -> str:
+            return " x ".join(f"{self.survey.blocks[b].name}={of[b]}" for b in volume.blocks)
+
+        limit = self.target.max_tensor_numel
+        text = f"{volume.name} has {volume.numel(sizes)} elements ({shape(sizes)}), more than the {limit} of one tile"
+        smallest = {**sizes, **self.lowest}
+        if volume.numel(smallest) <= limit:
+            text = f"With these sizes {text}; make block_sizes or reduction_loops smaller."
+            return exc.InvalidConfig(text, location=volume.location)
+        whole = [self.survey.blocks[b] for b in volume.blocks if b not in self.lowest]
+        remedy = f"walk over {whole[0].name} in an hl.tile loop" if whole else "tile another dimension of it"
+        reason = (
+            f"even in the smallest tiles {volume.name} has {volume.numel(smallest)} elements ({shape(smallest)}), more "
+            f"than the {limit} of one tile; {remedy}"
+        )
+        return exc.NoFeasibleConfig(kernel=self.kernel, target=self.target, reason=reason, location=volume.location)
+
+    def _xyz_excess(self, values: Mapping[str, Any]) -> str:
+        """Which axis of the grid is too long for ``pid_type="xyz"``, "" when none is."""
+        (root,) = self.survey.roots
+        sizes = self.sizes(values)
+        for letter, limit, at in zip("xyz", self.target.max_grid, values["loop_orders"][0], strict=False):
+            axis = root.axes[at]
+            step = hint_of(axis.step) if axis.scalar else sizes[axis.block]
+            count = cdiv(_seen(axis.end) - _seen(axis.begin), step)
+            if count > limit:
+                name = self.survey.blocks[axis.block].name
+                return (
+                    f"pid_type 'xyz' puts {count} programs of {name} along {letter}, which takes {limit}; use 'flat', "
+                    "another loop_orders or larger block_sizes."
+                )
+        return ""
+
+
+def _is_persistent(values: Mapping[str, Any]) -> bool:
+    return values["pid_type"].startswith("persistent")
+
+
+def _asks_for_nothing(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_asks_for_nothing, value))
+    return value is None or value is False
+
+
+def _fixed_size(block: Block) -> int:
+    if block.kind == "full":
+        return padded_extent(block)
+    return 1 if block.size is None else int(block.size)
+
+
+def _seen(bound: Bound) -> int:
+    """A bound that the host knows, as seen when binding."""
+    assert not isinstance(bound, OperandRef)
+    return int(hint_of(bound))

@@ -28,7 +28,7 @@ from ..heuristics.base import Proposal
 _ANY_POWER_OF_TWO = PowerOfTwoFragment(1, 2**31)
 
 
-# --- fragments as sets to move in --------------------------------------------------------------------------------------
+# --- fragments as sets to move in ----------------------------------------------------------------------------------
 
 
 def values_of(fragment: Fragment) -> tuple[Any, ...]:
@@ -65,7 +65,7 @@ def adjacent(fragment: Fragment, value: Any) -> list[Any]:
     return [other for other in values if other != value or type(other) is not type(value)]
 
 
-# --- fields ------------------------------------------------------------------------------------------------------------
+# --- fields --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +125,8 @@ class Scalar(Field):
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One entry of a list. ``name`` is whose it is; a proposal may call it by any of ``ids`` (block ids, the number of a
-    root or of a load). ``remedy`` says why the range is narrower than elsewhere."""
+    """One entry of a list. ``name`` is whose it is; a proposal may call it by any of ``ids`` (block ids, the number of
+    a root or of a load). ``remedy`` says why the range is narrower than elsewhere."""
 
     name: str
     fragment: Fragment
@@ -204,8 +204,8 @@ def _fresh(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSizes(PerSlot):
-    """Tile sizes in elements. They must all be given; one beyond the dimension, or below what a matrix product takes, is
-    brought into range, because one config serves many shapes."""
+    """Tile sizes in elements. They must all be given; one beyond the dimension, or below what a matrix product takes,
+    is brought into range, because one config serves many shapes."""
 
     key: str = "block_sizes"
     per: str = "tiled dimension without a fixed size"
@@ -213,7 +213,10 @@ class BlockSizes(PerSlot):
 
     def check_length(self, value: Sequence[Any]) -> None:
         if len(value) < len(self.slots):
-            raise exc.InvalidConfig(f"{self.key} has {self.counted(len(value))}; is a dimension of an hl.tile, or an hl.register_block_size, forgotten?")  # fmt: skip
+            raise exc.InvalidConfig(
+                f"{self.key} has {self.counted(len(value))}; "
+                "is a dimension of an hl.tile, or an hl.register_block_size, forgotten?"
+            )
         super().check_length(value)
 
     def entry(self, at: int, slot: Slot, value: Any) -> int:

@@ -42,7 +42,7 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """The elements of a value: ``constant`` times the sizes of ``blocks``. ``name`` and ``location`` are for messages."""
+    """The elements of a value: ``constant`` times the sizes of ``blocks``, from the op at ``location``."""
 
     constant: int
     blocks: tuple[int, ...]
@@ -58,10 +58,10 @@ class Survey:
     """One program as the space sees it.
 
     ``loops`` are in program order, a grid loop before the loops in it. ``accesses`` and ``loads_left_open`` name what
-    stands at each memory slot and each load slot (a gap, left by an access that nobody needed, is ""). ``matrix_blocks``
-    are tiled as M or N of a dot. ``inner`` maps a block whose every loop walks over one tile of another block to that
-    block. ``positional`` blocks have something read of their tiles that a merged dimension does not have. ``volumes`` are
-    the shapes of all values, each once.
+    stands at each memory slot and each load slot (a gap, left by an access that nobody needed, is ""); ``loads`` and
+    ``stores`` name them without gaps. ``matrix_blocks`` are tiled as M or N of a dot. ``inner`` maps a block whose every
+    loop walks over one tile of another block to that block. ``positional`` blocks have something read of their tiles
+    that merged dimensions do not have. ``volumes`` are the shapes of all values, each once.
     """
 
     blocks: tuple[Block, ...]
@@ -88,7 +88,6 @@ def survey(program: Program) -> Survey:
     walker = _Walker(program)
     for number, root in enumerate(program.roots):
         walker.root(number, root)
-    walker.inner.update({block: outers.pop() for block, outers in walker.bounds.items() if len(outers) == 1 and None not in outers})  # fmt: skip
     return Survey(
         blocks=program.blocks,
         loops=tuple(walker.loops),
@@ -97,10 +96,15 @@ def survey(program: Program) -> Survey:
         stores=tuple(text for _, text in sorted(walker.accesses.items()) if text.startswith("store")),
         loads_left_open=_by_number(walker.open_loads),
         matrix_blocks=frozenset(walker.matrix_blocks),
-        inner=walker.inner,
+        inner=_inner(walker.bounds),
         positional=frozenset(walker.positional),
         volumes=tuple(walker.volumes.values()),
     )
+
+
+def _inner(bounds: Mapping[int, set[int | None]]) -> dict[int, int]:
+    pairs = ((block, next(iter(outers))) for block, outers in bounds.items() if len(outers) == 1)
+    return {block: outer for block, outer in pairs if outer is not None}
 
 
 def _by_number(names: Mapping[int, str]) -> tuple[str, ...]:
@@ -132,8 +136,7 @@ class _Walker:
         self.matrix_blocks: set[int] = set()
         self.positional: set[int] = set()
         self.volumes: dict[Dims, Volume] = {}
-        self.inner: dict[int, int] = {}
-        #: per block, the outer block of each of its loops
+        # per block, the outer block of each of its loops (None: the loop has bounds of its own)
         self.bounds: dict[int, set[int | None]] = {}
         self.tiles: dict[int, TileAttrs] = {}
 
@@ -203,10 +206,11 @@ class _Walker:
     def enclosed(self, op: Op, attrs: ForAttrs) -> None:
         """Finds loops from ``outer.begin`` to ``outer.end``."""
         for axis in attrs.axes:
-            begin, end = (self._tile(op, bound) for bound in (axis.begin, axis.end))
-            found = begin is not None and end is not None and begin.block == end.block
-            whole = found and begin is not None and end is not None and (begin.field, end.field) == ("begin", "end")
-            self.bounds.setdefault(axis.block, set()).add(begin.block if whole and begin is not None else None)
+            begin, end = self._tile(op, axis.begin), self._tile(op, axis.end)
+            outer = None
+            if begin is not None and end is not None and (begin.field, end.field) == ("begin", "end"):
+                outer = begin.block if begin.block == end.block else None
+            self.bounds.setdefault(axis.block, set()).add(outer)
 
     def _tile(self, op: Op, bound: object) -> TileAttrs | None:
         return self.tiles.get(id(op.operands[bound.at])) if isinstance(bound, OperandRef) else None

@@ -15,7 +15,7 @@ from .builder import Builder
 from .numerics import FP8, HELD
 from .values import Block, Handle, Tensor, binary_shape, block, own, scalar
 
-_CONDITION: tuple[type, ...] = (tl.condition,) if hasattr(tl, "condition") else ()
+_CONDITION: Any = (tl.condition,) if hasattr(tl, "condition") else ()
 _NUMBERS = frozenset((int, float, bool))
 
 
@@ -160,7 +160,7 @@ def truth(value: Any) -> Any:
             )
         return bool(value.handle.data.reshape(-1)[0])
     if isinstance(value, _CONDITION):
-        return truth(value.condition)  # type: ignore[union-attr]
+        return truth(value.condition)
     return value
 
 

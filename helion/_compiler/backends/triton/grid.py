@@ -20,8 +20,8 @@ def emit_roots(e: _Emitter) -> None:
     """Every root, each for its own range of program ids."""
     roots = e.program.roots
     if e.plan.launch.pid_type == "xyz":
-        pids = tuple(f"{_program_id(e, at)}" for at in range(len(roots[0].axes)))
-        _body(e, roots[0], e.plan.grids[0], _named(e, pids))
+        order = e.plan.grids[0].order
+        _body(e, roots[0], e.plan.grids[0], _named(e, [_program_id(e, order.index(at)) for at in range(len(order))]))
         return
     totals = [_total(e, root, plan) for root, plan in zip(roots, e.plan.grids, strict=True)]
     if e.plan.launch.persistent:
@@ -60,7 +60,7 @@ def _program_id(e: _Emitter, axis: int) -> str:
     return f"tl.program_id({axis})" + (".to(tl.int64)" if e.wide else "")
 
 
-def _named(e: _Emitter, texts: tuple[str, ...]) -> list[str]:
+def _named(e: _Emitter, texts: list[str]) -> list[str]:
     names = []
     for at, text in enumerate(texts):
         name = e.names.fresh(f"pid_{at}")

@@ -104,7 +104,8 @@ class _Host:
         if launch.persistent:
             return f"(_NUM_SM * {launch.persistent},)" if launch.persistent > 1 else "(_NUM_SM,)"
         if launch.pid_type == "xyz":
-            return f"({', '.join(self.count(a.count) for a in self.plan.grids[0].axes)},)"
+            (grid,) = self.plan.grids
+            return f"({', '.join(self.count(grid.axes[at].count) for at in grid.order)},)"
         return f"({' + '.join(self.product(grid) for grid in self.plan.grids)},)"
 
     def product(self, grid: GridPlan) -> str:

@@ -1,0 +1,61 @@
+"""Seeds: what the heuristics propose for a kernel, made legal and ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .._compiler.facts.records import KernelFacts
+from .._compiler.resources.predict import Predicted
+from ..config import Config
+from ..hardware import Target
+from .heuristics.base import Proposal
+from .heuristics.base import Seed
+from .heuristics.registry import HEURISTICS
+
+#: Seeds kept per kernel; enough for the alternates of two heuristics and the fallback.
+MAX_SEEDS = 10
+
+Legalise = Callable[[Proposal], "tuple[Config, Predicted] | str"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedReport:
+    """``seeds`` are distinct and legal, the best first. ``declined`` has name and reason of every heuristic that gave
+    none, so that each heuristic of the backend stands in exactly one of the two."""
+
+    seeds: tuple[Seed, ...]
+    declined: tuple[tuple[str, str], ...]
+
+
+def make_seeds(facts: KernelFacts, target: Target, backend: str, legalise: Legalise) -> SeedReport:
+    """Ask every heuristic of ``backend`` in the order of the registry.
+
+    ``legalise`` turns a proposal into a full config and what it is predicted to take, or says why it cannot.
+    """
+    seeds: list[Seed] = []
+    declined: list[tuple[str, str]] = []
+    for heuristic in HEURISTICS.get(backend, ()):
+        verdict = heuristic.is_eligible(facts, target)
+        if not verdict.eligible:
+            declined.append((heuristic.name, verdict.reason))
+            continue
+        refusals: list[str] = []
+        found = 0
+        for proposal in heuristic.get_seed_configs(facts, target):
+            legal = legalise(proposal)
+            if isinstance(legal, str):
+                refusals.append(legal)
+                continue
+            config, predicted = legal
+            known = next((seed for seed in seeds if seed.config == config), None)
+            if known is not None:
+                refusals.append(f"same config as a seed of {known.heuristic}")
+            elif len(seeds) >= MAX_SEEDS:
+                refusals.append(f"{MAX_SEEDS} seeds are ahead of it")
+            else:
+                seeds.append(Seed(config=config, heuristic=heuristic.name, reason=proposal.reason, predicted=predicted))
+                found += 1
+        if not found:
+            declined.append((heuristic.name, "; ".join(dict.fromkeys(refusals)) or "it proposed nothing"))
+    return SeedReport(seeds=tuple(seeds), declined=tuple(declined))

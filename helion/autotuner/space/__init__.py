@@ -1,0 +1,9 @@
+"""The space of configs of one kernel: ``build_space(program, ...)`` gives its ``ConfigSpace``."""
+
+from __future__ import annotations
+
+from .build import build_space
+from .core import ConfigSpace
+from .fields import Field
+
+__all__ = ["ConfigSpace", "Field", "build_space"]
