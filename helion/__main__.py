@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Sequence
 import importlib.util
 import pathlib
 import platform
 import re
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,19 +18,26 @@ import triton
 
 import helion
 
-from . import exc
-from . import hardware
-from . import knobs
+from . import exc, hardware, knobs
 from ._compiler.toolchain.offline import ptxas_version
 from .runtime.codecache import cache_dir
-from .runtime.kernel import DEFAULT_TARGET
-from .runtime.kernel import Kernel
+from .runtime.kernel import DEFAULT_TARGET, Kernel
 
 _DTYPES: dict[str, torch.dtype] = {
-    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
-    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool, "i1": torch.bool,
-    "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
-}  # fmt: skip
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+    "i1": torch.bool,
+    "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+}
 _DTYPES.update({str(d).removeprefix("torch."): d for d in list(_DTYPES.values())})
 _TENSOR = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[\d,\s]*)\](?:@\((?P<strides>[\d,\s]*)\))?$")
 
@@ -45,7 +52,9 @@ def parse_argument(text: str) -> Any:
         try:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError) as error:
-            raise ValueError(f"argument {text!r} is neither a tensor such as bf16[4096,8192] nor an int, float, bool, None or quoted string") from error  # fmt: skip
+            raise ValueError(
+                f"argument {text!r} is neither a tensor such as bf16[4096,8192] nor an int, float, bool, None or quoted string"
+            ) from error
     dtype = _DTYPES.get(match["dtype"])
     if dtype is None:
         raise ValueError(f"argument {text!r}: unknown dtype {match['dtype']!r}; known are {', '.join(_DTYPES)}")
@@ -118,9 +127,13 @@ def _doctor() -> list[tuple[str, str]]:
         ("cache", str(cache_dir())),
     ]
     if cuda:
-        rows.append(("works", "kernels on the GPU, on CPU tensors in Triton's interpreter, and offline resource reports"))
+        rows.append(
+            ("works", "kernels on the GPU, on CPU tensors in Triton's interpreter, and offline resource reports")
+        )
     else:
-        rows.append(("works", "kernels on CPU tensors in Triton's interpreter, and offline resource reports for any target"))  # fmt: skip
+        rows.append(
+            ("works", "kernels on CPU tensors in Triton's interpreter, and offline resource reports for any target")
+        )
         rows.append(("missing", "a GPU: nothing can be timed here"))
     return rows
 
@@ -128,9 +141,16 @@ def _doctor() -> list[tuple[str, str]]:
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="python -m helion", description=__doc__)
     commands = root.add_subparsers(dest="command", required=True)
-    show = commands.add_parser("explain", help="facts, seeds with reasons, predicted and measured resources of a kernel")
+    show = commands.add_parser(
+        "explain", help="facts, seeds with reasons, predicted and measured resources of a kernel"
+    )
     show.add_argument("kernel", help="FILE.py::KERNEL")
-    show.add_argument("--args", nargs="*", default=[], help="tensors as bf16[4096,8192], with strides as bf16[4096,4096]@(1,4096); literals for int, float, bool, None, str")  # fmt: skip
+    show.add_argument(
+        "--args",
+        nargs="*",
+        default=[],
+        help="tensors as bf16[4096,8192], with strides as bf16[4096,4096]@(1,4096); literals for int, float, bool, None, str",
+    )
     show.add_argument("--target", default=None, help="sm_80, sm_90, sm_100, gfx942 ...")
     show.add_argument("--code", action="store_true", help="also print the generated module")
     show.add_argument("--json", action="store_true", help="print JSON")

@@ -8,7 +8,17 @@ import re
 
 #: Modules and helpers that a generated module binds at its top level.
 RESERVED = frozenset(
-    ("torch", "triton", "tl", "libdevice", "_launcher", "_default_launcher", "_source_module", "_NUM_SM", "_helion_runtime")
+    (
+        "torch",
+        "triton",
+        "tl",
+        "libdevice",
+        "_launcher",
+        "_default_launcher",
+        "_source_module",
+        "_NUM_SM",
+        "_helion_runtime",
+    )
 )
 #: Names every generated module imports under the name users give them, too: a global bound to that very module is fine.
 SHARED_MODULES = {"torch": "torch", "triton": "triton", "tl": "triton.language"}

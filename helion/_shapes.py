@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
-from dataclasses import dataclass
 import operator
-from typing import Any
-from typing import Union
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
 
 import torch
 

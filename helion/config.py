@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping
 import json
 import pathlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import exc

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
 import functools
 import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,8 +15,7 @@ from ._compiler.backends.triton.module import render_module
 from ._compiler.context import CompileContext
 from ._compiler.facts.collect import collect_facts
 from ._compiler.facts.records import KernelFacts
-from ._compiler.frontend.trace import Traced
-from ._compiler.frontend.trace import index_dtype
+from ._compiler.frontend.trace import Traced, index_dtype
 from ._compiler.ir.grammar import Program
 from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
@@ -27,10 +23,8 @@ from ._compiler.plan.build import build_plan
 from ._compiler.plan.records import Plan
 from .autotuner.default import choose_default
 from .autotuner.legalise import legalise
-from .autotuner.seeds import SeedReport
-from .autotuner.seeds import make_seeds
-from .autotuner.space import ConfigSpace
-from .autotuner.space import build_space
+from .autotuner.seeds import SeedReport, make_seeds
+from .autotuner.space import ConfigSpace, build_space
 from .config import Config
 from .hardware import Target
 from .settings import Settings

@@ -45,7 +45,10 @@ class Settings:
         values["dot_precision"] = _PRECISION_ALIASES.get(values["dot_precision"], values["dot_precision"])
         if values["dot_precision"] not in ("tf32", "tf32x3", "ieee"):
             raise ValueError(f"dot_precision must be tf32, tf32x3 or ieee, got {values['dot_precision']!r}.")
-        if values["index_dtype"] not in (None, "auto") and str(values["index_dtype"]).removeprefix("torch.") not in ("int32", "int64"):
+        if values["index_dtype"] not in (None, "auto") and str(values["index_dtype"]).removeprefix("torch.") not in (
+            "int32",
+            "int64",
+        ):
             raise ValueError(f"index_dtype must be torch.int32, torch.int64 or None, got {values['index_dtype']!r}.")
         values["ignore_warnings"] = tuple(
             w if isinstance(w, str) else w.__name__ for w in (values["ignore_warnings"] or ())

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import knobs
 from .context import CompileContext
-from .frontend.trace import Traced
-from .frontend.trace import trace
+from .frontend.trace import Traced, trace
 from .ir.grammar import Program
 from .ir.printer import print_program
 from .ir.verifier import verify
 from .passes.dependencies import check_dependencies
 from .passes.masks import mask_tails
-from .passes.simplify import drop_dead
-from .passes.simplify import merge_common
+from .passes.simplify import drop_dead, merge_common
 
 Pass = Callable[[Program], Program]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from dataclasses import dataclass
 import functools
 import inspect
 import linecache
 import os
 import textwrap
 import types
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from .. import exc
@@ -97,7 +97,11 @@ def _find_lambda(code: types.CodeType, first: int) -> ast.Lambda | None:
     ]
     if len(found) > 1 and hasattr(code, "co_positions"):
         spots = {(line, column) for line, _, column, _ in code.co_positions()}
-        found = [n for n in found if any((getattr(x, "lineno", 0), getattr(x, "col_offset", -1)) in spots for x in ast.walk(n.body))]  # fmt: skip
+        found = [
+            n
+            for n in found
+            if any((getattr(x, "lineno", 0), getattr(x, "col_offset", -1)) in spots for x in ast.walk(n.body))
+        ]
     return found[0] if len(found) == 1 else None
 
 

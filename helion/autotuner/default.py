@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .._compiler.facts.records import KernelFacts
-from .._compiler.resources.predict import Predicted
-from .._compiler.resources.predict import predict
+from .._compiler.resources.predict import Predicted, predict
 from ..config import Config
 from ..hardware import Target
 from .heuristics.registry import promotes

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import functools
-from typing import Any
-from typing import Literal
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 from .. import exc
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-from typing import Generic
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from ._registry import declare
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
 import functools
 import sys
 import threading
-from typing import TYPE_CHECKING
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 
-from .. import exc
-from .. import pipeline
+from .. import exc, pipeline
 from .._compiler.facts.records import KernelFacts
 from .._compiler.toolchain.resources import Resources
 from ..autotuner.heuristics.base import Seed
 from ..autotuner.space import ConfigSpace
 from ..config import Config
 from ..hardware import Target
-from . import codecache
-from . import explain
-from . import measure
+from . import codecache, explain, measure
 
 if TYPE_CHECKING:
     from .kernel import Kernel
@@ -135,7 +129,9 @@ class BoundKernel:
         """The decorator line that fixes a config, without the keys at their defaults."""
         short = self._resolve(config).minimize(self.config_spec)
         static = (settings or self.settings).static_shapes
-        extra = f", index_dtype={self.settings.index_dtype!r}" if self.settings.index_dtype not in (None, "auto") else ""
+        extra = (
+            f", index_dtype={self.settings.index_dtype!r}" if self.settings.index_dtype not in (None, "auto") else ""
+        )
         return f"@helion.kernel(config={short!r}, static_shapes={static}{extra})"
 
     def resources(self, config: ConfigLike = None) -> Resources:
@@ -176,7 +172,9 @@ class BoundKernel:
         if device is None or device.type == "cpu":
             return
         if device.type == "meta":
-            raise exc.WrongTarget(kernel=self.kernel.name, bound=self.target.name, device="meta tensors, which have no data")
+            raise exc.WrongTarget(
+                kernel=self.kernel.name, bound=self.target.name, device="meta tensors, which have no data"
+            )
         actual = self.kernel._target(args, None)
         if actual.name != self.target.name:
             raise exc.WrongTarget(kernel=self.kernel.name, bound=self.target.name, device=f"{device} ({actual.name})")
@@ -186,12 +184,17 @@ class BoundKernel:
             return
         self.kernel.announced = True
         heuristic = next((s.heuristic for s in self.seeds if s.config == config), "the conservative config")
-        print(f"helion: {self.kernel.name}: no config given, using {heuristic}: {self.format_kernel_decorator(config)}", file=sys.stderr)  # fmt: skip
+        print(
+            f"helion: {self.kernel.name}: no config given, using {heuristic}: {self.format_kernel_decorator(config)}",
+            file=sys.stderr,
+        )
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
         """Choose among the given configs: the fastest on a GPU, the first legal one on CPU."""
         if not self.configs:
-            raise exc.AutotuningUnavailable(f"Kernel {self.kernel.name!r} has no configs to choose from; give configs=[...], or call it without tuning: its default config is the first seed.")  # fmt: skip
+            raise exc.AutotuningUnavailable(
+                f"Kernel {self.kernel.name!r} has no configs to choose from; give configs=[...], or call it without tuning: its default config is the first seed."
+            )
         legal, refusals = [], []
         for config in self.configs:
             try:

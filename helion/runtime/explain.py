@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import exc
 from .._compiler.toolchain.offline import OfflineCompileError

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Hashable
-from collections.abc import Mapping
-from collections.abc import Sequence
 import ast
 import functools
 import inspect
 import textwrap
 import threading
 import types
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .. import exc
-from .. import hardware
-from .. import knobs
+from .. import exc, hardware, knobs
 from .._compiler.source import parse_kernel
-from .._names import RESERVED
-from .._names import SHARED_MODULES
+from .._names import RESERVED, SHARED_MODULES
 from ..config import Config
 from ..language.constants import ConstExpr
 from ..settings import Settings
 from .bound import BoundKernel
 from .launcher import register_source
-from .specialization import aliasing
-from .specialization import key_of
-from .specialization import pick
+from .specialization import aliasing, key_of, pick
 
 DEFAULT_TARGET = "sm_90"
 
@@ -116,7 +108,9 @@ class Kernel:
         if device is None:
             raise exc.NoTensorArgs(kernel=self.name)
         if device.type == "cuda" and torch.cuda.is_available():
-            return hardware.from_device_properties(device.index if device.index is not None else torch.cuda.current_device())  # fmt: skip
+            return hardware.from_device_properties(
+                device.index if device.index is not None else torch.cuda.current_device()
+            )
         return hardware.target(knobs.TARGET.read() or DEFAULT_TARGET)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +189,9 @@ def _signature(fn: types.FunctionType) -> inspect.Signature:
     signature = inspect.signature(fn)
     for parameter in signature.parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise TypeError(f"kernel {fn.__name__!r}: parameter {parameter.name!r} is {parameter.kind.description}; kernels take plain positional parameters only")  # fmt: skip
+            raise TypeError(
+                f"kernel {fn.__name__!r}: parameter {parameter.name!r} is {parameter.kind.description}; kernels take plain positional parameters only"
+            )
     return signature
 
 
@@ -225,7 +221,11 @@ def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
         if name in fn.__code__.co_varnames and (name in RESERVED or name in SHARED_MODULES):
             raise exc.NamingConflict(name=name, what="variable", kernel=fn.__name__)
         is_global = name in fn.__globals__ and name not in fn.__code__.co_varnames
-        if is_global and name in RESERVED and getattr(bound_to, "__name__", None) != SHARED_MODULES.get(name, "libdevice"):
+        if (
+            is_global
+            and name in RESERVED
+            and getattr(bound_to, "__name__", None) != SHARED_MODULES.get(name, "libdevice")
+        ):
             raise exc.NamingConflict(name=name, what="global", kernel=fn.__name__)
     decorators = source.node.decorator_list
     names = [ast.unparse(d.func if isinstance(d, ast.Call) else d).split(".")[-1] for d in decorators]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 import statistics
-from typing import TYPE_CHECKING
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 
 from .. import exc
 from .._compiler.backends.triton.ops_pointwise import SIGNATURE_DTYPES
-from .._compiler.plan.records import NumberArgument
-from .._compiler.plan.records import Plan
+from .._compiler.plan.records import NumberArgument, Plan
 from .._compiler.toolchain.offline import compile_offline
-from .._compiler.toolchain.resources import Resources
-from .._compiler.toolchain.resources import measure
+from .._compiler.toolchain.resources import Resources, measure
 from ..config import Config
 from ..hardware import Target
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 import dataclasses
 import types
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -29,7 +29,10 @@ def key_of(value: Any, constant: bool = False) -> Hashable:
         return (dict, *((k, key_of(v)) for k, v in value.items()))
     if isinstance(value, types.FunctionType):
         return function_key(value)
-    if isinstance(value, types.BuiltinFunctionType) or type(value).__name__ in ("method_descriptor", "builtin_function_or_method"):  # fmt: skip
+    if isinstance(value, types.BuiltinFunctionType) or type(value).__name__ in (
+        "method_descriptor",
+        "builtin_function_or_method",
+    ):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return (type(value), *(key_of(getattr(value, f.name)) for f in dataclasses.fields(value)))

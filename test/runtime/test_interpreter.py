@@ -149,7 +149,7 @@ def argument_kernel(
     tl.static_assert(wide.dtype == tl.int64)
     tl.static_assert(large.dtype == tl.int64)
     tl.static_assert(pair.second.dtype == tl.float32)
-    total = one + free.to(tl.int64) + wide + large + both[0] + both[1] + FN(tl.load(pair.first), pair.second)
+    total = one + free.to(tl.int64) + wide + large + numbers[0] + numbers[1] + FN(tl.load(pair.first), pair.second)
     if nothing is None:
         total += 1000
     tl.store(out, total.to(DTYPE))

@@ -84,9 +84,7 @@ class _Side:
         return self.widest if self.widest > stored > 0 else 0
 
 
-def _fact(
-    number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]
-) -> MatmulFact:
+def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> MatmulFact:
     assert isinstance(op.attrs, DotAttrs)
     lhs, rhs = op.operands[0], op.operands[1]
     assert isinstance(lhs, Value) and isinstance(rhs, Value)

@@ -59,7 +59,9 @@ def _fact(
         strides=strides,
         extents=extents,
         scales=tuple(scale for _, scale in found),
-        gathered=any(index.kind == "tensor" and axis is None for index, (axis, _) in zip(attrs.indices, found, strict=True)),
+        gathered=any(
+            index.kind == "tensor" and axis is None for index, (axis, _) in zip(attrs.indices, found, strict=True)
+        ),
         masked=attrs.mask is not None,
         accessed_numel=_accessed(attrs, found, strides, extents, axes),
         uses=walk.uses.get(id(op.results[0]), 0) if op.kind == "load" else 0,

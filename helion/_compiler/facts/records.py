@@ -351,7 +351,9 @@ class KernelFacts:
     @property
     def primary_reduction(self) -> ReductionFact | None:
         """The sized reduction that moves the most bytes per row (extent times bytes in memory), then the longest."""
-        return max(self.sized_reductions, key=lambda r: (r.extent * max(1, r.input_load_itemsize), r.extent), default=None)
+        return max(
+            self.sized_reductions, key=lambda r: (r.extent * max(1, r.input_load_itemsize), r.extent), default=None
+        )
 
     def enclosing_axes(self, region: int) -> tuple[int, ...]:
         """The axes of the grid and of the loops around the ops of ``region``, outermost first."""

@@ -74,7 +74,9 @@ def walk_program(program: Program) -> Walk:
     return walk
 
 
-def _region(walk: Walk, region: Region, kind: str, root: int, parent: int | None, axes: tuple[LoopAxis, ...]) -> set[int]:
+def _region(
+    walk: Walk, region: Region, kind: str, root: int, parent: int | None, axes: tuple[LoopAxis, ...]
+) -> set[int]:
     """Visit a region; gives the values read in it, nested regions included."""
     number = len(walk.regions)
     blocks = tuple(axis.block for axis in axes)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable
 import functools
 import inspect
 import operator
 import types
-from typing import TYPE_CHECKING
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,42 +17,58 @@ from ... import exc
 from ... import language as hl
 from ..._shapes import Expr
 from ...language._registry import DECLARED
-from ..source import Location
-from ..source import parse_function
+from ..source import Location, parse_function
 from . import host_tensors
-from .frames import Frame
-from .frames import function_frame
-from .frames import resolve_source
-from .hl_functions import HL_RULES
-from .hl_functions import specialize
+from .frames import Frame, function_frame, resolve_source
+from .hl_functions import HL_RULES, specialize
 from .torch_pointwise import truth
 from .torch_shapes import refuse_host
-from .tracer import Tracer
-from .tracer import torch_name
-from .values import DeviceValue
-from .values import HostTensorValue
-from .values import Tile
-from .values import TileTuple
-from .values import describe
+from .tracer import Tracer, torch_name
+from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe
 
 if TYPE_CHECKING:
     from .statements import Walker
 
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.MatMult: operator.matmul,
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.LShift: operator.lshift,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.MatMult: operator.matmul,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift,
     ast.RShift: operator.rshift,
-}  # fmt: skip
+}
 _UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
 _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
 _TORCH_FACTORIES = (
-    torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.tensor, torch.eye, torch.linspace
-)  # fmt: skip
+    torch.zeros,
+    torch.ones,
+    torch.full,
+    torch.empty,
+    torch.arange,
+    torch.rand,
+    torch.randn,
+    torch.tensor,
+    torch.eye,
+    torch.linspace,
+)
 ABSTRACT = (DeviceValue, HostTensorValue, Tile, Expr)
 #: Library modules whose functions run as they are; others with source are walked.
 _OPAQUE_MODULES = ("torch", "math", "operator", "functools", "itertools", "builtins", "helion", "numpy", "typing")
@@ -127,7 +142,9 @@ class Expressions:
         return set(self._items(node.elts))
 
     def eval_JoinedStr(self, node: ast.JoinedStr) -> str:
-        return "".join(str(self.eval(v)) if isinstance(v, ast.Constant) else str(self.eval(v.value)) for v in node.values)  # type: ignore[attr-defined]
+        return "".join(
+            str(self.eval(v)) if isinstance(v, ast.Constant) else str(self.eval(v.value)) for v in node.values
+        )  # type: ignore[attr-defined]
 
     def eval_Slice(self, node: ast.Slice) -> slice:
         return slice(*(None if part is None else self.eval(part) for part in (node.lower, node.upper, node.step)))
@@ -135,11 +152,17 @@ class Expressions:
     def eval_Lambda(self, node: ast.Lambda) -> Any:
         if not self.t.on_device:
             self.at(node)
-            raise exc.StatementNotSupported(statement="A lambda", where="host", remedy="; define a function at module level, or pass it as an argument")  # fmt: skip
+            raise exc.StatementNotSupported(
+                statement="A lambda",
+                where="host",
+                remedy="; define a function at module level, or pass it as an argument",
+            )
 
         def call(*args: Any) -> Any:
             names = dict(zip((a.arg for a in node.args.args), args, strict=True))
-            inner = Frame(self.frame.source, self.frame.module_globals, self.frame.closure, {**self.frame.names, **names})
+            inner = Frame(
+                self.frame.source, self.frame.module_globals, self.frame.closure, {**self.frame.names, **names}
+            )
             return Expressions(self.walker, inner).eval(node.body)
 
         return call
@@ -227,7 +250,11 @@ class Expressions:
         test = self.eval(node.test)
         self.at(node)
         if isinstance(test, DeviceValue) or (self.t.on_device and isinstance(test, Expr)):
-            raise exc.StatementNotSupported(statement="A conditional expression on a device value", where="device", remedy="; use torch.where or an if statement")  # fmt: skip
+            raise exc.StatementNotSupported(
+                statement="A conditional expression on a device value",
+                where="device",
+                remedy="; use torch.where or an if statement",
+            )
         return self.eval(node.body if self.truth_on_host(test) else node.orelse)
 
     def truth_on_host(self, value: Any) -> bool:
@@ -394,7 +421,9 @@ class Expressions:
         except TypeError as error:
             if not self.t.on_device and "not known when the kernel is compiled" in str(error):
                 known = [specialize(self.t, a) if isinstance(a, Expr) else a for a in args]
-                return function(*known, **{k: specialize(self.t, v) if isinstance(v, Expr) else v for k, v in kwargs.items()})  # fmt: skip
+                return function(
+                    *known, **{k: specialize(self.t, v) if isinstance(v, Expr) else v for k, v in kwargs.items()}
+                )
             if self.t.on_device:
                 name = getattr(function, "__name__", describe(function))
                 raise exc.TypeInferenceError(f"{name}({', '.join(map(describe, args))}): {error}.") from error

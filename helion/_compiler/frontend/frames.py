@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import field
 import types
-from typing import TYPE_CHECKING
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import exc
 from ..._shapes import Expr
 from ..source import FunctionSource
-from .values import HostTensorValue
-from .values import Missing
+from .values import HostTensorValue, Missing
 
 if TYPE_CHECKING:
     from .tracer import Tracer
@@ -28,7 +25,15 @@ def lift_object(t: Tracer, value: Any, source: str) -> Any:
         known = t.lifted.get(id(value))
         if known is None:
             storage = t.storage_of(value)
-            known = HostTensorValue(t, tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype, value.device, storage, source)  # fmt: skip
+            known = HostTensorValue(
+                t,
+                tuple(map(int, value.shape)),
+                tuple(map(int, value.stride())),
+                value.dtype,
+                value.device,
+                storage,
+                source,
+            )
             t.lifted[id(value)] = known
         return known
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -73,9 +78,7 @@ class Frame:
         raise exc.UndefinedVariable(name=name, detail="")
 
 
-def function_frame(
-    t: Tracer, fn: types.FunctionType, source: FunctionSource, caller: Frame
-) -> Frame:
+def function_frame(t: Tracer, fn: types.FunctionType, source: FunctionSource, caller: Frame) -> Frame:
     """A frame for a plain function called from device code; closure cells keep a host expression of their own."""
     where = t.function_sources.get(id(fn), "")
     closure = {}

@@ -9,17 +9,11 @@ import torch
 
 from ... import exc
 from ... import language as hl
-from ..._shapes import Expr
-from ..._shapes import hint_of
-from ..._shapes import is_power_of_2
-from ..._shapes import next_power_of_2
+from ..._shapes import Expr, hint_of, is_power_of_2, next_power_of_2
 from .torch_matmul import dot
 from .torch_shapes import arange
 from .tracer import Tracer
-from .values import DeviceValue
-from .values import HostTensorValue
-from .values import Tile
-from .values import describe
+from .values import DeviceValue, HostTensorValue, Tile, describe
 
 HL_RULES: dict[Any, Callable[..., Any]] = {}
 
@@ -74,7 +68,9 @@ def _index(index: Any) -> Any:
 @rule(hl.load)
 def _load(t: Tracer, tensor: Any, index: Any, extra_mask: Any = None, eviction_policy: str | None = None) -> Any:
     if eviction_policy not in (None, "", "evict_first", "evict_last"):
-        raise exc.InvalidAPIUsage(f"eviction_policy must be '', 'evict_first' or 'evict_last', got {eviction_policy!r}.")  # fmt: skip
+        raise exc.InvalidAPIUsage(
+            f"eviction_policy must be '', 'evict_first' or 'evict_last', got {eviction_policy!r}."
+        )
     return t.load(_host_tensor(t, tensor, "hl.load"), _index(index), extra_mask, eviction_policy)
 
 
@@ -92,9 +88,13 @@ def _tile(tile: Any, name: str) -> Tile:
 
 
 for _function, _attribute in {
-    hl.tile_index: "index", hl.tile_begin: "begin", hl.tile_end: "end", hl.tile_id: "id", hl.tile_count: "count",
+    hl.tile_index: "index",
+    hl.tile_begin: "begin",
+    hl.tile_end: "end",
+    hl.tile_id: "id",
+    hl.tile_count: "count",
     hl.tile_block_size: "block_size",
-}.items():  # fmt: skip
+}.items():
     HL_RULES[_function] = lambda t, tile, name=_attribute: getattr(_tile(tile, f"hl.tile_{name}"), name)
 
 
@@ -102,7 +102,9 @@ for _function, _attribute in {
 def _register_block_size(t: Tracer, min_or_max: Any, max: Any = None) -> Expr:
     low, high = (1, min_or_max) if max is None else (min_or_max, max)
     if not isinstance(low, int) or not is_power_of_2(low):
-        raise exc.InvalidAPIUsage(f"The minimum of hl.register_block_size must be a constant power of two, got {describe(low)}.")  # fmt: skip
+        raise exc.InvalidAPIUsage(
+            f"The minimum of hl.register_block_size must be a constant power of two, got {describe(low)}."
+        )
     if not isinstance(high, (int, Expr)):
         raise exc.InvalidAPIUsage(f"The maximum of hl.register_block_size must be a size, got {describe(high)}.")
     block = t.new_block(

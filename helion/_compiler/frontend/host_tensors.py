@@ -7,16 +7,13 @@ imports its compiler for it; kernels whose host code only allocates and views ne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import exc
-from ..._shapes import Expr
-from ..._shapes import Number
-from .values import HostTensorValue
-from .values import describe
+from ..._shapes import Expr, Number
+from .values import HostTensorValue, describe
 
 if TYPE_CHECKING:
     from .tracer import Tracer
@@ -27,13 +24,65 @@ _NEW = (torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones)
 #: Functions whose result shares memory with their first argument.
 _VIEWS = frozenset(
     (
-        "view", "view_as", "reshape", "reshape_as", "t", "transpose", "swapaxes", "permute", "unsqueeze", "squeeze", "expand",
-        "expand_as", "broadcast_to", "broadcast_tensors", "flatten", "unflatten", "select", "narrow", "__getitem__", "chunk", "split", "unbind", "detach",
-        "contiguous", "to", "float", "half", "bfloat16", "type", "movedim", "ravel", "diagonal", "as_strided", "unfold",
+        "view",
+        "view_as",
+        "reshape",
+        "reshape_as",
+        "t",
+        "transpose",
+        "swapaxes",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "broadcast_tensors",
+        "flatten",
+        "unflatten",
+        "select",
+        "narrow",
+        "__getitem__",
+        "chunk",
+        "split",
+        "unbind",
+        "detach",
+        "contiguous",
+        "to",
+        "float",
+        "half",
+        "bfloat16",
+        "type",
+        "movedim",
+        "ravel",
+        "diagonal",
+        "as_strided",
+        "unfold",
     )
-)  # fmt: skip
+)
 #: Words in the names of host calls that allocate rather than compute.
-_QUIET = ("like", "new", "empty", "zeros", "full", "ones", "rand", "promote", "clone", "arange", "tensor", "is_", "finfo", "iinfo", "result_type", "cumsum", "manual_seed", "device", "cat", "get_")  # fmt: skip
+_QUIET = (
+    "like",
+    "new",
+    "empty",
+    "zeros",
+    "full",
+    "ones",
+    "rand",
+    "promote",
+    "clone",
+    "arange",
+    "tensor",
+    "is_",
+    "finfo",
+    "iinfo",
+    "result_type",
+    "cumsum",
+    "manual_seed",
+    "device",
+    "cat",
+    "get_",
+)
 
 
 def contiguous_strides(shape: tuple[Number, ...]) -> tuple[Number, ...]:
@@ -89,7 +138,9 @@ def call(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """One torch call in host code."""
     if func in _FACTORIES:
         size = kwargs.get("size", args)
-        return allocate(t, _sizes(size if isinstance(size, tuple) else (size,)), kwargs.get("dtype"), kwargs.get("device", "cpu"))  # fmt: skip
+        return allocate(
+            t, _sizes(size if isinstance(size, tuple) else (size,)), kwargs.get("dtype"), kwargs.get("device", "cpu")
+        )
     if func is torch.full:
         size = args[0] if args else kwargs["size"]
         fill = args[1] if len(args) > 1 else kwargs["fill_value"]

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 import types
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ... import exc
 from ... import language as hl
-from ..._shapes import Expr
-from ..._shapes import hint_of
-from ..._shapes import next_power_of_2
-from ..ir.grammar import Block
-from ..ir.grammar import Bound
-from ..ir.grammar import ForAttrs
-from ..ir.grammar import LoopAxis
-from ..ir.grammar import Op
-from ..ir.grammar import Operand
-from ..ir.grammar import OperandRef
-from ..ir.grammar import Region
-from ..ir.grammar import Root
-from ..ir.grammar import Value
+from ..._shapes import Expr, hint_of, next_power_of_2
+from ..ir.grammar import Block, Bound, ForAttrs, LoopAxis, Op, Operand, OperandRef, Region, Root, Value
 from ..source import FunctionSource
-from .expressions import Expressions
-from .expressions import is_torch_function
-from .frames import Frame
-from .frames import assigned_names
-from .frames import host_number
+from .expressions import Expressions, is_torch_function
+from .frames import Frame, assigned_names, host_number
 from .hl_functions import specialize
 from .torch_pointwise import truth
 from .tracer import Tracer
-from .values import DeviceValue
-from .values import HostTensorValue
-from .values import LoopSpec
-from .values import Missing
-from .values import Tile
-from .values import TileTuple
-from .values import describe
+from .values import DeviceValue, HostTensorValue, LoopSpec, Missing, Tile, TileTuple, describe
 
 _LOOPS = {hl.tile: "hl.tile", hl.grid: "hl.grid", hl.static_range: "hl.static_range", range: "range"}
 
@@ -150,7 +130,9 @@ class Walker:
             if self.t.on_device and isinstance(current, DeviceValue) and isinstance(result, DeviceValue):
                 # `x += y` keeps the dtype of x, as in eager
                 if result.dims != current.dims and current.dims:
-                    raise exc.ShapeMismatch(lhs=repr(current), rhs=repr(result), detail=": an in-place operation cannot change the shape")  # fmt: skip
+                    raise exc.ShapeMismatch(
+                        lhs=repr(current), rhs=repr(result), detail=": an in-place operation cannot change the shape"
+                    )
                 result = self.t.cast(result, current.dtype)
             self.bind(e, node.target, result)
             return
@@ -195,7 +177,11 @@ class Walker:
             elif isinstance(value, Expr) and not (value.op == "host" and value.args[0] == name):
                 if value.op != "block" and not _only_blocks(value):
                     if name in frame.names and isinstance(frame.names[name], Expr):
-                        raise exc.StatementNotSupported(statement=f"Assigning a second run-time number to {name!r}", where="host", remedy="; use another name")  # fmt: skip
+                        raise exc.StatementNotSupported(
+                            statement=f"Assigning a second run-time number to {name!r}",
+                            where="host",
+                            remedy="; use another name",
+                        )
                     value = host_number(name, value.hint)
         frame.names[name] = value
 
@@ -255,7 +241,9 @@ class Walker:
             raise AssertionError(message or f"{ast.unparse(node)} ({e.frame.source.location(node).short()})")
 
     def do_Import(self, e: Expressions, node: ast.Import) -> None:
-        raise exc.StatementNotSupported(statement="An import statement", where=e.where, remedy="; import at the top of the file")  # fmt: skip
+        raise exc.StatementNotSupported(
+            statement="An import statement", where=e.where, remedy="; import at the top of the file"
+        )
 
     do_ImportFrom = do_Import
 
@@ -309,7 +297,9 @@ class Walker:
         """The two values of a name after an if, made the same type where a number meets a device value."""
         for value in (then, other):
             if not isinstance(value, (DeviceValue, int, float, Expr)):
-                raise exc.CantCombineTypesInControlFlow(name=name, before=describe(then), after=describe(other), construct="if")  # fmt: skip
+                raise exc.CantCombineTypesInControlFlow(
+                    name=name, before=describe(then), after=describe(other), construct="if"
+                )
         model = then if isinstance(then, DeviceValue) else other if isinstance(other, DeviceValue) else None
         joined = []
         for value, ops in ((then, then_ops), (other, else_ops)):
@@ -317,7 +307,9 @@ class Walker:
                 value = self._emit_into(ops, value, model)
             joined.append(value)
         if (joined[0].dtype, joined[0].dims) != (joined[1].dtype, joined[1].dims):
-            raise exc.ControlFlowTensorMismatch(name=name, before=repr(joined[0]), after=repr(joined[1]), construct="if")  # fmt: skip
+            raise exc.ControlFlowTensorMismatch(
+                name=name, before=repr(joined[0]), after=repr(joined[1]), construct="if"
+            )
         return joined[0].value, joined[1].value
 
     def _emit_into(self, ops: list[Op], value: Any, model: DeviceValue | None) -> DeviceValue:
@@ -349,7 +341,9 @@ class Walker:
             raise exc.DeviceLoopElseBlock()
         spec = self._loop_spec(e, name, node)
         if name == "hl.static_range":
-            self._unrolled(e, node, range(*(self._constant(v) for v in (spec.begins[0], spec.ends[0], spec.sizes[0] or 1))))  # fmt: skip
+            self._unrolled(
+                e, node, range(*(self._constant(v) for v in (spec.begins[0], spec.ends[0], spec.sizes[0] or 1)))
+            )
         elif self.t.on_device:
             self._device_loop(e, node, spec)
         else:
@@ -392,16 +386,16 @@ class Walker:
             begins = tuple(begins) if sequence else (begins,)
         sizes = tuple(extra) if isinstance(extra, (tuple, list)) else (extra,) * len(ends)
         if not len(begins) == len(ends) == len(sizes):
-            raise exc.TypeInferenceError(f"{name} got {len(begins)} begins, {len(ends)} ends and {len(sizes)} {extra_name}s.")  # fmt: skip
+            raise exc.TypeInferenceError(
+                f"{name} got {len(begins)} begins, {len(ends)} ends and {len(sizes)} {extra_name}s."
+            )
         return LoopSpec(name, name != "hl.tile", begins, ends, sizes, sequence)
 
     def _axes(self, spec: LoopSpec, target: ast.expr, operands: list[Operand]) -> list[tuple[LoopAxis, Block]]:
         names = [t.id if isinstance(t, ast.Name) else "" for t in getattr(target, "elts", [target])]
         if len(names) != len(spec.ends):
             names = [f"{names[0]}_{i}" for i in range(len(spec.ends))]
-        return [
-            self._axis(spec, i, names[i] or f"axis_{i}", operands) for i in range(len(spec.ends))
-        ]
+        return [self._axis(spec, i, names[i] or f"axis_{i}", operands) for i in range(len(spec.ends))]
 
     def _axis(self, spec: LoopSpec, i: int, name: str, operands: list[Operand]) -> tuple[LoopAxis, Block]:
         begin, end, size = spec.begins[i], spec.ends[i], spec.sizes[i]
@@ -441,9 +435,13 @@ class Walker:
         if isinstance(size, Expr):
             size = specialize(self.t, size)
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise exc.TypeInferenceError(f"block_size must be a positive integer or a registered block size, got {describe(size)}.")  # fmt: skip
+            raise exc.TypeInferenceError(
+                f"block_size must be a positive integer or a registered block size, got {describe(size)}."
+            )
         if size & (size - 1):
-            raise exc.BackendUnsupported(what=f"block_size={size}", backend="Triton", remedy=": it must be a power of two")  # fmt: skip
+            raise exc.BackendUnsupported(
+                what=f"block_size={size}", backend="Triton", remedy=": it must be a power of two"
+            )
         return self.t.new_block("tile", extent, size=size, name=name)
 
     def _loop_variable(self, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec) -> Any:
@@ -536,12 +534,16 @@ class Walker:
             dtype = torch.bool if kind is bool else torch.float32 if kind is float else self.t.context.index_dtype
             if isinstance(after, DeviceValue):
                 if after.dims:
-                    raise exc.ControlFlowTensorMismatch(name=name, before=describe(value), after=repr(after), construct="loop")  # fmt: skip
+                    raise exc.ControlFlowTensorMismatch(
+                        name=name, before=describe(value), after=repr(after), construct="loop"
+                    )
                 dtype = after.dtype
             elif isinstance(after, float) or (isinstance(after, Expr) and after.kind is float):
                 dtype = torch.float32
             elif not isinstance(after, (int, Expr)):
-                raise exc.CantCombineTypesInControlFlow(name=name, before=describe(value), after=describe(after), construct="loop")  # fmt: skip
+                raise exc.CantCombineTypesInControlFlow(
+                    name=name, before=describe(value), after=describe(after), construct="loop"
+                )
             found[name] = self.t.wrap(Value(-1, dtype, (), name))
         return found
 
@@ -570,7 +572,9 @@ class Walker:
                 if id(param) not in used:  # a temporary that happens to reuse the name
                     names[name] = _loop_local(name)
                     continue
-                raise exc.ControlFlowTensorMismatch(name=name, before=repr(self.t.wrap(param)), after=repr(after), construct="loop")  # fmt: skip
+                raise exc.ControlFlowTensorMismatch(
+                    name=name, before=repr(self.t.wrap(param)), after=repr(after), construct="loop"
+                )
             initial = before[name]
             if not isinstance(initial, DeviceValue):
                 initial = self.t.cast(self.t.number(initial), param.dtype)
@@ -593,7 +597,9 @@ class Walker:
 
     def _emit_number(self, ops: list[Op], value: Any, param: Value, name: str) -> DeviceValue:
         if not isinstance(value, (int, float, Expr)):
-            raise exc.CantCombineTypesInControlFlow(name=name, before=repr(self.t.wrap(param)), after=describe(value), construct="loop")  # fmt: skip
+            raise exc.CantCombineTypesInControlFlow(
+                name=name, before=repr(self.t.wrap(param)), after=describe(value), construct="loop"
+            )
         return self._emit_into(ops, value, self.t.wrap(param))
 
 
@@ -618,11 +624,19 @@ def _device_value_on_host(name: str) -> Missing:
 
 
 def _defined_in_one_branch(name: str) -> Missing:
-    return Missing(lambda: exc.UndefinedVariable(name=name, detail=" on every way through the if statement; assign it before, or in both branches"))  # fmt: skip
+    return Missing(
+        lambda: exc.UndefinedVariable(
+            name=name, detail=" on every way through the if statement; assign it before, or in both branches"
+        )
+    )
 
 
 def _loop_local(name: str) -> Missing:
-    return Missing(lambda: exc.UndefinedVariable(name=name, detail=" after the loop that assigns it, which may run zero times; assign it before the loop"))  # fmt: skip
+    return Missing(
+        lambda: exc.UndefinedVariable(
+            name=name, detail=" after the loop that assigns it, which may run zero times; assign it before the loop"
+        )
+    )
 
 
 def kernel_source_frame(source: FunctionSource, module_globals: dict[str, Any], names: dict[str, Any]) -> Frame:

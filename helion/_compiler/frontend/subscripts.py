@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import exc
-from ..._shapes import ONE
-from ..._shapes import Dim
-from ..._shapes import Dims
-from ..._shapes import Expr
-from ..._shapes import Number
-from ..._shapes import broadcast_dims
-from ..ir.grammar import Index
-from ..ir.grammar import Operand
-from .values import DeviceValue
-from .values import HostTensorValue
-from .values import Tile
-from .values import TileTuple
-from .values import describe
+from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims
+from ..ir.grammar import Index, Operand
+from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe
 
 if TYPE_CHECKING:
     from .tracer import Tracer
@@ -60,7 +49,9 @@ class _Planner:
         size = self.tensor.shape[dim]
         if isinstance(value, int) and isinstance(size, int):
             if not -size <= value < size:
-                raise exc.InvalidAPIUsage(f"Index {value} is out of range for dimension {dim} of {self.tensor.source!r}, which has {size} elements.")  # fmt: skip
+                raise exc.InvalidAPIUsage(
+                    f"Index {value} is out of range for dimension {dim} of {self.tensor.source!r}, which has {size} elements."
+                )
             value = value % size
         elif isinstance(value, int) and value < 0:
             value = size + value
@@ -88,11 +79,15 @@ class _Planner:
             return
         parts = (item.start, item.stop, item.step)
         if not isinstance(size, int) or not all(p is None or isinstance(p, int) for p in parts):
-            raise exc.InvalidIndexingType(got=f"the slice {item.start!r}:{item.stop!r}:{item.step!r} (its bounds must be constants)")  # fmt: skip
+            raise exc.InvalidIndexingType(
+                got=f"the slice {item.start!r}:{item.stop!r}:{item.step!r} (its bounds must be constants)"
+            )
         start, stop, step = item.indices(size)
         length = len(range(start, stop, step))
         if length == 0:
-            raise exc.InvalidAPIUsage(f"The slice {start}:{stop}:{step} of dimension {dim} of {self.tensor.source!r} is empty.")  # fmt: skip
+            raise exc.InvalidAPIUsage(
+                f"The slice {start}:{stop}:{step} of dimension {dim} of {self.tensor.source!r} is empty."
+            )
         if length == 1:
             self.indices.append(Index("scalar", shift=start))
             self.dims.append(ONE)
@@ -164,7 +159,11 @@ def _joint(tracer: Tracer, tensors: list[DeviceValue]) -> _Joint | None:
         _check_integer(member)
     dims = broadcast_dims([t.dims for t in members])
     if dims is None:
-        raise exc.ShapeMismatch(lhs=tracer.dims_text(members[0].dims), rhs=tracer.dims_text(members[1].dims), detail=": index tensors must broadcast together")  # fmt: skip
+        raise exc.ShapeMismatch(
+            lhs=tracer.dims_text(members[0].dims),
+            rhs=tracer.dims_text(members[1].dims),
+            detail=": index tensors must broadcast together",
+        )
     return _Joint(tuple(members), dims)
 
 
@@ -209,7 +208,12 @@ def subscript_device(tracer: Tracer, value: DeviceValue, index: Any) -> DeviceVa
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     given = sum(item is not None and item is not ... for item in items)
     if given > value.ndim:
-        raise exc.RankMismatch(expected=value.ndim, got=given, what=f"a device value of shape {tracer.dims_text(value.dims)}", remedy="there are too many")  # fmt: skip
+        raise exc.RankMismatch(
+            expected=value.ndim,
+            got=given,
+            what=f"a device value of shape {tracer.dims_text(value.dims)}",
+            remedy="there are too many",
+        )
     fill = [slice(None)] * (value.ndim - given)
     at = next((i for i, item in enumerate(items) if item is ...), None)
     if at is not None:

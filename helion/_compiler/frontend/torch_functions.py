@@ -7,11 +7,8 @@ from typing import Any
 import torch
 
 from ... import exc
-from . import torch_matmul
-from . import torch_reductions
-from . import torch_shapes
-from .torch_pointwise import RULES
-from .torch_pointwise import Rule
+from . import torch_matmul, torch_reductions, torch_shapes
+from .torch_pointwise import RULES, Rule
 
 #: The families register themselves in one table when imported.
 FAMILIES = (torch_shapes, torch_reductions, torch_matmul)

@@ -8,8 +8,7 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE
-from .torch_pointwise import named
-from .torch_pointwise import rule
+from .torch_pointwise import named, rule
 from .tracer import Tracer
 from .values import DeviceValue
 
@@ -40,14 +39,22 @@ def dot(
         if not isinstance(operand, DeviceValue):
             raise exc.TypeInferenceError("A matrix product needs two device values.")
         if operand.dtype not in _DOT_DTYPES:
-            raise exc.TypeInferenceError(f"A matrix product of {operand.dtype} is not supported; convert the operands to a floating point type or int8.")  # fmt: skip
+            raise exc.TypeInferenceError(
+                f"A matrix product of {operand.dtype} is not supported; convert the operands to a floating point type or int8."
+            )
     if lhs.ndim != rhs.ndim or lhs.ndim not in (2, 3):
-        raise exc.ShapeMismatch(lhs=repr(lhs), rhs=repr(rhs), detail=": a matrix product needs two operands of rank 2, or two of rank 3")  # fmt: skip
+        raise exc.ShapeMismatch(
+            lhs=repr(lhs), rhs=repr(rhs), detail=": a matrix product needs two operands of rank 2, or two of rank 3"
+        )
     if lhs.dtype != rhs.dtype:
         common = torch.promote_types(lhs.dtype, rhs.dtype)
         lhs, rhs = t.cast(lhs, common), t.cast(rhs, common)
     if lhs.dims[-1] != rhs.dims[-2]:
-        raise exc.ShapeMismatch(lhs=repr(lhs), rhs=repr(rhs), detail=f": the inner dimensions {t.dim_text(lhs.dims[-1])} and {t.dim_text(rhs.dims[-2])} differ")  # fmt: skip
+        raise exc.ShapeMismatch(
+            lhs=repr(lhs),
+            rhs=repr(rhs),
+            detail=f": the inner dimensions {t.dim_text(lhs.dims[-1])} and {t.dim_text(rhs.dims[-2])} differ",
+        )
     if lhs.ndim == 3 and lhs.dims[0] != rhs.dims[0]:
         if not (lhs.dims[0].is_one or rhs.dims[0].is_one):
             raise exc.DotBatchDimensionMismatch(lhs=repr(lhs), rhs=repr(rhs), detail="")
@@ -85,7 +92,9 @@ def _product(t: Tracer, input: Any, other: Any, name: str, ranks: tuple[int, ...
     for operand in (input, other):
         t.refuse_operand(operand, f"in {name}")
     if input.ndim not in ranks or other.ndim not in ranks:
-        raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(other), detail=f": {name} takes operands of rank {' or '.join(map(str, ranks))}")  # fmt: skip
+        raise exc.ShapeMismatch(
+            lhs=repr(input), rhs=repr(other), detail=f": {name} takes operands of rank {' or '.join(map(str, ranks))}"
+        )
     return dot(t, input, other, None, out_dtype or _torch_result(input, other, name))
 
 

@@ -6,9 +6,9 @@ composite and rounded once at its end, as eager kernels do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from ... import exc
 from ..._shapes import Expr
 from .tracer import Tracer
-from .values import DeviceValue
-from .values import describe
+from .values import DeviceValue, describe
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
@@ -27,13 +26,71 @@ HALF = (torch.float16, torch.bfloat16)
 
 #: Op names that are also the name of a torch function and of a Tensor method, taking the operands and nothing else.
 _DIRECT = (
-    "remainder", "fmod", "pow", "neg", "abs", "sign", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10",
-    "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
-    "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "i0", "floor", "ceil", "trunc", "frac", "maximum",
-    "minimum", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor",
-    "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "isnan", "isinf", "isfinite", "signbit",
-    "copysign", "hypot", "relu",
-)  # fmt: skip
+    "remainder",
+    "fmod",
+    "pow",
+    "neg",
+    "abs",
+    "sign",
+    "reciprocal",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "atan2",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "sigmoid",
+    "erf",
+    "erfc",
+    "erfinv",
+    "lgamma",
+    "i0",
+    "floor",
+    "ceil",
+    "trunc",
+    "frac",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "logical_not",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "bitwise_not",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "signbit",
+    "copysign",
+    "hypot",
+    "relu",
+)
 #: Other spellings of an op.
 _ALIASES: dict[str, tuple[Any, ...]] = {
     "neg": (torch.negative, torch.Tensor.__neg__, torch.Tensor.negative),
@@ -102,7 +159,9 @@ def named(name: str) -> list[Any]:
 def _direct(name: str) -> Rule:
     def call(t: Tracer, input: Any, *operands: Any, **extra: Any) -> DeviceValue:
         if extra.pop("inplace", False) or extra.pop("out", None) is not None:
-            raise exc.UnsupportedTorchFunction(name=f"{name} in place", remedy="; assign the result to the name instead")
+            raise exc.UnsupportedTorchFunction(
+                name=f"{name} in place", remedy="; assign the result to the name instead"
+            )
         if "other" in extra:
             operands = (*operands, extra.pop("other"))
         if "exponent" in extra:
@@ -167,7 +226,14 @@ def _floordiv(t: Tracer, input: Any, other: Any) -> DeviceValue:
     return t.pointwise("floordiv", input, other)
 
 
-@rule(torch.Tensor.__pos__, *named("positive"), *named("clone"), torch.Tensor.contiguous, torch.Tensor.detach, torch.detach)  # fmt: skip
+@rule(
+    torch.Tensor.__pos__,
+    *named("positive"),
+    *named("clone"),
+    torch.Tensor.contiguous,
+    torch.Tensor.detach,
+    torch.detach,
+)
 def _same(t: Tracer, input: DeviceValue, *, memory_format: Any = None) -> DeviceValue:
     return input
 
@@ -242,9 +308,17 @@ def _to(t: Tracer, input: DeviceValue, *args: Any, **kwargs: Any) -> DeviceValue
 
 
 for _name, _dtype in {
-    "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64,
-    "int": torch.int32, "long": torch.int64, "short": torch.int16, "char": torch.int8, "byte": torch.uint8, "bool": torch.bool,
-}.items():  # fmt: skip
+    "float": torch.float32,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "double": torch.float64,
+    "int": torch.int32,
+    "long": torch.int64,
+    "short": torch.int16,
+    "char": torch.int8,
+    "byte": torch.uint8,
+    "bool": torch.bool,
+}.items():
     rule(getattr(torch.Tensor, _name))(lambda t, input, dtype=_dtype: t.cast(input, dtype))
 
 
@@ -352,7 +426,9 @@ def _logaddexp(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue
 @rule(F.dropout)
 def _dropout(t: Tracer, input: DeviceValue, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if training and not (isinstance(p, (int, float)) and p == 0):
-        raise exc.UnsupportedTorchFunction(name="torch.nn.functional.dropout(training=True)", remedy="; use a mask from random numbers")  # fmt: skip
+        raise exc.UnsupportedTorchFunction(
+            name="torch.nn.functional.dropout(training=True)", remedy="; use a mask from random numbers"
+        )
     return input
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from ... import exc
-from ..._shapes import ONE
-from ..._shapes import Expr
+from ..._shapes import ONE, Expr
 from ..ir.grammar import ReduceName
-from .torch_pointwise import HALF
-from .torch_pointwise import in_float32
-from .torch_pointwise import named
-from .torch_pointwise import rule
+from .torch_pointwise import HALF, in_float32, named, rule
 from .torch_shapes import position
 from .tracer import Tracer
 from .values import DeviceValue
@@ -175,7 +170,9 @@ def _amin(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False)
 def _arg(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
     if dim is None:
         if input.ndim != 1:
-            raise exc.UnsupportedTorchFunction(name=f"torch.{name} over all dimensions", remedy="; give dim, one dimension at a time")  # fmt: skip
+            raise exc.UnsupportedTorchFunction(
+                name=f"torch.{name} over all dimensions", remedy="; give dim, one dimension at a time"
+            )
         dim = 0
     return _reduce(t, name, input, [position(input, dim)], keepdim, torch.int64)
 
@@ -293,7 +290,9 @@ def _trailing(t: Tracer, input: DeviceValue, normalized_shape: Any) -> list[int]
     dims = [t.dim_of(size) for size in sizes]
     tail = input.dims[input.ndim - len(dims) :]
     if len(dims) > input.ndim or any(_extent(t, d) != _extent(t, s) for d, s in zip(dims, tail, strict=True)):
-        raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(sizes), detail=": normalized_shape must be the trailing dimensions")  # fmt: skip
+        raise exc.ShapeMismatch(
+            lhs=repr(input), rhs=repr(sizes), detail=": normalized_shape must be the trailing dimensions"
+        )
     return list(range(input.ndim - len(dims), input.ndim))
 
 
@@ -338,5 +337,7 @@ def _norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: b
     if p == math.inf:
         return _reduce(t, "max", magnitude, at, keepdim, input.dtype)
     if isinstance(p, (int, float)) and p > 0 and p != math.inf:
-        return t.pointwise("pow", _reduce(t, "sum", t.pointwise("pow", magnitude, p), at, keepdim, input.dtype), 1.0 / p)
+        return t.pointwise(
+            "pow", _reduce(t, "sum", t.pointwise("pow", magnitude, p), at, keepdim, input.dtype), 1.0 / p
+        )
     raise exc.UnsupportedTorchFunction(name=f"a norm of order {p!r}", remedy="; use a positive order or inf")

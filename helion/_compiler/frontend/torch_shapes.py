@@ -8,20 +8,10 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import ONE
-from ..._shapes import Dim
-from ..._shapes import Dims
-from ..._shapes import Expr
-from ..._shapes import broadcast_dims
-from ..._shapes import is_power_of_2
-from ..._shapes import number_key
-from .torch_pointwise import named
-from .torch_pointwise import rule
+from ..._shapes import ONE, Dim, Dims, Expr, broadcast_dims, is_power_of_2, number_key
+from .torch_pointwise import named, rule
 from .tracer import Tracer
-from .values import DeviceValue
-from .values import HostTensorValue
-from .values import Tile
-from .values import describe
+from .values import DeviceValue, HostTensorValue, Tile, describe
 
 # --- factories: their sizes are tiles, block sizes and constants -------------------------------------------------------
 
@@ -271,7 +261,9 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
     if before == after:
         return t.reshape(input, dims)
     if _signature(t, before) != _signature(t, after):
-        raise exc.ShapeMismatch(lhs=repr(input), rhs=t.dims_text(dims), detail=" in a reshape: the numbers of elements differ")  # fmt: skip
+        raise exc.ShapeMismatch(
+            lhs=repr(input), rhs=t.dims_text(dims), detail=" in a reshape: the numbers of elements differ"
+        )
     while before and after and before[0] == after[0]:
         before, after = before[1:], after[1:]
     while before and after and before[-1] == after[-1]:
@@ -280,11 +272,19 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
         for block in dim.blocks:
             extent = t.blocks[block].extent
             if t.blocks[block].kind == "full" and not (isinstance(extent, int) and is_power_of_2(extent)):
-                raise exc.BackendUnsupported(what=f"Reshaping {input!r} to {t.dims_text(dims)}", backend="Triton", remedy=f": the dimension of {extent} elements is padded to a power of two, so its elements would move")  # fmt: skip
+                raise exc.BackendUnsupported(
+                    what=f"Reshaping {input!r} to {t.dims_text(dims)}",
+                    backend="Triton",
+                    remedy=f": the dimension of {extent} elements is padded to a power of two, so its elements would move",
+                )
     tiles_before = [b for d in before for b in d.blocks if t.blocks[b].kind == "tile"]
     tiles_after = [b for d in after for b in d.blocks if t.blocks[b].kind == "tile"]
     if tiles_before != tiles_after:
-        raise exc.BackendUnsupported(what=f"Reshaping {input!r} to {t.dims_text(dims)}", backend="Triton", remedy=": tiles would change their order; use permute")  # fmt: skip
+        raise exc.BackendUnsupported(
+            what=f"Reshaping {input!r} to {t.dims_text(dims)}",
+            backend="Triton",
+            remedy=": tiles would change their order; use permute",
+        )
     return t.reshape(input, dims)
 
 

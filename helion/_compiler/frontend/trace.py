@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +13,10 @@ from ... import exc
 from ..._shapes import Number
 from ...language.constants import ConstExpr
 from ..context import CompileContext
-from ..ir.grammar import HostModule
-from ..ir.grammar import Program
-from ..source import FunctionSource
-from ..source import parse_kernel
-from .frames import host_number
-from .frames import lift_object
-from .statements import Walker
-from .statements import kernel_source_frame
+from ..ir.grammar import HostModule, Program
+from ..source import FunctionSource, parse_kernel
+from .frames import host_number, lift_object
+from .statements import Walker, kernel_source_frame
 from .torch_functions import RULES
 from .tracer import Tracer
 
@@ -40,9 +35,7 @@ class Traced:
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
     """The dtype of offsets: the setting's, or int64 when some input has more than 2**31 - 1 elements."""
-    large = next(
-        ((n, t) for n, v in arguments.items() for t in _tensors(v) if t.numel() > _MAX_INT32), None
-    )
+    large = next(((n, t) for n, v in arguments.items() for t in _tensors(v) if t.numel() > _MAX_INT32), None)
     if name == "auto":
         return torch.int32 if large is None else torch.int64
     if name == "int32" and large is not None:
@@ -60,7 +53,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def trace(fn: Callable[..., Any], arguments: Mapping[str, Any], context: CompileContext, constants: frozenset[str]) -> Traced:
+def trace(
+    fn: Callable[..., Any], arguments: Mapping[str, Any], context: CompileContext, constants: frozenset[str]
+) -> Traced:
     """Walk ``fn`` on its arguments. ``constants`` are the parameters annotated as compile-time constants."""
     source = parse_kernel(fn)
     t = Tracer(context, RULES)
@@ -94,7 +89,12 @@ def _argument(t: Tracer, name: str, value: Any, at: int, constant: bool) -> Any:
 def _numbers(value: Any, source: str, origin: tuple[Any, ...]) -> Any:
     """Numbers inside containers are run-time values too."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_numbers(v, f"{source}.{n}", (*origin, i)) for i, (n, v) in enumerate(zip(value._fields, value, strict=True))))  # fmt: skip
+        return type(value)(
+            *(
+                _numbers(v, f"{source}.{n}", (*origin, i))
+                for i, (n, v) in enumerate(zip(value._fields, value, strict=True))
+            )
+        )
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         return type(value)(_number(v, f"{source}[{i}]", (*origin, i)) for i, v in enumerate(value))
     if type(value) is dict:

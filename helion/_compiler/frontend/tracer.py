@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ... import exc
-from ..._shapes import ONE
-from ..._shapes import Dim
-from ..._shapes import Dims
-from ..._shapes import Expr
-from ..._shapes import Number
-from ..._shapes import broadcast_dims
-from ..._shapes import hint_of
-from ..._shapes import number_key
+from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, hint_of, number_key
 from ..context import CompileContext
 from ..ir.builder import Builder
-from ..ir.grammar import Block
-from ..ir.grammar import BlockKind
-from ..ir.grammar import DotAttrs
-from ..ir.grammar import HostTensor
-from ..ir.grammar import Index
-from ..ir.grammar import IotaAttrs
-from ..ir.grammar import MemoryAttrs
-from ..ir.grammar import NumberAttrs
-from ..ir.grammar import Operand
-from ..ir.grammar import PointwiseAttrs
-from ..ir.grammar import ReduceAttrs
-from ..ir.grammar import ReduceName
-from ..ir.grammar import TileAttrs
-from ..ir.grammar import TileField
-from ..ir.grammar import Value
-from ..ir.grammar import ViewAttrs
+from ..ir.grammar import (
+    Block,
+    BlockKind,
+    DotAttrs,
+    HostTensor,
+    Index,
+    IotaAttrs,
+    MemoryAttrs,
+    NumberAttrs,
+    Operand,
+    PointwiseAttrs,
+    ReduceAttrs,
+    ReduceName,
+    TileAttrs,
+    TileField,
+    Value,
+    ViewAttrs,
+)
 from ..ir.pointwise import result_dtype
-from . import host_tensors
-from . import subscripts
-from .values import DeviceValue
-from .values import HostTensorValue
-from .values import Tile
-from .values import describe
+from . import host_tensors, subscripts
+from .values import DeviceValue, HostTensorValue, Tile, describe
 
 Scalar = int | float | bool
 
@@ -132,7 +122,9 @@ class Tracer:
         return Expr("block", (block.id,), 64)
 
     def dim_text(self, dim: Dim) -> str:
-        parts = [self.blocks[b].name if self.blocks[b].kind != "full" else str(self.blocks[b].extent) for b in dim.blocks]
+        parts = [
+            self.blocks[b].name if self.blocks[b].kind != "full" else str(self.blocks[b].extent) for b in dim.blocks
+        ]
         return "*".join([*([str(dim.const)] if dim.const != 1 or not parts else []), *parts])
 
     def dims_text(self, dims: Dims) -> str:
@@ -180,7 +172,13 @@ class Tracer:
     def number(self, expr: Number) -> DeviceValue:
         """A host number as a scalar device value."""
         if not isinstance(expr, Expr):
-            dtype = torch.bool if isinstance(expr, bool) else torch.float32 if isinstance(expr, float) else self.context.index_dtype  # fmt: skip
+            dtype = (
+                torch.bool
+                if isinstance(expr, bool)
+                else torch.float32
+                if isinstance(expr, float)
+                else self.context.index_dtype
+            )
             return self.emit("full", (expr,), dtype, ())
         kind = expr.kind
         dtype = torch.bool if kind is bool else torch.float32 if kind is float else self.context.index_dtype
@@ -248,7 +246,9 @@ class Tracer:
     def full(self, dims: Dims, fill: Any, dtype: torch.dtype) -> DeviceValue:
         if isinstance(fill, DeviceValue):
             if fill.dims:
-                raise exc.ShapeMismatch(lhs=self.dims_text(fill.dims), rhs="[]", detail=": the fill value must be a scalar")
+                raise exc.ShapeMismatch(
+                    lhs=self.dims_text(fill.dims), rhs="[]", detail=": the fill value must be a scalar"
+                )
             return self.emit("full", (self.cast(fill, dtype).value,), dtype, dims)
         if isinstance(fill, Expr):
             return self.emit("full", (self.cast(self.number(fill), dtype).value,), dtype, dims)
@@ -320,7 +320,11 @@ class Tracer:
         if dims == value.dims:
             return value
         if broadcast_dims((value.dims, dims)) != dims:
-            raise exc.ShapeMismatch(lhs=self.dims_text(value.dims), rhs=self.dims_text(dims), detail=": the first cannot be expanded to the second")  # fmt: skip
+            raise exc.ShapeMismatch(
+                lhs=self.dims_text(value.dims),
+                rhs=self.dims_text(dims),
+                detail=": the first cannot be expanded to the second",
+            )
         if len(value.dims) < len(dims):
             value = self.reshape(value, (ONE,) * (len(dims) - len(value.dims)) + value.dims)
         if dims == value.dims:
@@ -335,7 +339,11 @@ class Tracer:
         for position in positions:
             dim = value.dims[position]
             if dim.block is None and not dim.is_one and any(self.blocks[b].kind == "tile" for b in dim.blocks):
-                raise exc.ShapeMismatch(lhs=self.dims_text(value.dims), rhs="a reduction", detail=f": dimension {position} merges tiles, whose lanes out of range cannot be told apart; reduce before reshaping")  # fmt: skip
+                raise exc.ShapeMismatch(
+                    lhs=self.dims_text(value.dims),
+                    rhs="a reduction",
+                    detail=f": dimension {position} merges tiles, whose lanes out of range cannot be told apart; reduce before reshaping",
+                )
         kept = tuple(d for i, d in enumerate(value.dims) if i not in positions)
         walked = tuple(p for p in positions if not value.dims[p].is_one)
         if len(walked) < len(positions) and name not in ("argmax", "argmin"):
@@ -376,7 +384,9 @@ class Tracer:
             if known is tensor:
                 return self.used_tensors.index(known)
         if not tensor.source:
-            raise exc.InvalidAPIUsage("This host tensor has no name that the launch could pass it by; assign it to a variable first.")  # fmt: skip
+            raise exc.InvalidAPIUsage(
+                "This host tensor has no name that the launch could pass it by; assign it to a variable first."
+            )
         self._check_offsets(tensor)
         self.used_tensors.append(tensor)
         self.tensors.append(
@@ -446,7 +456,11 @@ class Tracer:
         if mask.dtype != torch.bool:
             raise exc.TypeInferenceError(f"extra_mask must be a boolean tile, got {mask!r}.")
         if broadcast_dims((plan.dims, mask.dims)) != plan.dims:
-            raise exc.ShapeMismatch(lhs=self.dims_text(plan.dims), rhs=self.dims_text(mask.dims), detail=": extra_mask must broadcast to the accessed tile")  # fmt: skip
+            raise exc.ShapeMismatch(
+                lhs=self.dims_text(plan.dims),
+                rhs=self.dims_text(mask.dims),
+                detail=": extra_mask must broadcast to the accessed tile",
+            )
         operands.append(self.broadcast(mask, plan.dims).value)
         return len(operands) - 1
 
@@ -459,10 +473,19 @@ class Tracer:
         while len(given) > len(dims) and given[0].is_one:
             given = given[1:]
         if len(given) > len(dims):
-            raise exc.RankMismatch(expected=len(given), got=len(dims), what=f"a value of shape {self.dims_text(value.dims)} stored into {self.source_name(tensor)!r}", remedy="the value has more dimensions than the subscript selects")  # fmt: skip
+            raise exc.RankMismatch(
+                expected=len(given),
+                got=len(dims),
+                what=f"a value of shape {self.dims_text(value.dims)} stored into {self.source_name(tensor)!r}",
+                remedy="the value has more dimensions than the subscript selects",
+            )
         value = self.reshape(value, given)
         if broadcast_dims((given, dims)) != dims:
-            raise exc.ShapeMismatch(lhs=self.dims_text(given), rhs=self.dims_text(dims), detail=f": the first is stored into {self.source_name(tensor)!r} where the subscript selects the second")  # fmt: skip
+            raise exc.ShapeMismatch(
+                lhs=self.dims_text(given),
+                rhs=self.dims_text(dims),
+                detail=f": the first is stored into {self.source_name(tensor)!r} where the subscript selects the second",
+            )
         return self.broadcast(self.cast(value, tensor.dtype), dims)
 
     # --- calls from abstract values ---------------------------------------------------------------------------------------

@@ -7,23 +7,15 @@ Using one of them in a way that has no meaning raises the error that names the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from typing import TYPE_CHECKING
-from typing import Any
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from ... import exc
-from ..._shapes import Dim
-from ..._shapes import Dims
-from ..._shapes import Expr
-from ..._shapes import Number
-from ..ir.grammar import Block
-from ..ir.grammar import Value
+from ..._shapes import Dim, Dims, Expr, Number
+from ..ir.grammar import Block, Value
 from ..ir.printer import dim_text
 
 if TYPE_CHECKING:
@@ -97,7 +89,11 @@ class HostTensorValue:
 
     @property
     def T(self) -> Any:
-        return self.tracer.torch_call(torch.Tensor.t if self.ndim == 2 else torch.Tensor.permute, (self, *(() if self.ndim == 2 else range(self.ndim)[::-1])), {})  # fmt: skip
+        return self.tracer.torch_call(
+            torch.Tensor.t if self.ndim == 2 else torch.Tensor.permute,
+            (self, *(() if self.ndim == 2 else range(self.ndim)[::-1])),
+            {},
+        )
 
     @property
     def mT(self) -> Any:
@@ -123,7 +119,9 @@ class HostTensorValue:
         return f"{self.source or 'tensor'}: {str(self.dtype).removeprefix('torch.')}[{shape}]"
 
     def __bool__(self) -> NoReturn:
-        raise exc.TypeInferenceError(f"The value of the tensor {self.source!r} is not known when the kernel is compiled.")
+        raise exc.TypeInferenceError(
+            f"The value of the tensor {self.source!r} is not known when the kernel is compiled."
+        )
 
 
 @dataclass(eq=False)
@@ -222,8 +220,20 @@ def _method(value: HostTensorValue | DeviceValue, name: str, what: str) -> Calla
 
 #: Python operators on tensors, by the torch.Tensor method that means the same.
 _OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift",
-)  # fmt: skip
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)
 _REFLECTED = frozenset(("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"))
 
 
@@ -311,9 +321,36 @@ class Tile:
 
 
 for _name in (
-    "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "rsub", "pow", "rpow", "lt", "le",
-    "gt", "ge", "eq", "ne", "neg", "invert", "bool", "int", "float", "index", "and", "or", "xor", "getitem", "iter", "len",
-):  # fmt: skip
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "floordiv",
+    "rfloordiv",
+    "mod",
+    "rmod",
+    "rsub",
+    "pow",
+    "rpow",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+    "neg",
+    "invert",
+    "bool",
+    "int",
+    "float",
+    "index",
+    "and",
+    "or",
+    "xor",
+    "getitem",
+    "iter",
+    "len",
+):
     setattr(Tile, f"__{_name}__", Tile._refuse)
 Tile.__hash__ = object.__hash__  # type: ignore[method-assign,assignment]
 

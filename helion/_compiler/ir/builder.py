@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
 import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..._shapes import Dims
 from ..source import Location
-from .grammar import Kind
-from .grammar import Op
-from .grammar import Operand
-from .grammar import Region
-from .grammar import Value
+from .grammar import Kind, Op, Operand, Region, Value
 
 
 class Builder:

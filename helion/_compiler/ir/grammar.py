@@ -29,22 +29,13 @@ Everything is immutable. A value is identified by its object (``is``), its numbe
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from typing import Any
-from typing import Literal
-from typing import Union
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Union
 
 import torch
 
-from ..._shapes import Dim
-from ..._shapes import Dims
-from ..._shapes import Expr
-from ..._shapes import Number
+from ..._shapes import Dim, Dims, Expr, Number
 from ..source import Location
 
 
@@ -195,7 +186,17 @@ class ForAttrs:
 
 
 Attrs = Union[
-    NumberAttrs, TileAttrs, IotaAttrs, MemoryAttrs, PointwiseAttrs, ReduceAttrs, DotAttrs, ViewAttrs, MaskAttrs, ForAttrs, None
+    NumberAttrs,
+    TileAttrs,
+    IotaAttrs,
+    MemoryAttrs,
+    PointwiseAttrs,
+    ReduceAttrs,
+    DotAttrs,
+    ViewAttrs,
+    MaskAttrs,
+    ForAttrs,
+    None,
 ]
 Kind = Literal[
     "number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "dot", "view", "mask", "for", "if"

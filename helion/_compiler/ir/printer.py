@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from ..._shapes import Dim
-from ..._shapes import dtype_name
-from .grammar import Bound
-from .grammar import DotAttrs
-from .grammar import ForAttrs
-from .grammar import Index
-from .grammar import IotaAttrs
-from .grammar import LoopAxis
-from .grammar import MaskAttrs
-from .grammar import MemoryAttrs
-from .grammar import NumberAttrs
-from .grammar import Op
-from .grammar import Operand
-from .grammar import OperandRef
-from .grammar import PointwiseAttrs
-from .grammar import Program
-from .grammar import ReduceAttrs
-from .grammar import Region
-from .grammar import TileAttrs
-from .grammar import Value
-from .grammar import ViewAttrs
+from ..._shapes import Dim, dtype_name
+from .grammar import (
+    Bound,
+    DotAttrs,
+    ForAttrs,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MaskAttrs,
+    MemoryAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    PointwiseAttrs,
+    Program,
+    ReduceAttrs,
+    Region,
+    TileAttrs,
+    Value,
+    ViewAttrs,
+)
 
 
 def print_program(program: Program) -> str:

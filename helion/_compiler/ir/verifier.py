@@ -6,19 +6,21 @@ import torch
 
 from ... import exc
 from ..._shapes import broadcast_dims
-from .grammar import Block
-from .grammar import ForAttrs
-from .grammar import IotaAttrs
-from .grammar import MaskAttrs
-from .grammar import MemoryAttrs
-from .grammar import Op
-from .grammar import PointwiseAttrs
-from .grammar import Program
-from .grammar import ReduceAttrs
-from .grammar import Region
-from .grammar import TileAttrs
-from .grammar import Value
-from .grammar import ViewAttrs
+from .grammar import (
+    Block,
+    ForAttrs,
+    IotaAttrs,
+    MaskAttrs,
+    MemoryAttrs,
+    Op,
+    PointwiseAttrs,
+    Program,
+    ReduceAttrs,
+    Region,
+    TileAttrs,
+    Value,
+    ViewAttrs,
+)
 from .pointwise import POINTWISE
 from .printer import type_text
 
@@ -84,7 +86,10 @@ class _Verifier:
     def op_iota(self, op: Op, active: frozenset[int]) -> None:
         assert isinstance(op.attrs, IotaAttrs)
         full = self.program.blocks[op.attrs.block].kind == "full"
-        self.check(op.attrs.relative or full or op.attrs.block in active, f"indices of block {op.attrs.block} outside of its loop")  # fmt: skip
+        self.check(
+            op.attrs.relative or full or op.attrs.block in active,
+            f"indices of block {op.attrs.block} outside of its loop",
+        )
 
     def op_load(self, op: Op, active: frozenset[int]) -> None:
         self._memory(op, op.results[0])
@@ -92,14 +97,19 @@ class _Verifier:
     def op_store(self, op: Op, active: frozenset[int]) -> None:
         value = op.operands[0]
         assert isinstance(value, Value)
-        self.check(value.dims == op.results[0].dims, f"store of {type_text(value)} where the subscript selects {type_text(op.results[0])}")  # fmt: skip
+        self.check(
+            value.dims == op.results[0].dims,
+            f"store of {type_text(value)} where the subscript selects {type_text(op.results[0])}",
+        )
         self._memory(op, op.results[0])
 
     def _memory(self, op: Op, selected: Value) -> None:
         attrs = op.attrs
         assert isinstance(attrs, MemoryAttrs)
         tensor = self.program.tensors[attrs.tensor]
-        self.check(len(attrs.indices) == tensor.ndim, f"{len(attrs.indices)} indices for {tensor.name} of rank {tensor.ndim}")  # fmt: skip
+        self.check(
+            len(attrs.indices) == tensor.ndim, f"{len(attrs.indices)} indices for {tensor.name} of rank {tensor.ndim}"
+        )
         self.check(attrs.rank == len(selected.dims), "the rank of an access differs from its tile")
         known = self.slots.setdefault(attrs.slot, f"{op.kind} {tensor.name}")
         self.check(known == f"{op.kind} {tensor.name}", f"slot {attrs.slot} is taken by {known}")
@@ -118,13 +128,17 @@ class _Verifier:
         assert row is not None
         self.check(row.arity[0] <= len(op.operands) <= row.arity[1], f"{op.attrs.name} of {len(op.operands)} operands")
         dims = broadcast_dims([v.dims for v in op.values()])
-        self.check(dims == op.result.dims, f"{op.attrs.name} gives {type_text(op.result)}, its operands broadcast to {dims}")  # fmt: skip
+        self.check(
+            dims == op.result.dims, f"{op.attrs.name} gives {type_text(op.result)}, its operands broadcast to {dims}"
+        )
 
     def op_reduce(self, op: Op, active: frozenset[int]) -> None:
         assert isinstance(op.attrs, ReduceAttrs)
         (value,) = op.values()
         kept = tuple(d for i, d in enumerate(value.dims) if i not in op.attrs.dims)
-        self.check(kept == op.result.dims, f"reduce of {type_text(value)} over {op.attrs.dims} gives {type_text(op.result)}")  # fmt: skip
+        self.check(
+            kept == op.result.dims, f"reduce of {type_text(value)} over {op.attrs.dims} gives {type_text(op.result)}"
+        )
 
     def op_dot(self, op: Op, active: frozenset[int]) -> None:
         lhs, rhs, *acc = op.values()
@@ -139,24 +153,34 @@ class _Verifier:
             expected = tuple(value.dims[i] for i in op.attrs.order)
             self.check(op.result.dims == expected, f"permute of {type_text(value)} gives {type_text(op.result)}")
         if op.attrs.name == "broadcast":
-            same = broadcast_dims((value.dims, op.result.dims)) == op.result.dims and len(value.dims) == len(op.result.dims)  # fmt: skip
+            same = broadcast_dims((value.dims, op.result.dims)) == op.result.dims and len(value.dims) == len(
+                op.result.dims
+            )
             self.check(same, f"broadcast of {type_text(value)} to {type_text(op.result)}")
 
     def op_mask(self, op: Op, active: frozenset[int]) -> None:
         assert isinstance(op.attrs, MaskAttrs)
         value = next(op.values())
         self.check(value.dims == op.result.dims, "a mask changes the shape")
-        self.check(all(value.dims[d].block is not None for d in op.attrs.dims), "a mask along a dimension that is not a block")  # fmt: skip
+        self.check(
+            all(value.dims[d].block is not None for d in op.attrs.dims), "a mask along a dimension that is not a block"
+        )
 
     def op_for(self, op: Op, active: frozenset[int]) -> None:
         assert isinstance(op.attrs, ForAttrs)
         (region,) = op.regions
         carried = op.operands[: op.attrs.carried]
-        self.check(len(region.params) == len(region.results) == len(op.results) == len(carried), "a loop carries different numbers of values in and out")  # fmt: skip
+        self.check(
+            len(region.params) == len(region.results) == len(op.results) == len(carried),
+            "a loop carries different numbers of values in and out",
+        )
         for initial, param, after, result in zip(carried, region.params, region.results, op.results, strict=True):
             for value in (initial, after, result):
                 if isinstance(value, Value):
-                    self.check((value.dtype, value.dims) == (param.dtype, param.dims), f"a loop carries {type_text(param)} and {type_text(value)}")  # fmt: skip
+                    self.check(
+                        (value.dtype, value.dims) == (param.dtype, param.dims),
+                        f"a loop carries {type_text(param)} and {type_text(value)}",
+                    )
 
     def op_if(self, op: Op, active: frozenset[int]) -> None:
         self.check(len(op.regions) == 2, "an if has two regions")
@@ -164,4 +188,6 @@ class _Verifier:
             self.check(len(region.results) == len(op.results), "a branch yields another number of values")
             for value, result in zip(region.results, op.results, strict=True):
                 if isinstance(value, Value):
-                    self.check((value.dtype, value.dims) == (result.dtype, result.dims), "branches yield different types")  # fmt: skip
+                    self.check(
+                        (value.dtype, value.dims) == (result.dtype, result.dims), "branches yield different types"
+                    )

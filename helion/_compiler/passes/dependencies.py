@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ... import exc
-from ..ir.grammar import MemoryAttrs
-from ..ir.grammar import Program
+from ..ir.grammar import MemoryAttrs, Program
 
 
 def check_dependencies(program: Program) -> Program:

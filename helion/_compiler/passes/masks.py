@@ -11,27 +11,27 @@ end, even when the mean is known to be 0 for rows that do not exist.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace
 import itertools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Union
 
 import torch
 
-from ..ir.grammar import ForAttrs
-from ..ir.grammar import MaskAttrs
-from ..ir.grammar import Op
-from ..ir.grammar import Operand
-from ..ir.grammar import PointwiseAttrs
-from ..ir.grammar import Program
-from ..ir.grammar import ReduceAttrs
-from ..ir.grammar import Region
-from ..ir.grammar import Value
-from ..ir.grammar import ViewAttrs
-from ..ir.pointwise import POINTWISE
-from ..ir.pointwise import fold_cast
+from ..ir.grammar import (
+    ForAttrs,
+    MaskAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    Program,
+    ReduceAttrs,
+    Region,
+    Value,
+    ViewAttrs,
+)
+from ..ir.pointwise import POINTWISE, fold_cast
 
 
 @dataclass(frozen=True)
@@ -262,9 +262,7 @@ class _Masker:
         initial, param, after = op.operands[at], region.params[at], region.results[at]
         first = self.tails[id(initial)] if isinstance(initial, Value) else (initial,) * rank
         last = self.tails[id(after)] if isinstance(after, Value) else (after,) * rank
-        return tuple(
-            a if self.is_same(b, param) or _equal(a, b) else None for a, b in zip(first, last, strict=True)
-        )
+        return tuple(a if self.is_same(b, param) or _equal(a, b) else None for a, b in zip(first, last, strict=True))
 
 
 def _detached(tail: Tail) -> Tail:

@@ -18,22 +18,23 @@ what it was.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace
 import itertools
+from dataclasses import dataclass, replace
 
-from ..ir.grammar import Block
-from ..ir.grammar import ForAttrs
-from ..ir.grammar import IotaAttrs
-from ..ir.grammar import LoopAxis
-from ..ir.grammar import MemoryAttrs
-from ..ir.grammar import Op
-from ..ir.grammar import Operand
-from ..ir.grammar import PointwiseAttrs
-from ..ir.grammar import Program
-from ..ir.grammar import ReduceAttrs
-from ..ir.grammar import Region
-from ..ir.grammar import Value
+from ..ir.grammar import (
+    Block,
+    ForAttrs,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    Program,
+    ReduceAttrs,
+    Region,
+    Value,
+)
 from .masks import identity
 from .simplify import drop_dead
 
@@ -108,7 +109,9 @@ class _Roller:
         defined = {id(r) for op in ops for r in op.results}
         for op in wide:
             self.check(op, defined)
-        crossing = [v for op in ops for r in op.regions for inner in r.walk() for v in inner.values() if id(v) in defined]
+        crossing = [
+            v for op in ops for r in op.regions for inner in r.walk() for v in inner.values() if id(v) in defined
+        ]
         if any(_carries(v, self.block) for v in (*region.params, *crossing)):
             raise _Declined("a value that spans the dimension crosses a loop or a branch")
         if any(isinstance(v, Value) and _carries(v, self.block) for v in region.results):
@@ -154,7 +157,12 @@ class _Roller:
         stored = {self.storage(inner) for op in ops for inner in op.walk() if inner.kind == "store"}
         last = max((levels[id(op)] for op in ops if self.is_wide(op)), default=0)
         for storage in stored:
-            accesses = [op for op in ops for inner in op.walk() if inner.kind in ("load", "store") and self.storage(inner) == storage]  # fmt: skip
+            accesses = [
+                op
+                for op in ops
+                for inner in op.walk()
+                if inner.kind in ("load", "store") and self.storage(inner) == storage
+            ]
             if len(accesses) == 1:
                 continue
             if not all(self.is_wide(op) and op.kind in ("load", "store") for op in accesses):

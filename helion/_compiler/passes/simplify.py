@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..ir.grammar import EFFECTS
-from ..ir.grammar import ForAttrs
-from ..ir.grammar import LoopAxis
-from ..ir.grammar import NumberAttrs
-from ..ir.grammar import Op
-from ..ir.grammar import Operand
-from ..ir.grammar import OperandRef
-from ..ir.grammar import Program
-from ..ir.grammar import Region
-from ..ir.grammar import Value
+from ..ir.grammar import EFFECTS, ForAttrs, LoopAxis, NumberAttrs, Op, Operand, OperandRef, Program, Region, Value
 
 _PURE = frozenset(("number", "tile", "iota", "full", "pointwise", "reduce", "view", "mask"))
 

@@ -7,38 +7,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._names import NameSpace
-from ..._shapes import Expr
-from ..._shapes import Number
-from ..._shapes import cdiv
-from ..._shapes import hint_of
+from ..._shapes import Expr, Number, cdiv, hint_of
 from ...settings import Settings
-from ..ir.grammar import Block
-from ..ir.grammar import ForAttrs
-from ..ir.grammar import LoopAxis
-from ..ir.grammar import NumberAttrs
-from ..ir.grammar import Program
-from ..ir.grammar import Root
+from ..ir.grammar import Block, ForAttrs, LoopAxis, NumberAttrs, Program, Root
 from ..passes.rolling import roll
-from .records import AxisPlan
-from .records import BlockPlan
-from .records import GridPlan
-from .records import LaunchPlan
-from .records import LoopPlan
-from .records import NumberArgument
-from .records import Plan
-from .records import RangePlan
-from .records import TensorArgument
-from .sizes import block_sizes
-from .sizes import chunks
+from .records import (
+    AxisPlan,
+    BlockPlan,
+    GridPlan,
+    LaunchPlan,
+    LoopPlan,
+    NumberArgument,
+    Plan,
+    RangePlan,
+    TensorArgument,
+)
+from .sizes import block_sizes, chunks
 
-_RANGE_KEYS = ("range_num_stages", "range_unroll_factors", "range_multi_buffers", "range_flattens", "range_warp_specializes")  # fmt: skip
+_RANGE_KEYS = (
+    "range_num_stages",
+    "range_unroll_factors",
+    "range_multi_buffers",
+    "range_flattens",
+    "range_warp_specializes",
+)
 #: Config keys that are passed to the launch as they are, where present.
 _LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "num_ctas")
 
 
-def build_plan(
-    program: Program, rollable: tuple[int, ...], config: Mapping[str, Any], settings: Settings
-) -> Plan:
+def build_plan(program: Program, rollable: tuple[int, ...], config: Mapping[str, Any], settings: Settings) -> Plan:
     """Every decision of ``config`` about ``program``. ``config`` must be normalised by the program's space."""
     sizes = block_sizes(program, rollable, config)
     looped = frozenset(chunks(rollable, config))
@@ -96,7 +93,9 @@ class _Planner:
             evictions={slot: policy for slot, policy in enumerate(evictions) if policy},
             launch=self.launch(),
             origin_lines=self.settings.output_origin_lines,
-            full_masked=frozenset(b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)),
+            full_masked=frozenset(
+                b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)
+            ),
         )
 
     # --- blocks ----------------------------------------------------------------------------------------------------------
@@ -123,7 +122,9 @@ class _Planner:
     def tensors(self) -> tuple[TensorArgument, ...]:
         used = {op.attrs.tensor for op in self.rolled.walk() if op.kind in ("load", "store")}
         return tuple(
-            TensorArgument(name=self.names.fresh(_short(t.name)), tensor=t) for t in self.program.tensors if t.id in used
+            TensorArgument(name=self.names.fresh(_short(t.name)), tensor=t)
+            for t in self.program.tensors
+            if t.id in used
         )
 
     def numbers(self) -> tuple[NumberArgument, ...]:

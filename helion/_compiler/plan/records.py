@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 from ..._shapes import Number
-from ..ir.grammar import HostTensor
-from ..ir.grammar import Program
+from ..ir.grammar import HostTensor, Program
 
 PidType = Literal["flat", "xyz", "persistent_blocked", "persistent_interleaved"]
 

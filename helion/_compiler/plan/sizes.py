@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..._shapes import Expr
-from ..._shapes import next_power_of_2
-from ..ir.grammar import Block
-from ..ir.grammar import Program
+from ..._shapes import Expr, next_power_of_2
+from ..ir.grammar import Block, Program
 
 
 def chunks(rollable: tuple[int, ...], config: Mapping[str, Any]) -> dict[int, int]:

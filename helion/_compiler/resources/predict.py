@@ -32,7 +32,5 @@ class Predicted:
     reason: str = ""
 
 
-def predict(
-    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target
-) -> Predicted:
+def predict(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target) -> Predicted:
     raise NotImplementedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -34,14 +34,14 @@ class RangeEntries:
     static: tuple[int, ...]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ConfigSpace:
-    """``build_space`` makes it; nothing but ``default`` changes afterwards.
+    """Immutable; ``build_space`` makes it.
 
     ``tunable`` blocks have an entry in ``block_sizes``, ``rollable`` ones in ``reduction_loops``, in that order;
     ``lowest`` is the fewest elements each of them can be given. ``fields`` are the keys of a full config, in order;
-    ``absent`` are keys known elsewhere, with why not here. ``default`` gives what runs when nothing was tuned, a full
-    config; whoever owns the space sets it, and None stands for the conservative config.
+    ``absent`` are keys known elsewhere, with why not here. ``default`` is what runs when nothing was tuned: whoever
+    owns the space puts a full config there with ``dataclasses.replace``; None stands for the conservative one.
     """
 
     kernel: str
@@ -54,7 +54,7 @@ class ConfigSpace:
     fields: tuple[Field, ...]
     range_entries: RangeEntries
     absent: Mapping[str, str]
-    default: Callable[[], Config] | None = None
+    default: Config | None = None
 
     # --- configs ----------------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class ConfigSpace:
 
     def default_config(self) -> Config:
         """What runs when nothing was tuned."""
-        return self.conservative() if self.default is None else self.default()
+        return self.default or self.conservative()
 
     def conservative(self) -> Config:
         """Small tiles that fit anywhere, chosen without a heuristic. Raises ``exc.NoFeasibleConfig``."""

@@ -59,8 +59,8 @@ class Survey:
 
     ``loops`` are in program order, a grid loop before the loops in it. ``accesses`` and ``loads_left_open`` name what
     stands at each memory slot and each load slot (a gap, left by an access that nobody needed, is ""); ``loads`` and
-    ``stores`` name them without gaps. ``matrix_blocks`` are tiled as M or N of a dot. ``inner`` maps a block whose every
-    loop walks over one tile of another block to that block. ``positional`` blocks have something read of their tiles
+    ``stores`` name them without gaps. ``matrix_blocks`` are tiled as M or N of a dot. ``inner`` maps a block whose
+    every loop walks over one tile of another to that one. ``positional`` blocks have something read of their tiles
     that merged dimensions do not have. ``volumes`` are the shapes of all values, each once.
     """
 

@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from ...._names import RESERVED
-from ...._names import NameSpace
-from ...._shapes import Dim
-from ...._shapes import Dims
-from ...._shapes import Expr
-from ...._shapes import Number
-from ...ir.grammar import Bound
-from ...ir.grammar import DotAttrs
-from ...ir.grammar import ForAttrs
-from ...ir.grammar import IotaAttrs
-from ...ir.grammar import LoopAxis
-from ...ir.grammar import MaskAttrs
-from ...ir.grammar import MemoryAttrs
-from ...ir.grammar import NumberAttrs
-from ...ir.grammar import Op
-from ...ir.grammar import Operand
-from ...ir.grammar import OperandRef
-from ...ir.grammar import PointwiseAttrs
-from ...ir.grammar import ReduceAttrs
-from ...ir.grammar import Region
-from ...ir.grammar import TileAttrs
-from ...ir.grammar import Value
-from ...ir.grammar import ViewAttrs
-from ...plan.records import LoopPlan
-from ...plan.records import Plan
-from . import grid
-from . import ops_pointwise
-from . import ops_reduction
-from .ops_pointwise import TRITON_DTYPES
-from .ops_pointwise import literal
-from .printer import Lines
-from .printer import Names
+from ...._names import RESERVED, NameSpace
+from ...._shapes import Dim, Dims, Expr, Number
+from ...ir.grammar import (
+    Bound,
+    DotAttrs,
+    ForAttrs,
+    IotaAttrs,
+    LoopAxis,
+    MaskAttrs,
+    MemoryAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    PointwiseAttrs,
+    ReduceAttrs,
+    Region,
+    TileAttrs,
+    Value,
+    ViewAttrs,
+)
+from ...plan.records import LoopPlan, Plan
+from . import grid, ops_pointwise, ops_reduction
+from .ops_pointwise import TRITON_DTYPES, literal
+from .printer import Lines, Names
 from .ranges import range_text
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -104,7 +95,9 @@ class _Emitter:
         for block in self.program.blocks:
             if block.kind != "full" or block.id not in used or self.plan.blocks[block.id].looped:
                 continue
-            self.scope.active[block.id] = self.vector(block.id, "", block.id in self.plan.full_masked, self.number(block.extent))  # fmt: skip
+            self.scope.active[block.id] = self.vector(
+                block.id, "", block.id in self.plan.full_masked, self.number(block.extent)
+            )
 
     def vector(self, block: int, offset: str, masked: bool, end: str, begin: str = "0") -> Active:
         """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``."""
@@ -250,7 +243,9 @@ class _Emitter:
         single = batched and self.is_single(lhs.dims[0])
         if single:
             # one matrix: the 2-D product is what the matrix unit takes
-            texts = [f"tl.reshape({text}, {self.shape(v.dims[1:])})" for text, v in zip(texts, (lhs, rhs, *acc), strict=True)]  # fmt: skip
+            texts = [
+                f"tl.reshape({text}, {self.shape(v.dims[1:])})" for text, v in zip(texts, (lhs, rhs, *acc), strict=True)
+            ]
         arguments = texts[:2]
         if acc:
             arguments.append(f"acc={texts[2]}")
@@ -476,7 +471,9 @@ class _Emitter:
 
     def op_if(self, op: Op) -> None:
         names = [self.names.define(result, "merged") for result in op.results]
-        for at, (head, region) in enumerate(zip((f"if {self.operand(op.operands[0])}:", "else:"), op.regions, strict=True)):
+        for at, (head, region) in enumerate(
+            zip((f"if {self.operand(op.operands[0])}:", "else:"), op.regions, strict=True)
+        ):
             if at and not region.ops and not region.results:
                 continue
             self.lines.add(head)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...._shapes import Number
-from ...ir.grammar import LoopAxis
-from ...ir.grammar import Root
+from ...ir.grammar import LoopAxis, Root
 from ...plan.records import GridPlan
 from .printer import Lines
-
 from .ranges import range_text
 
 if TYPE_CHECKING:

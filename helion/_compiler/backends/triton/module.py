@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 import copy
 import types
+from collections.abc import Sequence
 
 from ...._names import RESERVED
-from ...._shapes import Expr
-from ...._shapes import Number
+from ...._shapes import Expr, Number
 from ...ir.grammar import HostModule
-from ...plan.records import GridPlan
-from ...plan.records import Plan
-from . import ops_pointwise
-from . import ops_reduction
+from ...plan.records import GridPlan, Plan
+from . import ops_pointwise, ops_reduction
 from .emit import render_kernel
 
 
@@ -137,7 +134,10 @@ class _Host:
             lines.append("from triton.language.extra import libdevice")
         if self.uses_source_module:
             lines.append("from helion.runtime import source_module")
-            lines += ["", f"_source_module = source_module({self.module.source_module!r}, {self.module.device_source!r})"]
+            lines += [
+                "",
+                f"_source_module = source_module({self.module.source_module!r}, {self.module.device_source!r})",
+            ]
         return lines
 
     def global_name(self, name: str) -> ast.expr | None:

@@ -10,37 +10,37 @@ from .ops_pointwise import TRITON_DTYPES
 
 #: ``tl.max`` drops nan and ``tl.argmax`` ignores it; torch propagates it and finds the first.
 HELPERS: Mapping[str, str] = {
-    "_max_nan": '''\
+    "_max_nan": """\
 @triton.jit
 def _max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''',
-    "_min_nan": '''\
+""",
+    "_min_nan": """\
 @triton.jit
 def _min_nan(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''',
-    "_prod": '''\
+""",
+    "_prod": """\
 @triton.jit
 def _prod(a, b):
     return a * b
-''',
-    "_argmax": '''\
+""",
+    "_argmax": """\
 @triton.jit
 def _argmax(value, index, other, other_index):
     better = (value > other) | ((value != value) & (other == other))
     same = (value == other) | ((value != value) & (other != other))
     keep = better | (same & (index < other_index))
     return tl.where(keep, value, other), tl.where(keep, index, other_index)
-''',
-    "_argmin": '''\
+""",
+    "_argmin": """\
 @triton.jit
 def _argmin(value, index, other, other_index):
     better = (value < other) | ((value != value) & (other == other))
     same = (value == other) | ((value != value) & (other != other))
     keep = better | (same & (index < other_index))
     return tl.where(keep, value, other), tl.where(keep, index, other_index)
-''',
+""",
 }
 
 
