@@ -24,20 +24,10 @@ from .runtime.codecache import cache_dir
 from .runtime.kernel import DEFAULT_TARGET, Kernel
 
 _DTYPES: dict[str, torch.dtype] = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-    "i1": torch.bool,
-    "f8e4m3": torch.float8_e4m3fn,
-    "f8e5m2": torch.float8_e5m2,
-}
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
+    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool, "i1": torch.bool,
+    "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
+}  # fmt: skip
 _DTYPES.update({str(d).removeprefix("torch."): d for d in list(_DTYPES.values())})
 _TENSOR = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[\d,\s]*)\](?:@\((?P<strides>[\d,\s]*)\))?$")
 

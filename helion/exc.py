@@ -46,270 +46,90 @@ class BaseWarning(Base):
 
 _TABLE: tuple[tuple[str, str, str], ...] = (
     # --- the decorator -------------------------------------------------------------------------------------------
-    (
-        "NamingConflict",
-        "BaseError",
-        "The name {name!r} is used by generated code; rename the {what} {name!r} in kernel {kernel!r}.",
-    ),
-    (
-        "ClosuresNotSupported",
-        "BaseError",
-        "Kernel {kernel!r} closes over the local variable {name!r}; pass it as an argument, or make it a module global or hl.constexpr.",
-    ),
-    (
-        "DecoratorAfterHelionKernelDecorator",
-        "BaseError",
-        "@helion.kernel must be the innermost decorator of {kernel!r}; move {decorator!r} above it.",
-    ),
-    (
-        "NoTensorArgs",
-        "BaseError",
-        "Kernel {kernel!r} was called without a tensor argument; at least one argument must be a tensor, so that the device is known.",
-    ),
+    ("NamingConflict", "BaseError", "The name {name!r} is used by generated code; rename the {what} {name!r} in kernel {kernel!r}."),
+    ("ClosuresNotSupported", "BaseError", "Kernel {kernel!r} closes over the local variable {name!r}; pass it as an argument, or make it a module global or hl.constexpr."),
+    ("DecoratorAfterHelionKernelDecorator", "BaseError", "@helion.kernel must be the innermost decorator of {kernel!r}; move {decorator!r} above it."),
+    ("NoTensorArgs", "BaseError", "Kernel {kernel!r} was called without a tensor argument; at least one argument must be a tensor, so that the device is known."),
     ("TracedArgNotSupported", "BaseError", "{0}"),
     # --- where things may be called ------------------------------------------------------------------------------
     ("NotInsideKernel", "BaseError", "{name} was called outside of a kernel; is the @helion.kernel decorator missing?"),
-    (
-        "DeviceAPIOnHost",
-        "BaseError",
-        "{name} may only be called in device code; move it inside an hl.tile or hl.grid loop.",
-    ),
-    (
-        "NotAllowedOnDevice",
-        "BaseError",
-        "{what} may not stand in device code (inside an hl.tile or hl.grid loop); move it to the host code around the loop.",
-    ),
-    (
-        "NestedKernelCallsNotSupported",
-        "BaseError",
-        "Kernel {name!r} is called from inside another kernel; put the shared code into a plain function and call that from both.",
-    ),
-    (
-        "NoDeviceLoopsInKernel",
-        "BaseError",
-        "Kernel {kernel!r} has no device loop; put the computation into a `for tile in hl.tile(...)` loop.",
-    ),
-    (
-        "EmptyDeviceLoopAfterDCE",
-        "BaseError",
-        "The device loop of kernel {kernel!r} stores nothing, so there is nothing to compute; assign the result, as in `out[tile] = value`.",
-    ),
+    ("DeviceAPIOnHost", "BaseError", "{name} may only be called in device code; move it inside an hl.tile or hl.grid loop."),
+    ("NotAllowedOnDevice", "BaseError", "{what} may not stand in device code (inside an hl.tile or hl.grid loop); move it to the host code around the loop."),
+    ("NestedKernelCallsNotSupported", "BaseError", "Kernel {name!r} is called from inside another kernel; put the shared code into a plain function and call that from both."),
+    ("NoDeviceLoopsInKernel", "BaseError", "Kernel {kernel!r} has no device loop; put the computation into a `for tile in hl.tile(...)` loop."),
+    ("EmptyDeviceLoopAfterDCE", "BaseError", "The device loop of kernel {kernel!r} stores nothing, so there is nothing to compute; assign the result, as in `out[tile] = value`."),
     # --- loops ---------------------------------------------------------------------------------------------------
-    (
-        "LoopFunctionNotInFor",
-        "BaseError",
-        "{name} must be the iterable of a for loop, as in `for tile in {name}(...):`.",
-    ),
-    (
-        "DeviceLoopElseBlock",
-        "BaseError",
-        "A device loop may not have an else block; move its statements behind the loop.",
-    ),
-    (
-        "NestedGridLoop",
-        "BaseError",
-        "A grid loop ({name} outside of any device loop) must stand at the top level of the kernel, not under {parent}.",
-    ),
-    (
-        "NestedDeviceLoopsConflict",
-        "BaseError",
-        "This loop reuses block size {block!r}, which an enclosing loop already iterates over; register another block size for it.",
-    ),
-    (
-        "TopLevelStatementBetweenLoops",
-        "BaseError",
-        "Statements between two device loops are not allowed; move this one before the first loop or behind the last.",
-    ),
-    (
-        "LoopDependencyError",
-        "BaseError",
-        "Tensor {name!r} is written by one device loop and used by a later one without a barrier between them; call hl.barrier() or split the kernel.",
-    ),
-    (
-        "FailedToUnpackTile",
-        "BaseError",
-        "hl.tile with a scalar bound gives one tile, which cannot be unpacked into {count} names; write hl.tile([a, b]) for several dimensions.",
-    ),
+    ("LoopFunctionNotInFor", "BaseError", "{name} must be the iterable of a for loop, as in `for tile in {name}(...):`."),
+    ("DeviceLoopElseBlock", "BaseError", "A device loop may not have an else block; move its statements behind the loop."),
+    ("NestedGridLoop", "BaseError", "A grid loop ({name} outside of any device loop) must stand at the top level of the kernel, not under {parent}."),
+    ("NestedDeviceLoopsConflict", "BaseError", "This loop reuses block size {block!r}, which an enclosing loop already iterates over; register another block size for it."),
+    ("TopLevelStatementBetweenLoops", "BaseError", "Statements between two device loops are not allowed; move this one before the first loop or behind the last."),
+    ("LoopDependencyError", "BaseError", "Tensor {name!r} is written by one device loop and used by a later one without a barrier between them; call hl.barrier() or split the kernel."),
+    ("FailedToUnpackTile", "BaseError", "hl.tile with a scalar bound gives one tile, which cannot be unpacked into {count} names; write hl.tile([a, b]) for several dimensions."),
     ("FailedToUnpackTupleAssign", "BaseError", "Cannot unpack {value} into {count} names."),
-    (
-        "OverpackedTile",
-        "BaseError",
-        "hl.tile([x]) gives a sequence of one tile; write hl.tile(x), or unpack it with `for (tile,) in hl.tile([x])`.",
-    ),
-    (
-        "InvalidTileRange",
-        "BaseError",
-        "The range of hl.tile begins at {begin} but ends at {end}; begin must not exceed end.",
-    ),
+    ("OverpackedTile", "BaseError", "hl.tile([x]) gives a sequence of one tile; write hl.tile(x), or unpack it with `for (tile,) in hl.tile([x])`."),
+    ("InvalidTileRange", "BaseError", "The range of hl.tile begins at {begin} but ends at {end}; begin must not exceed end."),
     ("TileOfTile", "BaseError", "A tile cannot be the bound of another tile; use hl.tile(tile.begin, tile.end)."),
-    (
-        "IncorrectTileUsage",
-        "BaseError",
-        "A tile was used {how}; a tile can be an index, a size, or give .index, .begin, .end, .id, .count and .block_size. Use tile.index for the numbers it covers.",
-    ),
+    ("IncorrectTileUsage", "BaseError", "A tile was used {how}; a tile can be an index, a size, or give .index, .begin, .end, .id, .count and .block_size. Use tile.index for the numbers it covers."),
     # --- subscripts ----------------------------------------------------------------------------------------------
     ("RankMismatch", "BaseError", "Expected {expected} indices for {what}, got {got}; {remedy}."),
-    (
-        "InvalidIndexingType",
-        "BaseError",
-        "{got} cannot be used as an index; use a tile, an integer, a slice, None or an integer tensor.",
-    ),
-    (
-        "InvalidSequenceSubscription",
-        "BaseError",
-        "A sequence in device code can only be indexed by a constant integer, got {got}.",
-    ),
-    (
-        "DataDependentOutputShapeNotSupported",
-        "BaseError",
-        "{name} gives a result whose shape depends on the data, which has no tile; use torch.where or an extra_mask instead.",
-    ),
+    ("InvalidIndexingType", "BaseError", "{got} cannot be used as an index; use a tile, an integer, a slice, None or an integer tensor."),
+    ("InvalidSequenceSubscription", "BaseError", "A sequence in device code can only be indexed by a constant integer, got {got}."),
+    ("DataDependentOutputShapeNotSupported", "BaseError", "{name} gives a result whose shape depends on the data, which has no tile; use torch.where or an extra_mask instead."),
     # --- shapes and types ----------------------------------------------------------------------------------------
     ("ShapeMismatch", "BaseError", "Shapes do not match: {lhs} and {rhs}{detail}."),
-    (
-        "DotBatchDimensionMismatch",
-        "ShapeMismatch",
-        "The batch dimensions of a matrix product differ: {lhs} and {rhs}{detail}.",
-    ),
+    ("DotBatchDimensionMismatch", "ShapeMismatch", "The batch dimensions of a matrix product differ: {lhs} and {rhs}{detail}."),
     ("TypeInferenceError", "BaseError", "{0}"),
-    (
-        "ConditionNotScalar",
-        "TypeInferenceError",
-        "The condition of `{statement}` has the shape {shape}, but a branch needs one value for the whole tile; use torch.where, or reduce it to a scalar.",
-    ),
-    (
-        "ControlFlowTensorMismatch",
-        "BaseError",
-        "Variable {name!r} is {before} before the {construct} and {after} at its end; both must have the same shape and dtype. Convert one of them.",
-    ),
-    (
-        "CantCombineTypesInControlFlow",
-        "BaseError",
-        "Variable {name!r} is {before} on one way through the {construct} and {after} on the other; make both the same kind of value.",
-    ),
+    ("ConditionNotScalar", "TypeInferenceError", "The condition of `{statement}` has the shape {shape}, but a branch needs one value for the whole tile; use torch.where, or reduce it to a scalar."),
+    ("ControlFlowTensorMismatch", "BaseError", "Variable {name!r} is {before} before the {construct} and {after} at its end; both must have the same shape and dtype. Convert one of them."),
+    ("CantCombineTypesInControlFlow", "BaseError", "Variable {name!r} is {before} on one way through the {construct} and {after} on the other; make both the same kind of value."),
     ("UndefinedVariable", "BaseError", "The name {name!r} is not defined{detail}."),
     # --- host and device -----------------------------------------------------------------------------------------
-    (
-        "HostTensorDirectUsage",
-        "BaseError",
-        "The host tensor {name!r} is used directly in device code ({how}); load a tile of it first, as in `{name}[tile]`.",
-    ),
-    (
-        "CannotModifyHostVariableOnDevice",
-        "BaseError",
-        "The host variable {name!r} cannot be assigned inside a device loop; store into it with `{name}[tile] = value`, or use another name.",
-    ),
-    (
-        "CannotReadDeviceVariableOnHost",
-        "BaseError",
-        "{name!r} is a device value and cannot be read on the host; store it into a tensor inside the loop, as in `out[tile] = {name}`.",
-    ),
-    (
-        "DeviceTensorSubscriptAssignmentNotAllowed",
-        "BaseError",
-        "{name!r} is a device value, which has no memory to assign into; use torch.where, or store into a host tensor.",
-    ),
+    ("HostTensorDirectUsage", "BaseError", "The host tensor {name!r} is used directly in device code ({how}); load a tile of it first, as in `{name}[tile]`."),
+    ("CannotModifyHostVariableOnDevice", "BaseError", "The host variable {name!r} cannot be assigned inside a device loop; store into it with `{name}[tile] = value`, or use another name."),
+    ("CannotReadDeviceVariableOnHost", "BaseError", "{name!r} is a device value and cannot be read on the host; store it into a tensor inside the loop, as in `out[tile] = {name}`."),
+    ("DeviceTensorSubscriptAssignmentNotAllowed", "BaseError", "{name!r} is a device value, which has no memory to assign into; use torch.where, or store into a host tensor."),
     ("RequiresTensorInAssignment", "BaseError", "Only a tensor or a number can be stored into a tensor, got {got}."),
     ("NonTensorSubscriptAssign", "BaseError", "Item assignment works on tensors only, got {got}."),
     ("CantReadOnDevice", "BaseError", "{what} cannot be read in device code; pass it as a kernel argument."),
-    (
-        "ShapeSpecializingCall",
-        "BaseError",
-        "{what} needs a size that is known when the kernel is compiled; mark it with hl.specialize in host code.",
-    ),
-    (
-        "ShapeSpecializingAllocation",
-        "BaseError",
-        "The size {size} of a device tensor must be a tile, a block size or a compile-time constant; mark it with hl.specialize in host code.",
-    ),
+    ("ShapeSpecializingCall", "BaseError", "{what} needs a size that is known when the kernel is compiled; mark it with hl.specialize in host code."),
+    ("ShapeSpecializingAllocation", "BaseError", "The size {size} of a device tensor must be a tile, a block size or a compile-time constant; mark it with hl.specialize in host code."),
     ("SpecializeOnDevice", "BaseError", "hl.specialize must be called in host code, before the device loop."),
-    (
-        "SpecializeArgType",
-        "BaseError",
-        "hl.specialize takes sizes, strides and numbers that come from the arguments, got {got}.",
-    ),
+    ("SpecializeArgType", "BaseError", "hl.specialize takes sizes, strides and numbers that come from the arguments, got {got}."),
     ("InvalidReductionDim", "BaseError", "Dimension {dim} does not exist in a value of shape {shape}."),
-    (
-        "UnsupportedSplitOperation",
-        "BaseError",
-        "{name} is not supported in device code; use hl.split, or load the parts separately.",
-    ),
+    ("UnsupportedSplitOperation", "BaseError", "{name} is not supported in device code; use hl.split, or load the parts separately."),
     # --- statements ----------------------------------------------------------------------------------------------
     ("StatementNotSupported", "BaseError", "{statement} is not supported in {where} code{remedy}."),
     ("UnsupportedPythonType", "BaseError", "A value of type {got} is not supported in {where} code."),
-    (
-        "AssignmentMultipleTargets",
-        "BaseError",
-        "Assigning to several targets at once (a = b = value) is not supported in device code; write two assignments.",
-    ),
+    ("AssignmentMultipleTargets", "BaseError", "Assigning to several targets at once (a = b = value) is not supported in device code; write two assignments."),
     ("InvalidAssignment", "BaseError", "{target} cannot be assigned in device code."),
-    (
-        "StarredArgsNotSupportedOnDevice",
-        "BaseError",
-        "Star arguments are not supported in device code; write the arguments out.",
-    ),
+    ("StarredArgsNotSupportedOnDevice", "BaseError", "Star arguments are not supported in device code; write the arguments out."),
     ("InvalidAPIUsage", "BaseError", "{0}"),
-    (
-        "InvalidDeviceForLoop",
-        "BaseError",
-        "A device loop cannot iterate over {got}; use hl.tile, hl.grid, range, or a tuple or list of known length.",
-    ),
+    ("InvalidDeviceForLoop", "BaseError", "A device loop cannot iterate over {got}; use hl.tile, hl.grid, range, or a tuple or list of known length."),
     # --- lowering ------------------------------------------------------------------------------------------------
     ("BackendUnsupported", "BaseError", "{what} is not supported by the {backend} backend{remedy}."),
     ("InductorLoweringError", "BaseError", "{0}"),
     ("UnsupportedTorchFunction", "InductorLoweringError", "{name} is not supported in device code{remedy}."),
     ("TorchOpTracingError", "BaseError", "{name} was refused by torch: {reason}"),
-    (
-        "InternalError",
-        "BaseError",
-        "Internal error of the compiler in step {step!r}: {reason}. Please report it with the kernel.",
-    ),
+    ("InternalError", "BaseError", "Internal error of the compiler in step {step!r}: {reason}. Please report it with the kernel."),
     ("VerifierError", "InternalError", "The device IR is malformed after step {step!r}: {reason}"),
-    (
-        "InputTensorNumelExceedsIndexType",
-        "BaseError",
-        "Tensor {name!r} has {numel} elements, which {dtype} offsets cannot address; decorate the kernel with index_dtype=torch.int64.",
-    ),
-    (
-        "IndexOffsetOutOfRangeForInt32",
-        "BaseError",
-        "Offsets into tensor {name!r} reach {offset}, which int32 cannot hold; decorate the kernel with index_dtype=torch.int64.",
-    ),
+    ("InputTensorNumelExceedsIndexType", "BaseError", "Tensor {name!r} has {numel} elements, which {dtype} offsets cannot address; decorate the kernel with index_dtype=torch.int64."),
+    ("IndexOffsetOutOfRangeForInt32", "BaseError", "Offsets into tensor {name!r} reach {offset}, which int32 cannot hold; decorate the kernel with index_dtype=torch.int64."),
     # --- configs and running -------------------------------------------------------------------------------------
     ("InvalidConfig", "BaseError", "{0}"),
     ("NoConfigFound", "BaseError", "No config of kernel {kernel!r} works: {reason}"),
     ("NoFeasibleConfig", "NoConfigFound", "No config of kernel {kernel!r} fits {target}: {reason}"),
     ("NotEnoughConfigs", "BaseError", "configs= needs at least one config for kernel {kernel!r}."),
     ("UnknownTarget", "BaseError", "{0}"),
-    (
-        "WrongTarget",
-        "BaseError",
-        "Kernel {kernel!r} was bound for {bound} and cannot run on {device}; bind it without target=, or with the target of that device.",
-    ),
-    (
-        "TritonError",
-        "BaseError",
-        "Triton failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}",
-    ),
+    ("WrongTarget", "BaseError", "Kernel {kernel!r} was bound for {bound} and cannot run on {device}; bind it without target=, or with the target of that device."),
+    ("TritonError", "BaseError", "Triton failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}"),
     ("AutotuningUnavailable", "BaseError", "{0}"),
     # --- warnings ------------------------------------------------------------------------------------------------
-    (
-        "TensorOperationInWrapper",
-        "BaseWarning",
-        "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it.",
-    ),
-    (
-        "TensorOperationsInHostCall",
-        "TensorOperationInWrapper",
-        "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it.",
-    ),
+    ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
+    ("TensorOperationsInHostCall", "TensorOperationInWrapper", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
     ("WrongDevice", "BaseWarning", "{name} gives a tensor on {got}, but the kernel runs on {expected}."),
-    (
-        "TiledKMatmulAccumulationWarning",
-        "BaseWarning",
-        "`acc += a @ b` rounds every partial product; use hl.dot(a, b, acc=acc) or torch.addmm(acc, a, b).",
-    ),
-)
+    ("TiledKMatmulAccumulationWarning", "BaseWarning", "`acc += a @ b` rounds every partial product; use hl.dot(a, b, acc=acc) or torch.addmm(acc, a, b)."),
+)  # fmt: skip
 
 for _name, _base, _template in _TABLE:
     globals()[_name] = type(

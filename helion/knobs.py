@@ -67,98 +67,46 @@ VERIFY = Knob("HELION_VERIFY", _bool, False, "verify the device IR after every c
 SETTINGS: dict[str, Knob] = {
     "backend": Knob("HELION_BACKEND", _choice("triton", "cute"), "triton", "code generator"),
     "ignore_warnings": Knob("HELION_IGNORE_WARNINGS", _names, (), "names of warning classes to drop"),
-    "index_dtype": Knob(
-        "HELION_INDEX_DTYPE",
-        _choice("auto", "int32", "int64"),
-        None,
-        "dtype of offsets; auto takes int64 when an input has more than 2**31 - 1 elements",
-    ),
-    "dot_precision": Knob(
-        "TRITON_F32_DEFAULT",
-        _choice("tf32", "tf32x3", "ieee", "default", "high", "highest"),
-        "tf32",
-        "precision of fp32 matrix products",
-    ),
+    "index_dtype": Knob("HELION_INDEX_DTYPE", _choice("auto", "int32", "int64"), None, "dtype of offsets; auto takes int64 when an input has more than 2**31 - 1 elements"),
+    "dot_precision": Knob("TRITON_F32_DEFAULT", _choice("tf32", "tf32x3", "ieee", "default", "high", "highest"), "tf32", "precision of fp32 matrix products"),
     "fast_math": Knob("HELION_FAST_MATH", _bool, False, "allow approximate transcendental functions"),
-    "static_shapes": Knob(
-        "HELION_STATIC_SHAPES", _bool, True, "compile once per shape instead of passing sizes as arguments"
-    ),
+    "static_shapes": Knob("HELION_STATIC_SHAPES", _bool, True, "compile once per shape instead of passing sizes as arguments"),
     "persistent_reserved_sms": Knob("HELION_PERSISTENT_RESERVED_SMS", int, 0, "SMs that persistent grids leave free"),
     "print_output_code": Knob("HELION_PRINT_OUTPUT_CODE", _bool, False, "print generated modules to stderr"),
     "print_repro": Knob("HELION_PRINT_REPRO", _bool, False, "print a script that reproduces a failing kernel"),
-    "output_origin_lines": Knob(
-        "HELION_OUTPUT_ORIGIN_LINES", _bool, True, "name the user's lines in comments of generated code"
-    ),
-    "allow_warp_specialize": Knob(
-        "HELION_ALLOW_WARP_SPECIALIZE", _bool, True, "offer warp specialization where the target has it"
-    ),
-    "debug_dtype_asserts": Knob(
-        "HELION_DEBUG_DTYPE_ASSERTS", _bool, False, "assert the dtype of every value in generated code"
-    ),
-    "triton_do_not_specialize": Knob(
-        "HELION_TRITON_DO_NOT_SPECIALIZE", _bool, False, "no Triton specialization on integer arguments"
-    ),
+    "output_origin_lines": Knob("HELION_OUTPUT_ORIGIN_LINES", _bool, True, "name the user's lines in comments of generated code"),
+    "allow_warp_specialize": Knob("HELION_ALLOW_WARP_SPECIALIZE", _bool, True, "offer warp specialization where the target has it"),
+    "debug_dtype_asserts": Knob("HELION_DEBUG_DTYPE_ASSERTS", _bool, False, "assert the dtype of every value in generated code"),
+    "triton_do_not_specialize": Knob("HELION_TRITON_DO_NOT_SPECIALIZE", _bool, False, "no Triton specialization on integer arguments"),
     "torch_compile_fusion": Knob("HELION_TORCH_COMPILE_FUSION", _bool, False, "let torch.compile fuse into kernels"),
-    "autotune_with_torch_compile_fusion": Knob(
-        "HELION_AUTOTUNE_WITH_TORCH_COMPILE_FUSION", _bool, False, "tune with the fused code"
-    ),
+    "autotune_with_torch_compile_fusion": Knob("HELION_AUTOTUNE_WITH_TORCH_COMPILE_FUSION", _bool, False, "tune with the fused code"),
     "force_autotune": Knob("HELION_FORCE_AUTOTUNE", _bool, False, "tune even when configs or a cached answer exist"),
-    "autotune_effort": Knob(
-        "HELION_AUTOTUNE_EFFORT",
-        _choice("none", "quick", "full"),
-        "full",
-        "how much an explicit kernel.autotune(...) searches",
-    ),
+    "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "quick", "full"), "full", "how much an explicit kernel.autotune(...) searches"),
     "autotune_force_persistent": Knob("HELION_AUTOTUNE_FORCE_PERSISTENT", _bool, False, "search persistent grids only"),
     "distributed": Knob("HELION_DISTRIBUTED", _bool, False, "keep ranks on one config"),
     "autotune_log_level": Knob("HELION_AUTOTUNE_LOG_LEVEL", str, "INFO", "log level of the search"),
     "autotune_log": Knob("HELION_AUTOTUNE_LOG", str, None, "file the search logs to"),
     "autotune_log_details": Knob("HELION_AUTOTUNE_LOG_DETAILS", _bool, False, "log every candidate"),
     "autotune_compile_timeout": Knob("HELION_AUTOTUNE_COMPILE_TIMEOUT", int, 60, "seconds a candidate may compile"),
-    "autotune_adaptive_timeout": Knob(
-        "HELION_AUTOTUNE_ADAPTIVE_TIMEOUT", _bool, True, "lower the timeout as candidates finish"
-    ),
+    "autotune_adaptive_timeout": Knob("HELION_AUTOTUNE_ADAPTIVE_TIMEOUT", _bool, True, "lower the timeout as candidates finish"),
     "autotune_precompile": Knob("HELION_AUTOTUNE_PRECOMPILE", str, "fork", "how candidates are compiled ahead"),
     "autotune_precompile_jobs": Knob("HELION_AUTOTUNE_PRECOMPILE_JOBS", int, None, "parallel compilations"),
-    "autotune_benchmark_subprocess": Knob(
-        "HELION_AUTOTUNE_BENCHMARK_SUBPROCESS", _bool, True, "time candidates in a process of their own"
-    ),
+    "autotune_benchmark_subprocess": Knob("HELION_AUTOTUNE_BENCHMARK_SUBPROCESS", _bool, True, "time candidates in a process of their own"),
     "autotune_benchmark_timeout": Knob("HELION_AUTOTUNE_BENCHMARK_TIMEOUT", int, 30, "seconds a candidate may run"),
     "autotune_random_seed": Knob("HELION_AUTOTUNE_RANDOM_SEED", int, None, "seed of the search (default: the time)"),
     "autotune_best_of_k": Knob("HELION_AUTOTUNE_BEST_OF_K", int, 1, "searches to run"),
-    "autotune_accuracy_check": Knob(
-        "HELION_AUTOTUNE_ACCURACY_CHECK", _bool, True, "compare candidates with the reference"
-    ),
-    "autotune_rebenchmark_threshold": Knob(
-        "HELION_REBENCHMARK_THRESHOLD", float, None, "time again within this ratio of the best"
-    ),
-    "autotune_suspicious_rebenchmark_ratio": Knob(
-        "HELION_AUTOTUNE_SUSPICIOUS_REBENCHMARK_RATIO", float, None, "time again when this much faster than the best"
-    ),
+    "autotune_accuracy_check": Knob("HELION_AUTOTUNE_ACCURACY_CHECK", _bool, True, "compare candidates with the reference"),
+    "autotune_rebenchmark_threshold": Knob("HELION_REBENCHMARK_THRESHOLD", float, None, "time again within this ratio of the best"),
+    "autotune_suspicious_rebenchmark_ratio": Knob("HELION_AUTOTUNE_SUSPICIOUS_REBENCHMARK_RATIO", float, None, "time again when this much faster than the best"),
     "autotune_max_generations": Knob("HELION_AUTOTUNE_MAX_GENERATIONS", int, None, "generations of the search"),
     "autotune_budget_seconds": Knob("HELION_AUTOTUNE_BUDGET_SECONDS", int, None, "seconds of the search"),
     "autotune_progress_bar": Knob("HELION_AUTOTUNE_PROGRESS_BAR", _bool, True, "show a progress bar"),
-    "autotune_ignore_errors": Knob(
-        "HELION_AUTOTUNE_IGNORE_ERRORS", _bool, False, "go on after an unexpected error of a candidate"
-    ),
-    "autotune_config_overrides": Knob(
-        "HELION_AUTOTUNE_CONFIG_OVERRIDES",
-        _json_or_file,
-        {},
-        "config keys forced on every candidate: JSON text or a file",
-    ),
-    "disable_autotuner_heuristics": Knob(
-        "HELION_DISABLE_AUTOTUNER_HEURISTICS", _bool, False, "no seeds: the conservative config is the default"
-    ),
+    "autotune_ignore_errors": Knob("HELION_AUTOTUNE_IGNORE_ERRORS", _bool, False, "go on after an unexpected error of a candidate"),
+    "autotune_config_overrides": Knob("HELION_AUTOTUNE_CONFIG_OVERRIDES", _json_or_file, {}, "config keys forced on every candidate: JSON text or a file"),
+    "disable_autotuner_heuristics": Knob("HELION_DISABLE_AUTOTUNER_HEURISTICS", _bool, False, "no seeds: the conservative config is the default"),
     "autotune_cache": Knob("HELION_AUTOTUNE_CACHE", str, "LocalAutotuneCache", "cache of tuned configs"),
     "autotune_search_acf": Knob("HELION_AUTOTUNE_SEARCH_ACF", _names, (), "PTXAS option files to search over"),
-    "autotune_initial_population_strategy": Knob(
-        "HELION_AUTOTUNER_INITIAL_POPULATION", str, None, "first generation of the search"
-    ),
-    "autotune_best_available_max_configs": Knob(
-        "HELION_BEST_AVAILABLE_MAX_CONFIGS", int, 20, "cached configs to start from"
-    ),
-    "autotune_best_available_max_cache_scan": Knob(
-        "HELION_BEST_AVAILABLE_MAX_CACHE_SCAN", int, 500, "cache entries to look at"
-    ),
-}
+    "autotune_initial_population_strategy": Knob("HELION_AUTOTUNER_INITIAL_POPULATION", str, None, "first generation of the search"),
+    "autotune_best_available_max_configs": Knob("HELION_BEST_AVAILABLE_MAX_CONFIGS", int, 20, "cached configs to start from"),
+    "autotune_best_available_max_cache_scan": Knob("HELION_BEST_AVAILABLE_MAX_CACHE_SCAN", int, 500, "cache entries to look at"),
+}  # fmt: skip

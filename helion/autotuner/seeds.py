@@ -9,8 +9,7 @@ from .._compiler.facts.records import KernelFacts
 from .._compiler.resources.predict import Predicted
 from ..config import Config
 from ..hardware import Target
-from .heuristics.base import Proposal
-from .heuristics.base import Seed
+from .heuristics.base import Proposal, Seed
 from .heuristics.registry import HEURISTICS
 
 #: Seeds kept per kernel; enough for the alternates of two heuristics and the fallback.

@@ -376,6 +376,15 @@ def domain(name: str, values: torch.Tensor) -> torch.Tensor:
 
 DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 NUMBERS = (2.5, 0.1, -1.0, 0.0, math.inf, 3, -2, 300, 0, True)
+# Some have expressions of their own: powers that are products or roots, divisions by powers of two.
+SPECIAL_NUMBERS = {
+    "pow": (-2.0, -0.5, 0.5, 1.0, 2.0, 3.0, 1, 2, 4, 5, 11),
+    "div": (4, 0.5, -0.25, 1e-38, 2.0**-140),
+    "floordiv": (8, 7, -8, 1),
+    "remainder": (8, 7, -8, 1),
+    "lshift": (1, 7, 31, 64, -1),
+    "rshift": (1, 7, 31, 64, -1),
+}
 
 
 def accepts(name: str, operands: Sequence[Any]) -> bool:
@@ -436,7 +445,12 @@ def test_binary_ops_on_tensors(dtype: torch.dtype, tmp_path: Path) -> None:
 
 def number_cases(a: torch.Tensor) -> Iterator[Case]:
     """Every op of a tensor and a Python number, on either side."""
-    for name, number, left in itertools.product(BINARY, NUMBERS, (True, False)):
+    for name, number, left in (
+        (name, number, left)
+        for name in BINARY
+        for number in (*NUMBERS, *SPECIAL_NUMBERS.get(name, ()))
+        for left in (True, False)
+    ):
         integral = not isinstance(number, float) and not a.dtype.is_floating_point
         if name in DIVISIONS and integral:
             if (not left and number == 0) or (a.dtype == torch.int8 and number == 300 and not left):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from ..._shapes import Expr
-from ..._shapes import Number
-from ..._shapes import hint_of
-from ..._shapes import next_power_of_2
-from .records import AxisFact
-from .records import AxisKind
+from ..._shapes import Expr, Number, hint_of, next_power_of_2
+from .records import AxisFact, AxisKind
 from .walk import Walk
 
 _KINDS: dict[str, AxisKind] = {"grid": "scalar", "full": "full"}

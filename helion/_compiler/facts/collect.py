@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from ..ir.grammar import Program
-from ..ir.grammar import Value
+from ..ir.grammar import Program, Value
 from .axes import axis_facts
-from .composed import epilogue_fact
-from .composed import pointwise_fact
-from .composed import work_facts
+from .composed import epilogue_fact, pointwise_fact, work_facts
 from .flow import trace_flow
-from .liveness import maximal
-from .liveness import sweep
-from .matmuls import attention_fact
-from .matmuls import matmul_facts
-from .matmuls import operand_roles
+from .liveness import maximal, sweep
+from .matmuls import attention_fact, matmul_facts, operand_roles
 from .memory import memory_facts
-from .records import KernelFacts
-from .records import MatmulFact
-from .reductions import accumulator_facts
-from .reductions import reduction_facts
-from .walk import Walk
-from .walk import walk_program
+from .records import KernelFacts, MatmulFact
+from .reductions import accumulator_facts, reduction_facts
+from .walk import Walk, walk_program
 
 
 def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 
-from ..ir.grammar import Op
-from ..ir.grammar import PointwiseAttrs
+from ..ir.grammar import Op, PointwiseAttrs
 from ..ir.pointwise import POINTWISE
 from .flow import Flow
-from .records import AccumulatorFact
-from .records import AxisFact
-from .records import MatmulFact
-from .records import MatmulWithReductionEpilogueFact
-from .records import MemoryOpFact
-from .records import PointwiseFact
-from .records import ReductionFact
-from .records import WorkFact
+from .records import (
+    AccumulatorFact,
+    AxisFact,
+    MatmulFact,
+    MatmulWithReductionEpilogueFact,
+    MemoryOpFact,
+    PointwiseFact,
+    ReductionFact,
+    WorkFact,
+)
 from .walk import Walk
 
 #: Kinds of ops whose presence does not make a result depend on the tiling.

@@ -6,16 +6,9 @@ pass (loops until nothing changes) and stop at reductions, stores and addresses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from ..ir.grammar import ForAttrs
-from ..ir.grammar import MemoryAttrs
-from ..ir.grammar import Op
-from ..ir.grammar import Operand
-from ..ir.grammar import ReduceAttrs
-from ..ir.grammar import Region
-from ..ir.grammar import Value
+from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, ReduceAttrs, Region, Value
 from .walk import Walk
 
 

@@ -12,14 +12,10 @@ Two counts of the same program:
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from ..ir.grammar import Op
-from ..ir.grammar import Region
-from ..ir.grammar import Value
-from .records import LiveTile
-from .records import LiveTiles
+from ..ir.grammar import Op, Region, Value
+from .records import LiveTile, LiveTiles
 from .walk import Walk
 
 _ALIASES = frozenset(("view", "mask"))

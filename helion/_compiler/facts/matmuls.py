@@ -6,22 +6,11 @@ from typing import Literal
 
 import torch
 
-from ..ir.grammar import DotAttrs
-from ..ir.grammar import MemoryAttrs
-from ..ir.grammar import Op
-from ..ir.grammar import Operand
-from ..ir.grammar import Value
+from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Value
 from .axes import count
 from .flow import Flow
-from .records import AttentionFact
-from .records import AxisFact
-from .records import Layout
-from .records import MatmulFact
-from .records import ReductionFact
-from .records import RegionFact
-from .records import StagedOperand
-from .walk import MAX_HOPS
-from .walk import Walk
+from .records import AttentionFact, AxisFact, Layout, MatmulFact, ReductionFact, RegionFact, StagedOperand
+from .walk import MAX_HOPS, Walk
 
 _VIEWS = frozenset(("view", "mask"))
 
@@ -165,9 +154,9 @@ def _accumulator_loop(op: Op, walk: Walk) -> int | None:
     for later in walk.bodies[region].ops:
         if reached & carried:
             break
-        if later.kind in ("pointwise", "view", "mask") and any(id(v) in reached for v in later.values()):
-            reached.add(id(later.results[0]))
-        elif later.kind == "dot" and len(later.operands) > 2 and id(later.operands[2]) in reached:
+        if (later.kind in ("pointwise", "view", "mask") and any(id(v) in reached for v in later.values())) or (
+            later.kind == "dot" and len(later.operands) > 2 and id(later.operands[2]) in reached
+        ):
             reached.add(id(later.results[0]))
     return region if reached & carried else None
 

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..ir.grammar import Index
-from ..ir.grammar import IotaAttrs
-from ..ir.grammar import MemoryAttrs
-from ..ir.grammar import Op
-from ..ir.grammar import Operand
-from ..ir.grammar import PointwiseAttrs
-from ..ir.grammar import TileAttrs
-from ..ir.grammar import Value
+from ..ir.grammar import Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
 from .axes import count
 from .flow import Flow
-from .records import AxisFact
-from .records import MemoryOpFact
-from .walk import MAX_HOPS
-from .walk import Walk
+from .records import AxisFact, MemoryOpFact
+from .walk import MAX_HOPS, Walk
 
 
 def memory_facts(

@@ -7,9 +7,9 @@ sequential loop, or of one branch; regions are numbered in program order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-import math
 from typing import Literal
 
 import torch

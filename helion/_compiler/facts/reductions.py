@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ..ir.grammar import Op
-from ..ir.grammar import ReduceAttrs
-from ..ir.grammar import Value
+from ..ir.grammar import Op, ReduceAttrs, Value
 from .flow import Flow
 from .liveness import Liveness
-from .records import AccumulatorFact
-from .records import AxisFact
-from .records import Category
-from .records import MemoryOpFact
-from .records import ReductionFact
+from .records import AccumulatorFact, AxisFact, Category, MemoryOpFact, ReductionFact
 from .walk import Walk
 
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ..._shapes import Dims
-from ..ir.grammar import ForAttrs
-from ..ir.grammar import LoopAxis
-from ..ir.grammar import Op
-from ..ir.grammar import OperandRef
-from ..ir.grammar import Program
-from ..ir.grammar import Region
-from ..ir.grammar import TileAttrs
-from ..ir.grammar import Value
-from .records import LiveTile
-from .records import RegionFact
+from ..ir.grammar import ForAttrs, LoopAxis, Op, OperandRef, Program, Region, TileAttrs, Value
+from .records import LiveTile, RegionFact
 
 #: Ops to follow back from a dot to the load that feeds it, and from an address to the index it scales.
 MAX_HOPS = 8

@@ -88,13 +88,9 @@ def _tile(tile: Any, name: str) -> Tile:
 
 
 for _function, _attribute in {
-    hl.tile_index: "index",
-    hl.tile_begin: "begin",
-    hl.tile_end: "end",
-    hl.tile_id: "id",
-    hl.tile_count: "count",
+    hl.tile_index: "index", hl.tile_begin: "begin", hl.tile_end: "end", hl.tile_id: "id", hl.tile_count: "count",
     hl.tile_block_size: "block_size",
-}.items():
+}.items():  # fmt: skip
     HL_RULES[_function] = lambda t, tile, name=_attribute: getattr(_tile(tile, f"hl.tile_{name}"), name)
 
 

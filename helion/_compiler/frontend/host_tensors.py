@@ -24,42 +24,11 @@ _NEW = (torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones)
 #: Functions whose result shares memory with their first argument.
 _VIEWS = frozenset(
     (
-        "view",
-        "view_as",
-        "reshape",
-        "reshape_as",
-        "t",
-        "transpose",
-        "swapaxes",
-        "permute",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "expand_as",
-        "broadcast_to",
-        "broadcast_tensors",
-        "flatten",
-        "unflatten",
-        "select",
-        "narrow",
-        "__getitem__",
-        "chunk",
-        "split",
-        "unbind",
-        "detach",
-        "contiguous",
-        "to",
-        "float",
-        "half",
-        "bfloat16",
-        "type",
-        "movedim",
-        "ravel",
-        "diagonal",
-        "as_strided",
-        "unfold",
+        "view", "view_as", "reshape", "reshape_as", "t", "transpose", "swapaxes", "permute", "unsqueeze", "squeeze", "expand",
+        "expand_as", "broadcast_to", "broadcast_tensors", "flatten", "unflatten", "select", "narrow", "__getitem__", "chunk", "split", "unbind", "detach",
+        "contiguous", "to", "float", "half", "bfloat16", "type", "movedim", "ravel", "diagonal", "as_strided", "unfold",
     )
-)
+)  # fmt: skip
 #: Words in the names of host calls that allocate rather than compute.
 _QUIET = (
     "like",

@@ -220,20 +220,8 @@ def _method(value: HostTensorValue | DeviceValue, name: str, what: str) -> Calla
 
 #: Python operators on tensors, by the torch.Tensor method that means the same.
 _OPERATORS = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-)
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift",
+)  # fmt: skip
 _REFLECTED = frozenset(("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"))
 
 
@@ -321,36 +309,9 @@ class Tile:
 
 
 for _name in (
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "floordiv",
-    "rfloordiv",
-    "mod",
-    "rmod",
-    "rsub",
-    "pow",
-    "rpow",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "eq",
-    "ne",
-    "neg",
-    "invert",
-    "bool",
-    "int",
-    "float",
-    "index",
-    "and",
-    "or",
-    "xor",
-    "getitem",
-    "iter",
-    "len",
-):
+    "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "rsub", "pow", "rpow", "lt", "le",
+    "gt", "ge", "eq", "ne", "neg", "invert", "bool", "int", "float", "index", "and", "or", "xor", "getitem", "iter", "len",
+):  # fmt: skip
     setattr(Tile, f"__{_name}__", Tile._refuse)
 Tile.__hash__ = object.__hash__  # type: ignore[method-assign,assignment]
 

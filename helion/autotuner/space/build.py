@@ -21,7 +21,19 @@ from ...fields import (
 from ...hardware import Target
 from ...settings import Settings
 from .core import ConfigSpace, RangeEntries
-from .fields import SMALLEST_CHUNK, BlockSizes, Chunk, Field, Indexing, PerAccess, PerSlot, ReductionLoops, Scalar, Slot
+from .fields import (
+    SMALLEST_CHUNK,
+    BlockSizes,
+    Chunk,
+    Field,
+    Indexing,
+    LoopOrders,
+    PerAccess,
+    PerSlot,
+    ReductionLoops,
+    Scalar,
+    Slot,
+)
 from .survey import Loop, Survey, survey
 
 #: Largest tile of a dimension whose extent is not fixed: it must serve calls larger than the one that was seen.
@@ -207,12 +219,7 @@ def _loop_fields(seen: Survey) -> list[Field]:
     nests = [loop for loop in seen.loops if len(loop.axes) > 1]
     roots = [loop for loop in nests if loop.root is not None]
     return [
-        PerSlot(
-            key="loop_orders",
-            slots=tuple(_order_slot(seen, loop) for loop in nests),
-            per="loop over several dimensions",
-            wish="loop_orders",
-        ),
+        LoopOrders(slots=tuple(_order_slot(seen, loop) for loop in nests)),
         PerSlot(
             key="flatten_loops",
             slots=tuple(

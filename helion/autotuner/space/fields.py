@@ -226,6 +226,19 @@ class BlockSizes(PerSlot):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoopOrders(PerSlot):
+    """Permutations of the dimensions of a loop; the first one of the order varies fastest."""
+
+    key: str = "loop_orders"
+    per: str = "loop over several dimensions"
+    wish: str = "loop_orders"
+
+    def entry(self, at: int, slot: Slot, value: Any) -> list[int]:
+        numbers = isinstance(value, (list, tuple)) and all(type(dim) is int for dim in value)
+        return super().entry(at, slot, value if numbers else repr(value))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chunk(Slot):
     """``low`` is the smallest chunk, ``extent`` the elements of the row, None where they differ from call to call."""
 

@@ -484,22 +484,10 @@ _TABLE: Mapping[str, _Row] = {
     "abs": _Row(floats="tl.abs({0})", ints="tl.abs({0})", native=True),
     "sign": _same(_sign, "{0}"),
     "relu": _Row(floats="tl.maximum({0}, 0.0, propagate_nan=tl.PropagateNan.ALL)", ints="tl.where({0} > 0, {0}, 0)"),
-    "maximum": _Row(
-        floats="tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)", ints="tl.maximum({0}, {1})", bools="{0} | {1}"
-    ),
-    "minimum": _Row(
-        floats="tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)", ints="tl.minimum({0}, {1})", bools="{0} & {1}"
-    ),
-    "fmax": _Row(
-        floats="tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.NONE)",
-        ints="tl.maximum({0}, {1})",
-        bools="{0} | {1}",
-    ),
-    "fmin": _Row(
-        floats="tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.NONE)",
-        ints="tl.minimum({0}, {1})",
-        bools="{0} & {1}",
-    ),
+    "maximum": _extremum("maximum", "ALL", "{0} | {1}"),
+    "minimum": _extremum("minimum", "ALL", "{0} & {1}"),
+    "fmax": _extremum("maximum", "NONE", "{0} | {1}"),
+    "fmin": _extremum("minimum", "NONE", "{0} & {1}"),
     "floor": _Row(floats="tl.floor({0})", ints="{0}"),
     "ceil": _Row(floats="tl.ceil({0})", ints="{0}"),
     "round": _Row(floats="libdevice.nearbyint({0})", ints="{0}"),  # half to even
