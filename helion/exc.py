@@ -109,7 +109,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     # --- lowering ------------------------------------------------------------------------------------------------
     ("BackendUnsupported", "BaseError", "{what} is not supported by the {backend} backend{remedy}."),
     ("InductorLoweringError", "BaseError", "{0}"),
-    ("UnsupportedTorchFunction", "InductorLoweringError", "{name} is not supported in device code{remedy}."),
+    ("UnsupportedTorchFunction", "InductorLoweringError, BackendUnsupported", "{name} is not supported in device code{remedy}."),
     ("TorchOpTracingError", "BaseError", "{name} was refused by torch: {reason}"),
     ("InternalError", "BaseError", "Internal error of the compiler in step {step!r}: {reason}. Please report it with the kernel."),
     ("VerifierError", "InternalError", "The device IR is malformed after step {step!r}: {reason}"),
@@ -132,10 +132,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 for _name, _base, _template in _TABLE:
-    globals()[_name] = type(
-        _name, (globals()[_base],), {"template": _template, "__module__": __name__, "__doc__": _template}
-    )
-UnsupportedTorchFunction.__bases__ = (InductorLoweringError, BackendUnsupported)  # noqa: F821  # type: ignore[name-defined]
+    _bases = tuple(globals()[base] for base in _base.split(", "))
+    globals()[_name] = type(_name, _bases, {"template": _template, "__module__": __name__, "__doc__": _template})
 
 
 def __getattr__(name: str) -> Any:  # the classes above are made from the table; this line is for type checkers

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import exc
-from ._compiler.backends.triton.module import render_module
+from ._compiler.backends import BACKENDS
 from ._compiler.context import CompileContext
 from ._compiler.facts.collect import collect_facts
 from ._compiler.facts.records import KernelFacts
@@ -90,7 +90,7 @@ class Analysis:
         code = self._codes.get(config)
         if code is None:
             plan = build_plan(self.program, self.rollable, config, self.settings)
-            code = self._codes[config] = Code(plan, render_module(plan))
+            code = self._codes[config] = Code(plan, BACKENDS[self.settings.backend].render(plan))
         return code
 
 
@@ -103,8 +103,9 @@ def analyse(
     constants: frozenset[str],
 ) -> Analysis:
     """Walk a kernel on its arguments. Raises every error of the user's program."""
-    if settings.backend != "triton":
-        raise exc.BackendUnsupported(what=f"Kernel {name!r}", backend=settings.backend, remedy="; use backend='triton'")
+    if settings.backend not in BACKENDS:
+        known = ", ".join(map(repr, BACKENDS))
+        raise exc.BackendUnsupported(what=f"Kernel {name!r}", backend=settings.backend, remedy=f"; there is {known}")
     wanted = settings.index_dtype_name
     context = CompileContext(
         settings=settings,

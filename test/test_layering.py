@@ -53,7 +53,7 @@ INNER = {
         "pipeline",
     ),
     # The search space turns a heuristic's proposal into lists, so what a proposal is stands above it, the rules below.
-    "autotuner": ("heuristics.base", "space", "legalise", "heuristics", "search", "measure", "cache", "report"),
+    "autotuner": ("heuristics.base", "space", "legalise", "heuristics", "seeds", "default", "search", "measure", "cache", "report"),
 }
 # Each folder in here is one backend; nobody outside names one.
 BACKENDS = "_compiler.backends"

@@ -68,17 +68,17 @@ def _parse(code: types.CodeType) -> FunctionSource | None:
         return None
     file = code.co_filename
     if code.co_name == "<lambda>":
-        node = _find_lambda(code, code.co_firstlineno)
-        return None if node is None else FunctionSource(node, file, "<lambda>")
+        found = _find_lambda(code, code.co_firstlineno)
+        return None if found is None else FunctionSource(found, file, "<lambda>")
     text = "".join(lines)
     dedented = textwrap.dedent(text)
     shift = len(lines[0]) - len(lines[0].lstrip())
     tree = ast.parse(dedented)
     ast.increment_lineno(tree, first - 1)
     for node in ast.walk(tree):
-        if hasattr(node, "col_offset"):
+        if isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
             node.col_offset += shift
-            node.end_col_offset = (node.end_col_offset or 0) + shift  # type: ignore[attr-defined]
+            node.end_col_offset = (node.end_col_offset or 0) + shift
     function = tree.body[0]
     return FunctionSource(function, file, code.co_name) if isinstance(function, ast.FunctionDef) else None
 

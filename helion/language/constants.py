@@ -21,7 +21,7 @@ class ConstExpr(Generic[_T]):
         self.value = value
 
     def __index__(self) -> int:
-        return int(self.value)  # type: ignore[call-overload, no-any-return]
+        return int(self.value)  # type: ignore[call-overload]
 
     def __bool__(self) -> bool:
         return bool(self.value)

@@ -143,7 +143,7 @@ class BoundKernel:
         module = self.compile_config(full, allow_print=False)
         code = self._analysis.code(full)
         kernel = module.__globals__[code.plan.kernel_name]
-        return measure.resources(kernel, code.plan, self.target)
+        return measure.resources(kernel, code.plan, self.settings.backend, self.target)
 
     # --- running ---------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import torch
 import triton
 
 from .. import exc
-from .._compiler.backends.triton.ops_pointwise import SIGNATURE_DTYPES
-from .._compiler.plan.records import NumberArgument, Plan
+from .._compiler.backends import BACKENDS
+from .._compiler.plan.records import Plan
 from .._compiler.toolchain.offline import compile_offline
 from .._compiler.toolchain.resources import Resources, measure
 from ..config import Config
@@ -24,35 +24,9 @@ if TYPE_CHECKING:
 _REPETITIONS = 11
 
 
-def resources(kernel: triton.JITFunction, plan: Plan, target: Target) -> Resources:
+def resources(kernel: triton.JITFunction, plan: Plan, backend: str, target: Target) -> Resources:
     """Compile ``kernel`` for ``target`` with no GPU, as a launch with 16-byte aligned tensors would, and measure it."""
-    signature: dict[str, str] = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in plan.tensors}
-    signature.update({a.name: _number_type(a) for a in plan.numbers})
-    constexprs: dict[str, object] = {}
-    if plan.launch.persistent:
-        signature["_NUM_SM"] = "constexpr"
-        constexprs["_NUM_SM"] = target.num_sms
-    integers = [a for a in plan.numbers if a.kind is int]
-    divisible = {a.name for a in plan.tensors} | {a.name for a in integers if a.hint % 16 == 0}
-    compiled = compile_offline(
-        kernel,
-        signature=signature,
-        constexprs=constexprs,
-        divisible=frozenset(divisible),
-        equal_to_one=frozenset(a.name for a in integers if a.hint == 1),
-        target=target,
-        options=dict(plan.launch.options),
-    )
-    return measure(compiled, target)
-
-
-def _number_type(argument: NumberArgument) -> str:
-    """How Triton types a Python number that is passed to a kernel."""
-    if argument.kind is bool:
-        return "u1"
-    if argument.kind is float:
-        return "fp32"
-    return "i32" if -(2**31) <= argument.hint < 2**31 else "i64"
+    return measure(compile_offline(kernel, **BACKENDS[backend].signature(plan, target)), target)
 
 
 def fastest(bound: BoundKernel, configs: Sequence[Config], args: Sequence[Any]) -> Config:

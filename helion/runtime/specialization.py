@@ -22,7 +22,7 @@ def key_of(value: Any, constant: bool = False) -> Hashable:
     if constant or value is None or isinstance(value, (str, torch.dtype, torch.device)):
         return (type(value), value)
     if isinstance(value, (bool, int, float)):
-        return type(value)
+        return ("number", type(value))
     if isinstance(value, (tuple, list)):
         return (type(value), *map(key_of, value))
     if isinstance(value, dict):
@@ -43,7 +43,7 @@ def key_of(value: Any, constant: bool = False) -> Hashable:
 
 def function_key(fn: types.FunctionType) -> Hashable:
     """A function by its code and what it closes over: numbers by value, tensors by type."""
-    cells = []
+    cells: list[Hashable] = []
     for cell in fn.__closure__ or ():
         try:
             content = cell.cell_contents

@@ -425,6 +425,8 @@ def test_a_float_argument_is_float32() -> None:
     double, result = torch.ones(8, dtype=F64), torch.empty(8, dtype=F64)
     interpret(float_scalar_kernel, (1,), (double, result, 0.1), {})
     assert result[0].item() == torch.tensor(0.1).double().item()
+    interpret(float_scalar_kernel, (1,), (double, result, -0.0), {})
+    assert torch.signbit(result).all()
 
 
 # Math functions, against float64

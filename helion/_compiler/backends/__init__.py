@@ -1,1 +1,26 @@
-"""Code generators, one folder each, with the same file names."""
+"""Code generators, by name. Outside of this folder nobody names one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...hardware import Target
+from ..plan.records import Plan
+from .triton.module import render_module
+from .triton.signature import offline_signature
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """``render`` gives a plan as module text; ``signature`` the keyword arguments of ``toolchain.offline.compile_offline``."""
+
+    name: str
+    render: Callable[[Plan], str]
+    signature: Callable[[Plan, Target], Mapping[str, Any]]
+
+
+BACKENDS: dict[str, Backend] = {
+    "triton": Backend(name="triton", render=render_module, signature=offline_signature),
+}

@@ -117,9 +117,8 @@ class Expressions:
         return set(self._items(node.elts))
 
     def eval_JoinedStr(self, node: ast.JoinedStr) -> str:
-        return "".join(
-            str(self.eval(v)) if isinstance(v, ast.Constant) else str(self.eval(v.value)) for v in node.values
-        )  # type: ignore[attr-defined]
+        parts: list[Any] = node.values
+        return "".join(str(self.eval(p) if isinstance(p, ast.Constant) else self.eval(p.value)) for p in parts)
 
     def eval_Slice(self, node: ast.Slice) -> slice:
         return slice(*(None if part is None else self.eval(part) for part in (node.lower, node.upper, node.step)))

@@ -89,7 +89,7 @@ def _dense_strides(value: HostTensorValue) -> tuple[Number, ...]:
     sizes = [(stride, size) for stride, size in zip(value.strides, value.shape, strict=True)]
     if any(isinstance(x, Expr) for pair in sizes for x in pair):
         return value.strides
-    expected = 1
+    expected: Any = 1
     for stride, size in sorted(pair for pair in sizes if pair[1] != 1):
         if stride != expected:
             # not dense: torch keeps the order of the dimensions by stride and packs them

@@ -232,7 +232,7 @@ class Tracer:
                 kinds.append((operand.dtype, operand.ndim))
             else:
                 number = operand.number if isinstance(operand, DeviceValue) else operand
-                kinds.append(hint_of(number))
+                kinds.append(hint_of(number))  # type: ignore[arg-type]
         try:
             return result_dtype(name, kinds)
         except (TypeError, RuntimeError) as error:

@@ -49,7 +49,7 @@ class Value:
     name: str = ""
 
 
-Operand = Union[Value, int, float, bool]
+Operand = Value | int | float | bool
 
 
 # --- attributes ----------------------------------------------------------------------------------------------------------
@@ -185,19 +185,19 @@ class ForAttrs:
     chunked: bool = False
 
 
-Attrs = Union[
-    NumberAttrs,
-    TileAttrs,
-    IotaAttrs,
-    MemoryAttrs,
-    PointwiseAttrs,
-    ReduceAttrs,
-    DotAttrs,
-    ViewAttrs,
-    MaskAttrs,
-    ForAttrs,
-    None,
-]
+Attrs = (
+    NumberAttrs
+    | TileAttrs
+    | IotaAttrs
+    | MemoryAttrs
+    | PointwiseAttrs
+    | ReduceAttrs
+    | DotAttrs
+    | ViewAttrs
+    | MaskAttrs
+    | ForAttrs
+    | None
+)
 Kind = Literal[
     "number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "dot", "view", "mask", "for", "if"
 ]

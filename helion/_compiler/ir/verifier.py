@@ -13,6 +13,7 @@ from .grammar import (
     MaskAttrs,
     MemoryAttrs,
     Op,
+    Operand,
     PointwiseAttrs,
     Program,
     ReduceAttrs,
@@ -68,8 +69,8 @@ class _Verifier:
             for result in op.results:
                 self.check(id(result) not in known, f"%{result.number} is defined twice")
                 known.add(id(result))
-        for result in region.results:
-            self.check(not isinstance(result, Value) or id(result) in known, "a region yields an undefined value")
+        for operand in region.results:
+            self.check(not isinstance(operand, Value) or id(operand) in known, "a region yields an undefined value")
 
     def op(self, op: Op, active: frozenset[int]) -> None:
         method = getattr(self, f"op_{op.kind}", None)
@@ -175,7 +176,8 @@ class _Verifier:
             "a loop carries different numbers of values in and out",
         )
         for initial, param, after, result in zip(carried, region.params, region.results, op.results, strict=True):
-            for value in (initial, after, result):
+            carried_values: tuple[Operand, ...] = (initial, after, result)
+            for value in carried_values:
                 if isinstance(value, Value):
                     self.check(
                         (value.dtype, value.dims) == (param.dtype, param.dims),

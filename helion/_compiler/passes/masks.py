@@ -15,7 +15,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Union
 
 import torch
 
@@ -42,7 +41,7 @@ class SameAs:
 
 
 #: What lanes out of range along one dimension hold; None is unknown.
-Tail = Union[int, float, bool, SameAs, None]
+Tail = int | float | bool | SameAs | None
 Tails = tuple[Tail, ...]
 
 

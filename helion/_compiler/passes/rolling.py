@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+from ..._shapes import Expr
 from ..ir.grammar import (
     Block,
     ForAttrs,
@@ -215,7 +216,7 @@ class _Roller:
             operands = tuple(self.rename(o, renamed) if isinstance(o, Value) else o for o in op.operands)
             clones = tuple(self.clone(r, renamed) for r in op.results)
             body.append(replace(op, operands=operands, results=clones))
-        assert self.extent is not None
+        assert isinstance(self.extent, (int, Expr))
         attrs = ForAttrs((LoopAxis(self.block, 0, self.extent),), len(params), chunked=True)
         region = Region(tuple(params), tuple(body), tuple(results))
         totals = tuple(total for total, _ in finals)

@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..ir.grammar import EFFECTS, ForAttrs, LoopAxis, NumberAttrs, Op, Operand, OperandRef, Program, Region, Value
+from ..ir.grammar import (
+    EFFECTS,
+    ForAttrs,
+    LoopAxis,
+    MaskAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    Program,
+    Region,
+    Value,
+)
 
 _PURE = frozenset(("number", "tile", "iota", "full", "pointwise", "reduce", "view", "mask"))
 
@@ -75,11 +87,11 @@ def _shifted(bound: Any, by: int) -> Any:
 
 
 def _key(op: Op) -> Any:
-    attrs = op.attrs.expr.key if isinstance(op.attrs, NumberAttrs) else op.attrs
+    attrs: Any = op.attrs.expr.key if isinstance(op.attrs, NumberAttrs) else op.attrs
     # numbers by type and text: 0, 0.0, -0.0 and False are equal in Python
     operands = tuple(id(o) if isinstance(o, Value) else (type(o), repr(o)) for o in op.operands)
-    if op.kind == "mask":
-        attrs = (attrs.dims, type(attrs.fill), repr(attrs.fill))
+    if isinstance(op.attrs, MaskAttrs):
+        attrs = (op.attrs.dims, type(op.attrs.fill), repr(op.attrs.fill))
     return (op.kind, operands, attrs, op.result.dtype, op.result.dims)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..._shapes import Expr, next_power_of_2
+from ..._shapes import hint_of, next_power_of_2
 from ..ir.grammar import Block, Program
 
 
@@ -16,9 +16,8 @@ def chunks(rollable: tuple[int, ...], config: Mapping[str, Any]) -> dict[int, in
 
 def padded_extent(block: Block) -> int:
     """The size of a whole dimension held at once: the next power of two, at least what a matrix product takes."""
-    extent = block.extent
-    assert extent is not None
-    return max(next_power_of_2(extent.hint if isinstance(extent, Expr) else extent), block.min_size)
+    assert block.extent is not None
+    return max(next_power_of_2(hint_of(block.extent)), block.min_size)
 
 
 def block_sizes(program: Program, rollable: tuple[int, ...], config: Mapping[str, Any]) -> dict[int, int]:

@@ -248,7 +248,7 @@ def _loop_fields(seen: Survey) -> list[Field]:
 
 def _order_slot(seen: Survey, loop: Loop) -> Slot:
     order = PermutationFragment(len(loop.axes))
-    return Slot(name=seen.axes_text(loop.axes), fragment=order, initial=order.default(), ids=_root_ids(loop))
+    return Slot(name=seen.axes_text(loop.axes), fragment=order, initial=list(order.default()), ids=_root_ids(loop))
 
 
 def _root_ids(loop: Loop) -> tuple[int, ...]:

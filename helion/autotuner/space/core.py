@@ -63,6 +63,13 @@ class ConfigSpace:
         """The keys of a full config, in order."""
         return tuple(field.key for field in self.fields)
 
+    def field(self, key: str) -> Field:
+        """The field of one key. Raises KeyError for a key that a full config does not have."""
+        found = next((field for field in self.fields if field.key == key), None)
+        if found is None:
+            raise KeyError(f"{self.kernel} has no config key {key!r}; it has {', '.join(self.keys)}")
+        return found
+
     def normalize(self, config: Config | Mapping[str, Any]) -> Config:
         """The full config that ``config`` stands for: every key, in order, each value in its normal form.
 

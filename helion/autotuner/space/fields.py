@@ -234,8 +234,9 @@ class LoopOrders(PerSlot):
     wish: str = "loop_orders"
 
     def entry(self, at: int, slot: Slot, value: Any) -> list[int]:
-        numbers = isinstance(value, (list, tuple)) and all(type(dim) is int for dim in value)
-        return super().entry(at, slot, value if numbers else repr(value))
+        if not isinstance(value, (list, tuple)) or any(type(dim) is not int for dim in value):
+            raise self.refusal(at, slot, f"must be a permutation of {slot.initial}, got {value!r}")
+        return super().entry(at, slot, value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,8 @@ def _pointer(address: int, element: tl.dtype) -> Tensor:
 
 
 def _number(value: Any, dtype: tl.dtype) -> Tensor:
-    return SEMANTIC.scalar_constant(value, dtype)
+    # Not scalar_constant, which loses the sign of -0.0.
+    return Tensor(getattr(SEMANTIC.builder, f"get_{dtype.name}")(value), dtype)
 
 
 class _Arguments:
@@ -58,6 +59,18 @@ class _Arguments:
     def regions(self) -> Iterator[Region]:
         for start, (size, names) in self.storages.items():
             yield Region(start=start, size=size, owner="argument " + " and ".join(repr(n) for n in names))
+
+    def all(self, fn: JITFunction, bound: Mapping[str, object]) -> dict[str, Any]:
+        """Every argument of ``fn`` by name."""
+        values = {}
+        for parameter in fn.params:
+            name = parameter.name
+            if parameter.is_constexpr:
+                values[name] = adapt(bound[name])
+            else:
+                value = self.value(name, bound[name], specialize=not parameter.do_not_specialize)
+                values[name] = _annotated(value, parameter.annotation_type)
+        return values
 
     def tensor(self, name: str, value: torch.Tensor, element: tl.dtype | None = None) -> Tensor:
         """A pointer to ``value``'s first element."""
@@ -189,20 +202,13 @@ def interpret(fn: JITFunction, grid: tuple[int, ...], args: Sequence[object], kw
     sizes = _checked_grid(fn, grid)
     with TRITON_LOCK, np.errstate(all="ignore"):
         builder = SEMANTIC.builder
-        arguments = _Arguments(fn.__name__)
-        values: dict[str, object] = {}
-        bound = _bound(fn, args, kwargs)
-        for parameter in fn.params:
-            value = bound[parameter.name]
-            if parameter.is_constexpr:
-                values[parameter.name] = adapt(value)
-            else:
-                value = arguments.value(parameter.name, value, specialize=not parameter.do_not_specialize)
-                values[parameter.name] = _annotated(value, parameter.annotation_type)
         outer = (builder.kernel, builder.memory, builder.grid, builder.program)
         Interpreted.launch += 1
+        builder.begin(fn.__name__, Memory((), lambda: builder.place), sizes)
         try:
-            builder.begin(fn.__name__, Memory(tuple(arguments.regions()), lambda: builder.place), sizes)
+            arguments = _Arguments(fn.__name__)
+            values = arguments.all(fn, _bound(fn, args, kwargs))
+            builder.memory = Memory(tuple(arguments.regions()), lambda: builder.place)
             function = interpreted(fn).refresh()
             for z in range(sizes[2]):
                 for y in range(sizes[1]):

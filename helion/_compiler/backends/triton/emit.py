@@ -65,7 +65,12 @@ class _Emitter:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.program = plan.program
-        taken = {a.name for a in (*plan.tensors, *plan.numbers)} | {b.symbol for b in plan.blocks} | set(RESERVED)
+        taken = (
+            {a.name for a in plan.tensors}
+            | {a.name for a in plan.numbers}
+            | {b.symbol for b in plan.blocks}
+            | set(RESERVED)
+        )
         self.names = Names(NameSpace(frozenset(taken)))
         self.lines = Lines(plan.origin_lines)
         self.tensor_names = {a.tensor.id: a.name for a in plan.tensors}

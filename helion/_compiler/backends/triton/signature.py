@@ -1,0 +1,48 @@
+"""What Triton knows of a kernel's arguments at a launch, for compiling with no GPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...._shapes import hint_of
+from ....hardware import Target
+from ...ir.grammar import HostTensor
+from ...plan.records import NumberArgument, Plan
+from .ops_pointwise import SIGNATURE_DTYPES
+
+#: Below this size AMD's backend addresses a tensor with buffer instructions.
+_SMALL_BYTES = 2**31
+
+
+def offline_signature(plan: Plan, target: Target) -> dict[str, Any]:
+    """As for a launch with tensors aligned to 16 bytes and the numbers seen when binding."""
+    types = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in plan.tensors}
+    types.update({a.name: _number_type(a) for a in plan.numbers})
+    constexprs = {}
+    if plan.launch.persistent:
+        types["_NUM_SM"] = "constexpr"
+        constexprs["_NUM_SM"] = target.num_sms
+    integers = [a for a in plan.numbers if a.kind is int]
+    return {
+        "signature": types,
+        "constexprs": constexprs,
+        "divisible": frozenset((*(a.name for a in plan.tensors), *(a.name for a in integers if a.hint % 16 == 0))),
+        "equal_to_one": frozenset(a.name for a in integers if a.hint == 1),
+        "small_pointers": frozenset(a.name for a in plan.tensors if _bytes(a.tensor) < _SMALL_BYTES),
+        "target": target,
+        "options": dict(plan.launch.options),
+    }
+
+
+def _number_type(argument: NumberArgument) -> str:
+    """How Triton types a Python number that is passed to a kernel."""
+    if argument.kind is bool:
+        return "u1"
+    if argument.kind is float:
+        return "fp32"
+    return "i32" if -(2**31) <= argument.hint < 2**31 else "i64"
+
+
+def _bytes(tensor: HostTensor) -> int:
+    return math.prod(hint_of(size) for size in tensor.shape) * tensor.dtype.itemsize

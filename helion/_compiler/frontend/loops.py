@@ -1,0 +1,322 @@
+"""Loops: grid loops become roots, device loops become ``for`` ops, others are unrolled."""
+
+from __future__ import annotations
+
+import ast
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ... import exc
+from ... import language as hl
+from ..._shapes import Expr, hint_of, next_power_of_2
+from ..ir.grammar import Block, Bound, ForAttrs, LoopAxis, Op, Operand, OperandRef, Region, Root, Value
+from .branches import Branches
+from .expressions import Expressions
+from .frames import assigned_names
+from .hl_functions import specialize
+from .values import DeviceValue, LoopSpec, Tile, TileTuple, describe
+from .walk import device_value_on_host, loop_local
+
+_LOOPS = {hl.tile: "hl.tile", hl.grid: "hl.grid", hl.static_range: "hl.static_range", range: "range"}
+
+
+@dataclass
+class _Trial:
+    """One trace of a loop body: the params it was given, its ops, and the names afterwards."""
+
+    params: dict[str, Value]
+    ops: list[Op]
+    after: dict[str, Any]
+
+
+class Loops(Branches):
+    """Walks ``for`` statements."""
+
+    def _is_grid_loop(self, e: Expressions, statement: ast.stmt) -> bool:
+        if not isinstance(statement, ast.For) or not isinstance(statement.iter, ast.Call):
+            return False
+        try:
+            function = e.eval(statement.iter.func)
+        except exc.Base:
+            return False
+        return function is hl.tile or function is hl.grid
+
+    def do_For(self, e: Expressions, node: ast.For) -> None:
+        function = e.eval(node.iter.func) if isinstance(node.iter, ast.Call) else None
+        name = _LOOPS.get(function) if isinstance(function, (type, types.FunctionType)) else None
+        if name is None or (name == "range" and not self.t.on_device):
+            self._unrolled(e, node, e.eval(node.iter))
+            return
+        if node.orelse:
+            raise exc.DeviceLoopElseBlock()
+        spec = self._loop_spec(e, name, node)
+        if name == "hl.static_range":
+            self._unrolled(
+                e, node, range(*(self._constant(v) for v in (spec.begins[0], spec.ends[0], spec.sizes[0] or 1)))
+            )
+        elif self.t.on_device:
+            self._device_loop(e, node, spec)
+        else:
+            self._root(e, node, spec)
+
+    def _constant(self, value: Any) -> int:
+        if not isinstance(value, int):
+            raise exc.TypeInferenceError(f"hl.static_range needs constant bounds, got {describe(value)}.")
+        return value
+
+    def _unrolled(self, e: Expressions, node: ast.For, iterable: Any) -> None:
+        for item in e.iterate(iterable, node.iter):
+            self.bind(e, node.target, item)
+            self.execute_all(e, node.body)
+        self.execute_all(e, node.orelse)
+
+    def _loop_spec(self, e: Expressions, name: str, node: ast.For) -> LoopSpec:
+        call = node.iter
+        assert isinstance(call, ast.Call)
+        args = [e.eval(a) for a in call.args]
+        kwargs = {k.arg: e.eval(k.value) for k in call.keywords}
+        e.at(call)
+        if not 1 <= len(args) <= 3 or (len(args) == 3 and name == "hl.tile" and "block_size" in kwargs):
+            raise exc.TypeInferenceError(f"{name} takes one or two bounds, got {len(args)} arguments.")
+        extra_name = "block_size" if name == "hl.tile" else "step"
+        extra = kwargs.pop(extra_name, args[2] if len(args) == 3 else None)
+        if kwargs:
+            raise exc.TypeInferenceError(f"{name} has no argument {next(iter(kwargs))!r}.")
+        if len(args) == 1 or args[1] is None:
+            begins, ends = None, args[0]
+        else:
+            begins, ends = args[0], args[1]
+        sequence = isinstance(ends, (tuple, list))
+        ends = tuple(ends) if sequence else (ends,)
+        if begins is None:
+            begins = (0,) * len(ends)
+        elif isinstance(begins, (tuple, list)) != sequence:
+            raise exc.IncorrectTileUsage(how="with a list as one bound and a scalar as the other")
+        else:
+            begins = tuple(begins) if sequence else (begins,)
+        sizes = tuple(extra) if isinstance(extra, (tuple, list)) else (extra,) * len(ends)
+        if not len(begins) == len(ends) == len(sizes):
+            raise exc.TypeInferenceError(
+                f"{name} got {len(begins)} begins, {len(ends)} ends and {len(sizes)} {extra_name}s."
+            )
+        return LoopSpec(name, name != "hl.tile", begins, ends, sizes, sequence)
+
+    def _axes(self, spec: LoopSpec, target: ast.expr, operands: list[Operand]) -> list[tuple[LoopAxis, Block]]:
+        names = [t.id if isinstance(t, ast.Name) else "" for t in getattr(target, "elts", [target])]
+        if len(names) != len(spec.ends):
+            names = [f"{names[0]}_{i}" for i in range(len(spec.ends))]
+        return [self._axis(spec, i, names[i] or f"axis_{i}", operands) for i in range(len(spec.ends))]
+
+    def _axis(self, spec: LoopSpec, i: int, name: str, operands: list[Operand]) -> tuple[LoopAxis, Block]:
+        begin, end, size = spec.begins[i], spec.ends[i], spec.sizes[i]
+        for bound in (begin, end):
+            if isinstance(bound, Tile):
+                raise exc.TileOfTile()
+            if isinstance(bound, bool) or not isinstance(bound, (int, Expr, DeviceValue)):
+                raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, got {describe(bound)}.")
+            if isinstance(bound, DeviceValue) and bound.dims:
+                raise exc.TypeInferenceError(f"A bound of {spec.name} must be a scalar, got {bound!r}.")
+        if isinstance(begin, int) and isinstance(end, int) and begin > end:
+            raise exc.InvalidTileRange(begin=begin, end=end)
+        extent = None if isinstance(begin, DeviceValue) or isinstance(end, DeviceValue) else end - begin
+        block = self._block(spec, size, extent, name)
+        step = 1 if not spec.scalar or size is None else size
+        return LoopAxis(block.id, self._bound(begin, operands), self._bound(end, operands), spec.scalar, step), block
+
+    def _bound(self, bound: Any, operands: list[Operand]) -> Bound:
+        if isinstance(bound, DeviceValue):
+            operands.append(bound.value)
+            return OperandRef(len(operands) - 1)
+        return bound
+
+    def _block(self, spec: LoopSpec, size: Any, extent: Any, name: str) -> Block:
+        if spec.scalar:
+            return self.t.new_block("grid", extent, size=1, name=name)
+        if size is None:
+            maximum = next_power_of_2(max(1, extent)) if isinstance(extent, int) else None
+            return self.t.new_block("tile", extent, name=name, max_size=maximum)
+        if isinstance(size, Expr) and size.op == "block":
+            block = self.t.blocks[size.args[0]]
+            if block.id in self.t.active_blocks:
+                raise exc.NestedDeviceLoopsConflict(block=block.name)
+            if extent is None or hint_of(extent) > hint_of(block.extent or 0):
+                self.t.update_block(block.id, extent=extent)
+            return self.t.blocks[block.id]
+        if isinstance(size, Expr):
+            size = specialize(self.t, size)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise exc.TypeInferenceError(
+                f"block_size must be a positive integer or a registered block size, got {describe(size)}."
+            )
+        if size & (size - 1):
+            raise exc.BackendUnsupported(
+                what=f"block_size={size}", backend="Triton", remedy=": it must be a power of two"
+            )
+        return self.t.new_block("tile", extent, size=size, name=name)
+
+    def _loop_variable(self, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec) -> Any:
+        variables: list[Any] = []
+        for axis, block in axes:
+            tile = Tile(self.t, block)
+            self.t.active_blocks[block.id] = tile
+            variables.append(self.t.tile_field(tile, "index") if axis.scalar else tile)
+        if not spec.sequence:
+            return variables[0]
+        return tuple(variables) if spec.scalar else TileTuple(variables)
+
+    def _bind_loop_target(self, e: Expressions, target: ast.expr, variable: Any, spec: LoopSpec) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)) and not spec.sequence:
+            raise exc.FailedToUnpackTile(count=len(target.elts))
+        self.bind(e, target, variable)
+
+    def _root(self, e: Expressions, node: ast.For, spec: LoopSpec) -> None:
+        if not any(node is statement for statement in self.kernel_frame.source.node.body):  # type: ignore[union-attr]
+            raise exc.NestedGridLoop(name=spec.name, parent="another statement")
+        frame = e.frame
+        outer = dict(frame.names)
+        frame.host_names = frozenset(outer)
+        operands: list[Operand] = []
+        axes = self._axes(spec, node.target, operands)
+        with self.t.builder.region() as ops:
+            self._bind_loop_target(e, node.target, self._loop_variable(axes, spec), spec)
+            self.execute_all(e, node.body)
+        self.t.active_blocks.clear()
+        self.t.builder.location = None
+        location = frame.source.location(node)
+        self.roots.append(Root(axes=tuple(a for a, _ in axes), body=Region((), tuple(ops), ()), location=location))
+        left = {n: device_value_on_host(n) for n in frame.names if n not in outer}
+        frame.host_names = frozenset()
+        frame.names = {**outer, **left}
+
+    def _device_loop(self, e: Expressions, node: ast.For, spec: LoopSpec) -> None:
+        before = dict(e.frame.names)
+        operands: list[Operand] = []
+        snapshot = self.t.snapshot()
+        widened: dict[str, torch.dtype] = {}
+        while True:
+            axes = self._axes(spec, node.target, operands)
+            trial = self._trace_body(e, node, spec, axes, before, widened)
+            grown = {n: v.dtype for n, v in self._grown(trial, before).items() if n not in widened}
+            if not grown:
+                break
+            # a number that changes in the loop has to be a run-time scalar: trace again with it as one
+            widened.update(grown)
+            self.t.restore(snapshot)
+            operands.clear()
+            e.frame.names = dict(before)
+        e.at(node)
+        self._finish_loop(e, node, axes, trial, before, operands)
+
+    def _trace_body(
+        self,
+        e: Expressions,
+        node: ast.For,
+        spec: LoopSpec,
+        axes: list[tuple[LoopAxis, Block]],
+        before: dict[str, Any],
+        widened: dict[str, torch.dtype],
+    ) -> _Trial:
+        params: dict[str, Value] = {}
+        for name in assigned_names(node.body):
+            value = before.get(name)
+            if isinstance(value, DeviceValue):
+                params[name] = self.t.builder.value(value.dtype, value.dims, name)
+            elif name in widened:
+                params[name] = self.t.builder.value(widened[name], (), name)
+        e.frame.names = {**before, **{n: self.t.wrap(v) for n, v in params.items()}}
+        with self.t.builder.region() as ops:
+            self._bind_loop_target(e, node.target, self._loop_variable(axes, spec), spec)
+            self.execute_all(e, node.body)
+        for _, block in axes:
+            self.t.active_blocks.pop(block.id, None)
+        return _Trial(params, ops, e.frame.names)
+
+    def _grown(self, trial: _Trial, before: dict[str, Any]) -> dict[str, DeviceValue]:
+        """Numbers from before the loop that its body changed, with their values at its end."""
+        found = {}
+        for name, value in before.items():
+            after = trial.after.get(name)
+            if name in trial.params or after is value or not isinstance(value, (int, float, Expr)):
+                continue
+            if isinstance(after, (int, float)) and type(after) is type(value) and after == value:
+                continue
+            kind = value.kind if isinstance(value, Expr) else type(value)
+            dtype = torch.bool if kind is bool else torch.float32 if kind is float else self.t.context.index_dtype
+            if isinstance(after, DeviceValue):
+                if after.dims:
+                    raise exc.ControlFlowTensorMismatch(
+                        name=name, before=describe(value), after=repr(after), construct="loop"
+                    )
+                dtype = after.dtype
+            elif isinstance(after, float) or (isinstance(after, Expr) and after.kind is float):
+                dtype = torch.float32
+            elif not isinstance(after, (int, Expr)):
+                raise exc.CantCombineTypesInControlFlow(
+                    name=name, before=describe(value), after=describe(after), construct="loop"
+                )
+            found[name] = self.t.wrap(Value(-1, dtype, (), name))
+        return found
+
+    def _finish_loop(
+        self,
+        e: Expressions,
+        node: ast.For,
+        axes: list[tuple[LoopAxis, Block]],
+        trial: _Trial,
+        before: dict[str, Any],
+        bounds: list[Operand],
+    ) -> None:
+        used = {id(v) for op in trial.ops for inner in op.walk() for v in inner.values()}
+        used.update(id(v) for op in trial.ops for inner in op.walk() for r in inner.regions for v in r.results)
+        carried: list[tuple[str, Operand, Value, Value]] = []
+        names = dict(before)
+        for name, param in trial.params.items():
+            after = trial.after[name]
+            if isinstance(after, DeviceValue) and after.value is param and not self._is_number(before[name]):
+                names[name] = before[name]
+                carried.append((name, before[name].value, param, param))
+                continue
+            if not isinstance(after, DeviceValue):
+                after = self._emit_number(trial.ops, after, param, name)
+            if (after.dtype, after.dims) != (param.dtype, param.dims):
+                if id(param) not in used:  # a temporary that happens to reuse the name
+                    names[name] = loop_local(name)
+                    continue
+                raise exc.ControlFlowTensorMismatch(
+                    name=name, before=repr(self.t.wrap(param)), after=repr(after), construct="loop"
+                )
+            initial = before[name]
+            if not isinstance(initial, DeviceValue):
+                initial = self.t.cast(self.t.number(initial), param.dtype)
+            carried.append((name, initial.value, param, after.value))
+        results = [self.t.builder.value(param.dtype, param.dims, name) for name, _, param, _ in carried]
+        for (name, _, _, _), result in zip(carried, results, strict=True):
+            names[name] = self.t.wrap(result)
+        shifted = tuple(_shift_bounds(axis, len(carried)) for axis, _ in axes)
+        region = Region(tuple(p for _, _, p, _ in carried), tuple(trial.ops), tuple(r for _, _, _, r in carried))
+        operands = (*(i for _, i, _, _ in carried), *bounds)
+        attrs = ForAttrs(shifted, len(carried))
+        self.t.builder.append(Op("for", operands, tuple(results), attrs, (region,), self.t.builder.location))
+        for name in trial.after:
+            if name not in before:
+                names[name] = loop_local(name)
+        e.frame.names = names
+
+    def _is_number(self, value: Any) -> bool:
+        return not isinstance(value, DeviceValue)
+
+    def _emit_number(self, ops: list[Op], value: Any, param: Value, name: str) -> DeviceValue:
+        if not isinstance(value, (int, float, Expr)):
+            raise exc.CantCombineTypesInControlFlow(
+                name=name, before=repr(self.t.wrap(param)), after=describe(value), construct="loop"
+            )
+        return self._emit_into(ops, value, self.t.wrap(param))
+
+
+def _shift_bounds(axis: LoopAxis, by: int) -> LoopAxis:
+    """Bounds are operands after the carried values."""
+    bounds = [OperandRef(b.at + by) if isinstance(b, OperandRef) else b for b in (axis.begin, axis.end)]
+    return LoopAxis(axis.block, bounds[0], bounds[1], axis.scalar, axis.step)

@@ -1,0 +1,68 @@
+"""What every part of the walk shares."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from ... import exc
+from ..ir.grammar import Root
+from .expressions import Expressions
+from .frames import Frame
+from .tracer import Tracer
+from .values import Missing
+
+
+class Return(Exception):
+    """Ends the walk of a function."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class WalkerBase:
+    """Walks one kernel. ``roots`` collects its grid loops; ``loop_statements`` where they stand in the body."""
+
+    def __init__(self, t: Tracer, kernel_frame: Frame) -> None:
+        self.t = t
+        self.kernel_frame = kernel_frame
+        self.roots: list[Root] = []
+        self.loop_statements: list[int] = []
+
+    def execute_all(self, e: Expressions, statements: list[ast.stmt]) -> None:
+        for statement in statements:
+            self.execute(e, statement)
+
+    def execute(self, e: Expressions, statement: ast.stmt) -> None:
+        method = getattr(self, f"do_{type(statement).__name__}", None)
+        e.at(statement)
+        if method is None:
+            name = type(statement).__name__.lower()
+            if e.t.on_device:
+                raise exc.NotAllowedOnDevice(what=f"A {name} statement")
+            raise exc.StatementNotSupported(statement=f"A {name} statement", where="host", remedy="")
+        method(e, statement)
+
+    def bind(self, e: Expressions, target: ast.expr, value: Any) -> None:
+        """Assign ``value`` to a name, a subscript, or a tuple of them."""
+        raise NotImplementedError
+
+
+def device_value_on_host(name: str) -> Missing:
+    return Missing(lambda: exc.CannotReadDeviceVariableOnHost(name=name))
+
+
+def defined_in_one_branch(name: str) -> Missing:
+    return Missing(
+        lambda: exc.UndefinedVariable(
+            name=name, detail=" on every way through the if statement; assign it before, or in both branches"
+        )
+    )
+
+
+def loop_local(name: str) -> Missing:
+    return Missing(
+        lambda: exc.UndefinedVariable(
+            name=name, detail=" after the loop that assigns it, which may run zero times; assign it before the loop"
+        )
+    )
