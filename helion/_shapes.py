@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
@@ -80,12 +80,16 @@ class Expr:
                 if isinstance(arg, Expr):
                     yield from arg.leaves()
 
-    def render(self, leaf: Any, *, parent: bool = False) -> str:
+    def combine(self, text: Callable[[Any], str]) -> str:
+        """The source text of an operator; ``text`` gives that of an argument."""
+        parts = [text(arg) for arg in self.args]
+        return f"-{parts[0]}" if self.op == "neg" else f"{parts[0]} {_BINARY[self.op][0]} {parts[1]}"
+
+    def render(self, leaf: Callable[[Expr], str], *, parent: bool = False) -> str:
         """As source text; ``leaf(expr)`` gives the text of host and block leaves."""
         if self.op in ("host", "block"):
             return leaf(self)
-        parts = [a.render(leaf, parent=True) if isinstance(a, Expr) else repr(a) for a in self.args]
-        text = f"-{parts[0]}" if self.op == "neg" else f"{parts[0]} {_BINARY[self.op][0]} {parts[1]}"
+        text = self.combine(lambda arg: arg.render(leaf, parent=True) if isinstance(arg, Expr) else repr(arg))
         return f"({text})" if parent else text
 
     def __bool__(self) -> bool:

@@ -64,7 +64,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("NestedGridLoop", "BaseError", "A grid loop ({name} outside of any device loop) must stand at the top level of the kernel, not under {parent}."),
     ("NestedDeviceLoopsConflict", "BaseError", "This loop reuses block size {block!r}, which an enclosing loop already iterates over; register another block size for it."),
     ("TopLevelStatementBetweenLoops", "BaseError", "Statements between two device loops are not allowed; move this one before the first loop or behind the last."),
-    ("LoopDependencyError", "BaseError", "Tensor {name!r} is written by one device loop and used by a later one without a barrier between them; call hl.barrier() or split the kernel."),
+    ("LoopDependencyError", "BaseError", "Tensor {name!r} is used by two device loops, at least one of which writes it, without a barrier between them; call hl.barrier() or split the kernel."),
     ("FailedToUnpackTile", "BaseError", "hl.tile with a scalar bound gives one tile, which cannot be unpacked into {count} names; write hl.tile([a, b]) for several dimensions."),
     ("FailedToUnpackTupleAssign", "BaseError", "Cannot unpack {value} into {count} names."),
     ("OverpackedTile", "BaseError", "hl.tile([x]) gives a sequence of one tile; write hl.tile(x), or unpack it with `for (tile,) in hl.tile([x])`."),

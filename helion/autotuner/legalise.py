@@ -52,11 +52,10 @@ def legalise(
 def _refusal(predicted: Predicted, space: ConfigSpace, sizes: dict[int, int]) -> str:
     blocks = (block for block in space.survey.blocks if block.kind != "grid")
     tiles = ", ".join(f"{block.name}={sizes[block.id]}" for block in blocks)
-    shared = f"{predicted.shared_bytes} bytes of shared memory, of {space.target.smem_per_block_bytes} that a block has"
-    return (
-        f"does not fit {space.target}, even with one stage and the smallest tiles ({tiles}): "
-        f"{predicted.reason or 'too much is needed'} (it takes {shared})"
+    needs = predicted.reason or (
+        f"{predicted.shared_bytes} bytes of shared memory are needed, and a block has {space.target.smem_per_block_bytes}"
     )
+    return f"does not fit {space.target}, even with one stage and the smallest tiles ({tiles}): {needs}"
 
 
 def _stages(config: Config) -> int:

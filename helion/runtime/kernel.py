@@ -21,7 +21,7 @@ from ..language.constants import ConstExpr
 from ..settings import Settings
 from .bound import BoundKernel
 from .launcher import register_source
-from .specialization import aliasing, key_of, pick
+from .specialization import Keys, aliasing, pick
 
 DEFAULT_TARGET = "sm_90"
 
@@ -75,7 +75,8 @@ class Kernel:
     def specialization_key(self, args: Sequence[Any]) -> Hashable:
         """What compiled code for these arguments depends on (before constants found while compiling)."""
         values = self.normalize_args(*args)
-        parts = tuple(key_of(v, c) for v, c in zip(values, self._constant_at, strict=True))
+        keys = Keys(self.settings.static_shapes)
+        parts = tuple(keys.of(v, c) for v, c in zip(values, self._constant_at, strict=True))
         extra = None if self.key is None else self.key(*values)
         return (parts, aliasing(values), extra)
 

@@ -448,6 +448,7 @@ def test_batch_of_a_matmul_is_one_matrix() -> None:
         (add, (1000,), [32]),
         (add, (1000, 20), [32, 32]),
         (add, (3, 1000, 20), [4, 16, 16]),
+        (add, (20, 20, 20, 20), [8, 8, 8, 8]),
         (scalar_grid, (5, 6, 50), []),
     ],
 )
@@ -463,7 +464,7 @@ def test_three_tiles_with_a_row_share_its_volume() -> None:
             out[a, b, c] = x[a, b, c, :].sum(-1)
         return out
 
-    # (32768 / 64) ** (1 / 3) = 8, (32768 / 128) ** (1 / 3) = 6.3, (32768 / 4096) ** (1 / 3) = 2
+    # 8 * 8 * 8 * 64 = 2 * 2 * 2 * 4096 = 32768, and 4 * 4 * 4 * 128 is less
     for extent, size in ((64, 8), (100, 4), (4096, 2)):
         space = space_of(rows, meta(50, 50, 50, extent, dtype=torch.float32))
         assert space.conservative()["block_sizes"] == [size] * 3

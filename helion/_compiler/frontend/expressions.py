@@ -20,7 +20,7 @@ from ...language._registry import DECLARED
 from ..source import Location, parse_function
 from . import host_tensors
 from .frames import Frame, function_frame, resolve_source
-from .hl_functions import HL_RULES, specialize
+from .hl_functions import HL_RULES
 from .torch_pointwise import truth
 from .torch_shapes import refuse_host
 from .tracer import Tracer, torch_name
@@ -180,7 +180,7 @@ class Expressions:
         if isinstance(value, DeviceValue):
             return self.t.pointwise("logical_not", value)
         if isinstance(value, Expr):
-            return value == 0 if self.t.on_device else not specialize(self.t, value)
+            return value == 0 if self.t.on_device else not self.t.specialize(value)
         return not value
 
     def eval_Compare(self, node: ast.Compare) -> Any:
@@ -234,7 +234,7 @@ class Expressions:
     def truth_on_host(self, value: Any) -> bool:
         """A condition that must be known when compiling; run-time numbers become part of the specialization key."""
         if isinstance(value, Expr):
-            return bool(specialize(self.t, value))
+            return bool(self.t.specialize(value))
         return bool(value)
 
     def eval_ListComp(self, node: ast.ListComp) -> list[Any]:
@@ -394,9 +394,9 @@ class Expressions:
             return function(*args, **kwargs)
         except TypeError as error:
             if not self.t.on_device and "not known when the kernel is compiled" in str(error):
-                known = [specialize(self.t, a) if isinstance(a, Expr) else a for a in args]
+                known = [self.t.specialize(a) if isinstance(a, Expr) else a for a in args]
                 return function(
-                    *known, **{k: specialize(self.t, v) if isinstance(v, Expr) else v for k, v in kwargs.items()}
+                    *known, **{k: self.t.specialize(v) if isinstance(v, Expr) else v for k, v in kwargs.items()}
                 )
             if self.t.on_device:
                 name = getattr(function, "__name__", describe(function))
@@ -448,7 +448,7 @@ def _reduce_pairs(name: str) -> Callable[..., Any]:
     def call(e: Expressions, *args: Any) -> Any:
         items = list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
         if not e.t.on_device:
-            values = [specialize(e.t, item) if isinstance(item, Expr) else item for item in items]
+            values = [e.t.specialize(item) if isinstance(item, Expr) else item for item in items]
             return max(values) if name == "maximum" else min(values)
         result = items[0]
         for item in items[1:]:
@@ -466,7 +466,7 @@ def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
             return e.t.cast(value, dtype)
         if e.t.on_device:
             return e.t.cast(e.t.number(value), dtype)
-        return fallback(specialize(e.t, value))
+        return fallback(e.t.specialize(value))
 
     return call
 
@@ -476,7 +476,7 @@ def _len(e: Expressions, value: Any) -> Any:
 
 
 def _abs(e: Expressions, value: Any) -> Any:
-    return e.t.pointwise("abs", value) if e.t.on_device else abs(specialize(e.t, value))
+    return e.t.pointwise("abs", value) if e.t.on_device else abs(e.t.specialize(value))
 
 
 _BUILTINS: dict[Any, Callable[..., Any]] = {

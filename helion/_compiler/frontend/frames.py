@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import exc
-from ..._shapes import Expr
 from ..source import FunctionSource
 from .values import HostTensorValue, Missing
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def lift_object(t: Tracer, value: Any, source: str) -> Any:
     """A Python object from outside the kernel as an abstract value; ``source`` is a host expression for it."""
     if isinstance(value, torch.Tensor):
-        known = t.lifted.get(id(value))
+        known = t.lifted.get((id(value), source))
         if known is None:
             storage = t.storage_of(value)
             known = HostTensorValue(
@@ -34,7 +33,7 @@ def lift_object(t: Tracer, value: Any, source: str) -> Any:
                 storage,
                 source,
             )
-            t.lifted[id(value)] = known
+            t.lifted[(id(value), source)] = known
         return known
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(lift_object(t, v, f"{source}.{n}") for n, v in zip(value._fields, value, strict=True)))
@@ -98,11 +97,6 @@ def resolve_source(t: Tracer, value: HostTensorValue, frame: Frame) -> None:
         if known is value:
             value.source = name
             return
-
-
-def host_number(name: str, hint: Any, origin: Any = None) -> Expr:
-    """A number known at run time under a host name. ``origin`` says how to find it in the kernel's arguments."""
-    return Expr("host", (name, origin), hint)
 
 
 def assigned_names(statements: list[Any]) -> list[str]:

@@ -119,16 +119,7 @@ def _specialize(t: Tracer, value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_specialize(t, item) for item in value)
     if isinstance(value, Expr):
-        return specialize(t, value)
+        return t.specialize(value)
     if isinstance(value, (int, float)):
         return value
     raise exc.SpecializeArgType(got=describe(value))
-
-
-def specialize(t: Tracer, value: Expr) -> Any:
-    """The number seen when binding; the arguments it depends on become part of the specialization key."""
-    for leaf in value.leaves():
-        if leaf.op != "host" or len(leaf.args) < 2 or leaf.args[1] is None:
-            raise exc.SpecializeArgType(got=repr(value))
-        t.specialized[leaf.args[0]] = leaf.args[1]
-    return value.hint

@@ -16,8 +16,7 @@ from ..ir.grammar import Block, Bound, ForAttrs, LoopAxis, Op, Operand, OperandR
 from .branches import Branches
 from .expressions import Expressions
 from .frames import assigned_names
-from .hl_functions import specialize
-from .values import DeviceValue, LoopSpec, Tile, TileTuple, describe
+from .values import DeviceValue, LoopSpec, Missing, Tile, TileTuple, describe
 from .walk import device_value_on_host, loop_local
 
 _LOOPS = {hl.tile: "hl.tile", hl.grid: "hl.grid", hl.static_range: "hl.static_range", range: "range"}
@@ -146,7 +145,7 @@ class Loops(Branches):
                 self.t.update_block(block.id, extent=extent)
             return self.t.blocks[block.id]
         if isinstance(size, Expr):
-            size = specialize(self.t, size)
+            size = self.t.specialize(size)
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise exc.TypeInferenceError(
                 f"block_size must be a positive integer or a registered block size, got {describe(size)}."
@@ -160,7 +159,7 @@ class Loops(Branches):
     def _loop_variable(self, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec) -> Any:
         variables: list[Any] = []
         for axis, block in axes:
-            tile = Tile(self.t, block)
+            tile = Tile(self.t, block, axis.end if isinstance(axis.end, int) else None)
             self.t.active_blocks[block.id] = tile
             variables.append(self.t.tile_field(tile, "index") if axis.scalar else tile)
         if not spec.sequence:
@@ -177,7 +176,7 @@ class Loops(Branches):
             raise exc.NestedGridLoop(name=spec.name, parent="another statement")
         frame = e.frame
         outer = dict(frame.names)
-        frame.host_names = frozenset(outer)
+        frame.host_names = frozenset(n for n, v in outer.items() if not isinstance(v, Missing))
         operands: list[Operand] = []
         axes = self._axes(spec, node.target, operands)
         with self.t.builder.region() as ops:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import torch
+
 from ... import exc
 from ..._shapes import Expr
 from ..source import FunctionSource
 from .expressions import Expressions
-from .frames import Frame, host_number
+from .frames import Frame
 from .loops import Loops
 from .values import DeviceValue, HostTensorValue, Tile, describe
 from .walk import Return
@@ -82,6 +84,10 @@ class Walker(Loops):
                 self.t.warn(exc.TiledKMatmulAccumulationWarning())
             result = e.binary(type(node.op), current, value)
             if self.t.on_device and isinstance(current, DeviceValue) and isinstance(result, DeviceValue):
+                if not torch.can_cast(result.dtype, current.dtype):
+                    raise exc.TypeInferenceError(
+                        f"`{ast.unparse(node)}` gives {result.dtype}, which cannot be stored back into {current!r} in place; convert one of them."
+                    )
                 # `x += y` keeps the dtype of x, as in eager
                 if result.dims != current.dims and current.dims:
                     raise exc.ShapeMismatch(
@@ -126,21 +132,21 @@ class Walker(Loops):
                 # the value is still under construction: nobody else holds it yet
                 object.__setattr__(value.value, "name", name)
         elif frame.is_kernel:
+            self._forget_sources(name)
             if isinstance(value, HostTensorValue) and not value.source:
                 value.source = name
-            elif isinstance(value, Expr) and not _only_blocks(value):
-                value = self._run_time_number(frame, name, value)
         frame.names[name] = value
 
-    def _run_time_number(self, frame: Frame, name: str, value: Expr) -> Expr:
-        """The launch passes run-time numbers by their host names, so a name may stand for one of them only."""
-        if value.op == "host" and value.args[0] == name:
-            return value
-        if isinstance(frame.names.get(name), Expr):
-            raise exc.StatementNotSupported(
-                statement=f"Assigning a second run-time number to {name!r}", where="host", remedy="; use another name"
-            )
-        return host_number(name, value.hint)
+    def _forget_sources(self, name: str) -> None:
+        """Host expressions that begin with a name lose their meaning when the name is bound again."""
+        if name not in self.kernel_frame.names:
+            return
+        for tensor in self.t.lifted.values():
+            if tensor.source == name or tensor.source.startswith((f"{name}[", f"{name}.")):
+                tensor.source = ""
+        old = self.kernel_frame.names[name]
+        if isinstance(old, HostTensorValue) and old.source == name:
+            old.source = ""
 
     def _unpack(self, e: Expressions, target: ast.Tuple | ast.List, value: Any) -> None:
         if isinstance(value, Tile):
@@ -165,6 +171,9 @@ class Walker(Loops):
         elif isinstance(container, DeviceValue):
             raise exc.DeviceTensorSubscriptAssignmentNotAllowed(name=ast.unparse(node.value))
         elif isinstance(container, (list, dict)) and not self.t.on_device:
+            old = container[index] if isinstance(container, list) or index in container else None
+            if isinstance(old, HostTensorValue):
+                old.source = ""
             container[index] = value
         else:
             raise exc.NonTensorSubscriptAssign(got=describe(container))
@@ -203,10 +212,6 @@ class Walker(Loops):
         )
 
     do_ImportFrom = do_Import
-
-
-def _only_blocks(value: Expr) -> bool:
-    return all(leaf.op == "block" for leaf in value.leaves())
 
 
 def _is_product(node: ast.expr) -> bool:

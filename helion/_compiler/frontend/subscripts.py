@@ -29,8 +29,9 @@ class SubscriptPlan:
 
 
 class _Planner:
-    def __init__(self, tracer: Tracer, tensor: HostTensorValue, shift: int) -> None:
+    def __init__(self, tracer: Tracer, tensor: HostTensorValue, shift: int, checked: bool) -> None:
         self.tracer = tracer
+        self.checked = checked
         self.tensor = tensor
         self.shift = shift
         self.indices: list[Index] = []
@@ -41,12 +42,15 @@ class _Planner:
         self.operands.append(value.value)
         return self.shift + len(self.operands) - 1
 
+    def size(self, dim: int) -> Number:
+        return self.tracer.known(self.tensor.shape[dim])
+
     def scalar(self, value: Any, dim: int) -> None:
         if isinstance(value, DeviceValue):
             _check_integer(value)
             self.indices.append(Index("scalar", operand=self.operand(value)))
             return
-        size = self.tensor.shape[dim]
+        size = self.size(dim)
         if isinstance(value, int) and isinstance(size, int):
             if not -size <= value < size:
                 raise exc.InvalidAPIUsage(
@@ -59,17 +63,31 @@ class _Planner:
 
     def block(self, block: int, dim: int, shift: Number = 0, operand: DeviceValue | None = None) -> None:
         extent = self.tracer.blocks[block].extent
-        if self.tensor.shape[dim] == 1 and not isinstance(extent, Expr) and extent != 1:
+        size = self.size(dim)
+        if isinstance(size, int) and size == 1 and (isinstance(extent, Expr) or extent != 1):
             # a dimension of size 1 is broadcast, whatever tile walks over it
             self.indices.append(Index("scalar"))
             self.dims.append(ONE)
             return
+        self.check_range(block, dim, size, shift, operand)
         at = None if operand is None else self.operand(operand)
         self.indices.append(Index("block", block=block, positions=(len(self.dims),), shift=shift, operand=at))
         self.dims.append(Dim(blocks=(block,)))
 
+    def check_range(self, block: int, dim: int, size: Number, shift: Number, operand: DeviceValue | None) -> None:
+        """Refuse a tile that surely reaches past the end of the tensor, unless the user masks the access."""
+        tile = self.tracer.active_blocks.get(block)
+        if self.checked or tile is None or tile.last is None or operand is not None:
+            return
+        if isinstance(size, int) and isinstance(shift, int) and tile.last + shift > size:
+            raise exc.ShapeMismatch(
+                lhs=f"{tile.block.name} (up to {tile.last + shift})",
+                rhs=f"dimension {dim} of {self.tensor.source!r} ({size} elements)",
+                detail=": the tile reaches past the end; shorten the loop, or use hl.load or hl.store with extra_mask",
+            )
+
     def whole(self, item: slice, dim: int) -> None:
-        size = self.tensor.shape[dim]
+        size = self.size(dim)
         if item == slice(None):
             if isinstance(size, int) and size == 1:
                 self.indices.append(Index("scalar"))
@@ -105,10 +123,10 @@ class _Planner:
         self.dims.extend(value.dims)
 
 
-def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0) -> SubscriptPlan:
-    """What ``tensor[index]`` selects. Raises RankMismatch, InvalidIndexingType and their like."""
+def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0, checked: bool = False) -> SubscriptPlan:
+    """What ``tensor[index]`` selects; ``checked``: the user masks the access. Raises RankMismatch and its like."""
     items = _expand(tracer, tensor, index)
-    planner = _Planner(tracer, tensor, shift)
+    planner = _Planner(tracer, tensor, shift, checked)
     joint = _joint(tracer, [item for item in items if isinstance(item, DeviceValue)])
     first_joint: int | None = None
     dim = 0

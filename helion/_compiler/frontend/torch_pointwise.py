@@ -128,9 +128,11 @@ def in_float32(fn: Rule) -> Rule:
 
     @functools.wraps(fn)
     def call(t: Tracer, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(value, DeviceValue) and value.dtype in HALF:
+        tensors = [a for a in (value, *args) if isinstance(a, DeviceValue)]
+        if tensors and all(a.dtype in HALF or not a.dtype.is_floating_point for a in tensors) and value.dtype in HALF:
+            result = functools.reduce(torch.promote_types, (a.dtype for a in tensors))
             wide = [t.cast(a, torch.float32) if isinstance(a, DeviceValue) and a.dtype in HALF else a for a in args]
-            return t.cast(fn(t, t.cast(value, torch.float32), *wide, **kwargs), value.dtype)
+            return t.cast(fn(t, t.cast(value, torch.float32), *wide, **kwargs), result)
         return fn(t, value, *args, **kwargs)
 
     return call

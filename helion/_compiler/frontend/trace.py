@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import Number
-from ...language.constants import ConstExpr
 from ..context import CompileContext
 from ..ir.grammar import HostModule, Program
 from ..source import FunctionSource, parse_kernel
-from .frames import host_number, lift_object
+from .arguments import Arguments
+from .frames import assigned_names
 from .statements import Walker, kernel_source_frame
 from .torch_functions import RULES
 from .tracer import Tracer
@@ -60,8 +59,10 @@ def trace(
     source = parse_kernel(fn)
     t = Tracer(context, RULES)
     frame = kernel_source_frame(source, fn.__globals__, {})
+    assert isinstance(source.node, ast.FunctionDef)
+    lift = Arguments(t, frozenset(assigned_names(source.node.body)), context.settings.static_shapes)
     for at, (name, value) in enumerate(arguments.items()):
-        frame.names[name] = _argument(t, name, value, at, name in constants)
+        frame.names[name] = lift.lift(value, name, at, name in constants)
     walker = Walker(t, frame)
     walker.run_kernel()
     if not walker.roots:
@@ -76,38 +77,6 @@ def trace(
     return Traced(program, dict(t.specialized), tuple(t.warnings))
 
 
-def _argument(t: Tracer, name: str, value: Any, at: int, constant: bool) -> Any:
-    if isinstance(value, ConstExpr):
-        return value.value
-    if constant:
-        return value
-    if isinstance(value, (int, float, bool)):
-        return host_number(name, value, ("arg", at))
-    return _numbers(lift_object(t, value, name), name, ("arg", at))
-
-
-def _numbers(value: Any, source: str, origin: tuple[Any, ...]) -> Any:
-    """Numbers inside containers are run-time values too."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(
-            *(
-                _numbers(v, f"{source}.{n}", (*origin, i))
-                for i, (n, v) in enumerate(zip(value._fields, value, strict=True))
-            )
-        )
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return type(value)(_number(v, f"{source}[{i}]", (*origin, i)) for i, v in enumerate(value))
-    if type(value) is dict:
-        return {k: _number(v, f"{source}[{k!r}]", (*origin, k)) for k, v in value.items()}
-    return value
-
-
-def _number(value: Any, source: str, origin: tuple[Any, ...]) -> Number | Any:
-    if isinstance(value, (int, float, bool)):
-        return host_number(source, value, origin)
-    return _numbers(value, source, origin)
-
-
 def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker) -> HostModule:
     function = source.node
     assert isinstance(function, ast.FunctionDef)
@@ -119,5 +88,6 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker)
         device_source=source.file,
         registered=dict(walker.t.registered),
         specialized_calls=frozenset(walker.t.specialized_calls),
+        symbols={s.name: s.source for s in walker.t.symbols.values()},
         module_globals=fn.__globals__,
     )

@@ -32,6 +32,7 @@ from ..ir.grammar import (
 )
 from ..ir.pointwise import result_dtype
 from . import host_tensors, subscripts
+from .arguments import Symbol
 from .values import DeviceValue, HostTensorValue, Tile, describe
 
 Scalar = int | float | bool
@@ -67,6 +68,7 @@ class Tracer:
         self.used_tensors: list[HostTensorValue] = []
         self.active_blocks: dict[int, Tile | None] = {}
         self.specialized: dict[str, Any] = {}
+        self.symbols: dict[str, Symbol] = {}
         self.warnings: list[exc.Base] = []
         self._rules = rules
         self._full: dict[Any, Block] = {}
@@ -75,7 +77,7 @@ class Tracer:
         self._load_slots = 0
         self._storages = 0
         self._storage_ids: dict[int, int] = {}
-        self.lifted: dict[int, HostTensorValue] = {}
+        self.lifted: dict[tuple[int, str], HostTensorValue] = {}
         self.function_sources: dict[int, str] = {}
         self.registered: dict[tuple[int, int], int] = {}
         self.specialized_calls: set[tuple[int, int]] = set()
@@ -105,8 +107,15 @@ class Tracer:
     def update_block(self, block: int, **fields: Any) -> None:
         self.blocks[block] = replace(self.blocks[block], **fields)
 
+    def known(self, number: Any) -> Any:
+        """A number whose symbols were all specialized is the integer seen when binding."""
+        if isinstance(number, Expr) and all(leaf.args[0] in self.specialized for leaf in number.leaves()):
+            return number.hint
+        return number
+
     def full_block(self, extent: Number) -> Block:
         """The block of whole dimensions of ``extent`` elements; equal extents share one."""
+        extent = self.known(extent)
         key = number_key(extent)
         if key not in self._full:
             self._full[key] = self.new_block("full", extent, name=f"r{len(self._full)}")
@@ -140,6 +149,7 @@ class Tracer:
         """The dimension a size in device code stands for: a tile, a block size, a constant, or a product of them."""
         if isinstance(size, Tile):
             return Dim(blocks=(size.block.id,))
+        size = self.known(size)
         if isinstance(size, bool) or not isinstance(size, (int, Expr)):
             raise exc.ShapeSpecializingAllocation(size=describe(size))
         if isinstance(size, int):
@@ -181,7 +191,7 @@ class Tracer:
             )
             return self.emit("full", (expr,), dtype, ())
         kind = expr.kind
-        dtype = torch.bool if kind is bool else torch.float32 if kind is float else self.context.index_dtype
+        dtype = torch.bool if kind is bool else torch.float32 if kind is float else _integer_dtype(expr)
         value = self.emit("number", (), dtype, (), NumberAttrs(expr))
         value.number = expr
         return value
@@ -220,10 +230,29 @@ class Tracer:
             raise exc.ShapeMismatch(lhs=texts[0], rhs=" and ".join(texts[1:]), detail=f" in {name}")
         if dtype is None:
             dtype = self.promote(name, operands)
+        operands = self._exact(operands, dtype)
         result = self.emit("pointwise", [self.operand(o) for o in operands], dtype, dims, PointwiseAttrs(name))
         if name in ("add", "sub"):
             self._track_affine(name, operands, result)
         return result
+
+    def _exact(self, operands: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        """Triton passes Python floats in fp32; where fp64 meets one, it becomes a compile-time constant instead."""
+        if dtype != torch.float64:
+            return operands
+        numbers = [o.number if isinstance(o, DeviceValue) else o for o in operands]
+        return tuple(
+            self.specialize(n) if isinstance(n, Expr) and n.kind is float else o
+            for o, n in zip(operands, numbers, strict=True)
+        )
+
+    def specialize(self, value: Expr) -> Any:
+        """The number seen when binding; the arguments it depends on become part of the specialization key."""
+        for leaf in value.leaves():
+            if leaf.op != "host" or leaf.args[0] not in self.symbols:
+                raise exc.SpecializeArgType(got=repr(value))
+            self.specialized[leaf.args[0]] = self.symbols[leaf.args[0]].origin
+        return value.hint
 
     def promote(self, name: str, operands: Sequence[Any]) -> torch.dtype:
         kinds: list[Any] = []
@@ -380,9 +409,9 @@ class Tracer:
 
     def tensor_id(self, tensor: HostTensorValue) -> int:
         """The number of a host tensor in the program; the first use adds it."""
-        for known in self.used_tensors:
+        for at, known in enumerate(self.used_tensors):
             if known is tensor:
-                return self.used_tensors.index(known)
+                return at
         if not tensor.source:
             raise exc.InvalidAPIUsage(
                 "This host tensor has no name that the launch could pass it by; assign it to a variable first."
@@ -395,8 +424,8 @@ class Tracer:
                 name=tensor.source,
                 source=tensor.source,
                 dtype=tensor.dtype,
-                shape=tuple(tensor.shape),
-                strides=tuple(tensor.strides),
+                shape=tuple(map(self.known, tensor.shape)),
+                strides=tuple(map(self.known, tensor.strides)),
                 storage=tensor.storage,
             )
         )
@@ -411,7 +440,7 @@ class Tracer:
             raise exc.IndexOffsetOutOfRangeForInt32(name=tensor.source, offset=last)
 
     def load(self, tensor: HostTensorValue, index: Any, mask: Any = None, eviction: str | None = None) -> DeviceValue:
-        plan = subscripts.plan(self, tensor, index)
+        plan = subscripts.plan(self, tensor, index, checked=mask is not None)
         operands: list[Operand] = list(plan.operands)
         mask_at = self._mask(plan, mask, operands)
         load_slot = None
@@ -432,7 +461,7 @@ class Tracer:
         if not isinstance(value, (DeviceValue, int, float, Expr)):
             self.refuse_operand(value, "as the stored value")
             raise exc.RequiresTensorInAssignment(got=describe(value))
-        plan = subscripts.plan(self, tensor, index, shift=1)
+        plan = subscripts.plan(self, tensor, index, shift=1, checked=mask is not None)
         stored = self._stored(tensor, plan.dims, value)
         operands: list[Operand] = [stored.value, *plan.operands]
         mask_at = self._mask(plan, mask, operands)
@@ -522,6 +551,12 @@ class Tracer:
     def warn(self, warning: exc.Base) -> None:
         if type(warning).__name__ not in self.context.settings.ignore_warnings:
             self.warnings.append(warning)
+
+
+def _integer_dtype(expr: Expr) -> torch.dtype:
+    """int32 for arguments that fit it (the specialization key tells), int64 for others and for arithmetic on them."""
+    plain = expr.op in ("host", "block")
+    return torch.int32 if plain and -(2**31) <= expr.hint < 2**31 else torch.int64
 
 
 def torch_name(func: Any) -> str:

@@ -301,6 +301,8 @@ class Tile:
 
     tracer: Tracer
     block: Block
+    #: The end of its loop, where it is a constant.
+    last: int | None = None
 
     @property
     def index(self) -> DeviceValue:

@@ -307,7 +307,7 @@ class HostModule:
 
     ``function`` is its syntax tree; ``loops`` are the statements (by position in the body) that became roots.
     ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids; ``specialized_calls``
-    are calls of ``hl.specialize``.
+    are calls of ``hl.specialize``. ``symbols`` gives the host expression of every run-time number, by name.
     """
 
     name: str
@@ -317,6 +317,7 @@ class HostModule:
     device_source: str
     registered: Mapping[tuple[int, int], int]
     specialized_calls: frozenset[tuple[int, int]]
+    symbols: Mapping[str, str]
     module_globals: Mapping[str, Any] = field(repr=False)
 
 

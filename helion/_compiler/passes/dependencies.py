@@ -7,19 +7,24 @@ from ..ir.grammar import MemoryAttrs, Program
 
 
 def check_dependencies(program: Program) -> Program:
-    """Roots run at the same time: what one writes, no later one may touch."""
+    """Roots run at the same time: what one writes, no later one may touch, and what one reads, no later one may write."""
     written: dict[int, str] = {}
+    read: set[int] = set()
     for root in program.roots:
         mine: dict[int, str] = {}
+        loaded: set[int] = set()
         for op in root.body.walk():
             if not isinstance(op.attrs, MemoryAttrs):
                 continue
             tensor = program.tensors[op.attrs.tensor]
-            if tensor.storage in written:
+            if tensor.storage in written or (op.kind != "load" and tensor.storage in read):
                 raise exc.LoopDependencyError(name=tensor.name, location=op.location)
-            if op.kind == "store":
+            if op.kind == "load":
+                loaded.add(tensor.storage)
+            else:
                 mine[tensor.storage] = tensor.name
         written.update(mine)
+        read |= loaded
         if not mine:
             raise exc.EmptyDeviceLoopAfterDCE(kernel=program.host.name, location=root.location)
     return program

@@ -106,15 +106,20 @@ class _Planner:
         if block.kind == "tile":
             return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_BLOCK_SIZE_{block.id}")
         name = "_REDUCTION_BLOCK" if block.id in self.looped else "_RDIM_SIZE"
+        looped = block.id in self.looped
         return BlockPlan(
-            id=block.id, size=self.sizes[block.id], symbol=f"{name}_{block.id}", looped=block.id in self.looped
+            id=block.id,
+            size=self.sizes[block.id],
+            symbol=f"{name}_{block.id}",
+            looped=looped,
+            dynamic=block.extent if isinstance(block.extent, Expr) and not looped else None,
         )
 
     def is_ragged(self, extent: Number | None, block: int) -> bool:
         """Whether tiles of ``block`` may reach past ``extent`` elements."""
         size = self.sizes[block]
         if isinstance(extent, int):
-            return extent % size != 0
+            return extent == 0 or extent % size != 0
         return size != 1
 
     # --- arguments -------------------------------------------------------------------------------------------------------
@@ -128,13 +133,13 @@ class _Planner:
         )
 
     def numbers(self) -> tuple[NumberArgument, ...]:
+        """One argument for each host number the device code reads: whole expressions are evaluated on the host."""
         found: dict[Any, NumberArgument] = {}
         for expr in _expressions(self.rolled):
-            for leaf in expr.leaves():
-                if leaf.op == "host" and leaf.args[0] not in found:
-                    source = leaf.args[0]
-                    name = self.names.fresh(_short(source))
-                    found[source] = NumberArgument(name=name, source=source, kind=leaf.kind, hint=leaf.hint)
+            for part in host_parts(expr):
+                if part.key not in found:
+                    name = self.names.fresh(part.args[0] if part.op == "host" else "number")
+                    found[part.key] = NumberArgument(name=name, expr=part)
         return tuple(found.values())
 
     # --- loops -----------------------------------------------------------------------------------------------------------
@@ -225,6 +230,13 @@ def _short(source: str) -> str:
     return source.replace(".__closure__[", "_").replace("].cell_contents", "").replace("_source_module.", "")
 
 
+def host_parts(expr: Expr) -> list[Expr]:
+    """The largest parts of an expression that do not depend on block sizes."""
+    if all(leaf.op == "host" for leaf in expr.leaves()):
+        return [expr]
+    return [part for arg in expr.args if isinstance(arg, Expr) for part in host_parts(arg)]
+
+
 def _expressions(program: Program) -> list[Expr]:
     """Every host number the device code reads: values, loop bounds, shifts of subscripts."""
     found: list[Any] = []
@@ -238,7 +250,8 @@ def _expressions(program: Program) -> list[Expr]:
             elif op.kind in ("load", "store"):
                 found += [index.shift for index in op.attrs.indices]
                 tensor = program.tensors[op.attrs.tensor]
-                found += [*tensor.strides, *tensor.shape]
+                found += tensor.strides
+    found += [block.extent for block in program.blocks if block.kind == "full"]
     return [n for n in found if isinstance(n, Expr)]
 
 

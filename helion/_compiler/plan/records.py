@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..._shapes import Number
+from ..._shapes import Expr, Number
 from ..ir.grammar import HostTensor, Program
 
 PidType = Literal["flat", "xyz", "persistent_blocked", "persistent_interleaved"]
@@ -14,12 +14,14 @@ PidType = Literal["flat", "xyz", "persistent_blocked", "persistent_interleaved"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPlan:
-    """``size`` in elements; ``symbol`` is its name in generated code, empty for scalar axes."""
+    """``size`` in elements; ``symbol`` is its name in generated code, empty for scalar axes. ``dynamic``: the whole
+    dimension whose next power of two is the size, known at run time only (``size`` is what it was when binding)."""
 
     id: int
     size: int
     symbol: str
     looped: bool = False
+    dynamic: Expr | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +58,20 @@ class RangePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class NumberArgument:
-    """A host number passed to the kernel: ``name`` in the kernel, ``source`` on the host, ``kind`` int, float or bool."""
+    """A host number passed to the kernel under ``name``: ``expr`` evaluated on the host."""
 
     name: str
-    source: str
-    kind: type
-    hint: Any
+    expr: Expr
+
+    @property
+    def kind(self) -> type:
+        """int, float or bool."""
+        return self.expr.kind
+
+    @property
+    def hint(self) -> Any:
+        """The value seen when binding."""
+        return self.expr.hint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ MATRIX_MAXIMUM = 64
 RESIDENT_ROW = 4096
 #: Most iterations of a loop that may be unrolled at compile time.
 STATIC_TRIPS = 8
-#: Elements of the tile that the conservative config stays below when a kernel tiles three or more dimensions.
+#: The conservative config stays within this many elements, rows included, when a kernel tiles three or more dimensions.
 CONSERVATIVE_NUMEL = 32768
 
 PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
@@ -144,7 +144,8 @@ def _block_slots(seen: Survey, chunks: Sequence[Chunk], target: Target) -> tuple
     highest: dict[int, int] = {}
     for block in tunable:
         highest[block.id] = min(_highest(block, seen, highest), target.max_tensor_numel)
-    initial = _conservative_size(len(tunable), _row_volume(seen, chunks))
+    dims = sum(1 for block in tunable if max(highest[block.id], block.min_size) > 1)
+    initial = _conservative_size(dims, _row_volume(seen, chunks))
     slots = []
     for block in tunable:
         low, high = block.min_size, max(highest[block.id], block.min_size)
@@ -204,10 +205,11 @@ def _row_volume(seen: Survey, chunks: Sequence[Chunk]) -> int:
 
 
 def _conservative_size(dims: int, row: int) -> int:
-    """The tile of each dimension: small enough to fit anywhere, whatever the kernel does with it."""
-    if dims >= 3 and row > 1:
-        return previous_power_of_2(int((CONSERVATIVE_NUMEL / row) ** (1 / dims)))
-    if dims <= 2 and row <= 128:
+    """The tile of each of ``dims`` dimensions, beside ``row`` elements: small enough whatever the kernel does with it."""
+    if dims >= 3:
+        shared = 1 << (previous_power_of_2(CONSERVATIVE_NUMEL // row).bit_length() - 1) // dims
+        return shared if row > 1 else min(16, shared)
+    if row <= 128:
         return 32
     return 16 if row <= 256 else 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from ...ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ...ir.pointwise import POINTWISE, common_dtype
 from ...plan.records import LoopPlan, Plan
 from . import grid, ops_pointwise, ops_reduction
 from .ops_pointwise import TRITON_DTYPES, literal
@@ -56,6 +58,12 @@ class Scope:
     active: dict[int, Active] = field(default_factory=dict)
 
 
+def constexpr_parameters(plan: Plan) -> list[str]:
+    """Compile-time constants that the host computes at every call, in the order the launch passes them."""
+    sizes = [block.symbol for block in plan.blocks if block.dynamic is not None]
+    return [*sizes, *(["_NUM_SM"] if plan.launch.persistent else [])]
+
+
 def render_kernel(plan: Plan) -> list[str]:
     """The lines of the ``@triton.jit`` function."""
     return _Emitter(plan).kernel()
@@ -74,9 +82,11 @@ class _Emitter:
         self.names = Names(NameSpace(frozenset(taken)))
         self.lines = Lines(plan.origin_lines)
         self.tensor_names = {a.tensor.id: a.name for a in plan.tensors}
-        self.number_names = {a.source: a.name for a in plan.numbers}
+        self.number_names = {a.expr.key: a.name for a in plan.numbers}
         self.scope = Scope()
         self.local: set[int] = set()
+        self.stored: set[int] = set()
+        self.number_kinds: dict[int, type] = {}
         self.uses = Counter(id(v) for op in self.program.walk() for v in _reads(op))
         self.index_dtype = TRITON_DTYPES[self.program.index_dtype]
         self.wide = self.program.index_dtype == torch.int64
@@ -85,8 +95,7 @@ class _Emitter:
 
     def kernel(self) -> list[str]:
         parameters = [*(a.name for a in self.plan.tensors), *(a.name for a in self.plan.numbers)]
-        if self.plan.launch.persistent:
-            parameters.append("_NUM_SM: tl.constexpr")
+        parameters += [f"{name}: tl.constexpr" for name in constexpr_parameters(self.plan)]
         self.lines.add("@triton.jit")
         self.lines.add(f"def {self.plan.kernel_name}({', '.join(parameters)}):")
         with self.lines.indent():
@@ -119,12 +128,13 @@ class _Emitter:
     # --- numbers and operands --------------------------------------------------------------------------------------------
 
     def number(self, number: Number | None) -> str:
-        if isinstance(number, Expr):
-            return number.render(self.leaf, parent=True)
-        return repr(number)
-
-    def leaf(self, expr: Expr) -> str:
-        return self.plan.blocks[expr.args[0]].symbol if expr.op == "block" else self.number_names[expr.args[0]]
+        if not isinstance(number, Expr):
+            return repr(number)
+        if number.key in self.number_names:
+            return self.number_names[number.key]
+        if number.op == "block":
+            return self.plan.blocks[number.args[0]].symbol
+        return f"({number.combine(self.number)})"
 
     def operand(self, operand: Operand) -> str:
         return self.names.of(operand) if isinstance(operand, Value) else literal(operand)
@@ -161,7 +171,8 @@ class _Emitter:
     def op_number(self, op: Op) -> None:
         assert isinstance(op.attrs, NumberAttrs)
         # an argument that equals 1 is a constexpr inside the kernel: make it a value either way
-        text = op.attrs.expr.render(self.leaf)
+        self.number_kinds[id(op.result)] = op.attrs.expr.kind
+        text = self.number(op.attrs.expr)
         self.assign(op, "number", f"tl.cast({text}, {TRITON_DTYPES[op.result.dtype]})")
 
     def op_tile(self, op: Op) -> None:
@@ -200,10 +211,23 @@ class _Emitter:
 
     def op_pointwise(self, op: Op) -> None:
         assert isinstance(op.attrs, PointwiseAttrs)
-        rank = len(op.result.dims)
+        name, rank = op.attrs.name, len(op.result.dims)
         operands = [self.aligned(o, rank) for o in op.operands]
-        dtypes = [o.dtype if isinstance(o, Value) else None for o in op.operands]
-        self.assign(op, op.attrs.name, ops_pointwise.render(op.attrs.name, operands, dtypes, op.result.dtype))
+        kinds = [self.promotes_as(o) for o in op.operands]
+        if name in ("cast", "bitcast"):
+            dtypes = [o.dtype if isinstance(o, Value) else None for o in op.operands]
+        else:
+            dtypes = [k[0] if isinstance(k, tuple) else None for k in kinds]
+        common = common_dtype(name, kinds) if POINTWISE[name].result == "bool" else None
+        text = ops_pointwise.render(name, operands, dtypes, op.result.dtype, common_dtype=common)
+        self.assign(op, name, text)
+
+    def promotes_as(self, operand: Operand) -> Any:
+        """How an operand takes part in promotion: dtype and rank of a value, the number, or the type of a number that
+        is known at run time."""
+        if not isinstance(operand, Value):
+            return operand
+        return self.number_kinds.get(id(operand), (operand.dtype, len(operand.dims)))
 
     def aligned(self, operand: Operand, rank: int) -> str:
         """An operand with leading dimensions of 1 up to ``rank``."""
@@ -368,6 +392,7 @@ class _Emitter:
     def op_load(self, op: Op) -> None:
         attrs = op.attrs
         assert isinstance(attrs, MemoryAttrs)
+        self.wait_for_stores(attrs)
         arguments = [self.pointer(op, attrs, op.result.dims)]
         mask = self.memory_mask(op, attrs, op.result.dims)
         if mask:
@@ -391,6 +416,13 @@ class _Emitter:
         if mask:
             arguments.append(f"mask={mask}")
         self.lines.add(f"tl.store({', '.join(arguments)})")
+        self.stored.add(self.program.tensors[attrs.tensor].storage)
+
+    def wait_for_stores(self, attrs: MemoryAttrs) -> None:
+        """What other threads of the program stored must be visible before it is loaded again."""
+        if self.program.tensors[attrs.tensor].storage in self.stored:
+            self.lines.add("tl.debug_barrier()")
+            self.stored.clear()
 
     # --- control flow ----------------------------------------------------------------------------------------------------
 

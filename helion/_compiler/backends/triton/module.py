@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import copy
 import types
-from collections.abc import Sequence
 
 from ...._names import RESERVED
 from ...._shapes import Expr, Number
 from ...ir.grammar import HostModule
 from ...plan.records import GridPlan, Plan
 from . import ops_pointwise, ops_reduction
-from .emit import render_kernel
+from .emit import constexpr_parameters, render_kernel
 
 
 def render_module(plan: Plan) -> str:
@@ -26,7 +25,7 @@ def render_module(plan: Plan) -> str:
     lines = ["from __future__ import annotations", ""]
     lines += host.imports(body)
     lines += ["from helion.runtime import default_launcher as _default_launcher", ""]
-    sizes = [b for b in plan.blocks if b.symbol and b.symbol in body]
+    sizes = [b for b in plan.blocks if b.symbol and b.dynamic is None and b.symbol in body]
     lines += [f"{b.symbol} = tl.constexpr({b.size})" for b in sizes]
     if sizes:
         lines.append("")
@@ -44,6 +43,7 @@ class _Host:
         self.module: HostModule = plan.program.host
         self.modules: dict[str, str] = {}
         self.uses_source_module = False
+        self.used: dict[str, None] = {}
 
     def function(self) -> str:
         node = copy.copy(self.module.function)
@@ -52,12 +52,13 @@ class _Host:
         node.args = self.arguments(node.args)
         first, *others = self.module.loops
         statements: list[ast.stmt] = []
+        launch = self.launch()
         for at, statement in enumerate(self.module.function.body):
             if at == first:
-                statements += self.launch()
+                statements += launch
             elif at not in others:
                 statements.append(_Rewriter(self).visit(copy.deepcopy(statement)))
-        node.body = statements
+        node.body = self.symbols() + statements
         return ast.unparse(ast.fix_missing_locations(node))
 
     def arguments(self, arguments: ast.arguments) -> ast.arguments:
@@ -75,18 +76,28 @@ class _Host:
             defaults=defaults,
         )
 
+    def symbols(self) -> list[ast.stmt]:
+        """Sizes, strides and reassigned numbers of the arguments, before the user's code can change them."""
+        sources = self.module.symbols
+        return [s for name in self.used if name != sources[name] for s in ast.parse(f"{name} = {sources[name]}").body]
+
     def launch(self) -> list[ast.stmt]:
         plan = self.plan
         arguments = [self.source(a.tensor.source) for a in plan.tensors]
-        arguments += [self.source(a.source) for a in plan.numbers]
+        arguments += [a.expr.render(self.leaf) for a in plan.numbers]
         options = [f"{key}={value!r}" for key, value in plan.launch.options]
         lines: list[str] = []
+        for block in plan.blocks:
+            if block.dynamic is not None:
+                size = f"triton.next_power_of_2({block.dynamic.render(self.leaf)})"
+                least = plan.program.blocks[block.id].min_size
+                lines.append(f"{block.symbol} = {size}" if least <= 1 else f"{block.symbol} = max({size}, {least})")
         if plan.launch.persistent:
             device = self.source(plan.tensors[0].tensor.source)
             reserved = f", {plan.launch.reserved_sms}" if plan.launch.reserved_sms else ""
             lines.append(f"_NUM_SM = _helion_runtime.get_num_sm({device}.device{reserved})")
             self.modules["_helion_runtime"] = "helion.runtime"
-            arguments.append("_NUM_SM")
+        arguments += constexpr_parameters(plan)
         call = ", ".join([plan.kernel_name, self.grid(), *arguments, *options])
         lines.append(f"_launcher({call})")
         return ast.parse("\n".join(lines)).body
@@ -122,7 +133,8 @@ class _Host:
     def leaf(self, expr: Expr) -> str:
         if expr.op == "block":
             return str(self.plan.size(expr.args[0]))
-        return self.source(expr.args[0])
+        self.used[expr.args[0]] = None
+        return str(expr.args[0])
 
     # --- names of the user's module --------------------------------------------------------------------------------------
 
@@ -182,8 +194,3 @@ class _Rewriter(ast.NodeTransformer):
 def _local_names(function: ast.FunctionDef) -> frozenset[str]:
     stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return frozenset(stored | {a.arg for a in (*function.args.posonlyargs, *function.args.args)})
-
-
-def signature(plan: Plan) -> Sequence[str]:
-    """The names of the kernel's parameters in order, without constexprs."""
-    return [*(a.name for a in plan.tensors), *(a.name for a in plan.numbers)]

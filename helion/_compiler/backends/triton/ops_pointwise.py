@@ -322,7 +322,7 @@ def _signs_differ(a: _Arg, b: _Arg) -> str:
 
 
 def _inexact_down(rest: str, a: _Arg, b: _Arg) -> str:
-    """Whether the quotient was rounded towards zero where the floor lies below; ``rest`` is what C's ``%`` leaves."""
+    """In parentheses: whether the quotient, rounded toward zero, exceeds its floor. ``rest`` is what C's ``%`` leaves."""
     if b.value is not None:
         return f"({rest} {'<' if b.value > 0 else '>'} 0)"
     return f"(({rest} != 0) & {_signs_differ(a, b)})"
@@ -366,7 +366,7 @@ def _floordiv_float(a: _Arg, b: _Arg) -> str:
 
 def _remainder_float(a: _Arg, b: _Arg) -> str:
     rest = f"libdevice.fmod({a.typed}, {b.typed})"
-    return f"tl.where({_inexact_down(rest, a, b)}, {rest} + {b}, {rest})"
+    return f"tl.where({_inexact_down(rest, a, b)[1:-1]}, {rest} + {b}, {rest})"
 
 
 def _truncdiv_float(a: _Arg, b: _Arg) -> str:

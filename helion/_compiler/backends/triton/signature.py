@@ -19,10 +19,10 @@ def offline_signature(plan: Plan, target: Target) -> dict[str, Any]:
     """As for a launch with tensors aligned to 16 bytes and the numbers seen when binding."""
     types = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in plan.tensors}
     types.update({a.name: _number_type(a) for a in plan.numbers})
-    constexprs = {}
+    constexprs = {b.symbol: b.size for b in plan.blocks if b.dynamic is not None}
     if plan.launch.persistent:
-        types["_NUM_SM"] = "constexpr"
         constexprs["_NUM_SM"] = target.num_sms
+    types.update(dict.fromkeys(constexprs, "constexpr"))
     integers = [a for a in plan.numbers if a.kind is int]
     return {
         "signature": types,

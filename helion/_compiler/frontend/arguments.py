@@ -1,0 +1,114 @@
+"""The kernel's arguments as abstract values.
+
+With static shapes, sizes and strides are integers. With dynamic shapes they are symbols that the generated host code
+reads from the tensors; 0 and 1 stay integers, and equal numbers share one symbol. Both are part of the specialization
+key (``runtime/specialization.py`` makes the same distinctions).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._names import identifier
+from ..._shapes import Expr, Number
+from ...language.constants import ConstExpr
+from .frames import lift_object
+from .values import HostTensorValue
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+Origin = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A run-time number of the arguments: ``source`` is the host expression, ``origin`` the path ``("arg", position,
+    step ...)`` that leads to it, where a step is an index, a key, an attribute name or ``("size" | "stride", dim)``."""
+
+    name: str
+    source: str
+    origin: Origin
+
+
+def static_dims(tensor: torch.Tensor) -> frozenset[int]:
+    """Dimensions that ``torch._dynamo.mark_static`` fixed."""
+    return frozenset(getattr(tensor, "_dynamo_static_indices", ()))
+
+
+class Arguments:
+    """Lifts arguments one after the other; equal dynamic sizes meet here."""
+
+    def __init__(self, t: Tracer, reassigned: frozenset[str], static: bool) -> None:
+        self.t = t
+        self.reassigned = reassigned
+        self.static = static
+        self.dynamic: dict[int, Expr] = {}
+
+    def lift(self, value: Any, name: str, at: int, constant: bool) -> Any:
+        if constant:
+            return value.value if isinstance(value, ConstExpr) else value
+        return self.value(value, name, ("arg", at))
+
+    def value(self, value: Any, source: str, origin: Origin) -> Any:
+        if isinstance(value, ConstExpr):
+            return value.value
+        if isinstance(value, (bool, int, float)):
+            return self.number(value, source, origin)
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value, source, origin)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            items = zip(value._fields, value, strict=True)
+            return type(value)(*(self.value(v, f"{source}.{n}", (*origin, n)) for n, v in items))
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+            return type(value)(self.value(v, f"{source}[{i}]", (*origin, i)) for i, v in enumerate(value))
+        if type(value) is dict:
+            return {k: self.value(v, f"{source}[{k!r}]", (*origin, k)) for k, v in value.items()}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            lifted = copy.copy(value)
+            for field in dataclasses.fields(value):
+                item = self.value(getattr(value, field.name), f"{source}.{field.name}", (*origin, field.name))
+                object.__setattr__(lifted, field.name, item)
+            return lifted
+        return lift_object(self.t, value, source)
+
+    def number(self, value: Any, source: str, origin: Origin) -> Expr:
+        name = source
+        if not source.isidentifier() or source in self.reassigned:
+            name = f"{identifier(source)}_arg"
+        return self.symbol(name, source, origin, value)
+
+    def symbol(self, name: str, source: str, origin: Origin, hint: Any) -> Expr:
+        while name in self.t.symbols and self.t.symbols[name].source != source:
+            name = f"{name}_"
+        self.t.symbols[name] = Symbol(name, source, origin)
+        return Expr("host", (name,), hint)
+
+    def tensor(self, value: torch.Tensor, source: str, origin: Origin) -> Any:
+        known = lift_object(self.t, value, source)
+        if self.static:
+            return known
+        fixed = static_dims(value)
+        shape = tuple(
+            self.extent(size, f"{source}.size({i})", (*origin, ("size", i)), i in fixed)
+            for i, size in enumerate(known.shape)
+        )
+        strides = tuple(
+            self.extent(stride, f"{source}.stride({i})", (*origin, ("stride", i)), i in fixed)
+            for i, stride in enumerate(known.strides)
+        )
+        lifted = HostTensorValue(self.t, shape, strides, value.dtype, value.device, known.storage, source)
+        self.t.lifted[(id(value), source)] = lifted
+        return lifted
+
+    def extent(self, value: Any, source: str, origin: Origin, fixed: bool) -> Number:
+        if fixed or value in (0, 1):
+            return int(value)
+        if value not in self.dynamic:
+            self.dynamic[value] = self.symbol(identifier(source), source, origin, int(value))
+        return self.dynamic[value]
