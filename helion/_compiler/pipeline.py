@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from .. import knobs
@@ -49,4 +50,4 @@ def front_end(
 ) -> Traced:
     """A kernel and its arguments as a program, ready for facts and plans."""
     traced = trace(fn, arguments, context, constants)
-    return Traced(run_passes(traced.program), traced.specialized, traced.warnings)
+    return replace(traced, program=run_passes(traced.program))

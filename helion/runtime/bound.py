@@ -47,6 +47,14 @@ class BoundKernel:
         for warning in self._analysis.traced.warnings:
             print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
 
+    def is_current(self) -> bool:
+        """Whether the globals that were compiled in still have the values they had."""
+        return all(
+            known is value or (known == value and type(known) is type(value))
+            for namespace, name, value in self._analysis.traced.globals_read
+            for known in (namespace.get(name),)
+        )
+
     # --- what the compiler knows -----------------------------------------------------------------------------------------
 
     @property

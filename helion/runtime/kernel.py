@@ -165,7 +165,7 @@ class _Variants:
 
     def find(self, values: tuple[Any, ...]) -> BoundKernel | None:
         for origins, numbers, bound in self._entries:
-            if all(pick(values, o) == n for o, n in zip(origins, numbers, strict=True)):
+            if all(pick(values, o) == n for o, n in zip(origins, numbers, strict=True)) and bound.is_current():
                 return bound
         return None
 

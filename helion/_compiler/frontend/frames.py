@@ -71,7 +71,10 @@ class Frame:
             value, source = self.closure[name]
             return lift_object(t, value, source)
         if name in self.module_globals:
-            return lift_object(t, self.module_globals[name], f"{self.globals_source}.{name}")
+            value = self.module_globals[name]
+            if t.on_device and isinstance(value, (bool, int, float, str, tuple, types.FunctionType)):
+                t.globals_read[(id(self.module_globals), name)] = (self.module_globals, name, value)
+            return lift_object(t, value, f"{self.globals_source}.{name}")
         if hasattr(builtins, name):
             return getattr(builtins, name)
         raise exc.UndefinedVariable(name=name, detail="")

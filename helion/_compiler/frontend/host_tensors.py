@@ -13,6 +13,7 @@ import torch
 
 from ... import exc
 from ..._shapes import Expr, Number
+from ..ir.pointwise import result_dtype
 from .values import HostTensorValue, describe
 
 if TYPE_CHECKING:
@@ -126,7 +127,50 @@ def call(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if func is torch.Tensor.new_full:
         like = args[0]
         return allocate(t, args[1], kwargs.get("dtype") or like.dtype, kwargs.get("device") or like.device)
+    name = getattr(func, "__name__", "").strip("_")
+    if name in _ELEMENTWISE or name.removeprefix("r") in _ELEMENTWISE:
+        return _elementwise(t, _ELEMENTWISE.get(name) or _ELEMENTWISE[name.removeprefix("r")], args)
+    if name in _REDUCTIONS and not any(isinstance(a, HostTensorValue) for a in args[1:]):
+        return _reduction(t, name, *args, **kwargs)
     return _on_meta(t, func, args, kwargs)
+
+
+#: Elementwise host calls with a shape rule here, by the op that gives the dtype.
+_ELEMENTWISE = {
+    **{n: n for n in ("add", "sub", "mul", "div", "pow", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sigmoid", "tanh", "relu", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum")},
+    "truediv": "div", "floordiv": "floordiv", "mod": "remainder",
+}  # fmt: skip
+_REDUCTIONS = ("sum", "mean", "prod", "amax", "amin")
+
+
+def _elementwise(t: Tracer, name: str, args: tuple[Any, ...]) -> HostTensorValue:
+    """A computation on the host, launched on its own: worth a warning."""
+    t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+    kinds = [
+        (a.dtype, a.ndim) if isinstance(a, HostTensorValue) else a.kind if isinstance(a, Expr) else a for a in args
+    ]
+    tensors = [a for a in args if isinstance(a, HostTensorValue)]
+    shape: list[Number] = []
+    rank = max(a.ndim for a in tensors)
+    for position in range(rank):
+        size: Number = 1
+        for tensor in tensors:
+            at = position - rank + tensor.ndim
+            if at >= 0 and not (isinstance(tensor.shape[at], int) and tensor.shape[at] == 1):
+                size = tensor.shape[at]
+        shape.append(size)
+    return allocate(t, shape, result_dtype(name, kinds), tensors[0].device)
+
+
+def _reduction(
+    t: Tracer, name: str, value: HostTensorValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> HostTensorValue:
+    t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+    dims = range(value.ndim) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
+    reduced = {d % max(value.ndim, 1) for d in dims}
+    shape = [1 if i in reduced else s for i, s in enumerate(value.shape) if keepdim or i not in reduced]
+    integer = name in ("sum", "prod") and not value.dtype.is_floating_point
+    return allocate(t, shape, dtype or (torch.int64 if integer else value.dtype), value.device)
 
 
 def _fill_dtype(fill: Any) -> torch.dtype:

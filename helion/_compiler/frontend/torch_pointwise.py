@@ -349,6 +349,16 @@ def _addcdiv(t: Tracer, input: DeviceValue, tensor1: Any, tensor2: Any, *, value
     return input + _scaled(t, tensor1 / tensor2, value)
 
 
+@rule(*named("xlogy"), torch.special.xlogy)
+@in_float32
+def _xlogy(t: Tracer, input: DeviceValue, other: Any) -> DeviceValue:
+    product = t.pointwise("mul", input, t.pointwise("log", other))
+    zero = t.pointwise(
+        "logical_and", t.pointwise("eq", input, 0), t.pointwise("logical_not", t.pointwise("isnan", other))
+    )
+    return t.pointwise("where", zero, 0.0, product)
+
+
 @rule(*named("logaddexp"))
 @in_float32
 def _logaddexp(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:

@@ -25,11 +25,12 @@ _MAX_INT32 = 2**31 - 1
 @dataclass(frozen=True)
 class Traced:
     """``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name.
-    ``warnings``: what to tell the user."""
+    ``warnings``: what to tell the user. ``globals_read``: namespace, name and value of globals that are compiled in."""
 
     program: Program
     specialized: Mapping[str, Any]
     warnings: tuple[exc.Base, ...]
+    globals_read: tuple[tuple[dict[str, Any], str, Any], ...]
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
@@ -74,7 +75,7 @@ def trace(
         host=_host_module(fn, source, walker),
         index_dtype=context.index_dtype,
     )
-    return Traced(program, dict(t.specialized), tuple(t.warnings))
+    return Traced(program, dict(t.specialized), tuple(t.warnings), tuple(t.globals_read.values()))
 
 
 def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker) -> HostModule:

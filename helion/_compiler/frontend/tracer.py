@@ -69,6 +69,8 @@ class Tracer:
         self.active_blocks: dict[int, Tile | None] = {}
         self.specialized: dict[str, Any] = {}
         self.symbols: dict[str, Symbol] = {}
+        #: Globals whose values device code was compiled with.
+        self.globals_read: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         self.warnings: list[exc.Base] = []
         self._rules = rules
         self._full: dict[Any, Block] = {}
