@@ -1,5 +1,13 @@
 """The language of kernels: ``import helion.language as hl``."""
 
+from .atomics import atomic_add as atomic_add
+from .atomics import atomic_and as atomic_and
+from .atomics import atomic_cas as atomic_cas
+from .atomics import atomic_max as atomic_max
+from .atomics import atomic_min as atomic_min
+from .atomics import atomic_or as atomic_or
+from .atomics import atomic_xchg as atomic_xchg
+from .atomics import atomic_xor as atomic_xor
 from .constants import ConstExpr as ConstExpr
 from .constants import constexpr as constexpr
 from .constants import register_block_size as register_block_size
@@ -14,6 +22,13 @@ from .loops import tile as tile
 from .matmul import dot as dot
 from .memory import load as load
 from .memory import store as store
+from .phases import barrier as barrier
+from .random_ops import rand as rand
+from .random_ops import randint as randint
+from .scans import associative_scan as associative_scan
+from .scans import cumprod as cumprod
+from .scans import cumsum as cumsum
+from .scans import reduce as reduce
 from .tiles import Tile as Tile
 from .tiles import tile_begin as tile_begin
 from .tiles import tile_block_size as tile_block_size
@@ -21,3 +36,5 @@ from .tiles import tile_count as tile_count
 from .tiles import tile_end as tile_end
 from .tiles import tile_id as tile_id
 from .tiles import tile_index as tile_index
+from .views import join as join
+from .views import split as split

@@ -150,8 +150,8 @@ class BoundKernel:
         full = self._resolve(config)
         module = self.compile_config(full, allow_print=False)
         code = self._analysis.code(full)
-        kernel = module.__globals__[code.plan.kernel_name]
-        return measure.resources(kernel, code.plan, self.settings.backend, self.target)
+        kernels = [module.__globals__[name] for name in code.plan.kernel_names]
+        return measure.resources(kernels, code.plan, self.settings.backend, self.target)
 
     # --- running ---------------------------------------------------------------------------------------------------------
 

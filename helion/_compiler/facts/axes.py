@@ -28,7 +28,7 @@ def axis_facts(walk: Walk, rollable: tuple[int, ...]) -> tuple[AxisFact, ...]:
                 name=block.name,
                 kind=_KINDS.get(block.kind, "tile" if block.size is None else "fixed"),
                 extent=extent,
-                padded=0 if extent is None else next_power_of_2(extent),
+                padded=0 if extent is None else max(next_power_of_2(extent), block.min_size),
                 static=block.extent is not None and not isinstance(block.extent, Expr),
                 size=None if block.size is None else int(hint_of(block.size)),
                 rollable=block.id in rollable,

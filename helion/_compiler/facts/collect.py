@@ -40,6 +40,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         work=work_facts(walk),
         live_tiles=tuple(liveness.peak_of([r.region for r in regions if r.root == root]) for root in roots),
         resident_tiles=tuple(map(maximal, liveness.resident)),
+        held_tiles=tuple(map(maximal, liveness.held)),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes),
         attention=attention_fact(matmuls, reductions, regions),

@@ -1,12 +1,14 @@
 """Which tiles are live at the same time, without knowing how large any axis will be.
 
-Two counts of the same program:
+Three counts of the same program:
 
 - *live* tiles: at every op its operands and results together, as the IR is written. The peak is the step with the most
   tiles of the highest rank, then of the next; a real snapshot, never a union over steps.
 - *resident* tiles: what registers must hold between ops. Elementwise ops work in place, element by element, so an
   operand that dies gives its registers to the result; masks and views are not values of their own; indices, constants
   and operands that go from memory to a dot through shared memory are free.
+- *held* tiles: the least that works. Between two reductions, dots, loops and stores, elementwise ops can be done a few
+  elements at a time, from loads to results; only what crosses one of these must be there whole.
 """
 
 from __future__ import annotations
@@ -20,16 +22,20 @@ from .walk import Walk
 
 _ALIASES = frozenset(("view", "mask"))
 _FREE = frozenset(("number", "tile", "iota", "store"))
+#: Ops that need all elements before the next op can begin.
+_BARRIERS = frozenset(("reduce", "dot", "store"))
 #: Tiles of one rank that a profile can count before they run over into the next rank.
 _PROFILE_BITS = 12
 
 
 @dataclass(slots=True)
 class Liveness:
-    """``peaks[region]`` is the rank profile and the live tiles of a region alone; ``resident[root]`` the snapshots."""
+    """``peaks[region]`` is the rank profile and the live tiles of a region alone; ``resident[root]`` and ``held[root]``
+    are snapshots."""
 
     peaks: dict[int, tuple[int, LiveTiles]] = field(default_factory=dict)
     resident: list[set[LiveTiles]] = field(default_factory=list)
+    held: list[set[LiveTiles]] = field(default_factory=list)
 
     def peak_of(self, regions: list[int]) -> LiveTiles:
         """The highest of several regions' peaks; the first on a tie."""
@@ -41,6 +47,7 @@ def sweep(walk: Walk, staged: frozenset[int]) -> Liveness:
     liveness = Liveness()
     for root in walk.program.roots:
         liveness.resident.append(set())
+        liveness.held.append(set())
         _Sweep(walk, staged, liveness).region(root.body, {}, {})
     return liveness
 
@@ -147,7 +154,7 @@ class _Sweep:
         return True
 
     def steps(self, region: Region, scope: _Scope) -> None:
-        snapshots = self.liveness.resident[-1]
+        snapshots, held = self.liveness.resident[-1], self.liveness.held[-1]
         best, best_tiles = scope.profile, tuple(map(self.walk.tile, scope.live.values()))
         grown = True
         for at, op in enumerate(region.ops):
@@ -167,12 +174,17 @@ class _Sweep:
             if dying and grown:
                 snapshots.add(tuple(sorted(scope.resident.values())))
                 grown = False
+            if op.kind == "store":
+                held.add(tuple(sorted(scope.resident.values())))
             for key in dying:
                 del scope.resident[key]
             for result in op.results:
                 grown |= self.hold(result, at, scope)
+            if op.kind in _BARRIERS or op.regions:
+                held.add(tuple(sorted(scope.resident.values())))
         if grown:
             snapshots.add(tuple(sorted(scope.resident.values())))
+        held.add(tuple(sorted(scope.resident.values())))
         self.liveness.peaks[self.numbers[id(region)]] = (best, best_tiles)
 
     def bury(self, op: Op, at: int, scope: _Scope) -> None:

@@ -35,7 +35,8 @@ class AxisFact:
     - ``scalar``: ``hl.grid``; one element at a time, no dimension.
 
     ``extent`` is the true number of elements (the value seen when binding, where sizes are dynamic; then ``static`` is
-    False), None when it depends on data or on another tile. ``padded`` is its next power of two (0 when unknown).
+    False), None when it depends on data or on another tile. ``padded`` is its next power of two, at least ``min_size`` (0
+    when unknown).
     ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` and ``loops`` are
     the regions whose grid or loop walks over the axis; ``min_size`` and ``max_size`` are the kernel's own bounds.
     """
@@ -168,7 +169,7 @@ class ReductionFact:
     ``user_tile`` (a loop that the kernel spells out over a tunable tile), ``fixed`` (such a loop of a fixed tile),
     ``full_slice`` (a whole dimension).
 
-    ``itemsize`` is that of the value reduced, ``input_load_itemsize`` the narrowest in memory among the loads that feed
+    ``tile`` is the widest value reduced and ``itemsize`` the bytes of its elements, ``input_load_itemsize`` the narrowest in memory among the loads that feed
     the reductions (else among loads whose last subscript is the axis, else 0). ``num_loads`` counts the loads of the
     region. ``re_read``: some load feeds two reductions, or one and a store beyond it; ``re_read_slot``
     is its load slot. ``store_only_re_read``: a tensor that feeds the reductions is needed again for a store after them,
@@ -186,6 +187,7 @@ class ReductionFact:
     names: tuple[str, ...]
     category: Category
     extent: int
+    tile: tuple[int, ...]
     itemsize: int
     input_load_itemsize: int
     num_loads: int
@@ -313,7 +315,8 @@ class KernelFacts:
 
     ``live_tiles`` has one snapshot per root: the peak by rank, as in ``ReductionFact``. ``resident_tiles`` has the
     snapshots (per root, none contained in another) of what must be held between ops: elementwise chains work in place
-    there, and masks and views cost nothing.
+    there, and masks and views cost nothing. ``held_tiles`` are the snapshots of what must be there whole, because it
+    crosses a reduction, a dot, a loop or a store.
     """
 
     axes: tuple[AxisFact, ...]
@@ -328,6 +331,7 @@ class KernelFacts:
     work: tuple[WorkFact, ...]
     live_tiles: tuple[LiveTiles, ...]
     resident_tiles: tuple[tuple[LiveTiles, ...], ...]
+    held_tiles: tuple[tuple[LiveTiles, ...], ...]
     scans: tuple[int, ...] = ()
     atomics: tuple[int, ...] = ()
     pointwise: PointwiseFact | None = None

@@ -41,6 +41,7 @@ def reduction_facts(
                 names=tuple(dict.fromkeys(op.attrs.name for op, _ in found)),
                 category=_category(axes[axis]),
                 extent=axes[axis].extent or 0,
+                tile=max((walk.tile(value)[0] for value in values), key=len),
                 itemsize=max(value.dtype.itemsize for value in values),
                 input_load_itemsize=_input_itemsize(feeding, loads, axis),
                 num_loads=sum(op.region == region for op in loads),

@@ -74,6 +74,13 @@ class Expressions:
             raise exc.StatementNotSupported(statement=f"`{ast.unparse(node)}`", where=self.where, remedy="")
         return method(node)
 
+    def try_eval(self, node: ast.expr) -> Any:
+        """The value of an expression, or None when it has none here."""
+        try:
+            return self.eval(node)
+        except exc.Base:
+            return None
+
     @property
     def where(self) -> str:
         return "device" if self.t.on_device else "host"

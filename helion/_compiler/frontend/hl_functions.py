@@ -9,9 +9,11 @@ import torch
 
 from ... import exc
 from ... import language as hl
-from ..._shapes import Expr, hint_of, is_power_of_2, next_power_of_2
+from ..._shapes import ONE, Expr, broadcast_dims, hint_of, is_power_of_2, next_power_of_2
 from .torch_matmul import dot
-from .torch_shapes import arange
+from .torch_pointwise import HALF, named
+from .torch_pointwise import rule as torch_rule
+from .torch_shapes import arange, position
 from .tracer import Tracer
 from .values import DeviceValue, HostTensorValue, Tile, describe
 
@@ -123,3 +125,186 @@ def _specialize(t: Tracer, value: Any) -> Any:
     if isinstance(value, (int, float)):
         return value
     raise exc.SpecializeArgType(got=describe(value))
+
+
+@rule(hl.barrier)
+def _barrier(t: Tracer) -> None:
+    raise exc.BarrierOnlyAllowedAtTopLevel()
+
+
+# --- atomics -----------------------------------------------------------------------------------------------------------
+
+_SEMANTICS = ("relaxed", "acquire", "release", "acq_rel")
+_BITWISE = ("and", "or", "xor")
+
+
+def _atomic(name: str) -> Callable[..., Any]:
+    def call(t: Tracer, target: Any, index: Any, *values: Any, sem: str = "relaxed") -> DeviceValue:
+        function = f"hl.atomic_{name}"
+        if isinstance(target, DeviceValue):
+            raise exc.AtomicOnDeviceTensor(name=function)
+        tensor = _host_tensor(t, target, function)
+        count = 2 if name == "cas" else 1
+        if len(values) > count:  # sem may be positional
+            *values, sem = values  # type: ignore[assignment]
+        if sem not in _SEMANTICS:
+            raise exc.InvalidAPIUsage(f"sem of {function} must be one of {', '.join(_SEMANTICS)}, got {sem!r}.")
+        if name in _BITWISE and tensor.dtype.is_floating_point:
+            raise exc.TypeInferenceError(f"{function} works on integers and bools, got {tensor!r}.")
+        return t.atomic(name, tensor, _index(index), values, sem)
+
+    return call
+
+
+def _atomic_keywords(name: str) -> Callable[..., Any]:
+    call = _atomic(name)
+    keywords = ("expected", "value") if name == "cas" else ("value",)
+
+    def with_keywords(t: Tracer, target: Any, index: Any, *values: Any, **named: Any) -> DeviceValue:
+        return call(t, target, index, *values, *(named.pop(k) for k in keywords if k in named), **named)
+
+    return with_keywords
+
+
+for _name in ("add", "max", "min", "and", "or", "xor", "xchg", "cas"):
+    HL_RULES[getattr(hl, f"atomic_{_name}")] = _atomic_keywords(_name)
+
+
+# --- reductions and scans ----------------------------------------------------------------------------------------------
+
+
+def _inputs(t: Tracer, value: Any, name: str) -> tuple[DeviceValue, ...]:
+    inputs = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for item in inputs:
+        t.refuse_operand(item, f"in {name}")
+        if not isinstance(item, DeviceValue) or not item.dims:
+            raise exc.TypeInferenceError(f"{name} takes tiles, got {describe(item)}.")
+    dims = broadcast_dims([i.dims for i in inputs])
+    if dims is None:
+        raise exc.ShapeMismatch(lhs=repr(inputs[0]), rhs=repr(inputs[1]), detail=f" in {name}")
+    return tuple(t.broadcast(i, dims) for i in inputs)
+
+
+@rule(hl.reduce)
+def _reduce(
+    t: Tracer, combine_fn: Any, input_tensor: Any, dim: Any = None, other: Any = 0, keep_dims: bool = False
+) -> Any:
+    inputs = _inputs(t, input_tensor, "hl.reduce")
+    others = tuple(other) if isinstance(other, (tuple, list)) else (other,) * len(inputs)
+    if len(others) != len(inputs) or not all(isinstance(o, (int, float)) for o in others):
+        raise exc.TypeInferenceError(
+            f"other of hl.reduce must be a number for each of the {len(inputs)} tensors, got {other!r}."
+        )
+    fills = tuple(float(o) if i.dtype.is_floating_point else o for o, i in zip(others, inputs, strict=True))
+    rank = inputs[0].ndim
+    positions = range(rank) if dim is None else [position(inputs[0], dim)]
+    values = inputs
+    for at in sorted(positions, reverse=True):
+        values = t.fold(values, t.combine(combine_fn, values), at, fills)
+    if keep_dims:
+        dims = tuple(ONE if i in positions else d for i, d in enumerate(inputs[0].dims))
+        values = tuple(t.reshape(v, dims) for v in values)
+    return values if isinstance(input_tensor, (tuple, list)) else values[0]
+
+
+@rule(hl.associative_scan)
+def _associative_scan(t: Tracer, combine_fn: Any, input_tensor: Any, dim: int, reverse: bool = False) -> Any:
+    inputs = _inputs(t, input_tensor, "hl.associative_scan")
+    at = position(inputs[0], dim)
+    if reverse and t.may_be_padded(inputs[0].dims[at]):
+        raise exc.BackendUnsupported(
+            what="A reversed hl.associative_scan over a dimension that may be padded",
+            backend="Triton",
+            remedy=": it would begin with lanes out of range; use hl.cumsum, or a dimension whose size is a power of two",
+        )
+    values = t.scan(inputs, t.combine(combine_fn, inputs), at, reverse)
+    return values if isinstance(input_tensor, (tuple, list)) else values[0]
+
+
+def cumulative(t: Tracer, name: str, value: DeviceValue, dim: int, reverse: bool) -> DeviceValue:
+    """cumsum (``add``) or cumprod (``mul``): half precision accumulates in fp32, integers in int64."""
+    wide = torch.float32 if value.dtype in HALF else value.dtype if value.dtype.is_floating_point else torch.int64
+    source = t.cast(value, wide)
+    neutral = 0 if name == "add" else 1
+    identity = float(neutral) if wide.is_floating_point else neutral
+    region = t.combine(lambda a, b: t.pointwise(name, a, b), (source,))
+    (result,) = t.scan((source,), region, position(value, dim), reverse, (identity,))
+    return t.cast(result, value.dtype if value.dtype.is_floating_point else wide)
+
+
+@rule(hl.cumsum)
+def _cumsum(t: Tracer, input_tensor: Any, dim: int, reverse: bool = False) -> DeviceValue:
+    return cumulative(t, "add", _inputs(t, input_tensor, "hl.cumsum")[0], dim, reverse)
+
+
+@rule(hl.cumprod)
+def _cumprod(t: Tracer, input_tensor: Any, dim: int, reverse: bool = False) -> DeviceValue:
+    return cumulative(t, "mul", _inputs(t, input_tensor, "hl.cumprod")[0], dim, reverse)
+
+
+@torch_rule(*named("cumsum"))
+def _torch_cumsum(t: Tracer, input: DeviceValue, dim: int, *, dtype: Any = None) -> DeviceValue:
+    return cumulative(t, "add", input if dtype is None else t.cast(input, dtype), dim, False)
+
+
+@torch_rule(*named("cumprod"))
+def _torch_cumprod(t: Tracer, input: DeviceValue, dim: int, *, dtype: Any = None) -> DeviceValue:
+    return cumulative(t, "mul", input if dtype is None else t.cast(input, dtype), dim, False)
+
+
+# --- joining and splitting ---------------------------------------------------------------------------------------------
+
+
+@rule(hl.join)
+def _join(t: Tracer, tensor0: Any, tensor1: Any) -> DeviceValue:
+    first, second = t.as_device(tensor0, "in hl.join"), t.as_device(tensor1, "in hl.join")
+    dims = broadcast_dims((first.dims, second.dims))
+    if dims is None:
+        raise exc.ShapeMismatch(lhs=repr(first), rhs=repr(second), detail=" in hl.join")
+    dtype = torch.promote_types(first.dtype, second.dtype)
+    return t.join(t.broadcast(t.cast(first, dtype), dims), t.broadcast(t.cast(second, dtype), dims))
+
+
+@rule(hl.split)
+def _split(t: Tracer, tensor: Any) -> tuple[DeviceValue, DeviceValue]:
+    value = t.as_device(tensor, "in hl.split")
+    last = t.size_of(value.dims[-1]) if value.dims else None
+    if not (isinstance(last, int) and last == 2):
+        raise exc.ShapeMismatch(lhs=repr(value), rhs="[..., 2]", detail=": hl.split needs a last dimension of 2")
+    return t.split(value)
+
+
+# --- random numbers ----------------------------------------------------------------------------------------------------
+
+
+def _offsets(t: Tracer, shape: Any) -> DeviceValue:
+    """The place of every element in a row-major tensor of the whole shape, not of the tile."""
+    sizes = shape if isinstance(shape, (tuple, list)) else [shape]
+    total: DeviceValue | None = None
+    for at, size in enumerate(sizes):
+        dim = t.dim_of(size)
+        block = dim.block
+        tile = t.active_blocks.get(block) if block is not None else None
+        index = tile.index if tile is not None else t.iota(size)
+        extent: Any = t.blocks[block].extent if block is not None else 1
+        if extent is None:
+            raise exc.ShapeSpecializingCall(what="hl.rand over a tile whose loop has no known end")
+        ones = [ONE] * len(sizes)
+        ones[at] = dim
+        spread = t.reshape(index, tuple(ones))
+        total = spread if total is None else total * extent + spread
+    assert total is not None
+    return total
+
+
+@rule(hl.rand)
+def _rand(t: Tracer, shape: Any, seed: Any, device: Any = None) -> DeviceValue:
+    return t.random("uniform", t.as_device(seed, "as a seed"), _offsets(t, shape))
+
+
+@rule(hl.randint)
+def _randint(t: Tracer, shape: Any, low: int, high: int, seed: Any, device: Any = None) -> DeviceValue:
+    if not (isinstance(low, int) and isinstance(high, int) and low < high):
+        raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
+    bits = t.cast(t.random("bits", t.as_device(seed, "as a seed"), _offsets(t, shape)), torch.int64)
+    return t.cast((bits & 0xFFFFFFFF) % (high - low) + low, torch.int32)

@@ -37,10 +37,7 @@ class Loops(Branches):
     def _is_grid_loop(self, e: Expressions, statement: ast.stmt) -> bool:
         if not isinstance(statement, ast.For) or not isinstance(statement.iter, ast.Call):
             return False
-        try:
-            function = e.eval(statement.iter.func)
-        except exc.Base:
-            return False
+        function = e.try_eval(statement.iter.func)
         return function is hl.tile or function is hl.grid
 
     def do_For(self, e: Expressions, node: ast.For) -> None:
@@ -185,7 +182,8 @@ class Loops(Branches):
         self.t.active_blocks.clear()
         self.t.builder.location = None
         location = frame.source.location(node)
-        self.roots.append(Root(axes=tuple(a for a, _ in axes), body=Region((), tuple(ops), ()), location=location))
+        body = Region((), tuple(ops), ())
+        self.roots.append(Root(axes=tuple(a for a, _ in axes), body=body, location=location, phase=self.t.phase))
         left = {n: device_value_on_host(n) for n in frame.names if n not in outer}
         frame.host_names = frozenset()
         frame.names = {**outer, **left}

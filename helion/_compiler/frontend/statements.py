@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ... import exc
+from ... import language as hl
 from ..._shapes import Expr
 from ..source import FunctionSource
 from .expressions import Expressions
@@ -27,14 +28,21 @@ class Walker(Loops):
         function = self.kernel_frame.source.node
         assert isinstance(function, ast.FunctionDef)
         e = Expressions(self, self.kernel_frame)
+        self.t.call = lambda function, args: e.call(function, args, {}, e.node or function_node)
+        function_node = function
         try:
             for position, statement in enumerate(function.body):
                 if self._is_grid_loop(e, statement):
-                    if self.loop_statements and self.loop_statements[-1] != position - 1:
-                        e.node = function.body[self.loop_statements[-1] + 1]
-                        raise exc.TopLevelStatementBetweenLoops()
+                    self._check_between(e, function, position)
                     self.loop_statements.append(position)
+                elif self._is_barrier(e, statement):
+                    self.barrier_statements.append(position)
+                    self.t.phase += 1
+                    continue
                 self.execute(e, statement)
+            if self.barrier_statements and self.barrier_statements[-1] > self.loop_statements[-1]:
+                e.node = function.body[self.barrier_statements[-1]]
+                raise exc.BarrierOnlyAllowedAtTopLevel()
         except Return as result:
             return result.value
         except exc.Base as error:
@@ -56,6 +64,24 @@ class Walker(Loops):
         finally:
             self.t.builder.location = location
         return None
+
+    def _is_barrier(self, e: Expressions, statement: ast.stmt) -> bool:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call) or e.try_eval(call.func) is not hl.barrier:
+            return False
+        e.at(statement)
+        if not self.loop_statements:
+            raise exc.BarrierOnlyAllowedAtTopLevel()
+        return True
+
+    def _check_between(self, e: Expressions, function: ast.FunctionDef, position: int) -> None:
+        """Between two grid loops only barriers may stand."""
+        if not self.loop_statements:
+            return
+        for at in range(self.loop_statements[-1] + 1, position):
+            if at not in self.barrier_statements and not _is_docstring(function.body[at]):
+                e.node = function.body[at]
+                raise exc.TopLevelStatementBetweenLoops()
 
     # --- assignments -----------------------------------------------------------------------------------------------------
 
@@ -212,6 +238,10 @@ class Walker(Loops):
         )
 
     do_ImportFrom = do_Import
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _is_product(node: ast.expr) -> bool:

@@ -85,6 +85,7 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker)
         name=fn.__name__,
         function=function,
         loops=tuple(walker.loop_statements),
+        barriers=tuple(walker.barrier_statements),
         source_module=fn.__module__,
         device_source=source.file,
         registered=dict(walker.t.registered),

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, hint_of, number_key
+from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, hint_of, is_power_of_2, number_key
 from ..context import CompileContext
 from ..ir.builder import Builder
 from ..ir.grammar import (
     Block,
     BlockKind,
     DotAttrs,
+    FoldAttrs,
+    GatherAttrs,
     HostTensor,
     Index,
     IotaAttrs,
     MemoryAttrs,
     NumberAttrs,
+    Op,
     Operand,
     PointwiseAttrs,
+    RandomAttrs,
     ReduceAttrs,
     ReduceName,
+    Region,
+    ScanAttrs,
     TileAttrs,
     TileField,
     Value,
@@ -77,6 +83,10 @@ class Tracer:
         self._affine: dict[Value, Affine] = {}
         self._slots = 0
         self._load_slots = 0
+        self._atomic_slots = 0
+        #: Calls a function of the user's on abstract values; set by whoever walks the kernel.
+        self.call: Callable[[Any, tuple[Any, ...]], Any] = lambda function, args: function(*args)
+        self.phase = 0
         self._storages = 0
         self._storage_ids: dict[int, int] = {}
         self.lifted: dict[tuple[int, str], HostTensorValue] = {}
@@ -122,6 +132,15 @@ class Tracer:
         if key not in self._full:
             self._full[key] = self.new_block("full", extent, name=f"r{len(self._full)}")
         return self._full[key]
+
+    def may_be_padded(self, dim: Dim) -> bool:
+        """Whether some lanes of a dimension may lie out of range."""
+        for block in dim.blocks:
+            extent = self.blocks[block].extent
+            known = self.blocks[block].kind == "full" and isinstance(extent, int) and is_power_of_2(extent)
+            if not known and self.block_size(self.blocks[block]) != 1:
+                return True
+        return False
 
     def block_size(self, block: Block) -> Number:
         block = self.blocks[block.id]
@@ -476,6 +495,87 @@ class Tracer:
         )
         self.builder.emit("store", operands, tensor.dtype, plan.dims, attrs)
 
+    def atomic(self, name: str, tensor: HostTensorValue, index: Any, values: Sequence[Any], sem: str) -> DeviceValue:
+        """A read-modify-write of ``tensor[index]``; gives what was there before."""
+        plan = subscripts.plan(self, tensor, index, shift=len(values))
+        stored = [self._stored(tensor, plan.dims, value).value for value in values]
+        attrs = MemoryAttrs(
+            tensor=self.tensor_id(tensor),
+            indices=plan.indices,
+            slot=self._atomic_slots,
+            rank=len(plan.dims),
+            atomic=name,
+            sem=sem,
+        )
+        self._atomic_slots += 1
+        return self.emit("atomic", [*stored, *plan.operands], tensor.dtype, plan.dims, attrs)
+
+    def combine(self, function: Any, inputs: Sequence[DeviceValue]) -> Region:
+        """A user's function of two sets of scalars as a region; results take the dtypes of the inputs."""
+        params = [
+            self.builder.value(v.dtype, (), f"{side}_{i}") for side in ("left", "right") for i, v in enumerate(inputs)
+        ]
+        wrapped = [self.wrap(p) for p in params]
+        count = len(inputs)
+        with self.builder.region() as ops:
+            arguments = (
+                wrapped
+                if count == 1 or _takes(function, 2 * count)
+                else [tuple(wrapped[:count]), tuple(wrapped[count:])]
+            )
+            result = self.call(function, tuple(arguments))
+            results = list(result) if isinstance(result, (tuple, list)) else [result]
+            if len(results) != count:
+                raise exc.TypeInferenceError(
+                    f"The combine function of {count} values must give {count}, got {len(results)}."
+                )
+            results = [self.cast(self.as_device(r), v.dtype) for r, v in zip(results, inputs, strict=True)]
+        for op in ops:
+            if op.kind not in ("pointwise", "full"):
+                raise exc.NotAllowedInHelperFunction(what=f"A {op.kind}", location=op.location)
+        return Region(tuple(params), tuple(ops), tuple(r.value for r in results))
+
+    def fold(
+        self, inputs: Sequence[DeviceValue], region: Region, dim: int, other: tuple[Any, ...]
+    ) -> tuple[DeviceValue, ...]:
+        results = [self.builder.value(v.dtype, tuple(d for i, d in enumerate(v.dims) if i != dim)) for v in inputs]
+        return self._combined("fold", inputs, region, results, FoldAttrs(dim, other))
+
+    def scan(
+        self,
+        inputs: Sequence[DeviceValue],
+        region: Region,
+        dim: int,
+        reverse: bool,
+        identity: tuple[Any, ...] | None = None,
+    ) -> tuple[DeviceValue, ...]:
+        results = [self.builder.value(v.dtype, v.dims) for v in inputs]
+        return self._combined("scan", inputs, region, results, ScanAttrs(dim, reverse, identity))
+
+    def _combined(
+        self, kind: Any, inputs: Sequence[DeviceValue], region: Region, results: list[Value], attrs: Any
+    ) -> tuple[DeviceValue, ...]:
+        operands = tuple(v.value for v in inputs)
+        self.builder.append(Op(kind, operands, tuple(results), attrs, (region,), self.builder.location))
+        return tuple(map(self.wrap, results))
+
+    def gather(self, value: DeviceValue, index: DeviceValue, dim: int) -> DeviceValue:
+        """``result[.., i, ..] = value[.., index[.., i, ..], ..]`` along ``dim``; the other dimensions are equal."""
+        return self.emit("gather", (value.value, index.value), value.dtype, index.dims, GatherAttrs(dim))
+
+    def join(self, first: DeviceValue, second: DeviceValue) -> DeviceValue:
+        dims = (*first.dims, self.dim_of(2))
+        return self.emit("join", (first.value, second.value), first.dtype, dims)
+
+    def split(self, value: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
+        results = tuple(self.builder.value(value.dtype, value.dims[:-1]) for _ in range(2))
+        self.builder.append(Op("split", (value.value,), results, None, (), self.builder.location))
+        return self.wrap(results[0]), self.wrap(results[1])
+
+    def random(self, name: Any, seed: DeviceValue, offset: DeviceValue) -> DeviceValue:
+        dtype = torch.float32 if name == "uniform" else torch.int32
+        return self.emit("random", (seed.value, offset.value), dtype, offset.dims, RandomAttrs(name))
+
     def _next_slot(self) -> int:
         self._slots += 1
         return self._slots - 1
@@ -559,6 +659,12 @@ def _integer_dtype(expr: Expr) -> torch.dtype:
     """int32 for arguments that fit it (the specialization key tells), int64 for others and for arithmetic on them."""
     plain = expr.op in ("host", "block")
     return torch.int32 if plain and -(2**31) <= expr.hint < 2**31 else torch.int64
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Whether a plain function has exactly ``count`` positional parameters."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_argcount == count
 
 
 def torch_name(func: Any) -> str:

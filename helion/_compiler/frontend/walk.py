@@ -28,6 +28,7 @@ class WalkerBase:
         self.kernel_frame = kernel_frame
         self.roots: list[Root] = []
         self.loop_statements: list[int] = []
+        self.barrier_statements: list[int] = []
 
     def execute_all(self, e: Expressions, statements: list[ast.stmt]) -> None:
         for statement in statements:

@@ -19,9 +19,20 @@
     reduce     ReduceAttrs    value                           drops the dimensions it reduces
     dot        DotAttrs       lhs, rhs[, acc]                 [.., M, K] x [.., K, N] (+ acc)
     view       ViewAttrs      value                           reshape, permute, broadcast
+    atomic     MemoryAttrs    values, index values            read-modify-write; gives the values from before
     mask       MaskAttrs      value                           fill lanes out of range along some dimensions
+    scan       ScanAttrs      values                          running combination along a dimension
+    fold       FoldAttrs      values                          combination of a dimension, which disappears
+    gather     GatherAttrs    value, index                    lanes of one value picked by another
+    sort       None           value                           ascending along the last dimension
+    join       None           two values                      a new last dimension of 2
+    split      None           value                           both halves of a last dimension of 2
+    random     RandomAttrs    seed, offset                    numbers that depend on seed and offset only
     for        ForAttrs       carried, bounds                 sequential loop; region params are the carried values
-    if         None           condition, carried              two regions; results merge
+    while      None           carried                         a region that gives the condition, and the body
+    if         None           condition                       two regions; results merge
+
+The region of a scan or a fold combines two sets of scalars into one.
 
 Everything is immutable. A value is identified by its object (``is``), its number is for printing only.
 """
@@ -103,7 +114,8 @@ class MemoryAttrs:
     """One memory access. ``slot`` numbers loads and stores together in program order and survives cloning.
 
     ``load_slot`` numbers the loads whose eviction policy the user left open. ``mask`` is the operand that holds the
-    user's extra mask. ``rank`` is the number of dimensions of the accessed tile.
+    user's extra mask. ``rank`` is the number of dimensions of the accessed tile. ``atomic`` is the operation of an
+    atomic (its slots are numbered by themselves), ``sem`` its memory order.
     """
 
     tensor: int
@@ -113,6 +125,8 @@ class MemoryAttrs:
     load_slot: int | None = None
     mask: int | None = None
     eviction: str | None = None
+    atomic: str | None = None
+    sem: str = "relaxed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +168,35 @@ class MaskAttrs:
     fill: int | float | bool
 
 
+@dataclass(frozen=True, slots=True)
+class ScanAttrs:
+    """``identity``: neutral elements of the operands, where known; a reversed scan fills lanes out of range with them."""
+
+    dim: int
+    reverse: bool
+    identity: tuple[int | float | bool, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoldAttrs:
+    """``other``: what lanes out of range count as, one number per operand."""
+
+    dim: int
+    other: tuple[int | float | bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GatherAttrs:
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class RandomAttrs:
+    """``uniform`` numbers in [0, 1), or ``bits``: 32 random bits as int32."""
+
+    name: Literal["uniform", "bits"]
+
+
 Bound = Union[int, Expr, "OperandRef"]
 
 
@@ -185,24 +228,14 @@ class ForAttrs:
     chunked: bool = False
 
 
-Attrs = (
-    NumberAttrs
-    | TileAttrs
-    | IotaAttrs
-    | MemoryAttrs
-    | PointwiseAttrs
-    | ReduceAttrs
-    | DotAttrs
-    | ViewAttrs
-    | MaskAttrs
-    | ForAttrs
-    | None
-)
 Kind = Literal[
-    "number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "dot", "view", "mask", "for", "if"
-]
+    "number", "tile", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "dot", "view", "mask", "scan", "fold", "gather",
+    "join", "split", "sort", "random", "for", "while", "if",
+]  # fmt: skip
 #: Ops that must stay even when nothing reads their results.
-EFFECTS = frozenset(("store",))
+EFFECTS = frozenset(("store", "atomic"))
+#: Ops that address host tensors.
+MEMORY = frozenset(("load", "store", "atomic"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -299,13 +332,16 @@ class Root:
     axes: tuple[LoopAxis, ...]
     body: Region
     location: Location | None = None
+    #: Roots of one phase run at the same time; a later phase sees what earlier ones wrote.
+    phase: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostModule:
     """The user's function around the device loops.
 
-    ``function`` is its syntax tree; ``loops`` are the statements (by position in the body) that became roots.
+    ``function`` is its syntax tree; ``loops`` are the statements (by position in the body) that became roots,
+    ``barriers`` those between them.
     ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids; ``specialized_calls``
     are calls of ``hl.specialize``. ``symbols`` gives the host expression of every run-time number, by name.
     """
@@ -313,6 +349,7 @@ class HostModule:
     name: str
     function: ast.FunctionDef
     loops: tuple[int, ...]
+    barriers: tuple[int, ...]
     source_module: str
     device_source: str
     registered: Mapping[tuple[int, int], int]

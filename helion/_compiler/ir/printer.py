@@ -6,7 +6,9 @@ from ..._shapes import Dim, dtype_name
 from .grammar import (
     Bound,
     DotAttrs,
+    FoldAttrs,
     ForAttrs,
+    GatherAttrs,
     Index,
     IotaAttrs,
     LoopAxis,
@@ -18,8 +20,10 @@ from .grammar import (
     OperandRef,
     PointwiseAttrs,
     Program,
+    RandomAttrs,
     ReduceAttrs,
     Region,
+    ScanAttrs,
     TileAttrs,
     Value,
     ViewAttrs,
@@ -111,6 +115,8 @@ def _op(op: Op, program: Program) -> str:
             text = f"{op.kind} {program.tensors[op.attrs.tensor].name}[{where}] slot {op.attrs.slot}"
             if op.attrs.mask is not None:
                 text += f" if {_operand(op.operands[op.attrs.mask])}"
+            if op.kind == "atomic":
+                return f"{text} {op.attrs.atomic} {_operand(op.operands[0])} {op.attrs.sem}"
             return f"{text} <- {_operand(op.operands[0])}" if op.kind == "store" else text
         case PointwiseAttrs(name):
             return f"{name} {operands}"
@@ -127,4 +133,12 @@ def _op(op: Op, program: Program) -> str:
             params = op.regions[0].params
             carried = ", ".join(f"{_operand(p)} = {_operand(i)}" for p, i in zip(params, op.operands, strict=False))
             return f"for {axes}{' chunked' if op.attrs.chunked else ''} carrying ({carried}):"
+        case ScanAttrs(dim, reverse, _):
+            return f"scan {operands} along {dim}{' reversed' if reverse else ''}:"
+        case FoldAttrs(dim, other):
+            return f"fold {operands} along {dim} with {other!r} out of range:"
+        case GatherAttrs(dim):
+            return f"gather {operands} along {dim}"
+        case RandomAttrs(name):
+            return f"random {name} {operands}"
     return f"{op.kind} {operands}" + (":" if op.regions else "")

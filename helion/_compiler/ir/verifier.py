@@ -36,7 +36,7 @@ class _Verifier:
     def __init__(self, program: Program, after: str) -> None:
         self.program = program
         self.after = after
-        self.slots: dict[int, str] = {}
+        self.slots: dict[tuple[bool, int], str] = {}
 
     def fail(self, reason: str) -> None:
         raise exc.VerifierError(step=self.after, reason=reason)
@@ -104,6 +104,37 @@ class _Verifier:
         )
         self._memory(op, op.results[0])
 
+    def op_atomic(self, op: Op, active: frozenset[int]) -> None:
+        self._memory(op, op.results[0])
+
+    def op_fold(self, op: Op, active: frozenset[int]) -> None:
+        self._combine(op, 1)
+
+    def op_scan(self, op: Op, active: frozenset[int]) -> None:
+        self._combine(op, 0)
+
+    def _combine(self, op: Op, dropped: int) -> None:
+        values = list(op.values())
+        (region,) = op.regions
+        self.check(len(values) == len(op.results), f"a {op.kind} of {len(values)} values gives {len(op.results)}")
+        self.check(
+            len(region.params) == 2 * len(values) == 2 * len(region.results),
+            f"the function of a {op.kind} has another arity",
+        )
+        for value, result in zip(values, op.results, strict=True):
+            self.check(
+                len(value.dims) - dropped == len(result.dims),
+                f"a {op.kind} gives {type_text(result)} of {type_text(value)}",
+            )
+
+    def op_while(self, op: Op, active: frozenset[int]) -> None:
+        condition, body = op.regions
+        self.check(len(condition.results) == 1, "a while loop has one condition")
+        self.check(
+            len(condition.params) == len(body.params) == len(body.results) == len(op.results) == len(op.operands),
+            "a while loop carries different numbers of values in and out",
+        )
+
     def _memory(self, op: Op, selected: Value) -> None:
         attrs = op.attrs
         assert isinstance(attrs, MemoryAttrs)
@@ -112,7 +143,7 @@ class _Verifier:
             len(attrs.indices) == tensor.ndim, f"{len(attrs.indices)} indices for {tensor.name} of rank {tensor.ndim}"
         )
         self.check(attrs.rank == len(selected.dims), "the rank of an access differs from its tile")
-        known = self.slots.setdefault(attrs.slot, f"{op.kind} {tensor.name}")
+        known = self.slots.setdefault((op.kind == "atomic", attrs.slot), f"{op.kind} {tensor.name}")
         self.check(known == f"{op.kind} {tensor.name}", f"slot {attrs.slot} is taken by {known}")
         for index in attrs.indices:
             for position in index.positions:

@@ -7,11 +7,15 @@ from ..ir.grammar import MemoryAttrs, Program
 
 
 def check_dependencies(program: Program) -> Program:
-    """Roots run at the same time: what one writes, no later one may touch, and what one reads, no later one may write."""
-    written: dict[int, str] = {}
+    """Roots of a phase run at the same time: what one writes, no later one may touch, and what one reads, no later one
+    may write."""
+    written: set[int] = set()
     read: set[int] = set()
+    phase = 0
     for root in program.roots:
-        mine: dict[int, str] = {}
+        if root.phase != phase:
+            phase, written, read = root.phase, set(), set()
+        mine: set[int] = set()
         loaded: set[int] = set()
         for op in root.body.walk():
             if not isinstance(op.attrs, MemoryAttrs):
@@ -19,11 +23,8 @@ def check_dependencies(program: Program) -> Program:
             tensor = program.tensors[op.attrs.tensor]
             if tensor.storage in written or (op.kind != "load" and tensor.storage in read):
                 raise exc.LoopDependencyError(name=tensor.name, location=op.location)
-            if op.kind == "load":
-                loaded.add(tensor.storage)
-            else:
-                mine[tensor.storage] = tensor.name
-        written.update(mine)
+            (loaded if op.kind == "load" else mine).add(tensor.storage)
+        written |= mine
         read |= loaded
         if not mine:
             raise exc.EmptyDeviceLoopAfterDCE(kernel=program.host.name, location=root.location)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..ir.grammar import (
+    FoldAttrs,
     ForAttrs,
     MaskAttrs,
     Op,
@@ -27,6 +28,7 @@ from ..ir.grammar import (
     Program,
     ReduceAttrs,
     Region,
+    ScanAttrs,
     Value,
     ViewAttrs,
 )
@@ -102,9 +104,11 @@ class _Masker:
                     op = self.before_reduce(op, active, ops)
                 case "dot":
                     op = self.before_dot(op, active, ops)
+                case "fold" | "scan":
+                    op = self.before_combine(op, active, ops)
                 case "for":
                     op = self.loop(op, active)
-                case "if":
+                case "if" | "while":
                     op = replace(op, regions=tuple(self.region(r, active) for r in op.regions))
             ops.append(op)
             for at, result in enumerate(op.results):
@@ -132,6 +136,21 @@ class _Masker:
         fill = identity(op.attrs.name, value.dtype)
         dims = [d for d in op.attrs.dims if self.maskable(value, d, active) and self.tails[id(value)][d] != fill]
         return replace(op, operands=(self.masked(value, dims, fill, ops),))
+
+    def before_combine(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
+        """A fold sees its ``other`` out of range; so does a reversed scan, which begins there, its identity."""
+        assert isinstance(op.attrs, (FoldAttrs, ScanAttrs))
+        if isinstance(op.attrs, ScanAttrs):
+            fills = op.attrs.identity if op.attrs.reverse else None
+        else:
+            fills = op.attrs.other
+        if fills is None:
+            return op
+        operands = []
+        for value, fill in zip(op.values(), fills, strict=True):
+            wrong = self.maskable(value, op.attrs.dim, active) and self.tails[id(value)][op.attrs.dim] != fill
+            operands.append(self.masked(value, [op.attrs.dim] if wrong else [], fill, ops))
+        return replace(op, operands=tuple(operands))
 
     def before_dot(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
         lhs, rhs, *rest = op.values()

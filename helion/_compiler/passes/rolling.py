@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 
 from ..._shapes import Expr
 from ..ir.grammar import (
+    EFFECTS,
+    MEMORY,
     Block,
     ForAttrs,
     IotaAttrs,
@@ -155,14 +157,11 @@ class _Roller:
 
     def check_memory(self, ops: list[Op], levels: dict[int, int]) -> None:
         """A row that is stored and loaded again must be the same elements, stored in the last pass that loads them."""
-        stored = {self.storage(inner) for op in ops for inner in op.walk() if inner.kind == "store"}
+        stored = {self.storage(inner) for op in ops for inner in op.walk() if inner.kind in EFFECTS}
         last = max((levels[id(op)] for op in ops if self.is_wide(op)), default=0)
         for storage in stored:
             accesses = [
-                op
-                for op in ops
-                for inner in op.walk()
-                if inner.kind in ("load", "store") and self.storage(inner) == storage
+                op for op in ops for inner in op.walk() if inner.kind in MEMORY and self.storage(inner) == storage
             ]
             if len(accesses) == 1:
                 continue

@@ -19,7 +19,9 @@ from ..ir.grammar import (
     Value,
 )
 
-_PURE = frozenset(("number", "tile", "iota", "full", "pointwise", "reduce", "view", "mask"))
+_PURE = frozenset(
+    ("number", "tile", "iota", "full", "pointwise", "reduce", "view", "mask", "gather", "join", "sort", "random")
+)
 
 
 def merge_common(program: Program) -> Program:
@@ -109,6 +111,9 @@ def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
             op, reads = _drop_loop(op, live)
         elif op.kind == "if":
             op, reads = _drop_if(op, live)
+        elif op.regions:
+            reads = {id(v) for r in op.regions for inner in r.walk() for v in _reads(inner)}
+            reads |= {id(v) for r in op.regions for v in r.results if isinstance(v, Value)}
         else:
             reads = set()
         if not (op.kind in EFFECTS or any(id(r) in live for r in op.results) or _has_effect(op)):
@@ -117,6 +122,10 @@ def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
         live.update(id(v) for v in op.values())
         kept.append(op)
     return Region(region.params, tuple(reversed(kept)), region.results), live
+
+
+def _reads(op: Op) -> list[Value]:
+    return [*op.values(), *(v for r in op.regions for v in r.results if isinstance(v, Value))]
 
 
 def _has_effect(op: Op) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from ..._names import NameSpace
 from ..._shapes import Expr, Number, cdiv, hint_of
 from ...settings import Settings
-from ..ir.grammar import Block, ForAttrs, LoopAxis, NumberAttrs, Program, Root
+from ..ir.grammar import MEMORY, Block, ForAttrs, LoopAxis, NumberAttrs, Program, Root
 from ..passes.rolling import roll
 from .records import (
     AxisPlan,
@@ -83,7 +83,7 @@ class _Planner:
         evictions = self.config.get("load_eviction_policies") or ()
         return Plan(
             program=self.rolled,
-            kernel_name=f"_helion_{self.program.host.name}",
+            kernel_names=self.kernel_names(),
             blocks=tuple(self.block(block) for block in self.program.blocks),
             grids=grids,
             root_ranges=root_ranges,
@@ -97,6 +97,11 @@ class _Planner:
                 b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)
             ),
         )
+
+    def kernel_names(self) -> tuple[str, ...]:
+        base = f"_helion_{self.program.host.name}"
+        phases = 1 + max(root.phase for root in self.program.roots)
+        return tuple(base if phase == 0 else f"{base}_{phase}" for phase in range(phases))
 
     # --- blocks ----------------------------------------------------------------------------------------------------------
 
@@ -125,7 +130,7 @@ class _Planner:
     # --- arguments -------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> tuple[TensorArgument, ...]:
-        used = {op.attrs.tensor for op in self.rolled.walk() if op.kind in ("load", "store")}
+        used = {op.attrs.tensor for op in self.rolled.walk() if op.kind in MEMORY}
         return tuple(
             TensorArgument(name=self.names.fresh(_short(t.name)), tensor=t)
             for t in self.program.tensors
@@ -247,7 +252,7 @@ def _expressions(program: Program) -> list[Expr]:
                 found.append(op.attrs.expr)
             elif isinstance(op.attrs, ForAttrs):
                 found += [n for axis in op.attrs.axes for n in (axis.begin, axis.end, axis.step)]
-            elif op.kind in ("load", "store"):
+            elif op.kind in MEMORY:
                 found += [index.shift for index in op.attrs.indices]
                 tensor = program.tensors[op.attrs.tensor]
                 found += tensor.strides

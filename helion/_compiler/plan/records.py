@@ -92,11 +92,11 @@ class LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``program`` is rolled as the config says. ``grids`` go with its roots; ``ranges`` with its device loops' axes, by
-    ``(position of the loop in program order, axis position)``; ``loop_axes`` likewise."""
+    """``program`` is rolled as the config says. ``grids`` go with its roots; ``ranges`` with its device loops' axes, by loop op.
+    ``kernel_names`` has one kernel per phase; all take the same arguments."""
 
     program: Program
-    kernel_name: str
+    kernel_names: tuple[str, ...]
     blocks: tuple[BlockPlan, ...]
     grids: tuple[GridPlan, ...]
     root_ranges: tuple[RangePlan, ...]

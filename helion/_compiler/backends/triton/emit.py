@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .... import exc
 from ...._names import RESERVED, NameSpace
 from ...._shapes import Dim, Dims, Expr, Number
 from ...ir.grammar import (
@@ -32,7 +33,7 @@ from ...ir.grammar import (
 )
 from ...ir.pointwise import POINTWISE, common_dtype
 from ...plan.records import LoopPlan, Plan
-from . import grid, ops_pointwise, ops_reduction
+from . import grid, ops_lanes, ops_pointwise, ops_reduction
 from .ops_pointwise import TRITON_DTYPES, literal
 from .printer import Lines, Names
 from .ranges import range_text
@@ -64,14 +65,22 @@ def constexpr_parameters(plan: Plan) -> list[str]:
     return [*sizes, *(["_NUM_SM"] if plan.launch.persistent else [])]
 
 
-def render_kernel(plan: Plan) -> list[str]:
-    """The lines of the ``@triton.jit`` function."""
-    return _Emitter(plan).kernel()
+def render_kernel(plan: Plan, phase: int) -> list[str]:
+    """The lines of the ``@triton.jit`` function of one phase, after the helpers it needs."""
+    emitter = _Emitter(plan, phase)
+    kernel = emitter.kernel()
+    helpers = [
+        line
+        for text, name in emitter.helpers.items()
+        for line in (*text.replace("_combine(", f"{name}(", 1).split("\n"), "", "")
+    ]
+    return [*helpers, *kernel]
 
 
 class _Emitter:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, phase: int) -> None:
         self.plan = plan
+        self.phase = phase
         self.program = plan.program
         taken = (
             {a.name for a in plan.tensors}
@@ -87,6 +96,8 @@ class _Emitter:
         self.local: set[int] = set()
         self.stored: set[int] = set()
         self.number_kinds: dict[int, type] = {}
+        #: Functions of scans and folds: text with a placeholder name, and the name.
+        self.helpers: dict[str, str] = {}
         self.uses = Counter(id(v) for op in self.program.walk() for v in _reads(op))
         self.index_dtype = TRITON_DTYPES[self.program.index_dtype]
         self.wide = self.program.index_dtype == torch.int64
@@ -97,7 +108,7 @@ class _Emitter:
         parameters = [*(a.name for a in self.plan.tensors), *(a.name for a in self.plan.numbers)]
         parameters += [f"{name}: tl.constexpr" for name in constexpr_parameters(self.plan)]
         self.lines.add("@triton.jit")
-        self.lines.add(f"def {self.plan.kernel_name}({', '.join(parameters)}):")
+        self.lines.add(f"def {self.plan.kernel_names[self.phase]}({', '.join(parameters)}):")
         with self.lines.indent():
             self.full_blocks()
             grid.emit_roots(self)
@@ -425,6 +436,70 @@ class _Emitter:
             self.stored.clear()
 
     # --- control flow ----------------------------------------------------------------------------------------------------
+
+    def op_atomic(self, op: Op) -> None:
+        attrs = op.attrs
+        assert isinstance(attrs, MemoryAttrs)
+        self.wait_for_stores(attrs)
+        dims = op.result.dims
+        count = 2 if attrs.atomic == "cas" else 1
+        values = [self.operand(o) for o in op.operands[:count]]
+        arguments = [self.pointer(op, attrs, dims), *values]
+        mask = self.memory_mask(op, attrs, dims)
+        if mask and attrs.atomic == "cas":
+            raise exc.BackendUnsupported(
+                what="hl.atomic_cas on tiles that reach past the end",
+                backend="Triton",
+                remedy=": it takes no mask; use a tile size that divides the loop, or hl.grid",
+                location=op.location,
+            )
+        if mask:
+            arguments.append(f"mask={mask}")
+        arguments.append(f"sem={attrs.sem!r}")
+        text = f"tl.atomic_{attrs.atomic}({', '.join(arguments)})"
+        if self.uses[id(op.result)]:
+            self.assign(op, f"atomic_{attrs.atomic}", text)
+        else:
+            self.lines.add(text)
+        self.stored.add(self.program.tensors[attrs.tensor].storage)
+
+    def op_scan(self, op: Op) -> None:
+        ops_lanes.scan(self, op)
+
+    def op_fold(self, op: Op) -> None:
+        ops_lanes.fold(self, op)
+
+    def op_gather(self, op: Op) -> None:
+        ops_lanes.gather(self, op)
+
+    def op_sort(self, op: Op) -> None:
+        ops_lanes.sort(self, op)
+
+    def op_join(self, op: Op) -> None:
+        ops_lanes.join(self, op)
+
+    def op_split(self, op: Op) -> None:
+        ops_lanes.split(self, op)
+
+    def op_random(self, op: Op) -> None:
+        ops_lanes.random(self, op)
+
+    def op_while(self, op: Op) -> None:
+        condition, body = op.regions
+        carried = [self.carry(i, p) for i, p in zip(op.operands, body.params, strict=True)]
+        for param, name in zip(condition.params, carried, strict=True):
+            self.names.reuse(param, name)
+        again = self.names.fresh("again")
+        self.region(condition)
+        self.lines.add(f"{again} = {self.operand(condition.results[0])}")
+        self.lines.add(f"while {again}:")
+        with self.lines.indent():
+            self.region(body)
+            self.yield_values(body, carried)
+            self.region(condition)
+            self.lines.add(f"{again} = {self.operand(condition.results[0])}")
+        for result, name in zip(op.results, carried, strict=True):
+            self.names.reuse(result, name)
 
     def op_for(self, op: Op) -> None:
         attrs = op.attrs

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...._shapes import Number
 from ...ir.grammar import LoopAxis, Root
-from ...plan.records import GridPlan
+from ...plan.records import GridPlan, RangePlan
 from .printer import Lines
 from .ranges import range_text
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
 
 def emit_roots(e: _Emitter) -> None:
     """Every root, each for its own range of program ids."""
-    roots = e.program.roots
+    members = [at for at, root in enumerate(e.program.roots) if root.phase == e.phase]
+    roots = [e.program.roots[at] for at in members]
+    grids = [e.plan.grids[at] for at in members]
     if e.plan.launch.pid_type == "xyz":
-        order = e.plan.grids[0].order
-        _body(e, roots[0], e.plan.grids[0], _named(e, [_program_id(e, order.index(at)) for at in range(len(order))]))
+        order = grids[0].order
+        _body(e, roots[0], grids[0], _named(e, [_program_id(e, order.index(at)) for at in range(len(order))]))
         return
-    totals = [_total(e, root, plan) for root, plan in zip(roots, e.plan.grids, strict=True)]
+    totals = [_total(e, root, plan) for root, plan in zip(roots, grids, strict=True)]
     if e.plan.launch.persistent:
-        pid = _persistent_loop(e, " + ".join(totals))
+        pid = _persistent_loop(e, e.plan.root_ranges[members[0]], " + ".join(totals))
     else:
         pid = e.names.fresh("pid")
         e.lines.add(f"{pid} = {_program_id(e, 0)}")
     depth = e.lines.depth
-    _branches(e, pid, totals)
+    _branches(e, pid, totals, roots, grids)
     e.lines.depth = depth
 
 
-def _branches(e: _Emitter, pid: str, totals: list[str]) -> None:
-    roots = e.program.roots
+def _branches(e: _Emitter, pid: str, totals: list[str], roots: list[Root], grids: list[GridPlan]) -> None:
     if len(roots) == 1:
-        _body(e, roots[0], e.plan.grids[0], _decompose(e, e.plan.grids[0], roots[0], pid))
+        _body(e, roots[0], grids[0], _decompose(e, grids[0], roots[0], pid))
         return
     full = dict(e.scope.active)
     for at, root in enumerate(roots):
@@ -43,7 +44,7 @@ def _branches(e: _Emitter, pid: str, totals: list[str]) -> None:
         if not last:
             e.lines.add(f"if {pid} < {totals[at]}:")
             e.lines.depth += 1
-        _body(e, root, e.plan.grids[at], _decompose(e, e.plan.grids[at], root, pid))
+        _body(e, root, grids[at], _decompose(e, grids[at], root, pid))
         e.scope.active = dict(full)
         if not last:
             e.lines.depth -= 1
@@ -81,7 +82,7 @@ def _total(e: _Emitter, root: Root, plan: GridPlan) -> str:
     return f"({' * '.join(counts)})" if len(counts) > 1 else counts[0]
 
 
-def _persistent_loop(e: _Emitter, total: str) -> str:
+def _persistent_loop(e: _Emitter, options: RangePlan, total: str) -> str:
     """Each program takes many tiles: blocks of neighbours, or every n-th."""
     launch = e.plan.launch
     programs = "_NUM_SM" if launch.persistent == 1 else f"(_NUM_SM * {launch.persistent})"
@@ -96,7 +97,7 @@ def _persistent_loop(e: _Emitter, total: str) -> str:
         e.lines.add(f"{share} = tl.cdiv({total_name}, {programs})")
         e.lines.add(f"{start} = {_program_id(e, 0)} * {share}")
         bounds = [start, f"tl.minimum({start} + {share}, {total_name})", "1"]
-    e.lines.add(f"for {pid} in {range_text(e.plan.root_ranges[0], bounds)}:")
+    e.lines.add(f"for {pid} in {range_text(options, bounds)}:")
     e.lines.depth += 1
     return pid
 

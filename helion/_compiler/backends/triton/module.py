@@ -16,10 +16,10 @@ from .emit import constexpr_parameters, render_kernel
 
 def render_module(plan: Plan) -> str:
     """A plan as the source of a Python module whose function of the kernel's name runs it."""
-    kernel = render_kernel(plan)
+    kernels = [render_kernel(plan, phase) for phase in range(len(plan.kernel_names))]
     host = _Host(plan)
     function = host.function()
-    body = "\n".join(kernel)
+    body = "\n\n\n".join("\n".join(kernel) for kernel in kernels)
     helpers = [*ops_pointwise.needed_helpers(body)]
     helpers += [text for name, text in ops_reduction.HELPERS.items() if f"{name})" in body]
     lines = ["from __future__ import annotations", ""]
@@ -31,7 +31,7 @@ def render_module(plan: Plan) -> str:
         lines.append("")
     for helper in helpers:
         lines += ["", helper.rstrip(), ""]
-    lines += ["", *kernel, "", "", function, ""]
+    lines += ["", body, "", "", function, ""]
     return "\n".join(lines)
 
 
@@ -56,7 +56,7 @@ class _Host:
         for at, statement in enumerate(self.module.function.body):
             if at == first:
                 statements += launch
-            elif at not in others:
+            elif at not in others and at not in self.module.barriers:
                 statements.append(_Rewriter(self).visit(copy.deepcopy(statement)))
         node.body = self.symbols() + statements
         return ast.unparse(ast.fix_missing_locations(node))
@@ -98,8 +98,9 @@ class _Host:
             lines.append(f"_NUM_SM = _helion_runtime.get_num_sm({device}.device{reserved})")
             self.modules["_helion_runtime"] = "helion.runtime"
         arguments += constexpr_parameters(plan)
-        call = ", ".join([plan.kernel_name, self.grid(), *arguments, *options])
-        lines.append(f"_launcher({call})")
+        for phase, name in enumerate(plan.kernel_names):
+            call = ", ".join([name, self.grid(phase), *arguments, *options])
+            lines.append(f"_launcher({call})")
         return ast.parse("\n".join(lines)).body
 
     def source(self, text: str) -> str:
@@ -107,14 +108,15 @@ class _Host:
             self.uses_source_module = True
         return text
 
-    def grid(self) -> str:
+    def grid(self, phase: int) -> str:
+        grids = [g for g, root in zip(self.plan.grids, self.plan.program.roots, strict=True) if root.phase == phase]
         launch = self.plan.launch
         if launch.persistent:
             return f"(_NUM_SM * {launch.persistent},)" if launch.persistent > 1 else "(_NUM_SM,)"
         if launch.pid_type == "xyz":
-            (grid,) = self.plan.grids
+            (grid,) = grids
             return f"({', '.join(self.count(grid.axes[at].count) for at in grid.order)},)"
-        return f"({' + '.join(self.product(grid) for grid in self.plan.grids)},)"
+        return f"({' + '.join(self.product(grid) for grid in grids)},)"
 
     def product(self, grid: GridPlan) -> str:
         counts = [a.count for a in grid.axes]

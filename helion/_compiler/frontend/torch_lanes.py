@@ -1,0 +1,175 @@
+"""torch functions that move lanes of device values: stack, cat, gather, flip, sort and topk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ... import exc
+from ..._shapes import ONE
+from .torch_pointwise import named, rule
+from .torch_shapes import insert_one, position
+from .tracer import Tracer
+from .values import DeviceValue, describe
+
+
+class _ValuesAndIndices(NamedTuple):
+    values: DeviceValue
+    indices: DeviceValue
+
+
+def _common(t: Tracer, tensors: Sequence[Any], name: str) -> list[DeviceValue]:
+    values = [t.as_device(v, f"in torch.{name}") for v in tensors]
+    dtype = values[0].dtype
+    for value in values[1:]:
+        dtype = torch.promote_types(dtype, value.dtype)
+    return [t.cast(v, dtype) for v in values]
+
+
+def _lanes(t: Tracer, size: Any, rank: int, at: int) -> DeviceValue:
+    """0, 1, 2 ... along dimension ``at`` of ``rank`` dimensions."""
+    index = t.iota(size)
+    dims = [ONE] * rank
+    dims[at] = index.dims[0]
+    return t.reshape(index, tuple(dims))
+
+
+@rule(torch.stack)
+def _stack(t: Tracer, tensors: Sequence[Any], dim: int = 0) -> DeviceValue:
+    values = _common(t, tensors, "stack")
+    at = position(values[0], dim, extra=1)
+    if len(values) == 1:
+        return insert_one(t, values[0], at)
+    lanes = _lanes(t, len(values), values[0].ndim + 1, at)
+    result = insert_one(t, values[-1], at)
+    for number in reversed(range(len(values) - 1)):
+        result = t.pointwise("where", lanes == number, insert_one(t, values[number], at), result)
+    return result
+
+
+@rule(torch.cat, torch.concat, torch.concatenate)
+def _cat(t: Tracer, tensors: Sequence[Any], dim: int = 0) -> DeviceValue:
+    values = _common(t, tensors, "cat")
+    at = position(values[0], dim)
+    result = values[0]
+    for value in values[1:]:
+        result = _cat_two(t, result, value, at)
+    return result
+
+
+def _cat_two(t: Tracer, first: DeviceValue, second: DeviceValue, at: int) -> DeviceValue:
+    sizes = [t.size_of(v.dims[at]) for v in (first, second)]
+    if not all(isinstance(s, int) for s in sizes):
+        raise exc.UnsupportedTorchFunction(
+            name="torch.cat along a tile", remedy="; store the parts one after the other"
+        )
+    left, right = sizes
+    lanes = _lanes(t, left + right, first.ndim, at)
+    parts = []
+    for value, size, start in ((first, left, 0), (second, right, left)):
+        if size == 1:
+            parts.append(value)
+            continue
+        index = t.pointwise("minimum", t.pointwise("maximum", lanes - start, 0), size - 1)
+        dims = (*value.dims[:at], lanes.dims[at], *value.dims[at + 1 :])
+        parts.append(t.gather(value, t.broadcast(index, dims), at))
+    return t.pointwise("where", lanes < left, parts[0], parts[1])
+
+
+@rule(*named("gather"))
+def _gather(t: Tracer, input: DeviceValue, dim: int, index: DeviceValue) -> DeviceValue:
+    at = position(input, dim)
+    if not isinstance(index, DeviceValue) or index.dtype not in (torch.int32, torch.int64):
+        raise exc.TypeInferenceError(f"torch.gather needs an integer index, got {describe(index)}.")
+    others = [d for i, d in enumerate(input.dims) if i != at]
+    if index.ndim != input.ndim or [d for i, d in enumerate(index.dims) if i != at] != others:
+        raise exc.ShapeMismatch(
+            lhs=repr(input), rhs=repr(index), detail=f": torch.gather needs equal dimensions other than {at}"
+        )
+    return t.gather(input, index, at)
+
+
+@rule(*named("flip"))
+def _flip(t: Tracer, input: DeviceValue, *dims: Any) -> DeviceValue:
+    wanted = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+    for dim in wanted:
+        at = position(input, dim)
+        size = t.size_of(input.dims[at])
+        if not isinstance(size, int):
+            raise exc.UnsupportedTorchFunction(
+                name="torch.flip along a tile",
+                remedy="; it would turn round each tile by itself; index the tensor from its end instead",
+            )
+        if size > 1:
+            lanes = _lanes(t, size, input.ndim, at)
+            # lanes beyond the extent read the first element; they are masked wherever they matter
+            index = t.pointwise("maximum", size - 1 - lanes, 0)
+            input = t.gather(input, t.broadcast(index, input.dims), at)
+    return input
+
+
+# --- sorting -----------------------------------------------------------------------------------------------------------
+
+
+def _sort_keys(t: Tracer, input: DeviceValue, descending: bool) -> DeviceValue:
+    """int64 keys that order as torch does (nan is the greatest), with the lane number in the low 32 bits: equal values
+    keep their order."""
+    if input.dtype.is_floating_point:
+        wide = t.cast(input, torch.float32)
+        bits = t.pointwise(
+            "bitcast", t.pointwise("where", t.pointwise("isnan", wide), float("nan"), wide + 0.0), dtype=torch.int32
+        )
+        order = t.pointwise("where", bits < 0, bits ^ 0x7FFFFFFF, bits)
+    else:
+        order = t.cast(input, torch.int32)
+    keys = t.cast(order, torch.int64)
+    return -1 - keys if descending else keys
+
+
+def sorted_values(t: Tracer, input: DeviceValue, dim: int, descending: bool, name: str) -> _ValuesAndIndices:
+    at = position(input, dim)
+    size = t.size_of(input.dims[at])
+    if not isinstance(size, int):
+        raise exc.UnsupportedTorchFunction(
+            name=f"torch.{name} along a tile", remedy="; it would sort each tile by itself"
+        )
+    if input.dtype in (torch.int64, torch.float64):
+        raise exc.UnsupportedTorchFunction(name=f"torch.{name} of {input.dtype}", remedy="; convert to 32 bits first")
+    order = [*(i for i in range(input.ndim) if i != at), at]
+    value = t.permute(input, order)
+    rank = value.ndim
+    lanes = t.cast(_lanes(t, size, rank, rank - 1), torch.int64)
+    keys = (_sort_keys(t, value, descending) << 32) | lanes
+    # lanes beyond the extent go last
+    keys = t.pointwise("where", lanes < size, keys, torch.iinfo(torch.int64).max)
+    ranked = t.emit("sort", (keys.value,), torch.int64, keys.dims)
+    picked = t.pointwise("minimum", ranked & 0xFFFFFFFF, size - 1)
+    values = t.gather(value, t.cast(picked, torch.int32), rank - 1)
+    back = [order.index(i) for i in range(rank)]
+    return _ValuesAndIndices(t.permute(values, back), t.permute(picked, back))
+
+
+@rule(*named("sort"))
+def _sort(t: Tracer, input: DeviceValue, dim: int = -1, descending: bool = False, *, stable: Any = None) -> Any:
+    return sorted_values(t, input, dim, descending, "sort")
+
+
+@rule(*named("argsort"))
+def _argsort(t: Tracer, input: DeviceValue, dim: int = -1, descending: bool = False, *, stable: Any = None) -> Any:
+    return sorted_values(t, input, dim, descending, "argsort").indices
+
+
+@rule(*named("topk"))
+def _topk(t: Tracer, input: DeviceValue, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    at = position(input, dim)
+    ranked = sorted_values(t, input, dim, largest, "topk")
+    size = t.size_of(input.dims[at])
+    if not isinstance(k, int) or not isinstance(size, int) or not 1 <= k <= size:
+        raise exc.InvalidAPIUsage(f"k of torch.topk must be a constant between 1 and {size!r}, got {describe(k)}.")
+    lanes = t.iota(k) if k > 1 else t.full((ONE,), 0, torch.int32)
+    dims = [ONE] * input.ndim
+    dims[at] = lanes.dims[0]
+    index = t.broadcast(t.reshape(lanes, tuple(dims)), (*input.dims[:at], lanes.dims[0], *input.dims[at + 1 :]))
+    return _ValuesAndIndices(*(t.gather(v, index, at) for v in ranked))

@@ -1,0 +1,140 @@
+"""Shared memory per block: an upper bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ...hardware import Target
+from ..facts.records import KernelFacts, LiveTile, MatmulFact, MemoryOpFact, StagedOperand
+from .matrix import Unit, is_waiting, tile_shape, unit_of
+
+#: What Triton takes for the barriers of tcgen05 products: 8 bytes each.
+_BARRIER_BYTES = 64
+#: Bytes of the widest load or store of one thread.
+VECTOR_BYTES = 16
+
+
+def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target) -> int:
+    """Operands of dots, or whatever else goes through shared memory when they are no longer needed."""
+    operands = _operand_bytes(facts, sizes, num_warps, num_stages, target)
+    exchange = max(
+        _reduction_bytes(facts, sizes, num_warps, target),
+        _vector_bytes(facts, sizes, num_warps, target),
+        _permuted_bytes(facts, sizes),
+        _product_bytes(facts, sizes),
+    )
+    return max(operands, exchange)
+
+
+def _operand_bytes(
+    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target
+) -> int:
+    """Operands of all dots. In a loop they are prefetched: products that overlap read ``num_stages`` copies, others one
+    fewer, for the last copy is in use. Loops that follow each other share the memory."""
+    if not facts.matmuls:
+        return 0
+    units = [unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls]
+    loops: dict[int, int] = {}
+    lone = 0
+    for operand in facts.staged:
+        fact, unit = facts.matmuls[operand.dot], units[operand.dot]
+        if facts.regions[operand.region].kind == "loop":
+            size = _staged_bytes(operand, fact, unit, sizes, num_stages)
+            loops[operand.region] = loops.get(operand.region, 0) + size
+        else:
+            lone += tile_bytes((operand.axes, operand.itemsize), sizes)
+    for fact, unit in zip(facts.matmuls, units, strict=True):
+        if fact.lhs_slot is None and unit != "wgmma":
+            # a left operand that was computed changes its layout on the way to the unit
+            m, _, k = tile_shape(fact, sizes)
+            lone += m * k * fact.lhs_dtype.itemsize
+    barriers = _BARRIER_BYTES if "tcgen05" in units else 0
+    return lone + max(loops.values(), default=0) + barriers
+
+
+def _staged_bytes(
+    operand: StagedOperand, fact: MatmulFact, unit: Unit, sizes: Mapping[int, int], num_stages: int
+) -> int:
+    loaded = tile_bytes((operand.axes, operand.itemsize), sizes)
+    waiting = max(1, num_stages - 1)
+    if operand.direct:
+        return loaded * (waiting if is_waiting(fact, unit) else num_stages)
+    # what ops compute from the load: the left operand stays in registers or tensor memory, the right one is written back
+    converted = (fact.lhs_dtype if operand.role == "lhs" else fact.rhs_dtype).itemsize
+    computed = loaded // operand.itemsize * converted
+    if num_stages == 1:
+        return max(loaded, computed) if unit == "mma" and operand.role == "rhs" else computed
+    return loaded * waiting + (computed if operand.role == "rhs" and unit != "mma" else 0)
+
+
+def tile_bytes(tile: LiveTile, sizes: Mapping[int, int]) -> int:
+    axes, itemsize = tile
+    return itemsize * math.prod(sizes[axis] for axis in axes)
+
+
+def warps_along(columns: int, itemsize: int, num_warps: int, target: Target) -> int:
+    """Warps side by side along the contiguous axis of a tile, when each thread holds one vector of it."""
+    threads = columns * itemsize // VECTOR_BYTES
+    return max(1, min(num_warps, threads // target.warp_size))
+
+
+def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Partial results of warps that share a row or a column."""
+    most = 0
+    narrowest = min((op.itemsize for op in facts.memory_ops), default=1)
+    for fact in facts.reductions:
+        result = math.prod(sizes[axis] for axis in fact.tile if axis != fact.axis)
+        warps = num_warps
+        if fact.tile[-1] != fact.axis:
+            warps = num_warps // warps_along(sizes[fact.tile[-1]], narrowest, num_warps, target)
+        if warps > 1:
+            most = max(most, result * warps * fact.itemsize)
+    return most
+
+
+def _vector_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Vectors along the contiguous axis of a tile, such as weights, that are loaded in one layout and used in another:
+    when warps are spread over several rows, or when accesses of different widths meet."""
+    if facts.matmuls:
+        return 0
+    most = 0
+    for op in facts.memory_ops:
+        if len(op.tile_axes) != 1:
+            continue
+        (axis,) = op.tile_axes
+        wider = [other for other in facts.memory_ops if len(other.tile_axes) > 1 and other.tile_axes[-1] == axis]
+        rows = max((math.prod(sizes[a] for a in other.tile_axes[:-1]) for other in wider), default=1)
+        widths = {other.itemsize for other in wider}
+        spread = rows > 1 and warps_along(sizes[axis], max(widths, default=4), num_warps, target) < num_warps
+        if wider and (spread or widths != {op.itemsize}):
+            most = max(most, sizes[axis] * max(4, op.itemsize))
+    return most
+
+
+def _permuted_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    """Tiles whose contiguous axis in memory differs between accesses are turned in shared memory."""
+    if facts.matmuls:
+        return 0
+    inner: dict[frozenset[int], set[int]] = {}
+    for op in facts.memory_ops:
+        if (axis := _inner_axis(op)) is not None:
+            inner.setdefault(frozenset(op.tile_axes), set()).add(axis)
+    turned = [op for op in facts.memory_ops if len(inner.get(frozenset(op.tile_axes), ())) > 1]
+    return max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in turned), default=0)
+
+
+def _inner_axis(op: MemoryOpFact) -> int | None:
+    """The axis along which neighbours of the tile are neighbours in memory."""
+    for axis, stride in zip(op.subscript_axes, op.strides, strict=True):
+        if stride == 1 and axis in op.tile_axes:
+            return axis
+    return None
+
+
+def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    """Stored tiles of a kernel with dots: threads hold fragments of a product and write whole rows."""
+    if not facts.matmuls:
+        return 0
+    tiles = [op for op in facts.memory_ops if op.kind == "store" and len(op.tile_axes) > 1]
+    return max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in tiles), default=0)
