@@ -29,7 +29,7 @@ def flex_attention(
 ) -> torch.Tensor:
     """`softmax(score_mod(query @ key.T / sqrt(D), b, h, q, k)) @ value`; a query that sees no key gives 0.
 
-    `query[B, H, M, D]`, `key[B, G, N, D]` and `value[B, G, N, D]` with H a multiple of G: neighbouring heads share keys.
+    `query[B, H, M, D]`, `key[B, G, N, D]` and `value[B, G, N, D]` with H a multiple of G: H / G heads share keys.
     """
     batch, heads, m, _ = query.size()
     groups, n = key.size(1), key.size(2)

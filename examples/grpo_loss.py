@@ -29,8 +29,9 @@ def grpo_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """fp32 losses `[B, L]` and the gradient `[B, L, V]` of their sum with respect to `logits[B, L, V]`.
 
-    `tokens[B, L]` are the generated tokens, `old[B, L]` and `anchor[B, L]` their log-probabilities under the policy that
-    generated them and under the reference model, `advantages[B]` one number per sequence; `keep[B, L]` zeroes losses.
+    `tokens[B, L]` are the generated tokens, `old[B, L]` and `anchor[B, L]` their log-probabilities under the policy
+    that generated them and under the reference model, `advantages[B]` one number per sequence. Losses are multiplied
+    by `keep[B, L]`.
     """
     batch, length, vocabulary = logits.size()
     losses = torch.empty([batch, length], dtype=torch.float32, device=logits.device)

@@ -18,7 +18,7 @@ from helion._testing import DEVICE, check
 
 @helion.kernel()
 def jsd(student: torch.Tensor, teacher: torch.Tensor, beta: hl.constexpr = 0.5) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 `beta KL(teacher, mix) + (1 - beta) KL(student, mix)` of each row with `mix = beta teacher + (1 - beta) student`.
+    """fp32 `beta KL(teacher, mix) + (1 - beta) KL(student, mix)` of each row, the mixture in the same proportions.
 
     `student[M, N]` and `teacher[M, N]` hold log-probabilities; 0 < `beta` < 1. Returns the losses `[M]` and the
     gradient `[M, N]` of their sum with respect to `student`.

@@ -25,7 +25,8 @@ def mamba2_chunk_scan(
     state: torch.Tensor,
     skip: torch.Tensor,
 ) -> torch.Tensor:
-    """`out[l] = exp(decay[l]) * state @ c[l] + sum_{s <= l} cb[l, s] * exp(decay[l] - decay[s]) * dt[s] * x[s] + skip * x[l]`.
+    """`out[l]` is `exp(decay[l]) * state @ c[l]`, plus the sum over s from 0 to l of
+    `cb[l, s] * exp(decay[l] - decay[s]) * dt[s] * x[s]`, plus `skip * x[l]`, for positions l and s of one chunk.
 
     `cb[B, C, G, L, L]` holds the products of `c` with the input projections in each chunk; `x[B, C L, H, P]`; `dt` and
     `decay` are `[B, H, C, L]`, `decay` being the running sum of the logarithms of the decay within the chunk;

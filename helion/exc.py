@@ -127,10 +127,15 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("WrongTarget", "BaseError", "Kernel {kernel!r} was bound for {bound} and cannot run on {device}; bind it without target=, or with the target of that device."),
     ("TritonError", "BaseError", "Triton failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}"),
     ("AutotuningUnavailable", "BaseError", "{0}"),
+    # --- reference mode ------------------------------------------------------------------------------------------
+    ("IncompatibleInterpretModes", "BaseError", "HELION_INTERPRET=1 and TRITON_INTERPRET=1 exclude each other: the first runs kernels eagerly, the second runs compiled code in Triton's interpreter. Unset one of them."),
+    ("RefEagerModeCodePrintError", "BaseError", "There is no generated code to print when kernels run eagerly; unset HELION_INTERPRET (or ref_mode), or print_output_code."),
+    ("DuplicateStoreIndicesError", "BaseError", "One store writes {count} lanes to elements of a tensor of shape {shape} that other lanes write too; which of them wins is undefined when compiled. Make the indices distinct, mask the surplus lanes with extra_mask, or use an atomic operation."),
     # --- warnings ------------------------------------------------------------------------------------------------
     ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
     ("TensorOperationsInHostCall", "TensorOperationInWrapper", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
     ("WrongDevice", "BaseWarning", "{name} gives a tensor on {got}, but the kernel runs on {expected}."),
+    ("BlockSizeIgnoredInInterpretMode", "BaseWarning", "Kernel {kernel!r} runs eagerly: its config's block_sizes {sizes} are ignored, tiles cover whole dimensions unless hl.tile(block_size=...) fixes their size."),
     ("TiledKMatmulAccumulationWarning", "BaseWarning", "`acc += a @ b` rounds every partial product; use hl.dot(a, b, acc=acc) or torch.addmm(acc, a, b)."),
 )  # fmt: skip
 

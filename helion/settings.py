@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from . import knobs
+from . import exc, knobs
 
 _PRECISION_ALIASES = {"default": "tf32", "high": "tf32x3", "highest": "ieee"}
 #: Fields that take objects, which no environment variable can spell.
@@ -38,7 +38,7 @@ class Settings:
     def __init__(self, **fields: Any) -> None:
         values: dict[str, Any] = {name: knob.read() for name, knob in knobs.SETTINGS.items()}
         values.update(_OBJECT_FIELDS)
-        values["ref_mode"] = RefMode.OFF
+        values["ref_mode"] = RefMode.EAGER if knobs.INTERPRET.read() else RefMode.OFF
         if unknown := sorted(set(fields) - set(values)):
             raise TypeError(f"Unknown setting {', '.join(map(repr, unknown))}; known are {', '.join(sorted(values))}.")
         values.update(fields)
@@ -50,6 +50,13 @@ class Settings:
             "int64",
         ):
             raise ValueError(f"index_dtype must be torch.int32, torch.int64 or None, got {values['index_dtype']!r}.")
+        if not isinstance(values["ref_mode"], RefMode):
+            raise ValueError(f"ref_mode must be helion.RefMode.OFF or EAGER, got {values['ref_mode']!r}.")
+        if values["ref_mode"] is RefMode.EAGER:
+            if knobs.INTERPRET.read() and knobs.TRITON_INTERPRET.read():
+                raise exc.IncompatibleInterpretModes()
+            if values["print_output_code"]:
+                raise exc.RefEagerModeCodePrintError()
         values["ignore_warnings"] = tuple(
             w if isinstance(w, str) else w.__name__ for w in (values["ignore_warnings"] or ())
         )

@@ -1,4 +1,5 @@
-"""How ``hl`` functions are declared: signature and documentation here, meaning in the compiler's front end."""
+"""How ``hl`` functions are declared: signature and documentation here, meaning in the compiler's front end, and an eager
+reference beside the declaration (see ``_reference``)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from .. import exc
+from ._reference import ACTIVE
+from ._reference import reference as reference
 
 Where = Literal["host", "device", "both", "loop"]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -16,7 +19,8 @@ DECLARED: dict[Any, Where] = {}
 
 
 def declare(where: Where) -> Callable[[_F], _F]:
-    """Declare a function of the language. Called outside of a kernel it raises ``exc.NotInsideKernel``.
+    """Declare a function of the language. Called outside of a kernel it raises ``exc.NotInsideKernel``; in a kernel that
+    runs eagerly it calls its reference.
 
     ``where`` is ``host`` (before the device loops), ``device`` (inside them), ``both``, or ``loop`` (only as the
     iterable of a for statement).
@@ -25,7 +29,10 @@ def declare(where: Where) -> Callable[[_F], _F]:
     def wrap(fn: _F) -> _F:
         @functools.wraps(fn)
         def outside(*args: Any, **kwargs: Any) -> Any:
-            raise exc.NotInsideKernel(name=f"hl.{fn.__name__}")
+            session = ACTIVE.get()
+            if session is None:
+                raise exc.NotInsideKernel(name=f"hl.{fn.__name__}")
+            return session.call_declared(outside, where, args, kwargs)
 
         DECLARED[outside] = where
         return outside  # type: ignore[return-value]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from ._registry import declare
+import torch
+
+from .. import exc
+from .._shapes import is_power_of_2
+from ._registry import declare, reference
+from .tiles import RefAxis, block_size
 
 _T = TypeVar("_T")
 
@@ -53,3 +58,28 @@ def specialize(value: Any) -> Any:
 
     Raises ``exc.SpecializeOnDevice`` in device code and ``exc.SpecializeArgType`` for anything else.
     """
+
+
+# --- eager references ---------------------------------------------------------------------------------------------------
+
+
+@reference(register_block_size, "raw")
+def _register_block_size(min_or_max: Any, max: Any = None, /) -> int:
+    """The maximum, so that a loop over that many elements is one tile."""
+    low, high = (1, min_or_max) if max is None else (min_or_max, max)
+    if not isinstance(low, int) or not is_power_of_2(low):
+        raise exc.InvalidAPIUsage(
+            f"The minimum of hl.register_block_size must be a constant power of two, got {low!r}."
+        )
+    if isinstance(high, (bool, float)) or not hasattr(high, "__index__"):
+        raise exc.InvalidAPIUsage(f"The maximum of hl.register_block_size must be a size, got {high!r}.")
+    return block_size(RefAxis(1 if high.__index__() < 1 else high.__index__()))
+
+
+@reference(specialize, "raw")
+def _specialize(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) or not isinstance(value, (int, float, tuple, list)):
+        raise exc.SpecializeArgType(got=f"a {type(value).__name__}")
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return type(value)(_specialize(item) for item in value)
+    return value

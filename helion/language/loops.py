@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ._registry import declare
+import torch
+
+from .. import exc
+from ._reference import Session, current
+from ._registry import declare, reference
+from .tiles import BlockSize, RefAxis, RefTile, RefTileTuple
 
 
 @declare("loop")
@@ -31,3 +38,112 @@ def grid(begin_or_end: Any, end: Any = None, /, step: Any = None) -> Iterator[An
 def static_range(begin_or_end: int, end: int | None = None, /, step: int = 1) -> Iterator[int]:
     """A loop with constant bounds that is unrolled at compile time. Device code only."""
     raise NotImplementedError
+
+
+# --- eager references ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """One dimension of a loop: ``[begin, end)``, and the block size or step as it was given."""
+
+    begin: int
+    end: int
+    size: Any
+
+
+def _number(bound: Any, name: str) -> int:
+    if isinstance(bound, RefTile):
+        raise exc.TileOfTile()
+    if isinstance(bound, torch.Tensor) and bound.ndim:
+        raise exc.TypeInferenceError(f"A bound of {name} must be a scalar, got a tensor of shape {list(bound.shape)}.")
+    if isinstance(bound, (bool, float)) or not hasattr(bound, "__index__"):
+        raise exc.TypeInferenceError(f"A bound of {name} must be an integer, got {bound!r}.")
+    return bound.__index__()  # type: ignore[no-any-return]
+
+
+def _dimensions(name: str, begin_or_end: Any, end: Any, sizes: Any) -> tuple[list[_Bounds], bool]:
+    """The dimensions of a loop, and whether they were given as a sequence."""
+    begins, ends = (None, begin_or_end) if end is None else (begin_or_end, end)
+    sequence = isinstance(ends, (tuple, list))
+    ends = tuple(ends) if sequence else (ends,)
+    if begins is None:
+        begins = (0,) * len(ends)
+    elif isinstance(begins, (tuple, list)) != sequence:
+        raise exc.IncorrectTileUsage(how="with a list as one bound and a scalar as the other")
+    else:
+        begins = tuple(begins) if sequence else (begins,)
+    sizes = tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,) * len(ends)
+    if not len(begins) == len(ends) == len(sizes):
+        raise exc.TypeInferenceError(f"{name} got {len(begins)} begins, {len(ends)} ends and {len(sizes)} sizes.")
+    found = []
+    for first, last, size in zip(begins, ends, sizes, strict=True):
+        bounds = _Bounds(_number(first, name), _number(last, name), size)
+        known = not isinstance(first, torch.Tensor) and not isinstance(last, torch.Tensor)
+        if known and bounds.begin > bounds.end:
+            raise exc.InvalidTileRange(begin=bounds.begin, end=bounds.end)
+        found.append(bounds)
+    return found, sequence
+
+
+def _axis(bounds: _Bounds) -> RefAxis:
+    """The axis of one dimension: that of a registered block size, or one of its own."""
+    size = bounds.size
+    if size is None:
+        return RefAxis(max(1, bounds.end - bounds.begin))
+    if isinstance(size, BlockSize) and size.axis.tile is None:
+        return size.axis
+    if isinstance(size, bool) or not hasattr(size, "__index__") or size.__index__() < 1:
+        raise exc.TypeInferenceError(
+            f"block_size must be a positive integer or a registered block size, got {size!r}."
+        )
+    return RefAxis(size.__index__())
+
+
+def _device_loop(
+    session: Session, dimensions: Sequence[Sequence[Any]], variable: Callable[[tuple[Any, ...]], Any], tiles: bool
+) -> Iterator[Any]:
+    session.depth += 1
+    try:
+        for items in itertools.product(*dimensions):
+            with session.inside(items if tiles else ()):
+                yield variable(items)
+    finally:
+        session.depth -= 1
+
+
+@reference(tile, "raw")
+def _tile(begin_or_end: Any, end: Any = None, /, block_size: Any = None) -> Iterator[Any]:
+    bounds, sequence = _dimensions("hl.tile", begin_or_end, end, block_size)
+    dimensions = []
+    for each in bounds:
+        axis = _axis(each)
+        dimensions.append([RefTile(axis, at, each.begin, each.end) for at in range(each.begin, each.end, axis.size)])
+    return _device_loop(current(), dimensions, RefTileTuple if sequence else _only, tiles=True)
+
+
+@reference(grid, "raw")
+def _grid(begin_or_end: Any, end: Any = None, /, step: Any = None) -> Iterator[Any]:
+    session = current()
+    bounds, sequence = _dimensions("hl.grid", begin_or_end, end, step)
+    steps = [1 if each.size is None else _number(each.size, "hl.grid") for each in bounds]
+    dimensions = [range(each.begin, each.end, by) for each, by in zip(bounds, steps, strict=True)]
+
+    def scalars(items: tuple[int, ...]) -> Any:
+        indices = tuple(map(session.scalar, items))
+        return indices if sequence else indices[0]
+
+    return _device_loop(session, dimensions, scalars, tiles=False)
+
+
+def _only(items: tuple[Any, ...]) -> Any:
+    return items[0]
+
+
+@reference(static_range, "raw")
+def _static_range(begin_or_end: int, end: int | None = None, /, step: int = 1) -> Iterator[int]:
+    bounds = (0, begin_or_end, step) if end is None else (begin_or_end, end, step)
+    for bound in bounds:
+        if isinstance(bound, torch.Tensor) or not hasattr(bound, "__index__"):
+            raise exc.TypeInferenceError(f"hl.static_range needs constant bounds, got {bound!r}.")
+    return iter(range(*bounds))

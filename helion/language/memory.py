@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._registry import declare
+import torch
+
+from .. import exc
+from . import _reference_access as access
+from ._registry import declare, reference
 
 
 @declare("device")
@@ -18,3 +22,26 @@ def load(tensor: Any, index: list[Any], extra_mask: Any = None, eviction_policy:
 @declare("device")
 def store(tensor: Any, index: list[Any], value: Any, extra_mask: Any = None) -> None:
     """Store ``value`` (cast to the tensor's dtype, broadcast) at ``tensor[index]`` where ``extra_mask`` is true."""
+
+
+# --- eager references ---------------------------------------------------------------------------------------------------
+
+
+def _tensor(tensor: Any, name: str) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise exc.TypeInferenceError(f"{name} works on host tensors, got a {type(tensor).__name__}.")
+    return tensor
+
+
+@reference(load)
+def _load(tensor: Any, index: Any, extra_mask: Any = None, eviction_policy: str | None = None) -> torch.Tensor:
+    if eviction_policy not in (None, "", "evict_first", "evict_last"):
+        raise exc.InvalidAPIUsage(
+            f"eviction_policy must be '', 'evict_first' or 'evict_last', got {eviction_policy!r}."
+        )
+    return access.load(_tensor(tensor, "hl.load"), index, extra_mask)
+
+
+@reference(store, "once")
+def _store(tensor: Any, index: Any, value: Any, extra_mask: Any = None) -> None:
+    access.store(_tensor(tensor, "hl.store"), index, value, extra_mask)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from typing import Any
 
 import torch
@@ -36,12 +35,19 @@ def source_module(name: str, file: str) -> Any:
     return module
 
 
-class _Namespace(types.SimpleNamespace):
+class _Namespace:
     """A live view of a module's globals."""
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        super().__init__()
-        object.__setattr__(self, "__dict__", namespace)
+    __slots__ = ("_names",)
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._names[name]
+        except KeyError:
+            raise AttributeError(f"the kernel's module has no global {name!r}") from None
 
 
 def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:

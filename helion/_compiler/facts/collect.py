@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..ir.grammar import Program, Value
+from ..ir.grammar import Op, Program, Value
 from .axes import axis_facts
 from .composed import epilogue_fact, pointwise_fact, work_facts
 from .flow import trace_flow
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, matmul_facts, operand_roles
-from .memory import memory_facts
-from .records import KernelFacts, MatmulFact
+from .memory import atomic_facts, memory_facts
+from .records import KernelFacts, MatmulFact, ScanFact
 from .reductions import accumulator_facts, reduction_facts
 from .walk import Walk, walk_program
 
@@ -41,9 +41,18 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         live_tiles=tuple(liveness.peak_of([r.region for r in regions if r.root == root]) for root in roots),
         resident_tiles=tuple(map(maximal, liveness.resident)),
         held_tiles=tuple(map(maximal, liveness.held)),
+        scans=tuple(_scan(op, walk) for op in walk.scans),
+        atomics=atomic_facts(walk, flow, axes),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes),
         attention=attention_fact(matmuls, reductions, regions),
+    )
+
+
+def _scan(op: Op, walk: Walk) -> ScanFact:
+    value = next(op.values())
+    return ScanFact(
+        kind="scan" if op.kind == "scan" else "fold", region=walk.homes[id(op)], axis=value.dims[op.attrs.dim].block
     )
 
 

@@ -20,7 +20,7 @@ from .records import (
 from .walk import Walk
 
 #: Kinds of ops whose presence does not make a result depend on the tiling.
-_TILE_INDEPENDENT = frozenset(("number", "tile", "iota", "full", "view", "mask", "for", "if"))
+_TILE_INDEPENDENT = frozenset(("number", "tile", "iota", "full", "view", "mask", "random", "join", "split", "for", "if"))
 
 
 def is_sfu(op: Op) -> bool:
@@ -58,7 +58,7 @@ def pointwise_fact(
     tiled = {axis.block_id: axis for axis in axes if axis.tunable}
     if walk.dots or accumulators or not memory_ops or not tiled or any(fact.sized for fact in reductions):
         return None
-    if any(op.kind not in _TILE_INDEPENDENT for op in walk.other):
+    if walk.scans or walk.atomics or any(op.kind not in _TILE_INDEPENDENT for op in walk.other):
         return None
     total = max(1, math.prod(axis.extent or 1 for axis in tiled.values()))
     full = [op for op in memory_ops if op.accessed_numel >= total]

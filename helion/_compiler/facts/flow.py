@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Operand, ReduceAttrs, Region, Value
+from ..ir.grammar import MemoryAttrs, Op, Operand, ReduceAttrs, Region, Value
 from .walk import Walk
 
 
@@ -16,7 +16,8 @@ from .walk import Walk
 class Flow:
     """``reached[id(value)]`` is the set of bits the value reaches.
 
-    ``reduce_bits`` are ``(op, axis, bit)`` in program order; ``dot_bits`` and ``store_bits`` go by ``id(op)``.
+    ``reduce_bits`` are ``(op, axis, bit)`` in program order; ``dot_bits`` and ``store_bits`` go by ``id(op)``, atomics
+    among the stores.
     """
 
     reached: dict[int, int] = field(default_factory=dict)
@@ -44,7 +45,7 @@ def trace_flow(walk: Walk) -> Flow:
     for op in walk.dots:
         flow.dot_bits[id(op)] = bit
         bit <<= 1
-    for op in walk.stores:
+    for op in (*walk.stores, *walk.atomics):
         flow.store_bits[id(op)] = bit
         flow.stores |= bit
         bit <<= 1
@@ -75,9 +76,11 @@ def _region(region: Region, flow: Flow) -> None:
             bits = reached.get(id(op.results[0]), 0)
             _add(reached, op.operands[:2], bits | flow.dot_bits[id(op)])
             _add(reached, op.operands[2:], bits)
-        elif kind == "for":
+        elif kind == "atomic":
+            _atomic(op, flow)
+        elif kind == "for" or kind == "while":
             _loop(op, flow)
-        elif op.regions:
+        elif kind == "if":
             for inner in op.regions:
                 for after, result in zip(inner.results, op.results, strict=False):
                     _add(reached, (after,), reached.get(id(result), 0))
@@ -89,10 +92,16 @@ def _region(region: Region, flow: Flow) -> None:
             _add(reached, op.operands, bits)
 
 
+def _atomic(op: Op, flow: Flow) -> None:
+    assert isinstance(op.attrs, MemoryAttrs)
+    addresses = {index.operand for index in op.attrs.indices}
+    values = [operand for at, operand in enumerate(op.operands) if at not in addresses]
+    _add(flow.reached, tuple(values), flow.store_bits[id(op)])
+
+
 def _loop(op: Op, flow: Flow) -> None:
-    assert isinstance(op.attrs, ForAttrs)
     reached = flow.reached
-    (region,) = op.regions
+    region = op.regions[-1]
     before: list[int] | None = None
     while True:
         params = [reached.get(id(param), 0) for param in region.params]

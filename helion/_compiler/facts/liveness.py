@@ -23,7 +23,7 @@ from .walk import Walk
 _ALIASES = frozenset(("view", "mask"))
 _FREE = frozenset(("number", "tile", "iota", "store"))
 #: Ops that need all elements before the next op can begin.
-_BARRIERS = frozenset(("reduce", "dot", "store"))
+_BARRIERS = frozenset(("reduce", "dot", "store", "atomic", "scan", "fold", "sort", "gather"))
 #: Tiles of one rank that a profile can count before they run over into the next rank.
 _PROFILE_BITS = 12
 
@@ -133,7 +133,7 @@ class _Sweep:
             for operand in op.operands:
                 if isinstance(operand, Value):
                     last[id(operand)] = at
-            if op.regions:
+            if id(op) in self.walk.inner:
                 last.update(dict.fromkeys(self.walk.captured[id(op)], at))
         end = len(region.ops)
         for result in region.results:
@@ -158,7 +158,7 @@ class _Sweep:
         best, best_tiles = scope.profile, tuple(map(self.walk.tile, scope.live.values()))
         grown = True
         for at, op in enumerate(region.ops):
-            if op.regions:
+            if id(op) in self.walk.inner:
                 self.nested(op, at, scope)
                 self.bury(op, at, scope)
             if op.kind != "store":
@@ -174,13 +174,13 @@ class _Sweep:
             if dying and grown:
                 snapshots.add(tuple(sorted(scope.resident.values())))
                 grown = False
-            if op.kind == "store":
+            if op.kind in ("store", "atomic"):
                 held.add(tuple(sorted(scope.resident.values())))
             for key in dying:
                 del scope.resident[key]
             for result in op.results:
                 grown |= self.hold(result, at, scope)
-            if op.kind in _BARRIERS or op.regions:
+            if op.kind in _BARRIERS or id(op) in self.walk.inner:
                 held.add(tuple(sorted(scope.resident.values())))
         if grown:
             snapshots.add(tuple(sorted(scope.resident.values())))

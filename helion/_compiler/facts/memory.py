@@ -19,6 +19,10 @@ def memory_facts(
     return tuple(sorted(facts, key=lambda fact: fact.slot))
 
 
+def atomic_facts(walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> tuple[MemoryOpFact, ...]:
+    return tuple(_fact(op, walk, flow, axes, {}) for op in walk.atomics)
+
+
 def _fact(
     op: Op, walk: Walk, flow: Flow, axes: tuple[AxisFact, ...], operands: dict[int, Literal["lhs", "rhs"]]
 ) -> MemoryOpFact:
@@ -28,8 +32,7 @@ def _fact(
     strides = tuple(map(count, tensor.strides))
     extents = tuple(map(count, tensor.shape))
     found = [_subscript(index, op, walk) for index in attrs.indices]
-    tile = op.operands[0] if op.kind == "store" else op.results[0]
-    tile_axes = walk.tile(tile)[0] if isinstance(tile, Value) else ()
+    tile_axes = walk.tile(op.results[0])[0]
     bits = flow.of(op.results[0]) if op.kind == "load" else 0
     fed: dict[int, int] = {}
     if bits:
@@ -39,7 +42,7 @@ def _fact(
     return MemoryOpFact(
         slot=attrs.slot,
         load_slot=attrs.load_slot,
-        kind="store" if op.kind == "store" else "load",
+        kind=op.kind,  # type: ignore[arg-type]
         tensor=tensor.id,
         storage=tensor.storage,
         name=tensor.name,

@@ -76,7 +76,7 @@ class RegionFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryOpFact:
-    """One load or store, in program order (``slot`` is its number there).
+    """One load, store or atomic, in program order (``slot`` is its number there; atomics are numbered by themselves).
 
     Per subscript: ``subscript_axes`` (the axis whose indices it holds, through affine arithmetic too; None for scalars
     and gathers), ``strides`` and ``extents`` of the host tensor in elements, and ``scales`` (2 for ``x[2 * tile.index]``).
@@ -88,7 +88,7 @@ class MemoryOpFact:
 
     slot: int
     load_slot: int | None
-    kind: Literal["load", "store"]
+    kind: Literal["load", "store", "atomic"]
     tensor: int
     storage: int
     name: str
@@ -171,7 +171,7 @@ class ReductionFact:
 
     ``tile`` is the widest value reduced and ``itemsize`` the bytes of its elements, ``input_load_itemsize`` the narrowest in memory among the loads that feed
     the reductions (else among loads whose last subscript is the axis, else 0). ``num_loads`` counts the loads of the
-    region. ``re_read``: some load feeds two reductions, or one and a store beyond it; ``re_read_slot``
+    region and of its loops over the axis. ``re_read``: some load feeds two reductions, or one and a store beyond it; ``re_read_slot``
     is its load slot. ``store_only_re_read``: a tensor that feeds the reductions is needed again for a store after them,
     so looping reads it twice. ``carried_2d`` counts loop-carried tiles of two or more dimensions that end in the axis.
 
@@ -219,6 +219,15 @@ class AccumulatorFact:
     itemsize: int
     dtype: torch.dtype
     of_dot: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanFact:
+    """One running combination (``scan``) or combination by a function of the kernel's (``fold``) along ``axis``."""
+
+    kind: Literal["scan", "fold"]
+    region: int
+    axis: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,8 +341,8 @@ class KernelFacts:
     live_tiles: tuple[LiveTiles, ...]
     resident_tiles: tuple[tuple[LiveTiles, ...], ...]
     held_tiles: tuple[tuple[LiveTiles, ...], ...]
-    scans: tuple[int, ...] = ()
-    atomics: tuple[int, ...] = ()
+    scans: tuple[ScanFact, ...] = ()
+    atomics: tuple[MemoryOpFact, ...] = ()
     pointwise: PointwiseFact | None = None
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None
     attention: AttentionFact | None = None
@@ -383,6 +392,8 @@ class KernelFacts:
             parts.append(f"matmul with reduction epilogue over N={self.matmul_with_reduction_epilogue.n_extent}")
         if self.attention is not None:
             parts.append("attention")
+        parts += [f"{fact.kind} over axis {fact.axis}" for fact in self.scans]
+        parts += [f"{len(self.atomics)} atomics"] * bool(self.atomics)
         loads = sum(op.kind == "load" for op in self.memory_ops)
         parts.append(f"{loads} loads, {len(self.memory_ops) - loads} stores")
         return "; ".join(parts)

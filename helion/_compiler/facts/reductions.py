@@ -27,11 +27,12 @@ def reduction_facts(
         homes.setdefault(region, set()).add(axis)
     facts = []
     for (region, axis), found in groups.items():
-        tiles = liveness.peak_of(_group_regions(walk, region, homes))
         features = [f for op, _ in found if (f := _feature(op, walk, axes)) is not None]
         loads = [op for op in memory_ops if op.kind == "load"]
         feeding = [op for op in loads if dict(op.reductions_fed).get(axis)]
-        re_read = _re_read(feeding, found, walk, flow, axis)
+        re_read = _re_read(axes[axis], feeding, loads, found, walk, flow)
+        group = _group_regions(walk, region, homes)
+        tiles = liveness.peak_of(group)
         values = [next(op.values()) for op, _ in found]
         facts.append(
             ReductionFact(
@@ -44,7 +45,7 @@ def reduction_facts(
                 tile=max((walk.tile(value)[0] for value in values), key=len),
                 itemsize=max(value.dtype.itemsize for value in values),
                 input_load_itemsize=_input_itemsize(feeding, loads, axis),
-                num_loads=sum(op.region == region for op in loads),
+                num_loads=sum(op.region in group for op in loads),
                 re_read=re_read is not None,
                 re_read_slot=None if re_read is None else re_read.load_slot,
                 store_only_re_read=_store_only(feeding, loads, axis),
@@ -84,14 +85,30 @@ def _group_regions(walk: Walk, home: int, homes: dict[int, set[int]]) -> list[in
 
 
 def _re_read(
-    feeding: list[MemoryOpFact], found: list[tuple[Op, int]], walk: Walk, flow: Flow, axis: int
+    axis: AxisFact,
+    feeding: list[MemoryOpFact],
+    loads: list[MemoryOpFact],
+    found: list[tuple[Op, int]],
+    walk: Walk,
+    flow: Flow,
 ) -> MemoryOpFact | None:
-    """The first load that feeds two of the reductions, or one and a store without being reduced."""
-    loads = {op.attrs.slot: op.results[0] for op in walk.loads}
+    """The first load whose row is needed again after a reduction.
+
+    A row held at once: it feeds two of the reductions, or one and a store without being reduced. A row that the kernel
+    itself walks over: another loop loads it again.
+    """
+    values = {op.attrs.slot: op.results[0] for op in walk.loads}
     for fact in feeding:
-        bits = flow.of(loads[fact.slot])
+        if axis.block_id not in fact.tile_axes:
+            continue
+        if axis.kind != "full":
+            again = [op for op in loads if op.storage == fact.storage and op.region != fact.region]
+            if any(len(op.tile_axes) == len(fact.tile_axes) for op in again):
+                return fact
+            continue
+        bits = flow.of(values[fact.slot])
         reduced = sum(bool(bits & bit) for _, bit in found)
-        if axis in fact.tile_axes and (reduced >= 2 or (reduced == 1 and fact.feeds_store)):
+        if reduced >= 2 or (reduced == 1 and fact.feeds_store):
             return fact
     return None
 

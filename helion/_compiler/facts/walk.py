@@ -10,6 +10,8 @@ from .records import LiveTile, RegionFact
 
 #: Ops to follow back from a dot to the load that feeds it, and from an address to the index it scales.
 MAX_HOPS = 8
+#: Ops whose region combines single elements and is no region of the program.
+_COMBINERS = frozenset(("scan", "fold"))
 
 
 @dataclass(slots=True)
@@ -17,7 +19,7 @@ class Walk:
     """What the walk found. ``bodies[n]`` is region number ``n``; values and ops go by their ``id``.
 
     ``makers`` has the op that makes a value, ``params`` the region and position of a loop's parameter, ``homes`` the
-    region of an op. ``captured`` has, for an op with regions, the values its regions read.
+    region of an op. ``inner`` and ``captured`` have, for loops and branches, their regions and the values those read.
     """
 
     program: Program
@@ -33,6 +35,8 @@ class Walk:
     stores: list[Op] = field(default_factory=list)
     dots: list[Op] = field(default_factory=list)
     reduces: list[Op] = field(default_factory=list)
+    atomics: list[Op] = field(default_factory=list)
+    scans: list[Op] = field(default_factory=list)
     pointwise: list[Op] = field(default_factory=list)
     other: list[Op] = field(default_factory=list)
     outer: dict[int, int] = field(default_factory=dict)
@@ -78,6 +82,9 @@ def _region(
     by_kind = {
         "load": walk.loads,
         "store": walk.stores,
+        "atomic": walk.atomics,
+        "scan": walk.scans,
+        "fold": walk.scans,
         "dot": walk.dots,
         "reduce": walk.reduces,
         "pointwise": walk.pointwise,
@@ -94,25 +101,25 @@ def _region(
         for result in op.results:
             makers[id(result)] = op
         by_kind.get(op.kind, walk.other).append(op)
-        if op.regions:
+        if op.regions and op.kind not in _COMBINERS:
             captured: set[int] = set()
-            first = len(walk.regions)
             loop_axes = op.attrs.axes if isinstance(op.attrs, ForAttrs) else ()
             inner = []
             for nested in op.regions:
                 inner.append(len(walk.regions))
-                captured |= _region(walk, nested, "loop" if loop_axes else "branch", root, number, loop_axes)
+                loops = bool(loop_axes) or (op.kind == "while" and nested is op.regions[-1])
+                captured |= _region(walk, nested, "loop" if loops else "branch", root, number, loop_axes)
             walk.inner[id(op)] = tuple(inner)
             walk.captured[id(op)] = captured
             read |= captured
-            _note_outer(walk, op, loop_axes, first)
+            _note_outer(walk, op, loop_axes)
     for result in region.results:
         if isinstance(result, Value):
             read.add(id(result))
     return read
 
 
-def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...], region: int) -> None:
+def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...]) -> None:
     """Which tile bounds each nested loop, as in ``hl.tile(outer.begin, outer.end)``."""
     for axis in axes:
         if isinstance(axis.begin, OperandRef):

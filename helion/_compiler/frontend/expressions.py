@@ -45,6 +45,22 @@ _TORCH_FACTORIES = (
     torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.tensor, torch.eye, torch.linspace
 )  # fmt: skip
 ABSTRACT = (DeviceValue, HostTensorValue, Tile, Expr)
+_MUTATORS = frozenset(
+    (
+        "append",
+        "extend",
+        "insert",
+        "pop",
+        "clear",
+        "update",
+        "setdefault",
+        "remove",
+        "sort",
+        "reverse",
+        "add",
+        "discard",
+    )
+)
 #: Library modules whose functions run as they are; others with source are walked.
 _OPAQUE_MODULES = ("torch", "math", "operator", "functools", "itertools", "builtins", "helion", "numpy", "typing")
 
@@ -106,7 +122,10 @@ class Expressions:
         return tuple(self._items(node.elts))
 
     def eval_List(self, node: ast.List) -> Any:
-        return self._items(node.elts)
+        items = self._items(node.elts)
+        if self.t.on_device:
+            self.t.lists[id(items)] = (items, self.t.builder.depth)
+        return items
 
     def _items(self, nodes: list[ast.expr]) -> list[Any]:
         items: list[Any] = []
@@ -332,7 +351,10 @@ class Expressions:
             return self.call_user(function, args, kwargs)
         builtin = _BUILTINS.get(function) if _hashable(function) else None
         if builtin is not None and any(isinstance(a, (DeviceValue, Expr)) for a in args):
-            return builtin(self, *args, **kwargs)
+            try:
+                return builtin(self, *args, **kwargs)
+            except TypeError as error:
+                raise exc.TypeInferenceError(f"{function.__name__}: {error}.") from error
         return self.call_python(function, args, kwargs)
 
     def call_debug(self, function: Any) -> None:
@@ -393,8 +415,22 @@ class Expressions:
         frame.names.update(bound.arguments)
         return self.walker.run_function(frame)
 
+    def check_mutation(self, function: Any) -> None:
+        """A container may change only where it was made: a loop body is walked once, however often it runs."""
+        owner = getattr(function, "__self__", None)
+        if not isinstance(owner, (list, dict, set)) or getattr(function, "__name__", "") not in _MUTATORS:
+            return
+        made = self.t.lists.get(id(owner))
+        if made is None or made[1] != self.t.builder.depth:
+            raise exc.StatementNotSupported(
+                statement=f"Changing a {type(owner).__name__} with .{function.__name__}()",
+                where="device",
+                remedy="; it was made outside of this loop or branch, store into a tensor instead",
+            )
+
     def call_python(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.t.on_device:
+            self.check_mutation(function)
             for value in (*args, *kwargs.values()):
                 refuse_host_on_device(self.t, value, getattr(function, "__name__", "a function"))
         try:
@@ -454,6 +490,9 @@ def any_abstract(value: Any) -> bool:
 def _reduce_pairs(name: str) -> Callable[..., Any]:
     def call(e: Expressions, *args: Any) -> Any:
         items = list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
+        if len(items) == 1 and not isinstance(args[0], (tuple, list)):
+            python = name.removesuffix("imum")
+            raise exc.TypeInferenceError(f"{python}() takes at least two values; use torch.a{python} to reduce a tile.")
         if not e.t.on_device:
             values = [e.t.specialize(item) if isinstance(item, Expr) else item for item in items]
             return max(values) if name == "maximum" else min(values)

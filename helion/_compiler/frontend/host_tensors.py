@@ -14,6 +14,7 @@ import torch
 from ... import exc
 from ..._shapes import Expr, Number
 from ..ir.pointwise import result_dtype
+from . import host_views
 from .values import HostTensorValue, describe
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _dense_strides(value: HostTensorValue) -> tuple[Number, ...]:
 
 
 def _packed(value: HostTensorValue) -> tuple[Number, ...]:
-    fake = torch.empty_like(_meta(value))
+    fake = torch.empty_like(host_views.example(value))
     return tuple(fake.stride())
 
 
@@ -119,6 +120,8 @@ def call(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if func in _LIKE:
         like = args[0]
         dtype = kwargs.get("dtype") or like.dtype
+        if host_views.is_symbolic(like):
+            return host_views.make(t, like, like.shape, None, dtype=dtype, own=True)
         return allocate(t, like.shape, dtype, kwargs.get("device") or like.device, _dense_strides(like))
     if func in _NEW:
         like = args[0]
@@ -183,20 +186,19 @@ def view(t: Tracer, tensor: HostTensorValue, index: Any) -> Any:
     return _on_meta(t, torch.Tensor.__getitem__, (tensor, index), {})
 
 
-def _meta(value: HostTensorValue) -> torch.Tensor:
-    for number in (*value.shape, *value.strides):
-        if isinstance(number, Expr):
-            raise exc.ShapeSpecializingCall(what=f"This call on {value.source!r}")
-    return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device="meta")  # type: ignore[arg-type]
-
-
 def _on_meta(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     inputs: list[HostTensorValue] = []
+    name = getattr(func, "__name__", str(func))
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, HostTensorValue)]
+    symbolic = any(map(host_views.is_symbolic, tensors)) or any(isinstance(a, Expr) for a in args)
+    rule = host_views.rule(name) if symbolic else None
+    if rule is not None:
+        return rule(t, *args, **kwargs)
 
     def lower(item: Any) -> Any:
         if isinstance(item, HostTensorValue):
             inputs.append(item)
-            return _meta(item)
+            return host_views.example(item)
         if isinstance(item, Expr):
             return item.hint
         if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
@@ -209,7 +211,6 @@ def _on_meta(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     device = lowered_kwargs.pop("device", None)
     if device is not None or not inputs:
         lowered_kwargs["device"] = "meta"
-    name = getattr(func, "__name__", str(func))
     result = func(*lowered_args, **lowered_kwargs)
     aliases = name in _VIEWS
     if not aliases and _has_tensor(result) and not any(word in name for word in _QUIET):
@@ -221,6 +222,8 @@ def _on_meta(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             if isinstance(item, (tuple, list)) and not isinstance(item, torch.Size) and not hasattr(item, "_fields"):
                 return type(item)(lift(x) for x in item)
             return tuple(item) if isinstance(item, torch.Size) else item
+        if symbolic and inputs:
+            return host_views.lift_late(t, inputs[0], item, not aliases)
         source = inputs[0] if inputs and (name != "broadcast_tensors") else next(storages, None)
         where = torch.device(device) if device is not None else source.device if source is not None else t.device
         storage = source.storage if aliases and source is not None else t.new_storage()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import types
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,26 +11,21 @@ import torch
 from ... import exc
 from ... import language as hl
 from ..._shapes import Expr, hint_of, next_power_of_2
-from ..ir.grammar import Block, Bound, ForAttrs, LoopAxis, Op, Operand, OperandRef, Region, Root, Value
-from .branches import Branches
+from ..ir.grammar import Block, Bound, ForAttrs, LoopAxis, Op, Operand, OperandRef, Region, Root
+from .carried import Carried, CarriedValues, Trial
 from .expressions import Expressions
 from .frames import assigned_names
+from .torch_pointwise import truth
 from .values import DeviceValue, LoopSpec, Missing, Tile, TileTuple, describe
-from .walk import device_value_on_host, loop_local
+from .walk import device_value_on_host
 
 _LOOPS = {hl.tile: "hl.tile", hl.grid: "hl.grid", hl.static_range: "hl.static_range", range: "range"}
 
-
-@dataclass
-class _Trial:
-    """One trace of a loop body: the params it was given, its ops, and the names afterwards."""
-
-    params: dict[str, Value]
-    ops: list[Op]
-    after: dict[str, Any]
+#: A host while loop that runs longer is taken for endless.
+_MAX_HOST_ITERATIONS = 10_000
 
 
-class Loops(Branches):
+class Loops(CarriedValues):
     """Walks ``for`` statements."""
 
     def _is_grid_loop(self, e: Expressions, statement: ast.stmt) -> bool:
@@ -138,7 +132,7 @@ class Loops(Branches):
             block = self.t.blocks[size.args[0]]
             if block.id in self.t.active_blocks:
                 raise exc.NestedDeviceLoopsConflict(block=block.name)
-            if extent is None or hint_of(extent) > hint_of(block.extent or 0):
+            if extent is None or hint_of(extent) > hint_of(0 if block.extent is None else block.extent):
                 self.t.update_block(block.id, extent=extent)
             return self.t.blocks[block.id]
         if isinstance(size, Expr):
@@ -190,11 +184,11 @@ class Loops(Branches):
 
     def _device_loop(self, e: Expressions, node: ast.For, spec: LoopSpec) -> None:
         before = dict(e.frame.names)
-        operands: list[Operand] = []
+        bounds: list[Operand] = []
         snapshot = self.t.snapshot()
         widened: dict[str, torch.dtype] = {}
         while True:
-            axes = self._axes(spec, node.target, operands)
+            axes = self._axes(spec, node.target, bounds)
             trial = self._trace_body(e, node, spec, axes, before, widened)
             grown = {n: v.dtype for n, v in self._grown(trial, before).items() if n not in widened}
             if not grown:
@@ -202,10 +196,16 @@ class Loops(Branches):
             # a number that changes in the loop has to be a run-time scalar: trace again with it as one
             widened.update(grown)
             self.t.restore(snapshot)
-            operands.clear()
+            bounds.clear()
             e.frame.names = dict(before)
         e.at(node)
-        self._finish_loop(e, node, axes, trial, before, operands)
+        carried, temporaries = self._carried(trial, before)
+        results = {c.name: self.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
+        region = Region(tuple(c.param for c in carried), tuple(trial.ops), tuple(c.after for c in carried))
+        attrs = ForAttrs(tuple(_shift_bounds(axis, len(carried)) for axis, _ in axes), len(carried))
+        operands = (*(c.initial for c in carried), *bounds)
+        self.t.builder.append(Op("for", operands, tuple(results.values()), attrs, (region,), self.t.builder.location))
+        e.frame.names = self._names_after(node, trial, before, results, temporaries)
 
     def _trace_body(
         self,
@@ -215,102 +215,77 @@ class Loops(Branches):
         axes: list[tuple[LoopAxis, Block]],
         before: dict[str, Any],
         widened: dict[str, torch.dtype],
-    ) -> _Trial:
-        params: dict[str, Value] = {}
-        for name in assigned_names(node.body):
-            value = before.get(name)
-            if isinstance(value, DeviceValue):
-                params[name] = self.t.builder.value(value.dtype, value.dims, name)
-            elif name in widened:
-                params[name] = self.t.builder.value(widened[name], (), name)
+    ) -> Trial:
+        params = self._params(assigned_names(node.body), before, widened)
         e.frame.names = {**before, **{n: self.t.wrap(v) for n, v in params.items()}}
         with self.t.builder.region() as ops:
             self._bind_loop_target(e, node.target, self._loop_variable(axes, spec), spec)
             self.execute_all(e, node.body)
         for _, block in axes:
             self.t.active_blocks.pop(block.id, None)
-        return _Trial(params, ops, e.frame.names)
+        return Trial(params, ops, e.frame.names)
 
-    def _grown(self, trial: _Trial, before: dict[str, Any]) -> dict[str, DeviceValue]:
-        """Numbers from before the loop that its body changed, with their values at its end."""
-        found = {}
-        for name, value in before.items():
-            after = trial.after.get(name)
-            if name in trial.params or after is value or not isinstance(value, (int, float, Expr)):
-                continue
-            if isinstance(after, (int, float)) and type(after) is type(value) and after == value:
-                continue
-            kind = value.kind if isinstance(value, Expr) else type(value)
-            dtype = torch.bool if kind is bool else torch.float32 if kind is float else self.t.context.index_dtype
-            if isinstance(after, DeviceValue):
-                if after.dims:
-                    raise exc.ControlFlowTensorMismatch(
-                        name=name, before=describe(value), after=repr(after), construct="loop"
-                    )
-                dtype = after.dtype
-            elif isinstance(after, float) or (isinstance(after, Expr) and after.kind is float):
-                dtype = torch.float32
-            elif not isinstance(after, (int, Expr)):
-                raise exc.CantCombineTypesInControlFlow(
-                    name=name, before=describe(value), after=describe(after), construct="loop"
+    # --- while -----------------------------------------------------------------------------------------------------------
+
+    def do_While(self, e: Expressions, node: ast.While) -> None:
+        if node.orelse:
+            raise exc.DeviceLoopElseBlock()
+        if self.t.on_device:
+            self._device_while(e, node)
+            return
+        for _ in range(_MAX_HOST_ITERATIONS):
+            if not e.truth_on_host(e.eval(node.test)):
+                return
+            self.execute_all(e, node.body)
+        raise exc.StatementNotSupported(
+            statement=f"A while loop of more than {_MAX_HOST_ITERATIONS} iterations", where="host", remedy=""
+        )
+
+    def _device_while(self, e: Expressions, node: ast.While) -> None:
+        before = dict(e.frame.names)
+        snapshot = self.t.snapshot()
+        widened: dict[str, torch.dtype] = {}
+        while True:
+            params = self._params(assigned_names(node.body), before, widened)
+            e.frame.names = {**before, **{n: self.t.wrap(v) for n, v in params.items()}}
+            with self.t.builder.region() as ops:
+                self.execute_all(e, node.body)
+            trial = Trial(params, ops, e.frame.names)
+            grown = {n: v.dtype for n, v in self._grown(trial, before).items() if n not in widened}
+            if not grown:
+                break
+            widened.update(grown)
+            self.t.restore(snapshot)
+            e.frame.names = dict(before)
+        carried, temporaries = self._carried(trial, before)
+        condition = self._condition(e, node, carried, before)
+        results = {c.name: self.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
+        body = Region(tuple(c.param for c in carried), tuple(trial.ops), tuple(c.after for c in carried))
+        operands = tuple(c.initial for c in carried)
+        location = self.t.builder.location
+        self.t.builder.append(Op("while", operands, tuple(results.values()), None, (condition, body), location))
+        e.frame.names = self._names_after(node, trial, before, results, temporaries)
+
+    def _condition(self, e: Expressions, node: ast.While, carried: list[Carried], before: dict[str, Any]) -> Region:
+        """The condition as a region of its own, evaluated before every iteration."""
+        params = {c.name: self.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
+        e.frame.names = {**before, **{n: self.t.wrap(v) for n, v in params.items()}}
+        with self.t.builder.region() as ops:
+            test = e.eval(node.test)
+            e.at(node.test)
+            if isinstance(test, Tile):
+                raise exc.IncorrectTileUsage(how="as a condition")
+            if not isinstance(test, (DeviceValue, Expr)):
+                raise exc.StatementNotSupported(
+                    statement=f"`while {ast.unparse(node.test)}` with a condition that never changes",
+                    where="device",
+                    remedy="; the loop would run never or forever",
                 )
-            found[name] = self.t.wrap(Value(-1, dtype, (), name))
-        return found
-
-    def _finish_loop(
-        self,
-        e: Expressions,
-        node: ast.For,
-        axes: list[tuple[LoopAxis, Block]],
-        trial: _Trial,
-        before: dict[str, Any],
-        bounds: list[Operand],
-    ) -> None:
-        used = {id(v) for op in trial.ops for inner in op.walk() for v in inner.values()}
-        used.update(id(v) for op in trial.ops for inner in op.walk() for r in inner.regions for v in r.results)
-        carried: list[tuple[str, Operand, Value, Value]] = []
-        names = dict(before)
-        for name, param in trial.params.items():
-            after = trial.after[name]
-            if isinstance(after, DeviceValue) and after.value is param and not self._is_number(before[name]):
-                names[name] = before[name]
-                carried.append((name, before[name].value, param, param))
-                continue
-            if not isinstance(after, DeviceValue):
-                after = self._emit_number(trial.ops, after, param, name)
-            if (after.dtype, after.dims) != (param.dtype, param.dims):
-                if id(param) not in used:  # a temporary that happens to reuse the name
-                    names[name] = loop_local(name)
-                    continue
-                raise exc.ControlFlowTensorMismatch(
-                    name=name, before=repr(self.t.wrap(param)), after=repr(after), construct="loop"
-                )
-            initial = before[name]
-            if not isinstance(initial, DeviceValue):
-                initial = self.t.cast(self.t.number(initial), param.dtype)
-            carried.append((name, initial.value, param, after.value))
-        results = [self.t.builder.value(param.dtype, param.dims, name) for name, _, param, _ in carried]
-        for (name, _, _, _), result in zip(carried, results, strict=True):
-            names[name] = self.t.wrap(result)
-        shifted = tuple(_shift_bounds(axis, len(carried)) for axis, _ in axes)
-        region = Region(tuple(p for _, _, p, _ in carried), tuple(trial.ops), tuple(r for _, _, _, r in carried))
-        operands = (*(i for _, i, _, _ in carried), *bounds)
-        attrs = ForAttrs(shifted, len(carried))
-        self.t.builder.append(Op("for", operands, tuple(results), attrs, (region,), self.t.builder.location))
-        for name in trial.after:
-            if name not in before:
-                names[name] = loop_local(name)
-        e.frame.names = names
-
-    def _is_number(self, value: Any) -> bool:
-        return not isinstance(value, DeviceValue)
-
-    def _emit_number(self, ops: list[Op], value: Any, param: Value, name: str) -> DeviceValue:
-        if not isinstance(value, (int, float, Expr)):
-            raise exc.CantCombineTypesInControlFlow(
-                name=name, before=repr(self.t.wrap(param)), after=describe(value), construct="loop"
-            )
-        return self._emit_into(ops, value, self.t.wrap(param))
+            value = self.t.as_device(truth(self.t, test))
+            if any(not d.is_one for d in value.dims):
+                raise exc.ConditionNotScalar(statement=f"while {ast.unparse(node.test)}", shape=repr(value))
+            value = self.t.reshape(value, ())
+        return Region(tuple(params.values()), tuple(ops), (value.value,))
 
 
 def _shift_bounds(axis: LoopAxis, by: int) -> LoopAxis:

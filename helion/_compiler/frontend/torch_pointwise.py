@@ -127,7 +127,7 @@ def in_float32(fn: Rule) -> Rule:
     """Compute a composite in fp32 when its input is half precision, and round its result once."""
 
     @functools.wraps(fn)
-    def call(t: Tracer, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(t: Tracer, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         tensors = [a for a in (value, *args) if isinstance(a, DeviceValue)]
         if tensors and all(a.dtype in HALF or not a.dtype.is_floating_point for a in tensors) and value.dtype in HALF:
             result = functools.reduce(torch.promote_types, (a.dtype for a in tensors))
@@ -144,12 +144,16 @@ def _scaled(t: Tracer, value: Any, alpha: Any) -> Any:
 
 @rule(*named("add"), torch.Tensor.__add__, torch.Tensor.__radd__)
 def _add(t: Tracer, input: Any, other: Any, *, alpha: Any = 1) -> DeviceValue:
-    return t.pointwise("add", input, _scaled(t, other, alpha))
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return t.pointwise("add", input, other)
+    return in_float32(lambda t, a, b: t.pointwise("add", a, b * alpha))(t, input, t.as_device(other))
 
 
 @rule(*named("sub"), *named("subtract"), torch.Tensor.__sub__)
 def _sub(t: Tracer, input: Any, other: Any, *, alpha: Any = 1) -> DeviceValue:
-    return t.pointwise("sub", input, _scaled(t, other, alpha))
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return t.pointwise("sub", input, other)
+    return in_float32(lambda t, a, b: t.pointwise("sub", a, b * alpha))(t, input, t.as_device(other))
 
 
 @rule(*named("mul"), *named("multiply"), torch.Tensor.__mul__, torch.Tensor.__rmul__)

@@ -91,5 +91,6 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker)
         registered=dict(walker.t.registered),
         specialized_calls=frozenset(walker.t.specialized_calls),
         symbols={s.name: s.source for s in walker.t.symbols.values()},
+        late_symbols={name: f"{tensor.source}.{what}" for name, (tensor, what) in walker.t.late.items()},
         module_globals=fn.__globals__,
     )

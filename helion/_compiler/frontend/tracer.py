@@ -75,6 +75,10 @@ class Tracer:
         self.active_blocks: dict[int, Tile | None] = {}
         self.specialized: dict[str, Any] = {}
         self.symbols: dict[str, Symbol] = {}
+        #: Sizes and strides of tensors that the host code makes, by symbol: the tensor and how to ask it.
+        self.late: dict[str, tuple[HostTensorValue, str]] = {}
+        #: Lists made in device code, with the depth of regions they were made at.
+        self.lists: dict[int, tuple[Any, int]] = {}
         #: Globals whose values device code was compiled with.
         self.globals_read: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
         self.warnings: list[exc.Base] = []

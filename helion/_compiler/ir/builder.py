@@ -53,6 +53,11 @@ class Builder:
             self._stack.pop()
 
     @property
+    def depth(self) -> int:
+        """How many regions are open."""
+        return len(self._stack)
+
+    @property
     def active(self) -> bool:
         return bool(self._stack)
 

@@ -343,7 +343,8 @@ class HostModule:
     ``function`` is its syntax tree; ``loops`` are the statements (by position in the body) that became roots,
     ``barriers`` those between them.
     ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids; ``specialized_calls``
-    are calls of ``hl.specialize``. ``symbols`` gives the host expression of every run-time number, by name.
+    are calls of ``hl.specialize``. ``symbols`` gives the host expression of every run-time number, by name;
+    ``late_symbols`` those that are known only right before the launch.
     """
 
     name: str
@@ -355,6 +356,7 @@ class HostModule:
     registered: Mapping[tuple[int, int], int]
     specialized_calls: frozenset[tuple[int, int]]
     symbols: Mapping[str, str]
+    late_symbols: Mapping[str, str]
     module_globals: Mapping[str, Any] = field(repr=False)
 
 

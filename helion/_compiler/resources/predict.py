@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...hardware import Target
 from ..facts.records import KernelFacts
+from .matrix import tensor_memory_columns
+from .registers import register_limit, registers_per_thread, spill_risk
+from .shared import shared_bytes
+from .traffic import time_us, work
+
+#: What a CUDA driver takes of an SM's shared memory for every resident block.
+_RESERVED_SHARED_BYTES = 1024
+#: How much longer a kernel that certainly spills runs, at a guess.
+_SPILL_SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,4 +43,60 @@ class Predicted:
 
 
 def predict(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target) -> Predicted:
-    raise NotImplementedError
+    """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk)."""
+    registers = registers_per_thread(facts, sizes, num_warps, target)
+    risk = spill_risk(facts, sizes, num_warps, target)
+    shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
+    columns = tensor_memory_columns(facts, sizes, num_warps, target)
+    done = work(facts, sizes, num_warps, target)
+    occupancy = _occupancy(min(registers, register_limit(num_warps, target)), shared, columns, num_warps, target)
+    waves = done.blocks / (target.num_sms * max(1, occupancy))
+    reason = _why_not(facts, sizes, num_warps, shared, columns, target)
+    return Predicted(
+        registers_per_thread=registers,
+        spill_risk=risk,
+        shared_bytes=shared,
+        tensor_memory_columns=columns,
+        waves=waves,
+        occupancy_blocks=occupancy,
+        fits=not reason,
+        bytes_moved=done.bytes_moved,
+        flops=done.flops,
+        time_us=time_us(done, waves, target) * (1 + _SPILL_SLOWDOWN * risk),
+        reason=reason,
+    )
+
+
+def _occupancy(registers: int, shared: int, columns: int, num_warps: int, target: Target) -> int:
+    """Blocks that one SM runs at once; 0 when not even one fits."""
+    rounded = -(-max(1, registers) // target.register_granularity) * target.register_granularity
+    reserved = _RESERVED_SHARED_BYTES if target.kind == "cuda" else 0
+    limits = [
+        target.registers_per_sm // (rounded * num_warps * target.warp_size),
+        target.max_warps_per_sm // num_warps,
+        target.max_blocks_per_sm,
+    ]
+    if shared + reserved:
+        limits.append(target.smem_per_sm_bytes // (shared + reserved))
+    if columns:
+        limits.append(target.tensor_memory_columns // columns)
+    return min(limits)
+
+
+def _why_not(
+    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, shared: int, columns: int, target: Target
+) -> str:
+    """What the launch needs and the target lacks; empty if it fits."""
+    if shared > target.smem_per_block_bytes:
+        return f"{shared} bytes of shared memory are needed, {target} has {target.smem_per_block_bytes}"
+    if columns > target.tensor_memory_columns:
+        return f"{columns} columns of tensor memory are needed, {target} has {target.tensor_memory_columns}"
+    threads = num_warps * target.warp_size
+    if threads > target.max_threads_per_block:
+        return f"{threads} threads per block are needed, {target} has {target.max_threads_per_block}"
+    for tiles in facts.live_tiles:
+        for axes, _ in tiles:
+            numel = math.prod(sizes[axis] for axis in axes)
+            if numel > target.max_tensor_numel:
+                return f"a tile of {numel} elements is needed, {target.max_tensor_numel} are the most for one"
+    return ""

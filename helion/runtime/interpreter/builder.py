@@ -165,7 +165,9 @@ class Builder(Elementwise, Access):
 
     def create_reshape(self, value: Handle, shape: Sequence[int], *_: Any) -> Handle:
         new = tuple(int(s) for s in shape)
-        return Handle(value.data if value.data.size == 1 else value.full().reshape(new), value.dtype, new)
+        # one number stands for the whole block: its data must not keep a rank that the new shape does not have
+        data = value.data.reshape(1) if value.data.size == 1 else value.full().reshape(new)
+        return Handle(data, value.dtype, new)
 
     def create_trans(self, value: Handle, order: Sequence[int]) -> Handle:
         order = [int(d) for d in order]

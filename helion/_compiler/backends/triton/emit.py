@@ -489,6 +489,7 @@ class _Emitter:
         carried = [self.carry(i, p) for i, p in zip(op.operands, body.params, strict=True)]
         for param, name in zip(condition.params, carried, strict=True):
             self.names.reuse(param, name)
+        self.promise_updates(body, carried)
         again = self.names.fresh("again")
         self.region(condition)
         self.lines.add(f"{again} = {self.operand(condition.results[0])}")
@@ -538,9 +539,9 @@ class _Emitter:
         """``acc = tl.dot(a, b, acc=acc)`` instead of a new variable, where the old value is not needed any more."""
         for at, (param, after) in enumerate(zip(region.params, region.results, strict=True)):
             made = next((i for i, o in enumerate(region.ops) if any(r is after for r in o.results)), None)
-            if made is None or region.ops[made].kind in ("for", "mask", "iota"):
+            if made is None or region.ops[made].kind in ("for", "while", "if", "mask", "iota"):
                 continue
-            if any(o.kind in ("for", "mask") and any(v is param for v in o.values()) for o in region.ops):
+            if any(o.kind in ("for", "while", "mask") and any(v is param for v in o.values()) for o in region.ops):
                 continue  # another value may live in the same variable
             later = (v for o in region.ops[made + 1 :] for inner in o.walk() for v in _reads(inner))
             others = (v for i, v in enumerate(region.results) if i != at)

@@ -6,6 +6,7 @@ import ast
 import copy
 import types
 
+from .... import exc
 from ...._names import RESERVED
 from ...._shapes import Expr, Number
 from ...ir.grammar import HostModule
@@ -79,7 +80,18 @@ class _Host:
     def symbols(self) -> list[ast.stmt]:
         """Sizes, strides and reassigned numbers of the arguments, before the user's code can change them."""
         sources = self.module.symbols
-        return [s for name in self.used if name != sources[name] for s in ast.parse(f"{name} = {sources[name]}").body]
+        used = [name for name in self.used if name in sources and name != sources[name]]
+        return [s for name in used for s in ast.parse(f"{name} = {sources[name]}").body]
+
+    def late_symbols(self) -> list[str]:
+        """Sizes and strides of tensors that the user's code made."""
+        late = self.module.late_symbols
+        missing = next((name for name in self.used if name in late and late[name].startswith(".")), None)
+        if missing is not None:
+            raise exc.InvalidAPIUsage(
+                f"The kernel needs {late[missing][1:]} of a tensor that has no name in its host code; assign it to a variable."
+            )
+        return [f"{name} = {late[name]}" for name in self.used if name in late]
 
     def launch(self) -> list[ast.stmt]:
         plan = self.plan
@@ -101,6 +113,7 @@ class _Host:
         for phase, name in enumerate(plan.kernel_names):
             call = ", ".join([name, self.grid(phase), *arguments, *options])
             lines.append(f"_launcher({call})")
+        lines = self.late_symbols() + lines
         return ast.parse("\n".join(lines)).body
 
     def source(self, text: str) -> str:

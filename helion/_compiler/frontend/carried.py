@@ -1,0 +1,148 @@
+"""Values that loops carry from one iteration to the next."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..._shapes import Expr
+from ..ir.grammar import Op, Operand, Value
+from .branches import Branches
+from .values import DeviceValue, Missing, describe
+from .walk import loop_local
+
+
+@dataclass
+class Trial:
+    """One trace of a loop body: the params it was given, its ops, and the names afterwards."""
+
+    params: dict[str, Value]
+    ops: list[Op]
+    after: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """One carried value: its initial value, the body's param, and its value at the end of the body."""
+
+    name: str
+    initial: Operand
+    param: Value
+    after: Value
+
+
+class CarriedValues(Branches):
+    """What loops of both kinds share."""
+
+    def _params(self, names: list[str], before: dict[str, Any], widened: dict[str, torch.dtype]) -> dict[str, Value]:
+        """A param for each assigned name that was a device value before, or a number that turned out to change."""
+        params: dict[str, Value] = {}
+        for name in names:
+            value = before.get(name)
+            if isinstance(value, DeviceValue):
+                params[name] = self.t.builder.value(value.dtype, value.dims, name)
+            elif name in widened:
+                params[name] = self.t.builder.value(widened[name], (), name)
+        return params
+
+    def _grown(self, trial: Trial, before: dict[str, Any]) -> dict[str, DeviceValue]:
+        """Numbers from before the loop that its body changed, with their values at its end."""
+        found = {}
+        for name, value in before.items():
+            after = trial.after.get(name)
+            if name in trial.params or after is value or not isinstance(value, (int, float, Expr)):
+                continue
+            if isinstance(after, (int, float)) and type(after) is type(value) and after == value:
+                continue
+            kind = value.kind if isinstance(value, Expr) else type(value)
+            dtype = torch.bool if kind is bool else torch.float32 if kind is float else self.t.context.index_dtype
+            if isinstance(after, DeviceValue):
+                if after.dims:
+                    raise exc.ControlFlowTensorMismatch(
+                        name=name, before=describe(value), after=repr(after), construct="loop"
+                    )
+                dtype = after.dtype
+            elif isinstance(after, float) or (isinstance(after, Expr) and after.kind is float):
+                dtype = torch.float32
+            elif not isinstance(after, (int, Expr)):
+                raise exc.CantCombineTypesInControlFlow(
+                    name=name, before=describe(value), after=describe(after), construct="loop"
+                )
+            found[name] = self.t.wrap(Value(-1, dtype, (), name))
+        return found
+
+    def _carried(self, trial: Trial, before: dict[str, Any]) -> tuple[list[Carried], set[str]]:
+        """The values the loop carries, and names of temporaries that it does not."""
+        used = {id(v) for op in trial.ops for inner in op.walk() for v in inner.values()}
+        used.update(id(v) for op in trial.ops for inner in op.walk() for r in inner.regions for v in r.results)
+        carried: list[Carried] = []
+        temporaries: set[str] = set()
+        for name, param in trial.params.items():
+            initial, after = before[name], trial.after[name]
+            if not isinstance(after, DeviceValue):
+                after = self._emit_number(trial.ops, after, param, name)
+            if (after.dtype, after.dims) != (param.dtype, param.dims):
+                if id(param) not in used:  # a temporary that happens to reuse the name
+                    temporaries.add(name)
+                    continue
+                raise exc.ControlFlowTensorMismatch(
+                    name=name, before=repr(self.t.wrap(param)), after=repr(after), construct="loop"
+                )
+            if not isinstance(initial, DeviceValue):
+                initial = self.t.cast(self.t.number(initial), param.dtype)
+            carried.append(Carried(name, initial.value, param, after.value))
+        return carried, temporaries
+
+    def _names_after(
+        self,
+        node: ast.For | ast.While,
+        trial: Trial,
+        before: dict[str, Any],
+        results: dict[str, Value],
+        temporaries: set[str],
+    ) -> dict[str, Any]:
+        """The names behind the loop: carried ones hold its results, those it introduced cannot be read."""
+        names = dict(before)
+        names.update({name: self.t.wrap(value) for name, value in results.items()})
+        for name, after in trial.after.items():
+            if name not in before or name in temporaries:
+                names[name] = loop_local(name)
+            elif name not in trial.params and not _same(before[name], after):
+                names[name] = self._rebound(name, before[name], after, node)
+        return names
+
+    def _rebound(self, name: str, before: Any, after: Any, node: ast.For | ast.While) -> Any:
+        """A name for something that no loop can carry: a temporary is forgotten, anything else is refused."""
+        if isinstance(before, Missing) or _stored_first(name, node.body):
+            return loop_local(name)
+        raise exc.CantCombineTypesInControlFlow(
+            name=name, before=describe(before), after=describe(after), construct="loop"
+        )
+
+    def _emit_number(self, ops: list[Op], value: Any, param: Value, name: str) -> DeviceValue:
+        if not isinstance(value, (int, float, Expr)):
+            raise exc.CantCombineTypesInControlFlow(
+                name=name, before=repr(self.t.wrap(param)), after=describe(value), construct="loop"
+            )
+        return self._emit_into(ops, value, self.t.wrap(param))
+
+
+def _same(before: Any, after: Any) -> bool:
+    if before is after:
+        return True
+    plain = (str, int, float, bool, type(None), torch.dtype)
+    return isinstance(before, plain) and type(before) is type(after) and before == after
+
+
+def _stored_first(name: str, body: list[ast.stmt]) -> bool:
+    """Whether the first mention of a name in the body assigns it."""
+    for statement in body:
+        nodes = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
+        if nodes:
+            loads = [n for n in nodes if isinstance(n.ctx, ast.Load)]
+            return not loads and isinstance(statement, (ast.Assign, ast.AnnAssign, ast.For))
+    return False

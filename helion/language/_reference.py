@@ -1,0 +1,392 @@
+"""Reference mode: what ``hl`` functions do while a kernel runs eagerly, as the Python function it is.
+
+``ACTIVE`` holds the session of the kernel that runs so in the current context; only ``runtime.ref_mode`` sets it. Each
+declared function has its eager reference next to the declaration, a plain function of tensors and sizes::
+
+    @reference(cumsum)
+    def _cumsum(input_tensor, dim, reverse=False):
+        return ...
+
+A tile covers its whole dimension, so values have no padding, unless a block size was given: then the last tile of a
+loop may be short. Compiled code computes on the whole block there and masks what loads, stores and reductions see of
+it, so an accumulator made for a block keeps all of its lanes through the short tile. To give the same results, a value
+made in a short iteration exists more than once: *cut* to the lanes in range, which is the tensor that the user sees,
+and *padded* to the block size, which is what is left of it when the loop is done. There is one version per level:
+at level 0 nothing is cut, at level n the tiles of the n outermost short iterations are. Functions are evaluated once
+per level on which their arguments differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+
+from .. import exc
+from ..config import Config
+from ..settings import Settings
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+Evaluate = Literal["padded", "once", "raw"]
+
+#: The session of the kernel that runs eagerly in this context, or None.
+ACTIVE: ContextVar[Session | None] = ContextVar("helion_reference", default=None)
+#: Eager references by declared function, and how each is evaluated.
+REFERENCES: dict[Any, tuple[Callable[..., Any], Evaluate]] = {}
+
+
+def reference(declared: Callable[..., Any], evaluate: Evaluate = "padded") -> Callable[[_F], _F]:
+    """Register the eager reference of a declared function.
+
+    It is called with the arguments of the declared function, tiles replaced by ``Span``, which ``int`` turns into a
+    size. ``evaluate`` is ``padded`` for functions of values, ``once`` for those with side effects (they see only the lanes in
+    range), ``raw`` for those that take tiles as they are.
+    """
+
+    def register(fn: _F) -> _F:
+        REFERENCES[declared] = (fn, evaluate)
+        return fn
+
+    return register
+
+
+def current() -> Session:
+    """The session of the kernel that is running."""
+    session = ACTIVE.get()
+    assert session is not None
+    return session
+
+
+# --- values on several levels -------------------------------------------------------------------------------------------
+
+
+class Leveled:
+    """A value that stands for something else on each level."""
+
+    def at(self, session: Session, level: int) -> Any:
+        raise NotImplementedError
+
+
+class Axis(Protocol):
+    """A loop axis: its block size, and the tile its loop is at, if it is running."""
+
+    size: int
+    tile: Any
+
+
+class ShortTile(Protocol):
+    """A tile, as far as a session needs to know it."""
+
+    block: Axis
+    frame: Frame | None
+
+    @property
+    def is_short(self) -> bool: ...
+
+    @property
+    def lanes(self) -> tuple[int, int]: ...
+
+
+@dataclass(eq=False)
+class Frame:
+    """One iteration of a loop in which some tiles are short."""
+
+    tiles: tuple[ShortTile, ...]
+
+
+_ATTRIBUTE = "_helion_reference"
+
+
+@dataclass(eq=False)
+class Shadow:
+    """What is known of a tensor besides its data.
+
+    ``padded[level]`` is its version for each level below ``len(frames)``; ``axis`` identifies the loop axis or whole
+    dimension that the lanes of a 1-D tensor belong to.
+    """
+
+    frames: tuple[Frame, ...] = ()
+    padded: tuple[Any, ...] = ()
+    axis: object = None
+
+    def at(self, value: Any, frames: tuple[Frame, ...], level: int) -> Any:
+        common = 0
+        for mine, theirs in zip(self.frames, frames, strict=False):
+            if mine is not theirs:
+                break
+            common += 1
+        level = min(level, common)
+        return self.padded[level] if level < len(self.frames) else value
+
+
+def shadow_of(tensor: torch.Tensor) -> Shadow | None:
+    return getattr(tensor, _ATTRIBUTE, None)
+
+
+def axis_of(tensor: torch.Tensor) -> object:
+    """The axis of a 1-D tensor's lanes, or None when it is not known."""
+    shadow = shadow_of(tensor)
+    return None if shadow is None or tensor.ndim != 1 else shadow.axis
+
+
+def set_axis(tensor: torch.Tensor, axis: object) -> torch.Tensor:
+    """Note which axis the lanes of a 1-D tensor belong to."""
+    if tensor.ndim == 1 and axis is not None:
+        shadow = shadow_of(tensor)
+        if shadow is None:
+            setattr(tensor, _ATTRIBUTE, Shadow(axis=axis))
+        else:
+            shadow.axis = axis
+    return tensor
+
+
+class LeveledInt(int, Leveled):
+    """A size that depends on the level; as a number it is the innermost one."""
+
+    shadow: Shadow
+
+    def at(self, session: Session, level: int) -> int:
+        return int(self.shadow.at(self, session.frames, level))
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: RuntimeError
+
+
+#: Functions that move lanes: their padded results cannot be compared with the cut ones lane by lane.
+_MOVES = frozenset(
+    getattr(owner, name)
+    for owner in (torch, torch.Tensor)
+    for name in (
+        "reshape", "view", "flatten", "unflatten", "ravel", "permute", "transpose", "t", "swapaxes", "movedim", "flip", "roll",
+        "reshape_as", "view_as",
+    )
+    if hasattr(owner, name)
+)  # fmt: skip
+
+
+# --- the session --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, kw_only=True)
+class Session:
+    """One eager run of a kernel. ``depth`` counts the device loops around the current statement."""
+
+    device: torch.device
+    index_dtype: torch.dtype
+    settings: Settings
+    config: Config | None = None
+    depth: int = 0
+    frames: tuple[Frame, ...] = ()
+    level: int = field(default=0, repr=False)
+
+    @property
+    def on_device(self) -> bool:
+        return self.depth > 0
+
+    def scalar(self, value: int) -> torch.Tensor:
+        """A number as compiled code has it: a tensor without dimensions, in the index dtype. It lives on the CPU, where
+        reading it is cheap; torch mixes such scalars with tensors of any device."""
+        with torch._C.DisableTorchFunction():
+            return torch.tensor(value, dtype=self.index_dtype)
+
+    @contextlib.contextmanager
+    def inside(self, tiles: Sequence[ShortTile]) -> Iterator[None]:
+        """Run one iteration of a loop over ``tiles``."""
+        outer, replaced = self.frames, [tile.block.tile for tile in tiles]
+        for tile in tiles:
+            tile.block.tile = tile
+        short = tuple(tile for tile in tiles if tile.is_short)
+        if short:
+            frame = Frame(short)
+            for tile in short:
+                tile.frame = frame
+            self.frames = (*outer, frame)
+        try:
+            yield
+        finally:
+            self.frames = outer
+            for tile, before in zip(tiles, replaced, strict=True):
+                tile.block.tile = before
+
+    # --- calls -----------------------------------------------------------------------------------------------------------
+
+    def call_declared(self, function: Any, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of an ``hl`` function. Raises the errors of calls in the wrong place."""
+        name = f"hl.{function.__name__}"
+        if where == "device" and not self.on_device:
+            raise exc.DeviceAPIOnHost(name=name)
+        if where == "host" and self.on_device:
+            raise exc.SpecializeOnDevice() if function.__name__ == "specialize" else exc.NotAllowedOnDevice(what=name)
+        if function not in REFERENCES:
+            raise exc.BackendUnsupported(what=name, backend="eager reference", remedy="; run the kernel compiled")
+        implementation, evaluate = REFERENCES[function]
+        if evaluate == "raw":
+            return implementation(*args, **kwargs)
+        return (self.call_once if evaluate == "once" else self.call)(implementation, args, kwargs)
+
+    def call_once(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function on the lanes in range only."""
+        self.level = len(self.frames)
+        with torch._C.DisableTorchFunction():
+            return function(*self.at(args, self.level), **self.at(kwargs, self.level))
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function on every level on which its arguments differ; gives the innermost result."""
+        innermost = len(self.frames)
+        if not innermost:
+            self.level = 0
+            args, kwargs = self.at(args, 0), self.at(kwargs, 0)
+            with torch._C.DisableTorchFunction():
+                return _inherit_axis(function(*args, **kwargs), args)
+        inputs = [self.at((args, kwargs), level) for level in range(innermost + 1)]
+        results: list[Any] = [None] * len(inputs)
+        for level in reversed(range(len(inputs))):
+            if level < innermost and _same(inputs[level], inputs[level + 1]):
+                results[level] = results[level + 1]
+            else:
+                results[level] = self._attempt(function, *inputs[level], level)
+        _fill_failures(results)
+        return self._combine(results, function not in _MOVES)
+
+    def _attempt(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], level: int
+    ) -> Any:
+        """A result, or why there is none: a reshape, say, may make sense for whole blocks only."""
+        self.level = level
+        try:
+            with torch._C.DisableTorchFunction():
+                try:
+                    result = function(*args, **kwargs)
+                except RuntimeError:
+                    aligned = self.aligned(args)
+                    if aligned is args:
+                        raise
+                    result = function(*aligned, **kwargs)
+                return _inherit_axis(result, args)
+        except RuntimeError as error:
+            return _Failed(error)
+
+    def _combine(self, versions: list[Any], comparable: bool) -> Any:
+        """The innermost version, which from now on knows the others."""
+        value = versions[-1]
+        if isinstance(value, torch.Tensor):
+            if any(isinstance(v, torch.Tensor) and v.shape != value.shape for v in versions):
+                padded = _with_lanes_in_range(versions) if comparable else versions[:-1]
+                setattr(value, _ATTRIBUTE, Shadow(self.frames, tuple(padded), axis_of(value)))
+            return value
+        if type(value) is int and any(v != value for v in versions):
+            size = LeveledInt(value)
+            size.shadow = Shadow(self.frames, tuple(versions[:-1]))
+            return size
+        if isinstance(value, (tuple, list)) and all(
+            isinstance(v, (tuple, list)) and len(v) == len(value) for v in versions
+        ):
+            items = [self._combine([v[i] for v in versions], comparable) for i in range(len(value))]
+            return tuple(items) if isinstance(value, torch.Size) else value
+        return value
+
+    def at(self, value: Any, level: int) -> Any:
+        """``value`` as it is on ``level``, inside of tuples, lists, dicts and slices too."""
+        if isinstance(value, torch.Tensor):
+            shadow = shadow_of(value)
+            return value if shadow is None or not shadow.frames else shadow.at(value, self.frames, level)
+        if isinstance(value, Leveled):
+            return value.at(self, level)
+        if isinstance(value, tuple):
+            items = [self.at(item, level) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if type(value) is list:
+            return [self.at(item, level) for item in value]
+        if type(value) is dict:
+            return {key: self.at(item, level) for key, item in value.items()}
+        if isinstance(value, slice):
+            return slice(self.at(value.start, level), self.at(value.stop, level), self.at(value.step, level))
+        return value
+
+    # --- lanes -----------------------------------------------------------------------------------------------------------
+
+    def common(self, first: int, second: int) -> int | None:
+        """The lanes that two dimensions share: all of them, or those in range when one is a whole block and the other
+        that block cut; None when they have nothing to do with each other."""
+        if first == second:
+            return first
+        pair = (min(first, second), max(first, second))
+        cut = any(tile.lanes == pair for frame in self.frames[: self.level] for tile in frame.tiles)
+        return pair[0] if cut else None
+
+    def aligned(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """``args`` with tensors that have the whole of a block cut to the lanes in range where another tensor is."""
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        lanes: dict[int, int] = {}
+        for position in range(1, max((t.ndim for t in tensors), default=0) + 1):
+            sizes = {t.shape[-position] for t in tensors if t.ndim >= position} - {1}
+            if len(sizes) == 2 and (shared := self.common(*sizes)) is not None:
+                lanes[position] = shared
+        if not lanes:
+            return args
+        return tuple(_narrowed(a, lanes) if isinstance(a, torch.Tensor) else a for a in args)
+
+
+def _narrowed(tensor: torch.Tensor, lanes: dict[int, int]) -> torch.Tensor:
+    for position, count in lanes.items():
+        if tensor.ndim >= position and tensor.shape[-position] > count:
+            tensor = tensor.narrow(-position, 0, count)
+    return tensor
+
+
+def _with_lanes_in_range(versions: list[Any]) -> list[Any]:
+    """The padded versions, with the lanes in range taken from the cut ones: a reduction, for one, must not see padding."""
+    padded = list(versions)
+    for level in reversed(range(len(padded) - 1)):
+        inner, outer = padded[level + 1], padded[level]
+        if outer is inner or not isinstance(outer, torch.Tensor):
+            continue
+        if outer.shape == inner.shape:
+            padded[level] = inner
+        elif outer.ndim == inner.ndim and all(o >= i for o, i in zip(outer.shape, inner.shape, strict=True)):
+            with torch._C.DisableTorchFunction():
+                padded[level] = set_axis(outer.clone(), axis_of(outer))
+                padded[level][tuple(slice(size) for size in inner.shape)] = inner
+    return padded[:-1]
+
+
+def _fill_failures(results: list[Any]) -> None:
+    """A level without a result takes the next inner one's that has, or else the next outer one's."""
+    for level in reversed(range(len(results) - 1)):
+        if isinstance(results[level], _Failed):
+            results[level] = results[level + 1]
+    for level in range(1, len(results)):
+        if isinstance(results[level], _Failed):
+            results[level] = results[level - 1]
+    if isinstance(results[-1], _Failed):
+        raise results[-1].error
+
+
+def _same(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, (tuple, list)):
+        return len(first) == len(second) and all(map(_same, first, second))
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
+    if isinstance(first, slice):
+        return _same((first.start, first.stop, first.step), (second.start, second.stop, second.step))
+    return isinstance(first, (int, float, str)) and first == second
+
+
+def _inherit_axis(result: Any, args: tuple[Any, ...]) -> Any:
+    """A 1-D result of 1-D arguments has their axis."""
+    if isinstance(result, torch.Tensor) and result.ndim == 1 and axis_of(result) is None:
+        vectors = [a for a in args if isinstance(a, torch.Tensor) and a.shape == result.shape]
+        axes = {id(axis): axis for axis in map(axis_of, vectors) if axis is not None}
+        if len(axes) == 1:
+            set_axis(result, next(iter(axes.values())))
+    return result

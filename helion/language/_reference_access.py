@@ -1,0 +1,340 @@
+"""What ``tensor[index]`` reads and writes in reference mode: lanes out of range read 0 and write nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import exc
+from ._reference import Session, axis_of, current, set_axis
+from .tiles import Span
+
+#: Dtypes that torch moves around but cannot index or fill, by an integer of the same size.
+_BITS = {
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(_BITS[tensor.dtype]) if tensor.dtype in _BITS else tensor
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The elements of a tensor that an index selects.
+
+    ``shape`` is the shape of the result. ``basic`` is a plain index of ints, slices and Nones when all lanes are in range and
+    nothing is gathered. Otherwise ``lanes`` has for each dimension of the tensor the indices, broadcastable to ``shape`` and in
+    bounds, and ``valid`` the masks, broadcastable too, of the dimensions in which some lanes are out of range.
+    ``gathered`` are the dimensions indexed by tensors. ``axis`` identifies the lanes of a 1-D result.
+    """
+
+    shape: tuple[int, ...]
+    basic: tuple[Any, ...] | None
+    lanes: tuple[torch.Tensor, ...]
+    valid: tuple[torch.Tensor, ...]
+    gathered: tuple[int, ...]
+    axis: object
+
+
+@dataclass(frozen=True)
+class _Item:
+    """The index of one dimension (``dim``; None for a new one): ``basic``, or indices whose dimensions start at ``place`` of
+    the result."""
+
+    dim: int | None
+    place: int
+    rank: int
+    basic: Any = None
+    indices: torch.Tensor | None = None
+    stop: int | None = None
+
+
+def select(tensor: torch.Tensor, index: Any) -> Selection:
+    """What ``tensor[index]`` selects, by the rules of compiled kernels.
+
+    Tiles and slices select ranges, integers drop a dimension. A lone index tensor's dimensions stand where it stands;
+    several broadcast together, unless all are 1-D and run over different axes. Raises ``exc.RankMismatch``,
+    ``exc.InvalidIndexingType``, ``exc.DataDependentOutputShapeNotSupported`` and ``exc.ShapeMismatch``.
+    """
+    items, shape, axis = _place(tensor, _expanded(tensor, index))
+    gathered = tuple(i.dim for i in items if i.indices is not None and i.stop is None and i.dim is not None)
+    if all(i.indices is None for i in items):
+        return Selection(shape, tuple(i.basic for i in items), (), (), (), axis)
+    lanes, valid = [], []
+    for item in items:
+        if item.dim is None:
+            continue
+        size = tensor.shape[item.dim]
+        values = _indices(item, size, tensor.device)
+        values = values.reshape([1] * item.place + list(values.shape) + [1] * (len(shape) - item.place - values.ndim))
+        inside = (values >= 0) & (values < (size if item.stop is None else min(size, item.stop)))
+        if not bool(inside.all()):
+            valid.append(inside)
+            values = values.clamp(0, max(size - 1, 0))
+        lanes.append(values)
+    return Selection(shape, None, tuple(lanes), tuple(valid), gathered, axis)
+
+
+def _indices(item: _Item, size: int, device: torch.device) -> torch.Tensor:
+    if item.indices is not None:
+        return item.indices.to(device=device, dtype=torch.int64)
+    if isinstance(item.basic, slice):
+        return torch.arange(*item.basic.indices(size), device=device)
+    return torch.tensor(item.basic, device=device)
+
+
+def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[int, ...], object]:
+    """Each index with its place in the result, the result's shape, and the axis of a 1-D result."""
+    items: list[_Item] = []
+    shape: list[int] = []
+    axes: list[object] = []
+    joint = _joint([i for i in index if isinstance(i, torch.Tensor) and i.ndim])
+    joint_at: int | None = None
+    dim = 0
+    for entry in index:
+        place = len(shape)
+        if entry is None:
+            items.append(_Item(None, place, 1))
+            shape.append(1)
+            axes.append(None)
+            continue
+        size = tensor.shape[dim]
+        if isinstance(entry, torch.Tensor) and entry.ndim:
+            if joint is not None:
+                if joint_at is None:
+                    joint_at = place
+                    shape.extend(joint)
+                    axes.extend([None] * len(joint))
+                start = joint_at + len(joint) - entry.ndim
+            else:
+                start = place
+                shape.extend(entry.shape)
+                axes.extend([axis_of(entry)] if entry.ndim == 1 else [None] * entry.ndim)
+            items.append(_Item(dim, start, entry.ndim, indices=entry))
+        else:
+            item, axis = _plain(tensor, entry, dim, place)
+            items.append(item)
+            if item.rank:
+                shape.append(_length(item, size))
+                axes.append(axis)
+        dim += 1
+    return items, tuple(shape), axes[0] if len(axes) == 1 else None
+
+
+def _length(item: _Item, size: int) -> int:
+    return len(range(*item.basic.indices(size))) if item.indices is None else len(item.indices)
+
+
+def _plain(tensor: torch.Tensor, entry: Any, dim: int, place: int) -> tuple[_Item, object]:
+    """A tile, a slice or a number as the index of dimension ``dim``, and the axis it walks."""
+    size = tensor.shape[dim]
+    if isinstance(entry, Span):
+        if size == 1 and entry.extent != 1:
+            return _Item(dim, place, 1, slice(0, 1)), None  # broadcast, whatever tile walks over it
+        end = entry.begin + entry.length
+        if entry.begin >= 0 and end <= min(entry.stop, size):
+            return _Item(dim, place, 1, slice(entry.begin, end)), entry.axis
+        indices = torch.arange(entry.begin, end, device=tensor.device)
+        return _Item(dim, place, 1, indices=indices, stop=entry.stop), entry.axis
+    if isinstance(entry, slice):
+        if not all(p is None or hasattr(p, "__index__") for p in (entry.start, entry.stop, entry.step)):
+            raise exc.InvalidIndexingType(got=f"the slice {entry!r}")
+        start, stop, step = entry.indices(size)
+        if step > 0:
+            return _Item(dim, place, 1, slice(start, max(start, stop), step)), ("whole", len(range(start, stop, step)))
+        return _Item(dim, place, 1, indices=torch.arange(start, stop, step, device=tensor.device), stop=size), None
+    if isinstance(entry, torch.Tensor):  # a scalar: one place, perhaps out of range
+        value = int(entry)
+        if 0 <= value < size:
+            return _Item(dim, place, 0, value), None
+        return _Item(dim, place, 0, indices=entry), None
+    if not -size <= entry < size:
+        raise exc.InvalidAPIUsage(
+            f"Index {entry} is out of range for dimension {dim} of a tensor of shape {list(tensor.shape)}."
+        )
+    return _Item(dim, place, 0, int(entry) % size), None
+
+
+def _joint(tensors: list[torch.Tensor]) -> tuple[int, ...] | None:
+    """The shape that several index tensors broadcast to together, or None when each stands alone."""
+    if len(tensors) < 2:
+        return None
+    shapes = [tuple(t.shape) for t in tensors]
+    broadcast = _broadcast(shapes)
+    if all(t.ndim == 1 for t in tensors):
+        axes = [axis_of(t) for t in tensors]
+        if broadcast is None or (None not in axes and len({*map(_key, axes)}) == len(axes)):
+            return None
+    if broadcast is None:
+        raise exc.ShapeMismatch(
+            lhs=list(shapes[0]), rhs=list(shapes[1]), detail=": index tensors must broadcast together"
+        )
+    return broadcast
+
+
+def _key(axis: object) -> Any:
+    return axis if isinstance(axis, tuple) else id(axis)
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        return None
+
+
+def _expanded(tensor: torch.Tensor, index: Any) -> list[Any]:
+    """The index as one entry per dimension (plus Nones): tuples of tiles spread, ellipsis and missing dimensions filled."""
+    entries: list[Any] = []
+    for entry in index if isinstance(index, (tuple, list)) else (index,):
+        entries.extend(entry if isinstance(entry, tuple) else (entry,))
+    for entry in entries:
+        if isinstance(entry, torch.Tensor):
+            if entry.dtype == torch.bool:
+                raise exc.DataDependentOutputShapeNotSupported(name="Indexing with a boolean tensor")
+            if entry.dtype.is_floating_point or entry.dtype.is_complex:
+                raise exc.InvalidIndexingType(got=f"A tensor of {entry.dtype}")
+        elif not (entry is None or entry is ... or isinstance(entry, (Span, slice))) and (
+            isinstance(entry, bool) or not hasattr(entry, "__index__")
+        ):
+            raise exc.InvalidIndexingType(got=f"{entry!r}")
+    given = sum(entry is not None and entry is not ... for entry in entries)
+    dots = [at for at, entry in enumerate(entries) if entry is ...]
+    if len(dots) > 1:
+        raise exc.InvalidIndexingType(got="More than one ellipsis")
+    if given > tensor.ndim:
+        raise exc.RankMismatch(
+            expected=tensor.ndim,
+            got=given,
+            what=f"a tensor of shape {list(tensor.shape)}",
+            remedy="there are too many",
+        )
+    fill = [slice(None)] * (tensor.ndim - given)
+    return [*entries[: dots[0]], *fill, *entries[dots[0] + 1 :]] if dots else [*entries, *fill]
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------
+
+
+def load(tensor: torch.Tensor, index: Any, mask: Any = None) -> torch.Tensor:
+    """A copy of ``tensor[index]``; lanes out of range, and those where ``mask`` is false, are 0."""
+    selection = select(tensor, index)
+    if selection.basic is not None:
+        result = tensor[selection.basic].clone()
+    elif tensor.numel() == 0:
+        result = tensor.new_zeros(selection.shape)
+    else:
+        result = _bits(tensor)[selection.lanes].view(tensor.dtype)
+    hidden = selection.valid if mask is None else (*selection.valid, _mask(mask, selection.shape))
+    for valid in hidden:
+        _bits(result).masked_fill_(~valid, 0)
+    return set_axis(result, selection.axis)
+
+
+def _mask(mask: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise exc.TypeInferenceError(f"extra_mask must be a boolean tile, got {got}.")
+    fitted = fit(mask, shape, current())
+    if fitted is None:
+        raise exc.ShapeMismatch(
+            lhs=list(shape), rhs=list(mask.shape), detail=": extra_mask must broadcast to the accessed tile"
+        )
+    return fitted
+
+
+def fit(value: torch.Tensor, shape: tuple[int, ...], session: Session) -> torch.Tensor | None:
+    """``value`` expanded to ``shape``; where it has all lanes of a block and ``shape`` those in range, it is cut. None when it
+    does not broadcast."""
+    for position in range(1, min(value.ndim, len(shape)) + 1):
+        have, want = value.shape[-position], shape[-position]
+        if have > want and have != 1 and session.common(have, want) == want:
+            value = value.narrow(-position, 0, want)
+    return value.expand(shape) if _broadcast([tuple(value.shape), shape]) == shape else None
+
+
+# --- writing ------------------------------------------------------------------------------------------------------------
+
+
+def stored_value(tensor: torch.Tensor, value: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    """A value as it is stored where the index selects ``shape``: in the tensor's dtype, expanded."""
+    if isinstance(value, (bool, int, float)):
+        value = torch.tensor(value, device=tensor.device)
+    elif not isinstance(value, torch.Tensor):
+        raise exc.RequiresTensorInAssignment(got=f"a {type(value).__name__}")
+    given = value
+    while given.ndim > len(shape) and given.shape[0] == 1:
+        given = given[0]
+    if given.ndim > len(shape):
+        raise exc.RankMismatch(
+            expected=given.ndim,
+            got=len(shape),
+            what=f"a value of shape {list(value.shape)}",
+            remedy="the value has more dimensions than the subscript selects",
+        )
+    fitted = fit(given, shape, current())
+    if fitted is None:
+        raise exc.ShapeMismatch(
+            lhs=list(given.shape), rhs=list(shape), detail=": the first is stored where the subscript selects the second"
+        )
+    return fitted.to(device=tensor.device, dtype=tensor.dtype)
+
+
+def store(tensor: torch.Tensor, index: Any, value: Any, mask: Any = None) -> None:
+    """``tensor[index] = value`` for the lanes in range and those where ``mask`` is true.
+
+    Raises ``exc.DuplicateStoreIndicesError`` when two lanes write the same element.
+    """
+    selection = select(tensor, index)
+    values = stored_value(tensor, value, selection.shape)
+    if selection.basic is not None and mask is None:
+        tensor[selection.basic] = values
+        return
+    lanes = element_lanes(tensor, selection)
+    chosen = chosen_lanes(selection, mask)
+    if chosen is not None:
+        lanes = tuple(lane.expand(selection.shape)[chosen] for lane in lanes)
+        values = _bits(values)[chosen].view(tensor.dtype)
+    if selection.gathered:
+        _refuse_duplicates(tensor, lanes, selection.gathered if chosen is None else range(tensor.ndim))
+    _bits(tensor)[lanes] = _bits(values)
+
+
+def element_lanes(tensor: torch.Tensor, selection: Selection) -> tuple[torch.Tensor, ...]:
+    """The indices of a selection per dimension of the tensor, broadcastable to its shape."""
+    if selection.basic is None:
+        return selection.lanes
+    places = torch.arange(math.prod(tensor.shape), device=tensor.device).reshape(tensor.shape)[selection.basic]
+    return torch.unravel_index(places, tensor.shape)
+
+
+def chosen_lanes(selection: Selection, mask: Any = None) -> torch.Tensor | None:
+    """A mask of ``selection.shape`` of the lanes that are in range and where ``mask`` is true; None when all are."""
+    masks = list(selection.valid) if mask is None else [*selection.valid, _mask(mask, selection.shape)]
+    if not masks:
+        return None
+    chosen = masks[0].expand(selection.shape)
+    for each in masks[1:]:
+        chosen = chosen & each
+    return chosen
+
+
+def _refuse_duplicates(tensor: torch.Tensor, lanes: tuple[torch.Tensor, ...], dims: Sequence[int]) -> None:
+    """Lanes differ in the dimensions that tiles index, so it is enough to look at the gathered ones."""
+    places = torch.zeros([], dtype=torch.int64, device=tensor.device)
+    for dim in dims:
+        places = places * tensor.shape[dim] + lanes[dim]
+    distinct = int(torch.unique(places).numel())
+    if distinct != places.numel():
+        raise exc.DuplicateStoreIndicesError(count=places.numel() - distinct, shape=list(tensor.shape))

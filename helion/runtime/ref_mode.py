@@ -1,0 +1,245 @@
+"""Reference mode: a kernel runs eagerly, as the Python function it is, without being compiled.
+
+``print``, ``breakpoint`` and debuggers work inside of its loops, and its results are what compiled configs are compared
+with. torch calls are watched by a torch function mode: in device code subscripts read and write tiles, matrix products
+follow the dtype rules of compiled kernels, and values made in short tiles are kept in step with their padding
+(``language._reference`` says how).
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import operator
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .. import exc
+from .._compiler.frontend.trace import index_dtype
+from ..language import _reference_access as access
+from ..language._reference import ACTIVE, Session, set_axis
+from ..language.constants import ConstExpr
+from ..language.creation import lanes_axis
+from ..settings import RefMode
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
+
+
+def run_reference(kernel: Kernel, args: Sequence[Any]) -> Any:
+    """Run a kernel eagerly on all of its arguments, in the order of its parameters; gives what it returns.
+
+    Arguments are mutated as the compiled kernel would. Nothing is recorded for autograd. Raises
+    ``exc.NestedKernelCallsNotSupported`` inside another eager kernel and ``exc.NoTensorArgs``.
+    """
+    if ACTIVE.get() is not None:
+        raise exc.NestedKernelCallsNotSupported(name=kernel.name)
+    device = next((t.device for t in _tensors(args)), None)
+    if device is None:
+        raise exc.NoTensorArgs(kernel=kernel.name)
+    named = dict(zip(kernel.signature.parameters, args, strict=True))
+    session = Session(
+        device=device,
+        index_dtype=index_dtype(kernel.settings.index_dtype_name, named),
+        settings=kernel.settings,
+        config=kernel.configs[0] if len(kernel.configs) == 1 else None,
+    )
+    token = ACTIVE.set(session)
+    try:
+        with torch.no_grad(), _Eager(session):
+            return kernel.fn(*(value.value if isinstance(value, ConstExpr) else value for value in args))
+    finally:
+        ACTIVE.reset(token)
+
+
+def call_eagerly(kernel: Kernel, args: Sequence[Any]) -> Any:
+    """A call of a kernel whose ``ref_mode`` is EAGER: says what of its settings and configs has no effect.
+
+    Raises ``exc.RefEagerModeCodePrintError`` when generated code is to be printed, as there is none.
+    """
+    if kernel.settings.print_output_code:
+        raise exc.RefEagerModeCodePrintError()
+    sizes = next((c["block_sizes"] for c in kernel.configs if "block_sizes" in c), None)
+    if sizes is not None and not kernel.announced:
+        kernel.announced = True
+        warning = exc.BlockSizeIgnoredInInterpretMode(kernel=kernel.name, sizes=list(sizes))
+        if type(warning).__name__ not in kernel.settings.ignore_warnings:
+            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+    return run_reference(kernel, args)
+
+
+def is_eager(kernel: Kernel) -> bool:
+    """Whether calls of the kernel run eagerly."""
+    return kernel.settings.ref_mode is RefMode.EAGER
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return [t for item in value for t in _tensors(item)] if isinstance(value, (tuple, list)) else []
+
+
+class _Eager(TorchFunctionMode):
+    """Watches torch calls of one session. Host code runs as it is."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        session = self.session
+        if not session.on_device:
+            return func(*args, **kwargs)
+        if func is torch.Tensor.__setitem__:
+            return session.call_once(access.store, args, kwargs)
+        if func in _FACTORIES:
+            return session.call(functools.partial(_factory, func), args, {"device": session.device, **kwargs})
+        if func in _IN_PLACE and _is_augmented_assignment():
+            return session.call(functools.partial(_rebound, _IN_PLACE[func]), args, kwargs)
+        return session.call(_RULES.get(func, func), args, kwargs)
+
+
+# --- factories: on the kernel's device, with tiles as sizes -------------------------------------------------------------
+
+_FACTORIES = frozenset(
+    (torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.randint, torch.eye)
+)
+
+
+def _factory(func: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    result = func(*args, **kwargs)
+    return set_axis(result, lanes_axis(args[0] if args else kwargs.get("size")))
+
+
+# --- in-place operators -------------------------------------------------------------------------------------------------
+
+
+def _in_place_methods() -> dict[Any, Callable[..., Any]]:
+    operators = {
+        "add": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
+        "truediv": operator.truediv,
+        "floordiv": operator.floordiv,
+        "mod": operator.mod,
+        "pow": operator.pow,
+        "and": operator.and_,
+        "or": operator.or_,
+        "xor": operator.xor,
+        "lshift": operator.lshift,
+        "rshift": operator.rshift,
+    }
+    methods = {"truediv": "div_", "floordiv": "floor_divide_", "mod": "remainder_"}
+    found = {}
+    for name, function in operators.items():
+        for method in (f"__i{name}__", methods.get(name, f"{name}_")):
+            if hasattr(torch.Tensor, method):
+                found[getattr(torch.Tensor, method)] = function
+    return found
+
+
+#: ``a += b`` rebinds ``a`` in device code: other names of the old value keep it. torch reports it as ``a.add_(b)``, which does not.
+_IN_PLACE = _in_place_methods()
+_TORCH = str(pathlib.Path(torch.__file__).parent)
+#: Arguments of BINARY_OP from NB_INPLACE_ADD to NB_INPLACE_XOR (Python 3.11 to 3.14).
+_AUGMENTED = range(13, 26)
+
+
+def _is_augmented_assignment() -> bool:
+    """Whether the torch call being watched is an operator such as ``+=`` in the caller's source, not a method call."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_TORCH) and frame.f_back is not None:
+        frame = frame.f_back
+    code, at = frame.f_code.co_code, frame.f_lasti
+    name = dis.opname[code[at]]
+    return name.startswith("INPLACE_") or (name == "BINARY_OP" and code[at + 1] in _AUGMENTED)
+
+
+def _rebound(function: Callable[..., Any], value: torch.Tensor, other: Any) -> torch.Tensor:
+    """The new value of ``value op= other``: it keeps its dtype and its shape."""
+    result = function(value, other)
+    if result.shape != value.shape:
+        raise exc.ShapeMismatch(
+            lhs=list(value.shape),
+            rhs=list(result.shape),
+            detail=": an in-place operation cannot change the shape",
+        )
+    return result.to(value.dtype)
+
+
+# --- matrix products: rounded once, with compiled kernels' dtypes -------------------------------------------------------
+
+
+def _result(lhs: torch.Tensor, rhs: torch.Tensor, name: str) -> torch.dtype:
+    if lhs.dtype in FLOAT8 or rhs.dtype in FLOAT8:
+        raise exc.UnsupportedTorchFunction(name=f"torch.{name} of 8-bit floats", remedy="; use hl.dot")
+    return torch.promote_types(lhs.dtype, rhs.dtype)
+
+
+def _ranks(lhs: torch.Tensor, rhs: torch.Tensor, name: str, ranks: tuple[int, ...]) -> None:
+    if lhs.ndim not in ranks or rhs.ndim not in ranks:
+        takes = f": torch.{name} takes operands of rank {' or '.join(map(str, ranks))}"
+        raise exc.ShapeMismatch(lhs=list(lhs.shape), rhs=list(rhs.shape), detail=takes)
+
+
+def _mm(input: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    _ranks(input, mat2, "mm", (2,))
+    return product(input, mat2, None, out_dtype or _result(input, mat2, "mm"))
+
+
+def _bmm(input: torch.Tensor, mat2: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    _ranks(input, mat2, "bmm", (3,))
+    return product(input, mat2, None, out_dtype or _result(input, mat2, "bmm"))
+
+
+def _matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    _ranks(input, other, "matmul", (2, 3))
+    rank = max(input.ndim, other.ndim)
+    lhs, rhs = (t if t.ndim == rank else t[None] for t in (input, other))
+    return product(lhs, rhs, None, _result(input, other, "matmul"))
+
+
+def _rmatmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return _matmul(other, input)
+
+
+def _addmm(
+    input: Any,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    acc = input if isinstance(input, torch.Tensor) else torch.tensor(input, device=mat1.device)
+    dtype = out_dtype or torch.promote_types(acc.dtype, _result(mat1, mat2, "addmm"))
+    if beta == 1 and alpha == 1:
+        return product(mat1, mat2, acc, dtype)
+    wide = accumulator_dtype(mat1.dtype, mat2.dtype)
+    return (acc.to(wide) * beta + product(mat1, mat2, None, wide) * alpha).to(dtype)
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.__getitem__: access.load,
+    torch.Tensor.__matmul__: _matmul,
+    torch.Tensor.__rmatmul__: _rmatmul,
+    torch.mm: _mm,
+    torch.Tensor.mm: _mm,
+    torch.bmm: _bmm,
+    torch.Tensor.bmm: _bmm,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.addmm: _addmm,
+    torch.Tensor.addmm: _addmm,
+    torch.baddbmm: _addmm,
+    torch.Tensor.baddbmm: _addmm,
+}
