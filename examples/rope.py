@@ -21,7 +21,8 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: hl.
     batch, length, heads, features = x.size()
     half = hl.specialize(features // 2)
     assert features % 2 == 0, f"{features} features do not form pairs"
-    assert cos.size() == sin.size(), "cos and sin must have the same shape"
+    assert cos.size(1) == half, f"cos has {cos.size(1)} columns for {half} pairs"
+    assert sin.size(1) == half, f"sin has {sin.size(1)} columns for {half} pairs"
     out = torch.empty([batch, length, heads, features], dtype=x.dtype, device=x.device)
     x_pairs = x.view(batch, length, heads, half, 2)
     out_pairs = out.view(batch, length, heads, half, 2)

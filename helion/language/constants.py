@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -41,7 +41,11 @@ class ConstExpr(Generic[_T]):
         return f"hl.constexpr({self.value!r})"
 
 
-constexpr = ConstExpr
+if TYPE_CHECKING:
+    # `flag: hl.constexpr = False` must type-check, and so must arithmetic on it
+    constexpr = Any
+else:
+    constexpr = ConstExpr
 
 
 @declare("host")

@@ -209,7 +209,7 @@ class RefTileTuple(tuple[RefTile, ...]):
     """The variable of a multi-dimensional ``hl.tile`` loop; it spreads in subscripts."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        if len(self) == 1 and not name.startswith("__"):
+        if len(self) == 1 and name in Tile.__annotations__:
             raise exc.OverpackedTile()
         raise AttributeError(f"a sequence of tiles has no attribute {name!r}")
 

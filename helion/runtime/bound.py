@@ -19,6 +19,7 @@ from ..autotuner.space import ConfigSpace
 from ..config import Config
 from ..hardware import Target
 from . import codecache, explain, measure
+from .ref_mode import call_eagerly, is_eager, run_reference
 
 if TYPE_CHECKING:
     from .kernel import Kernel
@@ -37,19 +38,30 @@ class BoundKernel:
         self.settings = kernel.settings
         self.target = target
         self.configs = kernel.configs
-        arguments = dict(zip(kernel.signature.parameters, values, strict=True))
-        self._analysis = pipeline.analyse(kernel.fn, kernel.name, arguments, kernel.settings, target, kernel._constants)
-        self.specialized = self._analysis.traced.specialized
+        self._arguments = dict(zip(kernel.signature.parameters, values, strict=True))
         self._compiled: dict[Config, Callable[..., Any]] = {}
         self._lock = threading.RLock()
         self._run: Callable[..., Any] | None = None
         self._config: Config | None = None
-        for warning in self._analysis.traced.warnings:
-            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+        if not is_eager(kernel):  # an eager kernel need not compile
+            for warning in self._analysis.traced.warnings:
+                print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+
+    @functools.cached_property
+    def _analysis(self) -> pipeline.Analysis:
+        kernel = self.kernel
+        return pipeline.analyse(
+            kernel.fn, kernel.name, self._arguments, kernel.settings, self.target, kernel._constants
+        )
+
+    @property
+    def specialized(self) -> Mapping[str, Any]:
+        """Where the numbers that the compiled code depends on come from, by name; empty when nothing was compiled."""
+        return {} if is_eager(self.kernel) else self._analysis.traced.specialized
 
     def is_current(self) -> bool:
         """Whether the globals that were compiled in still have the values they had."""
-        return all(
+        return "_analysis" not in self.__dict__ or all(
             known is value or (known == value and type(known) is type(value))
             for namespace, name, value in self._analysis.traced.globals_read
             for known in (namespace.get(name),)
@@ -155,9 +167,15 @@ class BoundKernel:
 
     # --- running ---------------------------------------------------------------------------------------------------------
 
+    def run_ref(self, *args: Any) -> Any:
+        """Run the kernel eagerly on these arguments: the result every config is compared with."""
+        return run_reference(self.kernel, self.kernel.normalize_args(*args))
+
     def __call__(self, *args: Any) -> Any:
         run = self._run
         if run is None:
+            if is_eager(self.kernel):
+                return call_eagerly(self.kernel, self.kernel.normalize_args(*args))
             run = self._first_call(args)
         return run(*args)
 

@@ -21,6 +21,7 @@ from ..language.constants import ConstExpr
 from ..settings import Settings
 from .bound import BoundKernel
 from .launcher import register_source
+from .ref_mode import call_eagerly, is_eager
 from .specialization import Keys, aliasing, pick
 
 DEFAULT_TARGET = "sm_90"
@@ -116,6 +117,8 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self.normalize_args(*args, **kwargs)
+        if is_eager(self):
+            return call_eagerly(self, values)
         return self.bind(values)(*values)
 
     def reset(self) -> None:

@@ -25,6 +25,7 @@ from ..language import _reference_access as access
 from ..language._reference import ACTIVE, Session, set_axis
 from ..language.constants import ConstExpr
 from ..language.creation import lanes_axis
+from ..language.matmul import FLOAT8, accumulator_dtype, product
 from ..settings import RefMode
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from ... import exc
-from . import torch_lanes, torch_matmul, torch_reductions, torch_shapes
+from . import torch_composites, torch_lanes, torch_matmul, torch_reductions, torch_shapes
 from .torch_pointwise import RULES, Rule
 
 #: The families register themselves in one table when imported.
-FAMILIES = (torch_shapes, torch_reductions, torch_matmul, torch_lanes)
+FAMILIES = (torch_shapes, torch_reductions, torch_matmul, torch_lanes, torch_composites)
 
 
 def _refusal(name: str, error: type[exc.Base]) -> Rule:

@@ -140,12 +140,9 @@ class _Masker:
     def before_combine(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
         """A fold sees its ``other`` out of range; so does a reversed scan, which begins there, its identity."""
         assert isinstance(op.attrs, (FoldAttrs, ScanAttrs))
-        if isinstance(op.attrs, ScanAttrs):
-            fills = op.attrs.identity if op.attrs.reverse else None
-        else:
-            fills = op.attrs.other
-        if fills is None:
+        if isinstance(op.attrs, ScanAttrs) and (not op.attrs.reverse or op.attrs.identity is None):
             return op
+        fills = op.attrs.other if isinstance(op.attrs, FoldAttrs) else op.attrs.identity or ()
         operands = []
         for value, fill in zip(op.values(), fills, strict=True):
             wrong = self.maskable(value, op.attrs.dim, active) and self.tails[id(value)][op.attrs.dim] != fill

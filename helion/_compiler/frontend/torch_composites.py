@@ -1,0 +1,257 @@
+"""torch functions that are a few lines of others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ... import exc
+from ..._shapes import ONE
+from .torch_matmul import dot
+from .torch_pointwise import in_float32, named, rule
+from .torch_reductions import _norm, _sum, _torch_softmax
+from .torch_shapes import insert_one, position
+from .tracer import Tracer
+from .values import DeviceValue
+
+
+@rule(*named("nan_to_num"))
+def _nan_to_num(t: Tracer, input: DeviceValue, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> DeviceValue:
+    if not input.dtype.is_floating_point:
+        return input
+    limits = torch.finfo(input.dtype)
+    high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+    result = t.pointwise("where", t.pointwise("isnan", input), t.full((), nan or 0.0, input.dtype), input)
+    result = t.pointwise("where", t.pointwise("eq", input, math.inf), t.full((), high, input.dtype), result)
+    return t.pointwise("where", t.pointwise("eq", input, -math.inf), t.full((), low, input.dtype), result)
+
+
+@rule(*named("sgn"))
+def _sgn(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return t.pointwise("sign", input)
+
+
+@rule(*named("rsub"))
+def _rsub(t: Tracer, input: DeviceValue, other: Any, *, alpha: Any = 1) -> DeviceValue:
+    return t.pointwise("sub", other, input if alpha == 1 else input * alpha)
+
+
+@rule(*named("logit"), torch.special.logit)
+@in_float32
+def _logit(t: Tracer, input: DeviceValue, eps: float | None = None) -> DeviceValue:
+    if eps is not None:
+        input = t.pointwise("minimum", t.pointwise("maximum", input, eps), 1.0 - eps)
+    return t.pointwise("log", input / (1.0 - input))
+
+
+@rule(*named("deg2rad"))
+def _deg2rad(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return t.pointwise("mul", input, math.pi / 180.0)
+
+
+@rule(*named("rad2deg"))
+def _rad2deg(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return t.pointwise("mul", input, 180.0 / math.pi)
+
+
+@rule(*named("logaddexp2"))
+@in_float32
+def _logaddexp2(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
+    high, low = t.pointwise("maximum", input, other), t.pointwise("minimum", input, other)
+    gap = t.pointwise("where", t.pointwise("eq", input, other), 0.0, low - high)
+    return high + t.pointwise("log2", t.pointwise("exp2", gap) + 1.0)
+
+
+@rule(*named("heaviside"))
+def _heaviside(t: Tracer, input: DeviceValue, values: DeviceValue) -> DeviceValue:
+    step = t.cast(t.pointwise("gt", input, 0), input.dtype)
+    result = t.pointwise("where", t.pointwise("eq", input, 0), values, step)
+    return t.pointwise("where", t.pointwise("isnan", input), input, result)
+
+
+# --- activations -------------------------------------------------------------------------------------------------------
+
+
+@rule(F.threshold, torch.threshold)
+def _threshold(t: Tracer, input: DeviceValue, threshold: float, value: float, inplace: bool = False) -> DeviceValue:
+    return t.pointwise("where", t.pointwise("gt", input, threshold), input, t.full((), value, input.dtype))
+
+
+@rule(F.selu, torch.selu)
+@in_float32
+def _selu(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
+    # the fixed point of Klambauer et al. 2017
+    scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+    return t.pointwise("where", input > 0, input, t.pointwise("expm1", input) * alpha) * scale
+
+
+@rule(F.celu, torch.celu)
+@in_float32
+def _celu(t: Tracer, input: DeviceValue, alpha: float = 1.0, inplace: bool = False) -> DeviceValue:
+    return t.pointwise("where", input > 0, input, t.pointwise("expm1", input / alpha) * alpha)
+
+
+@rule(F.softsign)
+@in_float32
+def _softsign(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return input / (t.pointwise("abs", input) + 1.0)
+
+
+@rule(F.tanhshrink)
+@in_float32
+def _tanhshrink(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return input - t.pointwise("tanh", input)
+
+
+@rule(F.softmin)
+def _softmin(t: Tracer, input: DeviceValue, dim: int, _stacklevel: int = 3, dtype: Any = None) -> DeviceValue:
+    return _torch_softmax(t, -input, dim, dtype)
+
+
+# --- losses without a reduction ----------------------------------------------------------------------------------------
+
+
+def _unreduced(reduction: str, name: str) -> None:
+    if reduction != "none":
+        raise exc.UnsupportedTorchFunction(
+            name=f"torch.nn.functional.{name} with reduction={reduction!r}",
+            remedy="; use reduction='none' and reduce the result over the whole tensor",
+        )
+
+
+@rule(F.mse_loss)
+@in_float32
+def _mse_loss(t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean") -> DeviceValue:
+    _unreduced(reduction, "mse_loss")
+    return (input - target) * (input - target)
+
+
+@rule(F.l1_loss)
+def _l1_loss(t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean") -> DeviceValue:
+    _unreduced(reduction, "l1_loss")
+    return t.pointwise("abs", input - target)
+
+
+@rule(F.smooth_l1_loss)
+@in_float32
+def _smooth_l1_loss(
+    t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean", beta: float = 1.0
+) -> DeviceValue:
+    _unreduced(reduction, "smooth_l1_loss")
+    gap = t.pointwise("abs", input - target)
+    if beta == 0:
+        return gap
+    return t.pointwise("where", gap < beta, gap * gap * (0.5 / beta), gap - 0.5 * beta)
+
+
+@rule(F.huber_loss)
+@in_float32
+def _huber_loss(
+    t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean", delta: float = 1.0
+) -> DeviceValue:
+    _unreduced(reduction, "huber_loss")
+    gap = t.pointwise("abs", input - target)
+    return t.pointwise("where", gap <= delta, gap * gap * 0.5, (gap - 0.5 * delta) * delta)
+
+
+@rule(F.kl_div)
+@in_float32
+def _kl_div(
+    t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean", log_target: bool = False
+) -> DeviceValue:
+    _unreduced(reduction, "kl_div")
+    if log_target:
+        return t.pointwise("exp", target) * (target - input)
+    entropy = t.pointwise("where", t.pointwise("eq", target, 0), 0.0, target * t.pointwise("log", target))
+    return entropy - target * input
+
+
+@rule(F.binary_cross_entropy_with_logits)
+@in_float32
+def _bce_with_logits(t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean") -> DeviceValue:
+    _unreduced(reduction, "binary_cross_entropy_with_logits")
+    tail = t.pointwise("log1p", t.pointwise("exp", -t.pointwise("abs", input)))
+    return t.pointwise("maximum", input, 0.0) - input * target + tail
+
+
+# --- products and norms ------------------------------------------------------------------------------------------------
+
+
+@rule(F.linear)
+def _linear(t: Tracer, input: DeviceValue, weight: DeviceValue, bias: DeviceValue | None = None) -> DeviceValue:
+    if input.ndim != 2 or weight.ndim != 2:
+        raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(weight), detail=": linear takes two operands of rank 2")
+    result = torch.promote_types(input.dtype, weight.dtype)
+    product = dot(t, input, t.permute(weight, (1, 0)))
+    return t.cast(product if bias is None else product + bias, result)
+
+
+@rule(*named("outer"), *named("ger"))
+def _outer(t: Tracer, input: DeviceValue, vec2: DeviceValue) -> DeviceValue:
+    if input.ndim != 1 or vec2.ndim != 1:
+        raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(vec2), detail=": outer takes two vectors")
+    return insert_one(t, input, 1) * insert_one(t, vec2, 0)
+
+
+@rule(F.normalize)
+@in_float32
+def _normalize(t: Tracer, input: DeviceValue, p: Any = 2.0, dim: int = 1, eps: float = 1e-12) -> DeviceValue:
+    return input / t.pointwise("maximum", _norm(t, input, p, dim, True), eps)
+
+
+@rule(*named("count_nonzero"))
+def _count_nonzero(t: Tracer, input: DeviceValue, dim: Any = None) -> DeviceValue:
+    return _sum(t, t.pointwise("ne", input, 0), dim)
+
+
+# --- triangles ---------------------------------------------------------------------------------------------------------
+
+
+def _triangle(t: Tracer, input: DeviceValue, diagonal: int, lower: bool) -> DeviceValue:
+    name = "tril" if lower else "triu"
+    if input.ndim < 2 or not isinstance(diagonal, int):
+        raise TypeError(f"{name} takes a tile of rank 2 or more and a constant diagonal")
+    rows, columns = (_places(t, input, at, name) for at in (input.ndim - 2, input.ndim - 1))
+    kept = t.pointwise("ge" if lower else "le", rows + diagonal, columns)
+    return t.pointwise("where", kept, input, t.full((), 0, input.dtype))
+
+
+def _places(t: Tracer, input: DeviceValue, at: int, name: str) -> DeviceValue:
+    """Row or column numbers of a whole dimension; a tile does not know where in the tensor it came from."""
+    dim = input.dims[at]
+    if not dim.is_one and (dim.block is None or t.blocks[dim.block].kind != "full"):
+        raise exc.UnsupportedTorchFunction(
+            name=f"torch.{name} of a tile", remedy="; compare tile.index of rows and columns and use torch.where"
+        )
+    dims = [ONE] * input.ndim
+    dims[at] = dim
+    index = t.iota(t.size_of(dim)) if not dim.is_one else t.full((ONE,), 0, torch.int32)
+    return t.reshape(index, tuple(dims))
+
+
+@rule(*named("tril"))
+def _tril(t: Tracer, input: DeviceValue, diagonal: int = 0) -> DeviceValue:
+    return _triangle(t, input, diagonal, True)
+
+
+@rule(*named("triu"))
+def _triu(t: Tracer, input: DeviceValue, diagonal: int = 0) -> DeviceValue:
+    return _triangle(t, input, diagonal, False)
+
+
+@rule(*named("roll"))
+def _roll(t: Tracer, input: DeviceValue, shifts: Any, dims: Any = None) -> DeviceValue:
+    if dims is None:
+        raise exc.UnsupportedTorchFunction(name="torch.roll without dims", remedy="; name the dimension")
+    for shift, dim in zip(*(v if isinstance(v, (tuple, list)) else (v,) for v in (shifts, dims)), strict=True):
+        at = position(input, dim)
+        size = t.size_of(input.dims[at])
+        if not isinstance(size, int) or not isinstance(shift, int):
+            raise exc.UnsupportedTorchFunction(name="torch.roll along a tile", remedy="; shift the subscript instead")
+        if size > 1:
+            index = t.pointwise("remainder", _places(t, input, at, "roll") - shift, size)
+            input = t.gather(input, t.broadcast(index, input.dims), at)
+    return input
