@@ -89,8 +89,9 @@ class Analysis:
         """The module for a normalised config; made once."""
         code = self._codes.get(config)
         if code is None:
-            plan = build_plan(self.program, self.rollable, config, self.settings)
-            code = self._codes[config] = Code(plan, BACKENDS[self.settings.backend].render(plan))
+            backend = BACKENDS[self.settings.backend]
+            plan = build_plan(self.program, self.rollable, config, self.settings, self.target, backend.mechanisms())
+            code = self._codes[config] = Code(plan, backend.render(plan))
         return code
 
 

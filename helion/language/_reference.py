@@ -244,13 +244,13 @@ class Session:
             args, kwargs = self.at(args, 0), self.at(kwargs, 0)
             with torch._C.DisableTorchFunction():
                 return _inherit_axis(function(*args, **kwargs), args)
-        inputs = [self.at((args, kwargs), level) for level in range(innermost + 1)]
+        inputs = [(self.at(args, level), self.at(kwargs, level)) for level in range(innermost + 1)]
         results: list[Any] = [None] * len(inputs)
         for level in reversed(range(len(inputs))):
             if level < innermost and _same(inputs[level], inputs[level + 1]):
                 results[level] = results[level + 1]
             else:
-                results[level] = self._attempt(function, *inputs[level], level)
+                results[level] = self._attempt(function, inputs[level][0], inputs[level][1], level)
         _fill_failures(results)
         return self._combine(results, function not in _MOVES)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,24 +30,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """The elements of a tensor that an index selects.
-
-    ``shape`` is the shape of the result. ``basic`` is a plain index of ints, slices and Nones when all lanes are in range and
-    nothing is gathered. Otherwise ``lanes`` has for each dimension of the tensor the indices, broadcastable to ``shape`` and in
-    bounds, and ``valid`` the masks, broadcastable too, of the dimensions in which some lanes are out of range.
-    ``gathered`` are the dimensions indexed by tensors. ``axis`` identifies the lanes of a 1-D result.
-    """
-
-    shape: tuple[int, ...]
-    basic: tuple[Any, ...] | None
-    lanes: tuple[torch.Tensor, ...]
-    valid: tuple[torch.Tensor, ...]
-    gathered: tuple[int, ...]
-    axis: object
-
-
-@dataclass(frozen=True)
 class _Item:
     """The index of one dimension (``dim``; None for a new one): ``basic``, or indices whose dimensions start at ``place`` of
     the result."""
@@ -59,6 +41,75 @@ class _Item:
     indices: torch.Tensor | None = None
     stop: int | None = None
 
+    def values(self, size: int, device: torch.device) -> torch.Tensor:
+        """The indices into a dimension of ``size`` elements, perhaps out of range."""
+        if self.indices is not None:
+            return self.indices.to(device=device, dtype=torch.int64)
+        if isinstance(self.basic, slice):
+            return torch.arange(*self.basic.indices(size), device=device)
+        return torch.tensor(self.basic, device=device)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The elements of a tensor that an index selects.
+
+    ``shape`` is the shape of the result. ``basic`` is a plain index of ints, slices and Nones when all lanes are in range
+    and nothing is gathered, else None. ``lanes`` has for each dimension of the tensor the indices, broadcastable to
+    ``shape`` and in bounds, and ``valid`` the masks, broadcastable too, of the dimensions in which some lanes are out of
+    range. ``gathered`` are the dimensions indexed by tensors. ``axis`` identifies the lanes of a 1-D result.
+    """
+
+    tensor: torch.Tensor
+    items: tuple[_Item, ...]
+    shape: tuple[int, ...]
+    axis: object
+
+    @functools.cached_property
+    def basic(self) -> tuple[Any, ...] | None:
+        if any(item.indices is not None for item in self.items):
+            return None
+        return tuple(item.basic for item in self.items)
+
+    @property
+    def gathered(self) -> tuple[int, ...]:
+        return tuple(i.dim for i in self.items if i.indices is not None and i.stop is None and i.dim is not None)
+
+    @property
+    def lanes(self) -> tuple[torch.Tensor, ...]:
+        return self._lanes_and_valid[0]
+
+    @property
+    def valid(self) -> tuple[torch.Tensor, ...]:
+        return () if self.basic is not None else self._lanes_and_valid[1]
+
+    @functools.cached_property
+    def _lanes_and_valid(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        lanes, valid = [], []
+        for item in self.items:
+            if item.dim is None:
+                continue
+            size = self.tensor.shape[item.dim]
+            values = item.values(size, self.tensor.device)
+            after = len(self.shape) - item.place - values.ndim
+            values = values.reshape([1] * item.place + list(values.shape) + [1] * after)
+            inside = (values >= 0) & (values < (size if item.stop is None else min(size, item.stop)))
+            if not bool(inside.all()):
+                valid.append(inside)
+                values = values.clamp(0, max(size - 1, 0))
+            lanes.append(values)
+        return tuple(lanes), tuple(valid)
+
+    def chosen(self, mask: Any = None) -> torch.Tensor | None:
+        """A mask of the lanes that are in range and where ``mask`` is true; None when all are."""
+        masks = list(self.valid) if mask is None else [*self.valid, fitted_mask(mask, self.shape)]
+        if not masks:
+            return None
+        chosen = masks[0].expand(self.shape)
+        for each in masks[1:]:
+            chosen = chosen & each
+        return chosen
+
 
 def select(tensor: torch.Tensor, index: Any) -> Selection:
     """What ``tensor[index]`` selects, by the rules of compiled kernels.
@@ -68,30 +119,7 @@ def select(tensor: torch.Tensor, index: Any) -> Selection:
     ``exc.InvalidIndexingType``, ``exc.DataDependentOutputShapeNotSupported`` and ``exc.ShapeMismatch``.
     """
     items, shape, axis = _place(tensor, _expanded(tensor, index))
-    gathered = tuple(i.dim for i in items if i.indices is not None and i.stop is None and i.dim is not None)
-    if all(i.indices is None for i in items):
-        return Selection(shape, tuple(i.basic for i in items), (), (), (), axis)
-    lanes, valid = [], []
-    for item in items:
-        if item.dim is None:
-            continue
-        size = tensor.shape[item.dim]
-        values = _indices(item, size, tensor.device)
-        values = values.reshape([1] * item.place + list(values.shape) + [1] * (len(shape) - item.place - values.ndim))
-        inside = (values >= 0) & (values < (size if item.stop is None else min(size, item.stop)))
-        if not bool(inside.all()):
-            valid.append(inside)
-            values = values.clamp(0, max(size - 1, 0))
-        lanes.append(values)
-    return Selection(shape, None, tuple(lanes), tuple(valid), gathered, axis)
-
-
-def _indices(item: _Item, size: int, device: torch.device) -> torch.Tensor:
-    if item.indices is not None:
-        return item.indices.to(device=device, dtype=torch.int64)
-    if isinstance(item.basic, slice):
-        return torch.arange(*item.basic.indices(size), device=device)
-    return torch.tensor(item.basic, device=device)
+    return Selection(tensor, tuple(items), shape, axis)
 
 
 def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[int, ...], object]:
@@ -236,13 +264,14 @@ def load(tensor: torch.Tensor, index: Any, mask: Any = None) -> torch.Tensor:
         result = tensor.new_zeros(selection.shape)
     else:
         result = _bits(tensor)[selection.lanes].view(tensor.dtype)
-    hidden = selection.valid if mask is None else (*selection.valid, _mask(mask, selection.shape))
+    hidden = selection.valid if mask is None else (*selection.valid, fitted_mask(mask, selection.shape))
     for valid in hidden:
         _bits(result).masked_fill_(~valid, 0)
     return set_axis(result, selection.axis)
 
 
-def _mask(mask: Any, shape: tuple[int, ...]) -> torch.Tensor:
+def fitted_mask(mask: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    """An ``extra_mask`` expanded to the shape of the accessed tile."""
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise exc.TypeInferenceError(f"extra_mask must be a boolean tile, got {got}.")
@@ -301,33 +330,13 @@ def store(tensor: torch.Tensor, index: Any, value: Any, mask: Any = None) -> Non
     if selection.basic is not None and mask is None:
         tensor[selection.basic] = values
         return
-    lanes = element_lanes(tensor, selection)
-    chosen = chosen_lanes(selection, mask)
+    lanes, chosen = selection.lanes, selection.chosen(mask)
     if chosen is not None:
         lanes = tuple(lane.expand(selection.shape)[chosen] for lane in lanes)
         values = _bits(values)[chosen].view(tensor.dtype)
     if selection.gathered:
         _refuse_duplicates(tensor, lanes, selection.gathered if chosen is None else range(tensor.ndim))
     _bits(tensor)[lanes] = _bits(values)
-
-
-def element_lanes(tensor: torch.Tensor, selection: Selection) -> tuple[torch.Tensor, ...]:
-    """The indices of a selection per dimension of the tensor, broadcastable to its shape."""
-    if selection.basic is None:
-        return selection.lanes
-    places = torch.arange(math.prod(tensor.shape), device=tensor.device).reshape(tensor.shape)[selection.basic]
-    return torch.unravel_index(places, tensor.shape)
-
-
-def chosen_lanes(selection: Selection, mask: Any = None) -> torch.Tensor | None:
-    """A mask of ``selection.shape`` of the lanes that are in range and where ``mask`` is true; None when all are."""
-    masks = list(selection.valid) if mask is None else [*selection.valid, _mask(mask, selection.shape)]
-    if not masks:
-        return None
-    chosen = masks[0].expand(selection.shape)
-    for each in masks[1:]:
-        chosen = chosen & each
-    return chosen
 
 
 def _refuse_duplicates(tensor: torch.Tensor, lanes: tuple[torch.Tensor, ...], dims: Sequence[int]) -> None:

@@ -7,9 +7,14 @@ when the target is a device value.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ._registry import declare
+import torch
+
+from .. import exc
+from . import _reference_access as access
+from ._registry import declare, reference
 
 
 @declare("device")
@@ -50,3 +55,97 @@ def atomic_xchg(target: Any, index: list[Any], value: Any, sem: str = "relaxed")
 @declare("device")
 def atomic_cas(target: Any, index: list[Any], expected: Any, value: Any, sem: str = "relaxed") -> Any:
     """``target[index] = value`` where ``target[index] == expected``."""
+
+
+# --- eager references ---------------------------------------------------------------------------------------------------
+
+_Update = Callable[..., torch.Tensor]
+
+
+def _register(function: Any, update: _Update, operands: tuple[str, ...] = ("value",)) -> None:
+    """``update(before, *operands)`` gives the new values; all have the tensor's dtype."""
+    name = f"hl.{function.__name__}"
+
+    @reference(function, "once")
+    def call(target: Any, index: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = dict(zip((*operands, "sem"), args, strict=False)) | kwargs
+        sem = given.get("sem", "relaxed")
+        if sem not in ("relaxed", "acquire", "release", "acq_rel"):
+            raise exc.InvalidAPIUsage(f"sem of {name} must be relaxed, acquire, release or acq_rel, got {sem!r}.")
+        if not isinstance(target, torch.Tensor):
+            raise exc.TypeInferenceError(f"{name} works on host tensors, got a {type(target).__name__}.")
+        if update in _BITWISE and target.dtype.is_floating_point:
+            raise exc.TypeInferenceError(f"{name} works on integers and bools, got {target.dtype}.")
+        return _apply(update, target, index, [given[operand] for operand in operands])
+
+
+def _apply(update: _Update, target: torch.Tensor, index: Any, operands: Sequence[Any]) -> torch.Tensor:
+    """The lanes of an operation one after the other: gives for each what it found."""
+    selection = access.select(target, index)
+    values = [access.stored_value(target, value, selection.shape) for value in operands]
+    if selection.basic is not None:  # every lane has an element of its own
+        before = target[selection.basic].clone()
+        target[selection.basic] = update(before, *values).to(target.dtype)
+        return before
+    chosen = selection.chosen()
+    lanes = [lane.expand(selection.shape) for lane in selection.lanes]
+    if chosen is None:
+        chosen = torch.ones(selection.shape, dtype=torch.bool, device=target.device)
+    found = target.new_zeros(selection.shape)
+    found[chosen] = _in_turn(update, target, [lane[chosen] for lane in lanes], [value[chosen] for value in values])
+    return found
+
+
+def _in_turn(
+    update: _Update, target: torch.Tensor, lanes: list[torch.Tensor], values: list[torch.Tensor]
+) -> torch.Tensor:
+    """Update elements by lanes that may share one: those lanes come in order."""
+    place = torch.zeros_like(values[0], dtype=torch.int64)
+    for lane, size in zip(lanes, target.shape, strict=True):
+        place = place * size + lane
+    order = torch.argsort(place, stable=True)
+    elements, counts = torch.unique_consecutive(place[order], return_counts=True)
+    first = torch.cumsum(counts, 0) - counts
+    at = tuple(lane[order][first] for lane in lanes)
+    values = [value[order] for value in values]
+    found = torch.empty_like(values[0])
+    if update is torch.add and target.dtype != torch.bool:
+        # sums of many lanes are formed at once, and rounded once
+        wide = torch.float64 if target.dtype.is_floating_point else torch.int64
+        upto = torch.cumsum(values[0].to(wide), 0)
+        start = (upto - values[0].to(wide))[first]
+        before = (upto - values[0].to(wide)) - start.repeat_interleave(counts)
+        old = target[at].to(wide)
+        found = (old.repeat_interleave(counts) + before).to(target.dtype)
+        totals = torch.zeros(len(elements), dtype=wide, device=target.device)
+        owner = torch.arange(len(elements), device=target.device).repeat_interleave(counts)
+        target[at] = (old + totals.index_add_(0, owner, values[0].to(wide))).to(target.dtype)
+    else:
+        turns = torch.arange(len(order), device=target.device) - first.repeat_interleave(counts)
+        for turn in range(int(counts.max()) if len(counts) else 0):
+            now = turns == turn
+            where = tuple(lane[order][now] for lane in lanes)
+            found[now] = target[where]
+            target[where] = update(found[now], *(value[now] for value in values)).to(target.dtype)
+    result = torch.empty_like(found)
+    result[order] = found
+    return result
+
+
+def _exchange(before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+def _compare_and_swap(before: torch.Tensor, expected: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return torch.where(before == expected, value, before)
+
+
+_BITWISE = (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor)
+_register(atomic_add, torch.add)
+_register(atomic_max, torch.maximum)
+_register(atomic_min, torch.minimum)
+_register(atomic_and, torch.bitwise_and)
+_register(atomic_or, torch.bitwise_or)
+_register(atomic_xor, torch.bitwise_xor)
+_register(atomic_xchg, _exchange)
+_register(atomic_cas, _compare_and_swap, ("expected", "value"))

@@ -59,7 +59,7 @@ def _number(bound: Any, name: str) -> int:
         raise exc.TypeInferenceError(f"A bound of {name} must be a scalar, got a tensor of shape {list(bound.shape)}.")
     if isinstance(bound, (bool, float)) or not hasattr(bound, "__index__"):
         raise exc.TypeInferenceError(f"A bound of {name} must be an integer, got {bound!r}.")
-    return bound.__index__()  # type: ignore[no-any-return]
+    return int(bound.__index__())
 
 
 def _dimensions(name: str, begin_or_end: Any, end: Any, sizes: Any) -> tuple[list[_Bounds], bool]:
@@ -141,7 +141,7 @@ def _only(items: tuple[Any, ...]) -> Any:
 
 
 @reference(static_range, "raw")
-def _static_range(begin_or_end: int, end: int | None = None, /, step: int = 1) -> Iterator[int]:
+def _static_range(begin_or_end: Any, end: Any = None, /, step: Any = 1) -> Iterator[int]:
     bounds = (0, begin_or_end, step) if end is None else (begin_or_end, end, step)
     for bound in bounds:
         if isinstance(bound, torch.Tensor) or not hasattr(bound, "__index__"):

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._registry import declare
+import torch
+
+from .. import exc
+from ._reference import current
+from ._registry import declare, reference
+from .tiles import Span
 
 
 @declare("device")
@@ -15,3 +20,56 @@ def rand(shape: list[Any], seed: Any, device: Any = None) -> Any:
 @declare("device")
 def randint(shape: list[Any], low: int, high: int, seed: Any, device: Any = None) -> Any:
     """int32 numbers in [low, high)."""
+
+
+# --- eager references ---------------------------------------------------------------------------------------------------
+
+_WORD = 0xFFFFFFFF
+# Philox-4x32 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011): multipliers and key increments.
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+#: The largest fp32 factor that maps 2**31 - 1 below 1, as ``triton.language.rand`` has it.
+_UNIFORM = 4.6566127342e-10
+
+
+def _philox(seed: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The first of the four 32-bit words for 64-bit offsets, as int64 in [0, 2**32)."""
+    key = [seed & _WORD, (seed >> 32) & _WORD]
+    c0, c1 = offsets & _WORD, (offsets >> 32) & _WORD
+    c2 = c3 = torch.zeros_like(c0)
+    for _ in range(_ROUNDS):
+        # int64 products wrap, but their bits are right
+        a, b = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = ((b >> 32) & _WORD) ^ c1 ^ key[0], b & _WORD
+        c2, c3 = ((a >> 32) & _WORD) ^ c3 ^ key[1], a & _WORD
+        key = [(k + i) & _WORD for k, i in zip(key, _INCREMENTS, strict=True)]
+    return c0
+
+
+def _bits(shape: Any, seed: Any) -> torch.Tensor:
+    """A 32-bit word for each element, by its place in a row-major tensor of the whole shape."""
+    session = current()
+    sizes = list(shape) if isinstance(shape, (tuple, list)) else [shape]
+    offsets = torch.zeros([1] * len(sizes), dtype=torch.int64, device=session.device)
+    for at, size in enumerate(sizes):
+        begin, extent = (size.begin, size.extent) if isinstance(size, Span) else (0, int(size))
+        index = torch.arange(begin, begin + int(size), device=session.device)
+        offsets = offsets * extent + index.reshape([-1 if i == at else 1 for i in range(len(sizes))])
+    if session.index_dtype == torch.int32:
+        offsets = offsets & _WORD
+    return _philox(torch.as_tensor(seed, device=session.device).to(torch.int64), offsets)
+
+
+@reference(rand)
+def _rand(shape: Any, seed: Any, device: Any = None) -> torch.Tensor:
+    word = _bits(shape, seed)
+    signed = torch.where(word > 0x7FFFFFFF, _WORD - word, word)
+    return signed.to(torch.float32) * _UNIFORM
+
+
+@reference(randint)
+def _randint(shape: Any, low: int, high: int, seed: Any, device: Any = None) -> torch.Tensor:
+    if not (isinstance(low, int) and isinstance(high, int) and low < high):
+        raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
+    return (_bits(shape, seed) % (high - low) + low).to(torch.int32)

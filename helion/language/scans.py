@@ -5,10 +5,14 @@ A combine function takes two values, or for a tuple of n tensors two tuples or 2
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ._registry import declare
+import torch
+
+from .. import exc
+from ._registry import declare, reference
 
 
 @declare("device")
@@ -31,3 +35,101 @@ def cumsum(input_tensor: Any, dim: int, reverse: bool = False) -> Any:
 @declare("device")
 def cumprod(input_tensor: Any, dim: int, reverse: bool = False) -> Any:
     """Products of each value along ``dim`` and all before it."""
+
+
+# --- eager references ---------------------------------------------------------------------------------------------------
+
+_Values = tuple[torch.Tensor, ...]
+
+
+def _inputs(value: Any, name: str) -> _Values:
+    inputs = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for item in inputs:
+        if not isinstance(item, torch.Tensor) or not item.ndim:
+            raise exc.TypeInferenceError(f"{name} takes tiles, got {item!r}.")
+    return tuple(torch.broadcast_tensors(*inputs))
+
+
+def _position(value: torch.Tensor, dim: Any) -> int:
+    if not isinstance(dim, int) or not -value.ndim <= dim < value.ndim:
+        raise exc.InvalidReductionDim(dim=dim, shape=list(value.shape))
+    return dim % value.ndim
+
+
+def _combine(function: Callable[..., Any], left: _Values, right: _Values) -> _Values:
+    """The user's function of two sets of values; results take the dtypes of the inputs."""
+    count = len(left)
+    flat = count == 1 or _takes(function, 2 * count)
+    result = function(*left, *right) if flat else function(left, right)
+    results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if len(results) != count:
+        raise exc.TypeInferenceError(f"The combine function of {count} values must give {count}, got {len(results)}.")
+    return tuple(torch.as_tensor(r).to(v.dtype).expand(v.shape) for r, v in zip(results, left, strict=True))
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # functions of C have no signature
+        return True
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == count
+
+
+def _parts(values: _Values, dim: int, begin: int | None, end: int | None, step: int = 1) -> _Values:
+    index = (slice(None),) * dim + (slice(begin, end, step),)
+    return tuple(v[index] for v in values)
+
+
+@reference(reduce)
+def _reduce(
+    combine_fn: Callable[..., Any], input_tensor: Any, dim: int | None = None, other: Any = 0, keep_dims: bool = False
+) -> Any:
+    values = _inputs(input_tensor, "hl.reduce")
+    dims = range(values[0].ndim) if dim is None else [_position(values[0], dim)]
+    for at in dims:
+        while (size := values[0].shape[at]) > 1:  # neighbours in pairs, an odd one out is kept for the next round
+            last = _parts(values, at, size - 1, None) if size % 2 else None
+            values = _combine(combine_fn, _parts(values, at, 0, size - 1, 2), _parts(values, at, 1, None, 2))
+            if last is not None:
+                values = tuple(torch.cat(pair, at) for pair in zip(values, last, strict=True))
+    if not keep_dims:
+        for at in sorted(dims, reverse=True):
+            values = tuple(v.squeeze(at) for v in values)
+    return values if isinstance(input_tensor, (tuple, list)) else values[0]
+
+
+@reference(associative_scan)
+def _associative_scan(combine_fn: Callable[..., Any], input_tensor: Any, dim: int, reverse: bool = False) -> Any:
+    values = _inputs(input_tensor, "hl.associative_scan")
+    at = _position(values[0], dim)
+    if reverse:
+        values = tuple(v.flip(at) for v in values)
+    distance = 1
+    while distance < values[0].shape[at]:
+        kept = _parts(values, at, 0, distance)
+        made = _combine(combine_fn, _parts(values, at, 0, -distance), _parts(values, at, distance, None))
+        values = tuple(torch.cat(pair, at) for pair in zip(kept, made, strict=True))
+        distance *= 2
+    if reverse:
+        values = tuple(v.flip(at) for v in values)
+    return values if isinstance(input_tensor, (tuple, list)) else values[0]
+
+
+def _cumulative(function: Callable[..., torch.Tensor], value: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
+    """Half precision accumulates in fp32, integers in int64."""
+    half = value.dtype in (torch.float16, torch.bfloat16)
+    floating = value.dtype.is_floating_point
+    source = value.to(torch.float32 if half else value.dtype if floating else torch.int64)
+    at = _position(value, dim)
+    result = function(source.flip(at), at).flip(at) if reverse else function(source, at)
+    return result.to(value.dtype) if floating else result
+
+
+@reference(cumsum)
+def _cumsum(input_tensor: Any, dim: int, reverse: bool = False) -> torch.Tensor:
+    return _cumulative(torch.cumsum, _inputs(input_tensor, "hl.cumsum")[0], dim, reverse)
+
+
+@reference(cumprod)
+def _cumprod(input_tensor: Any, dim: int, reverse: bool = False) -> torch.Tensor:
+    return _cumulative(torch.cumprod, _inputs(input_tensor, "hl.cumprod")[0], dim, reverse)

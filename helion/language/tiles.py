@@ -146,27 +146,27 @@ class RefTile(Tile, Leveled):
         return self._padded if outside else self._cut
 
     @property
-    def index(self) -> torch.Tensor:  # type: ignore[override]
+    def index(self) -> torch.Tensor:
         return current().call(_index, (self,), {})
 
     @property
-    def begin(self) -> torch.Tensor:  # type: ignore[override]
+    def begin(self) -> torch.Tensor:
         return current().scalar(self._begin)
 
     @property
-    def end(self) -> torch.Tensor:  # type: ignore[override]
+    def end(self) -> torch.Tensor:
         return current().scalar(self._begin + self._cut.length)
 
     @property
-    def id(self) -> torch.Tensor:  # type: ignore[override]
+    def id(self) -> torch.Tensor:
         return current().scalar(self._begin // self.size)
 
     @property
-    def count(self) -> torch.Tensor:  # type: ignore[override]
+    def count(self) -> torch.Tensor:
         return current().scalar(cdiv(self._stop - self._first, self.size))
 
     @property
-    def block_size(self) -> int:  # type: ignore[override]
+    def block_size(self) -> int:
         return block_size(self.block)
 
     def __index__(self) -> int:

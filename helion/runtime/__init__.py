@@ -2,4 +2,5 @@
 
 from .launcher import default_launcher as default_launcher
 from .launcher import get_num_sm as get_num_sm
+from .launcher import set_triton_allocator as set_triton_allocator
 from .launcher import source_module as source_module

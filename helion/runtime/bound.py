@@ -135,6 +135,17 @@ class BoundKernel:
         function.__defaults__ = self.kernel.fn.__defaults__
         return function
 
+    def _guarded(self, config: Config, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Tensor descriptors need tensors that begin at multiples of 16 bytes; others run the config with pointers."""
+        pointers = self._analysis.space.normalize({**config, "indexing": "pointer"})
+
+        def run(*args: Any) -> Any:
+            if all(a.data_ptr() % 16 == 0 for a in args if isinstance(a, torch.Tensor)):
+                return function(*args)
+            return self.compile_config(pointers)(*args)
+
+        return run
+
     def get_cached_path(self, config: ConfigLike = None) -> str:
         """The file the generated module of a config is kept in."""
         return str(codecache.module_path(self.to_triton_code(config), self.kernel.name))
@@ -143,6 +154,8 @@ class BoundKernel:
         """Use a config from now on."""
         full = self._resolve(config)
         run = self.compile_config(full)
+        if self._analysis.code(full).plan.needs_alignment:
+            run = self._guarded(full, run)
         self._config, self._run = full, run
 
     def format_kernel_decorator(self, config: ConfigLike = None, settings: Any = None) -> str:

@@ -58,6 +58,15 @@ def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
     return max(1, from_device_properties(index).num_sms - reserved_sms)
 
 
+def set_triton_allocator() -> None:
+    """Give Triton device memory for the tensor descriptors that kernels make."""
+
+    def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+        return torch.empty(size, device="cuda", dtype=torch.int8)
+
+    triton.set_allocator(allocate)
+
+
 def default_launcher(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launch ``kernel`` over ``grid`` programs. Empty grids launch nothing. CPU tensors are interpreted."""
     for size in grid:

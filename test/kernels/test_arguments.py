@@ -50,6 +50,7 @@ def test_numbers(dtype: torch.dtype) -> None:
         for a in (0.1, 1.0, -0.0, 1e-30, math.inf):
             for flag in (True, False):
                 verify(axpy, axpy_reference, x, a, k, flag)
+    x = sample(37)
     bound = axpy.bind((x, 0.1, 1, True))
     assert axpy.bind((x, 0.7, 16, False)) is bound  # numbers are run-time values
 

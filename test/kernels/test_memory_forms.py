@@ -248,7 +248,7 @@ def slices(x: torch.Tensor) -> torch.Tensor:
 def ellipsis_and_missing(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):
-        out[tile] = x[tile, ...] + x[tile] + x[tile, :, :] * x[..., 0][tile, :, None] + x[tile, ..., 1][:, :, None]
+        out[tile] = x[tile, ...] + x[tile] + x[tile, :, :] * x[tile, ..., 0][:, :, None] + x[tile, ..., 1][:, :, None]
     return out
 
 

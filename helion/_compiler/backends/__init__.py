@@ -9,18 +9,20 @@ from typing import Any
 from ...hardware import Target
 from ..plan.records import Plan
 from .triton.module import render_module
-from .triton.signature import offline_signature
+from .triton.signature import mechanisms, offline_signature
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """``render`` gives a plan as module text; ``signature`` the keyword arguments of ``toolchain.offline.compile_offline``."""
+    """``render`` gives a plan as module text; ``signature`` the keyword arguments of ``toolchain.offline.compile_offline``,
+    ``mechanisms`` the ways of indexing it has in the installed version."""
 
     name: str
     render: Callable[[Plan], str]
     signature: Callable[[Plan, Target], Mapping[str, Any]]
+    mechanisms: Callable[[], frozenset[str]]
 
 
 BACKENDS: dict[str, Backend] = {
-    "triton": Backend(name="triton", render=render_module, signature=offline_signature),
+    "triton": Backend(name="triton", render=render_module, signature=offline_signature, mechanisms=mechanisms),
 }

@@ -20,7 +20,9 @@ from .records import (
 from .walk import Walk
 
 #: Kinds of ops whose presence does not make a result depend on the tiling.
-_TILE_INDEPENDENT = frozenset(("number", "tile", "iota", "full", "view", "mask", "random", "join", "split", "for", "if"))
+_TILE_INDEPENDENT = frozenset(
+    ("number", "tile", "iota", "full", "view", "mask", "random", "join", "split", "for", "if")
+)
 
 
 def is_sfu(op: Op) -> bool:

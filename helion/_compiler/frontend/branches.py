@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import torch
+
 from ... import exc
 from ..._shapes import Expr
 from ..ir.grammar import Op, Region, Value
@@ -72,6 +74,7 @@ class Branches(WalkerBase):
         joined = []
         for value, ops in ((then, then_ops), (other, else_ops)):
             if not isinstance(value, DeviceValue):
+                self._check_number(name, value, model, "if")
                 value = self._emit_into(ops, value, model)
             joined.append(value)
         if (joined[0].dtype, joined[0].dims) != (joined[1].dtype, joined[1].dims):
@@ -79,6 +82,18 @@ class Branches(WalkerBase):
                 name=name, before=repr(joined[0]), after=repr(joined[1]), construct="if"
             )
         return joined[0].value, joined[1].value
+
+    def _check_number(self, name: str, value: Any, model: DeviceValue | None, construct: str) -> None:
+        """A number becomes a device value only where its kind fits: 0.5 is no int64, 1 is no bool."""
+        if model is None:
+            return
+        kind = value.kind if isinstance(value, Expr) else type(value)
+        ranks = {bool: 0, int: 1, float: 2}
+        rank = 0 if model.dtype == torch.bool else 2 if model.dtype.is_floating_point else 1
+        if ranks[kind] > rank or (kind is bool) != (rank == 0):
+            raise exc.ControlFlowTensorMismatch(
+                name=name, before=repr(model), after=describe(value), construct=construct
+            )
 
     def _emit_into(self, ops: list[Op], value: Any, model: DeviceValue | None) -> DeviceValue:
         with self.t.builder.region() as extra:

@@ -128,6 +128,7 @@ class CarriedValues(Branches):
             raise exc.CantCombineTypesInControlFlow(
                 name=name, before=repr(self.t.wrap(param)), after=describe(value), construct="loop"
             )
+        self._check_number(name, value, self.t.wrap(param), "loop")
         return self._emit_into(ops, value, self.t.wrap(param))
 
 

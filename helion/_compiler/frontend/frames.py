@@ -97,7 +97,7 @@ def function_frame(t: Tracer, fn: types.FunctionType, source: FunctionSource, ca
 def resolve_source(t: Tracer, value: HostTensorValue, frame: Frame) -> None:
     """Make sure the launch can name ``value``: prefer a variable of the kernel that is bound to it."""
     for name, known in frame.names.items():
-        if known is value:
+        if known is value and (not frame.host_names or name in frame.host_names):
             value.source = name
             return
 

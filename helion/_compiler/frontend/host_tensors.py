@@ -31,6 +31,10 @@ _VIEWS = frozenset(
         "contiguous", "to", "float", "half", "bfloat16", "type", "movedim", "ravel", "diagonal", "as_strided", "unfold",
     )
 )  # fmt: skip
+#: Views that may begin anywhere in their input.
+_SHIFTING = frozenset(
+    ("select", "narrow", "__getitem__", "chunk", "split", "unbind", "diagonal", "as_strided", "unfold")
+)
 #: Words in the names of host calls that allocate rather than compute.
 _QUIET = (
     "like",
@@ -227,7 +231,8 @@ def _on_meta(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         source = inputs[0] if inputs and (name != "broadcast_tensors") else next(storages, None)
         where = torch.device(device) if device is not None else source.device if source is not None else t.device
         storage = source.storage if aliases and source is not None else t.new_storage()
-        return HostTensorValue(t, tuple(item.shape), tuple(item.stride()), item.dtype, where, storage)
+        aligned = not aliases or (name not in _SHIFTING and (source is None or source.aligned))
+        return HostTensorValue(t, tuple(item.shape), tuple(item.stride()), item.dtype, where, storage, aligned=aligned)
 
     return lift(result)
 

@@ -34,6 +34,7 @@ def make(
     storage = t.new_storage() if own else like.storage
     result = HostTensorValue(t, shape, (), dtype or like.dtype, like.device, storage)
     result.strides = tuple(late(t, result, "stride", i, 64) for i in range(len(shape))) if strides is None else strides
+    result.aligned = own or like.aligned
     return result
 
 
@@ -205,7 +206,7 @@ def _getitem(t: Tracer, value: HostTensorValue, index: Any) -> HostTensorValue:
         elif not isinstance(item, (int, Expr)):
             raise exc.InvalidIndexingType(got=describe(item))
         dim += 1
-    result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage)
+    result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage, aligned=False)
     result.shape = tuple(late(t, result, "size", i, 64) if s is None else s for i, s in enumerate(shape))
     return result
 
@@ -228,7 +229,7 @@ def rule(name: str) -> Callable[..., Any] | None:
 def lift_late(t: Tracer, like: HostTensorValue, meta: torch.Tensor, own: bool) -> HostTensorValue:
     """A result known by example only: every size and stride is read off it at run time."""
     storage = t.new_storage() if own else like.storage
-    result = HostTensorValue(t, (), (), meta.dtype, like.device, storage)
+    result = HostTensorValue(t, (), (), meta.dtype, like.device, storage, aligned=own)
     result.shape = tuple(late(t, result, "size", i, int(s)) for i, s in enumerate(meta.shape))
     result.strides = tuple(late(t, result, "stride", i, int(s)) for i, s in enumerate(meta.stride()))
     return result

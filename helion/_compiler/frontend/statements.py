@@ -159,9 +159,19 @@ class Walker(Loops):
                 object.__setattr__(value.value, "name", name)
         elif frame.is_kernel:
             self._forget_sources(name)
-            if isinstance(value, HostTensorValue) and not value.source:
-                value.source = name
+            if isinstance(value, HostTensorValue):
+                value.source = value.source or name
+                self._adopt_late_numbers(value)
         frame.names[name] = value
+
+    def _adopt_late_numbers(self, value: HostTensorValue) -> None:
+        """Sizes and strides of an unnamed view can be read off a named view of it."""
+        for what, numbers in (("size", value.shape), ("stride", value.strides)):
+            for dim, number in enumerate(numbers):
+                if isinstance(number, Expr) and number.op == "host" and number.args[0] in self.t.late:
+                    owner, _ = self.t.late[number.args[0]]
+                    if not owner.source:
+                        self.t.late[number.args[0]] = (value, f"{what}({dim})")
 
     def _forget_sources(self, name: str) -> None:
         """Host expressions that begin with a name lose their meaning when the name is bound again."""
@@ -225,12 +235,27 @@ class Walker(Loops):
         if self.t.on_device:
             raise exc.NotAllowedOnDevice(what="An assert statement")
         test = e.eval(node.test)
+        if isinstance(test, Expr):
+            self._learn(test)
         if isinstance(test, (Expr, HostTensorValue)):
             return  # depends on run-time values: the generated host code checks it on every call
         if not test:
             e.at(node)
             message = "" if node.msg is None else str(e.eval(node.msg))
             raise AssertionError(message or f"{ast.unparse(node)} ({e.frame.source.location(node).short()})")
+
+    def _learn(self, test: Expr) -> None:
+        """After ``assert x.size(1) == 64`` the size is that constant, and part of the specialization key."""
+        if test.op != "eq" or not test.hint:
+            return
+        for number, other in (test.args, reversed(test.args)):
+            if (
+                isinstance(other, int)
+                and isinstance(number, Expr)
+                and number.op == "host"
+                and number.args[0] in self.t.symbols
+            ):
+                self.t.specialize(number)
 
     def do_Import(self, e: Expressions, node: ast.Import) -> None:
         raise exc.StatementNotSupported(

@@ -452,6 +452,7 @@ class Tracer:
                 shape=tuple(map(self.known, tensor.shape)),
                 strides=tuple(map(self.known, tensor.strides)),
                 storage=tensor.storage,
+                aligned=tensor.aligned,
             )
         )
         return len(self.tensors) - 1

@@ -76,6 +76,8 @@ class HostTensorValue(_Operators):
     device: torch.device
     storage: int
     source: str = ""
+    #: Whether it begins at a multiple of 16 bytes, provided that the arguments do.
+    aligned: bool = True
 
     # -- reading its type, as kernels do on the host and on the device --
 

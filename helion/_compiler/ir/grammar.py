@@ -319,6 +319,8 @@ class HostTensor:
     shape: tuple[Number, ...]
     strides: tuple[Number, ...]
     storage: int
+    #: Whether it begins at a multiple of 16 bytes, provided that the arguments do.
+    aligned: bool = True
 
     @property
     def ndim(self) -> int:

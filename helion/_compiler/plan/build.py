@@ -11,6 +11,7 @@ from ..._shapes import Expr, Number, cdiv, hint_of
 from ...settings import Settings
 from ..ir.grammar import MEMORY, Block, ForAttrs, LoopAxis, NumberAttrs, Program, Root
 from ..passes.rolling import roll
+from .indexing import Box, plan_boxes
 from .records import (
     AxisPlan,
     BlockPlan,
@@ -35,12 +36,24 @@ _RANGE_KEYS = (
 _LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "num_ctas")
 
 
-def build_plan(program: Program, rollable: tuple[int, ...], config: Mapping[str, Any], settings: Settings) -> Plan:
-    """Every decision of ``config`` about ``program``. ``config`` must be normalised by the program's space."""
+def build_plan(
+    program: Program,
+    rollable: tuple[int, ...],
+    config: Mapping[str, Any],
+    settings: Settings,
+    target: Target,
+    mechanisms: frozenset[str],
+) -> Plan:
+    """Every decision of ``config`` about ``program``. ``config`` must be normalised by the program's space.
+
+    ``mechanisms`` are the ways of indexing that the code generator has.
+    """
     sizes = block_sizes(program, rollable, config)
     looped = frozenset(chunks(rollable, config))
     rolled = roll(program, looped)
-    return _Planner(program, rolled, sizes, looped, config, settings).plan()
+    wanted = dict(enumerate(config.get("indexing") or ()))
+    boxes = plan_boxes(rolled, sizes, wanted, mechanisms, target)
+    return _Planner(program, rolled, sizes, looped, config, settings, boxes).plan()
 
 
 @dataclass
@@ -66,7 +79,9 @@ class _Planner:
         looped: frozenset[int],
         config: Mapping[str, Any],
         settings: Settings,
+        boxes: Mapping[int, Box],
     ) -> None:
+        self.boxes = boxes
         self.program = program
         self.rolled = rolled
         self.sizes = sizes
@@ -92,6 +107,7 @@ class _Planner:
             numbers=numbers,
             evictions={slot: policy for slot, policy in enumerate(evictions) if policy},
             launch=self.launch(),
+            boxes=self.boxes,
             origin_lines=self.settings.output_origin_lines,
             full_masked=frozenset(
                 b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)

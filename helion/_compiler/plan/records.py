@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..._shapes import Expr, Number
 from ..ir.grammar import HostTensor, Program
+from .indexing import Box
 
 PidType = Literal["flat", "xyz", "persistent_blocked", "persistent_interleaved"]
 
@@ -107,6 +108,13 @@ class Plan:
     launch: LaunchPlan
     origin_lines: bool
     full_masked: frozenset[int]
+    #: Accesses that do not use pointers, by op.
+    boxes: Mapping[int, Box]
+
+    @property
+    def needs_alignment(self) -> bool:
+        """Whether tensors that do not begin at a multiple of 16 bytes need other code."""
+        return any(box.mechanism == "tensor_descriptor" for box in self.boxes.values())
 
     def size(self, block: int) -> int:
         return self.blocks[block].size

@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from .base import Heuristic
+from .triton_attention import TritonAttentionHeuristic
+from .triton_fallback import TritonFallbackHeuristic
+from .triton_matmul import TritonMatmulHeuristic
+from .triton_matmul_reduction_epilogue import TritonMatmulReductionEpilogueHeuristic
+from .triton_pointwise import TritonPointwiseHeuristic
+from .triton_reduction import TritonReductionHeuristic
+from .triton_skinny_gemm import TritonSkinnyGemmHeuristic
+from .triton_user_tiled_reduction import TritonUserTiledReductionHeuristic
 
-HEURISTICS: dict[str, tuple[Heuristic, ...]] = {"triton": ()}
+HEURISTICS: dict[str, tuple[Heuristic, ...]] = {
+    "triton": (
+        TritonMatmulReductionEpilogueHeuristic(),
+        TritonAttentionHeuristic(),
+        TritonMatmulHeuristic(),
+        TritonSkinnyGemmHeuristic(),
+        TritonReductionHeuristic(),
+        TritonUserTiledReductionHeuristic(),
+        TritonPointwiseHeuristic(),
+        TritonFallbackHeuristic(),
+    ),
+}
 
 
 def promotes(name: str) -> bool:

@@ -342,11 +342,8 @@ def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str,
 
 
 def _memory_fields(seen: Survey) -> list[Field]:
-    ungenerated = "no code is generated for it, use 'pointer'"
-    pointers: dict[str, Any] = {
-        "choice": EnumFragment(("pointer",)),
-        "remedies": {"block_ptr": ungenerated, "tensor_descriptor": ungenerated},
-    }
+    # what an access cannot use falls back to pointers, so that one config serves many shapes and targets
+    pointers: dict[str, Any] = {"choice": EnumFragment(("pointer", "block_ptr", "tensor_descriptor"))}
     plain: dict[str, Any] = {
         "choice": EnumFragment(("",)),
         "remedies": dict.fromkeys(

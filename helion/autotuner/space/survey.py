@@ -193,6 +193,9 @@ class _Walker:
 
     def access(self, op: Op, attrs: MemoryAttrs, memory: _Memory) -> None:
         tensor = self.program.tensors[attrs.tensor]
+        if op.kind == "atomic":
+            memory.loaded[tensor.storage] = memory.stored[tensor.storage] = tensor.name
+            return
         self.accesses[attrs.slot] = text = f"{op.kind} of {tensor.name}"
         if attrs.load_slot is not None:
             self.open_loads[attrs.load_slot] = text

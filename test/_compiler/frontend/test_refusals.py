@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -1118,23 +1119,15 @@ def torch_kernel(expression: str, directory: Path) -> tuple[helion.Kernel, str]:
 
 
 UNSUPPORTED = {
-    "torch.flip(v, [1])": "flip",
-    "v.flip(1)": "flip",
-    "torch.tril(v)": "tril",
-    "v.tril()": "tril",
-    "torch.triu(v)": "triu",
-    "torch.roll(v, 1, 1)": "roll",
-    "torch.cat([v, v], 1)": "cat",
-    "torch.sort(v)[0]": "sort",
-    "torch.argsort(v)": "argsort",
-    "v.topk(2)[0]": "topk",
-    "torch.cumsum(v, 1)": "cumsum",
-    "torch.cumprod(v, 1)": "cumprod",
+    "torch.flip(v, [0])": "flip",
+    "torch.cat([v, v], 0)": "cat",
+    "torch.sort(v, 0)[0]": "sort",
+    "torch.sort(v.double())[0]": "sort",
+    "v.topk(2, 0)[0]": "topk",
+    "torch.outer(v, v)": "outer|Shapes",
     "torch.median(v, 1)[0]": "median",
     "torch.diff(v)": "diff",
     "F.pad(v, [1, 1])": "pad",
-    "torch.stack([v, v])": "stack",
-    "torch.gather(v, 1, v.long())": "gather",
     "torch.index_select(v, 1, v.long())": "index_select",
     "v.narrow(1, 0, 2)": "narrow",
     "v.chunk(2, 1)[0]": "chunk",
@@ -1143,7 +1136,6 @@ UNSUPPORTED = {
     "torch.nonzero(v)": "nonzero",
     "torch.einsum('ij,ij->ij', v, v)": "einsum",
     "torch.linalg.norm(v)": "norm",
-    "torch.outer(v, v)": "outer",
     "v.scatter(1, v.long(), v)": "scatter",
     "torch.repeat_interleave(v, 2)": "repeat_interleave",
     "v.repeat(1, 1)": "repeat",
@@ -1173,7 +1165,6 @@ UNSUPPORTED = {
     "torch.diag(v)": "diag",
     "v.masked_select(v > 0)": "masked_select",
     "F.glu(v)": "glu",
-    "F.normalize(v)": "normalize",
     "F.cross_entropy(v, v)": "cross_entropy",
     "F.batch_norm(v, v, v)": "batch_norm",
     "F.conv1d(v, v)": "conv1d",
@@ -1191,7 +1182,7 @@ def test_unsupported_torch_function(expression: str, tmp_path: Path) -> None:
     with pytest.raises(exc.BaseError) as caught:
         kernel.bind((mat(), mat()))
     message = str(caught.value)
-    assert UNSUPPORTED[expression] in message.split("\n")[0]
+    assert re.search(UNSUPPORTED[expression], message.split("\n")[0])
     assert str(tmp_path) in message
     assert line in message
     assert not isinstance(caught.value, exc.InternalError)
@@ -1261,15 +1252,15 @@ def test_unsupported_function_shows_the_line_of_a_called_function() -> None:
     @helion.kernel
     def kernel(x):
         for tile in hl.tile(x.size(0)):
-            x[tile] = reversed_values(x[tile])
+            x[tile] = middle_values(x[tile])
 
-    with pytest.raises(exc.UnsupportedTorchFunction, match="torch.flip is not supported in device code") as caught:
+    with pytest.raises(exc.UnsupportedTorchFunction, match="torch.median is not supported in device code") as caught:
         kernel.bind((vec(),))
-    shown_line(str(caught.value), reversed_values, "there")
+    shown_line(str(caught.value), middle_values, "there")
 
 
-def reversed_values(v: torch.Tensor) -> torch.Tensor:
-    return torch.flip(v, [0])  # there
+def middle_values(v: torch.Tensor) -> torch.Tensor:
+    return torch.median(v, 0)[0]  # there
 
 
 def test_integer_in_place_addition_of_a_float() -> None:

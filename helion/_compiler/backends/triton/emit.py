@@ -33,7 +33,7 @@ from ...ir.grammar import (
 )
 from ...ir.pointwise import POINTWISE, common_dtype
 from ...plan.records import LoopPlan, Plan
-from . import grid, ops_lanes, ops_pointwise, ops_reduction
+from . import boxes, grid, ops_lanes, ops_pointwise, ops_reduction
 from .ops_pointwise import TRITON_DTYPES, literal
 from .printer import Lines, Names
 from .ranges import range_text
@@ -96,6 +96,8 @@ class _Emitter:
         self.local: set[int] = set()
         self.stored: set[int] = set()
         self.number_kinds: dict[int, type] = {}
+        #: Tensor descriptors, by the expression that makes them.
+        self.descriptors: dict[str, str] = {}
         #: Functions of scans and folds: text with a placeholder name, and the name.
         self.helpers: dict[str, str] = {}
         self.uses = Counter(id(v) for op in self.program.walk() for v in _reads(op))
@@ -111,8 +113,10 @@ class _Emitter:
         self.lines.add(f"def {self.plan.kernel_names[self.phase]}({', '.join(parameters)}):")
         with self.lines.indent():
             self.full_blocks()
+            top = len(self.lines.lines)
             grid.emit_roots(self)
-        return self.lines.lines
+        made = [f"    {name} = {text}" for text, name in self.descriptors.items()]
+        return [*self.lines.lines[:top], *made, *self.lines.lines[top:]]
 
     def full_blocks(self) -> None:
         """Indices of whole dimensions that are held at once."""
@@ -404,14 +408,19 @@ class _Emitter:
         attrs = op.attrs
         assert isinstance(attrs, MemoryAttrs)
         self.wait_for_stores(attrs)
+        policy = attrs.eviction if attrs.load_slot is None else self.plan.evictions.get(attrs.load_slot, "")
+        policy = (policy or "").removeprefix("evict_")
+        box = self.plan.boxes.get(id(op))
+        if box is not None:
+            self.assign(op, "load", boxes.load(self, op, attrs, box, policy))
+            return
         arguments = [self.pointer(op, attrs, op.result.dims)]
         mask = self.memory_mask(op, attrs, op.result.dims)
         if mask:
             zero = "0.0" if op.result.dtype.is_floating_point else "0"
             arguments += [f"mask={mask}", f"other={zero}"]
-        policy = attrs.eviction if attrs.load_slot is None else self.plan.evictions.get(attrs.load_slot, "")
         if policy:
-            arguments.append(f"eviction_policy='evict_{policy.removeprefix('evict_')}'")
+            arguments.append(f"eviction_policy='evict_{policy}'")
         text = f"tl.load({', '.join(arguments)})"
         if op.result.dtype == torch.bool:
             # memory holds bytes; whatever is not 0 is true
@@ -422,12 +431,16 @@ class _Emitter:
         attrs = op.attrs
         assert isinstance(attrs, MemoryAttrs)
         dims = op.results[0].dims
+        self.stored.add(self.program.tensors[attrs.tensor].storage)
+        box = self.plan.boxes.get(id(op))
+        if box is not None:
+            self.lines.add(boxes.store(self, op, attrs, box))
+            return
         arguments = [self.pointer(op, attrs, dims), self.operand(op.operands[0])]
         mask = self.memory_mask(op, attrs, dims)
         if mask:
             arguments.append(f"mask={mask}")
         self.lines.add(f"tl.store({', '.join(arguments)})")
-        self.stored.add(self.program.tensors[attrs.tensor].storage)
 
     def wait_for_stores(self, attrs: MemoryAttrs) -> None:
         """What other threads of the program stored must be visible before it is loaded again."""

@@ -26,6 +26,8 @@ def render_module(plan: Plan) -> str:
     lines = ["from __future__ import annotations", ""]
     lines += host.imports(body)
     lines += ["from helion.runtime import default_launcher as _default_launcher", ""]
+    if plan.needs_alignment:
+        lines += ["from helion.runtime import set_triton_allocator", "", "set_triton_allocator()"]
     sizes = [b for b in plan.blocks if b.symbol and b.dynamic is None and b.symbol in body]
     lines += [f"{b.symbol} = tl.constexpr({b.size})" for b in sizes]
     if sizes:

@@ -1,0 +1,66 @@
+"""Attention: two dots in one loop, joined by a softmax over the loop's axis.
+
+Takes the first of a few tiles, from large to small, that fits in shared memory without spilling: what flash attention
+kernels for A100 and H100 use. Not measured on a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import ClassVar
+
+from ..._compiler.facts.records import KernelFacts
+from ...hardware import Target
+from .base import Proposal, Verdict
+from .sizing import clamp, estimate
+
+#: Queries, keys, stages and warps.
+_CANDIDATES = (
+    (128, 128, 3, 8),
+    (128, 128, 2, 8),
+    (128, 64, 3, 8),
+    (128, 64, 3, 4),
+    (128, 64, 2, 8),
+    (64, 64, 3, 4),
+    (64, 64, 2, 4),
+    (64, 32, 3, 4),
+    (64, 32, 2, 4),
+    (32, 64, 3, 4),
+    (32, 32, 2, 4),
+    (16, 32, 2, 4),
+    (16, 16, 1, 4),
+)
+#: Proposals given.
+_KEPT = 3
+
+
+class TritonAttentionHeuristic:
+    name: ClassVar[str] = "TritonAttentionHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        fact = facts.attention
+        if fact is None:
+            return Verdict(eligible=False, reason="no two matrix products joined by a softmax")
+        if not (facts.axes[fact.query_axis].tunable and facts.axes[fact.key_axis].tunable):
+            return Verdict(eligible=False, reason="queries or keys are not tiles")
+        if next(self._feasible(facts, target), None) is None:
+            return Verdict(eligible=False, reason="no tile of queries and keys fits without spilling")
+        return Verdict(eligible=True, reason="scores, softmax and output in one loop over keys")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        return tuple(itertools.islice(self._feasible(facts, target), _KEPT))
+
+    def _feasible(self, facts: KernelFacts, target: Target) -> Iterator[Proposal]:
+        fact = facts.attention
+        assert fact is not None
+        for queries, keys, stages, warps in _CANDIDATES:
+            sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+            for block, size in ((fact.query_axis, queries), (fact.key_axis, keys)):
+                sizes[block] = clamp(size, facts.axes[block])
+            predicted = estimate(facts, target, sizes, warps, stages)
+            if predicted.fits and not predicted.spill_risk:
+                reason = f"{sizes[fact.query_axis]} queries by {sizes[fact.key_axis]} keys, {predicted.registers_per_thread} registers"
+                yield Proposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)

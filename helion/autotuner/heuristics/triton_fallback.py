@@ -1,0 +1,107 @@
+"""Any kernel on any target: moderate tiles, made smaller until nothing spills and everything fits.
+
+Always applies, and comes last. Not measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..._compiler.facts.records import AxisFact, KernelFacts
+from ..._compiler.resources.predict import Predicted
+from ..._shapes import next_power_of_2
+from ...hardware import Target
+from .base import Proposal, Verdict
+from .sizing import all_sizes, clamp, estimate, extent_of
+
+#: Sides of the tile of a dot, and elements of any other program's tile.
+_DOT_SIDES = {"m": 64, "n": 64, "k": 32}
+_TILE_ELEMENTS = 2048
+#: A whole row is held at once up to this many elements.
+_HELD_ROW, _CHUNK = 16384, 4096
+_WARPS, _MOST_THREADS, _STAGES = 4, 512, 2
+_SMALLEST_CHUNK = 16
+
+
+class TritonFallbackHeuristic:
+    name: ClassVar[str] = "TritonFallbackHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = False
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        return Verdict(eligible=True, reason="applies to every kernel")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        sizes = _start(facts)
+        chunks: dict[int, int | None] = {
+            axis.block_id: None if axis.padded <= _HELD_ROW else _CHUNK for axis in facts.rolled_axes
+        }
+        warps, stages = _WARPS, _STAGES if facts.matmuls else 1
+        most = max(1, _MOST_THREADS // target.warp_size)
+        while True:
+            predicted = estimate(facts, target, sizes, warps, stages, chunks)
+            if predicted.fits and not predicted.spill_risk:
+                break
+            if predicted.fits and warps < most:
+                warps *= 2
+            elif not predicted.fits and stages > 1:
+                stages -= 1
+            elif not _shrink(facts, sizes, chunks):
+                break
+        reason = f"tiles of at most {max(sizes.values(), default=1)}, {_outcome(predicted)}"
+        return (
+            Proposal(
+                reason=reason, block_sizes=sizes, reduction_loops=chunks, num_warps=warps, num_stages=stages
+            ),
+        )
+
+
+def _outcome(predicted: Predicted) -> str:
+    if not predicted.fits:
+        return predicted.reason
+    if predicted.spill_risk:
+        return "and registers run out even so"
+    return f"{predicted.registers_per_thread} registers, {predicted.shared_bytes} bytes of shared memory"
+
+
+def _start(facts: KernelFacts) -> dict[int, int]:
+    """Dot tiles for the axes of dots; other axes share a number of elements, the last ones first."""
+    sizes: dict[int, int] = {}
+    for fact in facts.matmuls:
+        for side, block in (("m", fact.m_block_id), ("n", fact.n_block_id), ("k", fact.k_block_id)):
+            if block is not None:
+                wanted = min(_DOT_SIDES[side], next_power_of_2(extent_of(facts.axes[block])))
+                sizes[block] = max(sizes.get(block, 1), clamp(wanted, facts.axes[block]))
+        sizes.update((b, facts.axes[b].min_size) for b in fact.batch_axes if facts.axes[b].tunable)
+    room = 1 if facts.matmuls else max(1, _TILE_ELEMENTS // _row(facts))
+    for axis in reversed(facts.tunable_axes):
+        if axis.block_id not in sizes:
+            size = clamp(min(room, axis.padded or room), axis)
+            sizes[axis.block_id] = size
+            room = max(1, room // size)
+    return sizes
+
+
+def _row(facts: KernelFacts) -> int:
+    """Elements that whole dimensions add to every lane of a tile."""
+    row = 1
+    for axis in facts.axes:
+        if axis.kind == "full":
+            row *= max(1, axis.padded)
+    return row
+
+
+def _shrink(facts: KernelFacts, sizes: dict[int, int], chunks: dict[int, int | None]) -> bool:
+    """Halve the largest tile, or with all at their smallest the longest row; False when nothing is left to halve."""
+
+    def least(axis: AxisFact) -> int:
+        return max(axis.min_size, _SMALLEST_CHUNK if axis.block_id in chunks else 1)
+
+    now = all_sizes(facts, sizes, chunks)
+    for blocks in (tuple(sizes), tuple(chunks)):
+        able = [block for block in blocks if now[block] > least(facts.axes[block])]
+        if able:
+            largest = max(able, key=lambda block: (now[block], block))
+            (sizes if largest in sizes else chunks)[largest] = now[largest] // 2
+            return True
+    return False
