@@ -13,13 +13,15 @@ it, so an accumulator made for a block keeps all of its lanes through the short 
 made in a short iteration exists more than once: *cut* to the lanes in range, which is the tensor that the user sees,
 and *padded* to the block size, which is what is left of it when the loop is done. There is one version per level:
 at level 0 nothing is cut, at level n the tiles of the n outermost short iterations are. Functions are evaluated once
-per level on which their arguments differ.
+per level on which their arguments differ. A variable carried through the loop keeps its lanes out of range.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -175,15 +177,21 @@ _MOVES = frozenset(
 
 @dataclass(eq=False, kw_only=True)
 class Session:
-    """One eager run of a kernel. ``depth`` counts the device loops around the current statement."""
+    """One eager run of a kernel. ``depth`` counts the device loops around the current statement.
+
+    ``block_sizes`` are those of a config, or None for tiles that cover whole dimensions. They belong to the dimensions of
+    loops, and to registered block sizes, in the order in which these are met first.
+    """
 
     device: torch.device
     index_dtype: torch.dtype
     settings: Settings
     config: Config | None = None
+    block_sizes: tuple[int, ...] | None = None
     depth: int = 0
     frames: tuple[Frame, ...] = ()
     level: int = field(default=0, repr=False)
+    _slots: dict[Any, int] = field(default_factory=dict, repr=False)
 
     @property
     def on_device(self) -> bool:
@@ -195,9 +203,21 @@ class Session:
         with torch._C.DisableTorchFunction():
             return torch.tensor(value, dtype=self.index_dtype)
 
+    def configured_size(self, position: int = 0) -> int | None:
+        """The block size that the config has for the call of the user's source that is running, and its ``position``-th
+        dimension; None when it has none."""
+        if self.block_sizes is None:
+            return None
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+            frame = frame.f_back
+        assert frame is not None
+        slot = self._slots.setdefault((frame.f_code, frame.f_lasti, position), len(self._slots))
+        return self.block_sizes[slot] if slot < len(self.block_sizes) else None
+
     @contextlib.contextmanager
-    def inside(self, tiles: Sequence[ShortTile]) -> Iterator[None]:
-        """Run one iteration of a loop over ``tiles``."""
+    def inside(self, tiles: Sequence[ShortTile]) -> Iterator[bool]:
+        """Run one iteration of a loop over ``tiles``; gives whether some of them are short."""
         outer, replaced = self.frames, [tile.block.tile for tile in tiles]
         for tile in tiles:
             tile.block.tile = tile
@@ -208,11 +228,25 @@ class Session:
                 tile.frame = frame
             self.frames = (*outer, frame)
         try:
-            yield
+            yield bool(short)
         finally:
             self.frames = outer
             for tile, before in zip(tiles, replaced, strict=True):
                 tile.block.tile = before
+
+    def keep_lanes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """At the end of a short iteration: lanes out of range of each variable that it changed are as before."""
+        for name, value in after.items():
+            old = before.get(name)
+            shadow = shadow_of(value) if isinstance(value, torch.Tensor) else None
+            if old is value or not isinstance(old, torch.Tensor) or shadow is None or shadow.frames != self.frames:
+                continue
+            padded = [*shadow.padded, value]
+            for level in reversed(range(len(shadow.padded))):
+                kept = self.at(old, level)
+                if kept.shape == padded[level].shape and kept.dtype == value.dtype:
+                    padded[level] = _with_lanes(kept, padded[level + 1])
+            shadow.padded = tuple(padded[:-1])
 
     # --- calls -----------------------------------------------------------------------------------------------------------
 
@@ -350,10 +384,16 @@ def _with_lanes_in_range(versions: list[Any]) -> list[Any]:
         if outer.shape == inner.shape:
             padded[level] = inner
         elif outer.ndim == inner.ndim and all(o >= i for o, i in zip(outer.shape, inner.shape, strict=True)):
-            with torch._C.DisableTorchFunction():
-                padded[level] = set_axis(outer.clone(), axis_of(outer))
-                padded[level][tuple(slice(size) for size in inner.shape)] = inner
+            padded[level] = _with_lanes(outer, inner)
     return padded[:-1]
+
+
+def _with_lanes(outer: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+    """A copy of ``outer`` with its first lanes from ``inner``."""
+    with torch._C.DisableTorchFunction():
+        result = outer.clone()
+        result[tuple(slice(size) for size in inner.shape)] = inner
+        return set_axis(result, axis_of(outer))
 
 
 def _fill_failures(results: list[Any]) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from .. import exc
 from .._shapes import is_power_of_2
+from ._reference import current
 from ._registry import declare, reference
 from .tiles import RefAxis, block_size
 
@@ -69,7 +70,7 @@ def specialize(value: Any) -> Any:
 
 @reference(register_block_size, "raw")
 def _register_block_size(min_or_max: Any, max: Any = None, /) -> int:
-    """The maximum, so that a loop over that many elements is one tile."""
+    """The maximum by default, so that a loop over that many elements is one tile."""
     low, high = (1, min_or_max) if max is None else (min_or_max, max)
     if not isinstance(low, int) or not is_power_of_2(low):
         raise exc.InvalidAPIUsage(
@@ -77,7 +78,8 @@ def _register_block_size(min_or_max: Any, max: Any = None, /) -> int:
         )
     if isinstance(high, (bool, float)) or not hasattr(high, "__index__"):
         raise exc.InvalidAPIUsage(f"The maximum of hl.register_block_size must be a size, got {high!r}.")
-    return block_size(RefAxis(1 if high.__index__() < 1 else high.__index__()))
+    largest = 1 if high.__index__() < 1 else high.__index__()
+    return block_size(RefAxis(current().configured_size() or largest))
 
 
 @reference(specialize, "raw")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,19 +79,15 @@ def _dimensions(name: str, begin_or_end: Any, end: Any, sizes: Any) -> tuple[lis
         raise exc.TypeInferenceError(f"{name} got {len(begins)} begins, {len(ends)} ends and {len(sizes)} sizes.")
     found = []
     for first, last, size in zip(begins, ends, sizes, strict=True):
-        bounds = _Bounds(_number(first, name), _number(last, name), size)
-        known = not isinstance(first, torch.Tensor) and not isinstance(last, torch.Tensor)
-        if known and bounds.begin > bounds.end:
-            raise exc.InvalidTileRange(begin=bounds.begin, end=bounds.end)
-        found.append(bounds)
+        found.append(_Bounds(_number(first, name), _number(last, name), size))
     return found, sequence
 
 
-def _axis(bounds: _Bounds) -> RefAxis:
-    """The axis of one dimension: that of a registered block size, or one of its own."""
+def _axis(bounds: _Bounds, position: int) -> RefAxis:
+    """The axis of one dimension: that of a registered block size, or one of its own, of the whole dimension by default."""
     size = bounds.size
     if size is None:
-        return RefAxis(max(1, bounds.end - bounds.begin))
+        return RefAxis(current().configured_size(position) or max(1, bounds.end - bounds.begin))
     if isinstance(size, BlockSize) and size.axis.tile is None:
         return size.axis
     if isinstance(size, bool) or not hasattr(size, "__index__") or size.__index__() < 1:
@@ -106,8 +103,11 @@ def _device_loop(
     session.depth += 1
     try:
         for items in itertools.product(*dimensions):
-            with session.inside(items if tiles else ()):
+            with session.inside(items if tiles else ()) as is_short:
+                before = dict(sys._getframe(1).f_locals) if is_short else None
                 yield variable(items)
+                if before is not None:  # resumed: the iteration is done
+                    session.keep_lanes(before, sys._getframe(1).f_locals)
     finally:
         session.depth -= 1
 
@@ -116,8 +116,8 @@ def _device_loop(
 def _tile(begin_or_end: Any, end: Any = None, /, block_size: Any = None) -> Iterator[Any]:
     bounds, sequence = _dimensions("hl.tile", begin_or_end, end, block_size)
     dimensions = []
-    for each in bounds:
-        axis = _axis(each)
+    for position, each in enumerate(bounds):
+        axis = _axis(each, position)
         dimensions.append([RefTile(axis, at, each.begin, each.end) for at in range(each.begin, each.end, axis.size)])
     return _device_loop(current(), dimensions, RefTileTuple if sequence else _only, tiles=True)
 

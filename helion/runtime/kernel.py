@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import exc, hardware, knobs
-from .._compiler.source import parse_kernel
+from .._compiler.source import Location, parse_kernel
 from .._names import RESERVED, SHARED_MODULES
 from ..config import Config
 from ..language.constants import ConstExpr
@@ -213,28 +213,37 @@ def _constant_parameters(fn: types.FunctionType, signature: inspect.Signature) -
 
 def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
     """Refuse closures, decorators below ours, and names that generated code uses."""
-    if fn.__code__.co_freevars:
-        raise exc.ClosuresNotSupported(kernel=fn.__name__, name=fn.__code__.co_freevars[0])
-    for name in signature.parameters:
-        if name in RESERVED or name in SHARED_MODULES:
-            raise exc.NamingConflict(name=name, what="parameter", kernel=fn.__name__)
     source = parse_kernel(fn)
     assert isinstance(source.node, ast.FunctionDef)
+
+    def first(name: str) -> Location:
+        """Where a name is first mentioned."""
+        mentions = (n for n in ast.walk(source.node) if name in (getattr(n, "id", None), getattr(n, "arg", None)))
+        return source.location(next(mentions, source.node))
+
+    if fn.__code__.co_freevars:
+        name = fn.__code__.co_freevars[0]
+        raise exc.ClosuresNotSupported(kernel=fn.__name__, name=name, location=first(name))
+    for name in signature.parameters:
+        if name in RESERVED or name in SHARED_MODULES:
+            raise exc.NamingConflict(name=name, what="parameter", kernel=fn.__name__, location=first(name))
     for name in (*fn.__code__.co_varnames, *fn.__code__.co_names):
         bound_to = fn.__globals__.get(name)
         if name in fn.__code__.co_varnames and (name in RESERVED or name in SHARED_MODULES):
-            raise exc.NamingConflict(name=name, what="variable", kernel=fn.__name__)
+            raise exc.NamingConflict(name=name, what="variable", kernel=fn.__name__, location=first(name))
         is_global = name in fn.__globals__ and name not in fn.__code__.co_varnames
         if (
             is_global
             and name in RESERVED
             and getattr(bound_to, "__name__", None) != SHARED_MODULES.get(name, "libdevice")
         ):
-            raise exc.NamingConflict(name=name, what="global", kernel=fn.__name__)
+            raise exc.NamingConflict(name=name, what="global", kernel=fn.__name__, location=first(name))
     decorators = source.node.decorator_list
     names = [ast.unparse(d.func if isinstance(d, ast.Call) else d).split(".")[-1] for d in decorators]
     if names and names[-1] not in ("kernel", "jit", "aot_kernel") and any(n in ("kernel", "jit") for n in names):
-        raise exc.DecoratorAfterHelionKernelDecorator(kernel=fn.__name__, decorator=ast.unparse(decorators[-1]))
+        raise exc.DecoratorAfterHelionKernelDecorator(
+            kernel=fn.__name__, decorator=ast.unparse(decorators[-1]), location=source.location(decorators[-1])
+        )
 
 
 def kernel(

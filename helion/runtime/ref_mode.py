@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from .kernel import Kernel
 
 
-def run_reference(kernel: Kernel, args: Sequence[Any]) -> Any:
+def run_reference(kernel: Kernel, args: Sequence[Any], block_sizes: Sequence[int] | None = None) -> Any:
     """Run a kernel eagerly on all of its arguments, in the order of its parameters; gives what it returns.
 
-    Arguments are mutated as the compiled kernel would. Nothing is recorded for autograd. Raises
-    ``exc.NestedKernelCallsNotSupported`` inside another eager kernel and ``exc.NoTensorArgs``.
+    Tiles cover whole dimensions, or take ``block_sizes`` as a config lists them. Arguments are mutated as the compiled
+    kernel would. Nothing is recorded for autograd. Raises ``exc.NestedKernelCallsNotSupported`` inside another eager
+    kernel and ``exc.NoTensorArgs``.
     """
     if ACTIVE.get() is not None:
         raise exc.NestedKernelCallsNotSupported(name=kernel.name)
@@ -49,6 +50,7 @@ def run_reference(kernel: Kernel, args: Sequence[Any]) -> Any:
         index_dtype=index_dtype(kernel.settings.index_dtype_name, named),
         settings=kernel.settings,
         config=kernel.configs[0] if len(kernel.configs) == 1 else None,
+        block_sizes=None if block_sizes is None else tuple(block_sizes),
     )
     token = ACTIVE.set(session)
     try:
@@ -59,19 +61,29 @@ def run_reference(kernel: Kernel, args: Sequence[Any]) -> Any:
 
 
 def call_eagerly(kernel: Kernel, args: Sequence[Any]) -> Any:
-    """A call of a kernel whose ``ref_mode`` is EAGER: says what of its settings and configs has no effect.
+    """A call of a kernel whose ``ref_mode`` is EAGER.
 
-    Raises ``exc.RefEagerModeCodePrintError`` when generated code is to be printed, as there is none.
+    The block sizes of its only config matter when the kernel reads where its tiles begin or which they are; otherwise
+    they are ignored, with a warning, as whole dimensions are faster. Raises ``exc.RefEagerModeCodePrintError`` when
+    generated code is to be printed, as there is none.
     """
     if kernel.settings.print_output_code:
         raise exc.RefEagerModeCodePrintError()
     sizes = next((c["block_sizes"] for c in kernel.configs if "block_sizes" in c), None)
+    if len(kernel.configs) == 1 and _TILE_FIELDS.intersection(kernel.fn.__code__.co_names):
+        return run_reference(kernel, args, sizes)
     if sizes is not None and not kernel.announced:
         kernel.announced = True
         warning = exc.BlockSizeIgnoredInInterpretMode(kernel=kernel.name, sizes=list(sizes))
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
             print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
     return run_reference(kernel, args)
+
+
+#: Names in the code of a kernel whose results may depend on block sizes.
+_TILE_FIELDS = frozenset(
+    name for field in ("begin", "end", "id", "count", "block_size") for name in (field, f"tile_{field}")
+)
 
 
 def is_eager(kernel: Kernel) -> bool:
@@ -229,7 +241,32 @@ def _addmm(
     return (acc.to(wide) * beta + product(mat1, mat2, None, wide) * alpha).to(dtype)
 
 
+# --- reductions of half precision: accumulated in fp32 and rounded once -------------------------------------------------
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _widened(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(input, torch.Tensor) or input.dtype not in _HALF or kwargs.get("dtype") is not None:
+            return function(input, *args, **kwargs)
+        result = function(input.to(torch.float32), *args, **kwargs)
+        return (
+            tuple(r.to(input.dtype) for r in result) if isinstance(result, tuple) else result.to(input.dtype)
+        )
+
+    return call
+
+
+_REDUCTIONS = {
+    getattr(owner, name): _widened(getattr(owner, name))
+    for owner in (torch, torch.Tensor)
+    for name in ("sum", "prod", "mean", "var", "std", "var_mean", "norm", "logsumexp", "cumsum", "cumprod")
+    if hasattr(owner, name)
+}
+
 _RULES: dict[Any, Callable[..., Any]] = {
+    **_REDUCTIONS,
     torch.Tensor.__getitem__: access.load,
     torch.Tensor.__matmul__: _matmul,
     torch.Tensor.__rmatmul__: _rmatmul,

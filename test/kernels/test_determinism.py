@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 

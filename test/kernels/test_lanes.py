@@ -54,7 +54,6 @@ MOVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max of roll": lambda v: (-v.abs() - 1).roll(1, 1).amax(-1, keepdim=True) * v,
     "normalize": lambda v: F.normalize(v),
     "normalize by 1": lambda v: F.normalize(v, p=1.0, dim=-1),
-    "halves": lambda v: torch.cat([v, -v], 1)[:, : v.shape[1]] if False else torch.flip(v, [1]) * 2,
 }
 
 

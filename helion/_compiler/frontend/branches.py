@@ -71,11 +71,16 @@ class Branches(WalkerBase):
                     name=name, before=describe(then), after=describe(other), construct="if"
                 )
         model = then if isinstance(then, DeviceValue) else other if isinstance(other, DeviceValue) else None
+        number = other if model is then else then
         joined = []
         for value, ops in ((then, then_ops), (other, else_ops)):
             if not isinstance(value, DeviceValue):
                 self._check_number(name, value, model, "if")
-                value = self._emit_into(ops, value, model)
+                value = self._emit_into(ops, value, model, widen=_is_float(number))
+            elif _is_float(number) and not value.dtype.is_floating_point:
+                with self.t.builder.region() as extra:
+                    value = self.t.cast(value, torch.get_default_dtype())
+                ops.extend(extra)
             joined.append(value)
         if (joined[0].dtype, joined[0].dims) != (joined[1].dtype, joined[1].dims):
             raise exc.ControlFlowTensorMismatch(
@@ -84,21 +89,30 @@ class Branches(WalkerBase):
         return joined[0].value, joined[1].value
 
     def _check_number(self, name: str, value: Any, model: DeviceValue | None, construct: str) -> None:
-        """A number becomes a device value only where its kind fits: 0.5 is no int64, 1 is no bool."""
+        """A number becomes a device value only where its kind fits: 1 is no bool, and in a loop 0.5 is no int64."""
         if model is None:
             return
         kind = value.kind if isinstance(value, Expr) else type(value)
         ranks = {bool: 0, int: 1, float: 2}
         rank = 0 if model.dtype == torch.bool else 2 if model.dtype.is_floating_point else 1
-        if ranks[kind] > rank or (kind is bool) != (rank == 0):
+        wider = ranks[kind] > rank and construct == "loop"
+        if wider or (kind is bool) != (rank == 0):
             raise exc.ControlFlowTensorMismatch(
                 name=name, before=repr(model), after=describe(value), construct=construct
             )
 
-    def _emit_into(self, ops: list[Op], value: Any, model: DeviceValue | None) -> DeviceValue:
+    def _emit_into(self, ops: list[Op], value: Any, model: DeviceValue | None, widen: bool = False) -> DeviceValue:
+        """A number as a device value like ``model``; ``widen``: in the default float dtype where that is an integer."""
         with self.t.builder.region() as extra:
             result = self.t.number(value)
             if model is not None:
-                result = self.t.broadcast(self.t.cast(result, model.dtype), model.dims)
+                keep = model.dtype.is_floating_point or not widen
+                dtype = model.dtype if keep else torch.get_default_dtype()
+                result = self.t.broadcast(self.t.cast(result, dtype), model.dims)
         ops.extend(extra)
         return result
+
+
+def _is_float(value: Any) -> bool:
+    kind = value.kind if isinstance(value, Expr) else type(value)
+    return kind is float

@@ -42,7 +42,15 @@ class WalkerBase:
             if e.t.on_device:
                 raise exc.NotAllowedOnDevice(what=f"A {name} statement")
             raise exc.StatementNotSupported(statement=f"A {name} statement", where="host", remedy="")
-        method(e, statement)
+        try:
+            method(e, statement)
+        except (exc.Base, Return, AssertionError):
+            raise
+        except Exception as error:
+            if not e.t.on_device:
+                raise
+            # whatever a call of the user's raised: say on which line
+            raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.", location=e.location()) from error
 
     def bind(self, e: Expressions, target: ast.expr, value: Any) -> None:
         """Assign ``value`` to a name, a subscript, or a tuple of them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..._names import NameSpace
 from ..._shapes import Expr, Number, cdiv, hint_of
+from ...hardware import Target
 from ...settings import Settings
 from ..ir.grammar import MEMORY, Block, ForAttrs, LoopAxis, NumberAttrs, Program, Root
 from ..passes.rolling import roll

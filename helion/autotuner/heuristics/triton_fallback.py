@@ -12,7 +12,7 @@ from ..._compiler.resources.predict import Predicted
 from ..._shapes import next_power_of_2
 from ...hardware import Target
 from .base import Proposal, Verdict
-from .sizing import all_sizes, clamp, estimate, extent_of
+from .sizing import all_sizes, clamp, estimate
 
 #: Sides of the tile of a dot, and elements of any other program's tile.
 _DOT_SIDES = {"m": 64, "n": 64, "k": 32}
@@ -70,7 +70,8 @@ def _start(facts: KernelFacts) -> dict[int, int]:
     for fact in facts.matmuls:
         for side, block in (("m", fact.m_block_id), ("n", fact.n_block_id), ("k", fact.k_block_id)):
             if block is not None:
-                wanted = min(_DOT_SIDES[side], next_power_of_2(extent_of(facts.axes[block])))
+                extent = facts.axes[block].extent
+                wanted = _DOT_SIDES[side] if extent is None else min(_DOT_SIDES[side], next_power_of_2(extent))
                 sizes[block] = max(sizes.get(block, 1), clamp(wanted, facts.axes[block]))
         sizes.update((b, facts.axes[b].min_size) for b in fact.batch_axes if facts.axes[b].tunable)
     room = 1 if facts.matmuls else max(1, _TILE_ELEMENTS // _row(facts))

@@ -16,12 +16,13 @@ from ..._compiler.resources.predict import Predicted
 from ..._shapes import cdiv, previous_power_of_2
 from ...hardware import Target
 from .base import Proposal, Verdict
-from .sizing import clamp, estimate, extent_of, wave_efficiency
+from .sizing import estimate, extent_of, wave_efficiency
 
 #: Caps of the starting tile, and of K.
 _START_M, _START_N, _MAX_K = 128, 256, 256
 #: Part of the register file that fp32 accumulators may take.
 _ACCUMULATOR_SHARE = 2
+_ACCUMULATOR_BYTES = 4
 #: Stages the K tile is chosen for, and the most there are.
 _PIPELINE, _MAX_STAGES = 4, 6
 #: Waves are full enough at this efficiency; tiles do not shrink below the floor for it, less for few rows.
@@ -94,7 +95,8 @@ class _Sizer:
             if block not in (fact.m_block_id, fact.n_block_id):
                 self.batch *= extent_of(facts.axes[block])
         self.caps = (_cap(fact.static_m), _cap(fact.static_n))
-        self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize)
+        staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
+        self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
         self.saturated = self.batch >= _SATURATED * target.num_sms
 
     def tile(self) -> _Tile:
@@ -102,7 +104,7 @@ class _Sizer:
         m, n = self.fill_waves(m, n)
         warps = self.warps(m, n)
         while True:
-            k, stages = self.pipeline(m, n, warps)
+            k, stages = self.pipeline(m, n)
             predicted = self.predict(_Tile(m=m, n=n, k=k, warps=warps, stages=stages))
             if (predicted.fits and predicted.spill_risk < 1) or max(m, n) <= _MIN_SIDE:
                 return _Tile(m=m, n=n, k=k, warps=warps, stages=stages)
@@ -141,14 +143,16 @@ class _Sizer:
             return _SATURATED_MMA_WARPS
         return _WIDE_WARPS if m * n >= _WIDE_TILE else _WARPS
 
-    def pipeline(self, m: int, n: int, warps: int) -> tuple[int, int]:
+    def pipeline(self, m: int, n: int) -> tuple[int, int]:
         """The K tile for four stages, then as many stages as fit."""
         axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
         least = max(axis.min_size, self.target.min_dot(self.itemsize)[2])
         k = max(least, min(_MAX_K, previous_power_of_2(self.extents[2] // 4)))
 
         def fits(k: int, stages: int) -> bool:
-            return self.predict(_Tile(m=m, n=n, k=k, warps=warps, stages=stages)).fits
+            # a bound for every matrix unit: some need one stage less
+            staged = (m * k + k * n) * self.itemsize * stages
+            return max(staged, m * n * _ACCUMULATOR_BYTES) <= self.target.smem_per_block_bytes
 
         while k > least and not fits(k, _PIPELINE):
             k //= 2
@@ -183,7 +187,7 @@ class _Sizer:
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
         return Proposal(
             reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {tile.stages} stages, {filled}",
-            block_sizes={block: clamp(size, self.facts.axes[block]) for block, size in self.sizes(tile).items()},
+            block_sizes=self.sizes(tile),
             l2_groupings=group,
             num_warps=tile.warps,
             num_stages=tile.stages,

@@ -1285,13 +1285,6 @@ def device_return(x):
 
 
 @helion.kernel
-def device_while(x):
-    for tile in hl.tile(x.size(0)):
-        while x[0] > 0:  # here
-            x[tile] = 0
-
-
-@helion.kernel
 def device_assert(x):
     for tile in hl.tile(x.size(0)):
         assert x.size(0) == 8  # here
@@ -1360,7 +1353,7 @@ def device_global(x):
 
 
 STATEMENTS = (
-    device_return, device_while, device_assert, device_raise, device_try, device_with, device_break, device_continue,
+    device_return, device_assert, device_raise, device_try, device_with, device_break, device_continue,
     device_del, device_def, device_global,
 )  # fmt: skip
 
@@ -1400,15 +1393,6 @@ def test_star_argument_of_a_value() -> None:
 
 
 @helion.kernel
-def host_while(x):
-    n = 8
-    while n > 4:  # here
-        n = n - 1
-    for tile in hl.tile(x.size(0)):
-        x[tile] = n
-
-
-@helion.kernel
 def host_lambda(x):
     f = lambda v: v * 2  # noqa: E731 # here
     for tile in hl.tile(x.size(0)):
@@ -1440,7 +1424,7 @@ def host_with(x):
         x[tile] = 0
 
 
-@pytest.mark.parametrize("kernel", [host_while, host_lambda, host_def, host_import, host_with], ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", [host_lambda, host_def, host_import, host_with], ids=lambda k: k.name)
 def test_statement_on_the_host(kernel: helion.Kernel) -> None:
     refusal(kernel, (vec(),), exc.StatementNotSupported, "is not supported in host code", "here")
 
