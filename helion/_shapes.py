@@ -229,6 +229,11 @@ class TensorType:
     dims: Dims
 
 
+def static_dims(tensor: torch.Tensor) -> frozenset[int]:
+    """Dimensions that ``torch._dynamo.mark_static`` fixed."""
+    return frozenset(getattr(tensor, "_dynamo_static_indices", ()))
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``"bfloat16"`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")

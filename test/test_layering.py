@@ -22,6 +22,7 @@ LAYERS = (
     "knobs",
     "_names",
     "_locks",
+    "_lazy",
     "_shapes",
     "hardware",
     "fields",

@@ -9,20 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
 
-from .. import exc, pipeline
-from .._compiler.facts.records import KernelFacts
-from .._compiler.toolchain.resources import Resources
-from ..autotuner.heuristics.base import Seed
-from ..autotuner.space import ConfigSpace
+from .. import exc
+from .._lazy import lazy
 from ..config import Config
 from ..hardware import Target
-from . import codecache, explain, measure
+from . import codecache
 from .ref_mode import call_eagerly, is_eager, run_reference
 
 if TYPE_CHECKING:
+    from .. import pipeline
+    from .._compiler.facts.records import KernelFacts
+    from .._compiler.toolchain.resources import Resources
+    from ..autotuner.heuristics.base import Seed
+    from ..autotuner.space import ConfigSpace
+    from . import explain, measure
     from .kernel import Kernel
+else:
+    pipeline = lazy("helion.pipeline")
+    measure = lazy("helion.runtime.measure")
+    explain = lazy("helion.runtime.explain")
 
 ConfigLike = Config | Mapping[str, Any] | None
 
@@ -251,5 +257,3 @@ class BoundKernel:
         """Facts, verdicts with reasons, seeds, predicted beside measured resources; ``format`` is text or json."""
         return explain.explain(self, format)
 
-
-__all__ = ["BoundKernel", "functools", "triton"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._compiler.frontend.arguments import static_dims
+from .._shapes import static_dims
 from ..language.constants import ConstExpr
 
 

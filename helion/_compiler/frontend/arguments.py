@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._names import identifier
-from ..._shapes import Expr, Number
+from ..._shapes import Expr, Number, static_dims
 from ...language.constants import ConstExpr
 from .frames import lift_object
 from .values import HostTensorValue
@@ -34,11 +34,6 @@ class Symbol:
     name: str
     source: str
     origin: Origin
-
-
-def static_dims(tensor: torch.Tensor) -> frozenset[int]:
-    """Dimensions that ``torch._dynamo.mark_static`` fixed."""
-    return frozenset(getattr(tensor, "_dynamo_static_indices", ()))
 
 
 class Arguments:

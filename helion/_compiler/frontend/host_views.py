@@ -96,7 +96,7 @@ def _quotient(total: Number, known: Number) -> Number:
         for symbol in symbols:
             result = symbol * result
         return result
-    return total // known  # type: ignore[operator]
+    return total // known
 
 
 def _permute(t: Tracer, value: HostTensorValue, *dims: Any) -> HostTensorValue:

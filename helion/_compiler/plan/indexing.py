@@ -133,6 +133,6 @@ class _Finder:
                     return False
             elif stride * itemsize % _DESCRIPTOR_BYTES or stride == 0:
                 return False
-            if index.kind == "block" and self.sizes[index.block] > tensor.shape[dim]:  # type: ignore[index, operator]
+            if index.kind == "block" and self.sizes[index.block] > tensor.shape[dim]:  # type: ignore[index]
                 return False
         return True

@@ -120,7 +120,8 @@ class _Allocator:
 
     def floor(self, axis: AxisFact) -> int:
         """The smallest tile of a grid axis: larger where the grid is very long and rows are short."""
-        row = math.prod(max(1, a.padded) for a in self.facts.axes if a.kind == "full")
+        along = {a.block_id for a in self.facts.axes if a.kind == "full"} | {self.primary.axis}
+        row = math.prod(max(1, self.facts.axes[a].padded) for a in along)
         most = next((rows for limit, rows in _SMALL_ROWS if row <= limit), 1)
         dims = sum(self.facts.axes[a].tunable for a in self.facts.grid_axes)
         programs = math.ceil((_GRID_WAVES * self.target.num_sms) ** (1 / max(1, dims)))

@@ -27,6 +27,8 @@ _SFU_THREADS = ((9, 512), (3, 256))
 _MAX_THREADS = 512
 #: Elements per warp at least.
 _WARP_ELEMENTS = 64
+#: Bytes of a full memory transaction.
+_TRANSACTION_BYTES = 128
 #: Elements per thread where memory is fast, by the stride of a gather.
 _WIDE_ELEMENTS = ((1, 16), (4, 4))
 _WIDE_GATHER_ELEMENTS = 2
@@ -46,7 +48,7 @@ class TritonPointwiseHeuristic:
         fact = facts.pointwise
         assert fact is not None
         goal, most = _tile_elements(fact, target)
-        sizes = _distribute(goal, most, fact, facts)
+        sizes = _distribute(goal, most, fact, facts, target)
         tile = math.prod(sizes.values())
         threads = _wide_threads(tile, fact, target) if is_wide(target) else _threads(tile, fact)
         warps = warps_for_threads(threads, target)
@@ -65,16 +67,14 @@ def _tile_elements(fact: PointwiseFact, target: Target) -> tuple[float, float]:
     return max(1.0, min(budget, held, occupancy)), held
 
 
-def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFacts) -> dict[int, int]:
+def _distribute(
+    goal: float, most: float, fact: PointwiseFact, facts: KernelFacts, target: Target
+) -> dict[int, int]:
     axes = facts.tunable_axes
     sizes = {axis.block_id: axis.min_size for axis in axes}
     highest = {a.block_id: min(a.padded or 2**30, a.max_size or 2**30) for a in axes}
     if len(fact.contiguous_axes) >= 2:
-        run = previous_power_of_2(int(goal ** (1 / len(fact.contiguous_axes))))
-        while run > 1 and run ** len(fact.contiguous_axes) > most:
-            run //= 2
-        # full transactions both ways need 128 bytes
-        run = max(run, min(_square_floor(fact), previous_power_of_2(int(most ** 0.5))))
+        run = _square_run(most, fact, target)
         for block in fact.contiguous_axes:
             sizes[block] = max(sizes[block], min(run, highest[block]))
         return sizes
@@ -89,8 +89,17 @@ def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFact
     return sizes
 
 
-def _square_floor(fact: PointwiseFact) -> int:
-    return 128 // fact.storage_itemsize
+def _square_run(most: float, fact: PointwiseFact, target: Target) -> int:
+    """Side of a tile whose loads run along one axis and whose stores run along another: as long as registers allow and
+    every SM gets a tile, but no shorter than full transactions."""
+    ways = len(fact.contiguous_axes)
+    run = previous_power_of_2(int(most))
+    while run > 1 and run**ways > most:
+        run //= 2
+    shortest = _TRANSACTION_BYTES // fact.storage_itemsize
+    while run > shortest and run**ways * target.num_sms > fact.total_numel:
+        run //= 2
+    return run
 
 
 def _threads(tile: int, fact: PointwiseFact) -> int:
