@@ -15,8 +15,10 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is at least ``n`` (1 for ``n <= 1``)."""
+def next_power_of_2(n: Any) -> Any:
+    """The smallest power of two that is at least ``n`` (1 for ``n <= 1``); of a symbolic integer a symbolic one."""
+    if isinstance(n, Expr):
+        return Expr("next_power_of_2", (n,), next_power_of_2(n.hint))
     return 1 << max(0, int(n) - 1).bit_length()
 
 
@@ -48,6 +50,8 @@ _BINARY = {
 }
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
+#: Expressions that are not made of others.
+LEAVES = frozenset(("host", "block", "tunable"))
 Number = Union[int, float, bool, "Expr"]
 
 
@@ -56,7 +60,7 @@ class Expr:
     """A number whose value is not known at compile time: a kernel argument, a size, a block size, or arithmetic on them.
 
     ``op`` is ``"host"`` (``args`` = the Python expression that gives it on the host), ``"block"`` (``args`` = a
-    block id; its size comes from the config), ``"neg"`` or a binary operator. ``hint`` is the value seen when binding.
+    block id; its size comes from the config), ``"tunable"`` (``args`` = a config key), ``"neg"``, ``"next_power_of_2"`` or a binary operator. ``hint`` is the value seen when binding.
     """
 
     op: str
@@ -73,21 +77,32 @@ class Expr:
         return type(self.hint)
 
     def leaves(self) -> Iterable[Expr]:
-        if self.op in ("host", "block"):
+        if self.op in LEAVES:
             yield self
         else:
             for arg in self.args:
                 if isinstance(arg, Expr):
                     yield from arg.leaves()
 
+    def evaluate(self, leaf: Callable[[Expr], Any]) -> Any:
+        """The number, when ``leaf`` gives those of the leaves."""
+        if self.op in LEAVES:
+            return leaf(self)
+        values = [arg.evaluate(leaf) if isinstance(arg, Expr) else arg for arg in self.args]
+        if self.op == "next_power_of_2":
+            return next_power_of_2(values[0])
+        return -values[0] if self.op == "neg" else _BINARY[self.op][1](*values)
+
     def combine(self, text: Callable[[Any], str]) -> str:
         """The source text of an operator; ``text`` gives that of an argument."""
         parts = [text(arg) for arg in self.args]
+        if self.op == "next_power_of_2":
+            return f"triton.next_power_of_2({parts[0]})"
         return f"-{parts[0]}" if self.op == "neg" else f"{parts[0]} {_BINARY[self.op][0]} {parts[1]}"
 
     def render(self, leaf: Callable[[Expr], str], *, parent: bool = False) -> str:
         """As source text; ``leaf(expr)`` gives the text of host and block leaves."""
-        if self.op in ("host", "block"):
+        if self.op in LEAVES:
             return leaf(self)
         text = self.combine(lambda arg: arg.render(leaf, parent=True) if isinstance(arg, Expr) else repr(arg))
         return f"({text})" if parent else text
@@ -104,7 +119,7 @@ class Expr:
         raise TypeError(f"the value of {self!r} is not known when the kernel is compiled")
 
     def __repr__(self) -> str:
-        return self.render(lambda e: str(e.args[0]) if e.op == "host" else f"block_size_{e.args[0]}")
+        return self.render(lambda e: str(e.args[0]) if e.op != "block" else f"block_size_{e.args[0]}")
 
     def __neg__(self) -> Expr:
         return Expr("neg", (self,), -self.hint)

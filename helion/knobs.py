@@ -63,7 +63,10 @@ CACHE_DIR = Knob(
 DUMP = Knob("HELION_DUMP", _names, (), "compiler steps whose program is printed to stderr, comma separated, or 'all'")
 INTERPRET = Knob("HELION_INTERPRET", _bool, False, "run kernels eagerly, without compiling them")
 TRITON_INTERPRET = Knob(
-    "TRITON_INTERPRET", lambda text: text.lower() in (*_TRUE, "y"), False, "Triton's own interpreter; read to refuse it beside HELION_INTERPRET"
+    "TRITON_INTERPRET",
+    lambda text: text.lower() in (*_TRUE, "y"),
+    False,
+    "Triton's own interpreter; read to refuse it beside HELION_INTERPRET",
 )
 VERIFY = Knob("HELION_VERIFY", _bool, False, "verify the device IR after every compiler step")
 

@@ -16,6 +16,7 @@ from .ir.verifier import verify
 from .passes.dependencies import check_dependencies
 from .passes.masks import mask_tails
 from .passes.simplify import drop_dead, merge_common
+from .passes.support import check_support
 
 Pass = Callable[[Program], Program]
 
@@ -50,4 +51,4 @@ def front_end(
 ) -> Traced:
     """A kernel and its arguments as a program, ready for facts and plans."""
     traced = trace(fn, arguments, context, constants)
-    return replace(traced, program=run_passes(traced.program))
+    return replace(traced, program=check_support(run_passes(traced.program), context.target))

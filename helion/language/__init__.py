@@ -16,7 +16,12 @@ from .creation import arange as arange
 from .creation import full as full
 from .creation import subscript as subscript
 from .creation import zeros as zeros
+from .escape import device_print as device_print
+from .escape import inline_asm_elementwise as inline_asm_elementwise
+from .escape import inline_triton as inline_triton
+from .escape import triton_kernel as triton_kernel
 from .loops import grid as grid
+from .loops import jagged_tile as jagged_tile
 from .loops import static_range as static_range
 from .loops import tile as tile
 from .matmul import dot as dot
@@ -36,5 +41,6 @@ from .tiles import tile_count as tile_count
 from .tiles import tile_end as tile_end
 from .tiles import tile_id as tile_id
 from .tiles import tile_index as tile_index
+from .tunables import register_tunable as register_tunable
 from .views import join as join
 from .views import split as split

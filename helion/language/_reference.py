@@ -69,7 +69,7 @@ def current() -> Session:
 class Leveled:
     """A value that stands for something else on each level."""
 
-    def at(self, session: Session, level: int) -> Any:
+    def at(self, session: Session, level: int, as_size: bool) -> Any:
         raise NotImplementedError
 
 
@@ -151,7 +151,7 @@ class LeveledInt(int, Leveled):
 
     shadow: Shadow
 
-    def at(self, session: Session, level: int) -> int:
+    def at(self, session: Session, level: int, as_size: bool) -> int:
         return int(self.shadow.at(self, session.frames, level))
 
 
@@ -262,23 +262,40 @@ class Session:
         implementation, evaluate = REFERENCES[function]
         if evaluate == "raw":
             return implementation(*args, **kwargs)
-        return (self.call_once if evaluate == "once" else self.call)(implementation, args, kwargs)
+        return (self.call_once if evaluate == "once" else self.call)(implementation, args, kwargs, takes_sizes=True)
 
-    def call_once(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_once(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, takes_sizes: bool = False
+    ) -> Any:
         """Call a function on the lanes in range only."""
         self.level = len(self.frames)
+        args, kwargs = self.arguments_at(args, kwargs, self.level, takes_sizes)
         with torch._C.DisableTorchFunction():
-            return function(*self.at(args, self.level), **self.at(kwargs, self.level))
+            return function(*args, **kwargs)
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function on every level on which its arguments differ; gives the innermost result."""
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        takes_sizes: bool = False,
+        elementwise: bool = False,
+    ) -> Any:
+        """Call a function on every level on which its arguments differ; gives the innermost result.
+
+        ``takes_sizes`` says that integers among the arguments themselves (not only in lists) are sizes, ``elementwise``
+        that tensor arguments broadcast.
+        """
         innermost = len(self.frames)
         if not innermost:
             self.level = 0
-            args, kwargs = self.at(args, 0), self.at(kwargs, 0)
+            args, kwargs = self.arguments_at(args, kwargs, 0, takes_sizes)
             with torch._C.DisableTorchFunction():
                 return _inherit_axis(function(*args, **kwargs), args)
-        inputs = [(self.at(args, level), self.at(kwargs, level)) for level in range(innermost + 1)]
+        inputs = [self.arguments_at(args, kwargs, level, takes_sizes) for level in range(innermost + 1)]
+        if elementwise:
+            inputs = [(_without_false_broadcasts(a, inputs[0][0]), k) for a, k in inputs]
         results: list[Any] = [None] * len(inputs)
         for level in reversed(range(len(inputs))):
             if level < innermost and _same(inputs[level], inputs[level + 1]):
@@ -288,9 +305,7 @@ class Session:
         _fill_failures(results)
         return self._combine(results, function not in _MOVES)
 
-    def _attempt(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], level: int
-    ) -> Any:
+    def _attempt(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], level: int) -> Any:
         """A result, or why there is none: a reshape, say, may make sense for whole blocks only."""
         self.level = level
         try:
@@ -325,20 +340,32 @@ class Session:
             return tuple(items) if isinstance(value, torch.Size) else value
         return value
 
-    def at(self, value: Any, level: int) -> Any:
-        """``value`` as it is on ``level``, inside of tuples, lists, dicts and slices too."""
+    def arguments_at(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], level: int, takes_sizes: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call as they are on ``level``."""
+        return (
+            tuple(self.at(value, level, takes_sizes) for value in args),
+            {name: self.at(value, level, takes_sizes) for name, value in kwargs.items()},
+        )
+
+    def at(self, value: Any, level: int, as_size: bool = False) -> Any:
+        """``value`` as it is on ``level``, inside of tuples, lists, dicts and slices too.
+
+        Block sizes are numbers unless they are in a list or ``as_size`` says that they are sizes.
+        """
         if isinstance(value, torch.Tensor):
             shadow = shadow_of(value)
             return value if shadow is None or not shadow.frames else shadow.at(value, self.frames, level)
         if isinstance(value, Leveled):
-            return value.at(self, level)
+            return value.at(self, level, as_size)
         if isinstance(value, tuple):
-            items = [self.at(item, level) for item in value]
+            items = [self.at(item, level, True) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if type(value) is list:
-            return [self.at(item, level) for item in value]
+            return [self.at(item, level, True) for item in value]
         if type(value) is dict:
-            return {key: self.at(item, level) for key, item in value.items()}
+            return {key: self.at(item, level, as_size) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self.at(value.start, level), self.at(value.stop, level), self.at(value.step, level))
         return value
@@ -365,6 +392,24 @@ class Session:
         if not lanes:
             return args
         return tuple(_narrowed(a, lanes) if isinstance(a, torch.Tensor) else a for a in args)
+
+
+def _without_false_broadcasts(args: tuple[Any, ...], padded: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A block cut to a single lane must not broadcast against the whole block: that is cut as well."""
+    lanes: dict[int, int] = {}
+    for cut, whole in zip(args, padded, strict=True):
+        if isinstance(cut, torch.Tensor) and cut is not whole and cut.ndim == whole.ndim:
+            for position in range(1, cut.ndim + 1):
+                if cut.shape[-position] == 1 < whole.shape[-position]:
+                    lanes[position] = whole.shape[-position]
+    if not lanes:
+        return args
+    return tuple(
+        _narrowed(a, {p: 1 for p, size in lanes.items() if a.ndim >= p and a.shape[-p] == size})
+        if isinstance(a, torch.Tensor)
+        else a
+        for a in args
+    )
 
 
 def _narrowed(tensor: torch.Tensor, lanes: dict[int, int]) -> torch.Tensor:

@@ -315,7 +315,9 @@ def stored_value(tensor: torch.Tensor, value: Any, shape: tuple[int, ...]) -> to
     fitted = fit(given, shape, current())
     if fitted is None:
         raise exc.ShapeMismatch(
-            lhs=list(given.shape), rhs=list(shape), detail=": the first is stored where the subscript selects the second"
+            lhs=list(given.shape),
+            rhs=list(shape),
+            detail=": the first is stored where the subscript selects the second",
         )
     return fitted.to(device=tensor.device, dtype=tensor.dtype)
 

@@ -91,9 +91,7 @@ def _axis(bounds: _Bounds, position: int) -> RefAxis:
     if isinstance(size, BlockSize) and size.axis.tile is None:
         return size.axis
     if isinstance(size, bool) or not hasattr(size, "__index__") or size.__index__() < 1:
-        raise exc.TypeInferenceError(
-            f"block_size must be a positive integer or a registered block size, got {size!r}."
-        )
+        raise exc.TypeInferenceError(f"block_size must be a positive integer or a registered block size, got {size!r}.")
     return RefAxis(size.__index__())
 
 
@@ -147,3 +145,13 @@ def _static_range(begin_or_end: Any, end: Any = None, /, step: Any = 1) -> Itera
         if isinstance(bound, torch.Tensor) or not hasattr(bound, "__index__"):
             raise exc.TypeInferenceError(f"hl.static_range needs constant bounds, got {bound!r}.")
     return iter(range(*bounds))
+
+
+@declare("loop")
+def jagged_tile(parent: Any) -> Iterator[Any]:
+    """Iterate up to the largest of ``parent``, a device tile of row lengths, with lanes beyond a row's own length
+    masked: ``for tile_j in hl.jagged_tile(lengths)``. What is loaded with ``tile_j`` must also have the rows' tile.
+
+    Raises ``exc.InvalidJaggedTileUsage``.
+    """
+    raise NotImplementedError

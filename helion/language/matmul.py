@@ -8,6 +8,7 @@ import torch
 
 from .. import exc
 from ._reference import current
+from ._reference_access import fit
 from ._registry import declare, reference
 
 
@@ -54,7 +55,11 @@ def product(lhs: torch.Tensor, rhs: torch.Tensor, acc: torch.Tensor | None, dtyp
     result = (lhs[..., :shared].to(compute) @ rhs[..., :shared, :].to(compute)).to(wide)
     if acc is None:
         return result.to(dtype or wide)
-    acc, result = current().aligned((acc, result))
+    fitted = fit(acc, tuple(result.shape), current())
+    if fitted is None:
+        acc, result = current().aligned((acc, result))
+    else:
+        acc = fitted
     return (result + acc.to(wide)).to(dtype or acc.dtype)
 
 

@@ -74,9 +74,11 @@ class BlockSize(int, Leveled):
 
     axis: RefAxis
 
-    def at(self, session: Session, level: int) -> int:
+    def at(self, session: Session, level: int, as_size: bool) -> int:
         tile = self.axis.tile
-        return int(self) if tile is None or int(self) != tile.size else len(tile.at(session, level))
+        if not as_size or tile is None or int(self) != tile.size:
+            return int(self)
+        return len(tile.at(session, level, as_size))
 
 
 def block_size(axis: RefAxis) -> BlockSize:
@@ -140,7 +142,7 @@ class RefTile(Tile, Leveled):
         """How many lanes are in range, and how many there are."""
         return self._cut.length, self.size
 
-    def at(self, session: Session, level: int) -> Span:
+    def at(self, session: Session, level: int, as_size: bool) -> Span:
         frames = session.frames
         outside = any(self.frame is frame for frame in frames[level:])
         return self._padded if outside else self._cut

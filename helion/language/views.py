@@ -27,9 +27,7 @@ def join(tensor0: Any, tensor1: Any) -> Any:
 @reference(split)
 def _split(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not tensor.ndim or tensor.shape[-1] != 2:
-        raise exc.ShapeMismatch(
-            lhs=list(tensor.shape), rhs="[..., 2]", detail=": hl.split needs a last dimension of 2"
-        )
+        raise exc.ShapeMismatch(lhs=list(tensor.shape), rhs="[..., 2]", detail=": hl.split needs a last dimension of 2")
     return tensor[..., 0], tensor[..., 1]
 
 

@@ -14,8 +14,8 @@ from .. import exc
 from .._lazy import lazy
 from ..config import Config
 from ..hardware import Target
+from ..settings import RefMode
 from . import codecache
-from .ref_mode import call_eagerly, is_eager, run_reference
 
 if TYPE_CHECKING:
     from .. import pipeline
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from .._compiler.toolchain.resources import Resources
     from ..autotuner.heuristics.base import Seed
     from ..autotuner.space import ConfigSpace
-    from . import explain, measure
+    from . import explain, measure, ref_mode
     from .kernel import Kernel
 else:
     pipeline = lazy("helion.pipeline")
     measure = lazy("helion.runtime.measure")
     explain = lazy("helion.runtime.explain")
+    ref_mode = lazy("helion.runtime.ref_mode")
 
 ConfigLike = Config | Mapping[str, Any] | None
 
@@ -49,7 +50,7 @@ class BoundKernel:
         self._lock = threading.RLock()
         self._run: Callable[..., Any] | None = None
         self._config: Config | None = None
-        if not is_eager(kernel):  # an eager kernel need not compile
+        if not self.is_eager:  # an eager kernel need not compile
             for warning in self._analysis.traced.warnings:
                 print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
 
@@ -63,7 +64,12 @@ class BoundKernel:
     @property
     def specialized(self) -> Mapping[str, Any]:
         """Where the numbers that the compiled code depends on come from, by name; empty when nothing was compiled."""
-        return {} if is_eager(self.kernel) else self._analysis.traced.specialized
+        return {} if self.is_eager else self._analysis.traced.specialized
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether calls run the Python function itself instead of compiled code."""
+        return self.settings.ref_mode is RefMode.EAGER
 
     def is_current(self) -> bool:
         """Whether the globals that were compiled in still have the values they had."""
@@ -188,13 +194,13 @@ class BoundKernel:
 
     def run_ref(self, *args: Any) -> Any:
         """Run the kernel eagerly on these arguments: the result every config is compared with."""
-        return run_reference(self.kernel, self.kernel.normalize_args(*args))
+        return ref_mode.run_reference(self.kernel, self.kernel.normalize_args(*args))
 
     def __call__(self, *args: Any) -> Any:
         run = self._run
         if run is None:
-            if is_eager(self.kernel):
-                return call_eagerly(self.kernel, self.kernel.normalize_args(*args))
+            if self.is_eager:
+                return ref_mode.call_eagerly(self.kernel, self.kernel.normalize_args(*args))
             run = self._first_call(args)
         return run(*args)
 
@@ -256,4 +262,3 @@ class BoundKernel:
     def explain(self, format: str = "text") -> str:
         """Facts, verdicts with reasons, seeds, predicted beside measured resources; ``format`` is text or json."""
         return explain.explain(self, format)
-

@@ -9,20 +9,25 @@ import textwrap
 import threading
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
+from .._lazy import lazy
 from .._names import RESERVED, SHARED_MODULES
 from ..config import Config
 from ..language.constants import ConstExpr
-from ..settings import Settings
+from ..settings import RefMode, Settings
 from .bound import BoundKernel
 from .launcher import register_source
-from .ref_mode import call_eagerly, is_eager
 from .specialization import Keys, aliasing, pick
+
+if TYPE_CHECKING:
+    from . import ref_mode
+else:
+    ref_mode = lazy("helion.runtime.ref_mode")
 
 DEFAULT_TARGET = "sm_90"
 
@@ -117,8 +122,8 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self.normalize_args(*args, **kwargs)
-        if is_eager(self):
-            return call_eagerly(self, values)
+        if self.settings.ref_mode is RefMode.EAGER:
+            return ref_mode.call_eagerly(self, values)
         return self.bind(values)(*values)
 
     def reset(self) -> None:

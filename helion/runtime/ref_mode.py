@@ -20,16 +20,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import exc
-from .._compiler.frontend.trace import index_dtype
+from .._lazy import lazy
 from ..language import _reference_access as access
 from ..language._reference import ACTIVE, Session, set_axis
 from ..language.constants import ConstExpr
 from ..language.creation import lanes_axis
 from ..language.matmul import FLOAT8, accumulator_dtype, product
-from ..settings import RefMode
 
 if TYPE_CHECKING:
+    from .._compiler.frontend import trace
     from .kernel import Kernel
+else:
+    trace = lazy("helion._compiler.frontend.trace")
 
 
 def run_reference(kernel: Kernel, args: Sequence[Any], block_sizes: Sequence[int] | None = None) -> Any:
@@ -47,7 +49,7 @@ def run_reference(kernel: Kernel, args: Sequence[Any], block_sizes: Sequence[int
     named = dict(zip(kernel.signature.parameters, args, strict=True))
     session = Session(
         device=device,
-        index_dtype=index_dtype(kernel.settings.index_dtype_name, named),
+        index_dtype=trace.index_dtype(kernel.settings.index_dtype_name, named),
         settings=kernel.settings,
         config=kernel.configs[0] if len(kernel.configs) == 1 else None,
         block_sizes=None if block_sizes is None else tuple(block_sizes),
@@ -86,11 +88,6 @@ _TILE_FIELDS = frozenset(
 )
 
 
-def is_eager(kernel: Kernel) -> bool:
-    """Whether calls of the kernel run eagerly."""
-    return kernel.settings.ref_mode is RefMode.EAGER
-
-
 def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
@@ -114,10 +111,31 @@ class _Eager(TorchFunctionMode):
         if func is torch.Tensor.__setitem__:
             return session.call_once(access.store, args, kwargs)
         if func in _FACTORIES:
-            return session.call(functools.partial(_factory, func), args, {"device": session.device, **kwargs})
+            kwargs = {"device": session.device, **kwargs}
+            return session.call(functools.partial(_factory, func), args, kwargs, takes_sizes=True)
         if func in _IN_PLACE and _is_augmented_assignment():
-            return session.call(functools.partial(_rebound, _IN_PLACE[func]), args, kwargs)
-        return session.call(_RULES.get(func, func), args, kwargs)
+            return session.call(functools.partial(_rebound, _IN_PLACE[func]), args, kwargs, elementwise=True)
+        return session.call(
+            _RULES.get(func, func), args, kwargs, takes_sizes=func in _SIZED, elementwise=func in _ELEMENTWISE
+        )
+
+
+def _named(*names: str) -> frozenset[Any]:
+    """The functions of torch and the methods of tensors that have these names."""
+    return frozenset(getattr(owner, name) for owner in (torch, torch.Tensor) for name in names if hasattr(owner, name))
+
+
+#: Functions that take sizes as arguments of their own.
+_SIZED = _named("view", "reshape", "expand", "new_zeros", "new_ones", "new_empty", "repeat", "unflatten")
+#: Functions whose tensor arguments broadcast.
+_ELEMENTWISE = _named(
+    "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow",
+    "atan2", "copysign", "hypot", "logaddexp", "maximum", "minimum", "fmax", "fmin", "max", "min", "where", "clamp", "clip",
+    "lerp", "addcmul", "addcdiv", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+    "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_tensors", "__rsub__", "__rpow__", "__rdiv__",
+    "__rtruediv__", "__rfloordiv__", "__rmod__", "__floordiv__", "__and__", "__or__", "__xor__", "__rand__", "__ror__",
+    "__rxor__", "__lshift__", "__rshift__",
+)  # fmt: skip
 
 
 # --- factories: on the kernel's device, with tiles as sizes -------------------------------------------------------------
@@ -251,9 +269,7 @@ def _widened(function: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(input, torch.Tensor) or input.dtype not in _HALF or kwargs.get("dtype") is not None:
             return function(input, *args, **kwargs)
         result = function(input.to(torch.float32), *args, **kwargs)
-        return (
-            tuple(r.to(input.dtype) for r in result) if isinstance(result, tuple) else result.to(input.dtype)
-        )
+        return tuple(r.to(input.dtype) for r in result) if isinstance(result, tuple) else result.to(input.dtype)
 
     return call
 

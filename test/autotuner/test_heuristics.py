@@ -62,7 +62,7 @@ def facts_of(fn: Callable[..., Any], *args: Any) -> KernelFacts:
 
 def matmul(x, y):
     m, k = x.size()
-    k2, n = y.size()
+    n = y.size(1)
     out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
     for tile_m, tile_n in hl.tile([m, n]):
         acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
@@ -74,7 +74,7 @@ def matmul(x, y):
 
 def bmm(a, b):
     batch, m, k = a.size()
-    batch2, k2, n = b.size()
+    n = b.size(2)
     out = torch.empty([batch, m, n], dtype=a.dtype, device=a.device)
     for tile_b, tile_m, tile_n in hl.tile([batch, m, n]):
         acc = hl.zeros([tile_b, tile_m, tile_n], dtype=torch.float32)
@@ -229,10 +229,9 @@ def gelu(x):
 def nine_sines(x):
     out = torch.empty_like(x)
     for tile in hl.tile(x.size()):
-        value = x[tile]
-        for _ in range(9):
-            value = torch.sin(value)
-        out[tile] = value
+        value = torch.sin(torch.sin(torch.sin(x[tile])))
+        value = torch.sin(torch.sin(torch.sin(value)))
+        out[tile] = torch.sin(torch.sin(torch.sin(value)))
     return out
 
 

@@ -739,3 +739,108 @@ def test_a_host_list_that_device_code_appends_to_is_refused_or_works() -> None:
 
     with pytest.raises(exc.BaseError, match="append|names"):
         kernel.bind((sample(5),))
+
+
+# --- helper functions that return early ---------------------------------------------------------------------------------
+
+
+def early(v, s):
+    if s > 0:
+        return v
+    return -v
+
+
+def from_a_loop(v):
+    for _ in hl.grid(3):
+        return v * 2
+    return v
+
+
+def both_ways(v, s):
+    if s > 0:
+        return v
+    else:
+        return v - 1
+
+
+@helion.kernel
+def returns_early(x: torch.Tensor, f: Callable[..., Any]) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = f(x[tile], x[0])
+    return out
+
+
+@pytest.mark.parametrize("f", [early, both_ways], ids=lambda f: f.__name__)
+def test_early_returns_are_merged_or_refused(f: Callable[..., Any]) -> None:
+    for sign in (1.0, -1.0):
+        x = sample(5)
+        x[0] = sign
+        try:
+            result = call(returns_early, x, f)
+        except exc.BaseError as error:
+            assert "return" in str(error)
+            assert "While processing" in str(error)
+        else:
+            torch.testing.assert_close(result, f(x, x[0]))
+
+
+def test_a_return_in_a_device_loop_is_refused() -> None:
+    @helion.kernel
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = from_a_loop(x[tile])
+        return out
+
+    with pytest.raises(exc.BaseError, match=r"(?s)return.*from_a_loop"):
+        kernel.bind((sample(5),))
+
+
+# --- what a kernel reads from its module --------------------------------------------------------------------------------
+
+
+class Namespace:
+    scale = 2.0
+
+
+SETTINGS = {"bias": 1.0}
+ACTIVATIONS = [torch.relu]
+
+
+@helion.kernel
+def reads_its_module(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = ACTIVATIONS[0](x[tile] * Namespace.scale + SETTINGS["bias"]) + WEIGHT[tile] * SCALE
+    return out
+
+
+def test_every_call_sees_the_current_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or says that it cannot."""
+    x = sample(37)
+
+    def step() -> None:
+        expected = ACTIVATIONS[0](x * Namespace.scale + SETTINGS["bias"]) + WEIGHT * SCALE
+        try:
+            result = call(reads_its_module, x)
+        except exc.BaseError as error:
+            assert any(name in str(error) for name in ("Namespace", "SETTINGS", "ACTIVATIONS", "WEIGHT", "SCALE"))
+        else:
+            torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-5)
+
+    step()
+    monkeypatch.setitem(globals(), "SCALE", 7.0)
+    step()
+    monkeypatch.setitem(globals(), "WEIGHT", torch.linspace(5.0, 6.0, 37))
+    step()
+    monkeypatch.setitem(globals(), "WEIGHT", torch.linspace(7.0, 8.0, 74)[::2])
+    step()
+    monkeypatch.setitem(globals(), "WEIGHT", torch.linspace(8.0, 9.0, 37, dtype=torch.float64))
+    step()
+    monkeypatch.setattr(Namespace, "scale", 5.0)
+    step()
+    monkeypatch.setitem(SETTINGS, "bias", -3.0)
+    step()
+    monkeypatch.setitem(globals(), "ACTIVATIONS", [torch.cos])
+    step()

@@ -18,15 +18,14 @@ _COMBINERS = frozenset(("scan", "fold"))
 class Walk:
     """What the walk found. ``bodies[n]`` is region number ``n``; values and ops go by their ``id``.
 
-    ``makers`` has the op that makes a value, ``params`` the region and position of a loop's parameter, ``homes`` the
-    region of an op. ``inner`` and ``captured`` have, for loops and branches, their regions and the values those read.
+    ``makers`` has the op that makes a value, ``uses`` how many operands are the value, ``homes`` the region of an op.
+    ``inner`` and ``captured`` have, for loops and branches, their regions and the values those read.
     """
 
     program: Program
     regions: list[RegionFact] = field(default_factory=list)
     bodies: list[Region] = field(default_factory=list)
     makers: dict[int, Op] = field(default_factory=dict)
-    params: dict[int, tuple[int, int]] = field(default_factory=dict)
     homes: dict[int, int] = field(default_factory=dict)
     inner: dict[int, tuple[int, ...]] = field(default_factory=dict)
     captured: dict[int, set[int]] = field(default_factory=dict)
@@ -77,8 +76,6 @@ def _region(
     blocks = tuple(axis.block for axis in axes)
     walk.regions.append(RegionFact(region=number, kind=kind, root=root, parent=parent, axes=blocks))  # type: ignore[arg-type]
     walk.bodies.append(region)
-    for at, param in enumerate(region.params):
-        walk.params[id(param)] = (number, at)
     by_kind = {
         "load": walk.loads,
         "store": walk.stores,
@@ -98,8 +95,8 @@ def _region(
                 key = id(operand)
                 read.add(key)
                 uses[key] = uses.get(key, 0) + 1
-        for result in op.results:
-            makers[id(result)] = op
+        for made in op.results:
+            makers[id(made)] = op
         by_kind.get(op.kind, walk.other).append(op)
         if op.regions and op.kind not in _COMBINERS:
             captured: set[int] = set()

@@ -344,7 +344,7 @@ class Expressions:
         if isinstance(function, functools.partial):
             return self.call(function.func, (*function.args, *args), {**function.keywords, **kwargs}, node)
         if function in (breakpoint, print) or function is builtins.print:
-            return self.call_debug(function)
+            return self.call_debug(function, args)
         if is_torch_function(function):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, types.FunctionType) and self.t.on_device and not _opaque(function):
@@ -357,9 +357,16 @@ class Expressions:
                 raise exc.TypeInferenceError(f"{function.__name__}: {error}.") from error
         return self.call_python(function, args, kwargs)
 
-    def call_debug(self, function: Any) -> None:
-        if self.t.on_device:
-            raise exc.StatementNotSupported(statement=f"{function.__name__}()", where="device", remedy="")
+    def call_debug(self, function: Any, args: tuple[Any, ...]) -> None:
+        if not self.t.on_device:
+            return
+        if function is breakpoint:
+            raise exc.StatementNotSupported(
+                statement="breakpoint()",
+                where="device",
+                remedy="; run the kernel with HELION_INTERPRET=1 to stop in it",
+            )
+        HL_RULES[hl.device_print](self.t, *args)
 
     def call_hl(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         where = DECLARED[function]
@@ -386,6 +393,8 @@ class Expressions:
         where = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
         if function is hl.register_block_size:
             self.t.registered[where] = result.args[0]
+        elif function is hl.register_tunable:
+            self.t.tunable_calls[where] = result.args[0]
         elif function is hl.specialize:
             self.t.specialized_calls.add(where)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +13,8 @@ import torch
 from ... import exc
 from ... import language as hl
 from ..._shapes import ONE, Expr, broadcast_dims, hint_of, is_power_of_2, next_power_of_2
+from ...fields import Fragment
+from ..ir.grammar import AsmAttrs, InlineAttrs, Op, PrintAttrs, Value
 from .torch_matmul import dot
 from .torch_pointwise import HALF, named
 from .torch_pointwise import rule as torch_rule
@@ -308,3 +313,100 @@ def _randint(t: Tracer, shape: Any, low: int, high: int, seed: Any, device: Any 
         raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
     bits = t.cast(t.random("bits", t.as_device(seed, "as a seed"), _offsets(t, shape)), torch.int64)
     return t.cast((bits & 0xFFFFFFFF) % (high - low) + low, torch.int32)
+
+
+# --- tunables ----------------------------------------------------------------------------------------------------------
+
+
+@rule(hl.register_tunable)
+def _register_tunable(t: Tracer, name: Any, fragment: Any) -> Expr:
+    if not isinstance(name, str) or not isinstance(fragment, Fragment):
+        raise exc.RegisterTunableArgTypes(got=f"{describe(name)} and {describe(fragment)}")
+    value = fragment.default()
+    if not isinstance(value, (int, float)):
+        raise exc.TunableTypeNotSupported(name=name, got=type(value).__name__)
+    if name in t.tunables:
+        raise exc.TunableNameConflict(name=name)
+    t.tunables[name] = fragment
+    return Expr("tunable", (name,), value)
+
+
+# --- escape hatches ----------------------------------------------------------------------------------------------------
+
+
+@rule(hl.device_print)
+def _device_print(t: Tracer, prefix: Any, *values: Any) -> None:
+    if not isinstance(prefix, str):
+        raise exc.InvalidAPIUsage(
+            f"The first argument of hl.device_print must be a string literal, got {describe(prefix)}."
+        )
+    operands = [t.as_device(v, "in hl.device_print").value for v in values]
+    t.builder.append(Op("print", tuple(operands), (), PrintAttrs(prefix), (), t.builder.location))
+
+
+def _outputs(t: Tracer, output_like: Any) -> tuple[Value, ...]:
+    likes = () if output_like is None else output_like if isinstance(output_like, (tuple, list)) else (output_like,)
+    for like in likes:
+        if not isinstance(like, DeviceValue):
+            raise exc.TypeInferenceError(f"output_like must be a tile, a tuple of tiles or None, got {describe(like)}.")
+    return tuple(t.builder.value(like.dtype, like.dims) for like in likes)
+
+
+def _inline(
+    t: Tracer, lines: tuple[str, ...], operands: list[Any], output_like: Any, helpers: tuple[str, ...] = ()
+) -> Any:
+    results = _outputs(t, output_like)
+    attrs = InlineAttrs(lines, helpers)
+    t.builder.append(Op("inline", tuple(operands), results, attrs, (), t.builder.location))
+    wrapped = tuple(map(t.wrap, results))
+    return None if output_like is None else wrapped if isinstance(output_like, (tuple, list)) else wrapped[0]
+
+
+@rule(hl.inline_triton)
+def _inline_triton(t: Tracer, triton_source: Any, args: Any, output_like: Any) -> Any:
+    if not isinstance(triton_source, str) or not triton_source.strip():
+        raise exc.InvalidAPIUsage("The source of hl.inline_triton must be a string that is not empty.")
+    named = args if isinstance(args, dict) else {str(i): a for i, a in enumerate(args)}
+    operands = [t.operand(a) for a in named.values()]
+    text = textwrap.dedent(triton_source).strip("\n")
+    try:
+        places = {key: f"{{{at}}}" for at, key in enumerate(named)}
+        text = text.format(
+            *([] if isinstance(args, dict) else places.values()), **(places if isinstance(args, dict) else {})
+        )
+    except (KeyError, IndexError) as error:
+        raise exc.InvalidAPIUsage(
+            f"The source of hl.inline_triton has a placeholder without an argument: {error}."
+        ) from error
+    return _inline(t, tuple(text.split("\n")), operands, output_like)
+
+
+@rule(hl.triton_kernel)
+def _triton_kernel(t: Tracer, function: Any, args: Any, output_like: Any) -> Any:
+    source = function if isinstance(function, str) else inspect.getsource(getattr(function, "fn", function))
+    source = textwrap.dedent(source)
+    match = re.search(r"def\s+(\w+)\s*\(", source)
+    if match is None:
+        raise exc.InvalidAPIUsage("hl.triton_kernel takes a @triton.jit function, or the source of one.")
+    if "@triton.jit" not in source:
+        source = f"@triton.jit\n{source}"
+    named = args if isinstance(args, dict) else {str(i): a for i, a in enumerate(args)}
+    operands = [t.operand(a) for a in named.values()]
+    places = [f"{key}={{{at}}}" if isinstance(args, dict) else f"{{{at}}}" for at, key in enumerate(named)]
+    return _inline(t, (f"{match[1]}({', '.join(places)})",), operands, output_like, (source.strip(),))
+
+
+@rule(hl.inline_asm_elementwise)
+def _inline_asm(t: Tracer, asm: str, constraints: str, args: Any, dtype: Any, is_pure: bool, pack: int) -> Any:
+    values = [t.as_device(a, "in hl.inline_asm_elementwise") for a in args]
+    dims = broadcast_dims([v.dims for v in values])
+    if dims is None:
+        raise exc.ShapeMismatch(lhs=repr(values[0]), rhs=repr(values[1]), detail=" in hl.inline_asm_elementwise")
+    operands = [t.broadcast(v, dims).value for v in values]
+    dtypes = tuple(dtype) if isinstance(dtype, (tuple, list)) else (dtype,)
+    results = tuple(t.builder.value(d, dims) for d in dtypes)
+    places = ", ".join(f"{{{i}}}" for i in range(len(operands)))
+    attrs = AsmAttrs(asm, constraints, dtypes, bool(is_pure), int(pack), places)
+    t.builder.append(Op("asm", tuple(operands), results, attrs, (), t.builder.location))
+    wrapped = tuple(map(t.wrap, results))
+    return wrapped if isinstance(dtype, (tuple, list)) else wrapped[0]

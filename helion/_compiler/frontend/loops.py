@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import types
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,13 @@ from .torch_pointwise import truth
 from .values import DeviceValue, LoopSpec, Missing, Tile, TileTuple, describe
 from .walk import device_value_on_host
 
-_LOOPS = {hl.tile: "hl.tile", hl.grid: "hl.grid", hl.static_range: "hl.static_range", range: "range"}
+_LOOPS = {
+    hl.jagged_tile: "hl.jagged_tile",
+    hl.tile: "hl.tile",
+    hl.grid: "hl.grid",
+    hl.static_range: "hl.static_range",
+    range: "range",
+}
 
 #: A host while loop that runs longer is taken for endless.
 _MAX_HOST_ITERATIONS = 10_000
@@ -42,6 +49,9 @@ class Loops(CarriedValues):
             return
         if node.orelse:
             raise exc.DeviceLoopElseBlock()
+        if name == "hl.jagged_tile":
+            self._device_loop(e, node, self._jagged_spec(e, node))
+            return
         spec = self._loop_spec(e, name, node)
         if name == "hl.static_range":
             self._unrolled(
@@ -94,6 +104,28 @@ class Loops(CarriedValues):
             )
         return LoopSpec(name, name != "hl.tile", begins, ends, sizes, sequence)
 
+    def _jagged_spec(self, e: Expressions, node: ast.For) -> LoopSpec:
+        """A loop up to the largest row length."""
+        call = node.iter
+        assert isinstance(call, ast.Call)
+        parents = [e.eval(a) for a in call.args]
+        e.at(call)
+        if not self.t.on_device:
+            raise exc.InvalidJaggedTileUsage("it must stand inside an hl.tile loop over the rows.")
+        if len(parents) != 1 or not isinstance(parents[0], DeviceValue) or not parents[0].dims:
+            raise exc.InvalidJaggedTileUsage(
+                f"it takes one device tile of row lengths, got {', '.join(map(describe, parents)) or 'nothing'}."
+            )
+        lengths = parents[0]
+        if lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
+            raise exc.InvalidJaggedTileUsage(f"row lengths must be integers, got {lengths!r}.")
+        if any(d.block is None for d in lengths.dims):
+            raise exc.InvalidJaggedTileUsage(f"row lengths must have the dimensions of tiles, got {lengths!r}.")
+        lengths = self.t.cast(lengths, self.t.context.index_dtype)
+        longest = self.t.reduce("max", lengths, range(lengths.ndim), lengths.dtype)
+        longest = self.t.pointwise("maximum", longest, 0)
+        return LoopSpec("hl.jagged_tile", False, (0,), (longest,), (None,), False, jagged=lengths)
+
     def _axes(self, spec: LoopSpec, target: ast.expr, operands: list[Operand]) -> list[tuple[LoopAxis, Block]]:
         names = [t.id if isinstance(t, ast.Name) else "" for t in getattr(target, "elts", [target])]
         if len(names) != len(spec.ends):
@@ -114,7 +146,12 @@ class Loops(CarriedValues):
         extent = None if isinstance(begin, DeviceValue) or isinstance(end, DeviceValue) else end - begin
         block = self._block(spec, size, extent, name)
         step = 1 if not spec.scalar or size is None else size
-        return LoopAxis(block.id, self._bound(begin, operands), self._bound(end, operands), spec.scalar, step), block
+        bounds = self._bound(begin, operands), self._bound(end, operands)
+        jagged = None
+        if spec.jagged is not None:
+            operands.append(spec.jagged.value)
+            jagged = OperandRef(len(operands) - 1)
+        return LoopAxis(block.id, *bounds, spec.scalar, step, jagged), block
 
     def _bound(self, bound: Any, operands: list[Operand]) -> Bound:
         if isinstance(bound, DeviceValue):
@@ -135,6 +172,8 @@ class Loops(CarriedValues):
             if extent is None or hint_of(extent) > hint_of(0 if block.extent is None else block.extent):
                 self.t.update_block(block.id, extent=extent)
             return self.t.blocks[block.id]
+        if isinstance(size, Expr) and any(leaf.op == "tunable" for leaf in size.leaves()):
+            return self.t.new_block("tile", extent, size=self._of_tunables(size), name=name)
         if isinstance(size, Expr):
             size = self.t.specialize(size)
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -147,10 +186,20 @@ class Loops(CarriedValues):
             )
         return self.t.new_block("tile", extent, size=size, name=name)
 
+    def _of_tunables(self, size: Expr) -> Expr:
+        """A block size that depends on tunables only: the arguments in it become part of the specialization key."""
+
+        def leaf(expr: Expr) -> Any:
+            return expr if expr.op == "tunable" else self.t.specialize(expr)
+
+        if any(inner.op == "block" for inner in size.leaves()):
+            raise exc.TypeInferenceError("A block size cannot depend on both a tunable and another block size.")
+        return size.evaluate(leaf)
+
     def _loop_variable(self, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec) -> Any:
         variables: list[Any] = []
         for axis, block in axes:
-            tile = Tile(self.t, block, axis.end if isinstance(axis.end, int) else None)
+            tile = Tile(self.t, block, axis.end if isinstance(axis.end, int) else None, spec.jagged)
             self.t.active_blocks[block.id] = tile
             variables.append(self.t.tile_field(tile, "index") if axis.scalar else tile)
         if not spec.sequence:
@@ -290,5 +339,7 @@ class Loops(CarriedValues):
 
 def _shift_bounds(axis: LoopAxis, by: int) -> LoopAxis:
     """Bounds are operands after the carried values."""
-    bounds = [OperandRef(b.at + by) if isinstance(b, OperandRef) else b for b in (axis.begin, axis.end)]
-    return LoopAxis(axis.block, bounds[0], bounds[1], axis.scalar, axis.step)
+    begin, end, jagged = (
+        OperandRef(b.at + by) if isinstance(b, OperandRef) else b for b in (axis.begin, axis.end, axis.jagged)
+    )
+    return replace(axis, begin=begin, end=end, jagged=jagged)  # type: ignore[arg-type]

@@ -155,7 +155,21 @@ def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0, ch
             else:
                 planner.tensor_index(item)
         dim += 1
+    _check_jagged(tracer, planner)
     return SubscriptPlan(tuple(planner.indices), tuple(planner.operands), tuple(planner.dims))
+
+
+def _check_jagged(tracer: Tracer, planner: _Planner) -> None:
+    """What is addressed with a jagged tile must have the dimensions of its rows: they say which lanes exist."""
+    for dim in planner.dims:
+        tile = tracer.active_blocks.get(dim.block) if dim.block is not None else None
+        if tile is None or tile.jagged is None:
+            continue
+        missing = [d for d in tile.jagged.dims if d not in planner.dims]
+        if missing:
+            raise exc.InvalidJaggedTileUsage(
+                f"{planner.tensor.source!r} is indexed with {tile!r} but not with the tile of its rows, {tracer.dim_text(missing[0])}."
+            )
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def trace(
         roots=tuple(walker.roots),
         host=_host_module(fn, source, walker),
         index_dtype=context.index_dtype,
+        tunables=tuple(t.tunables.items()),
     )
     return Traced(program, dict(t.specialized), tuple(t.warnings), tuple(t.globals_read.values()))
 
@@ -89,6 +90,7 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker)
         source_module=fn.__module__,
         device_source=source.file,
         registered=dict(walker.t.registered),
+        tunable_calls=dict(walker.t.tunable_calls),
         specialized_calls=frozenset(walker.t.specialized_calls),
         symbols={s.name: s.source for s in walker.t.symbols.values()},
         late_symbols={name: f"{tensor.source}.{what}" for name, (tensor, what) in walker.t.late.items()},

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims, hint_of, is_power_of_2, number_key
+from ..._shapes import LEAVES, ONE, Dim, Dims, Expr, Number, broadcast_dims, hint_of, is_power_of_2, number_key
+from ...fields import Fragment
 from ..context import CompileContext
 from ..ir.builder import Builder
 from ..ir.grammar import (
@@ -97,6 +98,8 @@ class Tracer:
         self.function_sources: dict[int, str] = {}
         self.registered: dict[tuple[int, int], int] = {}
         self.specialized_calls: set[tuple[int, int]] = set()
+        self.tunables: dict[str, Fragment] = {}
+        self.tunable_calls: dict[tuple[int, int], str] = {}
 
     def snapshot(self) -> Snapshot:
         """What ``restore`` needs to forget everything recorded from here on."""
@@ -662,7 +665,7 @@ class Tracer:
 
 def _integer_dtype(expr: Expr) -> torch.dtype:
     """int32 for arguments that fit it (the specialization key tells), int64 for others and for arithmetic on them."""
-    plain = expr.op in ("host", "block")
+    plain = expr.op in LEAVES
     return torch.int32 if plain and -(2**31) <= expr.hint < 2**31 else torch.int64
 
 

@@ -305,6 +305,8 @@ class Tile:
     block: Block
     #: The end of its loop, where it is a constant.
     last: int | None = None
+    #: The row lengths of a jagged loop.
+    jagged: DeviceValue | None = None
 
     @property
     def index(self) -> DeviceValue:
@@ -379,7 +381,7 @@ class LoopSpec:
     ends: tuple[Any, ...]
     sizes: tuple[Any, ...]
     sequence: bool
-    static: bool = False
+    jagged: DeviceValue | None = None
 
 
 @dataclass(frozen=True)

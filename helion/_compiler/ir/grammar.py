@@ -27,6 +27,9 @@
     sort       None           value                           ascending along the last dimension
     join       None           two values                      a new last dimension of 2
     split      None           value                           both halves of a last dimension of 2
+    print      PrintAttrs     values                          from every program
+    asm        AsmAttrs       values                          inline assembly on elements
+    inline     InlineAttrs    values                          Triton source of the user's
     random     RandomAttrs    seed, offset                    numbers that depend on seed and offset only
     for        ForAttrs       carried, bounds                 sequential loop; region params are the carried values
     while      None           carried                         a region that gives the condition, and the body
@@ -47,6 +50,7 @@ from typing import Any, Literal, Union
 import torch
 
 from ..._shapes import Dim, Dims, Expr, Number
+from ...fields import Fragment
 from ..source import Location
 
 
@@ -197,6 +201,33 @@ class RandomAttrs:
     name: Literal["uniform", "bits"]
 
 
+@dataclass(frozen=True, slots=True)
+class PrintAttrs:
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class InlineAttrs:
+    """Triton source: ``lines`` with ``{0}``, ``{1}`` ... for the operands, the last one an expression of the results.
+    ``helpers`` are functions the module must contain."""
+
+    lines: tuple[str, ...]
+    helpers: tuple[str, ...] = ()
+    effect: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AsmAttrs:
+    """Inline assembly on elements, with the arguments of ``triton.language.inline_asm_elementwise``."""
+
+    asm: str
+    constraints: str
+    dtypes: tuple[torch.dtype, ...]
+    is_pure: bool
+    pack: int
+    places: str
+
+
 Bound = Union[int, Expr, "OperandRef"]
 
 
@@ -216,6 +247,8 @@ class LoopAxis:
     end: Bound
     scalar: bool = False
     step: Number = 1
+    #: Lengths of the rows of a jagged loop: lanes beyond a row's own length are out of range.
+    jagged: OperandRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +263,10 @@ class ForAttrs:
 
 Kind = Literal[
     "number", "tile", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "dot", "view", "mask", "scan", "fold", "gather",
-    "join", "split", "sort", "random", "for", "while", "if",
+    "join", "split", "sort", "random", "print", "inline", "asm", "for", "while", "if",
 ]  # fmt: skip
 #: Ops that must stay even when nothing reads their results.
-EFFECTS = frozenset(("store", "atomic"))
+EFFECTS = frozenset(("store", "atomic", "print", "inline", "asm"))
 #: Ops that address host tensors.
 MEMORY = frozenset(("load", "store", "atomic"))
 
@@ -344,8 +377,8 @@ class HostModule:
 
     ``function`` is its syntax tree; ``loops`` are the statements (by position in the body) that became roots,
     ``barriers`` those between them.
-    ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids; ``specialized_calls``
-    are calls of ``hl.specialize``. ``symbols`` gives the host expression of every run-time number, by name;
+    ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids, ``tunable_calls`` those
+    of ``hl.register_tunable`` to names; ``specialized_calls`` are calls of ``hl.specialize``. ``symbols`` gives the host expression of every run-time number, by name;
     ``late_symbols`` those that are known only right before the launch.
     """
 
@@ -356,6 +389,7 @@ class HostModule:
     source_module: str
     device_source: str
     registered: Mapping[tuple[int, int], int]
+    tunable_calls: Mapping[tuple[int, int], str]
     specialized_calls: frozenset[tuple[int, int]]
     symbols: Mapping[str, str]
     late_symbols: Mapping[str, str]
@@ -369,6 +403,8 @@ class Program:
     roots: tuple[Root, ...]
     host: HostModule
     index_dtype: torch.dtype
+    #: Config keys of the kernel's own, with their values.
+    tunables: tuple[tuple[str, Fragment], ...] = ()
 
     def walk(self) -> Iterator[Op]:
         for root in self.roots:

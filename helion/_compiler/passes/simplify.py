@@ -73,7 +73,10 @@ def keep_carried(op: Op, region: Region, keep: list[int]) -> Op:
     attrs = op.attrs
     assert isinstance(attrs, ForAttrs)
     shift = len(keep) - attrs.carried
-    axes = tuple(replace(a, begin=_shifted(a.begin, shift), end=_shifted(a.end, shift)) for a in attrs.axes)
+    axes = tuple(
+        replace(a, begin=_shifted(a.begin, shift), end=_shifted(a.end, shift), jagged=_shifted(a.jagged, shift))
+        for a in attrs.axes
+    )
     return Op(
         "for",
         (*(op.operands[i] for i in keep), *op.operands[attrs.carried :]),

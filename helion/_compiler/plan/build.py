@@ -110,6 +110,7 @@ class _Planner:
             launch=self.launch(),
             boxes=self.boxes,
             origin_lines=self.settings.output_origin_lines,
+            tunables={name: self.config[name] for name, _ in self.program.tunables},
             full_masked=frozenset(
                 b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)
             ),
@@ -171,7 +172,7 @@ class _Planner:
             return AxisPlan(block=axis.block, masked=not axis.scalar and self.sizes[axis.block] != 1)
         extent = axis.end - axis.begin
         step = axis.step if axis.scalar else self.sizes[axis.block]
-        masked = not axis.scalar and self.is_ragged(extent, axis.block)
+        masked = not axis.scalar and (axis.jagged is not None or self.is_ragged(extent, axis.block))
         if isinstance(extent, int) and isinstance(step, int):
             extent = max(extent, 0)
         return AxisPlan(block=axis.block, masked=masked, count=cdiv(extent, step))  # type: ignore[arg-type]
@@ -254,8 +255,9 @@ def _short(source: str) -> str:
 
 def host_parts(expr: Expr) -> list[Expr]:
     """The largest parts of an expression that do not depend on block sizes."""
-    if all(leaf.op == "host" for leaf in expr.leaves()):
-        return [expr]
+    kinds = {leaf.op for leaf in expr.leaves()}
+    if "block" not in kinds:
+        return [expr] if "host" in kinds else []
     return [part for arg in expr.args if isinstance(arg, Expr) for part in host_parts(arg)]
 
 

@@ -108,6 +108,7 @@ class Plan:
     launch: LaunchPlan
     origin_lines: bool
     full_masked: frozenset[int]
+    tunables: Mapping[str, Any]
     #: Accesses that do not use pointers, by op.
     boxes: Mapping[int, Box]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..._shapes import hint_of, next_power_of_2
+from ..._shapes import Expr, hint_of, next_power_of_2
 from ..ir.grammar import Block, Program
 
 
@@ -20,6 +20,14 @@ def padded_extent(block: Block) -> int:
     return max(next_power_of_2(hint_of(block.extent)), block.min_size)
 
 
+def fixed_size(block: Block, config: Mapping[str, Any]) -> int:
+    """The size the kernel gave a block: a constant, or a function of its tunables."""
+    if isinstance(block.size, Expr):
+        return max(int(block.size.evaluate(lambda leaf: config[leaf.args[0]])), 1)
+    assert isinstance(block.size, int)
+    return block.size
+
+
 def block_sizes(program: Program, rollable: tuple[int, ...], config: Mapping[str, Any]) -> dict[int, int]:
     """The size in elements of every block of the program, by block id."""
     tunable = [block.id for block in program.blocks if block.tunable]
@@ -29,6 +37,5 @@ def block_sizes(program: Program, rollable: tuple[int, ...], config: Mapping[str
         if block.kind == "full":
             sizes[block.id] = looped.get(block.id) or padded_extent(block)
         elif not block.tunable:
-            assert isinstance(block.size, int)
-            sizes[block.id] = block.size
+            sizes[block.id] = fixed_size(block, config)
     return sizes

@@ -104,6 +104,11 @@ def build_space(
     )
     fields += _launch_fields(seen, target, absent)
     fields += _memory_fields(seen)
+    taken = {field.key for field in fields} | set(absent)
+    for name, choices in program.tunables:
+        if name in taken:
+            raise exc.TunableNameConflict(name=name)
+        fields.append(Scalar(key=name, fragment=choices, initial=choices.default()))
     return ConfigSpace(
         kernel=program.host.name,
         target=target,
@@ -163,7 +168,7 @@ def _block_slots(seen: Survey, chunks: Sequence[Chunk], target: Target) -> tuple
 def _highest(block: Block, seen: Survey, outer: Mapping[int, int]) -> int:
     if block.id in seen.inner:
         around = seen.blocks[seen.inner[block.id]]
-        return outer.get(around.id, int(around.size or OPEN_MAXIMUM))
+        return outer.get(around.id, OPEN_MAXIMUM if around.size is None else int(hint_of(around.size)))
     extent = _extent(block)
     if extent is None:
         natural = max(next_power_of_2(0 if block.extent is None else hint_of(block.extent)), OPEN_MAXIMUM)
@@ -288,7 +293,7 @@ def _range_entries(seen: Survey) -> tuple[RangeEntries, list[_RangeSlot]]:
 def _is_static(block: Block, axis: LoopAxis) -> bool:
     if not (isinstance(axis.begin, int) and isinstance(axis.end, int)):
         return False
-    step = axis.step if axis.scalar else block.size or 1
+    step = axis.step if axis.scalar else 1 if block.size is None else block.size
     return isinstance(step, int) and step > 0 and cdiv(axis.end - axis.begin, step) <= STATIC_TRIPS
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import exc
 from ..._compiler.ir.grammar import Block, Bound, OperandRef
-from ..._compiler.plan.sizes import padded_extent
+from ..._compiler.plan.sizes import fixed_size, padded_extent
 from ..._shapes import cdiv, hint_of
 from ...config import Config
 from ...hardware import Target
@@ -119,7 +119,7 @@ class ConfigSpace:
         A tile's is its slot's, or fixed by the kernel; 1 for ``hl.grid``; for a whole dimension the chunk, else its
         extent rounded up to a power of two (as seen when binding, where extents differ from call to call).
         """
-        sizes = {block.id: _fixed_size(block) for block in self.survey.blocks}
+        sizes = {block.id: _fixed_size(block, config) for block in self.survey.blocks}
         sizes.update(zip(self.tunable, config["block_sizes"], strict=True))
         for block, chunk in zip(self.rollable, config["reduction_loops"], strict=True):
             if chunk is not None:
@@ -290,10 +290,10 @@ def _asks_for_nothing(value: Any) -> bool:
     return value is None or value is False
 
 
-def _fixed_size(block: Block) -> int:
+def _fixed_size(block: Block, config: Mapping[str, Any]) -> int:
     if block.kind == "full":
         return padded_extent(block)
-    return 1 if block.size is None else int(block.size)
+    return 1 if block.size is None else fixed_size(block, config)
 
 
 def _seen(bound: Bound) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ from .... import exc
 from ...._names import RESERVED, NameSpace
 from ...._shapes import Dim, Dims, Expr, Number
 from ...ir.grammar import (
+    AsmAttrs,
     Bound,
     DotAttrs,
     ForAttrs,
+    InlineAttrs,
     IotaAttrs,
     LoopAxis,
     MaskAttrs,
@@ -25,6 +28,7 @@ from ...ir.grammar import (
     Operand,
     OperandRef,
     PointwiseAttrs,
+    PrintAttrs,
     ReduceAttrs,
     Region,
     TileAttrs,
@@ -50,6 +54,9 @@ class Active:
     mask: str = ""
     begin: str = "0"
     end: str = ""
+    #: Of a jagged loop: the mask with the rows' dimensions before the loop's, and the blocks of those.
+    rows_mask: str = ""
+    rows: tuple[int, ...] = ()
 
 
 @dataclass
@@ -72,7 +79,7 @@ def render_kernel(plan: Plan, phase: int) -> list[str]:
     helpers = [
         line
         for text, name in emitter.helpers.items()
-        for line in (*text.replace("_combine(", f"{name}(", 1).split("\n"), "", "")
+        for line in (*(text.replace("_combine(", f"{name}(", 1) if name else text).split("\n"), "", "")
     ]
     return [*helpers, *kernel]
 
@@ -149,6 +156,8 @@ class _Emitter:
             return self.number_names[number.key]
         if number.op == "block":
             return self.plan.blocks[number.args[0]].symbol
+        if number.op == "tunable":
+            return repr(self.plan.tunables[number.args[0]])
         return f"({number.combine(self.number)})"
 
     def operand(self, operand: Operand) -> str:
@@ -222,7 +231,10 @@ class _Emitter:
     def op_full(self, op: Op) -> None:
         (fill,) = op.operands
         text = literal(fill, op.result.dtype) if not isinstance(fill, Value) else self.operand(fill)
-        self.assign(op, "full", f"tl.full({self.shape(op.result.dims)}, {text}, {TRITON_DTYPES[op.result.dtype]})")
+        negative_zero = isinstance(fill, float) and fill == 0 and math.copysign(1.0, fill) < 0
+        # Triton makes +0.0 of every constant that equals zero
+        made = f"tl.full({self.shape(op.result.dims)}, {'0.0' if negative_zero else text}, {TRITON_DTYPES[op.result.dtype]})"
+        self.assign(op, "full", f"{made} * -1.0" if negative_zero else made)
 
     def op_pointwise(self, op: Op) -> None:
         assert isinstance(op.attrs, PointwiseAttrs)
@@ -346,9 +358,23 @@ class _Emitter:
         for position in along:
             block = dims[position].block
             loop = self.scope.active.get(block) if block is not None else None
-            if loop is not None and loop.mask:
+            if loop is not None and loop.rows_mask:
+                parts.append(self.jagged_mask(loop, dims, position))
+            elif loop is not None and loop.mask:
                 parts.append(self.spread(loop.mask, (position,), len(dims)))
         return " & ".join(parts)
+
+    def jagged_mask(self, loop: Active, dims: Dims, position: int) -> str:
+        """The lanes of a jagged loop that exist in their row; a value without the rows' dimensions has no such lanes."""
+        rows = [i for block in loop.rows for i, d in enumerate(dims) if d.block == block]
+        if len(rows) != len(loop.rows):
+            raise exc.InvalidJaggedTileUsage(
+                "a value has the jagged dimension but not that of the rows, so that it cannot be known which lanes exist."
+            )
+        wanted = [*rows, position]
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        text = loop.rows_mask if order == sorted(order) else f"tl.permute({loop.rows_mask}, {order})"
+        return self.spread(text, sorted(wanted), len(dims))
 
     def spread(self, text: str, positions: Sequence[int], rank: int) -> str:
         """A value whose dimensions stand at ``positions`` of ``rank`` dimensions, with 1 elsewhere."""
@@ -494,6 +520,33 @@ class _Emitter:
     def op_split(self, op: Op) -> None:
         ops_lanes.split(self, op)
 
+    def op_print(self, op: Op) -> None:
+        assert isinstance(op.attrs, PrintAttrs)
+        values = [self.operand(o) for o in op.operands]
+        self.lines.add(f"tl.device_print({', '.join([repr(op.attrs.prefix), *values])})")
+
+    def op_inline(self, op: Op) -> None:
+        assert isinstance(op.attrs, InlineAttrs)
+        operands = [self.operand(o) for o in op.operands]
+        for helper in op.attrs.helpers:
+            self.helpers[helper] = ""
+        *before, last = (line.format(*operands) for line in op.attrs.lines)
+        for line in before:
+            self.lines.add(line)
+        names = [self.names.define(r, "inline") for r in op.results]
+        self.lines.add(f"{', '.join(names)} = {last}" if names else last)
+
+    def op_asm(self, op: Op) -> None:
+        attrs = op.attrs
+        assert isinstance(attrs, AsmAttrs)
+        dtypes = [TRITON_DTYPES[d] for d in attrs.dtypes]
+        kind = dtypes[0] if len(dtypes) == 1 else f"({', '.join(dtypes)})"
+        operands = attrs.places.format(*(self.operand(o) for o in op.operands))
+        names = [self.names.define(r, "asm") for r in op.results]
+        self.lines.add(
+            f"{', '.join(names)} = tl.inline_asm_elementwise({attrs.asm!r}, {attrs.constraints!r}, [{operands}], dtype={kind}, is_pure={attrs.is_pure}, pack={attrs.pack})"
+        )
+
     def op_random(self, op: Op) -> None:
         ops_lanes.random(self, op)
 
@@ -574,6 +627,21 @@ class _Emitter:
         if self.wide and not range_plan.static:
             self.lines.add(f"{offset} = tl.cast({offset}, tl.int64)")
         self.activate(axis, offset, chosen.masked, begin, end)
+        if axis.jagged is not None:
+            self.jagged(axis, op)
+
+    def jagged(self, axis: LoopAxis, op: Op) -> None:
+        """The mask of a jagged loop: lanes within each row's own length."""
+        assert axis.jagged is not None
+        lengths = op.operands[axis.jagged.at]
+        assert isinstance(lengths, Value)
+        loop = self.scope.active[axis.block]
+        rank = len(lengths.dims)
+        lanes = f"{loop.index}[{', '.join(['None'] * rank)}, :]"
+        rows = f"{self.names.of(lengths)}[{', '.join([':'] * rank)}, None]"
+        loop.rows_mask = self.names.fresh(f"rows_mask_{axis.block}")
+        loop.rows = tuple(d.blocks[0] for d in lengths.dims)
+        self.lines.add(f"{loop.rows_mask} = {lanes} < {rows}")
 
     def activate(self, axis: LoopAxis, offset: str, masked: bool, begin: str, end: str) -> None:
         """Enter a loop over an axis whose current position is ``offset``."""

@@ -150,6 +150,8 @@ class _Host:
     def leaf(self, expr: Expr) -> str:
         if expr.op == "block":
             return str(self.plan.size(expr.args[0]))
+        if expr.op == "tunable":
+            return repr(self.plan.tunables[expr.args[0]])
         self.used[expr.args[0]] = None
         return str(expr.args[0])
 
@@ -193,6 +195,8 @@ class _Rewriter(ast.NodeTransformer):
         key = (node.lineno, node.col_offset)
         if key in sizes:
             return ast.Constant(self.host.plan.size(sizes[key]))
+        if key in self.host.module.tunable_calls:
+            return ast.Constant(self.host.plan.tunables[self.host.module.tunable_calls[key]])
         if key in self.host.module.specialized_calls:
             return self.visit(node.args[0])
         return self.generic_visit(node)

@@ -1,0 +1,28 @@
+"""Refuses what a target cannot do at all, before anything is generated for it."""
+
+from __future__ import annotations
+
+import torch
+
+from ... import exc
+from ..._shapes import dtype_name
+from ...hardware import Target
+from ..ir.grammar import Program
+
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def check_support(program: Program, target: Target) -> Program:
+    """e4m3 needs a target with 8-bit floats; on others Triton has no such type."""
+    if target.has("fp8"):
+        return program
+    for op in program.walk():
+        for value in (*op.results, *op.values()):
+            if value.dtype is torch.float8_e4m3fn or (op.kind == "dot" and value.dtype in _FLOAT8):
+                raise exc.BackendUnsupported(
+                    what=f"{dtype_name(value.dtype)} on {target}",
+                    backend="Triton",
+                    remedy="; use bfloat16 there, or a target with 8-bit floats such as sm_90",
+                    location=op.location,
+                )
+    return program

@@ -1,0 +1,38 @@
+"""Ways out of the language: printing, inline Triton, inline assembly, Triton functions of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._registry import declare
+
+
+@declare("device")
+def device_print(prefix: str, *values: Any) -> None:
+    """Print ``prefix`` (a string literal) and values from every program, as ``triton.language.device_print``."""
+
+
+@declare("device")
+def inline_triton(triton_source: str, args: Any, output_like: Any) -> Any:
+    """Triton statements written out, with ``{0}`` or ``{name}`` where arguments go; the last line is an expression.
+
+    ``args`` is a list or a dict of values; ``output_like`` a tile, a tuple of tiles, or None for no result, whose shapes
+    and dtypes the expression must have.
+    """
+
+
+@declare("device")
+def triton_kernel(function: Any, args: Any, output_like: Any) -> Any:
+    """Call a ``@triton.jit`` function of the user's (or its source), whose text is copied into the generated module.
+
+    ``args`` is a list or a dict by parameter name; ``output_like`` as for ``inline_triton``.
+    """
+
+
+@declare("device")
+def inline_asm_elementwise(
+    asm: str, constraints: str, args: list[Any], dtype: torch.dtype | list[torch.dtype], is_pure: bool, pack: int
+) -> Any:
+    """Inline assembly on the elements of tiles, as ``triton.language.inline_asm_elementwise``."""

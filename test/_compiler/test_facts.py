@@ -1,0 +1,556 @@
+"""Facts of small kernels, as values."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import helion.language as hl
+from helion._compiler.context import CompileContext
+from helion._compiler.facts.collect import collect_facts
+from helion._compiler.facts.liveness import maximal
+from helion._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
+from helion._compiler.ir.grammar import Program
+from helion._compiler.passes.rolling import rollable_blocks
+from helion._compiler.pipeline import front_end
+from helion.hardware import target
+from helion.settings import Settings
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def traced(fn: Callable[..., Any], *args: Any, **settings: Any) -> tuple[Program, tuple[int, ...]]:
+    context = CompileContext(
+        settings=Settings(**settings), target=target("sm_90"), device=torch.device("cpu"), index_dtype=torch.int32
+    )
+    arguments = dict(zip(inspect.signature(fn).parameters, args, strict=True))
+    program = front_end(fn, arguments, context, frozenset()).program
+    return program, rollable_blocks(program)[0]
+
+
+def facts_of(fn: Callable[..., Any], *args: Any, **settings: Any) -> KernelFacts:
+    return collect_facts(*traced(fn, *args, **settings))
+
+
+# --- kernels -------------------------------------------------------------------------------------------------------------
+
+
+def add(x, y):
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] + y[tile]
+    return out
+
+
+def softmax(x):
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :], dim=-1)
+    return out
+
+
+def row_sum(x):
+    out = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile, :].to(torch.float32).sum(-1)
+    return out
+
+
+def cross_entropy(logits, labels):
+    n, classes = logits.size()
+    flat = logits.view(-1)
+    losses = torch.empty([n], dtype=torch.float32, device=logits.device)
+    for tile in hl.tile(n):
+        row = logits[tile, :].to(torch.float32)
+        highest = torch.amax(row, dim=-1)
+        total = torch.sum(torch.exp(row - highest[:, None]), dim=-1)
+        picked = hl.load(flat, [tile.index * classes + labels[tile]]).to(torch.float32)
+        losses[tile] = torch.log(total) + highest - picked
+    return losses
+
+
+def two_pass_softmax(x):
+    m, n = x.size()
+    out = torch.empty_like(x)
+    for tile_m in hl.tile(m):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            values = x[tile_m, tile_n].to(torch.float32)
+            raised = torch.maximum(highest, torch.amax(values, dim=1))
+            total = total * torch.exp(highest - raised) + torch.sum(torch.exp(values - raised[:, None]), dim=1)
+            highest = raised
+        for tile_n in hl.tile(n):
+            out[tile_m, tile_n] = torch.exp(x[tile_m, tile_n].to(torch.float32) - highest[:, None]) / total[:, None]
+    return out
+
+
+def wide_sum(x):
+    m, n = x.size()
+    out = torch.empty([m], dtype=x.dtype, device=x.device)
+    block_n = hl.register_block_size(n)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, block_n], dtype=torch.float32)
+        for tile_n in hl.tile(n, block_size=block_n):
+            acc += x[tile_m, tile_n].to(torch.float32)
+        out[tile_m] = acc.sum(-1)
+    return out
+
+
+def norm_gradient(x, grad, weight):
+    m, n = x.size()
+    n = hl.specialize(n)
+    block = hl.register_block_size(m)
+    partial = torch.empty([(m + block - 1) // block, n], dtype=torch.float32, device=x.device)
+    grad_x = torch.empty_like(x)
+    for outer in hl.tile(m, block_size=block):
+        acc = hl.zeros([n], dtype=torch.float32)
+        for inner in hl.tile(outer.begin, outer.end):
+            row, upper = x[inner, :].to(torch.float32), grad[inner, :].to(torch.float32)
+            acc += (row * upper).sum(0)
+            grad_x[inner, :] = upper * weight[:] - row * (row * upper).mean(-1, keepdim=True)
+        partial[outer.id, :] = acc
+    return partial, grad_x
+
+
+def matmul(x, y):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def matmul_cast(x, y):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = acc + torch.mm(x[tile_m, tile_k].to(torch.bfloat16), y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def bmm(a, b):
+    batch, m, k = a.size()
+    n = b.size(2)
+    out = torch.empty([batch, m, n], dtype=a.dtype, device=a.device)
+    for tile_b, tile_m, tile_n in hl.tile([batch, m, n]):
+        acc = hl.zeros([tile_b, tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.baddbmm(acc, a[tile_b, tile_m, tile_k], b[tile_b, tile_k, tile_n])
+        out[tile_b, tile_m, tile_n] = acc
+    return out
+
+
+def _epilogue(name: str, n: int = 1000) -> KernelFacts:
+    return facts_of(EPILOGUES[name], tensor(512, 256), tensor(256, n))
+
+
+def matmul_rms_norm(x, y):
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        out[tile_m, :] = acc * torch.rsqrt((acc * acc).mean(-1, keepdim=True) + 1e-6)
+    return out
+
+
+def matmul_layer_norm(x, y):
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        variance, mean = torch.var_mean(acc, dim=-1, keepdim=True, correction=0)
+        out[tile_m, :] = (acc - mean) * torch.rsqrt(variance + 1e-5)
+    return out
+
+
+def matmul_softmax(x, y):
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        out[tile_m, :] = torch.softmax(acc, dim=-1)
+    return out
+
+
+def matmul_logsumexp(x, y):
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        highest = torch.amax(acc, dim=-1)
+        out[tile_m] = highest + torch.log(torch.sum(torch.exp(acc - highest[:, None]), dim=-1))
+    return out
+
+
+def matmul_max(x, y):
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        out[tile_m] = torch.amax(acc, dim=-1)
+    return out
+
+
+EPILOGUES = {
+    "rms_norm": matmul_rms_norm,
+    "layer_norm": matmul_layer_norm,
+    "softmax": matmul_softmax,
+    "logsumexp": matmul_logsumexp,
+    "max": matmul_max,
+}
+
+
+def attention(q, k, v):
+    m, n, d = q.size(1), k.size(2), hl.specialize(q.size(2))
+    out = torch.empty_like(q)
+    for tile_b, tile_m in hl.tile([q.size(0), m]):
+        highest = hl.full([tile_b, tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_b, tile_m], dtype=torch.float32)
+        acc = hl.zeros([tile_b, tile_m, d], dtype=torch.float32)
+        queries = q[tile_b, tile_m, :]
+        for tile_n in hl.tile(n):
+            scores = torch.bmm(queries, k[tile_b, :, tile_n]).to(torch.float32)
+            raised = torch.maximum(highest, torch.amax(scores, -1))
+            weights = torch.exp2(scores - raised[:, :, None])
+            alpha = torch.exp2(highest - raised)
+            total = total * alpha + torch.sum(weights, -1)
+            acc = torch.baddbmm(acc * alpha[:, :, None], weights.to(v.dtype), v[tile_b, tile_n, :])
+            highest = raised
+        out[tile_b, tile_m, :] = (acc / total[:, :, None]).to(out.dtype)
+    return out
+
+
+def transpose(x):
+    m, n = x.size()
+    out = torch.empty([n, m], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        out[tile_n, tile_m] = x[tile_m, tile_n].T
+    return out
+
+
+def every_other(x):
+    n = x.size(0) // 2
+    out = torch.empty([n], dtype=x.dtype, device=x.device)
+    for tile in hl.tile(n):
+        out[tile] = x[tile.index * 2] + x[tile.index * 2 + 1]
+    return out
+
+
+def look_up(table, index):
+    out = torch.empty([index.size(0), table.size(1)], dtype=table.dtype, device=table.device)
+    for tile_i, tile_f in hl.tile(out.size()):
+        out[tile_i, tile_f] = table[index[tile_i], tile_f]
+    return out
+
+
+def scan(x):
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.cumsum(x[tile, :], dim=1)
+    return out
+
+
+def count(x, out):
+    for tile in hl.tile(x.size(0)):
+        hl.atomic_add(out, [x[tile]], 1)
+    return out
+
+
+# --- axes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_axes_of_a_reduction() -> None:
+    facts = facts_of(softmax, tensor(100, 1000))
+    rows, columns = facts.axes
+    assert (rows.block_id, rows.kind, rows.extent, rows.padded, rows.on_grid) == (0, "tile", 100, 128, True)
+    assert (columns.block_id, columns.kind, columns.extent, columns.padded, columns.on_grid) == (1, "full", 1000, 1024, False)  # fmt: skip
+    assert columns.rollable and not rows.rollable and rows.static
+    assert facts.grid_axes == (0,) and facts.num_roots == 1
+    assert [axis.block_id for axis in facts.tunable_axes] == [0]
+    assert [axis.block_id for axis in facts.rolled_axes] == [1]
+
+
+def test_axes_of_loops() -> None:
+    facts = facts_of(norm_gradient, tensor(4096, 512), tensor(4096, 512), tensor(512))
+    outer, feature, inner = facts.axes
+    assert (inner.extent, inner.padded, inner.outer, inner.loops, inner.on_grid) == (None, 0, outer.block_id, (1,), False)  # fmt: skip
+    assert not feature.rollable and feature.kind == "full"
+    assert [(r.region, r.kind, r.parent, r.axes) for r in facts.regions] == [
+        (0, "root", None, (outer.block_id,)),
+        (1, "loop", 0, (inner.block_id,)),
+    ]
+    assert facts.enclosing_axes(1) == (outer.block_id, inner.block_id)
+
+
+def test_dynamic_extents_are_hints() -> None:
+    facts = facts_of(matmul, tensor(256, 64), tensor(64, 128), static_shapes=False)
+    assert [(axis.extent, axis.static) for axis in facts.axes] == [(256, False), (128, False), (64, False)]
+    assert facts.matmuls[0].static_m is None
+
+
+# --- reductions ----------------------------------------------------------------------------------------------------------
+
+
+def only(facts: KernelFacts) -> ReductionFact:
+    (fact,) = facts.reductions
+    return fact
+
+
+def test_softmax() -> None:
+    fact = only(facts_of(softmax, tensor(64, 1000)))
+    assert (fact.axis, fact.region, fact.category, fact.extent, fact.names) == (1, 0, "full_slice", 1000, ("max", "sum"))
+    assert (fact.itemsize, fact.input_load_itemsize, fact.num_loads) == (4, 2, 1)
+    assert fact.re_read and fact.re_read_slot == 0 and fact.store_only_re_read
+    assert fact.body_live_tiles == 2 and fact.carried_2d == 0
+    assert set(fact.live_tiles) == {((0, 1), 4), ((0,), 4)}
+    assert fact.sized and fact.full_extent and not fact.per_feature_accumulator
+
+
+def test_rows_read_once() -> None:
+    fact = only(facts_of(row_sum, tensor(64, 1000)))
+    assert not fact.re_read and fact.re_read_slot is None and not fact.store_only_re_read
+    assert set(fact.live_tiles) == {((0, 1), 2), ((0, 1), 4)}  # the loaded row and its fp32 copy
+
+
+def test_a_gather_of_the_reduced_tensor_is_no_second_read_of_its_rows() -> None:
+    facts = facts_of(cross_entropy, tensor(64, 1000), tensor(64, dtype=torch.int64))
+    fact = only(facts)
+    assert fact.re_read and not fact.store_only_re_read
+    assert [op.gathered for op in facts.memory_ops if op.kind == "load"] == [False, False, True]
+    assert facts.memory_ops[0].reductions_fed == ((1, 2),)
+
+
+def test_rows_that_the_kernel_walks_over() -> None:
+    fact = only(facts_of(two_pass_softmax, tensor(64, 1000)))
+    assert (fact.category, fact.region, fact.extent) == ("user_tile", 1, 1000)
+    assert fact.re_read and fact.re_read_slot == 0  # the second loop loads the row again
+
+
+def test_a_carried_tile() -> None:
+    facts = facts_of(wide_sum, tensor(64, 1000))
+    fact = only(facts)
+    assert (fact.category, fact.region, fact.carried_2d, fact.num_loads) == ("user_tile", 0, 1, 1)
+    assert not fact.re_read
+    (carried,) = facts.accumulators
+    assert (carried.loop, carried.itemsize, carried.of_dot) == (1, 4, False)
+    assert carried.axes == (facts.grid_axes[0], fact.axis)
+    assert fact.body_live_tiles == 3  # the sum so far, the row, and the new sum
+
+
+def test_a_gradient_per_feature() -> None:
+    facts = facts_of(norm_gradient, tensor(4096, 512), tensor(4096, 512), tensor(512))
+    outer, feature, inner = (axis.block_id for axis in facts.axes)
+    by_axis = {fact.axis: fact for fact in facts.reductions}
+    rows, features = by_axis[inner], by_axis[feature]
+    assert rows.per_feature_accumulator and rows.feature_footprint == 512 * 4
+    assert (rows.category, rows.extent) == ("user_tile", 0)
+    assert not features.per_feature_accumulator and features.category == "full_slice"
+    assert facts.primary_reduction == features
+    assert all(outer not in axes for fact in facts.reductions for axes, _ in fact.live_tiles)
+
+
+def test_footprint_is_exact() -> None:
+    facts = facts_of(softmax, tensor(64, 1000))
+    sizes = {0: 4, 1: 256}
+    assert facts.footprint(only(facts).live_tiles, sizes) == 2 * 4 * 256 * 4 + 4 * 4
+    assert facts.footprint((((0, 1), 2),), {0: 4}) == 4 * 1024 * 2  # left out: held whole
+
+
+# --- matrix products -----------------------------------------------------------------------------------------------------
+
+
+def dot(facts: KernelFacts) -> MatmulFact:
+    (fact,) = facts.matmuls
+    return fact
+
+
+def test_matmul() -> None:
+    facts = facts_of(matmul, tensor(256, 64), tensor(64, 128))
+    fact = dot(facts)
+    assert (fact.m_block_id, fact.n_block_id, fact.k_block_id) == (0, 1, 2)
+    assert (fact.static_m, fact.static_n, fact.static_k) == (256, 128, 64)
+    assert (fact.lhs_rank, fact.rhs_rank, fact.batch_axes) == (2, 2, ())
+    assert (fact.lhs_dtype, fact.rhs_dtype, fact.acc_dtype, fact.out_dtype) == (BF16, BF16, FP32, BF16)
+    assert (fact.lhs_layout, fact.rhs_layout) == ("k_major", "mn_major")
+    assert (fact.lhs_prologue, fact.rhs_prologue, fact.cast_bytes) == (False, False, 0)
+    assert fact.accumulator_loop == 1 and fact.consumes == ()
+    assert [op.matmul_operand for op in facts.memory_ops] == ["lhs", "rhs", None]
+    assert [(s.role, s.axes, s.itemsize, s.direct) for s in facts.staged] == [
+        ("lhs", (0, 2), 2, True),
+        ("rhs", (2, 1), 2, True),
+    ]
+    assert [a.of_dot for a in facts.accumulators] == [True]
+    # the operands are in shared memory; the sum is carried, then narrowed for the store
+    assert set(facts.resident_tiles[0]) == {(((0, 1), 4),), (((0, 1), 2),)}
+
+
+def test_operand_layouts_and_casts() -> None:
+    fact = dot(facts_of(matmul, tensor(64, 256).T, tensor(128, 64).T))
+    assert (fact.lhs_layout, fact.rhs_layout) == ("mn_major", "k_major")
+    cast = dot(facts_of(matmul_cast, tensor(256, 64, dtype=FP32), tensor(64, 128)))
+    assert cast.lhs_prologue and not cast.rhs_prologue and cast.cast_bytes == 0  # narrowed, not widened
+    assert cast.accumulator_loop == 1 and cast.lhs_dtype == BF16 and cast.out_dtype == FP32
+
+
+def test_bmm() -> None:
+    fact = dot(facts_of(bmm, tensor(16, 256, 64), tensor(16, 64, 128)))
+    assert (fact.lhs_rank, fact.batch_axes, fact.m_block_id, fact.n_block_id, fact.k_block_id) == (3, (0,), 1, 2, 3)
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_reduction_epilogues(name: str) -> None:
+    for n, padded in ((1000, 1024), (64, 64)):
+        facts = _epilogue(name, n)
+        fact = facts.matmul_with_reduction_epilogue
+        assert fact is not None
+        assert fact.matmul is facts.matmuls[0] and fact.reduction is facts.reductions[0]
+        assert fact.n_extent == padded
+        assert facts.axes[fact.m_block_id].name == "tile_m" and facts.axes[fact.k_block_id].name == "tile_k"
+        assert fact.n_block_id is None
+        assert fact.reduction.axis == fact.matmul.n_axis
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args"),
+    [
+        (matmul, (tensor(64, 64), tensor(64, 64))),
+        (softmax, (tensor(64, 64),)),
+        (add, (tensor(64, 64), tensor(64, 64))),
+        (attention, (tensor(4, 64, 32), tensor(4, 32, 64), tensor(4, 64, 32))),
+    ],
+)
+def test_no_reduction_epilogue(kernel: Any, args: Any) -> None:
+    assert facts_of(kernel, *args).matmul_with_reduction_epilogue is None
+
+
+def test_attention() -> None:
+    facts = facts_of(attention, tensor(8, 512, 64), tensor(8, 64, 512), tensor(8, 512, 64))
+    fact = facts.attention
+    assert fact is not None
+    names = {axis.name: axis.block_id for axis in facts.axes}
+    assert fact.query_axis == names["tile_m"] and fact.key_axis == names["tile_n"]
+    assert fact.head_axis == fact.value_axis == names["r0"]
+    assert (fact.scores.number, fact.output.number, fact.output.consumes) == (0, 1, (0,))
+    assert fact.scores.accumulator_loop is None and fact.output.accumulator_loop == 1
+    assert facts_of(matmul, tensor(64, 64), tensor(64, 64)).attention is None
+
+
+# --- elementwise ---------------------------------------------------------------------------------------------------------
+
+
+def test_add() -> None:
+    facts = facts_of(add, tensor(64, 1024), tensor(64, 1024))
+    fact = facts.pointwise
+    assert fact is not None
+    assert (fact.total_numel, fact.slab_numel, fact.storage_itemsize, fact.compute_itemsize) == (65536, 3, 2, 2)
+    assert (fact.contiguous_axes, fact.sfu_ops, fact.gather_stride, fact.max_op_slab) == ((1,), 0, 1, 1)
+    assert facts.work[0].ops == 1
+
+
+def test_a_broadcast_operand_is_smaller_than_the_problem() -> None:
+    facts = facts_of(add, tensor(64, 1024), torch.empty(1, 1024, dtype=FP32, device="meta").expand(64, 1024))
+    fact = facts.pointwise
+    assert fact is not None
+    assert [op.accessed_numel for op in facts.memory_ops] == [65536, 1024, 65536]
+    assert (fact.slab_numel, fact.storage_itemsize, fact.compute_itemsize) == (2, 2, 4)
+
+
+def test_transposed_accesses_disagree_on_the_contiguous_axis() -> None:
+    fact = facts_of(transpose, tensor(64, 128)).pointwise
+    assert fact is not None and fact.contiguous_axes == (0, 1)
+
+
+def test_index_scales() -> None:
+    facts = facts_of(every_other, tensor(4096))
+    assert [op.scales for op in facts.memory_ops] == [(2,), (2,), (1,)]
+    assert [op.subscript_axes for op in facts.memory_ops] == [(0,), (0,), (0,)]
+    assert facts.pointwise is not None and facts.pointwise.gather_stride == 2
+
+
+def test_indices_do_not_widen_the_arithmetic() -> None:
+    facts = facts_of(look_up, tensor(1000, 64), tensor(256, dtype=torch.int64))
+    assert facts.pointwise is not None and facts.pointwise.compute_itemsize == 2
+    assert [op.gathered for op in facts.memory_ops] == [False, True, False]
+
+
+def test_scans_and_atomics_are_no_elementwise_kernels() -> None:
+    scanned = facts_of(scan, tensor(64, 128))
+    assert scanned.pointwise is None and [(s.kind, s.axis) for s in scanned.scans] == [("scan", 1)]
+    counted = facts_of(count, tensor(64, dtype=torch.int64), tensor(10, dtype=torch.int32))
+    assert counted.pointwise is None
+    assert [(a.kind, a.name, a.gathered) for a in counted.atomics] == [("atomic", "out", True)]
+
+
+# --- the rest ------------------------------------------------------------------------------------------------------------
+
+
+def test_only_snapshots_that_no_other_contains_are_kept() -> None:
+    one, two = ((0, 1), 4), ((1,), 4)
+    assert maximal({(one,), (one, two), (one, one), (two,), ()}) == ((one, one), (one, two))
+
+
+def test_what_is_held_across_reductions() -> None:
+    facts = facts_of(softmax, tensor(64, 1000))
+    assert facts.held_tiles == facts.resident_tiles
+    streamed = facts_of(row_sum, tensor(64, 1000))
+    assert set(streamed.held_tiles[0]) == {(((0,), 4),), (((0,), 2),)}  # the row is summed up while it is loaded
+    assert any(((0, 1), 4) in tiles for tiles in streamed.resident_tiles[0])
+
+
+def test_summary_is_one_line() -> None:
+    for fn, args in ((softmax, (tensor(64, 1000),)), (matmul, (tensor(64, 64), tensor(64, 64)))):
+        assert "\n" not in facts_of(fn, *args).summary()
+    text = facts_of(softmax, tensor(64, 1000)).summary()
+    assert text == (
+        "axes 0:tile grid 64, 1:r0 rolled 1000; "
+        "max+sum over axis 1 (full_slice of 1000, 2 live, re-read); 1 loads, 1 stores"
+    )
+
+
+def test_facts_are_values() -> None:
+    assert facts_of(softmax, tensor(64, 1000)) == facts_of(softmax, tensor(64, 1000))
+    assert facts_of(softmax, tensor(64, 1000)) != facts_of(softmax, tensor(64, 1001))
+
+
+def test_collecting_takes_less_than_a_millisecond() -> None:
+    for fn, args in ((softmax, (tensor(64, 1000),)), (matmul, (tensor(64, 64), tensor(64, 64)))):
+        program, rollable = traced(fn, *args)
+        seconds = []
+        for _ in range(20):
+            start = time.perf_counter()
+            collect_facts(program, rollable)
+            seconds.append(time.perf_counter() - start)
+        assert min(seconds) < 1e-3
