@@ -68,6 +68,10 @@ TRITON_INTERPRET = Knob(
     False,
     "Triton's own interpreter; read to refuse it beside HELION_INTERPRET",
 )
+SKIP_FAST_LAUNCHER = Knob("HELION_SKIP_FAST_LAUNCHER", _bool, False, "launch through Triton's own JITFunction.run")
+MEASURE_COMPILE_TIME = Knob(
+    "HELION_MEASURE_COMPILE_TIME", _bool, False, "count and time every bind, and print a table at exit"
+)
 VERIFY = Knob("HELION_VERIFY", _bool, False, "verify the device IR after every compiler step")
 
 #: Knobs that give the defaults of ``helion.Settings``, by field.

@@ -45,8 +45,8 @@ def reference(declared: Callable[..., Any], evaluate: Evaluate = "padded") -> Ca
     """Register the eager reference of a declared function.
 
     It is called with the arguments of the declared function, tiles replaced by ``Span``, which ``int`` turns into a
-    size. ``evaluate`` is ``padded`` for functions of values, ``once`` for those with side effects (they see only the lanes in
-    range), ``raw`` for those that take tiles as they are.
+    size. ``evaluate`` is ``padded`` for functions of values, ``once`` for those with side effects (they see only the
+    lanes in range), ``raw`` for those that take tiles as they are.
     """
 
     def register(fn: _F) -> _F:

@@ -31,8 +31,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Item:
-    """The index of one dimension (``dim``; None for a new one): ``basic``, or indices whose dimensions start at ``place`` of
-    the result."""
+    """The index of one dimension (``dim``; None for a new one): ``basic``, or ``indices``, whose dimensions start at
+    ``place`` of the result and of which those from ``stop`` on are out of range."""
 
     dim: int | None
     place: int
@@ -223,7 +223,8 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 
 def _expanded(tensor: torch.Tensor, index: Any) -> list[Any]:
-    """The index as one entry per dimension (plus Nones): tuples of tiles spread, ellipsis and missing dimensions filled."""
+    """The index as one entry per dimension (plus Nones): tuples of tiles spread, ellipsis and missing dimensions
+    filled."""
     entries: list[Any] = []
     for entry in index if isinstance(index, (tuple, list)) else (index,):
         entries.extend(entry if isinstance(entry, tuple) else (entry,))
@@ -284,8 +285,8 @@ def fitted_mask(mask: Any, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def fit(value: torch.Tensor, shape: tuple[int, ...], session: Session) -> torch.Tensor | None:
-    """``value`` expanded to ``shape``; where it has all lanes of a block and ``shape`` those in range, it is cut. None when it
-    does not broadcast."""
+    """``value`` expanded to ``shape``; where it has all lanes of a block and ``shape`` those in range, it is cut. None
+    when it does not broadcast."""
     for position in range(1, min(value.ndim, len(shape)) + 1):
         have, want = value.shape[-position], shape[-position]
         if have > want and have != 1 and session.common(have, want) == want:

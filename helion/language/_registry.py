@@ -1,5 +1,5 @@
-"""How ``hl`` functions are declared: signature and documentation here, meaning in the compiler's front end, and an eager
-reference beside the declaration (see ``_reference``)."""
+"""How ``hl`` functions are declared: signature and documentation here, meaning in the compiler's front end, and an
+eager reference beside the declaration (see ``_reference``)."""
 
 from __future__ import annotations
 

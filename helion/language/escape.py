@@ -6,12 +6,20 @@ from typing import Any
 
 import torch
 
-from ._registry import declare
+from .. import exc
+from ._registry import declare, reference
 
 
 @declare("device")
 def device_print(prefix: str, *values: Any) -> None:
     """Print ``prefix`` (a string literal) and values from every program, as ``triton.language.device_print``."""
+
+
+@reference(device_print, "once")
+def _device_print(prefix: str, *values: Any) -> None:
+    if not isinstance(prefix, str):
+        raise exc.InvalidAPIUsage(f"The first argument of hl.device_print must be a string literal, got {prefix!r}.")
+    print(prefix, *values)
 
 
 @declare("device")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._registry import declare
+from .. import exc
+from ..fields import Fragment
+from ._reference import current
+from ._registry import declare, reference
 
 
 @declare("host")
@@ -15,3 +18,15 @@ def register_tunable(name: str, fragment: Any) -> Any:
     numbers, ``BooleanFragment``. Raises ``exc.TunableNameConflict`` for a name that is a config key already,
     ``exc.RegisterTunableArgTypes`` for anything but a string and a fragment.
     """
+
+
+@reference(register_tunable, "raw")
+def _register_tunable(name: str, fragment: Any) -> Any:
+    """The value of the kernel's only config, or else the fragment's default."""
+    if not isinstance(name, str) or not isinstance(fragment, Fragment):
+        raise exc.RegisterTunableArgTypes(got=f"{name!r} and {fragment!r}")
+    config = current().config
+    value = config[name] if config is not None and name in config else fragment.default()
+    if not isinstance(value, (int, float)):
+        raise exc.TunableTypeNotSupported(name=name, got=type(value).__name__)
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ..config import Config
 from ..hardware import Target
 from ..settings import RefMode
 from . import codecache
+from .fast_launch import launcher
 
 if TYPE_CHECKING:
     from .. import pipeline
@@ -30,6 +32,9 @@ else:
     measure = lazy("helion.runtime.measure")
     explain = lazy("helion.runtime.explain")
     ref_mode = lazy("helion.runtime.ref_mode")
+
+#: Keys a printed config has even at their defaults: they are what people look for first.
+_ALWAYS_SHOWN = ("block_sizes", "reduction_loops", "num_warps", "num_stages")
 
 ConfigLike = Config | Mapping[str, Any] | None
 
@@ -72,12 +77,8 @@ class BoundKernel:
         return self.settings.ref_mode is RefMode.EAGER
 
     def is_current(self) -> bool:
-        """Whether the globals that were compiled in still have the values they had."""
-        return "_analysis" not in self.__dict__ or all(
-            known is value or (known == value and type(known) is type(value))
-            for namespace, name, value in self._analysis.traced.globals_read
-            for known in (namespace.get(name),)
-        )
+        """Whether the globals that were compiled in still are what they were."""
+        return self.is_eager or all(guard.holds() for guard in self._analysis.traced.guards)
 
     # --- what the compiler knows -----------------------------------------------------------------------------------------
 
@@ -143,8 +144,15 @@ class BoundKernel:
         module = codecache.load(code.text, self.kernel.name)
         if self.settings.print_output_code and allow_print:
             print(f"# Output code written to: {module.__file__}\n{code.text}", file=sys.stderr)
-        function = getattr(module, self.kernel.name)
-        function.__defaults__ = self.kernel.fn.__defaults__
+        loaded = getattr(module, self.kernel.name)
+        # a copy: the module's own function keeps the launcher it was written with
+        function = types.FunctionType(
+            loaded.__code__, loaded.__globals__, loaded.__name__, self.kernel.fn.__defaults__, loaded.__closure__
+        )
+        function.__kwdefaults__ = {
+            **(loaded.__kwdefaults__ or {}),
+            "_launcher": launcher(loaded.__kwdefaults__["_launcher"], self.target),
+        }
         return function
 
     def _guarded(self, config: Config, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,10 +177,14 @@ class BoundKernel:
         if self._analysis.code(full).plan.needs_alignment:
             run = self._guarded(full, run)
         self._config, self._run = full, run
+        self.kernel._calls.forget()
 
     def format_kernel_decorator(self, config: ConfigLike = None, settings: Any = None) -> str:
         """The decorator line that fixes a config, without the keys at their defaults."""
-        short = self._resolve(config).minimize(self.config_spec)
+        full = self._resolve(config)
+        changed = full.minimize(self._analysis.space)
+        shown = [k for k in full if k in changed or (k in _ALWAYS_SHOWN and full[k] not in ([], None))]
+        short = Config(**{k: full[k] for k in shown})
         static = (settings or self.settings).static_shapes
         extra = (
             f", index_dtype={self.settings.index_dtype!r}" if self.settings.index_dtype not in (None, "auto") else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import textwrap
 import threading
 import types
@@ -20,16 +21,19 @@ from .._names import RESERVED, SHARED_MODULES
 from ..config import Config
 from ..language.constants import ConstExpr
 from ..settings import RefMode, Settings
+from . import bind_times
 from .bound import BoundKernel
-from .launcher import register_source
-from .specialization import Keys, aliasing, pick
+from .dispatch import Calls, dispatchable
+from .launcher import DEFAULT_TARGET, register_source
+from .specialization import CONCRETE_TENSORS, Key, arguments_key, pick
 
 if TYPE_CHECKING:
     from . import ref_mode
 else:
     ref_mode = lazy("helion.runtime.ref_mode")
 
-DEFAULT_TARGET = "sm_90"
+#: Attributes that calls which were prepared for speed have read.
+_ASSUMED = frozenset(("fn", "settings", "configs", "key", "signature"))
 
 
 class Kernel:
@@ -38,6 +42,10 @@ class Kernel:
     One ``Kernel`` holds a ``BoundKernel`` per specialization: dtypes, shapes, strides, constants and target.
     """
 
+    # ``__call__`` is a slot: a call of a kernel goes straight to the function last written for a call like it
+    __slots__ = ("__call__", "__dict__", "__weakref__")
+
+    __call__: Callable[..., Any]
     _is_helion_kernel = True
 
     def __init__(
@@ -62,6 +70,8 @@ class Kernel:
         self._constant_at = tuple(name in self._constants for name in self.signature.parameters)
         self._bound: dict[Hashable, _Variants] = {}
         self._lock = threading.Lock()
+        self.__call__ = self._call
+        self._calls = Calls(self)
         _check_names(fn, self.signature)
         register_source(fn.__module__, fn.__code__.co_filename, fn.__globals__)
 
@@ -81,10 +91,12 @@ class Kernel:
     def specialization_key(self, args: Sequence[Any]) -> Hashable:
         """What compiled code for these arguments depends on (before constants found while compiling)."""
         values = self.normalize_args(*args)
-        keys = Keys(self.settings.static_shapes)
-        parts = tuple(keys.of(v, c) for v, c in zip(values, self._constant_at, strict=True))
         extra = None if self.key is None else self.key(*values)
-        return (parts, aliasing(values), extra)
+        return (self.arguments_key(values), extra)
+
+    def arguments_key(self, values: Sequence[Any]) -> Key:
+        """The part of the specialization key that the arguments make, all of them in the order of the parameters."""
+        return arguments_key(values, self._constant_at, self.settings.static_shapes)
 
     def bind(self, args: Sequence[Any], target: str | hardware.Target | None = None) -> BoundKernel:
         """The kernel for these arguments: CPU, CUDA, meta or fake tensors, and scalars.
@@ -93,8 +105,14 @@ class Kernel:
         arguments, else ``HELION_TARGET``, else sm_90. Raises ``exc.NoTensorArgs`` and every compile error.
         """
         values = self.normalize_args(*args)
+        if bind_times.ENABLED:
+            with bind_times.measured(self.name):
+                return self._bind(values, self.arguments_key(values), target)
+        return self._bind(values, self.arguments_key(values), target)
+
+    def _bind(self, values: tuple[Any, ...], arguments: Key, target: str | hardware.Target | None) -> BoundKernel:
         chosen = self._target(values, target)
-        key = (self.specialization_key(values), chosen)
+        key = (arguments, None if self.key is None else self.key(*values), _token(chosen))
         variants = self._bound.get(key)
         if variants is not None:
             found = variants.find(values)
@@ -111,7 +129,9 @@ class Kernel:
     def _target(self, values: tuple[Any, ...], target: str | hardware.Target | None) -> hardware.Target:
         if target is not None:
             return hardware.target(target)
-        device = next((t.device for t in _tensors(values)), None)
+        device = next((v.device for v in values if type(v) in CONCRETE_TENSORS), None)
+        if device is None:
+            device = next((t.device for t in _tensors(values)), None)
         if device is None:
             raise exc.NoTensorArgs(kernel=self.name)
         if device.type == "cuda" and torch.cuda.is_available():
@@ -120,16 +140,31 @@ class Kernel:
             )
         return hardware.target(knobs.TARGET.read() or DEFAULT_TARGET)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """A call on the full way: key, bound kernel, generated host function. Calls like it are quicker afterwards."""
         values = self.normalize_args(*args, **kwargs)
         if self.settings.ref_mode is RefMode.EAGER:
             return ref_mode.call_eagerly(self, values)
-        return self.bind(values)(*values)
+        if self.key is not None or bind_times.ENABLED or not dispatchable(values):
+            return self.bind(values)(*values)
+        generation, arguments = self._calls.generation, self.arguments_key(values)
+        bound = self._bind(values, arguments, None)
+        config = bound._config
+        result = bound(*values)
+        # the first run chooses a config, which ends a generation
+        self._calls.learn(bound, values, arguments, generation if config is not None else self._calls.generation)
+        return result
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in _ASSUMED and "_calls" in self.__dict__:
+            self._calls.forget()
 
     def reset(self) -> None:
         """Forget everything compiled."""
         with self._lock:
             self._bound = {}
+        self._calls.forget()
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
         """Pick the best config for these arguments and use it from now on; gives that config.
@@ -163,6 +198,23 @@ class Kernel:
     @property
     def __signature__(self) -> inspect.Signature:
         return self.signature
+
+
+@functools.cache
+def _number_of(target: hardware.Target) -> int:
+    return next(_NUMBERS)
+
+
+_NUMBERS = itertools.count()
+_TOKENS: dict[int, tuple[hardware.Target, int]] = {}
+
+
+def _token(target: hardware.Target) -> int:
+    """A number for a target, equal for equal ones; hashing all of a target's fields takes longer than the whole call."""
+    known = _TOKENS.get(id(target))
+    if known is None or known[0] is not target:
+        known = _TOKENS[id(target)] = (target, _number_of(target))
+    return known[1]
 
 
 class _Variants:

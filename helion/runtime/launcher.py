@@ -8,8 +8,14 @@ from typing import Any
 import torch
 import triton
 
+from .. import knobs
 from ..hardware import from_device_properties
+from . import stub
+from .fast_launch import launch_stub
 from .interpreter import interpret
+
+#: What kernels on tensors that are not on a GPU are compiled for, unless ``HELION_TARGET`` says otherwise.
+DEFAULT_TARGET = "sm_90"
 
 #: Namespaces of user functions by (module name, file): generated host code reads its globals from here.
 _SOURCES: dict[tuple[str, str], dict[str, Any]] = {}
@@ -72,6 +78,9 @@ def default_launcher(kernel: triton.JITFunction, grid: tuple[int, ...], *args: A
     for size in grid:
         if size == 0:
             return
+    if stub.active():
+        launch_stub(kernel, grid, args, options, knobs.TARGET.read() or DEFAULT_TARGET)
+        return
     for arg in args:
         if isinstance(arg, torch.Tensor):
             if arg.device.type == "cpu":

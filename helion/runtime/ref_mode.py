@@ -177,7 +177,8 @@ def _in_place_methods() -> dict[Any, Callable[..., Any]]:
     return found
 
 
-#: ``a += b`` rebinds ``a`` in device code: other names of the old value keep it. torch reports it as ``a.add_(b)``, which does not.
+#: ``a += b`` rebinds ``a`` in device code, and other names of the old value keep it. torch reports it as ``a.add_(b)``,
+#: which does not.
 _IN_PLACE = _in_place_methods()
 _TORCH = str(pathlib.Path(torch.__file__).parent)
 #: Arguments of BINARY_OP from NB_INPLACE_ADD to NB_INPLACE_XOR (Python 3.11 to 3.14).
@@ -197,6 +198,10 @@ def _is_augmented_assignment() -> bool:
 def _rebound(function: Callable[..., Any], value: torch.Tensor, other: Any) -> torch.Tensor:
     """The new value of ``value op= other``: it keeps its dtype and its shape."""
     result = function(value, other)
+    if not torch.can_cast(result.dtype, value.dtype):
+        raise exc.TypeInferenceError(
+            f"An in-place operation gives {result.dtype}, which cannot be stored back into a value of {value.dtype}; convert one of them."
+        )
     if result.shape != value.shape:
         raise exc.ShapeMismatch(
             lhs=list(value.shape),

@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from .._shapes import static_dims
 from ..language.constants import ConstExpr
+
+
+def arguments_key(values: Sequence[Any], constant_at: Sequence[bool], static: bool) -> Key:
+    """What compiled code depends on of all arguments: a plain tuple. ``constant_at`` marks ``hl.constexpr`` parameters.
+
+    Tensors and numbers of exactly those types are read directly, all else through ``Keys``, with equal results: sizes
+    of other kinds of tensors may be symbols. Raises TypeError for a kind of argument that kernels do not take.
+    """
+    keys = Keys(static)
+    parts: list[Hashable] = []
+    storages: list[int] = []
+    plain = True
+    for value, constant in zip(values, constant_at, strict=True):
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            try:
+                storages.append(value.untyped_storage()._cdata)
+            except (RuntimeError, NotImplementedError):  # sparse tensors have none
+                plain = False
+            parts.append(
+                (value.dtype, value.shape, value.stride(), value.device.type) if static else keys.tensor(value)
+            )
+        elif constant:
+            plain = plain and kind in _CONCRETE_CONSTANTS
+            parts.append(keys.of(value, True))
+        elif kind is int:
+            parts.append((int, -(2**31) <= value < 2**31))
+        elif kind is float or kind is bool:
+            parts.append((kind, True))
+        else:
+            plain = plain and value is None
+            parts.append(keys.of(value))
+    if not plain:
+        return (*parts, aliasing(values))
+    return (*parts, None if len(set(storages)) == len(storages) else _groups(storages))
 
 
 class Keys:
@@ -31,8 +66,10 @@ class Keys:
         if constant or value is None or isinstance(value, (str, torch.dtype, torch.device, torch.Size)):
             return (type(value), value)
         if isinstance(value, (bool, int, float)):
+            if self._baked:
+                return (type(value), value)
             # numbers are passed at run time; integers beyond 32 bits have code of their own
-            return (type(value), value) if self._baked else (type(value), -(2**31) <= value < 2**31)
+            return (type(value), isinstance(value, float) or -(2**31) <= value < 2**31)
         if isinstance(value, (tuple, list)):
             return (type(value), *map(self.of, value))
         if isinstance(value, dict):
@@ -50,15 +87,16 @@ class Keys:
     def tensor(self, value: torch.Tensor) -> Hashable:
         if self._static:
             return (value.dtype, tuple(value.shape), tuple(value.stride()), value.device.type)
-        fixed = static_dims(value)
-        shape = tuple(self.extent(int(size), i in fixed) for i, size in enumerate(value.shape))
-        strides = tuple(self.extent(int(stride), i in fixed) for i, stride in enumerate(value.stride()))
-        return (value.dtype, shape, strides, value.device.type, needs_int64(value))
-
-    def extent(self, value: int, fixed: bool) -> Hashable:
-        if fixed or value in (0, 1):
-            return ("is", value)
-        return self._seen.setdefault(value, len(self._seen))
+        sizes: tuple[int, ...] = value.shape
+        steps: tuple[int, ...] = value.stride()
+        if type(value) not in CONCRETE_TENSORS:
+            sizes, steps = tuple(map(int, sizes)), tuple(map(int, steps))
+        fixed = static_dims(value) if hasattr(value, "_dynamo_static_indices") else ()
+        seen = self._seen
+        shape = tuple([(n,) if n < 2 or i in fixed else seen.setdefault(n, len(seen)) for i, n in enumerate(sizes)])
+        strides = tuple([(n,) if n < 2 or i in fixed else seen.setdefault(n, len(seen)) for i, n in enumerate(steps)])
+        last = sum([(size - 1) * step for size, step in zip(sizes, steps, strict=True)])
+        return (value.dtype, shape, strides, value.device.type, last >= 2**31)
 
     def function(self, fn: types.FunctionType) -> Hashable:
         """A function by its code and all it closes over: numbers by value, tensors by type and shape."""
@@ -76,24 +114,27 @@ class Keys:
         return (fn.__code__, tuple(cells), defaults, keywords)
 
 
+Key = tuple[Hashable, ...]
+
+#: Tensors whose sizes are certainly numbers; other subclasses may have symbols for them.
+CONCRETE_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_CONCRETE_CONSTANTS = (int, float, bool, str, type(None))
 _BUILTIN_FUNCTIONS = (types.BuiltinFunctionType, type(torch.Tensor.exp), type(torch.Tensor.__add__))
 
 
-def needs_int64(tensor: torch.Tensor) -> bool:
-    """Whether offsets into the tensor can exceed what int32 holds."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return bool(last >= 2**31)
-
-
-def aliasing(values: tuple[Any, ...]) -> Hashable:
+def aliasing(values: Sequence[Any]) -> Hashable:
     """Which tensors among the arguments, and those their functions close over, share memory: positions of the first one
     with the same storage."""
     tensors = list(_reachable(values))
     if len(tensors) < 2:
         return None
+    storages = [_storage(t) for t in tensors]
+    return None if len(set(storages)) == len(storages) else _groups(storages)
+
+
+def _groups(storages: Sequence[int]) -> tuple[int, ...]:
     first: dict[int, int] = {}
-    groups = tuple(first.setdefault(_storage(t), at) for at, t in enumerate(tensors))
-    return None if len(first) == len(tensors) else groups
+    return tuple(first.setdefault(storage, at) for at, storage in enumerate(storages))
 
 
 def _reachable(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -331,7 +331,13 @@ def only(facts: KernelFacts) -> ReductionFact:
 
 def test_softmax() -> None:
     fact = only(facts_of(softmax, tensor(64, 1000)))
-    assert (fact.axis, fact.region, fact.category, fact.extent, fact.names) == (1, 0, "full_slice", 1000, ("max", "sum"))
+    assert (fact.axis, fact.region, fact.category, fact.extent, fact.names) == (
+        1,
+        0,
+        "full_slice",
+        1000,
+        ("max", "sum"),
+    )
     assert (fact.itemsize, fact.input_load_itemsize, fact.num_loads) == (4, 2, 1)
     assert fact.re_read and fact.re_read_slot == 0 and fact.store_only_re_read
     assert fact.body_live_tiles == 2 and fact.carried_2d == 0

@@ -141,9 +141,7 @@ def test_an_accumulator_of_block_shape_is_left_alone_by_the_last_tile() -> None:
         return out
 
     x = torch.empty(5, 77)
-    (mask,) = [
-        op for op in program_of(kernel, x, lambda acc, v: torch.maximum(acc, v)).walk() if op.kind == "mask"
-    ]
+    (mask,) = [op for op in program_of(kernel, x, lambda acc, v: torch.maximum(acc, v)).walk() if op.kind == "mask"]
     assert len(mask.operands) == 2  # lanes out of range keep what they held
     assert masks(program_of(kernel, x, lambda acc, v: acc + v)) == []  # + 0 changes nothing
     assert masks(program_of(kernel, x, lambda acc, v: acc)) == []
@@ -295,9 +293,7 @@ def test_what_cannot_be_rolled_says_why_and_is_right_anyway(kernel: helion.Kerne
     result = bound.compile_config({"block_sizes": [16] * len(bound.conservative_config()["block_sizes"])})(x)
     total = before.sum(-1, keepdim=True)
     expected = {
-        stored_too_early: lambda: torch.cos(
-            before - total - (before * total).amax(-1, keepdim=True)
-        ).sum(-1),
+        stored_too_early: lambda: torch.cos(before - total - (before * total).amax(-1, keepdim=True)).sum(-1),
         loaded_again: lambda: (before + 1).sum(-1),
         argmax: lambda: before.argmax(-1).float(),
         whole_row_in_a_product: lambda: torch.cat([(p @ p.T).sum(-1) for p in before.split(16)]),

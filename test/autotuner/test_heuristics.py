@@ -49,9 +49,7 @@ def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def facts_of(fn: Callable[..., Any], *args: Any) -> KernelFacts:
     """The facts of a kernel; they do not depend on the target but through the smallest dot, which is the same here."""
-    context = CompileContext(
-        settings=Settings(), target=H100, device=torch.device("cpu"), index_dtype=torch.int64
-    )
+    context = CompileContext(settings=Settings(), target=H100, device=torch.device("cpu"), index_dtype=torch.int64)
     arguments = dict(zip(inspect.signature(fn).parameters, args, strict=True))
     program = front_end(fn, arguments, context, frozenset()).program
     return collect_facts(program, rollable_blocks(program)[0])

@@ -110,7 +110,7 @@ def float_arithmetic(x: torch.Tensor, k: int, s: float) -> torch.Tensor:
         out[tile, 0] = v * (k / 3)
         out[tile, 1] = v + s / k - s * 2
         out[tile, 2] = v / s + (1 - s)
-        out[tile, 3] = v ** k + s ** 2
+        out[tile, 3] = v**k + s**2
         out[tile, 4] = torch.where(v > s, v * s, -s + k)
     return out
 
@@ -234,9 +234,7 @@ def with_shape(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 def test_a_shape_as_argument() -> None:
     for rows in (3, 5):
-        torch.testing.assert_close(
-            call(with_shape, x := sample(7), torch.Size([rows, 7])), x.expand(rows, 7) + rows
-        )
+        torch.testing.assert_close(call(with_shape, x := sample(7), torch.Size([rows, 7])), x.expand(rows, 7) + rows)
 
 
 # --- constants ----------------------------------------------------------------------------------------------------------
@@ -260,8 +258,12 @@ def constants(x: torch.Tensor, mode: hl.constexpr, width: hl.constexpr, dtype: t
 def test_constants() -> None:
     x = sample(9)
     for width in (1, 4, 8, 7):
-        torch.testing.assert_close(call(constants, x, "double", width, torch.float32), (2 * x[:, None]).expand(9, width))
-        torch.testing.assert_close(call(constants, x, None, width, torch.float64), torch.full((9, width), -1.0).double())
+        torch.testing.assert_close(
+            call(constants, x, "double", width, torch.float32), (2 * x[:, None]).expand(9, width)
+        )
+        torch.testing.assert_close(
+            call(constants, x, None, width, torch.float64), torch.full((9, width), -1.0).double()
+        )
         expected = torch.arange(width).expand(9, width).half()
         torch.testing.assert_close(call(constants, x, "other", width, torch.float16), expected)
 

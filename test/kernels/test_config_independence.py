@@ -211,27 +211,21 @@ CASES = {
         lambda x: torch.exp(x - x.amax(-1, keepdim=True)) * x.sum(-1, keepdim=True),
     ),
     "pointwise": Case(pointwise, (_tensor(3, 1, 21), _tensor(5, 1)), lambda x, y: F.gelu(x) + y),
-    "transpose": Case(
-        transpose, (_tensor(13, 21),), lambda x: x.t() + torch.arange(13) + torch.arange(21)[:, None]
-    ),
+    "transpose": Case(transpose, (_tensor(13, 21),), lambda x: x.t() + torch.arange(13) + torch.arange(21)[:, None]),
     "matmul": Case(
         matmul,
         (_tensor(33, 37, dtype=torch.float16), _tensor(37, 21, dtype=torch.float16), _tensor(21)),
         lambda x, y, b: F.relu(x @ y + b),
     ),
     "bmm": Case(bmm, (_tensor(3, 17, 21), _tensor(3, 21, 9)), lambda x, y: x @ y),
-    "matmul_softmax": Case(
-        matmul_softmax, (_tensor(21, 37), _tensor(37, 20)), lambda x, y: torch.softmax(x @ y, -1)
-    ),
+    "matmul_softmax": Case(matmul_softmax, (_tensor(21, 37), _tensor(37, 20)), lambda x, y: torch.softmax(x @ y, -1)),
     "two_pass": Case(two_pass, (_tensor(5, 77),), lambda x: torch.softmax(x, -1)),
     "block_accumulator": Case(block_accumulator, (_tensor(5, 77).abs().neg() - 1,), lambda x: x.amax(-1)),
     "inner_tiles": Case(inner_tiles, (_tensor(5, 7, 11),), lambda x: torch.cos(x).sum((1, 2))),
     "two_roots": Case(two_roots, (_tensor(7, 13), _tensor(5, 21)), lambda x, y: (x * 2, y.amax(-1))),
     "small_loops": Case(small_loops, (_tensor(13, 5),), _small_loops),
     "tiles_of_tiles": Case(tiles_of_tiles, (_tensor(37, 7),), lambda x: x - x.mean(-1, keepdim=True)),
-    "gather": Case(
-        gather, (_tensor(9, 21), INDEX), lambda x, i: torch.where((i > 1)[:, None], x[i], 0.0)
-    ),
+    "gather": Case(gather, (_tensor(9, 21), INDEX), lambda x, i: torch.where((i > 1)[:, None], x[i], 0.0)),
 }
 CONFIGS = 10
 

@@ -816,31 +816,45 @@ def reads_its_module(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def test_every_call_sees_the_current_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+def replace_item(items: list[Any], at: int, value: Any) -> None:
+    """Undone by a second replacement: `setitem` is for mappings."""
+    before = items[at]
+    items[at] = value
+    RESTORE.append(lambda: items.__setitem__(at, before))
+
+
+RESTORE: list[Callable[[], None]] = []
+
+
+@pytest.fixture(autouse=True)
+def restore_items() -> Any:
+    yield
+    while RESTORE:
+        RESTORE.pop()()
+
+
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a number": lambda m: m.setitem(globals(), "SCALE", 7.0),
+    "a tensor": lambda m: m.setitem(globals(), "WEIGHT", torch.linspace(5.0, 6.0, 37)),
+    "strides of a tensor": lambda m: m.setitem(globals(), "WEIGHT", torch.linspace(7.0, 8.0, 74)[::2]),
+    "dtype of a tensor": lambda m: m.setitem(globals(), "WEIGHT", torch.linspace(8.0, 9.0, 37, dtype=torch.float64)),
+    "an attribute": lambda m: m.setattr(Namespace, "scale", 5.0),
+    "an item of a dict": lambda m: m.setitem(SETTINGS, "bias", -3.0),
+    "an item of a list": lambda m: replace_item(ACTIVATIONS, 0, torch.cos),
+    "a list": lambda m: m.setitem(globals(), "ACTIVATIONS", [torch.cos]),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_every_call_sees_the_current_globals(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or says that it cannot."""
     x = sample(37)
-
-    def step() -> None:
-        expected = ACTIVATIONS[0](x * Namespace.scale + SETTINGS["bias"]) + WEIGHT * SCALE
-        try:
-            result = call(reads_its_module, x)
-        except exc.BaseError as error:
-            assert any(name in str(error) for name in ("Namespace", "SETTINGS", "ACTIVATIONS", "WEIGHT", "SCALE"))
-        else:
-            torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-5)
-
-    step()
-    monkeypatch.setitem(globals(), "SCALE", 7.0)
-    step()
-    monkeypatch.setitem(globals(), "WEIGHT", torch.linspace(5.0, 6.0, 37))
-    step()
-    monkeypatch.setitem(globals(), "WEIGHT", torch.linspace(7.0, 8.0, 74)[::2])
-    step()
-    monkeypatch.setitem(globals(), "WEIGHT", torch.linspace(8.0, 9.0, 37, dtype=torch.float64))
-    step()
-    monkeypatch.setattr(Namespace, "scale", 5.0)
-    step()
-    monkeypatch.setitem(SETTINGS, "bias", -3.0)
-    step()
-    monkeypatch.setitem(globals(), "ACTIVATIONS", [torch.cos])
-    step()
+    call(reads_its_module, x)
+    CHANGES[change](monkeypatch)
+    expected = ACTIVATIONS[0](x * Namespace.scale + SETTINGS["bias"]) + WEIGHT * SCALE
+    try:
+        result = call(reads_its_module, x)
+    except exc.BaseError as error:
+        assert any(name in str(error) for name in ("Namespace", "SETTINGS", "ACTIVATIONS", "WEIGHT", "SCALE"))
+    else:
+        torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-5)

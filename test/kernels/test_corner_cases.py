@@ -80,9 +80,7 @@ ALONG_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_tiles_count_their_rows_in_range(name: str) -> None:
     f = WHOLE[name]
-    verify(
-        partial, lambda x, f, count: torch.stack([f(p).to(x.dtype) for p in x.split(8)]), sample(21, 7), f, 3
-    )
+    verify(partial, lambda x, f, count: torch.stack([f(p).to(x.dtype) for p in x.split(8)]), sample(21, 7), f, 3)
     verify(partial, lambda x, f, count: torch.stack([f(p).to(x.dtype) for p in x.split(8)]), sample(2, 5), f, 1)
 
 
@@ -182,7 +180,9 @@ def scalars_and_broadcasts(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_dimensions_of_one() -> None:
-    verify(add_rows_of_one, lambda x, r, c, o: x + r * c + 2 * o, sample(9, 21), sample(1, 21), sample(9, 1), sample(1, 1))
+    verify(
+        add_rows_of_one, lambda x, r, c, o: x + r * c + 2 * o, sample(9, 21), sample(1, 21), sample(9, 1), sample(1, 1)
+    )
     with pytest.raises(exc.ShapeMismatch):
         store_into_one.bind((sample(9, 21), torch.empty(1, 21)))
 
@@ -228,7 +228,9 @@ def two_whole_dimensions(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     for a in hl.tile(x.size(0)):
         total = torch.cos(y[a, :]).sum(-1, keepdim=True) + y[a, :].amin(-1, keepdim=True)
         v = x[a, :] * total
-        out[a, :] = v - v.mean(-1, keepdim=True) + torch.exp(v - total * x[a, :].amax(-1, keepdim=True)).amin(-1)[:, None]
+        out[a, :] = (
+            v - v.mean(-1, keepdim=True) + torch.exp(v - total * x[a, :].amax(-1, keepdim=True)).amin(-1)[:, None]
+        )
     return out
 
 

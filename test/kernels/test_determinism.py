@@ -16,7 +16,7 @@ import helion.language as hl
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SOURCE = '''
+SOURCE = """
 import random, sys
 import torch
 import helion
@@ -52,7 +52,7 @@ for bound in (rows.bind((x, torch.empty(77), 1e-5)), product.bind((x, torch.empt
         config = spec.random(random.Random(seed))
         print(config)
         print(bound.to_triton_code(config))
-'''
+"""
 
 
 def test_text_is_the_same_in_fresh_processes(tmp_path: Path) -> None:

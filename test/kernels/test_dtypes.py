@@ -80,9 +80,7 @@ def test_narrowing_rounds_to_nearest_even(dtype: torch.dtype) -> None:
     fine = torch.linspace(-3, 3, 5003) * torch.logspace(-6, 4, 5003)
     assert torch.equal(call(convert, fine, dtype, dtype), fine.to(dtype))
     special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 65519.9, 65520.0, 1e30, 6e-8, 2.9e-8])
-    torch.testing.assert_close(
-        call(convert, special, dtype, dtype), special.to(dtype), rtol=0, atol=0, equal_nan=True
-    )
+    torch.testing.assert_close(call(convert, special, dtype, dtype), special.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
 def test_bit_casts() -> None:

@@ -556,7 +556,10 @@ def test_views_on_the_device() -> None:
     verify(device_views, permuted, sample(5, 3, 7), block_sizes=[2, 4])
     verify(device_views, permuted, sample(5, 4, 6))
     verify(
-        device_reshape, lambda x: x.view(-1, 4, 8).sum(-1) * 10 + x.view(-1, 4, 8).amax(-1), sample(5, 32), block_sizes=[2]
+        device_reshape,
+        lambda x: x.view(-1, 4, 8).sum(-1) * 10 + x.view(-1, 4, 8).amax(-1),
+        sample(5, 32),
+        block_sizes=[2],
     )
 
     def expanded(x, y):
@@ -718,4 +721,11 @@ def test_four_dimensions() -> None:
     x, y = sample(2, 3, 5, 7), sample(3, 7)
     for sizes in ([1, 2, 4, 8], [2, 4, 1, 4]):
         verify(four_dimensions, lambda x, y: x + y[None, :, None, :], x, y, block_sizes=sizes)
-    verify(four_dimensions, lambda x, y: x + y[None, :, None, :], x, y, block_sizes=[1, 2, 4, 8], loop_orders=[[2, 0, 3, 1]])
+    verify(
+        four_dimensions,
+        lambda x, y: x + y[None, :, None, :],
+        x,
+        y,
+        block_sizes=[1, 2, 4, 8],
+        loop_orders=[[2, 0, 3, 1]],
+    )

@@ -309,7 +309,9 @@ TRUTHS: dict[str, Row] = {
 
 @pytest.mark.parametrize("name", TRUTHS)
 def test_reduction_of_booleans(name: str) -> None:
-    x = torch.stack([torch.zeros(77), torch.ones(77), (torch.arange(77) == 76).float(), (torch.arange(77) != 3).float()])
+    x = torch.stack(
+        [torch.zeros(77), torch.ones(77), (torch.arange(77) == 76).float(), (torch.arange(77) != 3).float()]
+    )
     verify(numbers, rows_reference, (x > 0, TRUTHS[name], torch.bool))
 
 

@@ -43,7 +43,8 @@ class Branches(WalkerBase):
         e.at(node)
         (then_ops, then_names), (else_ops, else_names) = branches
         merged = [n for n in {**then_names, **else_names} if then_names.get(n, self) is not else_names.get(n, self)]
-        names, results = dict(before), []
+        unchanged = {n: v for n, v in then_names.items() if else_names.get(n, self) is v}
+        names, results = {**before, **unchanged}, []
         for name in merged:
             pair = (then_names.get(name), else_names.get(name))
             if name not in then_names or name not in else_names or any(isinstance(v, Missing) for v in pair):

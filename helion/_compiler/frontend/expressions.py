@@ -19,7 +19,7 @@ from ..._shapes import Expr
 from ...language._registry import DECLARED
 from ..source import Location, parse_function
 from . import host_tensors
-from .frames import Frame, function_frame, resolve_source
+from .frames import Frame, function_frame, lift_object, resolve_source
 from .hl_functions import HL_RULES
 from .torch_pointwise import truth
 from .torch_shapes import refuse_host
@@ -114,9 +114,24 @@ class Expressions:
         value = self.eval(node.value)
         self.at(node)
         try:
-            return getattr(value, node.attr)
+            result = getattr(value, node.attr)
         except AttributeError as error:
             raise exc.TypeInferenceError(f"{describe(value)} has no attribute {node.attr!r}.") from error
+        if not isinstance(value, ABSTRACT) and not callable(getattr(type(value), node.attr, None)):
+            self.t.assume("attribute", value, node.attr, result)
+            return self.lifted(result, node)
+        return result
+
+    def lifted(self, value: Any, node: ast.expr) -> Any:
+        """A tensor or a function found inside an object of the user's, with the host expression that leads to it."""
+        if isinstance(value, (torch.Tensor, types.FunctionType)) and not is_torch_function(value):
+            root = node
+            while isinstance(root, (ast.Attribute, ast.Subscript)):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in self.frame.module_globals:
+                prefix = f"{self.frame.globals_source}."
+                return lift_object(self.t, value, prefix + ast.unparse(node))
+        return value
 
     def eval_Tuple(self, node: ast.Tuple) -> Any:
         return tuple(self._items(node.elts))
@@ -306,7 +321,10 @@ class Expressions:
         if isinstance(index, ABSTRACT):
             raise exc.InvalidSequenceSubscription(got=describe(index))
         try:
-            return value[index]
+            result = value[index]
+            if isinstance(value, (dict, list)):
+                self.t.assume("item", value, index, result)
+            return self.lifted(result, node)
         except (TypeError, KeyError, IndexError) as error:
             raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.") from error
 

@@ -60,6 +60,8 @@ class Frame:
     host_names: frozenset[str] = frozenset()
     globals_source: str = "_source_module"
     is_kernel: bool = False
+    #: How many regions were open when the function began.
+    depth: int = 0
 
     def lookup(self, t: Tracer, name: str) -> Any:
         if name in self.names:
@@ -72,8 +74,7 @@ class Frame:
             return lift_object(t, value, source)
         if name in self.module_globals:
             value = self.module_globals[name]
-            if t.on_device and isinstance(value, (bool, int, float, str, tuple, types.FunctionType)):
-                t.globals_read[(id(self.module_globals), name)] = (self.module_globals, name, value)
+            t.assume("item", self.module_globals, name, value)
             return lift_object(t, value, f"{self.globals_source}.{name}")
         if hasattr(builtins, name):
             return getattr(builtins, name)

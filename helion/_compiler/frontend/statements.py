@@ -53,6 +53,7 @@ class Walker(Loops):
         """Walk a plain function called from device code."""
         e = Expressions(self, frame)
         location = self.t.builder.location
+        frame.depth = self.t.builder.depth
         try:
             if isinstance(frame.source.node, ast.Lambda):
                 return e.eval(frame.source.node.body)
@@ -229,6 +230,10 @@ class Walker(Loops):
     def do_Return(self, e: Expressions, node: ast.Return) -> None:
         if self.t.on_device and e.frame.is_kernel:
             raise exc.NotAllowedOnDevice(what="A return statement")
+        if self.t.builder.depth != e.frame.depth:
+            raise exc.NotAllowedOnDevice(
+                what=f"A return statement of {e.frame.source.name!r} under a branch or a loop on device values"
+            )
         raise Return(None if node.value is None else e.eval(node.value))
 
     def do_Assert(self, e: Expressions, node: ast.Assert) -> None:

@@ -15,6 +15,7 @@ from ..ir.grammar import HostModule, Program
 from ..source import FunctionSource, parse_kernel
 from .arguments import Arguments
 from .frames import assigned_names
+from .guards import Guard
 from .statements import Walker, kernel_source_frame
 from .torch_functions import RULES
 from .tracer import Tracer
@@ -25,12 +26,12 @@ _MAX_INT32 = 2**31 - 1
 @dataclass(frozen=True)
 class Traced:
     """``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name.
-    ``warnings``: what to tell the user. ``globals_read``: namespace, name and value of globals that are compiled in."""
+    ``warnings``: what to tell the user. ``guards``: what must still hold of globals."""
 
     program: Program
     specialized: Mapping[str, Any]
     warnings: tuple[exc.Base, ...]
-    globals_read: tuple[tuple[dict[str, Any], str, Any], ...]
+    guards: tuple[Guard, ...]
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
@@ -76,7 +77,7 @@ def trace(
         index_dtype=context.index_dtype,
         tunables=tuple(t.tunables.items()),
     )
-    return Traced(program, dict(t.specialized), tuple(t.warnings), tuple(t.globals_read.values()))
+    return Traced(program, dict(t.specialized), tuple(t.warnings), tuple(t.guards.values()))
 
 
 def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker) -> HostModule:

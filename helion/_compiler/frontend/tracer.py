@@ -40,6 +40,7 @@ from ..ir.grammar import (
 from ..ir.pointwise import result_dtype
 from . import host_tensors, subscripts
 from .arguments import Symbol
+from .guards import Guard, guard
 from .values import DeviceValue, HostTensorValue, Tile, describe
 
 Scalar = int | float | bool
@@ -80,8 +81,8 @@ class Tracer:
         self.late: dict[str, tuple[HostTensorValue, str]] = {}
         #: Lists made in device code, with the depth of regions they were made at.
         self.lists: dict[int, tuple[Any, int]] = {}
-        #: Globals whose values device code was compiled with.
-        self.globals_read: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        #: What was read through globals, by where.
+        self.guards: dict[tuple[Any, ...], Guard] = {}
         self.warnings: list[exc.Base] = []
         self._rules = rules
         self._full: dict[Any, Block] = {}
@@ -111,6 +112,20 @@ class Tracer:
         self._slots, self._load_slots = snapshot.slots, snapshot.load_slots
         self.tensors[:] = snapshot.tensors
         del self.used_tensors[len(snapshot.tensors) :]
+
+    def assume(self, kind: Any, owner: Any, key: Any, value: Any) -> None:
+        """Something outside of the arguments was read: the compiled code depends on it."""
+        made = guard(kind, owner, key, value)
+        if made is None or (kind, id(owner), key) in self.guards:
+            return
+        self.guards[(kind, id(owner), key)] = made
+        # a container is the same object when its contents have changed
+        if isinstance(value, dict):
+            for inner, content in value.items():
+                self.assume("item", value, inner, content)
+        elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            for inner, content in enumerate(value):
+                self.assume("item", value, inner, content)
 
     # --- blocks and sizes ------------------------------------------------------------------------------------------------
 

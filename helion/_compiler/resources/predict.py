@@ -62,7 +62,7 @@ def predict(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_st
         fits=not reason,
         bytes_moved=done.bytes_moved,
         flops=done.flops,
-        time_us=time_us(done, waves, target) * (1 + _SPILL_SLOWDOWN * risk),
+        time_us=time_us(done, target) * (1 + _SPILL_SLOWDOWN * risk),
         reason=reason,
     )
 

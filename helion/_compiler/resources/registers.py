@@ -1,8 +1,8 @@
 """Registers per thread, and whether they run out.
 
-The constants are a least-squares fit to 1828 kernels that were compiled offline with Triton 3.7 and ptxas 12.9 for
-sm_80, sm_90 and sm_100 (reductions, matrix products, epilogues, elementwise, attention): the median error is 13 %, and
-of 69 kernels that spill more than 64 bytes 62 are predicted to, with one false alarm.
+The constants are a least-squares fit to 1828 kernels that were compiled offline with Triton 3.7 (ptxas 12.8, and 13.1
+for sm_100) for sm_80, sm_90 and sm_100: reductions, matrix products, epilogues, elementwise, attention. The median
+error is 12 %; of the 69 kernels that spill more than 64 bytes 65 are predicted to, and 11 of the 1759 others are.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ _HELD, _RESIDENT = 0.70, 0.20
 _DOT_HELD, _DOT_RESIDENT = 1.05, 0.15
 #: Part of the operand fragments that is there at the same time as everything else.
 _FRAGMENTS = 0.6
+#: Rows of an accumulator fragment; products of fewer rows are padded.
+_FRAGMENT_ROWS = 16
 #: Resident registers over the limit by this factor do not fit in what elementwise reordering can save.
 _SLACK = 1.2
+#: Registers that addresses and temporaries cannot do without.
+_LEAST_BASE = 10
 #: Over the limit by this much, spilling is certain.
 _CERTAIN = 0.25
 
@@ -47,8 +51,8 @@ def register_limit(num_warps: int, target: Target) -> int:
 def spill_risk(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
     """From 0 (none) to 1 (certain)."""
     limit = register_limit(num_warps, target)
-    resident, _ = _tile_registers(facts, sizes, num_warps, target)
-    need = max(registers_per_thread(facts, sizes, num_warps, target), resident / _SLACK)
+    resident, held = _tile_registers(facts, sizes, num_warps, target)
+    need = max(registers_per_thread(facts, sizes, num_warps, target), resident / _SLACK, held + _LEAST_BASE)
     return min(1.0, max(0.0, (need / limit - 1) / _CERTAIN))
 
 
@@ -59,18 +63,29 @@ def _tile_registers(
     threads = num_warps * target.warp_size
     products = frozenset(fact.axes for fact in facts.accumulators if fact.of_dot)
 
-    def most(snapshots: tuple[tuple[LiveTiles, ...], ...]) -> float:
-        return max((_snapshot(tiles, sizes, threads, products) for root in snapshots for tiles in root), default=0.0)
+    def most(snapshots: tuple[tuple[LiveTiles, ...], ...], least_rows: int) -> float:
+        found = (_snapshot(t, sizes, threads, products, least_rows) for root in snapshots for t in root)
+        return max(found, default=0.0)
 
-    return most(facts.resident_tiles), most(facts.held_tiles)
+    # a row that is walked in chunks is reduced into an accumulator of the chunk's shape
+    walked = [fact for fact in facts.reductions if facts.axes[fact.axis].rollable]
+    sums = [(fact.tile, fact.itemsize) for fact in walked if sizes[fact.axis] < facts.axes[fact.axis].padded]
+    extra = max((_snapshot((tile,), sizes, threads, products, 1) for tile in sums), default=0.0)
+    return most(facts.resident_tiles, 1) + extra, most(facts.held_tiles, _FRAGMENT_ROWS) + extra
 
 
 def _numel(tile: LiveTile, sizes: Mapping[int, int]) -> int:
     return math.prod(sizes[axis] for axis in tile[0])
 
 
-def _snapshot(tiles: LiveTiles, sizes: Mapping[int, int], threads: int, products: frozenset[tuple[int, ...]]) -> float:
-    """Registers one thread holds of ``tiles`` together.
+def _snapshot(
+    tiles: LiveTiles,
+    sizes: Mapping[int, int],
+    threads: int,
+    products: frozenset[tuple[int, ...]],
+    least_rows: int,
+) -> float:
+    """Registers one thread holds of ``tiles`` together. Accumulators of dots have at least ``least_rows`` rows.
 
     The largest tile is spread over the threads; those that span some of its axes are laid out as its slices, which
     several threads repeat.
@@ -82,6 +97,8 @@ def _snapshot(tiles: LiveTiles, sizes: Mapping[int, int], threads: int, products
     total = _numel(largest, sizes)
     columns = sizes[axes[-1]] if axes else 1
     rows = total // columns
+    if axes in products and rows < least_rows:
+        total, rows = total // rows * least_rows, least_rows
     each = max(1.0, total / threads)
     if axes in products:
         # a thread holds two of every 16 rows of a matrix fragment

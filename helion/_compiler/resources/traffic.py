@@ -75,7 +75,7 @@ def grid_blocks(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     return sum(math.prod(_trips(facts, sizes, axis) for axis in root.axes) for root in roots)
 
 
-def time_us(done: Work, waves: float, target: Target) -> float:
+def time_us(done: Work, target: Target) -> float:
     """The slowest of memory, cache and arithmetic, with idle SMs of the last wave counted."""
     active = min(1.0, done.blocks / target.num_sms)
     saturation = min(1.0, active * _SMS_TO_SATURATE)

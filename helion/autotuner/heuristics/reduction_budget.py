@@ -149,7 +149,11 @@ class _Allocator:
     def may_hold(self, fact: ReductionFact, scale: int, flat: int) -> bool:
         """Whether a row beyond the budget is still held, because looping would read it again. A loop that the kernel
         spells out reads its row again in any case."""
-        if not (fact.full_extent and fact.re_read) or fact.carried_2d or not 0 < fact.extent <= self.target.max_tensor_numel:
+        if (
+            not (fact.full_extent and fact.re_read)
+            or fact.carried_2d
+            or not 0 < fact.extent <= self.target.max_tensor_numel
+        ):
             return False
         over, under = _HOLD_STORE_ONLY if fact.store_only_re_read else _HOLD
         return (scale * fact.extent + flat) * under <= self.budget * over

@@ -18,6 +18,8 @@ _MOST_THREADS = 1024
 _LIGHT_ROW_BYTES = 65536
 _WIDE_THREADS = ((1024, 64), (16384, 128))
 _WIDE_HEAVY_ROW, _WIDE_HEAVY_THREADS = 16384, 256
+#: No chunk becomes smaller than this many times the axis's minimum.
+_SMALLEST_CHUNK = 64
 #: Threads at least when a grid axis is summed up in each program, and where memory is fast.
 _AWAY_THREADS, _WIDE_AWAY_THREADS = 256, 128
 
@@ -77,7 +79,3 @@ def _shrink(facts: KernelFacts, sizes: dict[int, int], chunks: dict[int, int | N
     size, axis = max(able)
     (chunks if axis in chunks else sizes)[axis] = size // 2
     return True
-
-
-#: No chunk becomes smaller than this.
-_SMALLEST_CHUNK = 64

@@ -49,11 +49,7 @@ class TritonFallbackHeuristic:
             elif not _shrink(facts, sizes, chunks):
                 break
         reason = f"tiles of at most {max(sizes.values(), default=1)}, {_outcome(predicted)}"
-        return (
-            Proposal(
-                reason=reason, block_sizes=sizes, reduction_loops=chunks, num_warps=warps, num_stages=stages
-            ),
-        )
+        return (Proposal(reason=reason, block_sizes=sizes, reduction_loops=chunks, num_warps=warps, num_stages=stages),)
 
 
 def _outcome(predicted: Predicted) -> str:

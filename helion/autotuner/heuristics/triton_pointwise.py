@@ -67,9 +67,7 @@ def _tile_elements(fact: PointwiseFact, target: Target) -> tuple[float, float]:
     return max(1.0, min(budget, held, occupancy)), held
 
 
-def _distribute(
-    goal: float, most: float, fact: PointwiseFact, facts: KernelFacts, target: Target
-) -> dict[int, int]:
+def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFacts, target: Target) -> dict[int, int]:
     axes = facts.tunable_axes
     sizes = {axis.block_id: axis.min_size for axis in axes}
     highest = {a.block_id: min(a.padded or 2**30, a.max_size or 2**30) for a in axes}

@@ -288,7 +288,13 @@ def test_a_later_loop_reads_what_an_earlier_one_wrote() -> None:
             y[row] = x[row]  # here
         return y
 
-    refusal(kernel, (vec(), vec()), exc.LoopDependencyError, "Tensor 'x' is .*by two device loops|Tensor 'x' is written by one", "here")
+    refusal(
+        kernel,
+        (vec(), vec()),
+        exc.LoopDependencyError,
+        "Tensor 'x' is .*by two device loops|Tensor 'x' is written by one",
+        "here",
+    )
 
 
 def test_a_later_loop_reads_a_view_of_what_an_earlier_one_wrote() -> None:
@@ -633,9 +639,7 @@ def test_boolean_index() -> None:
         for tile in hl.tile(x.size(0)):
             out[tile] = x[x[tile] > 0]  # here
 
-    refusal(
-        kernel, (vec(), vec()), exc.DataDependentOutputShapeNotSupported, "Indexing with a boolean tensor", "here"
-    )
+    refusal(kernel, (vec(), vec()), exc.DataDependentOutputShapeNotSupported, "Indexing with a boolean tensor", "here")
 
 
 def test_host_tensor_as_index() -> None:
@@ -738,9 +742,7 @@ def test_batches_of_a_product_differ() -> None:
         for a, b in hl.tile([4, 4]):
             out[a, :, :] = torch.bmm(x[a, :, :], x[b, :, :])  # here
 
-    refusal(
-        kernel, (torch.zeros(4, 16, 16), torch.zeros(4, 16, 16)), exc.DotBatchDimensionMismatch, "batch", "here"
-    )
+    refusal(kernel, (torch.zeros(4, 16, 16), torch.zeros(4, 16, 16)), exc.DotBatchDimensionMismatch, "batch", "here")
 
 
 def test_carried_value_changes_dtype() -> None:
@@ -892,7 +894,11 @@ def test_assigning_a_host_tensor() -> None:
         return out
 
     refusal(
-        kernel, (vec(),), exc.CannotModifyHostVariableOnDevice, r"'out' cannot be assigned.*`out\[tile\] = value`", "here"
+        kernel,
+        (vec(),),
+        exc.CannotModifyHostVariableOnDevice,
+        r"'out' cannot be assigned.*`out\[tile\] = value`",
+        "here",
     )
 
 
@@ -937,7 +943,11 @@ def test_reading_a_device_value_on_the_host() -> None:
         return total  # here
 
     refusal(
-        kernel, (vec(),), exc.CannotReadDeviceVariableOnHost, r"'total' is a device value.*`out\[tile\] = total`", "here"
+        kernel,
+        (vec(),),
+        exc.CannotReadDeviceVariableOnHost,
+        r"'total' is a device value.*`out\[tile\] = total`",
+        "here",
     )
 
 
@@ -1110,7 +1120,9 @@ def torch_kernel(expression: str, directory: Path) -> tuple[helion.Kernel, str]:
     line = f"        out[tile, :] = {expression}"
     path.write_text(
         "import torch\nimport torch.nn.functional as F\nimport helion\nimport helion.language as hl\n"
-        "@helion.kernel\ndef kernel(x, out):\n    for tile in hl.tile(x.size(0)):\n        v = x[tile, :]\n" + line + "\n"
+        "@helion.kernel\ndef kernel(x, out):\n    for tile in hl.tile(x.size(0)):\n        v = x[tile, :]\n"
+        + line
+        + "\n"
     )
     namespace: dict[str, Any] = {"__name__": path.stem}
     linecache.checkcache()

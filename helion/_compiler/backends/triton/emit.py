@@ -274,6 +274,9 @@ class _Emitter:
         if attrs.name in ("argmax", "argmin"):
             self.arg_reduce(op, value, attrs.dims[0])
             return
+        if value.dtype in (torch.float16, torch.bfloat16):
+            # the combine functions would give fp32 for half operands; extrema are exact in it
+            text = f"{text}.to(tl.float32)"
         for axis in reversed(attrs.dims):
             text = ops_reduction.render(attrs.name, text, axis, value.dtype)
         narrow = not op.result.dtype.is_floating_point and op.result.dtype.itemsize < 4

@@ -1,0 +1,290 @@
+"""The public surface of bound kernels: what users and tools look at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.__main__ import main, parse_argument
+from helion.autotuner.heuristics.registry import HEURISTICS
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+
+
+@helion.kernel
+def scale_rows(x: torch.Tensor, factor: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] * factor
+    return out
+
+
+@helion.kernel
+def row_softmax(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :], dim=-1)
+    return out
+
+
+@helion.kernel
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+BOUND = {
+    "pointwise": (scale_rows, (meta(1000, 63), 2.0)),
+    "softmax": (row_softmax, (meta(4096, 1000),)),
+    "matmul": (product, (meta(777, 1000), meta(1000, 500))),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", BOUND)
+def test_every_heuristic_either_seeds_or_declines(name: str, target: str) -> None:
+    kernel, args = BOUND[name]
+    bound = kernel.bind(args, target=target)
+    seeding = {seed.heuristic for seed in bound.seeds}
+    declining = {heuristic for heuristic, _ in bound.declined}
+    assert seeding | declining == {h.name for h in HEURISTICS["triton"]}
+    assert not seeding & declining
+    assert all(reason for _, reason in bound.declined)
+    assert 1 <= len(bound.seeds) <= 10
+    configs = [seed.config for seed in bound.seeds]
+    assert len(set(configs)) == len(configs)
+    for seed in bound.seeds:
+        assert bound.config_spec.normalize(seed.config) == seed.config
+        assert seed.reason and seed.predicted.fits
+    assert bound.config_spec.default_config() == bound.default_config()
+    assert bound.config_spec.normalize(bound.conservative_config()) == bound.conservative_config()
+
+
+def test_facts_of_each_kind() -> None:
+    softmax, matmul, pointwise = (BOUND[n][0].bind(BOUND[n][1]).facts for n in ("softmax", "matmul", "pointwise"))
+    assert len(softmax.reductions) == 1 and not softmax.matmuls and softmax.pointwise is None
+    assert len(matmul.matmuls) == 1 and not matmul.reductions and len(matmul.accumulators) == 1
+    assert matmul.matmul_with_reduction_epilogue is None and matmul.attention is None
+    assert pointwise.pointwise is not None and not pointwise.reductions
+    assert [op.kind for op in matmul.memory_ops] == ["load", "load", "store"]
+
+
+def test_the_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = (meta(64, 64), 2.0)
+    assert scale_rows.bind(args, target="sm_80") is not scale_rows.bind(args, target="sm_90")
+    assert scale_rows.bind(args, target="sm_90") is scale_rows.bind(args, target="sm_90")
+    assert scale_rows.bind(args).target.name == "sm_90"
+    monkeypatch.setenv("HELION_TARGET", "sm_100")
+    assert scale_rows.bind(args).target.name == "sm_100"
+    assert scale_rows.bind(args, target=helion.hardware.target("h200")).target.name == "sm_90"
+    with pytest.raises(exc.UnknownTarget, match="sm_90"):
+        scale_rows.bind(args, target="no such thing")
+
+
+def test_a_foreign_target_runs_on_cpu_tensors_but_not_on_meta_tensors() -> None:
+    x = torch.randn(7, 63) + 3
+    bound = scale_rows.bind((x, 2.0), target="gfx942")
+    torch.testing.assert_close(bound(x, 2.0), x * 2.0)
+    with pytest.raises(exc.WrongTarget, match="meta"):
+        scale_rows.bind((meta(7, 63), 2.0), target="sm_80")(meta(7, 63), 2.0)
+
+
+def test_a_call_without_a_config_says_once_what_it_uses(capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = helion.kernel(row_softmax.fn)
+    for columns in (63, 77):
+        kernel(torch.randn(5, columns))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "no config given" in line]
+    assert len(lines) == 1 and "@helion.kernel(config=helion.Config(" in lines[0]
+
+
+def test_configs_are_used_as_given() -> None:
+    x = torch.randn(5, 63)
+    one = helion.kernel(row_softmax.fn, config=helion.Config(block_sizes=[2], num_warps=8))
+    assert one.bind((x,)).to_triton_code().count("num_warps=8") == 1
+    torch.testing.assert_close(one(x), torch.softmax(x, -1))
+    several = helion.kernel(row_softmax.fn, configs=[{"block_sizes": [4]}, {"block_sizes": [2]}])
+    torch.testing.assert_close(several(x), torch.softmax(x, -1))
+    assert "_BLOCK_SIZE_0 = tl.constexpr(4)" in several.bind((x,)).to_triton_code()
+    illegal_first = helion.kernel(row_softmax.fn, configs=[{"block_sizes": [4, 4]}, {"block_sizes": [2]}])
+    illegal_first(x)
+    assert "_BLOCK_SIZE_0 = tl.constexpr(2)" in illegal_first.bind((x,)).to_triton_code()
+    with pytest.raises(exc.NoConfigFound, match="num_warps"):
+        helion.kernel(row_softmax.fn, configs=[{"num_warps": 3}, {"num_warps": 5}])(x)
+
+
+def test_the_printed_decorator_gives_the_same_config() -> None:
+    for kernel, args in BOUND.values():
+        bound = kernel.bind(args)
+        line = bound.format_kernel_decorator(bound.default_config())
+        again = eval(line.removeprefix("@"), {"helion": helion})(kernel.fn).bind(args)
+        assert again.to_triton_code() == bound.to_triton_code(bound.default_config())
+
+
+def test_reset_forgets_and_set_config_stays() -> None:
+    kernel = helion.kernel(row_softmax.fn)
+    x = torch.randn(3, 8)
+    bound = kernel.bind((x,))
+    bound.set_config({"block_sizes": [1]})
+    assert kernel.bind((x,)) is bound and "_BLOCK_SIZE_0 = tl.constexpr(1)" in bound.to_triton_code()
+    kernel.reset()
+    assert kernel.bind((x,)) is not bound
+
+
+# --- resources against Triton compiled by hand -------------------------------------------------------------------------
+
+
+@triton.jit
+def _scale_by_hand(x, out, factor):
+    rows = tl.program_id(0) * 16 + tl.arange(0, 16)
+    columns = tl.arange(0, 64)
+    mask = (rows < 1000)[:, None] & (columns < 63)[None, :]
+    places = rows[:, None] * 63 + columns[None, :]
+    value = tl.load(x + places, mask=mask, other=0.0).to(tl.float32) * factor
+    tl.store(out + places, value.to(tl.bfloat16), mask=mask)
+
+
+@triton.jit
+def _product_by_hand(x, y, out, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    pid = tl.program_id(0)
+    m = (pid % 8) * BM + tl.arange(0, BM)
+    n = (pid // 8) * BN + tl.arange(0, BN)
+    acc = tl.full([BM, BN], 0.0, tl.float32)
+    for k0 in tl.range(0, 1024, BK):
+        k = k0 + tl.arange(0, BK)
+        a = tl.load(x + (m[:, None] * 1024 + k[None, :]))
+        b = tl.load(y + (k[:, None] * 1024 + n[None, :]))
+        acc = tl.dot(a, b, acc=acc, out_dtype=tl.float32)
+    tl.store(out + (m[:, None] * 1024 + n[None, :]), acc.to(tl.bfloat16))
+
+
+def by_hand(fn: triton.JITFunction, types: dict[str, str], constexprs: dict[str, int], **options: int) -> int:
+    pointers = [i for i, t in enumerate(types.values()) if t.startswith("*")]
+    signature = {**types, **dict.fromkeys(constexprs, "constexpr")}
+    attrs = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    source = ASTSource(fn, signature=signature, constexprs=constexprs, attrs=attrs)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared
+
+
+def test_resources_agree_with_hand_compiled_triton_from_two_threads() -> None:
+    square = meta(1024, 1024)
+    jobs = {
+        "scale": lambda: scale_rows.bind((meta(1000, 63), 2.0), target="sm_90").resources({"block_sizes": [16]}),
+        "product": lambda: product.bind((square, square), target="sm_90").resources(
+            {"block_sizes": [128, 128, 64], "num_warps": 8, "num_stages": 3}
+        ),
+    }
+    answers: dict[str, object] = {}
+    threads = [threading.Thread(target=lambda n=n, f=f: answers.update({n: f()})) for n, f in jobs.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pointers = {"x": "*bf16", "out": "*bf16", "factor": "fp32"}
+    assert answers["scale"].shared_bytes == by_hand(_scale_by_hand, pointers, {}, num_warps=4, num_stages=1)
+    tiles = {"BM": 128, "BN": 128, "BK": 64}
+    types = {"x": "*bf16", "y": "*bf16", "out": "*bf16"}
+    assert answers["product"].shared_bytes == by_hand(_product_by_hand, types, tiles, num_warps=8, num_stages=3)
+    assert answers["product"].registers > answers["scale"].registers > 0
+    assert answers["product"].source == "ptxas" and answers["product"].fits
+
+
+def test_too_much_shared_memory_is_an_answer_and_no_error() -> None:
+    square = meta(4096, 4096)
+    config = {"block_sizes": [256, 256, 128], "num_warps": 8, "num_stages": 4}
+    report = product.bind((square, square), target="sm_90").resources(config)
+    assert not report.fits and report.shared_bytes > report.limit_bytes
+
+
+# --- explain and the command line --------------------------------------------------------------------------------------
+
+
+def test_explain_as_text_and_as_json() -> None:
+    bound = row_softmax.bind((meta(4096, 1000),), target="sm_90")
+    data = json.loads(bound.explain("json"))
+    assert data["kernel"] == "row_softmax" and data["target"] == "sm_90"
+    assert {s["heuristic"] for s in data["seeds"]} == {s.heuristic for s in bound.seeds}
+    assert data["seeds"][0]["measured"]["registers"] > 0
+    text = bound.explain()
+    for seed in bound.seeds:
+        assert seed.heuristic in text and seed.reason in text
+    for name, reason in bound.declined:
+        assert f"{name}: {reason}" in text
+    with pytest.raises(exc.InvalidAPIUsage, match="text"):
+        bound.explain("yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "strides", "dtype"),
+    [
+        ("bf16[4096,8192]", (4096, 8192), (8192, 1), torch.bfloat16),
+        ("f32[8192]", (8192,), (1,), torch.float32),
+        ("bf16[4096,4096]@(1,4096)", (4096, 4096), (1, 4096), torch.bfloat16),
+        ("i64[ 3, 4 ]", (3, 4), (4, 1), torch.int64),
+        ("f16[]", (), (), torch.float16),
+    ],
+)
+def test_tensor_arguments(text: str, shape: tuple, strides: tuple, dtype: torch.dtype) -> None:
+    tensor = parse_argument(text)
+    assert (tuple(tensor.shape), tensor.stride(), tensor.dtype) == (shape, strides, dtype)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("3", 3), ("True", True), ("None", None), ("'a'", "a")])
+def test_literal_arguments(text: str, value: object) -> None:
+    assert parse_argument(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("q8[3]", "unknown dtype 'q8'"), ("f32[2,2]@(1)", "1 strides for 2"), ("a b", "neither a tensor")],
+)
+def test_arguments_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_argument(text)
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    example = str(ROOT / "examples" / "softmax.py")
+    assert main(["explain", f"{example}::softmax", "--args", "bf16[4096,8192]", "--target", "sm_100", "--code"]) == 0
+    shown = capsys.readouterr().out
+    assert "softmax on sm_100" in shown and "@triton.jit" in shown and "declined:" in shown
+    assert main(["explain", f"{example}::nothing", "--args", "bf16[4,8]"]) == 2
+    assert "has no kernel 'nothing'" in capsys.readouterr().err
+    assert main(["explain", "no_file.py::softmax"]) == 2
+    assert main(["doctor"]) == 0
+    assert torch.__version__ in capsys.readouterr().out
+
+
+def test_a_process_never_imports_torchs_compiler() -> None:
+    code = (
+        "import sys, torch; sys.path.insert(0, 'examples'); import softmax as s\n"
+        "s.softmax(torch.randn(5, 63)); s.softmax.bind((torch.empty(64, 64, device='meta'),)).seeds\n"
+        "bad = [m for m in ('torch._dynamo', 'torch._inductor') if m in sys.modules]; assert not bad, bad"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, env={**__import__("os").environ, "PYTHONPATH": str(ROOT)}
+    )
