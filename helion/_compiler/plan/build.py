@@ -12,6 +12,7 @@ from ...hardware import Target
 from ...settings import Settings
 from ..ir.grammar import MEMORY, Block, ForAttrs, LoopAxis, NumberAttrs, Program, Root
 from ..passes.rolling import roll
+from ..passes.squeeze import batch_blocks, squeeze
 from .indexing import Box, plan_boxes
 from .records import (
     AxisPlan,
@@ -52,6 +53,9 @@ def build_plan(
     sizes = block_sizes(program, rollable, config)
     looped = frozenset(chunks(rollable, config))
     rolled = roll(program, looped)
+    for batch in sorted(batch_blocks(rolled)):
+        if sizes[batch] == 1:
+            rolled = squeeze(rolled, batch)
     wanted = dict(enumerate(config.get("indexing") or ()))
     boxes = plan_boxes(rolled, sizes, wanted, mechanisms, target)
     return _Planner(program, rolled, sizes, looped, config, settings, boxes).plan()

@@ -1,0 +1,178 @@
+"""Takes the batch dimension out of a program whose batch tiles are one matrix.
+
+A product of ``[1, M, K]`` and ``[1, K, N]`` tiles would be loaded in three dimensions and reshaped, and Triton does not
+pipeline loads through a reshape. With a batch tile of 1 the dimension carries nothing: before::
+
+    %1: [b0, b1, b3] = load x[b0, b1, b3]; %2: [b0, b1, b2] = dot %1, ..
+
+after::
+
+    %9: [] = tile b0.begin; %1: [b1, b3] = load x[%9, b1, b3]; %2: [b1, b2] = dot %1, ..
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..ir.grammar import (
+    FoldAttrs,
+    GatherAttrs,
+    Index,
+    IotaAttrs,
+    MaskAttrs,
+    MemoryAttrs,
+    Op,
+    Operand,
+    Program,
+    ReduceAttrs,
+    Region,
+    Root,
+    ScanAttrs,
+    TileAttrs,
+    Value,
+    ViewAttrs,
+)
+
+
+def batch_blocks(program: Program) -> frozenset[int]:
+    """Blocks that are the batch dimension of a matrix product."""
+    return frozenset(
+        value.dims[0].block
+        for op in program.walk()
+        if op.kind == "dot"
+        for value in op.values()
+        if len(value.dims) == 3 and value.dims[0].block is not None
+    )
+
+
+def squeeze(program: Program, block: int) -> Program:
+    """The program without the dimension ``block``, whose tiles are of size 1; the same program where some op treats it as
+    more than a leading dimension that passes through."""
+    values = {id(v): v for v in _values(program)}.values()
+    if any(block in d.blocks for v in values for d in v.dims[1:]):
+        return program
+    ranks = frozenset(len(v.dims) for v in values if v.dims and v.dims[0].block == block)
+    squeezer = _Squeezer(program, block, ranks)
+    if not ranks or not all(squeezer.is_plain(op) for op in program.walk()):
+        return program
+    return replace(program, roots=tuple(squeezer.root(root) for root in program.roots))
+
+
+def _values(program: Program) -> Iterator[Value]:
+    for op in program.walk():
+        yield from op.results
+        for region in op.regions:
+            yield from region.params
+
+
+class _Squeezer:
+    def __init__(self, program: Program, block: int, ranks: frozenset[int]) -> None:
+        self.program = program
+        self.block = block
+        self.ranks = ranks
+        self.numbers = itertools.count(1 + max((r.number for op in program.walk() for r in op.results), default=0))
+        self.renamed: dict[int, Value] = {}
+        self.begin: Value | None = None
+
+    def loses(self, value: Value) -> bool:
+        """Whether the leading dimension of a value goes: the batch, or a 1 that stands where others have the batch."""
+        if not value.dims:
+            return False
+        return value.dims[0].block == self.block or (value.dims[0].is_one and len(value.dims) in self.ranks)
+
+    def is_plain(self, op: Op) -> bool:
+        """Whether the op lets the leading dimension pass through."""
+        lost = [v for v in op.values() if self.loses(v)]
+        match op.attrs:
+            case ReduceAttrs(_, dims) | MaskAttrs(dims, _):
+                return not lost or 0 not in dims
+            case ViewAttrs("permute", order):
+                return not lost or order[0] == 0
+            case ScanAttrs(dim, _, _) | FoldAttrs(dim, _) | GatherAttrs(dim):
+                return not lost or (dim != 0 and len(lost) == len(list(op.values())))
+            case MemoryAttrs():
+                return not any(i.block == self.block and i.operand is not None for i in op.attrs.indices)
+        if op.kind == "dot":
+            return len(lost) in (0, len(list(op.values())))
+        if op.kind in ("join", "split", "sort", "inline", "asm", "print"):
+            return not lost
+        return True
+
+    def root(self, root: Root) -> Root:
+        if all(axis.block != self.block for axis in root.axes):
+            # the batch loop is inside the program: its begin is read where it is used
+            return replace(root, body=self.region(root.body))
+        self.begin = Value(next(self.numbers), self.program.index_dtype, (), "batch")
+        op = Op("tile", (), (self.begin,), TileAttrs(self.block, "begin"), (), root.location)
+        body = self.region(root.body)
+        self.begin = None
+        return replace(root, body=Region(body.params, (op, *body.ops), body.results))
+
+    def value(self, value: Value) -> Value:
+        if not self.loses(value):
+            return value
+        if id(value) not in self.renamed:
+            self.renamed[id(value)] = replace(value, dims=value.dims[1:])
+        return self.renamed[id(value)]
+
+    def operand(self, operand: Operand) -> Operand:
+        return self.value(operand) if isinstance(operand, Value) else operand
+
+    def region(self, region: Region) -> Region:
+        ops: list[Op] = []
+        for op in region.ops:
+            made = replace(
+                op,
+                operands=tuple(map(self.operand, op.operands)),
+                results=tuple(map(self.value, op.results)),
+                regions=tuple(map(self.region, op.regions)),
+            )
+            wide = any(self.loses(v) for v in (*op.values(), *op.results))
+            ops.append(self.shifted(op, made, ops) if wide else made)
+        return Region(tuple(map(self.value, region.params)), tuple(ops), tuple(map(self.operand, region.results)))
+
+    def shifted(self, op: Op, made: Op, before: list[Op]) -> Op:
+        match op.attrs:
+            case MemoryAttrs():
+                return self.access(made, op.attrs, before)
+            case IotaAttrs(of, relative, start, _) if of == self.block:
+                if relative:
+                    return replace(made, kind="full", operands=(start,), attrs=None)
+                return replace(made, kind="tile", attrs=TileAttrs(of, "begin"))
+            case ReduceAttrs(name, dims):
+                return replace(made, attrs=ReduceAttrs(name, tuple(d - 1 for d in dims)))
+            case MaskAttrs(dims, fill):
+                return replace(made, attrs=MaskAttrs(tuple(d - 1 for d in dims), fill))
+            case ViewAttrs("permute", order):
+                return replace(made, attrs=ViewAttrs("permute", tuple(i - 1 for i in order[1:])))
+            case ScanAttrs(dim, reverse, identity):
+                return replace(made, attrs=ScanAttrs(dim - 1, reverse, identity))
+            case FoldAttrs(dim, other):
+                return replace(made, attrs=FoldAttrs(dim - 1, other))
+            case GatherAttrs(dim):
+                return replace(made, attrs=GatherAttrs(dim - 1))
+        return made
+
+    def access(self, op: Op, attrs: MemoryAttrs, before: list[Op]) -> Op:
+        """The batch subscript becomes a scalar; other dimensions move one place to the front."""
+        operands = list(op.operands)
+        indices: list[Index] = []
+        for index in attrs.indices:
+            positions = tuple(p - 1 for p in index.positions if p > 0)
+            if index.kind == "block" and index.block == self.block:
+                operands.append(self.begin_value(op, before))
+                indices.append(Index("scalar", shift=index.shift, operand=len(operands) - 1))
+            elif index.kind == "tensor" and not positions:
+                indices.append(Index("scalar", shift=index.shift, operand=index.operand))
+            else:
+                indices.append(replace(index, positions=positions))
+        return replace(op, operands=tuple(operands), attrs=replace(attrs, indices=tuple(indices), rank=attrs.rank - 1))
+
+    def begin_value(self, op: Op, before: list[Op]) -> Value:
+        if self.begin is not None:
+            return self.begin
+        value = Value(next(self.numbers), self.program.index_dtype, (), "batch")
+        before.append(Op("tile", (), (value,), TileAttrs(self.block, "begin"), (), op.location))
+        return value
