@@ -236,14 +236,6 @@ def broadcast_dims(shapes: Sequence[Dims]) -> Dims | None:
     return tuple(result)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """Dtype and dimensions of a device value."""
-
-    dtype: torch.dtype
-    dims: Dims
-
-
 def static_dims(tensor: torch.Tensor) -> frozenset[int]:
     """Dimensions that ``torch._dynamo.mark_static`` fixed."""
     return frozenset(getattr(tensor, "_dynamo_static_indices", ()))

@@ -8,19 +8,13 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE
+from ...language.matmul import accumulator_dtype
 from .torch_pointwise import named, rule
 from .tracer import Tracer
 from .values import DeviceValue
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DOT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, *_FLOAT8)
-
-
-def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What products of ``dtype`` accumulate in: int32 for 8-bit integers, fp64 for fp64, else fp32."""
-    if dtype in (torch.int8, torch.uint8):
-        return torch.int32
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def dot(
@@ -61,7 +55,7 @@ def dot(
         batch = rhs.dims[0] if lhs.dims[0].is_one else lhs.dims[0]
         lhs, rhs = t.broadcast(lhs, (batch, *lhs.dims[1:])), t.broadcast(rhs, (batch, *rhs.dims[1:]))
     _raise_minimums(t, lhs, rhs)
-    wide = accumulator_dtype(lhs.dtype)
+    wide = accumulator_dtype(lhs.dtype, rhs.dtype)
     result = out_dtype or (acc.dtype if acc is not None else wide)
     dims = (*lhs.dims[:-1], rhs.dims[-1])
     precision = t.context.settings.dot_precision
@@ -132,7 +126,7 @@ def _scaled_product(
     result = out_dtype or torch.promote_types(acc.dtype, _torch_result(lhs, rhs, "addmm"))
     if beta == 1 and alpha == 1:
         return dot(t, lhs, rhs, acc, result)
-    wide = accumulator_dtype(lhs.dtype)
+    wide = accumulator_dtype(lhs.dtype, rhs.dtype)
     product = dot(t, lhs, rhs, None, wide)
     scaled = t.cast(acc, wide) * beta
     return t.cast(scaled + product * alpha, result)

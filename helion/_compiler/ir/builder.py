@@ -11,7 +11,7 @@ import torch
 
 from ..._shapes import Dims
 from ..source import Location
-from .grammar import Kind, Op, Operand, Region, Value
+from .grammar import Kind, Op, Operand, Value
 
 
 class Builder:
@@ -60,7 +60,3 @@ class Builder:
     @property
     def active(self) -> bool:
         return bool(self._stack)
-
-
-def make_region(params: Sequence[Value], ops: Sequence[Op], results: Sequence[Operand]) -> Region:
-    return Region(tuple(params), tuple(ops), tuple(results))

@@ -49,7 +49,7 @@ from typing import Any, Literal, Union
 
 import torch
 
-from ..._shapes import Dim, Dims, Expr, Number
+from ..._shapes import Dims, Expr, Number
 from ...fields import Fragment
 from ..source import Location
 
@@ -213,7 +213,6 @@ class InlineAttrs:
 
     lines: tuple[str, ...]
     helpers: tuple[str, ...] = ()
-    effect: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +248,8 @@ class LoopAxis:
     step: Number = 1
     #: Lengths of the rows of a jagged loop: lanes beyond a row's own length are out of range.
     jagged: OperandRef | None = None
+    #: Of a flattened grid: the axes this one stands for, the slowest among the lanes of a tile first.
+    merged: tuple[LoopAxis, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +321,8 @@ class Block:
     - ``full``: a whole dimension ``:`` of ``extent`` elements; its size is the next power of two, or a chunk.
 
     ``extent`` is the number of elements its loops cover (the largest, when they differ), None if unknown.
-    ``registered`` blocks keep one size over several loops.
+    ``registered`` blocks keep one size over several loops. A block that flattening made has the elements, and the size,
+    of the blocks ``merged`` together.
     """
 
     id: int
@@ -331,11 +333,17 @@ class Block:
     min_size: int = 1
     max_size: int | None = None
     registered: bool = False
+    merged: tuple[int, ...] = ()
 
     @property
     def tunable(self) -> bool:
         """Whether its size is a slot of ``block_sizes``."""
-        return self.kind == "tile" and self.size is None
+        return self.kind == "tile" and self.size is None and not self.merged
+
+    @property
+    def label(self) -> str:
+        """What tells its names in generated code from those of other blocks."""
+        return "_".join(map(str, self.merged)) or str(self.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,6 +421,3 @@ class Program:
     def map_regions(self, change: Callable[[Region], Region]) -> Program:
         """A copy with every root body changed."""
         return replace(self, roots=tuple(replace(root, body=change(root.body)) for root in self.roots))
-
-    def block_of(self, dim: Dim) -> Block | None:
-        return None if dim.block is None else self.blocks[dim.block]

@@ -109,7 +109,7 @@ class _Finder:
         assert index.block is not None
         block, size = self.program.blocks[index.block], self.sizes[index.block]
         axis = active.get(index.block)
-        if index.operand is not None or not isinstance(index.shift, int):
+        if index.operand is not None or not isinstance(index.shift, int) or block.merged:
             return False
         if axis is None and block.kind != "full":
             return False

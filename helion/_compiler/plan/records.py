@@ -93,7 +93,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``program`` is rolled as the config says. ``grids`` go with its roots; ``ranges`` with its device loops' axes, by loop op.
+    """``program`` is rolled and flattened as the config says. ``grids`` go with its roots; ``ranges`` with its device loops' axes, by loop op.
     ``kernel_names`` has one kernel per phase; all take the same arguments."""
 
     program: Program
@@ -105,6 +105,8 @@ class Plan:
     tensors: tuple[TensorArgument, ...]
     numbers: tuple[NumberArgument, ...]
     evictions: Mapping[int, str]
+    #: By memory slot, without those that have none.
+    cache_modifiers: Mapping[int, str]
     launch: LaunchPlan
     origin_lines: bool
     full_masked: frozenset[int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ def block_sizes(program: Program, rollable: tuple[int, ...], config: Mapping[str
     for block in program.blocks:
         if block.kind == "full":
             sizes[block.id] = looped.get(block.id) or padded_extent(block)
+        elif block.merged:
+            sizes[block.id] = math.prod(sizes[part] for part in block.merged)
         elif not block.tunable:
             sizes[block.id] = fixed_size(block, config)
     return sizes

@@ -1,0 +1,330 @@
+"""The primitive steps that rules are made of: each emits one op and gives its value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..._shapes import LEAVES, ONE, Dim, Dims, Expr, Number, broadcast_dims, hint_of
+from ..ir.grammar import (
+    DotAttrs,
+    FoldAttrs,
+    GatherAttrs,
+    IotaAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    RandomAttrs,
+    ReduceAttrs,
+    ReduceName,
+    Region,
+    ScanAttrs,
+    TileAttrs,
+    TileField,
+    Value,
+    ViewAttrs,
+)
+from ..ir.pointwise import result_dtype
+from .state import Affine, TraceState
+from .values import DeviceValue, HostTensorValue, Tile, describe
+
+
+class Primitives(TraceState):
+    """Values, shapes, reductions, products and combinations."""
+
+    # --- values ----------------------------------------------------------------------------------------------------------
+
+    def wrap(self, value: Value) -> DeviceValue:
+        return DeviceValue(self, value)  # type: ignore[arg-type]  # every trace is a Tracer
+
+    def emit(
+        self, kind: Any, operands: Sequence[Operand], dtype: torch.dtype, dims: Dims, attrs: Any = None
+    ) -> DeviceValue:
+        return self.wrap(self.builder.emit(kind, operands, dtype, dims, attrs))
+
+    def number(self, expr: Number) -> DeviceValue:
+        """A host number as a scalar device value."""
+        if not isinstance(expr, Expr):
+            dtype = (
+                torch.bool
+                if isinstance(expr, bool)
+                else torch.float32
+                if isinstance(expr, float)
+                else self.context.index_dtype
+            )
+            return self.emit("full", (expr,), dtype, ())
+        kind = expr.kind
+        dtype = torch.bool if kind is bool else torch.float32 if kind is float else _integer_dtype(expr)
+        value = self.emit("number", (), dtype, (), NumberAttrs(expr))
+        value.number = expr
+        return value
+
+    def as_device(self, value: Any, how: str = "as an operand") -> DeviceValue:
+        """Any number or device value as a device value; host tensors and tiles are refused."""
+        if isinstance(value, DeviceValue):
+            return value
+        if isinstance(value, (int, float, Expr)):
+            return self.number(value)
+        self.refuse_operand(value, how)
+        raise exc.UnsupportedPythonType(got=describe(value), where="device")
+
+    def refuse_operand(self, value: Any, how: str) -> None:
+        if isinstance(value, HostTensorValue):
+            raise exc.HostTensorDirectUsage(name=self.source_name(value), how=how)
+        if isinstance(value, Tile):
+            raise exc.IncorrectTileUsage(how="as a number")
+
+    def source_name(self, tensor: HostTensorValue) -> str:
+        return tensor.source or "tensor"
+
+    def operand(self, value: Any) -> Operand:
+        if isinstance(value, (bool, int, float)):
+            return value
+        return self.as_device(value).value
+
+    def pointwise(self, name: str, *operands: Any, dtype: torch.dtype | None = None) -> DeviceValue:
+        """An elementwise op with broadcasting; ``dtype`` overrides torch's promotion (of ``cast`` and its like)."""
+        for operand in operands:
+            self.refuse_operand(operand, f"in {name}")
+        shapes = [o.dims for o in operands if isinstance(o, DeviceValue)]
+        dims = broadcast_dims(shapes)
+        if dims is None:
+            texts = [self.dims_text(s) for s in shapes]
+            raise exc.ShapeMismatch(lhs=texts[0], rhs=" and ".join(texts[1:]), detail=f" in {name}")
+        if dtype is None:
+            dtype = self.promote(name, operands)
+        operands = self._exact(operands, dtype)
+        result = self.emit("pointwise", [self.operand(o) for o in operands], dtype, dims, PointwiseAttrs(name))
+        if name in ("add", "sub"):
+            self._track_affine(name, operands, result)
+        return result
+
+    def _exact(self, operands: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        """Triton passes Python floats in fp32; where fp64 meets one, it becomes a compile-time constant instead."""
+        if dtype != torch.float64:
+            return operands
+        numbers = [o.number if isinstance(o, DeviceValue) else o for o in operands]
+        return tuple(
+            self.specialize(n) if isinstance(n, Expr) and n.kind is float else o
+            for o, n in zip(operands, numbers, strict=True)
+        )
+
+    def promote(self, name: str, operands: Sequence[Any]) -> torch.dtype:
+        kinds: list[Any] = []
+        for operand in operands:
+            if isinstance(operand, DeviceValue) and operand.number is None:
+                kinds.append((operand.dtype, operand.ndim))
+            else:
+                number = operand.number if isinstance(operand, DeviceValue) else operand
+                kinds.append(hint_of(number))  # type: ignore[arg-type]
+        try:
+            return result_dtype(name, kinds)
+        except (TypeError, RuntimeError) as error:
+            raise exc.TorchOpTracingError(name=name, reason=str(error)) from error
+
+    def cast(self, value: Any, dtype: torch.dtype) -> DeviceValue:
+        if isinstance(value, DeviceValue) and value.dtype == dtype:
+            return value
+        return self.pointwise("cast", value, dtype=dtype)
+
+    def full(self, dims: Dims, fill: Any, dtype: torch.dtype) -> DeviceValue:
+        if isinstance(fill, DeviceValue):
+            if fill.dims:
+                raise exc.ShapeMismatch(
+                    lhs=self.dims_text(fill.dims), rhs="[]", detail=": the fill value must be a scalar"
+                )
+            return self.emit("full", (self.cast(fill, dtype).value,), dtype, dims)
+        if isinstance(fill, Expr):
+            return self.emit("full", (self.cast(self.number(fill), dtype).value,), dtype, dims)
+        if not isinstance(fill, (int, float)):
+            self.refuse_operand(fill, "as a fill value")
+            raise exc.UnsupportedPythonType(got=describe(fill), where="device")
+        if dtype.is_floating_point:
+            fill = float(fill)
+        elif dtype == torch.bool:
+            fill = bool(fill)
+        else:
+            fill = int(fill)
+        return self.emit("full", (fill,), dtype, dims)
+
+    def iota(self, dim_size: Any, start: int = 0, step: int = 1, dtype: torch.dtype | None = None) -> DeviceValue:
+        """0, 1, 2 ... (times ``step`` plus ``start``) along the dimension ``dim_size`` stands for."""
+        dim = self.dim_of(dim_size)
+        if dim.is_one:
+            return self.full((ONE,), start, dtype or self.context.index_dtype)
+        if dim.block is None:
+            raise exc.ShapeSpecializingCall(what="arange over a product of sizes")
+        attrs = IotaAttrs(dim.block, True, start, step)
+        result = self.emit("iota", (), self.context.index_dtype, (dim,), attrs)
+        return self.cast(result, dtype) if dtype is not None else result
+
+    def tile_index(self, tile: Tile) -> DeviceValue:
+        dims = (Dim(blocks=(tile.block.id,)),)
+        result = self.emit("iota", (), self.context.index_dtype, dims, IotaAttrs(tile.block.id, False))
+        self._affine[result.value] = Affine(tile.block)
+        return result
+
+    def tile_field(self, tile: Tile, field: TileField) -> DeviceValue:
+        return self.emit("tile", (), self.context.index_dtype, (), TileAttrs(tile.block.id, field))
+
+    def affine(self, value: DeviceValue) -> Affine | None:
+        return self._affine.get(value.value)
+
+    def _track_affine(self, name: str, operands: Sequence[Any], result: DeviceValue) -> None:
+        base, other = operands
+        if name == "add" and not (isinstance(base, DeviceValue) and base.value in self._affine):
+            base, other = other, base
+        known = self._affine.get(base.value) if isinstance(base, DeviceValue) else None
+        if known is None:
+            return
+        if isinstance(other, DeviceValue) and other.number is not None:
+            other = other.number
+        if isinstance(other, (int, Expr)):
+            shift = known.shift + other if name == "add" else known.shift - other
+            self._affine[result.value] = replace(known, shift=shift)
+        elif isinstance(other, DeviceValue) and not other.dims and known.operand is None and name == "add":
+            self._affine[result.value] = replace(known, operand=other)
+
+    # --- shapes ----------------------------------------------------------------------------------------------------------
+
+    def reshape(self, value: DeviceValue, dims: Dims) -> DeviceValue:
+        if dims == value.dims:
+            return value
+        result = self.emit("view", (value.value,), value.dtype, dims, ViewAttrs("reshape"))
+        result.number = value.number if not dims else None
+        return result
+
+    def permute(self, value: DeviceValue, order: Sequence[int]) -> DeviceValue:
+        if list(order) == list(range(value.ndim)):
+            return value
+        dims = tuple(value.dims[i] for i in order)
+        return self.emit("view", (value.value,), value.dtype, dims, ViewAttrs("permute", tuple(order)))
+
+    def broadcast(self, value: DeviceValue, dims: Dims) -> DeviceValue:
+        if dims == value.dims:
+            return value
+        if broadcast_dims((value.dims, dims)) != dims:
+            raise exc.ShapeMismatch(
+                lhs=self.dims_text(value.dims),
+                rhs=self.dims_text(dims),
+                detail=": the first cannot be expanded to the second",
+            )
+        if len(value.dims) < len(dims):
+            value = self.reshape(value, (ONE,) * (len(dims) - len(value.dims)) + value.dims)
+        if dims == value.dims:
+            return value
+        return self.emit("view", (value.value,), value.dtype, dims, ViewAttrs("broadcast"))
+
+    # --- reductions and products -----------------------------------------------------------------------------------------
+
+    def reduce(self, name: ReduceName, value: DeviceValue, positions: Sequence[int], dtype: torch.dtype) -> DeviceValue:
+        """Reduce over the dimensions at ``positions``, which disappear."""
+        positions = tuple(sorted(positions))
+        for position in positions:
+            dim = value.dims[position]
+            if dim.block is None and not dim.is_one and any(self.blocks[b].kind == "tile" for b in dim.blocks):
+                raise exc.ShapeMismatch(
+                    lhs=self.dims_text(value.dims),
+                    rhs="a reduction",
+                    detail=f": dimension {position} merges tiles, whose lanes out of range cannot be told apart; reduce before reshaping",
+                )
+        kept = tuple(d for i, d in enumerate(value.dims) if i not in positions)
+        walked = tuple(p for p in positions if not value.dims[p].is_one)
+        if len(walked) < len(positions) and name not in ("argmax", "argmin"):
+            value = self.reshape(value, tuple(d for i, d in enumerate(value.dims) if i not in positions or i in walked))
+            walked = tuple(p - sum(q < p and q not in walked for q in positions) for p in walked)
+            if not walked:
+                return self.cast(value, dtype)
+            positions = walked
+        return self.emit("reduce", (value.value,), dtype, kept, ReduceAttrs(name, tuple(positions)))
+
+    def dot(
+        self, lhs: DeviceValue, rhs: DeviceValue, acc: DeviceValue | None, dtype: torch.dtype, precision: str
+    ) -> DeviceValue:
+        """``lhs @ rhs (+ acc)`` with the result in ``dtype``; operands have the same rank, 2 or 3."""
+        operands = [lhs.value, rhs.value, *([acc.value] if acc is not None else [])]
+        dims = (*lhs.dims[:-1], rhs.dims[-1])
+        return self.emit("dot", operands, dtype, dims, DotAttrs(precision))
+
+    def combine(self, function: Any, inputs: Sequence[DeviceValue]) -> Region:
+        """A user's function of two sets of scalars as a region; results take the dtypes of the inputs."""
+        params = [
+            self.builder.value(v.dtype, (), f"{side}_{i}") for side in ("left", "right") for i, v in enumerate(inputs)
+        ]
+        wrapped = [self.wrap(p) for p in params]
+        count = len(inputs)
+        with self.builder.region() as ops:
+            arguments = (
+                wrapped
+                if count == 1 or _takes(function, 2 * count)
+                else [tuple(wrapped[:count]), tuple(wrapped[count:])]
+            )
+            result = self.call(function, tuple(arguments))
+            results = list(result) if isinstance(result, (tuple, list)) else [result]
+            if len(results) != count:
+                raise exc.TypeInferenceError(
+                    f"The combine function of {count} values must give {count}, got {len(results)}."
+                )
+            results = [self.cast(self.as_device(r), v.dtype) for r, v in zip(results, inputs, strict=True)]
+        for op in ops:
+            if op.kind not in ("pointwise", "full"):
+                raise exc.NotAllowedInHelperFunction(what=f"A {op.kind}", location=op.location)
+        return Region(tuple(params), tuple(ops), tuple(r.value for r in results))
+
+    def fold(
+        self, inputs: Sequence[DeviceValue], region: Region, dim: int, other: tuple[Any, ...]
+    ) -> tuple[DeviceValue, ...]:
+        results = [self.builder.value(v.dtype, tuple(d for i, d in enumerate(v.dims) if i != dim)) for v in inputs]
+        return self._combined("fold", inputs, region, results, FoldAttrs(dim, other))
+
+    def scan(
+        self,
+        inputs: Sequence[DeviceValue],
+        region: Region,
+        dim: int,
+        reverse: bool,
+        identity: tuple[Any, ...] | None = None,
+    ) -> tuple[DeviceValue, ...]:
+        results = [self.builder.value(v.dtype, v.dims) for v in inputs]
+        return self._combined("scan", inputs, region, results, ScanAttrs(dim, reverse, identity))
+
+    def _combined(
+        self, kind: Any, inputs: Sequence[DeviceValue], region: Region, results: list[Value], attrs: Any
+    ) -> tuple[DeviceValue, ...]:
+        operands = tuple(v.value for v in inputs)
+        self.builder.append(Op(kind, operands, tuple(results), attrs, (region,), self.builder.location))
+        return tuple(map(self.wrap, results))
+
+    def gather(self, value: DeviceValue, index: DeviceValue, dim: int) -> DeviceValue:
+        """``result[.., i, ..] = value[.., index[.., i, ..], ..]`` along ``dim``; the other dimensions are equal."""
+        return self.emit("gather", (value.value, index.value), value.dtype, index.dims, GatherAttrs(dim))
+
+    def join(self, first: DeviceValue, second: DeviceValue) -> DeviceValue:
+        dims = (*first.dims, self.dim_of(2))
+        return self.emit("join", (first.value, second.value), first.dtype, dims)
+
+    def split(self, value: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
+        results = tuple(self.builder.value(value.dtype, value.dims[:-1]) for _ in range(2))
+        self.builder.append(Op("split", (value.value,), results, None, (), self.builder.location))
+        return self.wrap(results[0]), self.wrap(results[1])
+
+    def random(self, name: Any, seed: DeviceValue, offset: DeviceValue) -> DeviceValue:
+        dtype = torch.float32 if name == "uniform" else torch.int32
+        return self.emit("random", (seed.value, offset.value), dtype, offset.dims, RandomAttrs(name))
+
+
+def _integer_dtype(expr: Expr) -> torch.dtype:
+    """int32 for arguments that fit it (the specialization key tells), int64 for others and for arithmetic on them."""
+    plain = expr.op in LEAVES
+    return torch.int32 if plain and -(2**31) <= expr.hint < 2**31 else torch.int64
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Whether a plain function has exactly ``count`` positional parameters."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_argcount == count

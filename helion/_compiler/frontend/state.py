@@ -1,0 +1,203 @@
+"""State of one trace: blocks and sizes, tensors, symbols, and what the program will depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, number_key
+from ...fields import Fragment
+from ..context import CompileContext
+from ..ir.builder import Builder
+from ..ir.grammar import (
+    Block,
+    BlockKind,
+    HostTensor,
+    Value,
+)
+from .arguments import Symbol
+from .guards import Guard, guard
+from .values import DeviceValue, HostTensorValue, Tile, describe
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An integer value that is the indices of ``block`` plus ``shift`` plus the scalar ``operand``."""
+
+    block: Block
+    shift: Number = 0
+    operand: DeviceValue | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    blocks: list[Block]
+    full: dict[Any, Block]
+    slots: int
+    load_slots: int
+    tensors: list[HostTensor]
+
+
+class TraceState:
+    """What a trace has collected: blocks, tensors, symbols, guards."""
+
+    def __init__(self, context: CompileContext, rules: dict[Any, Any]) -> None:
+        self.context = context
+        self.device = context.device
+        self.builder = Builder()
+        self.blocks: list[Block] = []
+        self.tensors: list[HostTensor] = []
+        self.used_tensors: list[HostTensorValue] = []
+        self.active_blocks: dict[int, Tile | None] = {}
+        self.specialized: dict[str, Any] = {}
+        self.symbols: dict[str, Symbol] = {}
+        #: Sizes and strides of tensors that the host code makes, by symbol: the tensor and how to ask it.
+        self.late: dict[str, tuple[HostTensorValue, str]] = {}
+        #: Lists made in device code, with the depth of regions they were made at.
+        self.lists: dict[int, tuple[Any, int]] = {}
+        #: What was read through globals, by where.
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.warnings: list[exc.Base] = []
+        self._rules = rules
+        self._full: dict[Any, Block] = {}
+        self._affine: dict[Value, Affine] = {}
+        self._slots = 0
+        self._load_slots = 0
+        self._atomic_slots = 0
+        #: Calls a function of the user's on abstract values; set by whoever walks the kernel.
+        self.call: Callable[[Any, tuple[Any, ...]], Any] = lambda function, args: function(*args)
+        self.phase = 0
+        self._storages = 0
+        self._storage_ids: dict[int, int] = {}
+        self.lifted: dict[tuple[int, str], HostTensorValue] = {}
+        self.function_sources: dict[int, str] = {}
+        self.registered: dict[tuple[int, int], int] = {}
+        self.specialized_calls: set[tuple[int, int]] = set()
+        self.tunables: dict[str, Fragment] = {}
+        self.tunable_calls: dict[tuple[int, int], str] = {}
+
+    def snapshot(self) -> Snapshot:
+        """What ``restore`` needs to forget everything recorded from here on."""
+        return Snapshot(list(self.blocks), dict(self._full), self._slots, self._load_slots, list(self.tensors))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.blocks[:] = snapshot.blocks
+        self._full = dict(snapshot.full)
+        self._slots, self._load_slots = snapshot.slots, snapshot.load_slots
+        self.tensors[:] = snapshot.tensors
+        del self.used_tensors[len(snapshot.tensors) :]
+
+    def assume(self, kind: Any, owner: Any, key: Any, value: Any) -> None:
+        """Something outside of the arguments was read: the compiled code depends on it."""
+        made = guard(kind, owner, key, value)
+        if made is None or (kind, id(owner), key) in self.guards:
+            return
+        self.guards[(kind, id(owner), key)] = made
+        # a container is the same object when its contents have changed
+        if isinstance(value, dict):
+            for inner, content in value.items():
+                self.assume("item", value, inner, content)
+        elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            for inner, content in enumerate(value):
+                self.assume("item", value, inner, content)
+
+    # --- blocks and sizes ------------------------------------------------------------------------------------------------
+
+    @property
+    def on_device(self) -> bool:
+        return self.builder.active
+
+    def new_block(self, kind: BlockKind, extent: Number | None, **fields: Any) -> Block:
+        block = Block(id=len(self.blocks), kind=kind, extent=extent, **fields)
+        self.blocks.append(block)
+        return block
+
+    def update_block(self, block: int, **fields: Any) -> None:
+        self.blocks[block] = replace(self.blocks[block], **fields)
+
+    def known(self, number: Any) -> Any:
+        """A number whose symbols were all specialized is the integer seen when binding."""
+        if isinstance(number, Expr) and all(leaf.args[0] in self.specialized for leaf in number.leaves()):
+            return number.hint
+        return number
+
+    def full_block(self, extent: Number) -> Block:
+        """The block of whole dimensions of ``extent`` elements; equal extents share one."""
+        extent = self.known(extent)
+        key = number_key(extent)
+        if key not in self._full:
+            self._full[key] = self.new_block("full", extent, name=f"r{len(self._full)}")
+        return self._full[key]
+
+    def may_be_padded(self, dim: Dim) -> bool:
+        """Whether some lanes of a dimension may lie out of range."""
+        for block in dim.blocks:
+            extent = self.blocks[block].extent
+            known = self.blocks[block].kind == "full" and isinstance(extent, int) and is_power_of_2(extent)
+            if not known and self.block_size(self.blocks[block]) != 1:
+                return True
+        return False
+
+    def block_size(self, block: Block) -> Number:
+        block = self.blocks[block.id]
+        if block.kind == "full":
+            assert block.extent is not None
+            return block.extent
+        if block.size is not None:
+            return block.size
+        return Expr("block", (block.id,), 64)
+
+    def dim_text(self, dim: Dim) -> str:
+        parts = [
+            self.blocks[b].name if self.blocks[b].kind != "full" else str(self.blocks[b].extent) for b in dim.blocks
+        ]
+        return "*".join([*([str(dim.const)] if dim.const != 1 or not parts else []), *parts])
+
+    def dims_text(self, dims: Dims) -> str:
+        return f"[{', '.join(map(self.dim_text, dims))}]"
+
+    def size_of(self, dim: Dim) -> Number:
+        size: Number = dim.const
+        for block in dim.blocks:
+            size = self.block_size(self.blocks[block]) * size
+        return size
+
+    def dim_of(self, size: Any) -> Dim:
+        """The dimension a size in device code stands for: a tile, a block size, a constant, or a product of them."""
+        if isinstance(size, Tile):
+            return Dim(blocks=(size.block.id,))
+        size = self.known(size)
+        if isinstance(size, bool) or not isinstance(size, (int, Expr)):
+            raise exc.ShapeSpecializingAllocation(size=describe(size))
+        if isinstance(size, int):
+            return ONE if size == 1 else Dim(blocks=(self.full_block(size).id,))
+        if size.op == "block":
+            return Dim(blocks=size.args)
+        if size.op == "mul":
+            return self.dim_of(size.args[0]) * self.dim_of(size.args[1])
+        if number_key(size) in self._full:
+            return Dim(blocks=(self._full[number_key(size)].id,))
+        raise exc.ShapeSpecializingAllocation(size=repr(size))
+
+    def dims_of(self, shape: Any) -> Dims:
+        if isinstance(shape, (Tile, int, Expr)):
+            shape = (shape,)
+        if not isinstance(shape, (tuple, list)):
+            raise exc.ShapeSpecializingAllocation(size=describe(shape))
+        return tuple(self.dim_of(size) for size in shape)
+
+    def specialize(self, value: Expr) -> Any:
+        """The number seen when binding; the arguments it depends on become part of the specialization key."""
+        for leaf in value.leaves():
+            if leaf.op != "host" or leaf.args[0] not in self.symbols:
+                raise exc.SpecializeArgType(got=repr(value))
+            self.specialized[leaf.args[0]] = self.symbols[leaf.args[0]].origin
+        return value.hint
+
+    def warn(self, warning: exc.Base) -> None:
+        if type(warning).__name__ not in self.context.settings.ignore_warnings:
+            self.warnings.append(warning)

@@ -1,0 +1,285 @@
+"""Flattens a grid over several dimensions: tiles become runs of consecutive elements of all of them.
+
+Before, with tiles of 4 x 8::
+
+    grid b0 in 0..512, b1 in 0..1000:  %1: [b0, b1] = load x[b0, b1]; %2: [b1] = load y[b1]; %3: [b0, b1] = add %1, %2
+
+After, with tiles of 32 elements::
+
+    grid b2 in 0..512000:  %1: [b2] = load x[0, b2]; %2: [b2] = load y[b1]; %3: [b2] = add %1, %2
+
+Only the last tile reaches past the end, whatever the sizes of the dimensions are. Every lane stands for one index of
+each merged dimension; the last of the order varies fastest. Those indices come from the lane's number by division,
+except where the elements of a tensor lie in memory in the order of the lanes: ``x`` needs no more than the number itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..._shapes import ONE, Dim, Expr, hint_of
+from ..ir.grammar import (
+    EFFECTS,
+    MEMORY,
+    Block,
+    ForAttrs,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    Program,
+    Region,
+    TileAttrs,
+    Value,
+    ViewAttrs,
+)
+
+#: Reading one of these pins the lanes of a tile to one dimension each.
+_POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
+_ALLOWED = frozenset(("load", "store", "atomic", "pointwise", "view", "full"))
+#: Numbers of lanes are 32 bits wide with 32-bit indices; the last tile may begin right before the end, and no tile has
+#: more than 2**20 elements (Triton's limit).
+_MOST_LANES = 2**31 - 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nest:
+    """A loop over several dimensions; ``root`` is its number if it is a grid loop. ``mergeable`` ones have an entry in
+    ``flatten_loops``: tiles from 0 whose positions are not read."""
+
+    axes: tuple[LoopAxis, ...]
+    root: int | None
+    mergeable: bool
+
+
+class _Declined(Exception):
+    """Why a grid cannot be flattened."""
+
+
+def positional_blocks(program: Program) -> frozenset[int]:
+    """Blocks of whose tiles something is read that merged dimensions do not have."""
+    tiles = (op.attrs.block for op in program.walk() if isinstance(op.attrs, TileAttrs) and op.attrs.field in _POSITIONAL)
+    indices = (op.attrs.block for op in program.walk() if isinstance(op.attrs, IotaAttrs) and not op.attrs.relative)
+    return frozenset((*tiles, *indices))
+
+
+def nests(program: Program) -> tuple[Nest, ...]:
+    """Loops over several dimensions in program order, a grid loop before those in it."""
+    loops: list[tuple[tuple[LoopAxis, ...], int | None]] = []
+    for number, root in enumerate(program.roots):
+        loops.append((root.axes, number))
+        loops += [(op.attrs.axes, None) for op in root.body.walk() if isinstance(op.attrs, ForAttrs)]
+    positional = positional_blocks(program)
+    return tuple(
+        Nest(axes=axes, root=number, mergeable=all(_from_zero(a) and a.block not in positional for a in axes))
+        for axes, number in loops
+        if len(axes) > 1
+    )
+
+
+def _from_zero(axis: LoopAxis) -> bool:
+    return not axis.scalar and isinstance(axis.begin, int) and axis.begin == 0
+
+
+def can_flatten(program: Program, root_number: int) -> str | None:
+    """Why the grid of a root cannot be flattened, None when it can."""
+    try:
+        flatten(program, root_number)
+    except _Declined as reason:
+        return str(reason)
+    return None
+
+
+def flatten(program: Program, root_number: int, order: Sequence[int] = ()) -> Program:
+    """The program with the axes of a root, which ``can_flatten``, merged into one over a new block.
+
+    ``order`` lists the axes by position, that which varies slowest among the lanes of a tile first.
+    """
+    root = program.roots[root_number]
+    axes = tuple(root.axes[at] for at in order or range(len(root.axes)))
+    _check_axes(program, axes)
+    block = Block(
+        id=len(program.blocks),
+        kind="tile",
+        extent=math.prod(axis.end for axis in axes),  # type: ignore[misc]
+        name=" x ".join(program.blocks[axis.block].name for axis in axes),
+        merged=tuple(axis.block for axis in axes),
+    )
+    assert block.extent is not None
+    body = _Flattener(program, axes, block).body(root.body)
+    merged = replace(root, axes=(LoopAxis(block.id, 0, block.extent, merged=axes),), body=body)
+    roots = (*program.roots[:root_number], merged, *program.roots[root_number + 1 :])
+    return replace(program, blocks=(*program.blocks, block), roots=roots)
+
+
+def _check_axes(program: Program, axes: tuple[LoopAxis, ...]) -> None:
+    if len(axes) < 2:
+        raise _Declined("the grid has one dimension")
+    if not all(map(_from_zero, axes)):
+        raise _Declined("a dimension does not begin at 0")
+    if any(isinstance(axis.end, OperandRef) or axis.jagged is not None for axis in axes):
+        raise _Declined("the end of a dimension depends on data")
+    total = math.prod(hint_of(axis.end) for axis in axes)  # type: ignore[arg-type]
+    if program.index_dtype == torch.int32 and total > _MOST_LANES:
+        raise _Declined(f"{total} elements cannot be numbered with 32-bit indices")
+
+
+class _Flattener:
+    def __init__(self, program: Program, axes: tuple[LoopAxis, ...], block: Block) -> None:
+        self.program = program
+        self.axes = axes
+        self.block = block.id
+        self.merged = frozenset(block.merged)
+        self.lanes = (Dim(1, (block.id,)),)
+        self.values: dict[int, Value] = {}
+        self.numbers = itertools.count(1 + max((r.number for op in program.walk() for r in op.results), default=0))
+
+    def body(self, region: Region) -> Region:
+        ops: list[Op] = []
+        for op in region.ops:
+            self.check(op)
+            if self.is_wide(op):
+                self.narrow(op, ops)
+            else:
+                ops.append(op)
+        return Region(region.params, tuple(ops), region.results)
+
+    def is_wide(self, op: Op) -> bool:
+        """Whether the op, or one in its regions, touches a merged dimension."""
+        return any(self.carries(value) for inner in op.walk() for value in _values(inner))
+
+    def carries(self, value: Value) -> bool:
+        return any(b in self.merged for dim in value.dims for b in dim.blocks)
+
+    # --- what is declined ------------------------------------------------------------------------------------------------
+
+    def check(self, op: Op) -> None:
+        for inner in op.walk():
+            if isinstance(inner.attrs, (TileAttrs, IotaAttrs)) and inner.attrs.block in self.merged:
+                raise _Declined("the position of a tile is read")
+            if inner.kind in EFFECTS and inner.kind not in MEMORY:
+                raise _Declined(f"the body has {_article(inner.kind)}, which would see other tiles")
+            # what every tile does once would be done by another number of tiles, with other values in it
+            if inner.kind in EFFECTS and not self.merged <= {d.block for d in inner.result.dims}:
+                raise _Declined(f"{_article(inner.kind)} does not span all of the dimensions")
+        if not self.is_wide(op):
+            return
+        if op.kind not in _ALLOWED:
+            raise _Declined(f"{_article(op.kind)} uses a merged dimension")
+        for value in _values(op):
+            self.check_dims(value)
+
+    def check_dims(self, value: Value) -> None:
+        places = [dim for dim in value.dims if any(b in self.merged for b in dim.blocks)]
+        if any(dim.block is None for dim in places):
+            raise _Declined("a reshape merges a dimension with another")
+        if len(set(places)) != len(places):
+            raise _Declined("a value has a dimension twice")
+        if places and any(not dim.is_one for dim in value.dims if dim not in places):
+            raise _Declined("a value has another dimension besides the merged ones")
+
+    # --- ops of one dimension --------------------------------------------------------------------------------------------
+
+    def narrow(self, op: Op, ops: list[Op]) -> None:
+        match op.attrs:
+            case ViewAttrs(name, _):
+                (value,) = op.values()
+                if name == "permute" or (name == "reshape" and _solid(value) != _solid(op.result)):
+                    raise _Declined(f"a {name} uses a merged dimension")
+                if self.carries(value):
+                    # a lane holds what it held
+                    self.values[id(op.result)] = self.values[id(value)]
+                    return
+                operand = self.single(value, ops) if value.dims else self.reshaped(value, ops)
+                ops.append(replace(op, operands=(operand,), results=(self.lane(op.result),), attrs=ViewAttrs("broadcast")))
+                return
+            case MemoryAttrs():
+                op = replace(op, attrs=self.access(op.attrs))
+        operands = tuple(self.operand(operand, ops) for operand in op.operands)
+        ops.append(replace(op, operands=operands, results=tuple(map(self.lane, op.results))))
+
+    def lane(self, value: Value) -> Value:
+        self.values[id(value)] = made = replace(value, dims=self.lanes)
+        return made
+
+    def operand(self, operand: Operand, ops: list[Op]) -> Operand:
+        if not isinstance(operand, Value):
+            return operand
+        return self.values[id(operand)] if self.carries(operand) else self.single(operand, ops)
+
+    def single(self, value: Value, ops: list[Op]) -> Value:
+        """A value of one element with at most one dimension."""
+        if any(not dim.is_one for dim in value.dims):
+            raise _Declined("a value of other dimensions is used with the merged ones")
+        return value if len(value.dims) <= 1 else self.reshaped(value, ops)
+
+    def reshaped(self, value: Value, ops: list[Op]) -> Value:
+        made = Value(next(self.numbers), value.dtype, (ONE,), value.name)
+        ops.append(Op("view", (value,), (made,), ViewAttrs("reshape")))
+        return made
+
+    # --- memory ----------------------------------------------------------------------------------------------------------
+
+    def access(self, attrs: MemoryAttrs) -> MemoryAttrs:
+        indices = [replace(index, positions=(0,) if index.positions else ()) for index in attrs.indices]
+        return replace(attrs, indices=self.in_memory_order(attrs, indices) or tuple(indices), rank=1)
+
+    def in_memory_order(self, attrs: MemoryAttrs, indices: list[Index]) -> tuple[Index, ...] | None:
+        """The subscripts by lane number alone, where the elements lie in memory as the lanes count; else None."""
+        # a dimension of one element is always at 0
+        long = [axis for axis in self.axes if axis.end is not None and not _is_one(axis.end)]
+        tensor = self.program.tensors[attrs.tensor]
+        places: list[int] = []
+        for axis in long:
+            found = [d for d, index in enumerate(indices) if index.kind == "block" and index.block == axis.block]
+            if len(found) != 1 or indices[found[0]].operand is not None or not _is_zero(indices[found[0]].shift):
+                return None
+            places += found
+        for outer, inner, axis in zip(places, places[1:], long[1:], strict=False):
+            stride, step, count = tensor.strides[outer], tensor.strides[inner], axis.end
+            if not (isinstance(stride, int) and isinstance(step, int) and isinstance(count, int)):
+                return None
+            if stride != step * count:
+                return None
+        if not places:
+            return None
+        made = list(indices)
+        for dim, index in enumerate(indices):
+            if index.kind == "block" and index.block in self.merged:
+                made[dim] = Index("scalar", shift=index.shift, operand=index.operand)
+        made[places[-1]] = Index("block", self.block, (0,))
+        return tuple(made)
+
+
+def _values(op: Op) -> Iterator[Value]:
+    yield from op.values()
+    yield from op.results
+    for region in op.regions:
+        yield from region.params
+        yield from (v for v in region.results if isinstance(v, Value))
+
+
+def _solid(value: Value) -> list[Dim]:
+    return [dim for dim in value.dims if not dim.is_one]
+
+
+def _is_one(number: object) -> bool:
+    return isinstance(number, int) and number == 1
+
+
+def _is_zero(number: object) -> bool:
+    return not isinstance(number, Expr) and number == 0
+
+
+def _article(kind: str) -> str:
+    names = {"reduce": "reduction", "dot": "matrix product", "for": "loop", "while": "loop", "if": "branch", "asm": "asm"}
+    name = names.get(kind, kind)
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
