@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...ir.grammar import Index, MemoryAttrs, Op
+import torch
+
+from ...ir.grammar import Index, MemoryAttrs, Op, Value
 from ...plan.indexing import Box
 
 if TYPE_CHECKING:
     from .emit import _Emitter
 
 
-def load(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box, eviction: str) -> str:
-    """The loaded tile as an expression of the result's shape."""
+def load(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) -> str:
+    """The loaded tile as an expression of the result's shape. ``options`` are keyword arguments that block pointers
+    take and descriptors, whose hardware knows none of them, do not."""
     if box.mechanism == "tensor_descriptor":
         text = f"{_descriptor(e, attrs, box)}.load([{', '.join(_offsets(e, op, attrs, box))}])"
     else:
-        extra = f", eviction_policy='evict_{eviction}'" if eviction else ""
-        text = f"tl.load({_block_pointer(e, op, attrs, box)}{_checks(box)}{extra})"
+        text = f"tl.load({', '.join([_block_pointer(e, op, attrs, box) + _checks(box), *options])})"
     inverse = [box.order.index(d) for d in range(len(box.order))]
     if inverse != sorted(inverse):
         text = f"tl.permute({text}, {inverse})"
@@ -26,8 +28,8 @@ def load(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box, eviction: str) -> st
     return text if sizes == wanted else f"tl.reshape({text}, {e.shape(op.result.dims)})"
 
 
-def store(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box) -> str:
-    """The store as a statement."""
+def store(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) -> str:
+    """The store as a statement; for ``options`` see ``load``."""
     dims = op.results[0].dims
     value = e.operand(op.operands[0])
     sizes = [_size(e, i) for i in attrs.indices]
@@ -38,7 +40,7 @@ def store(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box) -> str:
     if box.mechanism == "tensor_descriptor":
         return f"{_descriptor(e, attrs, box)}.store([{', '.join(_offsets(e, op, attrs, box))}], {value})"
     checks = _checks(box).split(", padding_option")[0]
-    return f"tl.store({_block_pointer(e, op, attrs, box)}, {value}{checks})"
+    return f"tl.store({', '.join([_block_pointer(e, op, attrs, box), value + checks, *options])})"
 
 
 def _size(e: _Emitter, index: Index) -> str:
@@ -54,6 +56,9 @@ def _offsets(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
             text = f"{text} + {e.number(index.shift)}" if index.shift != 0 else text
         else:
             text = e.index_text(op, index, attrs.rank)
+            value = op.operands[index.operand] if index.operand is not None else None
+            if isinstance(value, Value) and value.dtype == torch.int64:
+                text = f"({text}).to(tl.int32)"  # boxes have 32-bit offsets, and so has the tensor
         offsets.append(text)
     return offsets
 

@@ -1,0 +1,83 @@
+"""Configs change how a kernel runs, never what it computes: random legal configs of every example against eager."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import helion
+from helion._testing import EXAMPLES_DIR, check, import_path
+
+#: Random configs per case: a sample, and what `make prove` runs.
+SAMPLED, PROVEN = 1, 20
+#: Programs above this many take seconds each in the interpreter; such configs say nothing that others do not.
+MOST_PROGRAMS = 600
+
+NAMES = sorted(p.stem for p in Path(EXAMPLES_DIR).glob("*.py") if p.stem != "demo" and not p.stem.startswith("_"))
+
+
+@functools.cache
+def example(name: str) -> ModuleType:
+    return import_path(Path(EXAMPLES_DIR) / f"{name}.py")
+
+
+def is_small(bound: Any, config: helion.Config) -> bool:
+    """Whether the launch of ``config`` has few enough programs to interpret."""
+    sizes = bound.config_spec.sizes(config)
+    programs = 1
+    for axis in bound.facts.axes:
+        if axis.on_grid and axis.extent is not None:
+            programs *= -(-axis.extent // sizes[axis.block_id])
+    return programs <= MOST_PROGRAMS
+
+
+def run(kernel: Any, reference: Callable[..., Any], case: str, args: tuple[Any, ...], count: int) -> None:
+    bound = kernel.bind(args)
+    rng = random.Random(f"{kernel.name} {case}")
+    left = count
+    for _ in range(20 * count):
+        config = bound.config_spec.random(rng)
+        if not is_small(bound, config):
+            continue
+        try:
+            check(case, bound.compile_config(config), reference, args)
+        except AssertionError as error:
+            raise AssertionError(f"{kernel.name}, {case}, with {config!r}: {error}") from error
+        left -= 1
+        if not left:
+            return
+    assert left < count, f"no config of {kernel.name}, {case}, is small enough to run"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_random_config_gives_the_eager_result(name: str) -> None:
+    module = example(name)
+    for case, kernel, args in module.cases():
+        run(kernel, module.reference, case, args, SAMPLED)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", NAMES)
+def test_random_configs_give_the_eager_result(name: str) -> None:
+    module = example(name)
+    for case, kernel, args in module.cases():
+        run(kernel, module.reference, case, args, PROVEN)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dynamic_shapes_give_the_eager_result(name: str) -> None:
+    module = example(name)
+    dynamic = {}
+    for case, kernel, args in module.cases():
+        if kernel not in dynamic:
+            dynamic[kernel] = helion.kernel(
+                kernel.fn, static_shapes=False, ignore_warnings=["TensorOperationInWrapper"]
+            )
+        bound = dynamic[kernel].bind(args)
+        check(case, bound.compile_config(bound.conservative_config()), module.reference, args)
