@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 
-from . import exc
+from . import _logging, exc
 from ._compiler.backends import BACKENDS
 from ._compiler.context import CompileContext
 from ._compiler.facts.collect import collect_facts
@@ -28,6 +28,8 @@ from .autotuner.space import ConfigSpace, build_space
 from .config import Config
 from .hardware import Target
 from .settings import Settings
+
+_LOG = _logging.logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class Analysis:
 
     @functools.cached_property
     def facts(self) -> KernelFacts:
-        return collect_facts(self.program, self.rollable)
+        facts = collect_facts(self.program, self.rollable)
+        _LOG.debug("facts of %s: %s", self.name, facts)
+        return facts
 
     @functools.cached_property
     def space(self) -> ConfigSpace:
@@ -69,16 +73,26 @@ class Analysis:
     def seeds(self) -> SeedReport:
         if self.settings.disable_autotuner_heuristics:
             return SeedReport(seeds=(), declined=(("all", "disable_autotuner_heuristics is set"),))
-        return make_seeds(
+        report = make_seeds(
             self.facts,
             self.target,
             self.settings.backend,
             lambda proposal: legalise(proposal, self.space, self.facts, self.target),
         )
+        for at, seed in enumerate(report.seeds, 1):
+            _LOG.debug("seed %d of %s, by %s (%s): %r", at, self.name, seed.heuristic, seed.reason, seed.config)
+        for heuristic, reason in report.declined:
+            _LOG.debug("no seed of %s by %s: %s", self.name, heuristic, reason)
+        return report
 
     @functools.cached_property
     def default_config(self) -> Config:
-        return choose_default(self.seeds, self.space, self.facts, self.target)
+        config = choose_default(self.seeds, self.space, self.facts, self.target)
+        heuristic = next(
+            (s.heuristic for s in self.seeds.seeds if s.config == config), "no heuristic: the conservative one"
+        )
+        _LOG.info("default config of %s on %s by %s: %r", self.name, self.target.name, heuristic, config)
+        return config
 
     @functools.cached_property
     def config_spec(self) -> ConfigSpace:
@@ -93,6 +107,13 @@ class Analysis:
             plan = build_plan(self.program, self.rollable, config, self.settings, self.target, backend.mechanisms())
             code = self._codes[config] = Code(plan, backend.render(plan))
         return code
+
+    def text(self, config: Config, origin_lines: bool | None = None) -> str:
+        """The module's text, with or without comments that name the user's lines; None leaves that to the settings."""
+        code = self.code(config)
+        if origin_lines is None or origin_lines == code.plan.origin_lines:
+            return code.text
+        return BACKENDS[self.settings.backend].render(replace(code.plan, origin_lines=origin_lines))
 
 
 def analyse(
@@ -136,4 +157,6 @@ def _device(name: str, arguments: Mapping[str, Any]) -> torch.device:
             stack.extend(item.values())
         elif isinstance(item, (tuple, list)):
             stack.extend(item)
+        elif is_dataclass(item) and not isinstance(item, type):
+            stack.extend(getattr(item, f.name) for f in fields(item))
     raise exc.NoTensorArgs(kernel=name)

@@ -18,6 +18,9 @@ from helion._testing import EXAMPLES_DIR, check, import_path
 SAMPLED, PROVEN = 1, 20
 #: Programs above this many take seconds each in the interpreter; such configs say nothing that others do not.
 MOST_PROGRAMS = 600
+#: Random tiles go down to one element, where a row of a thousand is a chain of a thousand fp32 additions: an error
+#: that grows with their number (half a unit each), not with its logarithm as in the tree of a usual tile.
+SLACK = 2.0
 
 NAMES = sorted(p.stem for p in Path(EXAMPLES_DIR).glob("*.py") if p.stem != "demo" and not p.stem.startswith("_"))
 
@@ -46,7 +49,7 @@ def run(kernel: Any, reference: Callable[..., Any], case: str, args: tuple[Any, 
         if not is_small(bound, config):
             continue
         try:
-            check(case, bound.compile_config(config), reference, args)
+            check(case, bound.compile_config(config), reference, args, slack=SLACK)
         except AssertionError as error:
             raise AssertionError(f"{kernel.name}, {case}, with {config!r}: {error}") from error
         left -= 1

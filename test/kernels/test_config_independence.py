@@ -257,6 +257,7 @@ def test_the_whole_range_of_block_sizes(name: str) -> None:
     candidates += [{"static_ranges": [True] * len(base["static_ranges"])}] if base["static_ranges"] else []
     candidates += [{"loop_orders": [o[::-1] for o in base["loop_orders"]]}] if base["loop_orders"] else []
     candidates += [{"l2_groupings": [4] * len(base["l2_groupings"])}] if base.get("l2_groupings") else []
+    candidates += [{"flatten_loops": [True] * len(base["flatten_loops"])}] if base["flatten_loops"] else []
     run = 0
     for candidate in candidates:
         try:

@@ -379,11 +379,7 @@ class Expressions:
         if not self.t.on_device:
             return
         if function is breakpoint:
-            raise exc.StatementNotSupported(
-                statement="breakpoint()",
-                where="device",
-                remedy="; run the kernel with HELION_INTERPRET=1 to stop in it",
-            )
+            raise exc.BreakpointInDeviceLoopRequiresInterpret()
         HL_RULES[hl.device_print](self.t, *args)
 
     def call_hl(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

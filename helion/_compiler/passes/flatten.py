@@ -66,7 +66,9 @@ class _Declined(Exception):
 
 def positional_blocks(program: Program) -> frozenset[int]:
     """Blocks of whose tiles something is read that merged dimensions do not have."""
-    tiles = (op.attrs.block for op in program.walk() if isinstance(op.attrs, TileAttrs) and op.attrs.field in _POSITIONAL)
+    tiles = (
+        op.attrs.block for op in program.walk() if isinstance(op.attrs, TileAttrs) and op.attrs.field in _POSITIONAL
+    )
     indices = (op.attrs.block for op in program.walk() if isinstance(op.attrs, IotaAttrs) and not op.attrs.relative)
     return frozenset((*tiles, *indices))
 
@@ -106,16 +108,16 @@ def flatten(program: Program, root_number: int, order: Sequence[int] = ()) -> Pr
     root = program.roots[root_number]
     axes = tuple(root.axes[at] for at in order or range(len(root.axes)))
     _check_axes(program, axes)
+    total = math.prod(axis.end for axis in axes)  # type: ignore[misc]
     block = Block(
         id=len(program.blocks),
         kind="tile",
-        extent=math.prod(axis.end for axis in axes),  # type: ignore[misc]
+        extent=total,
         name=" x ".join(program.blocks[axis.block].name for axis in axes),
         merged=tuple(axis.block for axis in axes),
     )
-    assert block.extent is not None
     body = _Flattener(program, axes, block).body(root.body)
-    merged = replace(root, axes=(LoopAxis(block.id, 0, block.extent, merged=axes),), body=body)
+    merged = replace(root, axes=(LoopAxis(block.id, 0, total, merged=axes),), body=body)
     roots = (*program.roots[:root_number], merged, *program.roots[root_number + 1 :])
     return replace(program, blocks=(*program.blocks, block), roots=roots)
 
@@ -199,7 +201,9 @@ class _Flattener:
                     self.values[id(op.result)] = self.values[id(value)]
                     return
                 operand = self.single(value, ops) if value.dims else self.reshaped(value, ops)
-                ops.append(replace(op, operands=(operand,), results=(self.lane(op.result),), attrs=ViewAttrs("broadcast")))
+                ops.append(
+                    replace(op, operands=(operand,), results=(self.lane(op.result),), attrs=ViewAttrs("broadcast"))
+                )
                 return
             case MemoryAttrs():
                 op = replace(op, attrs=self.access(op.attrs))
@@ -280,6 +284,13 @@ def _is_zero(number: object) -> bool:
 
 
 def _article(kind: str) -> str:
-    names = {"reduce": "reduction", "dot": "matrix product", "for": "loop", "while": "loop", "if": "branch", "asm": "asm"}
+    names = {
+        "reduce": "reduction",
+        "dot": "matrix product",
+        "for": "loop",
+        "while": "loop",
+        "if": "branch",
+        "asm": "asm",
+    }
     name = names.get(kind, kind)
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

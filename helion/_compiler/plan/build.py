@@ -11,6 +11,7 @@ from ..._shapes import Expr, Number, cdiv, hint_of
 from ...hardware import Target
 from ...settings import Settings
 from ..ir.grammar import MEMORY, Block, ForAttrs, LoopAxis, NumberAttrs, Program, Root
+from ..passes.flatten import flatten, nests
 from ..passes.rolling import roll
 from ..passes.squeeze import batch_blocks, squeeze
 from .indexing import Box, plan_boxes
@@ -50,15 +51,26 @@ def build_plan(
 
     ``mechanisms`` are the ways of indexing that the code generator has.
     """
-    sizes = block_sizes(program, rollable, config)
     looped = frozenset(chunks(rollable, config))
-    rolled = roll(program, looped)
+    rolled = _flattened(roll(program, looped), program, config)
+    sizes = block_sizes(rolled, rollable, config)
     for batch in sorted(batch_blocks(rolled)):
         if sizes[batch] == 1:
             rolled = squeeze(rolled, batch)
     wanted = dict(enumerate(config.get("indexing") or ()))
     boxes = plan_boxes(rolled, sizes, wanted, mechanisms, target)
     return _Planner(program, rolled, sizes, looped, config, settings, boxes).plan()
+
+
+def _flattened(rolled: Program, program: Program, config: Mapping[str, Any]) -> Program:
+    """``rolled`` with those grids flattened that ``config`` says; slots are numbered over ``program``, as traced."""
+    slots = _Slots(config, {})
+    for nest in nests(program):
+        order = slots.take("loop_orders", ())
+        if nest.mergeable and slots.take("flatten_loops", False):
+            assert nest.root is not None
+            rolled = flatten(rolled, nest.root, order)
+    return rolled
 
 
 @dataclass
@@ -100,17 +112,19 @@ class _Planner:
         tensors = self.tensors()
         numbers = self.numbers()
         grids, root_ranges, loops = self.loops()
-        evictions = self.config.get("load_eviction_policies") or ()
+        policies = self.config.get("load_eviction_policies") or ()
+        evictions = {slot: policy for slot, policy in enumerate(policies) if policy}
         return Plan(
             program=self.rolled,
             kernel_names=self.kernel_names(),
-            blocks=tuple(self.block(block) for block in self.program.blocks),
+            blocks=tuple(self.block(block) for block in self.rolled.blocks),
             grids=grids,
             root_ranges=root_ranges,
             loops=loops,
             tensors=tensors,
             numbers=numbers,
-            evictions={slot: policy for slot, policy in enumerate(evictions) if policy},
+            evictions=evictions,
+            cache_modifiers=self.cache_modifiers(evictions),
             launch=self.launch(),
             boxes=self.boxes,
             origin_lines=self.settings.output_origin_lines,
@@ -131,7 +145,7 @@ class _Planner:
         if block.kind == "grid":
             return BlockPlan(id=block.id, size=1, symbol="")
         if block.kind == "tile":
-            return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_BLOCK_SIZE_{block.id}")
+            return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_BLOCK_SIZE_{block.label}")
         name = "_REDUCTION_BLOCK" if block.id in self.looped else "_RDIM_SIZE"
         looped = block.id in self.looped
         return BlockPlan(
@@ -169,6 +183,20 @@ class _Planner:
                     found[part.key] = NumberArgument(name=name, expr=part)
         return tuple(found.values())
 
+    def cache_modifiers(self, evictions: Mapping[int, str]) -> dict[int, str]:
+        """By memory slot; an entry of the config belongs to the next load, or store, in program order."""
+        found: dict[int, str] = {}
+        for kind, key in (("load", "load_cache_modifiers"), ("store", "store_cache_modifiers")):
+            accesses = {op.attrs.slot: op.attrs for op in self.program.walk() if op.kind == kind}
+            for slot, modifier in zip(sorted(accesses), self.config.get(key) or (), strict=False):
+                attrs = accesses[slot]
+                evicts = attrs.eviction if attrs.load_slot is None else evictions.get(attrs.load_slot)
+                # an instruction of PTX has a cache operator or an eviction priority, never both: the assembler
+                # refuses ld.global.cg.L1::evict_first. The policy is the finer instruction, so it stays.
+                if modifier and not evicts:
+                    found[slot] = modifier
+        return found
+
     # --- loops -----------------------------------------------------------------------------------------------------------
 
     def axis(self, axis: LoopAxis) -> AxisPlan:
@@ -199,8 +227,8 @@ class _Planner:
         grids: list[GridPlan] = []
         ranges: list[RangePlan] = []
         traced: dict[int, LoopPlan] = {}
-        for root in self.program.roots:
-            grids.append(self.grid(root))
+        for root, planned in zip(self.program.roots, self.rolled.roots, strict=True):
+            grids.append(self.grid(root, planned))
             ranges.append(self.range())
             for op in root.body.walk():
                 if isinstance(op.attrs, ForAttrs):
@@ -211,10 +239,14 @@ class _Planner:
                 loops[id(op)] = self.chunks(op.attrs) if op.attrs.chunked else traced[id(op.location)]
         return tuple(grids), tuple(ranges), loops
 
-    def grid(self, root: Root) -> GridPlan:
+    def grid(self, root: Root, planned: Root) -> GridPlan:
+        """The grid of ``planned``; ``root`` is what it was before flattening, which its slots belong to."""
         order = self.order(root.axes)
         group = self.slots.take("l2_groupings", 1) if len(root.axes) > 1 else 1
-        return GridPlan(axes=tuple(map(self.axis, root.axes)), order=order, group=group)
+        axes = tuple(map(self.axis, planned.axes))
+        if len(axes) < len(root.axes):
+            return GridPlan(axes=axes, order=(0,))
+        return GridPlan(axes=axes, order=order, group=group)
 
     def chunks(self, attrs: ForAttrs) -> LoopPlan:
         """A loop that rolling made: no slots of its own."""
@@ -269,7 +301,8 @@ def _expressions(program: Program) -> list[Expr]:
     """Every host number the device code reads: values, loop bounds, shifts of subscripts."""
     found: list[Any] = []
     for root in program.roots:
-        found += [n for axis in root.axes for n in (axis.begin, axis.end, axis.step)]
+        axes = [*root.axes, *(part for axis in root.axes for part in axis.merged)]
+        found += [n for axis in axes for n in (axis.begin, axis.end, axis.step)]
         for op in root.body.walk():
             if isinstance(op.attrs, NumberAttrs):
                 found.append(op.attrs.expr)

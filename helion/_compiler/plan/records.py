@@ -93,7 +93,8 @@ class LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``program`` is rolled and flattened as the config says. ``grids`` go with its roots; ``ranges`` with its device loops' axes, by loop op.
+    """``program`` is rolled and flattened as the config says. ``grids`` go with its roots; ``ranges`` with its device
+    loops' axes, by loop op.
     ``kernel_names`` has one kernel per phase; all take the same arguments."""
 
     program: Program

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ...hardware import Target
 from ..facts.records import KernelFacts, LiveTile, MatmulFact, MemoryOpFact, StagedOperand
@@ -21,7 +21,7 @@ def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, n
     exchange = max(
         _reduction_bytes(facts, sizes, num_warps, target),
         _vector_bytes(facts, sizes, num_warps, target),
-        _permuted_bytes(facts, sizes),
+        _turned_bytes(facts, sizes),
         _product_bytes(facts, sizes),
     )
     return max(operands, exchange)
@@ -105,23 +105,46 @@ def _vector_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, 
         (axis,) = op.tile_axes
         wider = [other for other in facts.memory_ops if len(other.tile_axes) > 1 and other.tile_axes[-1] == axis]
         rows = max((math.prod(sizes[a] for a in other.tile_axes[:-1]) for other in wider), default=1)
-        widths = {other.itemsize for other in wider}
-        spread = rows > 1 and warps_along(sizes[axis], max(widths, default=4), num_warps, target) < num_warps
-        if wider and (spread or widths != {op.itemsize}):
+        widest = max((other.itemsize for other in wider), default=4)
+        spread = rows > 1 and warps_along(sizes[axis], widest, num_warps, target) < num_warps
+        if wider and (spread or _widths(wider) != {vector_elements(op)}):
             most = max(most, sizes[axis] * max(4, op.itemsize))
     return most
 
 
-def _permuted_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    """Tiles whose contiguous axis in memory differs between accesses are turned in shared memory."""
+def vector_elements(op: MemoryOpFact) -> int:
+    """Elements that one thread accesses together: neighbours in memory, as many as the strides keep aligned."""
+    inner = _inner_axis(op)
+    width = max(1, VECTOR_BYTES // op.itemsize)
+    for axis, stride, scale in zip(op.subscript_axes, op.strides, op.scales, strict=True):
+        if inner is None or (axis == inner and stride == 1 and scale != 1):
+            return 1
+        if axis != inner:
+            width = math.gcd(width, stride)
+    return width
+
+
+def _widths(ops: Collection[MemoryOpFact]) -> set[int]:
+    """Elements per thread of accesses of one tile: loads take the most that any of them can, stores their own."""
+    widest = max(map(vector_elements, ops))
+    return {vector_elements(op) if op.kind != "load" else widest for op in ops}
+
+
+def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    """Tiles change their layout in shared memory between accesses whose contiguous axis in memory or whose width
+    differs."""
     if facts.matmuls:
         return 0
-    inner: dict[frozenset[int], set[int]] = {}
+    groups: dict[frozenset[int], list[MemoryOpFact]] = {}
     for op in facts.memory_ops:
-        if (axis := _inner_axis(op)) is not None:
-            inner.setdefault(frozenset(op.tile_axes), set()).add(axis)
-    turned = [op for op in facts.memory_ops if len(inner.get(frozenset(op.tile_axes), ())) > 1]
-    return max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in turned), default=0)
+        if op.tile_axes:
+            groups.setdefault(frozenset(op.tile_axes), []).append(op)
+    most = 0
+    for ops in groups.values():
+        inner = {_inner_axis(op) for op in ops} - {None}
+        if len(inner) > 1 or len(_widths(ops)) > 1:
+            most = max(most, *(tile_bytes((op.tile_axes, op.itemsize), sizes) for op in ops))
+    return most
 
 
 def _inner_axis(op: MemoryOpFact) -> int | None:
@@ -136,5 +159,5 @@ def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     """Stored tiles of a kernel with dots: threads hold fragments of a product and write whole rows."""
     if not facts.matmuls:
         return 0
-    tiles = [op for op in facts.memory_ops if op.kind == "store" and len(op.tile_axes) > 1]
+    tiles = [op for op in (*facts.memory_ops, *facts.atomics) if op.kind != "load" and len(op.tile_axes) > 1]
     return max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in tiles), default=0)

@@ -70,6 +70,11 @@ def _start(facts: KernelFacts) -> dict[int, int]:
                 wanted = _DOT_SIDES[side] if extent is None else min(_DOT_SIDES[side], next_power_of_2(extent))
                 sizes[block] = max(sizes.get(block, 1), clamp(wanted, facts.axes[block]))
         sizes.update((b, facts.axes[b].min_size) for b in fact.batch_axes if facts.axes[b].tunable)
+    for operand in facts.staged:
+        # a tile that a view merges into a side of the product: the unit takes 16 along K, and a tile of 1 gives none
+        for axis in (facts.axes[a] for a in operand.axes if facts.axes[a].tunable and a not in sizes):
+            wanted = _DOT_SIDES["k"] if axis.extent is None else min(_DOT_SIDES["k"], next_power_of_2(axis.extent))
+            sizes[axis.block_id] = clamp(wanted, axis)
     room = 1 if facts.matmuls else max(1, _TILE_ELEMENTS // _row(facts))
     for axis in reversed(facts.tunable_axes):
         if axis.block_id not in sizes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ... import exc
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
+from ..._compiler.passes.flatten import Nest, can_flatten, nests
 from ..._compiler.plan.sizes import padded_extent
 from ..._shapes import cdiv, hint_of, next_power_of_2, previous_power_of_2
 from ...fields import (
@@ -34,7 +35,7 @@ from .fields import (
     Scalar,
     Slot,
 )
-from .survey import Loop, Survey, survey
+from .survey import Survey, survey
 
 #: Largest tile of a dimension whose extent is not fixed: it must serve calls larger than the one that was seen.
 OPEN_MAXIMUM = 1024
@@ -83,7 +84,7 @@ def build_space(
     tiles = _block_slots(seen, chunks, target)
     fields: list[Field] = [
         BlockSizes(slots=tiles),
-        *_loop_fields(seen),
+        *_loop_fields(seen, program),
         ReductionLoops(slots=chunks),
     ]
     for key, fragment in _RANGE_FIELDS:
@@ -222,30 +223,21 @@ def _conservative_size(dims: int, row: int) -> int:
 # --- loops ---------------------------------------------------------------------------------------------------------
 
 
-def _loop_fields(seen: Survey) -> list[Field]:
-    nests = [loop for loop in seen.loops if len(loop.axes) > 1]
-    roots = [loop for loop in nests if loop.root is not None]
+def _loop_fields(seen: Survey, program: Program) -> list[Field]:
+    loops = nests(program)
+    roots = [nest for nest in loops if nest.root is not None]
     return [
-        LoopOrders(slots=tuple(_order_slot(seen, loop) for loop in nests)),
+        LoopOrders(slots=tuple(_order_slot(seen, nest) for nest in loops)),
         PerSlot(
             key="flatten_loops",
-            slots=tuple(
-                Slot(
-                    name=seen.axes_text(loop.axes),
-                    fragment=EnumFragment((False,)),
-                    initial=False,
-                    remedy="no code is generated for merged dimensions",
-                )
-                for loop in nests
-                if _flattenable(seen, loop)
-            ),
+            slots=tuple(_flatten_slot(seen, program, nest) for nest in loops if nest.mergeable),
             per="hl.tile over several dimensions from 0 whose positions are not read",
         ),
         PerSlot(
             key="l2_groupings",
             slots=tuple(
-                Slot(name=seen.axes_text(loop.axes), fragment=PowerOfTwoFragment(1, 64), initial=1, ids=_root_ids(loop))
-                for loop in roots
+                Slot(name=seen.axes_text(nest.axes), fragment=PowerOfTwoFragment(1, 64), initial=1, ids=_root_ids(nest))
+                for nest in roots
             ),
             per="grid loop over several dimensions",
             wish="l2_groupings",
@@ -253,20 +245,24 @@ def _loop_fields(seen: Survey) -> list[Field]:
     ]
 
 
-def _order_slot(seen: Survey, loop: Loop) -> Slot:
-    order = PermutationFragment(len(loop.axes))
-    return Slot(name=seen.axes_text(loop.axes), fragment=order, initial=list(order.default()), ids=_root_ids(loop))
+def _order_slot(seen: Survey, nest: Nest) -> Slot:
+    order = PermutationFragment(len(nest.axes))
+    return Slot(name=seen.axes_text(nest.axes), fragment=order, initial=list(order.default()), ids=_root_ids(nest))
 
 
-def _root_ids(loop: Loop) -> tuple[int, ...]:
-    return () if loop.root is None else (loop.root,)
-
-
-def _flattenable(seen: Survey, loop: Loop) -> bool:
-    return all(
-        not axis.scalar and isinstance(axis.begin, int) and axis.begin == 0 and axis.block not in seen.positional
-        for axis in loop.axes
+def _flatten_slot(seen: Survey, program: Program, nest: Nest) -> Slot:
+    why = "it is a loop inside of a grid loop" if nest.root is None else can_flatten(program, nest.root)
+    return Slot(
+        name=seen.axes_text(nest.axes),
+        fragment=BooleanFragment() if why is None else EnumFragment((False,)),
+        initial=False,
+        ids=_root_ids(nest),
+        remedy=why or "",
     )
+
+
+def _root_ids(nest: Nest) -> tuple[int, ...]:
+    return () if nest.root is None else (nest.root,)
 
 
 _RangeSlot = tuple[str, tuple[int, ...], str]
@@ -349,12 +345,8 @@ def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str,
 def _memory_fields(seen: Survey) -> list[Field]:
     # what an access cannot use falls back to pointers, so that one config serves many shapes and targets
     pointers: dict[str, Any] = {"choice": EnumFragment(("pointer", "block_ptr", "tensor_descriptor"))}
-    plain: dict[str, Any] = {
-        "choice": EnumFragment(("",)),
-        "remedies": dict.fromkeys(
-            (".ca", ".cg", ".cv", ".wb", ".cs", ".wt"), "no code is generated for cache modifiers"
-        ),
-    }
+    # "" caches at all levels. Loads: .cg bypasses L1. Stores: .cs is evicted first, .wt writes through L2.
+    of_loads, of_stores = EnumFragment(("", ".cg")), EnumFragment(("", ".cs", ".wt"))
     eviction = EnumFragment(("", "first", "last"))
     return [
         Indexing(
@@ -368,8 +360,10 @@ def _memory_fields(seen: Survey) -> list[Field]:
             wish="eviction",
             choice=eviction,
         ),
-        PerAccess(key="load_cache_modifiers", slots=_access_slots(seen.loads, plain["choice"]), per="load", **plain),
-        PerAccess(key="store_cache_modifiers", slots=_access_slots(seen.stores, plain["choice"]), per="store", **plain),
+        PerAccess(key="load_cache_modifiers", slots=_access_slots(seen.loads, of_loads), per="load", choice=of_loads),
+        PerAccess(
+            key="store_cache_modifiers", slots=_access_slots(seen.stores, of_stores), per="store", choice=of_stores
+        ),
     ]
 
 

@@ -15,7 +15,7 @@ from ..._shapes import cdiv, hint_of
 from ...config import Config
 from ...hardware import Target
 from ..heuristics.base import Proposal
-from .fields import Field
+from .fields import Field, PerSlot
 from .survey import Survey, Volume
 
 #: Launcher options under any name; they are passed on as they are.
@@ -153,6 +153,7 @@ class ConfigSpace:
         given = config if isinstance(config, Config) else Config(**config)
         verbatim = self._check_keys(given)
         values = {f.key: f.read(given[f.key]) if f.key in given else f.default() for f in self.fields}
+        self._settle_grids(values)
         self._settle_launch(values)
         self._settle_loops(values)
         chosen: set[int] = set()
@@ -175,6 +176,21 @@ class ConfigSpace:
             if not _asks_for_nothing(given[key]):
                 raise exc.InvalidConfig(f"{key} cannot be {given[key]!r}: {self.absent[key]}; leave it out.")
         return verbatim
+
+    def _settle_grids(self, values: Values) -> None:
+        """A flattened grid has one dimension: nothing to group, and the same mapping under ``xyz`` as under ``flat``."""
+        flattened = {root for root, flag in self._by_root("flatten_loops", values) if flag}
+        groups = self._by_root("l2_groupings", values)
+        values["l2_groupings"] = [1 if root in flattened else group for root, group in groups]
+        if flattened and values["pid_type"] == "xyz":
+            values["pid_type"] = "flat"
+
+    def _by_root(self, key: str, values: Values) -> list[tuple[int | None, Any]]:
+        """The entries of a list with the number of the grid loop each belongs to."""
+        field = self.field(key)
+        assert isinstance(field, PerSlot)
+        roots = (slot.ids[0] if slot.ids else None for slot in field.slots)
+        return list(zip(roots, values[key], strict=True))
 
     def _settle_launch(self, values: Values) -> None:
         """What the mapping of programs to the grid has no use for."""

@@ -10,7 +10,6 @@ from ..._compiler.ir.grammar import (
     Block,
     DotAttrs,
     ForAttrs,
-    IotaAttrs,
     LoopAxis,
     MemoryAttrs,
     Op,
@@ -23,9 +22,6 @@ from ..._compiler.ir.grammar import (
 )
 from ..._compiler.source import Location
 from ..._shapes import Dims
-
-#: Reading one of these pins the lanes of a tile to one dimension each.
-_POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +56,7 @@ class Survey:
     ``loops`` are in program order, a grid loop before the loops in it. ``accesses`` and ``loads_left_open`` name what
     stands at each memory slot and each load slot (a gap, left by an access that nobody needed, is ""); ``loads`` and
     ``stores`` name them without gaps. ``matrix_blocks`` are tiled as M or N of a dot. ``inner`` maps a block whose
-    every loop walks over one tile of another to that one. ``positional`` blocks have something read of their tiles
-    that merged dimensions do not have. ``volumes`` are the shapes of all values, each once.
+    every loop walks over one tile of another to that one. ``volumes`` are the shapes of all values, each once.
     """
 
     blocks: tuple[Block, ...]
@@ -72,7 +67,6 @@ class Survey:
     loads_left_open: tuple[str, ...]
     matrix_blocks: frozenset[int]
     inner: Mapping[int, int]
-    positional: frozenset[int]
     volumes: tuple[Volume, ...]
 
     @property
@@ -97,7 +91,6 @@ def survey(program: Program) -> Survey:
         loads_left_open=_by_number(walker.open_loads),
         matrix_blocks=frozenset(walker.matrix_blocks),
         inner=_inner(walker.bounds),
-        positional=frozenset(walker.positional),
         volumes=tuple(walker.volumes.values()),
     )
 
@@ -134,7 +127,6 @@ class _Walker:
         self.accesses: dict[int, str] = {}
         self.open_loads: dict[int, str] = {}
         self.matrix_blocks: set[int] = set()
-        self.positional: set[int] = set()
         self.volumes: dict[Dims, Volume] = {}
         # per block, the outer block of each of its loops (None: the loop has bounds of its own)
         self.bounds: dict[int, set[int | None]] = {}
@@ -159,13 +151,8 @@ class _Walker:
         for op in region.ops:
             self.measure(op)
             match op.attrs:
-                case TileAttrs(block, name):
+                case TileAttrs():
                     self.tiles[id(op.result)] = op.attrs
-                    if name in _POSITIONAL:
-                        self.positional.add(block)
-                case IotaAttrs(block, relative):
-                    if not relative:
-                        self.positional.add(block)
                 case MemoryAttrs():
                     self.access(op, op.attrs, memory)
                 case DotAttrs():

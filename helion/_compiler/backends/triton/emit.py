@@ -39,24 +39,10 @@ from ...ir.pointwise import POINTWISE, common_dtype
 from ...plan.records import LoopPlan, Plan
 from . import boxes, grid, ops_lanes, ops_pointwise, ops_reduction
 from .ops_pointwise import TRITON_DTYPES, literal
-from .printer import Lines, Names
+from .printer import Active, Lines, Names
 from .ranges import range_text
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-@dataclass
-class Active:
-    """The variables of the innermost loop over a block. ``mask`` is empty where no tile reaches past the end."""
-
-    offset: str
-    index: str = ""
-    mask: str = ""
-    begin: str = "0"
-    end: str = ""
-    #: Of a jagged loop: the mask with the rows' dimensions before the loop's, and the blocks of those.
-    rows_mask: str = ""
-    rows: tuple[int, ...] = ()
 
 
 @dataclass
@@ -139,11 +125,12 @@ class _Emitter:
         """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``."""
         symbol = self.plan.blocks[block].symbol
         lanes = f"tl.arange(0, {symbol})" + (".to(tl.int64)" if self.wide else "")
-        index = self.names.fresh(f"indices_{block}")
+        label = self.program.blocks[block].label
+        index = self.names.fresh(f"indices_{label}")
         self.lines.add(f"{index} = {offset} + {lanes}" if offset else f"{index} = {lanes}")
         mask = ""
         if masked:
-            mask = self.names.fresh(f"mask_{block}")
+            mask = self.names.fresh(f"mask_{label}")
             self.lines.add(f"{mask} = {index} < {end}")
         return Active(offset or "0", index, mask, begin, end)
 
@@ -439,18 +426,18 @@ class _Emitter:
         self.wait_for_stores(attrs)
         policy = attrs.eviction if attrs.load_slot is None else self.plan.evictions.get(attrs.load_slot, "")
         policy = (policy or "").removeprefix("evict_")
+        options = [f"eviction_policy='evict_{policy}'"] if policy else []
+        options += self.cache_modifier(attrs)
         box = self.plan.boxes.get(id(op))
         if box is not None:
-            self.assign(op, "load", boxes.load(self, op, attrs, box, policy))
+            self.assign(op, "load", boxes.load(self, op, attrs, box, options))
             return
         arguments = [self.pointer(op, attrs, op.result.dims)]
         mask = self.memory_mask(op, attrs, op.result.dims)
         if mask:
             zero = "0.0" if op.result.dtype.is_floating_point else "0"
             arguments += [f"mask={mask}", f"other={zero}"]
-        if policy:
-            arguments.append(f"eviction_policy='evict_{policy}'")
-        text = f"tl.load({', '.join(arguments)})"
+        text = f"tl.load({', '.join((*arguments, *options))})"
         if op.result.dtype == torch.bool:
             # memory holds bytes; whatever is not 0 is true
             text = f"({text} != 0)"
@@ -463,13 +450,17 @@ class _Emitter:
         self.stored.add(self.program.tensors[attrs.tensor].storage)
         box = self.plan.boxes.get(id(op))
         if box is not None:
-            self.lines.add(boxes.store(self, op, attrs, box))
+            self.lines.add(boxes.store(self, op, attrs, box, self.cache_modifier(attrs)))
             return
         arguments = [self.pointer(op, attrs, dims), self.operand(op.operands[0])]
         mask = self.memory_mask(op, attrs, dims)
         if mask:
             arguments.append(f"mask={mask}")
-        self.lines.add(f"tl.store({', '.join(arguments)})")
+        self.lines.add(f"tl.store({', '.join((*arguments, *self.cache_modifier(attrs)))})")
+
+    def cache_modifier(self, attrs: MemoryAttrs) -> list[str]:
+        modifier = self.plan.cache_modifiers.get(attrs.slot)
+        return [f"cache_modifier={modifier!r}"] if modifier else []
 
     def wait_for_stores(self, attrs: MemoryAttrs) -> None:
         """What other threads of the program stored must be visible before it is loaded again."""

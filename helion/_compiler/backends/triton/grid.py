@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...._shapes import Number
-from ...ir.grammar import LoopAxis, Root
+from ...ir.grammar import LoopAxis, MemoryAttrs, Root
 from ...plan.records import GridPlan, RangePlan
-from .printer import Lines
+from .printer import Active, Lines
 from .ranges import range_text
 
 if TYPE_CHECKING:
@@ -162,7 +162,24 @@ def _axis(e: _Emitter, axis: LoopAxis, masked: bool, pid: str) -> None:
     from_zero = isinstance(axis.begin, int) and axis.begin == 0
     begin, end = e.bound(axis.begin, None), e.bound(axis.end, None)
     step = e.number(axis.step) if axis.scalar else e.plan.blocks[axis.block].symbol
-    offset = e.names.fresh(f"offset_{axis.block}")
+    offset = e.names.fresh(f"offset_{e.program.blocks[axis.block].label}")
     scaled = pid if step == "1" else f"{pid} * {step}"
     e.lines.add(f"{offset} = {scaled}" if from_zero else f"{offset} = {begin} + {scaled}")
     e.activate(axis, offset, masked, begin, end)
+    if axis.merged:
+        _merged_indices(e, axis)
+
+
+def _merged_indices(e: _Emitter, axis: LoopAxis) -> None:
+    """The index along each axis of a flattened grid that every lane stands for, where an access needs it."""
+    accesses = (op.attrs for op in e.program.walk() if isinstance(op.attrs, MemoryAttrs))
+    used = {index.block for attrs in accesses for index in attrs.indices}
+    rest = e.scope.active[axis.block].index
+    for at, part in reversed(list(enumerate(axis.merged))):
+        # a dimension without elements starts no program, but Triton would still fold a division by its 0
+        count = e.bound(max(part.end, 1) if isinstance(part.end, int) else part.end, None)
+        if part.block in used:
+            index = e.names.fresh(f"indices_{part.block}")
+            e.lines.add(f"{index} = {rest} % {count}" if at else f"{index} = {rest}")
+            e.scope.active[part.block] = Active(index, index)
+        rest = f"{rest} // {count}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 import types
 
 from .... import exc
@@ -28,7 +29,8 @@ def render_module(plan: Plan) -> str:
     lines += ["from helion.runtime import default_launcher as _default_launcher", ""]
     if plan.needs_alignment:
         lines += ["from helion.runtime import set_triton_allocator", "", "set_triton_allocator()"]
-    sizes = [b for b in plan.blocks if b.symbol and b.dynamic is None and b.symbol in body]
+    words = frozenset(re.findall(r"\w+", body))
+    sizes = [b for b in plan.blocks if b.symbol in words and b.dynamic is None]
     lines += [f"{b.symbol} = tl.constexpr({b.size})" for b in sizes]
     if sizes:
         lines.append("")

@@ -1,13 +1,28 @@
-"""Lines of Python with indentation, and names for values."""
+"""Lines of Python with indentation, names for values, and the variables of loops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ...._names import NameSpace
 from ...ir.grammar import Value
 from ...source import Location
+
+
+@dataclass
+class Active:
+    """The variables of the innermost loop over a block. ``mask`` is empty where no tile reaches past the end."""
+
+    offset: str
+    index: str = ""
+    mask: str = ""
+    begin: str = "0"
+    end: str = ""
+    #: Of a jagged loop: the mask with the rows' dimensions before the loop's, and the blocks of those.
+    rows_mask: str = ""
+    rows: tuple[int, ...] = ()
 
 
 class Lines:
