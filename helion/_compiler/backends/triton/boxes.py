@@ -8,6 +8,7 @@ import torch
 
 from ...ir.grammar import Index, MemoryAttrs, Op, Value
 from ...plan.indexing import Box
+from .addresses import index_text
 
 if TYPE_CHECKING:
     from .emit import _Emitter
@@ -55,7 +56,7 @@ def _offsets(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
             text = e.scope.active[index.block].offset  # type: ignore[index]
             text = f"{text} + {e.number(index.shift)}" if index.shift != 0 else text
         else:
-            text = e.index_text(op, index, attrs.rank)
+            text = index_text(e, op, index, attrs.rank)
             value = op.operands[index.operand] if index.operand is not None else None
             if isinstance(value, Value) and value.dtype == torch.int64:
                 text = f"({text}).to(tl.int32)"  # boxes have 32-bit offsets, and so has the tensor

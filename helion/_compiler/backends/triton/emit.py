@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,21 +14,17 @@ from .... import exc
 from ...._names import RESERVED, NameSpace
 from ...._shapes import Dim, Dims, Expr, Number
 from ...ir.grammar import (
-    AsmAttrs,
     Bound,
     DotAttrs,
     ForAttrs,
-    InlineAttrs,
     IotaAttrs,
     LoopAxis,
     MaskAttrs,
-    MemoryAttrs,
     NumberAttrs,
     Op,
     Operand,
     OperandRef,
     PointwiseAttrs,
-    PrintAttrs,
     ReduceAttrs,
     Region,
     TileAttrs,
@@ -37,7 +33,7 @@ from ...ir.grammar import (
 )
 from ...ir.pointwise import POINTWISE, common_dtype
 from ...plan.records import LoopPlan, Plan
-from . import boxes, grid, ops_lanes, ops_pointwise, ops_reduction
+from . import grid, ops_inline, ops_lanes, ops_memory, ops_pointwise, ops_reduction
 from .ops_pointwise import TRITON_DTYPES, literal
 from .printer import Active, Lines, Names
 from .ranges import range_text
@@ -173,7 +169,10 @@ class _Emitter:
         self.local = {id(v) for v in region.params} | {id(r) for op in region.ops for r in op.results}
         for op in region.ops:
             self.lines.origin(op.location)
-            getattr(self, f"op_{op.kind}")(op)
+            if op.kind in _OPS:
+                _OPS[op.kind](self, op)
+            else:
+                getattr(self, f"op_{op.kind}")(op)
         self.local = outer
 
     def assign(self, op: Op, base: str, text: str) -> None:
@@ -372,177 +371,7 @@ class _Emitter:
             return text
         return f"{text}[{', '.join(':' if i in positions else 'None' for i in range(rank))}]"
 
-    # --- memory ----------------------------------------------------------------------------------------------------------
-
-    def pointer(self, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
-        tensor = self.program.tensors[attrs.tensor]
-        parts = []
-        for index, stride in zip(attrs.indices, tensor.strides, strict=True):
-            text = self.index_text(op, index, attrs.rank)
-            if text == "0" or (isinstance(stride, int) and stride == 0 and not index.positions):
-                continue
-            if isinstance(stride, int) and stride == 0:
-                text = f"{text} * 0"
-            elif not (isinstance(stride, int) and stride == 1):
-                text = f"{text} * {self.number(stride)}"
-            parts.append(text)
-        name = self.tensor_names[attrs.tensor]
-        covered = {p for index in attrs.indices for p in index.positions}
-        if attrs.rank and not covered:
-            # nothing gives the pointers a shape: a tile of broadcast dimensions only
-            parts.append(f"tl.zeros({self.shape(dims)}, {self.index_dtype})")
-        return f"{name} + ({' + '.join(parts)})" if len(parts) > 1 else f"{name} + {parts[0]}" if parts else name
-
-    def index_text(self, op: Op, index: object, rank: int) -> str:
-        from_operand = self.operand(op.operands[index.operand]) if index.operand is not None else ""  # type: ignore[attr-defined]
-        kind, shift, positions = index.kind, index.shift, index.positions  # type: ignore[attr-defined]
-        terms = []
-        if kind == "block":
-            terms.append(self.scope.active[index.block].index)  # type: ignore[attr-defined]
-        if from_operand:
-            value = op.operands[index.operand]  # type: ignore[attr-defined]
-            assert isinstance(value, Value)
-            if self.wide and value.dtype != torch.int64:
-                from_operand = f"{from_operand}.to(tl.int64)"
-            terms.append(from_operand)
-        if isinstance(shift, Expr) or shift != 0:
-            terms.append(self.number(shift))
-        text = " + ".join(terms) or "0"
-        if kind == "scalar":
-            return f"({text})" if len(terms) > 1 else text
-        text = f"({text})" if len(terms) > 1 else text
-        return self.spread(text, positions, rank)
-
-    def memory_mask(self, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
-        mask = self.mask_of(dims, range(len(dims)))
-        if attrs.mask is not None:
-            extra = self.operand(op.operands[attrs.mask])
-            mask = f"{mask} & {extra}" if mask else extra
-        return mask
-
-    def op_load(self, op: Op) -> None:
-        attrs = op.attrs
-        assert isinstance(attrs, MemoryAttrs)
-        self.wait_for_stores(attrs)
-        policy = attrs.eviction if attrs.load_slot is None else self.plan.evictions.get(attrs.load_slot, "")
-        policy = (policy or "").removeprefix("evict_")
-        options = [f"eviction_policy='evict_{policy}'"] if policy else []
-        options += self.cache_modifier(attrs)
-        box = self.plan.boxes.get(id(op))
-        if box is not None:
-            self.assign(op, "load", boxes.load(self, op, attrs, box, options))
-            return
-        arguments = [self.pointer(op, attrs, op.result.dims)]
-        mask = self.memory_mask(op, attrs, op.result.dims)
-        if mask:
-            zero = "0.0" if op.result.dtype.is_floating_point else "0"
-            arguments += [f"mask={mask}", f"other={zero}"]
-        text = f"tl.load({', '.join((*arguments, *options))})"
-        if op.result.dtype == torch.bool:
-            # memory holds bytes; whatever is not 0 is true
-            text = f"({text} != 0)"
-        self.assign(op, "load", text)
-
-    def op_store(self, op: Op) -> None:
-        attrs = op.attrs
-        assert isinstance(attrs, MemoryAttrs)
-        dims = op.results[0].dims
-        self.stored.add(self.program.tensors[attrs.tensor].storage)
-        box = self.plan.boxes.get(id(op))
-        if box is not None:
-            self.lines.add(boxes.store(self, op, attrs, box, self.cache_modifier(attrs)))
-            return
-        arguments = [self.pointer(op, attrs, dims), self.operand(op.operands[0])]
-        mask = self.memory_mask(op, attrs, dims)
-        if mask:
-            arguments.append(f"mask={mask}")
-        self.lines.add(f"tl.store({', '.join((*arguments, *self.cache_modifier(attrs)))})")
-
-    def cache_modifier(self, attrs: MemoryAttrs) -> list[str]:
-        modifier = self.plan.cache_modifiers.get(attrs.slot)
-        return [f"cache_modifier={modifier!r}"] if modifier else []
-
-    def wait_for_stores(self, attrs: MemoryAttrs) -> None:
-        """What other threads of the program stored must be visible before it is loaded again."""
-        if self.program.tensors[attrs.tensor].storage in self.stored:
-            self.lines.add("tl.debug_barrier()")
-            self.stored.clear()
-
     # --- control flow ----------------------------------------------------------------------------------------------------
-
-    def op_atomic(self, op: Op) -> None:
-        attrs = op.attrs
-        assert isinstance(attrs, MemoryAttrs)
-        self.wait_for_stores(attrs)
-        dims = op.result.dims
-        count = 2 if attrs.atomic == "cas" else 1
-        values = [self.operand(o) for o in op.operands[:count]]
-        arguments = [self.pointer(op, attrs, dims), *values]
-        mask = self.memory_mask(op, attrs, dims)
-        if mask and attrs.atomic == "cas":
-            raise exc.BackendUnsupported(
-                what="hl.atomic_cas on tiles that reach past the end",
-                backend="Triton",
-                remedy=": it takes no mask; use a tile size that divides the loop, or hl.grid",
-                location=op.location,
-            )
-        if mask:
-            arguments.append(f"mask={mask}")
-        arguments.append(f"sem={attrs.sem!r}")
-        text = f"tl.atomic_{attrs.atomic}({', '.join(arguments)})"
-        if self.uses[id(op.result)]:
-            self.assign(op, f"atomic_{attrs.atomic}", text)
-        else:
-            self.lines.add(text)
-        self.stored.add(self.program.tensors[attrs.tensor].storage)
-
-    def op_scan(self, op: Op) -> None:
-        ops_lanes.scan(self, op)
-
-    def op_fold(self, op: Op) -> None:
-        ops_lanes.fold(self, op)
-
-    def op_gather(self, op: Op) -> None:
-        ops_lanes.gather(self, op)
-
-    def op_sort(self, op: Op) -> None:
-        ops_lanes.sort(self, op)
-
-    def op_join(self, op: Op) -> None:
-        ops_lanes.join(self, op)
-
-    def op_split(self, op: Op) -> None:
-        ops_lanes.split(self, op)
-
-    def op_print(self, op: Op) -> None:
-        assert isinstance(op.attrs, PrintAttrs)
-        values = [self.operand(o) for o in op.operands]
-        self.lines.add(f"tl.device_print({', '.join([repr(op.attrs.prefix), *values])})")
-
-    def op_inline(self, op: Op) -> None:
-        assert isinstance(op.attrs, InlineAttrs)
-        operands = [self.operand(o) for o in op.operands]
-        for helper in op.attrs.helpers:
-            self.helpers[helper] = ""
-        *before, last = (line.format(*operands) for line in op.attrs.lines)
-        for line in before:
-            self.lines.add(line)
-        names = [self.names.define(r, "inline") for r in op.results]
-        self.lines.add(f"{', '.join(names)} = {last}" if names else last)
-
-    def op_asm(self, op: Op) -> None:
-        attrs = op.attrs
-        assert isinstance(attrs, AsmAttrs)
-        dtypes = [TRITON_DTYPES[d] for d in attrs.dtypes]
-        kind = dtypes[0] if len(dtypes) == 1 else f"({', '.join(dtypes)})"
-        operands = attrs.places.format(*(self.operand(o) for o in op.operands))
-        names = [self.names.define(r, "asm") for r in op.results]
-        self.lines.add(
-            f"{', '.join(names)} = tl.inline_asm_elementwise({attrs.asm!r}, {attrs.constraints!r}, [{operands}], dtype={kind}, is_pure={attrs.is_pure}, pack={attrs.pack})"
-        )
-
-    def op_random(self, op: Op) -> None:
-        ops_lanes.random(self, op)
 
     def op_while(self, op: Op) -> None:
         condition, body = op.regions
@@ -694,3 +523,7 @@ def _insertions(before: Dims, after: Dims) -> str | None:
         else:
             return None
     return ", ".join(items) if at == len(before) else None
+
+
+#: Ops that print in a module of their own; the others are methods.
+_OPS: Mapping[str, Callable[[_Emitter, Op], None]] = {**ops_memory.OPS, **ops_lanes.OPS, **ops_inline.OPS}

@@ -78,3 +78,14 @@ def random(e: _Emitter, op: Op) -> None:
     function = "tl.rand" if op.attrs.name == "uniform" else "tl.randint"
     text = f"{function}({seed}, {offset})"
     e.assign(op, "random", text if op.attrs.name == "uniform" else ops_reduction.cast(text, op.result.dtype))
+
+
+OPS = {
+    "scan": scan,
+    "fold": fold,
+    "gather": gather,
+    "sort": sort,
+    "join": join,
+    "split": split,
+    "random": random,
+}
