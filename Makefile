@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 PYTEST_ARGS ?=
+REPLAY_ARGS ?=
 
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON) scripts/setup.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prove lint test-versions bench-compile clean
+.PHONY: help demo test prove replay lint test-versions seeds seeds-check prove-seeds bench-compile bench-dispatch clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +26,10 @@ prove: ## everything: all examples, configs and targets
 	@$(SETUP) test
 	@HELION_PROVE=1 $(PY) -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
 
+replay: ## compare the examples' generated code with what is kept (REPLAY_ARGS=--update takes it)
+	@$(SETUP) run
+	@$(PY) scripts/replay.py $(REPLAY_ARGS)
+
 lint: ## ruff check, ruff format --check, mypy
 	@$(SETUP) lint
 	@$(PY) -m ruff check .
@@ -35,9 +40,25 @@ test-versions: ## compile every example under the oldest and the newest supporte
 	@$(SETUP) run
 	@$(PY) scripts/test_versions.py
 
+seeds: ## the table of seeds over examples, epilogues and reductions: test/seeds/seeds.tsv
+	@$(SETUP) run
+	@$(PY) scripts/seeds.py
+
+seeds-check: ## whether that table is what the heuristics choose
+	@$(SETUP) run
+	@$(PY) scripts/seeds.py --check
+
+prove-seeds: ## compile every seed of the table offline: test/seeds/compiled.tsv
+	@$(SETUP) run
+	@$(PY) scripts/prove_seeds.py
+
 bench-compile: ## how long import, bind and code generation take
 	@$(SETUP) run
 	@$(PY) benchmarks/compile_time.py
+
+bench-dispatch: ## what a call costs before the kernel runs
+	@$(SETUP) run
+	@$(PY) benchmarks/dispatch.py
 
 clean: ## remove the environments, caches and build products
 	@$(PYTHON) scripts/setup.py --venv $(VENV) remove

@@ -130,6 +130,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("NotEnoughConfigs", "BaseError", "configs= needs at least one config for kernel {kernel!r}."),
     ("UnknownTarget", "BaseError", "{0}"),
     ("WrongTarget", "BaseError", "Kernel {kernel!r} was bound for {bound} and cannot run on {device}; bind it without target=, or with the target of that device."),
+    ("BoundToOtherArguments", "BaseError", "Kernel {kernel!r} was bound for other arguments: {what} is {actual}, bound for {expected}. Call the kernel itself, or bind it to these arguments."),
     ("TritonError", "BaseError", "Triton failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}"),
     ("AutotuningUnavailable", "BaseError", "{0}"),
     # --- reference mode ------------------------------------------------------------------------------------------

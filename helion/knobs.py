@@ -32,6 +32,19 @@ def _choice(*values: str) -> Callable[[str], str]:
     return parse
 
 
+def _loggers(text: str) -> tuple[tuple[str, bool], ...]:
+    """``+helion.runtime,all`` as names with whether their debug lines are wanted."""
+    wanted = []
+    for name in _names(text):
+        bare = name.removeprefix("+").strip()
+        if bare != "all" and bare.split(".")[0] != "helion":
+            raise ValueError(
+                f"{bare!r} is no logger of helion; expected all, helion or helion.<module>, with a + in front for debug"
+            )
+        wanted.append(("helion" if bare == "all" else bare, name.startswith("+")))
+    return tuple(wanted)
+
+
 def _json_or_file(text: str) -> dict[str, Any]:
     return json.loads(text if text.lstrip().startswith("{") else pathlib.Path(text).read_text())
 
@@ -61,6 +74,12 @@ CACHE_DIR = Knob(
     "HELION_CACHE_DIR", str, None, "where generated modules are kept (default: the user's cache directory)"
 )
 DUMP = Knob("HELION_DUMP", _names, (), "compiler steps whose program is printed to stderr, comma separated, or 'all'")
+LOGS = Knob(
+    "HELION_LOGS",
+    _loggers,
+    (),
+    "loggers shown on stderr, comma separated: helion.<module> or all; a + in front adds debug",
+)
 INTERPRET = Knob("HELION_INTERPRET", _bool, False, "run kernels eagerly, without compiling them")
 TRITON_INTERPRET = Knob(
     "TRITON_INTERPRET",
@@ -84,7 +103,7 @@ SETTINGS: dict[str, Knob] = {
     "static_shapes": Knob("HELION_STATIC_SHAPES", _bool, True, "compile once per shape instead of passing sizes as arguments"),
     "persistent_reserved_sms": Knob("HELION_PERSISTENT_RESERVED_SMS", int, 0, "SMs that persistent grids leave free"),
     "print_output_code": Knob("HELION_PRINT_OUTPUT_CODE", _bool, False, "print generated modules to stderr"),
-    "print_repro": Knob("HELION_PRINT_REPRO", _bool, False, "print a script that reproduces a failing kernel"),
+    "print_repro": Knob("HELION_PRINT_REPRO", _bool, False, "print a script that runs the kernel on random arguments, at its first call and when it fails"),
     "output_origin_lines": Knob("HELION_OUTPUT_ORIGIN_LINES", _bool, True, "name the user's lines in comments of generated code"),
     "allow_warp_specialize": Knob("HELION_ALLOW_WARP_SPECIALIZE", _bool, True, "offer warp specialization where the target has it"),
     "debug_dtype_asserts": Knob("HELION_DEBUG_DTYPE_ASSERTS", _bool, False, "assert the dtype of every value in generated code"),

@@ -21,8 +21,10 @@ LAYERS = (
     "exc",
     "knobs",
     "_names",
+    "_syntax",
     "_locks",
     "_lazy",
+    "_logging",
     "_shapes",
     "hardware",
     "fields",
@@ -54,7 +56,18 @@ INNER = {
         "pipeline",
     ),
     # The search space turns a heuristic's proposal into lists, so what a proposal is stands above it, the rules below.
-    "autotuner": ("heuristics.base", "space", "legalise", "heuristics", "seeds", "default", "search", "measure", "cache", "report"),
+    "autotuner": (
+        "heuristics.base",
+        "space",
+        "legalise",
+        "heuristics",
+        "seeds",
+        "default",
+        "search",
+        "measure",
+        "cache",
+        "report",
+    ),
 }
 # Each folder in here is one backend; nobody outside names one.
 BACKENDS = "_compiler.backends"

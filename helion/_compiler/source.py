@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import exc
+from .._syntax import parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def _parse(code: types.CodeType) -> FunctionSource | None:
     text = "".join(lines)
     dedented = textwrap.dedent(text)
     shift = len(lines[0]) - len(lines[0].lstrip())
-    tree = ast.parse(dedented)
+    tree = parse(dedented)
     ast.increment_lineno(tree, first - 1)
     for node in ast.walk(tree):
         if isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
@@ -86,7 +87,7 @@ def _parse(code: types.CodeType) -> FunctionSource | None:
 def _find_lambda(code: types.CodeType, first: int) -> ast.Lambda | None:
     """The lambda of ``code``: the only one on its line with the same parameters, or the one at the same columns."""
     try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+        tree = parse("".join(linecache.getlines(code.co_filename)))
     except SyntaxError:
         return None
     parameters = list(code.co_varnames[: code.co_argcount])

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import exc
+from .. import _logging, exc
 from .._lazy import lazy
 from ..config import Config
 from ..hardware import Target
 from ..settings import RefMode
-from . import codecache
+from . import codecache, failures
 from .fast_launch import launcher
+from .remembered import recall, remember
+from .specialization import Key, any_device, pick
 
 if TYPE_CHECKING:
     from .. import pipeline
@@ -25,14 +29,16 @@ if TYPE_CHECKING:
     from .._compiler.toolchain.resources import Resources
     from ..autotuner.heuristics.base import Seed
     from ..autotuner.space import ConfigSpace
-    from . import explain, measure, ref_mode
+    from . import explain, measure, ref_mode, repro
     from .kernel import Kernel
 else:
     pipeline = lazy("helion.pipeline")
     measure = lazy("helion.runtime.measure")
     explain = lazy("helion.runtime.explain")
     ref_mode = lazy("helion.runtime.ref_mode")
+    repro = lazy("helion.runtime.repro")
 
+_LOG = _logging.logger(__name__)
 #: Keys a printed config has even at their defaults: they are what people look for first.
 _ALWAYS_SHOWN = ("block_sizes", "reduction_loops", "num_warps", "num_stages")
 
@@ -45,26 +51,48 @@ class BoundKernel:
     Facts, seeds and the config space are computed when first asked for; each config is compiled once.
     """
 
-    def __init__(self, kernel: Kernel, values: tuple[Any, ...], target: Target) -> None:
+    def __init__(self, kernel: Kernel, values: tuple[Any, ...], key: Key, target: Target) -> None:
         self.kernel = kernel
+        self._key = key
         self.settings = kernel.settings
         self.target = target
         self.configs = kernel.configs
-        self._arguments = dict(zip(kernel.signature.parameters, values, strict=True))
+        self._remembered = tuple(map(remember, values))
         self._compiled: dict[Config, Callable[..., Any]] = {}
         self._lock = threading.RLock()
         self._run: Callable[..., Any] | None = None
         self._config: Config | None = None
-        if not self.is_eager:  # an eager kernel need not compile
-            for warning in self._analysis.traced.warnings:
-                print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+        # whether nobody asked for the config in use, and the configs that turned out not to fit
+        self._by_default = False
+        self._refused: set[Config] = set()
+        self._reproduced: set[Config | None] = set()
+        # numbers that the compiled code turned out to depend on: what they are called, where they come from, what they are
+        self._numbers: tuple[tuple[str, tuple[Any, ...], Any], ...] = ()
+        if self.is_eager:  # an eager kernel need not compile
+            return
+        start = time.perf_counter()
+        try:
+            warnings = self._analysis.traced.warnings
+        except exc.BaseError:
+            self._show_repro(None, values)
+            raise
+        self._numbers = tuple((name, at, pick(values, at)) for name, at in self.specialized.items())
+        for warning in warnings:
+            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+        if _LOG.isEnabledFor(logging.INFO):
+            elapsed = 1e3 * (time.perf_counter() - start)
+            _LOG.info("bound %s for %s in %.1f ms, key %s", kernel.name, target.name, elapsed, key)
 
     @functools.cached_property
     def _analysis(self) -> pipeline.Analysis:
         kernel = self.kernel
-        return pipeline.analyse(
-            kernel.fn, kernel.name, self._arguments, kernel.settings, self.target, kernel._constants
-        )
+        arguments = dict(zip(kernel.signature.parameters, self._sample(), strict=True))
+        return pipeline.analyse(kernel.fn, kernel.name, arguments, kernel.settings, self.target, kernel._constants)
+
+    def _sample(self) -> tuple[Any, ...]:
+        """Arguments like those of every call: the ones it was bound for as long as they live, tensors of their shapes
+        without data after that."""
+        return tuple(map(recall, self._remembered))
 
     @property
     def specialized(self) -> Mapping[str, Any]:
@@ -75,6 +103,10 @@ class BoundKernel:
     def is_eager(self) -> bool:
         """Whether calls run the Python function itself instead of compiled code."""
         return self.settings.ref_mode is RefMode.EAGER
+
+    def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
+        """Whether the numbers that the compiled code depends on are in these arguments what they were at binding."""
+        return all(pick(values, at) == number for _, at, number in self._numbers)
 
     def is_current(self) -> bool:
         """Whether the globals that were compiled in still are what they were."""
@@ -123,9 +155,27 @@ class BoundKernel:
 
     # --- code ------------------------------------------------------------------------------------------------------------
 
-    def to_triton_code(self, config: ConfigLike = None) -> str:
-        """The generated module for a config (default: the one that would run) as text."""
-        return self._analysis.code(self._resolve(config)).text
+    def to_triton_code(
+        self,
+        config: ConfigLike = None,
+        *,
+        options: None = None,
+        emit_repro_caller: bool = False,
+        output_origin_lines: bool | None = None,
+    ) -> str:
+        """The generated module for a config (default: the one that would run) as text.
+
+        Args:
+            config: as given, not changed.
+            options: for signatures that have it; no backend here has any.
+            emit_repro_caller: append ``call()``, which runs the kernel on random arguments like those it is bound to,
+                and call it when the module is run as a script.
+            output_origin_lines: name the user's lines in comments; None leaves it to the setting.
+        """
+        if options is not None:
+            raise exc.InvalidAPIUsage(f"The backend {self.settings.backend!r} has no output options, got {options!r}.")
+        text = self._analysis.text(self._resolve(config), output_origin_lines)
+        return repro.with_caller(text, self) if emit_repro_caller else text
 
     to_code = to_triton_code
 
@@ -140,8 +190,15 @@ class BoundKernel:
         return found
 
     def _load(self, config: Config, allow_print: bool) -> Callable[..., Any]:
-        code = self._analysis.code(config)
+        start = time.perf_counter()
+        try:
+            code = self._analysis.code(config)
+        except exc.BaseError:
+            self._show_repro(config, self._sample())
+            raise
         module = codecache.load(code.text, self.kernel.name)
+        elapsed = 1e3 * (time.perf_counter() - start)
+        _LOG.info("compiled %s in %.1f ms: %s: %r", self.kernel.name, elapsed, module.__file__, config)
         if self.settings.print_output_code and allow_print:
             print(f"# Output code written to: {module.__file__}\n{code.text}", file=sys.stderr)
         loaded = getattr(module, self.kernel.name)
@@ -151,7 +208,7 @@ class BoundKernel:
         )
         function.__kwdefaults__ = {
             **(loaded.__kwdefaults__ or {}),
-            "_launcher": launcher(loaded.__kwdefaults__["_launcher"], self.target),
+            "_launcher": failures.launcher(launcher(loaded.__kwdefaults__["_launcher"], self.target), self, config),
         }
         return function
 
@@ -170,26 +227,44 @@ class BoundKernel:
         """The file the generated module of a config is kept in."""
         return str(codecache.module_path(self.to_triton_code(config), self.kernel.name))
 
+    def backend_cache_key(self, config: ConfigLike = None) -> str:
+        """What the generated module of a config is kept under: equal for equal text, in every process."""
+        return codecache.key(self.to_triton_code(config))
+
     def set_config(self, config: ConfigLike) -> None:
         """Use a config from now on."""
-        full = self._resolve(config)
+        self._use(self._resolve(config))
+        self._by_default = False
+
+    def _use(self, full: Config) -> None:
         run = self.compile_config(full)
         if self._analysis.code(full).plan.needs_alignment:
             run = self._guarded(full, run)
+        if self.settings.print_repro:
+            run = repro.at_first_call(self, full, run)
         self._config, self._run = full, run
-        self.kernel._calls.forget()
+        self.kernel._calls.forget(self)
 
-    def format_kernel_decorator(self, config: ConfigLike = None, settings: Any = None) -> str:
-        """The decorator line that fixes a config, without the keys at their defaults."""
+    def _show_repro(self, config: Config | None, args: Sequence[Any]) -> None:
+        """Print the script that makes this call, once per config, if the setting asks for it."""
+        if self.settings.print_repro and config not in self._reproduced:
+            self._reproduced.add(config)
+            repro.show(self, config, args)
+
+    def short_config(self, config: ConfigLike = None) -> Config:
+        """A config without the keys at their defaults, but for those that people look for first."""
         full = self._resolve(config)
         changed = full.minimize(self._analysis.space)
         shown = [k for k in full if k in changed or (k in _ALWAYS_SHOWN and full[k] not in ([], None))]
-        short = Config(**{k: full[k] for k in shown})
+        return Config(**{k: full[k] for k in shown})
+
+    def format_kernel_decorator(self, config: ConfigLike = None, settings: Any = None) -> str:
+        """The decorator line that fixes a config, without the keys at their defaults."""
         static = (settings or self.settings).static_shapes
         extra = (
             f", index_dtype={self.settings.index_dtype!r}" if self.settings.index_dtype not in (None, "auto") else ""
         )
-        return f"@helion.kernel(config={short!r}, static_shapes={static}{extra})"
+        return f"@helion.kernel(config={self.short_config(config)!r}, static_shapes={static}{extra})"
 
     def resources(self, config: ConfigLike = None) -> Resources:
         """What a config takes on ``target``, compiled offline with its real assembler: registers, spills, shared memory.
@@ -209,25 +284,65 @@ class BoundKernel:
         return ref_mode.run_reference(self.kernel, self.kernel.normalize_args(*args))
 
     def __call__(self, *args: Any) -> Any:
+        """Run on arguments like those it was bound for; data may stand on another device (see ``Kernel.bind``).
+
+        Raises ``exc.BoundToOtherArguments`` where the generated code would not be right for them.
+        """
+        values = self.kernel.normalize_args(*args)
+        self._check_arguments(values)
+        return self.run_unchecked(*values)
+
+    def _check_arguments(self, values: tuple[Any, ...]) -> None:
+        if self.is_eager:
+            return
+        key = self.kernel.arguments_key(values)
+        if key == self._key and not self._numbers:
+            return
+        ours, theirs = any_device(self._key), any_device(key)
+        for name, expected, actual in zip(
+            (*self.kernel.signature.parameters, "memory shared"), ours, theirs, strict=True
+        ):
+            if expected != actual:
+                raise exc.BoundToOtherArguments(
+                    kernel=self.kernel.name, what=name, expected=repr(expected), actual=repr(actual)
+                )
+        for name, at, number in self._numbers:
+            if pick(values, at) != number:
+                raise exc.BoundToOtherArguments(
+                    kernel=self.kernel.name, what=name, expected=repr(number), actual=repr(pick(values, at))
+                )
+
+    def run_unchecked(self, *args: Any) -> Any:
+        """``__call__`` for all arguments in order, known to have the key of this bound kernel."""
         run = self._run
         if run is None:
             if self.is_eager:
                 return ref_mode.call_eagerly(self.kernel, self.kernel.normalize_args(*args))
             run = self._first_call(args)
-        return run(*args)
+        try:
+            return run(*args)
+        except exc.TritonError as error:
+            return failures.recover(self, run, args, error)
 
     def _first_call(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         self._check_device(args)
+        self.ensure_config_exists(args)
+        assert self._run is not None
+        return self._run
+
+    def ensure_config_exists(self, args: Sequence[Any]) -> None:
+        """Choose and compile the config that a call with these arguments would run, unless there is one in use."""
+        if self._run is not None or self.is_eager:
+            return
         if not self.configs:
             config = self.default_config()
             self._announce(config)
-            self.set_config(config)
+            self._use(config)
+            self._by_default = True
         elif len(self.configs) == 1:
             self.set_config(self.configs[0])
         else:
             self.autotune(args, force=False)
-        assert self._run is not None
-        return self._run
 
     def _check_device(self, args: tuple[Any, ...]) -> None:
         """CUDA tensors run only what was compiled for their device; CPU tensors are interpreted whatever the target."""

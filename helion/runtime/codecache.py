@@ -28,9 +28,14 @@ def cache_dir() -> pathlib.Path:
     return fallback
 
 
+def key(text: str) -> str:
+    """128 bits of the SHA-256 of a module's text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 def module_path(text: str, name: str) -> pathlib.Path:
-    """Where ``text`` is kept: ``code/ab/name_<hash>.py``."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    """Where ``text`` is kept: ``code/ab/name_<key>.py``."""
+    digest = key(text)
     return cache_dir() / "code" / digest[:2] / f"{name}_{digest}.py"
 
 

@@ -5,13 +5,14 @@ calls like it. It checks that this call's arguments would lead to the same binar
 host function, and in place of their ``_launcher(...)`` calls the compiled kernel's launch function itself. ``Kernel``
 calls the function last written directly; a miss looks for another one by key, and then goes the full way again.
 
-What a guard cannot check in a few hundred nanoseconds (containers, closures, tensor subclasses, floats that are
-compiled in as NaN) is never dispatched here. Data pointers are looked at for their alignment, never kept.
+What a guard cannot check in a few hundred nanoseconds (containers, tensor subclasses, floats that are compiled in as
+NaN) is never dispatched here. Data pointers are looked at for their alignment, never kept.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import functools
 import linecache
@@ -23,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._syntax import parse
 from ..language.constants import ConstExpr
 from ..settings import RefMode
-from . import inline_launch, stub
+from . import fast_launch, inline_launch, stub
 from .specialization import CONCRETE_TENSORS, Key
 
 if TYPE_CHECKING:
@@ -48,6 +50,16 @@ _PREFIX = "_hl_"
 _PROBED = 6
 
 
+def leave_untraced(function: Any) -> None:
+    """Let ``function``, and what it calls, run as it is between the graphs of torch.compile, which imports nothing."""
+    function._torchdynamo_disable = True
+    frames = getattr(torch._C._dynamo, "eval_frame", None)
+    set_strategy = getattr(frames, "set_code_exec_strategy", None)
+    strategy, action = getattr(frames, "_FrameExecStrategy", None), getattr(frames, "_FrameAction", None)
+    if set_strategy is not None and strategy is not None and action is not None:
+        set_strategy(function.__code__, strategy(action.SKIP, action.SKIP))
+
+
 # --- the functions of one kernel ---------------------------------------------------------------------------------------
 
 
@@ -56,6 +68,7 @@ class Line:
     """The function of one signature. When its guard fails ``run`` looks for another one, ``probe`` gives ``MISSED``."""
 
     key: Key
+    bound: BoundKernel
     run: Callable[..., Any]
     probe: Callable[..., Any]
 
@@ -73,12 +86,15 @@ class Calls:
         with _LIVE_LOCK:
             _LIVE.add(self)
 
-    def forget(self) -> None:
-        """Send the next call the full way."""
+    def forget(self, bound: BoundKernel | None = None) -> None:
+        """Send the next call the full way, or only calls that ``bound`` serves."""
         with self._lock:
             self.generation += 1
-            self._lines, self._recent, self._versions = {}, (), {}
-            self._kernel.__call__ = self._kernel._call
+            kept = {} if bound is None else {k: line for k, line in self._lines.items() if line.bound is not bound}
+            self._versions = {k: self._versions[k] for k in kept}
+            self._lines = kept
+            self._recent = tuple(line for line in self._recent if kept.get(line.key) is line)
+            self._kernel.__call__ = self._recent[0].run if self._recent else self._kernel._call
 
     def miss(self, *args: Any) -> Any:
         """A call that the function last used does not accept."""
@@ -152,7 +168,7 @@ def signature_key(arguments: Key, values: Sequence[Any]) -> Key:
 
 def dispatchable(values: Sequence[Any]) -> bool:
     """Whether a faster way exists for arguments on this device: a GPU, or the stub that stands for one."""
-    return stub.active() or any(type(v) in CONCRETE_TENSORS and v.is_cuda for v in values)
+    return stub.active() or any(map(fast_launch.on_gpu, values))
 
 
 # --- guards ------------------------------------------------------------------------------------------------------------
@@ -166,6 +182,8 @@ class _Guards:
         self.first: list[str] = []
         self.conditions: list[str] = []
         self.tensors: dict[str, torch.Tensor] = {}
+        self.captured: set[str] = set()  # names of what functions close over
+        self.type = self.cell(type)  # parameters may have the names of builtins
 
     def cell(self, value: Any) -> str:
         """A name for an object."""
@@ -187,88 +205,103 @@ class _Guards:
         elif kind is float and constant:
             if value != value or value == 0.0:  # NaN equals nothing, and zeros have signs
                 return False
-            self.conditions.append(f"type({name}) is float and {name} == {self.cell(value)}")
+            self.conditions.append(f"{self.type}({name}) is {self.cell(float)} and {name} == {self.cell(value)}")
         elif kind is float:
-            self.conditions.append(f"type({name}) is float")
+            self.conditions.append(f"{self.type}({name}) is {self.cell(float)}")
         elif kind is bool:
-            self.conditions.append(f"{name} is {value}" if constant else f"type({name}) is bool")
+            self.conditions.append(f"{name} is {value}" if constant else f"{self.type}({name}) is {self.cell(bool)}")
         elif kind is int and not constant:
             inside = f"-2147483648 <= {name} < 2147483648"
             fits = -(2**31) <= value < 2**31
-            self.conditions.append(f"type({name}) is int and {inside if fits else f'not {inside}'}")
+            self.conditions.append(f"{self.type}({name}) is {self.cell(int)} and {inside if fits else f'not {inside}'}")
         elif kind in (int, str, torch.device, torch.Size):
-            self.conditions.append(f"type({name}) is {self.cell(kind)} and {name} == {self.cell(value)}")
-        elif kind is types.FunctionType and not constant:
+            self.conditions.append(f"{self.type}({name}) is {self.cell(kind)} and {name} == {self.cell(value)}")
+        elif kind is types.FunctionType and (not constant or name in self.captured):
             return self.function(name, value)
         else:
             return False
         return True
 
     def function(self, name: str, fn: types.FunctionType) -> bool:
-        """A function that closes over nothing is its code."""
-        if fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__:
+        """A function is its code and what it closes over: numbers by value, tensors by shape."""
+        if fn.__defaults__ or fn.__kwdefaults__:
             return False
         kind, code = self.cell(types.FunctionType), self.cell(fn.__code__)
-        bare = " and ".join(f"not {name}.{part}" for part in ("__closure__", "__defaults__", "__kwdefaults__"))
-        self.conditions.append(f"type({name}) is {kind} and {name}.__code__ is {code} and {bare}")
+        self.first.append(f"{self.type}({name}) is {kind} and {name}.__code__ is {code}")
+        self.first.append(f"not {name}.__defaults__ and not {name}.__kwdefaults__")
+        for i, cell in enumerate(fn.__closure__ or ()):
+            if cell == types.CellType():  # not assigned yet
+                return False
+            content = f"{_PREFIX}captured{len(self.captured)}"
+            self.captured.add(content)
+            self.first.append(f"(({content} := {name}.__closure__[{i}].cell_contents) is {content})")
+            if not self.argument(content, cell.cell_contents, True):
+                return False
         return True
 
     def all_tensors(self, static: bool) -> bool:
         """Conditions on the tensors together, which come first."""
-        shapes = {n: _Shape(n, t, static) for n, t in self.tensors.items()}
+        shapes = {n: _Shape(n, t, static or n in self.captured) for n, t in self.tensors.items()}
         if not shapes:
             return False
-        if TensorGuards is not None:
-            check = TensorGuards(
-                *self.tensors.values(),
-                dynamic_dims_sizes=[s.sizes for s in shapes.values()],
-                dynamic_dims_strides=[s.strides for s in shapes.values()],
-            ).check
-            self.first.append(f"{self.cell(check)}({', '.join(shapes)})")
-        else:
-            self.first += [self.by_attributes(name, shape) for name, shape in shapes.items()]
-        if not static:
-            self.extents(list(shapes.values()))
+        if static:
+            self.first.append(self.tensor_checks(shapes, exactly=True))
+            return True
+        # sizes as they were are checked in one call; others by their classes
+        classes = [self.tensor_checks(shapes, exactly=False), *self.extents(list(shapes.values()))]
+        self.first.append(f"({self.tensor_checks(shapes, exactly=True)} or {' and '.join(classes)})")
+        for name, shape in shapes.items():
+            if name in self.captured:
+                continue
+            indices = getattr(shape.tensor, "_dynamo_static_indices", None)
+            marked = f"{self.cell(hasattr)}({name}, '_dynamo_static_indices')"
+            same = f"{name}._dynamo_static_indices == {self.cell(indices and set(indices))}"
+            self.conditions.append(f"not {marked}" if indices is None else f"{marked} and {same}")
         return True
 
-    def by_attributes(self, name: str, shape: _Shape) -> str:
+    def tensor_checks(self, shapes: Mapping[str, _Shape], exactly: bool) -> str:
+        """A condition on kind, dtype, device and sizes of the tensors: all sizes, or only those that are fixed."""
+        sizes = [[*s.tensor.shape] if exactly else s.sizes for s in shapes.values()]
+        strides = [[*s.tensor.stride()] if exactly else s.strides for s in shapes.values()]
+        if TensorGuards is None:
+            each = zip(shapes, sizes, strides, strict=True)
+            return " and ".join([self.by_attributes(name, size, stride) for name, size, stride in each])
+        check = TensorGuards(*self.tensors.values(), dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        return f"{self.cell(check)}({', '.join(shapes)})"
+
+    def by_attributes(self, name: str, sizes: Sequence[int | None], strides: Sequence[int | None]) -> str:
         """What ``TensorGuards`` checks of one tensor, but for its dispatch keys."""
         tensor = self.tensors[name]
         conditions = [
-            f"type({name}) is {self.cell(type(tensor))}",
+            f"{self.type}({name}) is {self.cell(type(tensor))}",
             f"{name}.dtype is {self.cell(tensor.dtype)}",
             f"{name}.device == {self.cell(tensor.device)}",
             f"{name}.requires_grad is {tensor.requires_grad}",
             f"{name}.dim() == {tensor.dim()}",
         ]
-        if None not in (*shape.sizes, *shape.strides):
+        if None not in (*sizes, *strides):
             conditions.append(f"{name}.shape == {self.cell(tensor.shape)}")
             conditions.append(f"{name}.stride() == {self.cell(tensor.stride())}")
         else:
-            conditions += [f"{name}.size({i}) == {n}" for i, n in enumerate(shape.sizes) if n is not None]
-            conditions += [f"{name}.stride({i}) == {n}" for i, n in enumerate(shape.strides) if n is not None]
+            conditions += [f"{name}.size({i}) == {n}" for i, n in enumerate(sizes) if n is not None]
+            conditions += [f"{name}.stride({i}) == {n}" for i, n in enumerate(strides) if n is not None]
         return " and ".join(conditions)
 
-    def extents(self, shapes: list[_Shape]) -> None:
+    def extents(self, shapes: list[_Shape]) -> list[str]:
         """Dynamic sizes and strides: none below 2, equal ones equal and different ones different, offsets as wide."""
+        conditions: list[str] = []
         groups: dict[int, list[str]] = {}
         for shape in shapes:
-            read = shape.reads()
-            if read:
-                self.conditions.append(read)
+            if shape.dynamic:
+                conditions.append(shape.reads())
             for number, text in shape.dynamic:
                 groups.setdefault(number, []).append(text)
-        for texts in groups.values():
-            self.conditions.append(f"1 < {' == '.join(texts)}")
+        conditions += [f"1 < {' == '.join(texts)}" for texts in groups.values()]
         if len(groups) > 1:
-            self.conditions.append(f"len({{{', '.join(texts[0] for texts in groups.values())}}}) == {len(groups)}")
-        for shape in shapes:
-            if shape.dynamic:
-                self.conditions.append(f"{'not ' if not shape.wide else ''}{shape.last_offset()} >= 2147483648")
-            name = shape.name
-            fixed = getattr(shape.tensor, "_dynamo_static_indices", None)
-            known = "None" if fixed is None else self.cell(set(fixed))
-            self.conditions.append(f"{self.cell(_static_indices)}({name}) == {known}")
+            distinct = ", ".join(texts[0] for texts in groups.values())
+            conditions.append(f"{self.cell(len)}({{{distinct}}}) == {len(groups)}")
+        wide = [f"{'' if s.wide else 'not '}{s.last_offset()} >= 2147483648" for s in shapes if s.dynamic]
+        return [*conditions, *wide]
 
     def numbers(self, origins: Mapping[str, tuple[Any, ...]], names: Sequence[str], values: tuple[Any, ...]) -> bool:
         """Numbers inside of arguments that the code was specialized on."""
@@ -296,10 +329,6 @@ class _Guards:
             else:
                 return False
         return True
-
-
-def _static_indices(tensor: torch.Tensor) -> set[int] | None:
-    return getattr(tensor, "_dynamo_static_indices", None)
 
 
 class _Shape:
@@ -374,24 +403,28 @@ def write_line(key: Key, bound: BoundKernel, values: tuple[Any, ...], miss: Call
     only = [n for n, p in kernel.signature.parameters.items() if p.kind is p.POSITIONAL_ONLY]
     parameters = [f"{n}={_PREFIX}default_{n}" for n in names]
     parameters[len(only) : len(only)] = ["/"] if only else []
-    text = "\n".join(
+    around = "\n".join(
         (
             f"def {_PREFIX}make({', '.join(cells)}, {_PREFIX}slow):",
             f"    def {kernel.name}({', '.join(parameters)}, *{_PREFIX}more):",
             f"        if {condition}:",
-            *(f"            {line}" for line in body.text.splitlines()),
-            "            return None",
+            "            pass",
             f"        return {_PREFIX}slow({', '.join(names)}, *{_PREFIX}more)",
             f"    return {kernel.name}",
         )
     )
+    tree = parse(around)
+    branch = next(node for node in ast.walk(tree) if isinstance(node, ast.If))
+    branch.body = [*body.statements, *([] if isinstance(body.statements[-1], ast.Return) else [ast.Return()])]
+    text = ast.unparse(ast.fix_missing_locations(tree))
     found: dict[str, Any] = {}
     exec(_compiled(text, kernel.name), host.__globals__, found)
     make = functools.partial(found[f"{_PREFIX}make"], **cells)
     functions = [make(**{f"{_PREFIX}slow": slow}) for slow in (miss, _missed)]
     for function in functions:
-        function._torchdynamo_disable = True  # under torch.compile it runs as it is, between graphs
-    return Line(key=key, run=functions[0], probe=functions[1])
+        function.__qualname__ = kernel.fn.__qualname__  # named by the TypeError of an unknown keyword
+        leave_untraced(function)
+    return Line(key=key, bound=bound, run=functions[0], probe=functions[1])
 
 
 def _missed(*args: Any) -> Any:
@@ -409,7 +442,7 @@ def _memory(guards: _Guards, code: Code) -> None:
     storages = {name: t.untyped_storage()._cdata for name, t in tensors.items()}
     first: dict[int, str] = {}
     reads = [f"({_PREFIX}{name}_m := {name}.untyped_storage()._cdata)" for name in tensors]
-    guards.conditions.append(f"len({{{', '.join(reads)}}}) == {len(set(storages.values()))}")
+    guards.conditions.append(f"{guards.cell(len)}({{{', '.join(reads)}}}) == {len(set(storages.values()))}")
     for name, storage in storages.items():
         if storage in first:
             guards.conditions.append(f"{_PREFIX}{name}_m == {_PREFIX}{first[storage]}_m")
@@ -449,12 +482,18 @@ def _allocates(node: ast.expr) -> bool:
     return (of_torch and node.func.attr in _ALLOCATORS) or node.func.attr in _NEW
 
 
+_FILES: collections.deque[str] = collections.deque()
+
+
 @functools.lru_cache(maxsize=256)
 def _compiled(text: str, name: str) -> types.CodeType:
     """Code of a written function; tracebacks and debuggers find its source under a name in angle brackets."""
     file = f"<helion dispatch of {name} {abs(hash(text)):x}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    return compile(ast.parse(text), file, "exec")
+    _FILES.append(file)
+    if len(_FILES) > 2 * MAX_SIGNATURES:
+        linecache.cache.pop(_FILES.popleft(), None)
+    return compile(text, file, "exec")
 
 
 __all__ = ["ABSENT", "Calls", "Line", "dispatchable", "signature_key", "write_line"]

@@ -169,8 +169,7 @@ class FastLauncher:
             return self.ordinary(kernel, grid, *args, **options)
         if stub.active():
             return self._launch_stub(kernel, grid, args, options)
-        device = next((a.device for a in args if isinstance(a, torch.Tensor)), None)
-        if self.dead or device is None or device.type != "cuda" or not _understood(kernel):
+        if self.dead or not any(map(on_gpu, args)) or not _understood(kernel):
             return self.ordinary(kernel, grid, *args, **options)
         return self._launch(kernel, grid, args, options)
 
@@ -270,6 +269,11 @@ def args_seen(site: Site, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(a if p.constexpr else None for a, p in zip(args, site.parameters, strict=True))
 
 
+def on_gpu(value: Any) -> bool:
+    """Whether an argument is a tensor that Triton launches kernels on."""
+    return type(value) in _TENSORS and value.is_cuda
+
+
 def _understood(kernel: Any) -> bool:
     return isinstance(kernel, triton.JITFunction) and torch.version.hip is None
 
@@ -325,10 +329,11 @@ def _direct(run: Any) -> Direct | None:
         return None
     if run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False):
         return None
-    if not isinstance(run.launch, type(len)):  # wrapped: host tensor descriptors are expanded in Python
+    generic: Any = getattr(getattr(triton.runtime.driver.active, "utils", None), "launch", None)
+    if run.launch is not generic:  # wrapped: host tensor descriptors are expanded in Python
         return None
     return Direct(
-        launch=run.launch,
+        launch=generic,
         cooperative=run.launch_cooperative_grid,
         pdl=run.launch_pdl,
         annotations=run.arg_annotations,

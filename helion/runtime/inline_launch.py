@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from triton import knobs as triton_knobs
 
+from .._syntax import parse
 from .fast_launch import Entry, FastLauncher, Site, integer_class
 
 
 @dataclass(frozen=True, kw_only=True)
 class Body:
-    """Source text of statements, and the objects they name by what this module made up."""
+    """Statements, and the objects they name by what this module made up."""
 
-    text: str
+    statements: list[ast.stmt]
     cells: Mapping[str, Any]
 
 
@@ -33,7 +34,7 @@ def body(host: types.FunctionType, module_text: str, name: str, prefix: str) -> 
     None if it does not look as expected: launches other than as statements of their own, or names that begin with
     ``prefix``.
     """
-    tree = ast.parse(module_text)
+    tree = parse(module_text)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
     names = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
     if any(n.startswith(prefix) for n in names) or any(
@@ -47,7 +48,7 @@ def body(host: types.FunctionType, module_text: str, name: str, prefix: str) -> 
     function = rewriter.visit(function)
     if any(isinstance(n, ast.Name) and n.id == "_launcher" for n in ast.walk(function)):
         return None
-    return Body(text="\n".join(map(ast.unparse, function.body)), cells=rewriter.cells)
+    return Body(statements=function.body, cells=rewriter.cells)
 
 
 class _Launches(ast.NodeTransformer):
@@ -107,7 +108,7 @@ class _Written:
         kernel = ast.unparse(self.call.args[0])
         slow = f"{self.rewriter.prefix}launcher({kernel}, ({', '.join(counts)},), {', '.join(passed)}{options})"
         text = [*self.before, f"if {' or '.join(self.unusual)}:", f"    {slow}", "else:"]
-        return ast.parse("\n".join([*text, f"    {self.launch(entry, (x, y, z), launched)}"])).body
+        return parse("\n".join([*text, f"    {self.launch(entry, (x, y, z), launched)}"])).body
 
     def number(self, name: str, node: ast.expr) -> str:
         """The text of an expression that may be repeated."""
@@ -165,7 +166,8 @@ class _Written:
                 self.unusual.append(f"{self.cell(f'n{i}', namespace.get)}({name!r}) is not {value}")
         runtime = triton_knobs.runtime
         for name, knobs in (("runtime", vars(runtime)), ("compilation", vars(triton_knobs.compilation))):
-            self.unusual.append(f"{self.cell(name, knobs)} != {self.cell(f'{name}_was', dict(knobs))}")
+            was = f" != {self.cell(f'{name}_was', dict(knobs))}" if knobs else ""  # empty unless something was set
+            self.unusual.append(f"{self.cell(name, knobs)}{was}")
         for name in ("launch_enter_hook", "launch_exit_hook"):
             calls = getattr(getattr(runtime, name, None), "calls", None)
             if calls is not None:

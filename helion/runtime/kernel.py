@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -23,9 +24,9 @@ from ..language.constants import ConstExpr
 from ..settings import RefMode, Settings
 from . import bind_times
 from .bound import BoundKernel
-from .dispatch import Calls, dispatchable
+from .dispatch import Calls, dispatchable, leave_untraced
 from .launcher import DEFAULT_TARGET, register_source
-from .specialization import CONCRETE_TENSORS, Key, arguments_key, pick
+from .specialization import CONCRETE_TENSORS, Key, arguments_key
 
 if TYPE_CHECKING:
     from . import ref_mode
@@ -122,8 +123,8 @@ class Kernel:
             variants = self._bound.setdefault(key, _Variants())
             found = variants.find(values)
             if found is None:
-                found = BoundKernel(self, values, chosen)
-                variants.add(found, values)
+                found = BoundKernel(self, values, arguments, chosen)
+                variants.add(found)
         return found
 
     def _target(self, values: tuple[Any, ...], target: str | hardware.Target | None) -> hardware.Target:
@@ -146,14 +147,16 @@ class Kernel:
         if self.settings.ref_mode is RefMode.EAGER:
             return ref_mode.call_eagerly(self, values)
         if self.key is not None or bind_times.ENABLED or not dispatchable(values):
-            return self.bind(values)(*values)
+            return self.bind(values).run_unchecked(*values)
         generation, arguments = self._calls.generation, self.arguments_key(values)
         bound = self._bind(values, arguments, None)
         config = bound._config
-        result = bound(*values)
+        result = bound.run_unchecked(*values)
         # the first run chooses a config, which ends a generation
         self._calls.learn(bound, values, arguments, generation if config is not None else self._calls.generation)
         return result
+
+    leave_untraced(_call)
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -221,17 +224,13 @@ class _Variants:
     """Bound kernels of one key, told apart by the numbers their compilation turned out to depend on."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[tuple[tuple[Any, ...], ...], tuple[Any, ...], BoundKernel]] = []
+        self._bound: tuple[BoundKernel, ...] = ()
 
     def find(self, values: tuple[Any, ...]) -> BoundKernel | None:
-        for origins, numbers, bound in self._entries:
-            if all(pick(values, o) == n for o, n in zip(origins, numbers, strict=True)) and bound.is_current():
-                return bound
-        return None
+        return next((b for b in self._bound if b.has_numbers_of(values) and b.is_current()), None)
 
-    def add(self, bound: BoundKernel, values: tuple[Any, ...]) -> None:
-        origins = tuple(bound.specialized.values())
-        self._entries = [*self._entries, (origins, tuple(pick(values, o) for o in origins), bound)]
+    def add(self, bound: BoundKernel) -> None:
+        self._bound = (*self._bound, bound)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -243,6 +242,8 @@ def _tensors(values: Any) -> list[torch.Tensor]:
             found += _tensors(value)
         elif isinstance(value, dict):
             found += _tensors(value.values())
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found += _tensors([getattr(value, field.name) for field in dataclasses.fields(value)])
     return found
 
 

@@ -45,8 +45,8 @@ def fastest(bound: BoundKernel, configs: Sequence[Config], args: Sequence[Any]) 
         copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
         try:
             times[config] = _median_ms(bound.compile_config(config), copies)
-        except (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError) as error:
-            failures.append(f"{config!r}: {error}")
+        except exc.TritonError as error:
+            failures.append(f"{config!r}: {error.__cause__}")
     if not times:
         raise exc.NoConfigFound(kernel=bound.kernel.name, reason="; ".join(failures))
     return min(times, key=times.__getitem__)

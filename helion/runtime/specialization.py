@@ -28,7 +28,8 @@ def arguments_key(values: Sequence[Any], constant_at: Sequence[bool], static: bo
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             try:
                 storages.append(value.untyped_storage()._cdata)
-            except (RuntimeError, NotImplementedError):  # sparse tensors have none
+            except (RuntimeError, NotImplementedError):
+                check_layout(value)
                 plain = False
             parts.append(
                 (value.dtype, value.shape, value.stride(), value.device.type) if static else keys.tensor(value)
@@ -85,6 +86,7 @@ class Keys:
         )
 
     def tensor(self, value: torch.Tensor) -> Hashable:
+        check_layout(value)
         if self._static:
             return (value.dtype, tuple(value.shape), tuple(value.stride()), value.device.type)
         sizes: tuple[int, ...] = value.shape
@@ -122,6 +124,24 @@ _CONCRETE_CONSTANTS = (int, float, bool, str, type(None))
 _BUILTIN_FUNCTIONS = (types.BuiltinFunctionType, type(torch.Tensor.exp), type(torch.Tensor.__add__))
 
 
+def any_device(key: Hashable) -> Any:
+    """A key without the devices of the tensors in it."""
+    if not isinstance(key, tuple):
+        return key
+    if len(key) > 3 and isinstance(key[0], torch.dtype):
+        key = (*key[:3], *key[4:])
+    return tuple(map(any_device, key))
+
+
+def check_layout(tensor: torch.Tensor) -> None:
+    """Raises TypeError for sparse tensors and others without strides."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"a kernel argument is a tensor with layout {tensor.layout}; kernels address memory by strides: pass its "
+            "parts (crow_indices(), col_indices(), values() ...) or to_dense()"
+        )
+
+
 def aliasing(values: Sequence[Any]) -> Hashable:
     """Which tensors among the arguments, and those their functions close over, share memory: positions of the first one
     with the same storage."""
@@ -148,6 +168,8 @@ def _reachable(values: Iterable[Any]) -> Iterator[torch.Tensor]:
         elif isinstance(value, types.FunctionType):
             cells = (cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType())
             yield from _reachable((*cells, *(value.__defaults__ or ())))
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _reachable(getattr(value, f.name) for f in dataclasses.fields(value))
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -56,9 +56,16 @@ def recorder(name: str, num_args: int) -> Callable[..., None]:
     def remember(grid: tuple[int, int, int]) -> Launch:
         return known.setdefault(grid, Launch(name=name, grid=grid, num_args=num_args))
 
-    def launch(x: int, y: int, z: int, *rest: object) -> None:
+    def launch_nested(x: int, y: int, z: int, *rest: object) -> None:
         for note in notes:
-            note(known.get((x, y, z)) or remember((x, y, z)))
+            note(remember((x, y, z)))
+
+    if len(notes) > 1:
+        return launch_nested
+    (note,) = notes
+
+    def launch(x: int, y: int, z: int, *rest: object) -> None:
+        note(known.get((x, y, z)) or remember((x, y, z)))
 
     return launch
 

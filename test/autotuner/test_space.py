@@ -826,7 +826,10 @@ def test_random_configs_are_legal(kernel: str, on: str, seed: int) -> None:
     sizes = space.sizes(config)
     assert sizes.keys() == {block.id for block in program.blocks}
     assert all(volume.numel(sizes) <= space.target.max_tensor_numel for volume in space.survey.volumes)
-    assert build_plan(program, space.rollable, config, Settings(), space.target, frozenset(("pointer",))).launch.pid_type == config["pid_type"]
+    assert (
+        build_plan(program, space.rollable, config, Settings(), space.target, frozenset(("pointer",))).launch.pid_type
+        == config["pid_type"]
+    )
 
 
 @given(kernel=st.sampled_from(sorted(KERNELS)), on=st.sampled_from(TARGETS), seed=st.integers(0, 2**32))

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from ..._shapes import Dim
 from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Value
 from .axes import count
 from .flow import Flow
@@ -82,10 +83,10 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
     def tile(axis: int | None) -> int | None:
         return axis if axis is not None and axes[axis].tunable else None
 
-    def static(axis: int | None, const: int) -> int | None:
-        if axis is None:
-            return const
-        return axes[axis].extent if axes[axis].static else None
+    def static(dim: Dim) -> int | None:
+        if dim.block is not None:
+            return axes[dim.block].extent if axes[dim.block].static else None
+        return None if dim.blocks else dim.const  # several blocks in one dimension: no axis has its extent
 
     own = flow.dot_bits[id(op)]
     result = op.results[0]
@@ -101,9 +102,9 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         n_axis=n,
         k_axis=k,
         batch_axes=tuple(dict.fromkeys(b for d in (*lhs.dims[:-2], *rhs.dims[:-2]) for b in d.blocks)),
-        static_m=static(m, lhs.dims[-2].const),
-        static_n=static(n, rhs.dims[-1].const),
-        static_k=static(k, lhs.dims[-1].const),
+        static_m=static(lhs.dims[-2]),
+        static_n=static(rhs.dims[-1]),
+        static_k=static(lhs.dims[-1]),
         lhs_dtype=lhs.dtype,
         rhs_dtype=rhs.dtype,
         acc_dtype=result.dtype,

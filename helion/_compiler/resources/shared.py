@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
+import torch
+
 from ...hardware import Target
 from ..facts.records import KernelFacts, LiveTile, MatmulFact, MemoryOpFact, StagedOperand
 from .matrix import Unit, is_waiting, tile_shape, unit_of
 
 #: What Triton takes for the barriers of tcgen05 products: 8 bytes each.
 _BARRIER_BYTES = 64
+#: Values that one scan combines, at a guess: a number and its key.
+_SCAN_OPERANDS = 2
+#: Widest element of a computed left operand that ``wgmma`` takes from registers.
+_REGISTER_OPERAND_BYTES = 2
 #: Bytes of the widest load or store of one thread.
 VECTOR_BYTES = 16
 
@@ -20,9 +26,10 @@ def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, n
     operands = _operand_bytes(facts, sizes, num_warps, num_stages, target)
     exchange = max(
         _reduction_bytes(facts, sizes, num_warps, target),
-        _vector_bytes(facts, sizes, num_warps, target),
-        _turned_bytes(facts, sizes),
-        _product_bytes(facts, sizes),
+        _narrow_bytes(facts, sizes, num_warps, target),
+        _turned_bytes(facts, sizes, num_warps * target.warp_size),
+        _product_bytes(facts, sizes, target),
+        _scan_bytes(facts, sizes, num_warps),
     )
     return max(operands, exchange)
 
@@ -34,6 +41,11 @@ def _operand_bytes(
     fewer, for the last copy is in use. Loops that follow each other share the memory."""
     if not facts.matmuls:
         return 0
+    computing = {
+        fact.region
+        for fact in facts.matmuls
+        if facts.regions[fact.region].kind == "loop" and None in (fact.lhs_slot, fact.rhs_slot)
+    }
     units = [unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls]
     loops: dict[int, int] = {}
     lone = 0
@@ -41,14 +53,25 @@ def _operand_bytes(
         fact, unit = facts.matmuls[operand.dot], units[operand.dot]
         if facts.regions[operand.region].kind == "loop":
             size = _staged_bytes(operand, fact, unit, sizes, num_stages)
-            loops[operand.region] = loops.get(operand.region, 0) + size
+            # AMD without a pipeline brings in one operand after the other
+            apart = target.kind == "hip" and num_stages == 1
+            known = loops.get(operand.region, 0)
+            loops[operand.region] = max(known, size) if apart else known + size
         else:
             lone += tile_bytes((operand.axes, operand.itemsize), sizes)
+    staged = {operand.slot for operand in facts.staged}
+    for op in facts.memory_ops:
+        # whatever an operand is computed from is prefetched as well
+        if op.kind == "load" and op.tile_axes and op.slot not in staged and op.region in computing:
+            size = tile_bytes((op.tile_axes, op.itemsize), sizes) * max(1, num_stages - 1)
+            loops[op.region] = loops.get(op.region, 0) + size
     for fact, unit in zip(facts.matmuls, units, strict=True):
-        if fact.lhs_slot is None and unit != "wgmma":
+        m, n, k = tile_shape(fact, sizes)
+        if fact.lhs_slot is None and (unit != "wgmma" or fact.lhs_dtype.itemsize > _REGISTER_OPERAND_BYTES):
             # a left operand that was computed changes its layout on the way to the unit
-            m, _, k = tile_shape(fact, sizes)
             lone += m * k * fact.lhs_dtype.itemsize
+        if fact.rhs_slot is None and unit != "mma":
+            lone += k * n * fact.rhs_dtype.itemsize
     barriers = _BARRIER_BYTES if "tcgen05" in units else 0
     return lone + max(loops.values(), default=0) + barriers
 
@@ -93,29 +116,35 @@ def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
     return most
 
 
-def _vector_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Vectors along the contiguous axis of a tile, such as weights, that are loaded in one layout and used in another:
-    when warps are spread over several rows, or when accesses of different widths meet."""
+def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Tiles that span some axes of a larger one, its contiguous one among them (weights of a row, a mask for all heads),
+    are loaded in one layout and used in another: when warps are spread over several rows, or when accesses of
+    different widths meet."""
     if facts.matmuls:
         return 0
+    threads = num_warps * target.warp_size
     most = 0
     for op in facts.memory_ops:
-        if len(op.tile_axes) != 1:
+        if not op.tile_axes:
             continue
-        (axis,) = op.tile_axes
-        wider = [other for other in facts.memory_ops if len(other.tile_axes) > 1 and other.tile_axes[-1] == axis]
-        rows = max((math.prod(sizes[a] for a in other.tile_axes[:-1]) for other in wider), default=1)
-        widest = max((other.itemsize for other in wider), default=4)
-        spread = rows > 1 and warps_along(sizes[axis], widest, num_warps, target) < num_warps
-        if wider and (spread or _widths(wider) != {vector_elements(op)}):
-            most = max(most, sizes[axis] * max(4, op.itemsize))
+        own, inner = set(op.tile_axes), op.tile_axes[-1]
+        wider = [o for o in facts.memory_ops if own < set(o.tile_axes) and o.tile_axes[-1] == inner]
+        rows = max((math.prod(sizes[a] for a in set(o.tile_axes) - own) for o in wider), default=1)
+        widest = max((o.itemsize for o in wider), default=4)
+        spread = rows > 1 and warps_along(sizes[inner], widest, num_warps, target) < num_warps
+        if wider and (spread or _widths(wider, sizes, threads) != {vector_elements(op, sizes, threads)}):
+            # numbers are widened first
+            itemsize = op.itemsize if op.dtype == torch.bool else max(4, op.itemsize)
+            most = max(most, tile_bytes((op.tile_axes, itemsize), sizes))
     return most
 
 
-def vector_elements(op: MemoryOpFact) -> int:
-    """Elements that one thread accesses together: neighbours in memory, as many as the strides keep aligned."""
+def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) -> int:
+    """Elements that one thread accesses together: neighbours in memory, as many as the strides keep aligned, and no
+    more than there are for each thread."""
     inner = _inner_axis(op)
-    width = max(1, VECTOR_BYTES // op.itemsize)
+    share = math.prod(sizes[axis] for axis in op.tile_axes) // threads
+    width = max(1, min(VECTOR_BYTES // op.itemsize, share))
     for axis, stride, scale in zip(op.subscript_axes, op.strides, op.scales, strict=True):
         if inner is None or (axis == inner and stride == 1 and scale != 1):
             return 1
@@ -124,13 +153,13 @@ def vector_elements(op: MemoryOpFact) -> int:
     return width
 
 
-def _widths(ops: Collection[MemoryOpFact]) -> set[int]:
+def _widths(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: int) -> set[int]:
     """Elements per thread of accesses of one tile: loads take the most that any of them can, stores their own."""
-    widest = max(map(vector_elements, ops))
-    return {vector_elements(op) if op.kind != "load" else widest for op in ops}
+    own = [vector_elements(op, sizes, threads) for op in ops]
+    return {max(own) if op.kind == "load" else width for op, width in zip(ops, own, strict=True)}
 
 
-def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> int:
     """Tiles change their layout in shared memory between accesses whose contiguous axis in memory or whose width
     differs."""
     if facts.matmuls:
@@ -142,8 +171,11 @@ def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     most = 0
     for ops in groups.values():
         inner = {_inner_axis(op) for op in ops} - {None}
-        if len(inner) > 1 or len(_widths(ops)) > 1:
-            most = max(most, *(tile_bytes((op.tile_axes, op.itemsize), sizes) for op in ops))
+        # halves of a pair are taken apart within a thread
+        pairs = any(sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops)
+        if len(inner) > 1 or pairs or len(_widths(ops, sizes, threads)) > 1:
+            least = 4 if pairs else 1  # pairs are widened before
+            most = max(most, *(tile_bytes((op.tile_axes, max(least, op.itemsize)), sizes) for op in ops))
     return most
 
 
@@ -155,9 +187,23 @@ def _inner_axis(op: MemoryOpFact) -> int | None:
     return None
 
 
-def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    """Stored tiles of a kernel with dots: threads hold fragments of a product and write whole rows."""
-    if not facts.matmuls:
+def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int) -> int:
+    """Scans along the contiguous axis pass on one number per warp; others turn values and keys in shared memory."""
+    most = 0
+    for fact in facts.scans:
+        if fact.kind != "scan" or fact.axis is None:
+            continue
+        for axes, itemsize in (tile for tiles in facts.live_tiles for tile in tiles if fact.axis in tile[0]):
+            numel = math.prod(sizes[axis] for axis in axes)
+            parts = numel // sizes[fact.axis] * num_warps if axes[-1] == fact.axis else numel
+            most = max(most, _SCAN_OPERANDS * itemsize * parts if len(axes) > 1 or axes[-1] == fact.axis else 0)
+    return most
+
+
+def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> int:
+    """Stored tiles of a kernel with dots: threads hold fragments of a product and write whole rows, but for AMD, where
+    they write the fragments."""
+    if not facts.matmuls or target.kind == "hip":
         return 0
     tiles = [op for op in (*facts.memory_ops, *facts.atomics) if op.kind != "load" and len(op.tile_axes) > 1]
     return max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in tiles), default=0)

@@ -172,8 +172,10 @@ class _Allocator:
         scale, flat = self.worst(axis.block_id)
         budget = self.budget // _CARRIED_DIVISOR if self.primary.carried_2d else self.budget
         fitting = previous_power_of_2((budget - flat) // scale)
-        occupancy = previous_power_of_2(rows // (self.target.num_sms * _MIN_WAVES))
-        most = whole if self.primary.category == "full_grid" else _MAX_ROWS
+        # rows of a program are those along all of its grid axes
+        others = math.prod(self.seated[a] for a in facts.grid_axes if a != axis.block_id and facts.axes[a].tunable)
+        occupancy = previous_power_of_2(rows // (self.target.num_sms * _MIN_WAVES * others))
+        most = whole if self.primary.category == "full_grid" else max(1, _MAX_ROWS // others)
         return max(floor, min(fitting, occupancy, most, whole))
 
     def independent(self, axis: AxisFact) -> int:

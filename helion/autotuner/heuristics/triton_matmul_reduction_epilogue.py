@@ -19,6 +19,9 @@ from .sizing import estimate
 _ACCUMULATOR_BYTES = 4
 #: Part of the register file for the accumulator (131072 bytes on CUDA), and elements from which 8 warps share it.
 _ACCUMULATOR_SHARE = 2
+#: The same on AMD, whose file has twice the bytes for twice the lanes: offline, 64 x 1024 in 8 warps spills 72 bytes per
+#: lane before a layer norm on gfx942, 32 x 1024 none.
+_ACCUMULATOR_SHARE_AMD = 4
 _WIDE_SHARE = 4
 #: Rows at most: as many as keep a [rows, 1] column of the operand within 128 bytes, and 64.
 _MAX_ROWS, _ROW_BYTES = 64, 128
@@ -74,13 +77,19 @@ class TritonMatmulReductionEpilogueHeuristic:
         staged = stages * k * fact.n_extent * fact.matmul.rhs_dtype.itemsize
         return Proposal(
             reason=(
-                f"accumulator of {rows} x {fact.n_extent} in {target.registers_per_sm * 4 // _ACCUMULATOR_SHARE} bytes; "
+                f"accumulator of {rows} x {fact.n_extent} in {accumulator_budget(target)} bytes; "
                 f"{stages} stages of {k} x {fact.n_extent} take {staged} of {staged_budget(target)} bytes"
             ),
             block_sizes=sizes,
             num_warps=warps,
             num_stages=stages,
         )
+
+
+def accumulator_budget(target: Target) -> int:
+    """Bytes of registers for the accumulator of one program."""
+    share = _ACCUMULATOR_SHARE if target.kind == "cuda" else _ACCUMULATOR_SHARE_AMD
+    return target.registers_per_sm * _ACCUMULATOR_BYTES // share
 
 
 def staged_budget(target: Target) -> int:
@@ -93,7 +102,7 @@ def published(fact: MatmulWithReductionEpilogueFact, target: Target) -> tuple[in
     from 32 to 16 first, then stages."""
     n, itemsize = fact.n_extent, fact.matmul.lhs_dtype.itemsize
     extent = fact.matmul.static_k
-    budget = target.registers_per_sm * 4 // _ACCUMULATOR_SHARE
+    budget = accumulator_budget(target)
     most = min(_MAX_ROWS, _ROW_BYTES // itemsize)
     rows = max(1, min(most, previous_power_of_2(budget // (_ACCUMULATOR_BYTES * n))))
     warps = 4 if rows * n <= target.registers_per_sm // _WIDE_SHARE else 8

@@ -10,6 +10,7 @@ import types
 from .... import exc
 from ...._names import RESERVED
 from ...._shapes import Expr, Number
+from ...._syntax import parse
 from ...ir.grammar import HostModule
 from ...plan.records import GridPlan, Plan
 from . import ops_pointwise, ops_reduction
@@ -85,7 +86,7 @@ class _Host:
         """Sizes, strides and reassigned numbers of the arguments, before the user's code can change them."""
         sources = self.module.symbols
         used = [name for name in self.used if name in sources and name != sources[name]]
-        return [s for name in used for s in ast.parse(f"{name} = {sources[name]}").body]
+        return [s for name in used for s in parse(f"{name} = {sources[name]}").body]
 
     def late_symbols(self) -> list[str]:
         """Sizes and strides of tensors that the user's code made."""
@@ -118,7 +119,7 @@ class _Host:
             call = ", ".join([name, self.grid(phase), *arguments, *options])
             lines.append(f"_launcher({call})")
         lines = self.late_symbols() + lines
-        return ast.parse("\n".join(lines)).body
+        return parse("\n".join(lines)).body
 
     def source(self, text: str) -> str:
         if text.startswith("_source_module"):

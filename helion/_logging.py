@@ -1,0 +1,57 @@
+"""The product's loggers, and ``HELION_LOGS``, which says which of them are shown and how much they say.
+
+They are standard ``logging`` loggers named like the modules, so an application's own handlers see them as well.
+Nothing is attached to them unless the variable asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from . import knobs
+
+ROOT = "helion"
+_FORMAT = "[%(name)s] %(levelname)s: %(message)s"
+
+
+def logger(module: str) -> logging.Logger:
+    """The logger of a module, given its ``__name__``."""
+    return logging.getLogger(module)
+
+
+class _StderrHandler(logging.StreamHandler):
+    """Writes to whatever ``sys.stderr`` is when something is logged."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:  # logging.StreamHandler has it assignable
+        raise AttributeError("this handler writes to sys.stderr")
+
+
+def set_up(wanted: Sequence[tuple[str, bool]]) -> None:
+    """Show the named loggers and those below them on stderr: from INFO on, or from DEBUG where the second part is true.
+
+    ``helion`` stands for all of them. An empty list changes nothing.
+    """
+    if not wanted:
+        return
+    root = logging.getLogger(ROOT)
+    if not any(isinstance(handler, _StderrHandler) for handler in root.handlers):
+        handler = _StderrHandler()
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        root.addHandler(handler)
+        root.propagate = False  # or an application with a handler of its own would show each line twice
+    for name, debug in wanted:
+        logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+set_up(knobs.LOGS.read())

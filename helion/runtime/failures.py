@@ -1,0 +1,124 @@
+"""Launches that Triton refuses: an error that names the kernel and its config, or the next config."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from triton.errors import TritonError
+from triton.runtime.errors import OutOfResources
+
+from .. import exc
+from ..config import Config
+from .fast_launch import FastLauncher
+
+if TYPE_CHECKING:
+    from .bound import BoundKernel
+
+#: What Triton says when a pass of its compiler gives up; such errors have no class of their own.
+_PASS_FAILED = "PassManager::run failed"
+
+
+def launcher(ordinary: Callable[..., Any], bound: BoundKernel, config: Config) -> Callable[..., Any]:
+    """``ordinary``, a launcher, with Triton's errors as ``exc.TritonError``; a ``FastLauncher`` stays one."""
+
+    def translated(error: Exception) -> exc.Base | None:
+        if not isinstance(error, TritonError) and _PASS_FAILED not in str(error):
+            return None
+        bound._show_repro(config, bound._sample())
+        return exc.TritonError(
+            kernel=bound.kernel.name,
+            decorator=bound.format_kernel_decorator(config),
+            reason=str(error).strip() or type(error).__name__,
+            path=bound.get_cached_path(config),
+        )
+
+    if isinstance(ordinary, FastLauncher):
+        return _TranslatingLauncher(ordinary, translated)
+
+    def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
+        try:
+            return ordinary(kernel, grid, *args, **options)
+        except (TritonError, RuntimeError) as error:
+            report = translated(error)
+            if report is None:
+                raise
+            raise report from error
+
+    return launch
+
+
+class _TranslatingLauncher(FastLauncher):
+    """A ``FastLauncher`` with Triton's errors as ours."""
+
+    def __init__(self, fast: FastLauncher, translated: Callable[[Exception], exc.Base | None]) -> None:
+        super().__init__(fast.ordinary, fast.target)
+        self._translated = translated
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(kernel, grid, *args, **options)
+        except (TritonError, RuntimeError) as error:
+            report = self._translated(error)
+            if report is None:
+                raise
+            raise report from error
+
+
+def recover(bound: BoundKernel, run: Callable[..., Any], args: tuple[Any, ...], error: exc.Base) -> Any:
+    """The result of a call that ``run`` failed with, by the next config when nobody asked for this one.
+
+    Only a config that takes more than the GPU has is given up, and only if the call has changed nothing yet. The
+    configs after it are the seeds in their order, then the conservative one. Raises ``error`` when there is none.
+    """
+    if not isinstance(error.__cause__, OutOfResources) or not _repeatable(bound):
+        raise error
+    with bound._lock:
+        if bound._run is run:  # else another thread has been here, or somebody has set a config
+            following = _following(bound)
+            if following is None:
+                raise error
+            print(
+                f"helion: {bound.kernel.name}: {bound._config!r} does not fit {bound.target.name} ({error.__cause__}); "
+                f"using {bound.format_kernel_decorator(following)}",
+                file=sys.stderr,
+            )
+            bound._use(following)
+    return bound.run_unchecked(*args)
+
+
+def _following(bound: BoundKernel) -> Config | None:
+    """The next config to try, or None when this one was asked for or was the last."""
+    if not bound._by_default or bound._config is None:
+        return None
+    bound._refused.add(bound._config)
+    return next((c for c in _candidates(bound) if c not in bound._refused), None)
+
+
+def _candidates(bound: BoundKernel) -> Iterator[Config]:
+    yield from (seed.config for seed in bound.seeds)
+    yield bound.conservative_config()
+
+
+def _repeatable(bound: BoundKernel) -> bool:
+    """Whether a call whose launch failed can be made again: one launch, and no host statement before it writes into
+    what was there before the call."""
+    host = bound._analysis.program.host
+    assert bound._config is not None
+    if len(bound._analysis.code(bound._config).plan.kernel_names) > 1:
+        return False
+    before = host.function.body[: host.loops[0]]
+    return not any(_writes(node) for statement in before for node in ast.walk(statement))
+
+
+def _writes(node: ast.AST) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return True
+    if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+        return True
+    if isinstance(node, ast.keyword):
+        return node.arg == "out"
+    name = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+    return name.endswith("_") and not name.endswith("__")

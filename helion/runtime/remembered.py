@@ -1,0 +1,47 @@
+"""Arguments kept for later without keeping their memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+def remember(value: Any) -> Any:
+    """A value in which every tensor stands as ``RememberedTensor``."""
+    return _mapped(value, torch.Tensor, _remembered)
+
+
+def recall(value: Any) -> Any:
+    """What was remembered. A tensor that is gone comes back without data, on the ``meta`` device."""
+    return _mapped(value, RememberedTensor, RememberedTensor.tensor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RememberedTensor:
+    reference: weakref.ref[torch.Tensor]
+    dtype: torch.dtype
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+
+    def tensor(self) -> torch.Tensor:
+        found = self.reference()
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="meta") if found is None else found
+
+
+def _remembered(tensor: torch.Tensor) -> RememberedTensor:
+    return RememberedTensor(weakref.ref(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _mapped(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return convert(value)
+    if isinstance(value, (tuple, list)) and type(value) is not torch.Size:
+        items = [_mapped(item, kind, convert) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: _mapped(item, kind, convert) for key, item in value.items()}
+    return value
