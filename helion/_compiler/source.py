@@ -7,7 +7,6 @@ import functools
 import inspect
 import linecache
 import os
-import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,16 +71,14 @@ def _parse(code: types.CodeType) -> FunctionSource | None:
         found = _find_lambda(code, code.co_firstlineno)
         return None if found is None else FunctionSource(found, file, "<lambda>")
     text = "".join(lines)
-    dedented = textwrap.dedent(text)
-    shift = len(lines[0]) - len(lines[0].lstrip())
-    tree = parse(dedented)
-    ast.increment_lineno(tree, first - 1)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
-            node.col_offset += shift
-            node.end_col_offset = (node.end_col_offset or 0) + shift
-    function = tree.body[0]
-    return FunctionSource(function, file, code.co_name) if isinstance(function, ast.FunctionDef) else None
+    # an indented function stands in a block of its own; taking the indentation away would change strings over many lines
+    indented = text[:1].isspace()
+    tree = parse(f"if True:\n{text}" if indented else text)
+    ast.increment_lineno(tree, first - 1 - indented)
+    block = tree.body[0]
+    if indented and isinstance(block, ast.If):
+        block = block.body[0]
+    return FunctionSource(block, file, code.co_name) if isinstance(block, ast.FunctionDef) else None
 
 
 def _find_lambda(code: types.CodeType, first: int) -> ast.Lambda | None:

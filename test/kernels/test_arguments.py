@@ -395,3 +395,20 @@ def test_a_user_key() -> None:
     x = sample(5)
     assert kernel.bind((x, None, 0.5)) is not kernel.bind((x, None, 2.0))
     assert kernel.bind((x, None, 3.0)) is kernel.bind((x, None, 2.0))
+
+
+def test_kernels_in_functions_may_have_strings_at_the_margin() -> None:
+    @helion.kernel(config=helion.Config(block_sizes=[16]))
+    def incremented(x: torch.Tensor) -> torch.Tensor:
+        text = """begins here,
+and ends at the margin"""
+        assert "\nand" in text
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = x[tile] + 1
+        return out
+
+    x = torch.randn(63)
+    torch.testing.assert_close(incremented(x), x + 1)
+    line = incremented.fn.__code__.co_firstlineno + 6
+    assert f"test_arguments.py:{line}]: for tile in hl.tile" in incremented.bind((x,)).to_triton_code()

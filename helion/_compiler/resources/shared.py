@@ -13,6 +13,8 @@ from .matrix import Unit, is_waiting, tile_shape, unit_of
 
 #: What Triton takes for the barriers of tcgen05 products: 8 bytes each.
 _BARRIER_BYTES = 64
+#: Bytes of the narrowest asynchronous copy to shared memory.
+_ASYNC_COPY_BYTES = 4
 #: Values that one scan combines, at a guess: a number and its key.
 _SCAN_OPERANDS = 2
 #: Widest element of a computed left operand that ``wgmma`` takes from registers.
@@ -47,18 +49,25 @@ def _operand_bytes(
         if facts.regions[fact.region].kind == "loop" and None in (fact.lhs_slot, fact.rhs_slot)
     }
     units = [unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls]
+    slots = {op.slot: op for op in facts.memory_ops}
     loops: dict[int, int] = {}
+    turns: dict[int, int] = {}  # the largest of the operands that pass through the same memory one after the other
     lone = 0
     for operand in facts.staged:
         fact, unit = facts.matmuls[operand.dot], units[operand.dot]
-        if facts.regions[operand.region].kind == "loop":
+        region, loaded = operand.region, tile_bytes((operand.axes, operand.itemsize), sizes)
+        if facts.regions[region].kind != "loop":
+            lone += loaded
+            continue
+        narrow = operand.direct and target.kind == "cuda" and _is_narrow(slots[operand.slot], sizes)
+        size = loaded * (2 if unit == "tcgen05" else 1)
+        if not narrow:
             size = _staged_bytes(operand, fact, unit, sizes, num_stages)
-            # AMD without a pipeline brings in one operand after the other
-            apart = target.kind == "hip" and num_stages == 1
-            known = loops.get(operand.region, 0)
-            loops[operand.region] = max(known, size) if apart else known + size
+        # AMD without a pipeline brings in one operand after the other
+        if (narrow and unit == "mma") or (target.kind == "hip" and num_stages == 1):
+            turns[region] = max(turns.get(region, 0), size)
         else:
-            lone += tile_bytes((operand.axes, operand.itemsize), sizes)
+            loops[region] = loops.get(region, 0) + size
     staged = {operand.slot for operand in facts.staged}
     for op in facts.memory_ops:
         # whatever an operand is computed from is prefetched as well
@@ -73,7 +82,12 @@ def _operand_bytes(
         if fact.rhs_slot is None and unit != "mma":
             lone += k * n * fact.rhs_dtype.itemsize
     barriers = _BARRIER_BYTES if "tcgen05" in units else 0
-    return lone + max(loops.values(), default=0) + barriers
+    return lone + max((loops.get(r, 0) + turns.get(r, 0) for r in loops.keys() | turns.keys()), default=0) + barriers
+
+
+def _is_narrow(op: MemoryOpFact, sizes: Mapping[int, int]) -> bool:
+    """Whether a load moves fewer bytes at once than an asynchronous copy takes, so that it is not prefetched."""
+    return vector_elements(op, sizes, 1) * op.itemsize < _ASYNC_COPY_BYTES
 
 
 def _staged_bytes(
