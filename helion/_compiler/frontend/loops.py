@@ -41,6 +41,13 @@ class Loops(CarriedValues):
         function = e.try_eval(statement.iter.func)
         return function is hl.tile or function is hl.grid
 
+    def _has_grid_loop(self, e: Expressions, node: ast.If) -> bool:
+        """Whether a grid loop is a statement of a branch, or of a branch in a branch."""
+        return any(
+            self._has_grid_loop(e, statement) if isinstance(statement, ast.If) else self._is_grid_loop(e, statement)
+            for statement in (*node.body, *node.orelse)
+        )
+
     def do_For(self, e: Expressions, node: ast.For) -> None:
         function = e.eval(node.iter.func) if isinstance(node.iter, ast.Call) else None
         name = _LOOPS.get(function) if isinstance(function, (type, types.FunctionType)) else None
@@ -212,7 +219,7 @@ class Loops(CarriedValues):
         self.bind(e, target, variable)
 
     def _root(self, e: Expressions, node: ast.For, spec: LoopSpec) -> None:
-        if not any(node is statement for statement in self.kernel_frame.source.node.body):  # type: ignore[union-attr]
+        if not self.body or self.body[-1] is not node:
             raise exc.NestedGridLoop(name=spec.name, parent="another statement")
         frame = e.frame
         outer = dict(frame.names)

@@ -31,23 +31,44 @@ class Walker(Loops):
         self.t.call = lambda function, args: e.call(function, args, {}, e.node or function_node)
         function_node = function
         try:
-            for position, statement in enumerate(function.body):
-                if self._is_grid_loop(e, statement):
-                    self._check_between(e, function, position)
-                    self.loop_statements.append(position)
-                elif self._is_barrier(e, statement):
-                    self.barrier_statements.append(position)
-                    self.t.phase += 1
-                    continue
-                self.execute(e, statement)
+            self._walk_host(e, function.body)
             if self.barrier_statements and self.barrier_statements[-1] > self.loop_statements[-1]:
-                e.node = function.body[self.barrier_statements[-1]]
+                e.node = self.body[self.barrier_statements[-1]]
                 raise exc.BarrierOnlyAllowedAtTopLevel()
         except Return as result:
             return result.value
         except exc.Base as error:
             raise error.at(e.location()) from None
         return None
+
+    def _walk_host(self, e: Expressions, statements: list[ast.stmt]) -> None:
+        """Walk host statements with the grid loops among them, and keep what the generated function will run."""
+        for position, statement in enumerate(statements):
+            if isinstance(statement, ast.If) and self._has_grid_loop(e, statement):
+                self._walk_taken(e, statement)
+                continue
+            self.body.append(statement)
+            if self._is_grid_loop(e, statement):
+                self._check_between(e)
+                self.loop_statements.append(len(self.body) - 1)
+            elif self._is_barrier(e, statement):
+                self.barrier_statements.append(len(self.body) - 1)
+                self.t.phase += 1
+                continue
+            try:
+                self.execute(e, statement)
+            except Return:
+                self.body += statements[position + 1 :]
+                raise
+
+    def _walk_taken(self, e: Expressions, node: ast.If) -> None:
+        """Grid loops under a condition: the branch taken stands in its place, behind an assertion of the condition."""
+        e.at(node.test)
+        taken = e.truth_on_host(e.eval(node.test))
+        condition = node.test if taken else ast.UnaryOp(ast.Not(), node.test)
+        check = ast.Assert(condition, ast.Constant("compiled for the other branch"))
+        self.body.append(ast.fix_missing_locations(ast.copy_location(check, node)))
+        self._walk_host(e, node.body if taken else node.orelse)
 
     def run_function(self, frame: Frame) -> Any:
         """Walk a plain function called from device code."""
@@ -75,13 +96,13 @@ class Walker(Loops):
             raise exc.BarrierOnlyAllowedAtTopLevel()
         return True
 
-    def _check_between(self, e: Expressions, function: ast.FunctionDef, position: int) -> None:
-        """Between two grid loops only barriers may stand."""
+    def _check_between(self, e: Expressions) -> None:
+        """Between the last grid loop and the one at the end of the body only barriers may stand."""
         if not self.loop_statements:
             return
-        for at in range(self.loop_statements[-1] + 1, position):
-            if at not in self.barrier_statements and not _is_docstring(function.body[at]):
-                e.node = function.body[at]
+        for at in range(self.loop_statements[-1] + 1, len(self.body) - 1):
+            if at not in self.barrier_statements and not _is_docstring(self.body[at]):
+                e.node = self.body[at]
                 raise exc.TopLevelStatementBetweenLoops()
 
     # --- assignments -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,12 +81,18 @@ def trace(
     return Traced(program, dict(t.specialized), tuple(t.warnings), tuple(t.guards.values()))
 
 
+def _with_body(function: ast.FunctionDef, body: list[ast.stmt]) -> ast.FunctionDef:
+    changed = copy.copy(function)
+    changed.body = body
+    return changed
+
+
 def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker) -> HostModule:
     function = source.node
     assert isinstance(function, ast.FunctionDef)
     return HostModule(
         name=fn.__name__,
-        function=function,
+        function=_with_body(function, walker.body),
         loops=tuple(walker.loop_statements),
         barriers=tuple(walker.barrier_statements),
         source_module=fn.__module__,

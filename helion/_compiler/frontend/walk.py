@@ -21,12 +21,14 @@ class Return(Exception):
 
 
 class WalkerBase:
-    """Walks one kernel. ``roots`` collects its grid loops; ``loop_statements`` where they stand in the body."""
+    """Walks one kernel. ``roots`` collects its grid loops, ``body`` the statements of its host code, ``loop_statements``
+    and ``barrier_statements`` where loops and barriers stand in that."""
 
     def __init__(self, t: Tracer, kernel_frame: Frame) -> None:
         self.t = t
         self.kernel_frame = kernel_frame
         self.roots: list[Root] = []
+        self.body: list[ast.stmt] = []
         self.loop_statements: list[int] = []
         self.barrier_statements: list[int] = []
 

@@ -255,10 +255,10 @@ def test_else_of_a_device_loop() -> None:
     refusal(kernel, (vec(),), exc.DeviceLoopElseBlock, "may not have an else block", "here")
 
 
-def test_grid_loop_under_an_if() -> None:
+def test_grid_loop_in_a_host_loop() -> None:
     @helion.kernel
     def kernel(x):
-        if x.size(0) > 2:
+        for _ in range(2):
             for tile in hl.tile(x.size(0)):  # here
                 x[tile] = 0
         return x
