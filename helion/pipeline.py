@@ -6,28 +6,38 @@ import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _logging, exc
 from ._compiler.backends import BACKENDS
 from ._compiler.context import CompileContext
-from ._compiler.facts.collect import collect_facts
-from ._compiler.facts.records import KernelFacts
 from ._compiler.frontend.trace import Traced, index_dtype
 from ._compiler.ir.grammar import Program
 from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
-from ._compiler.plan.build import build_plan
-from ._compiler.plan.records import Plan
-from .autotuner.default import choose_default
-from .autotuner.legalise import legalise
-from .autotuner.seeds import SeedReport, make_seeds
-from .autotuner.space import ConfigSpace, build_space
+from ._lazy import lazy
 from .config import Config
 from .hardware import Target
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from ._compiler.facts import collect
+    from ._compiler.facts.records import KernelFacts
+    from ._compiler.plan import build
+    from ._compiler.plan.records import Plan
+    from .autotuner import default, legalise, seeds, space
+    from .autotuner.seeds import SeedReport
+    from .autotuner.space import ConfigSpace
+else:
+    # binding needs the front end alone
+    collect = lazy("helion._compiler.facts.collect")
+    build = lazy("helion._compiler.plan.build")
+    default = lazy("helion.autotuner.default")
+    legalise = lazy("helion.autotuner.legalise")
+    seeds = lazy("helion.autotuner.seeds")
+    space = lazy("helion.autotuner.space")
 
 _LOG = _logging.logger(__name__)
 
@@ -61,23 +71,23 @@ class Analysis:
 
     @functools.cached_property
     def facts(self) -> KernelFacts:
-        facts = collect_facts(self.program, self.rollable)
+        facts = collect.collect_facts(self.program, self.rollable)
         _LOG.debug("facts of %s: %s", self.name, facts)
         return facts
 
     @functools.cached_property
     def space(self) -> ConfigSpace:
-        return build_space(self.program, self.rollable, self.target, self.settings, self.settings.backend)
+        return space.build_space(self.program, self.rollable, self.target, self.settings, self.settings.backend)
 
     @functools.cached_property
     def seeds(self) -> SeedReport:
         if self.settings.disable_autotuner_heuristics:
-            return SeedReport(seeds=(), declined=(("all", "disable_autotuner_heuristics is set"),))
-        report = make_seeds(
+            return seeds.SeedReport(seeds=(), declined=(("all", "disable_autotuner_heuristics is set"),))
+        report = seeds.make_seeds(
             self.facts,
             self.target,
             self.settings.backend,
-            lambda proposal: legalise(proposal, self.space, self.facts, self.target),
+            lambda proposal: legalise.legalise(proposal, self.space, self.facts, self.target),
         )
         for at, seed in enumerate(report.seeds, 1):
             _LOG.debug("seed %d of %s, by %s (%s): %r", at, self.name, seed.heuristic, seed.reason, seed.config)
@@ -87,7 +97,7 @@ class Analysis:
 
     @functools.cached_property
     def default_config(self) -> Config:
-        config = choose_default(self.seeds, self.space, self.facts, self.target)
+        config = default.choose_default(self.seeds, self.space, self.facts, self.target)
         heuristic = next(
             (s.heuristic for s in self.seeds.seeds if s.config == config), "no heuristic: the conservative one"
         )
@@ -104,7 +114,9 @@ class Analysis:
         code = self._codes.get(config)
         if code is None:
             backend = BACKENDS[self.settings.backend]
-            plan = build_plan(self.program, self.rollable, config, self.settings, self.target, backend.mechanisms())
+            plan = build.build_plan(
+                self.program, self.rollable, config, self.settings, self.target, backend.mechanisms()
+            )
             code = self._codes[config] = Code(plan, backend.render(plan))
         return code
 

@@ -729,3 +729,20 @@ def test_four_dimensions() -> None:
         block_sizes=[1, 2, 4, 8],
         loop_orders=[[2, 0, 3, 1]],
     )
+
+
+@pytest.mark.parametrize("indexing", ["pointer", "block_ptr", "tensor_descriptor"])
+def test_boolean_tensors_under_every_indexing(indexing: str) -> None:
+    @helion.kernel(config=helion.Config(block_sizes=[16, 32], indexing=indexing))
+    def chosen(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, inverse = torch.empty_like(x), torch.empty_like(mask)
+        for tile in hl.tile(x.shape):
+            taken = mask[tile]
+            out[tile] = torch.where(taken, x[tile], 0.5)
+            inverse[tile] = ~taken
+        return out, inverse
+
+    x, mask = torch.randn(64, 128), torch.rand(64, 128) > 0.5
+    out, inverse = chosen(x, mask)
+    torch.testing.assert_close(out, torch.where(mask, x, 0.5))
+    assert torch.equal(inverse, ~mask)

@@ -70,8 +70,11 @@ def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
     """Tiles of a product are at least what the matrix unit takes; batch tiles are one matrix."""
     minimums = t.context.target.min_dot(max(lhs.dtype.itemsize, 1))
     for dim, minimum in zip((lhs.dims[-2], rhs.dims[-1], lhs.dims[-1]), minimums, strict=True):
-        if dim.block is not None:
-            t.update_block(dim.block, min_size=max(minimum, t.blocks[dim.block].min_size))
+        if dim.blocks:
+            # of a side that is several blocks, a tile fills the unit, whatever the others have
+            tunable = [b for b in dim.blocks if t.blocks[b].tunable]
+            block, least = (tunable or dim.blocks)[-1], -(-minimum // dim.const)
+            t.update_block(block, min_size=max(least, t.blocks[block].min_size))
     if lhs.ndim == 3 and (batch := lhs.dims[0].block) is not None and t.blocks[batch].tunable:
         t.update_block(batch, max_size=1)
 

@@ -85,6 +85,8 @@ class _Finder:
         tensor = self.program.tensors[attrs.tensor]
         if mechanism not in self.available or attrs.mask is not None or self.program.index_dtype != torch.int32:
             return None
+        if tensor.dtype == torch.bool:  # block pointers and descriptors know bytes only
+            return None
         if not tensor.ndim or any(isinstance(n, Expr) for n in (*tensor.shape, *tensor.strides)):
             return None
         check: list[int] = []

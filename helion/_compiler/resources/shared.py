@@ -64,7 +64,7 @@ def _operand_bytes(
         if not narrow:
             size = _staged_bytes(operand, fact, unit, sizes, num_stages)
         # AMD without a pipeline brings in one operand after the other
-        if (narrow and unit == "mma") or (target.kind == "hip" and num_stages == 1):
+        if target.kind == "hip" and num_stages == 1:
             turns[region] = max(turns.get(region, 0), size)
         else:
             loops[region] = loops.get(region, 0) + size
@@ -216,8 +216,9 @@ def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int) ->
 
 def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> int:
     """Stored tiles of a kernel with dots: threads hold fragments of a product and write whole rows, but for AMD, where
-    they write the fragments."""
-    if not facts.matmuls or target.kind == "hip":
+    plain stores write the fragments."""
+    if not facts.matmuls:
         return 0
-    tiles = [op for op in (*facts.memory_ops, *facts.atomics) if op.kind != "load" and len(op.tile_axes) > 1]
+    stores = [op for op in facts.memory_ops if op.kind == "store" and target.kind != "hip"]
+    tiles = [op for op in (*stores, *facts.atomics) if len(op.tile_axes) > 1]
     return max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in tiles), default=0)

@@ -1,0 +1,237 @@
+"""Compiles the first seed of every line of the table of seeds with the real assemblers. Needs no GPU.
+
+    python scripts/prove_seeds.py [--targets sm_90,sm_100] [--kernels softmax,jsd] [--changed] [--dry]
+
+Writes test/seeds/compiled.tsv: what was predicted beside what the binary takes, and why it spills if it does. Exits
+with 1 when a seed does not compile, does not fit its target, takes more shared memory than was predicted, or spills
+where it should not: at all where 16 rows of its widest tile take at most half of the register file, and more than
+1024 bytes elsewhere. A few bytes that ptxas spills with half of the registers unused are listed and let pass.
+`--changed` compiles only what is not in the file with the same config and predictions; `--dry` leaves the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+if TYPE_CHECKING:
+    from helion.runtime.bound import BoundKernel
+
+TABLE = ROOT / "test" / "seeds" / "compiled.tsv"
+#: The targets of the file. All of the table's compile; these are the ones whose figures are kept.
+KEPT_TARGETS = ("sm_90", "sm_100")
+KEY = ("suite", "kernel", "case", "dtype", "target")
+NUMBERS = ("predicted_registers", "registers", "spilled", "predicted_shared", "shared", "shared_limit")
+COLUMNS = (*KEY, "config", *NUMBERS, "note")
+
+#: Rows of the smallest product; a tile this high of a row's width in half of the register file must not spill.
+LEAST_ROWS, REGISTER_BYTES = 16, 4
+MOST_SPILLED = 1024
+#: ptxas at times spills a few bytes with most registers unused, for more warps per SM.
+MOST_CHOSEN = 64
+#: What the prediction may miss registers by in the median.
+REGISTER_ERROR = 0.20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """One line. Registers a thread, bytes spilled a thread, bytes of shared memory a block."""
+
+    key: tuple[str, ...]
+    config: str
+    predicted_registers: int
+    registers: int
+    spilled: int
+    predicted_shared: int
+    shared: int
+    shared_limit: int
+    note: str
+
+    @property
+    def text(self) -> str:
+        return "\t".join((*self.key, self.config, *(str(getattr(self, name)) for name in NUMBERS), self.note))
+
+    @property
+    def chosen(self) -> tuple[str, str, str]:
+        """Config, predicted registers and predicted shared memory: what the table of seeds has as well."""
+        return self.config, str(self.predicted_registers), str(self.predicted_shared)
+
+    @property
+    def complaints(self) -> list[str]:
+        """What is wrong with it; empty if nothing is."""
+        found = []
+        if self.shared > self.shared_limit:
+            found.append(f"{self.shared} bytes of shared memory do not fit {self.shared_limit}")
+        if self.shared > self.predicted_shared:
+            found.append(f"{self.shared} bytes of shared memory, {self.predicted_shared} were predicted")
+        if self.spilled > MOST_SPILLED or (self.spilled and self.note.startswith("rows")):
+            found.append(f"{self.spilled} bytes spilled, {self.note}")
+        return found
+
+
+def parse(text: str) -> list[Compiled]:
+    """The lines of a file's text; comments and the head are left out."""
+    found = []
+    for one in text.splitlines():
+        columns = one.split("\t")
+        if one.startswith("#") or columns[0] == COLUMNS[0]:
+            continue
+        at = len(KEY) + 1
+        numbers = dict(zip(NUMBERS, map(int, columns[at : at + len(NUMBERS)]), strict=True))
+        found.append(Compiled(key=tuple(columns[: len(KEY)]), config=columns[len(KEY)], note=columns[-1], **numbers))
+    return found
+
+
+def head() -> str:
+    """The first lines of the file: the compilers, and the columns."""
+    import triton
+
+    return f"# Triton {triton.__version__}\n" + "\t".join(COLUMNS) + "\n"
+
+
+def widest_row_bytes(bound: BoundKernel, config: Any) -> int:
+    """Bytes that one row of the widest resident tile takes."""
+    sizes = bound.config_spec.sizes(config)
+    snapshots = (*bound.facts.resident_tiles, *bound.facts.held_tiles)
+    tiles = (tile for root in snapshots for tiles in root for tile in tiles)
+    return max((itemsize * sizes[axes[-1]] for axes, itemsize in tiles if axes), default=0)
+
+
+def why_spilled(bound: BoundKernel, config: Any, real: Any) -> str:
+    """What stands in the note of a kernel that spills."""
+    width = widest_row_bytes(bound, config)
+    half = bound.target.registers_per_sm * REGISTER_BYTES // 2
+    if LEAST_ROWS * width > half:
+        return f"{LEAST_ROWS} rows of {width} bytes are more than {half}"
+    if 2 * real.registers <= real.registers_limit and real.spill_bytes <= MOST_CHOSEN:
+        return f"the assembler's choice at {real.registers} of {real.registers_limit} registers"
+    return f"rows of {width} bytes"
+
+
+def compile_seed(seeds: Any, cell: Any, target: str) -> Compiled | str | None:
+    """The line of one cell, why it does not compile, or None where the table has no seed for it."""
+    from helion import exc
+    from helion._compiler.toolchain.offline import OfflineCompileError
+
+    try:
+        bound = seeds.bind(cell, target)
+        if not bound.seeds:
+            return None
+    except exc.BackendUnsupported:
+        return None
+    first = bound.seeds[0]
+    try:
+        real = bound.resources(first.config)
+    except OfflineCompileError as error:
+        return f"does not compile: {error.detail.splitlines()[-1] if error.detail else error}"
+    return Compiled(
+        key=(*cell.key, target),
+        config=seeds.config_text(bound, first.config),
+        predicted_registers=first.predicted.registers_per_thread,
+        registers=real.registers,
+        spilled=real.spill_bytes,
+        predicted_shared=first.predicted.shared_bytes,
+        shared=real.shared_bytes,
+        shared_limit=real.limit_bytes,
+        note=why_spilled(bound, first.config, real) if real.spill_bytes else "",
+    )
+
+
+def prove(seeds: Any, cells: Iterable[Any], targets: Iterable[str]) -> Iterator[Compiled | str]:
+    """The lines of ``cells``, and a text for each that does not compile."""
+    targets = tuple(targets)
+    for cell in cells:
+        for target in targets:
+            made = compile_seed(seeds, cell, target)
+            if isinstance(made, str):
+                yield f"{' '.join((*cell.key, target))}: {made}"
+            elif made is not None:
+                yield made
+
+
+def register_error(rows: Iterable[Compiled]) -> float:
+    """Median of how far the prediction is off, as a part of the real number; rows that spill are left out."""
+    errors = [abs(r.predicted_registers - r.registers) / r.registers for r in rows if not r.spilled]
+    return statistics.median(errors) if errors else 0.0
+
+
+def summary(rows: list[Compiled]) -> str:
+    over = [r for r in rows if r.predicted_shared > 1.1 * r.shared + 2048]
+    lines = [
+        f"{len(rows)} compiled, {sum(bool(r.spilled) for r in rows)} spill, at most {max((r.spilled for r in rows), default=0)} bytes",
+        f"registers: median error {register_error(rows):.1%}; shared memory: {len(over)} predicted above 1.1 x + 2 KiB",
+    ]
+    lines += [f"SPILL {' '.join(r.key)}: {r.spilled} bytes, {r.note}; {r.config}" for r in rows if r.spilled]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="compile the seeds offline and record what they take")
+    parser.add_argument("--targets", default=",".join(KEPT_TARGETS))
+    parser.add_argument("--kernels", default="", help="these alone, by name")
+    parser.add_argument("--changed", action="store_true", help="only what is not in the file with the same config")
+    parser.add_argument("--dry", action="store_true", help="do not write the file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="helion-seeds-") as cache:
+        os.environ["TRITON_CACHE_DIR"] = os.path.join(cache, "triton")
+        os.environ["HELION_CACHE_DIR"] = os.path.join(cache, "helion")
+        rows, failures = run(arguments)
+    failures += [f"{' '.join(r.key)}: {what}" for r in rows for what in r.complaints]
+    print(summary(rows))
+    if failures:
+        print(*(f"FAILED {failure}" for failure in failures), sep="\n")
+        raise SystemExit(1)
+
+
+def run(arguments: argparse.Namespace) -> tuple[list[Compiled], list[str]]:
+    """Compile what was asked for, and write the file with what it had of the rest."""
+    from helion._testing import import_path  # after the cache folder is chosen
+
+    seeds = import_path(ROOT / "scripts" / "seeds.py")
+    known = {r.key: r for r in parse(TABLE.read_text())} if TABLE.exists() else {}
+    kernels, targets = arguments.kernels.split(",") if arguments.kernels else [], arguments.targets.split(",")
+    cells = [cell for cell in seeds.cells() if not kernels or cell.kernel in kernels]
+    rows: list[Compiled] = []
+    failures: list[str] = []
+    began = time.perf_counter()
+    for at, cell in enumerate(cells):
+        for target in targets:
+            old = known.get((*cell.key, target))
+            if arguments.changed and old is not None and old.chosen == _chosen(seeds, cell, target):
+                rows.append(old)
+                continue
+            for made in prove(seeds, [cell], [target]):
+                if isinstance(made, str):
+                    failures.append(made)
+                    print(f"FAILED {made}", flush=True)
+                else:
+                    rows.append(made)
+                    if made.complaints or made.spilled:
+                        print(f"{' '.join(made.key)}: {made.complaints or made.note}", flush=True)
+        if at % 50 == 49:
+            print(f"{at + 1} of {len(cells)} cells, {time.perf_counter() - began:.0f} s", flush=True)
+    if not arguments.dry:
+        merged = known | {r.key: r for r in rows}
+        order = [(*cell.key, target) for cell in seeds.cells() for target in seeds.TARGETS]
+        TABLE.write_text(head() + "".join(f"{merged[key].text}\n" for key in order if key in merged))
+    return rows, failures
+
+
+def _chosen(seeds: Any, cell: Any, target: str) -> tuple[str, str, str]:
+    columns = dict(zip(seeds.COLUMNS, seeds.line(cell, target), strict=True))
+    return columns["config"], columns["registers"], columns["shared"]
+
+
+if __name__ == "__main__":
+    main()
