@@ -7,18 +7,20 @@ import torch
 from ... import exc
 from ..._shapes import dtype_name
 from ...hardware import Target
-from ..ir.grammar import Program
+from ..ir.grammar import PointwiseAttrs, Program
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def check_support(program: Program, target: Target) -> Program:
-    """e4m3 needs a target with 8-bit floats; on others Triton has no such type."""
+    """e4m3, products of 8-bit floats and rounding to them need a target that has them. On others Triton has no e4m3, and
+    3.6 writes instructions for rounding to e5m2 that its assembler refuses."""
     if target.has("fp8"):
         return program
     for op in program.walk():
+        rounded = isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "cast" and op.result.dtype in _FLOAT8
         for value in (*op.results, *op.values()):
-            if value.dtype is torch.float8_e4m3fn or (op.kind == "dot" and value.dtype in _FLOAT8):
+            if value.dtype is torch.float8_e4m3fn or ((rounded or op.kind == "dot") and value.dtype in _FLOAT8):
                 raise exc.BackendUnsupported(
                     what=f"{dtype_name(value.dtype)} on {target}",
                     backend="Triton",
