@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import inspect
 import itertools
@@ -26,7 +25,7 @@ from . import bind_times
 from .bound import BoundKernel
 from .dispatch import Calls, dispatchable, leave_untraced
 from .launcher import DEFAULT_TARGET, register_source
-from .specialization import CONCRETE_TENSORS, Key, arguments_key
+from .specialization import CONCRETE_TENSORS, Key, arguments_key, tensors_in
 
 if TYPE_CHECKING:
     from . import ref_mode
@@ -132,7 +131,7 @@ class Kernel:
             return hardware.target(target)
         device = next((v.device for v in values if type(v) in CONCRETE_TENSORS), None)
         if device is None:
-            device = next((t.device for t in _tensors(values)), None)
+            device = next((t.device for t in tensors_in(values)), None)
         if device is None:
             raise exc.NoTensorArgs(kernel=self.name)
         if device.type == "cuda" and torch.cuda.is_available():
@@ -231,20 +230,6 @@ class _Variants:
 
     def add(self, bound: BoundKernel) -> None:
         self._bound = (*self._bound, bound)
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found += _tensors(value)
-        elif isinstance(value, dict):
-            found += _tensors(value.values())
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found += _tensors([getattr(value, field.name) for field in dataclasses.fields(value)])
-    return found
 
 
 def _signature(fn: types.FunctionType) -> inspect.Signature:

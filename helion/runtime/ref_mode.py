@@ -26,6 +26,7 @@ from ..language._reference import ACTIVE, Session, set_axis
 from ..language.constants import ConstExpr
 from ..language.creation import lanes_axis
 from ..language.matmul import FLOAT8, accumulator_dtype, product
+from .specialization import tensors_in
 
 if TYPE_CHECKING:
     from .._compiler.frontend import trace
@@ -43,7 +44,7 @@ def run_reference(kernel: Kernel, args: Sequence[Any], block_sizes: Sequence[int
     """
     if ACTIVE.get() is not None:
         raise exc.NestedKernelCallsNotSupported(name=kernel.name)
-    device = next((t.device for t in _tensors(args)), None)
+    device = next((t.device for t in tensors_in(args)), None)
     if device is None:
         raise exc.NoTensorArgs(kernel=kernel.name)
     named = dict(zip(kernel.signature.parameters, args, strict=True))
@@ -86,14 +87,6 @@ def call_eagerly(kernel: Kernel, args: Sequence[Any]) -> Any:
 _TILE_FIELDS = frozenset(
     name for field in ("begin", "end", "id", "count", "block_size") for name in (field, f"tile_{field}")
 )
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return [t for item in value for t in _tensors(item)] if isinstance(value, (tuple, list)) else []
 
 
 class _Eager(TorchFunctionMode):

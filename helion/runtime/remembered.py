@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -44,4 +45,9 @@ def _mapped(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         return {key: _mapped(item, kind, convert) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for each in fields(value):
+            object.__setattr__(changed, each.name, _mapped(getattr(value, each.name), kind, convert))  # may be frozen
+        return changed
     return value

@@ -16,7 +16,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,7 @@ from .._compiler.source import parse_function
 from .._syntax import parse
 from ..config import Config
 from ..language.constants import ConstExpr
+from .specialization import tensors_in
 
 if TYPE_CHECKING:
     from .bound import BoundKernel
@@ -149,7 +150,7 @@ class _Writer:
     def call(self, name: str, args: Sequence[Any]) -> str:
         """The body of a function that calls ``name`` on arguments like these; what shares memory still does."""
         lines: list[str] = []
-        tensors = list(_tensors(args))
+        tensors = list(tensors_in(args))
         by_storage: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
             by_storage.setdefault(_storage(tensor), []).append(tensor)
@@ -328,16 +329,6 @@ def _plain(value: Any) -> bool:
 
 
 # --- tensors -----------------------------------------------------------------------------------------------------------
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
 
 
 def _tensor(tensor: torch.Tensor) -> str:

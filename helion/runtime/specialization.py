@@ -145,7 +145,7 @@ def check_layout(tensor: torch.Tensor) -> None:
 def aliasing(values: Sequence[Any]) -> Hashable:
     """Which tensors among the arguments, and those their functions close over, share memory: positions of the first one
     with the same storage."""
-    tensors = list(_reachable(values))
+    tensors = list(tensors_in(values, closures=True))
     if len(tensors) < 2:
         return None
     storages = [_storage(t) for t in tensors]
@@ -157,19 +157,21 @@ def _groups(storages: Sequence[int]) -> tuple[int, ...]:
     return tuple(first.setdefault(storage, at) for at, storage in enumerate(storages))
 
 
-def _reachable(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+def tensors_in(values: Iterable[Any], closures: bool = False) -> Iterator[torch.Tensor]:
+    """The tensors among arguments, and in tuples, lists, dicts and dataclasses of them; with ``closures`` also those that
+    functions close over or have as defaults."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (tuple, list)):
-            yield from _reachable(value)
+            yield from tensors_in(value, closures)
         elif isinstance(value, dict):
-            yield from _reachable(value.values())
-        elif isinstance(value, types.FunctionType):
-            cells = (cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType())
-            yield from _reachable((*cells, *(value.__defaults__ or ())))
+            yield from tensors_in(value.values(), closures)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from _reachable(getattr(value, f.name) for f in dataclasses.fields(value))
+            yield from tensors_in((getattr(value, f.name) for f in dataclasses.fields(value)), closures)
+        elif closures and isinstance(value, types.FunctionType):
+            cells = (cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType())
+            yield from tensors_in((*cells, *(value.__defaults__ or ())), closures)
 
 
 def _storage(tensor: torch.Tensor) -> int:

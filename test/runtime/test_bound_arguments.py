@@ -94,6 +94,17 @@ def test_dataclasses_are_arguments() -> None:
     x = torch.randn(63)
     torch.testing.assert_close(of_dataclass(Scaled(x, 3)), 3 * x)
     torch.testing.assert_close(of_dataclass(Scaled(x, 4)), 4 * x)
+    eager = helion.kernel(of_dataclass.fn, ref_mode=helion.RefMode.EAGER)
+    torch.testing.assert_close(eager(Scaled(x, 3)), 3 * x)
+
+
+def test_dataclasses_are_not_kept_alive() -> None:
+    argument = Scaled(torch.randn(65), 3)
+    seen = weakref.ref(argument.x)
+    of_dataclass(argument)
+    del argument
+    gc.collect()
+    assert seen() is None
 
 
 @pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
