@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sample_kernels import add, attention, bmm, row_sum, scan, softmax, transpose
 
 import helion.language as hl
 from helion._compiler.context import CompileContext
@@ -42,27 +43,6 @@ def facts_of(fn: Callable[..., Any], *args: Any, **settings: Any) -> KernelFacts
 
 
 # --- kernels -------------------------------------------------------------------------------------------------------------
-
-
-def add(x, y):
-    out = torch.empty_like(x)
-    for tile in hl.tile(x.size()):
-        out[tile] = x[tile] + y[tile]
-    return out
-
-
-def softmax(x):
-    out = torch.empty_like(x)
-    for tile in hl.tile(x.size(0)):
-        out[tile, :] = torch.softmax(x[tile, :], dim=-1)
-    return out
-
-
-def row_sum(x):
-    out = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
-    for tile in hl.tile(x.size(0)):
-        out[tile] = x[tile, :].to(torch.float32).sum(-1)
-    return out
 
 
 def cross_entropy(logits, labels):
@@ -146,18 +126,6 @@ def matmul_cast(x, y):
     return out
 
 
-def bmm(a, b):
-    batch, m, k = a.size()
-    n = b.size(2)
-    out = torch.empty([batch, m, n], dtype=a.dtype, device=a.device)
-    for tile_b, tile_m, tile_n in hl.tile([batch, m, n]):
-        acc = hl.zeros([tile_b, tile_m, tile_n], dtype=torch.float32)
-        for tile_k in hl.tile(k):
-            acc = torch.baddbmm(acc, a[tile_b, tile_m, tile_k], b[tile_b, tile_k, tile_n])
-        out[tile_b, tile_m, tile_n] = acc
-    return out
-
-
 def _epilogue(name: str, n: int = 1000) -> KernelFacts:
     return facts_of(EPILOGUES[name], tensor(512, 256), tensor(256, n))
 
@@ -233,34 +201,6 @@ EPILOGUES = {
 }
 
 
-def attention(q, k, v):
-    m, n, d = q.size(1), k.size(2), hl.specialize(q.size(2))
-    out = torch.empty_like(q)
-    for tile_b, tile_m in hl.tile([q.size(0), m]):
-        highest = hl.full([tile_b, tile_m], float("-inf"), dtype=torch.float32)
-        total = hl.zeros([tile_b, tile_m], dtype=torch.float32)
-        acc = hl.zeros([tile_b, tile_m, d], dtype=torch.float32)
-        queries = q[tile_b, tile_m, :]
-        for tile_n in hl.tile(n):
-            scores = torch.bmm(queries, k[tile_b, :, tile_n]).to(torch.float32)
-            raised = torch.maximum(highest, torch.amax(scores, -1))
-            weights = torch.exp2(scores - raised[:, :, None])
-            alpha = torch.exp2(highest - raised)
-            total = total * alpha + torch.sum(weights, -1)
-            acc = torch.baddbmm(acc * alpha[:, :, None], weights.to(v.dtype), v[tile_b, tile_n, :])
-            highest = raised
-        out[tile_b, tile_m, :] = (acc / total[:, :, None]).to(out.dtype)
-    return out
-
-
-def transpose(x):
-    m, n = x.size()
-    out = torch.empty([n, m], dtype=x.dtype, device=x.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        out[tile_n, tile_m] = x[tile_m, tile_n].T
-    return out
-
-
 def every_other(x):
     n = x.size(0) // 2
     out = torch.empty([n], dtype=x.dtype, device=x.device)
@@ -273,13 +213,6 @@ def look_up(table, index):
     out = torch.empty([index.size(0), table.size(1)], dtype=table.dtype, device=table.device)
     for tile_i, tile_f in hl.tile(out.size()):
         out[tile_i, tile_f] = table[index[tile_i], tile_f]
-    return out
-
-
-def scan(x):
-    out = torch.empty_like(x)
-    for tile in hl.tile(x.size(0)):
-        out[tile, :] = torch.cumsum(x[tile, :], dim=1)
     return out
 
 

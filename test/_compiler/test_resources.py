@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from sample_kernels import row_sum, softmax, transpose
 
 import helion
 import helion.language as hl
@@ -108,25 +109,11 @@ def layer_norm_epilogue(x, y, w, b):
     return out
 
 
-def softmax(x):
-    out = torch.empty_like(x)
-    for tile in hl.tile(x.size(0)):
-        out[tile, :] = torch.softmax(x[tile, :], dim=-1)
-    return out
-
-
 def rms_norm(x, w):
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):
         row = x[tile, :].to(torch.float32)
         out[tile, :] = row * torch.rsqrt((row * row).mean(-1, keepdim=True) + 1e-6) * w[:].to(torch.float32)
-    return out
-
-
-def row_sum(x):
-    out = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
-    for tile in hl.tile(x.size(0)):
-        out[tile] = x[tile, :].to(torch.float32).sum(-1)
     return out
 
 
@@ -142,14 +129,6 @@ def divergence(x, t):
         loss[tile] = (0.5 * p * (b - log_mean) + 0.5 * q * (a - log_mean)).sum(-1)
         grad[tile, :] = 0.5 * q * (a - log_mean)
     return loss, grad
-
-
-def transpose(x):
-    m, n = x.size()
-    out = torch.empty([n, m], dtype=x.dtype, device=x.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        out[tile_n, tile_m] = x[tile_m, tile_n].T
-    return out
 
 
 def gelu(x):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from sample_kernels import add, attention, bmm, row_sum, scan, softmax, transpose
 
 import helion.language as hl
 from helion._compiler.context import CompileContext
@@ -70,18 +71,6 @@ def matmul(x, y):
     return out
 
 
-def bmm(a, b):
-    batch, m, k = a.size()
-    n = b.size(2)
-    out = torch.empty([batch, m, n], dtype=a.dtype, device=a.device)
-    for tile_b, tile_m, tile_n in hl.tile([batch, m, n]):
-        acc = hl.zeros([tile_b, tile_m, tile_n], dtype=torch.float32)
-        for tile_k in hl.tile(k):
-            acc = torch.baddbmm(acc, a[tile_b, tile_m, tile_k], b[tile_b, tile_k, tile_n])
-        out[tile_b, tile_m, tile_n] = acc
-    return out
-
-
 def matmul_layer_norm(x, y, weight, bias):
     m, k = x.size()
     n = hl.specialize(y.size(1))
@@ -95,26 +84,12 @@ def matmul_layer_norm(x, y, weight, bias):
     return out
 
 
-def softmax(x):
-    out = torch.empty_like(x)
-    for tile in hl.tile(x.size(0)):
-        out[tile, :] = torch.softmax(x[tile, :], dim=-1)
-    return out
-
-
 def rms_norm(x, weight):
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):
         row = x[tile, :].to(torch.float32)
         scale = torch.rsqrt((row * row).mean(-1, keepdim=True) + 1e-6)
         out[tile, :] = row * scale * weight[:].to(torch.float32)
-    return out
-
-
-def row_sum(x):
-    out = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
-    for tile in hl.tile(x.size(0)):
-        out[tile] = x[tile, :].to(torch.float32).sum(-1)
     return out
 
 
@@ -189,33 +164,6 @@ def norm_gradient(x, grad):
     return partial
 
 
-def attention(q, k, v):
-    m, n, d = q.size(1), k.size(2), hl.specialize(q.size(2))
-    out = torch.empty_like(q)
-    for tile_b, tile_m in hl.tile([q.size(0), m]):
-        highest = hl.full([tile_b, tile_m], float("-inf"), dtype=torch.float32)
-        total = hl.zeros([tile_b, tile_m], dtype=torch.float32)
-        acc = hl.zeros([tile_b, tile_m, d], dtype=torch.float32)
-        queries = q[tile_b, tile_m, :]
-        for tile_n in hl.tile(n):
-            scores = torch.bmm(queries, k[tile_b, :, tile_n]).to(torch.float32)
-            raised = torch.maximum(highest, torch.amax(scores, -1))
-            weights = torch.exp2(scores - raised[:, :, None])
-            alpha = torch.exp2(highest - raised)
-            total = total * alpha + torch.sum(weights, -1)
-            acc = torch.baddbmm(acc * alpha[:, :, None], weights.to(v.dtype), v[tile_b, tile_n, :])
-            highest = raised
-        out[tile_b, tile_m, :] = (acc / total[:, :, None]).to(out.dtype)
-    return out
-
-
-def add(x, y):
-    out = torch.empty_like(x)
-    for tile in hl.tile(x.size()):
-        out[tile] = x[tile] + y[tile]
-    return out
-
-
 def gelu(x):
     out = torch.empty_like(x)
     for tile in hl.tile(x.size()):
@@ -230,21 +178,6 @@ def nine_sines(x):
         value = torch.sin(torch.sin(torch.sin(x[tile])))
         value = torch.sin(torch.sin(torch.sin(value)))
         out[tile] = torch.sin(torch.sin(torch.sin(value)))
-    return out
-
-
-def transpose(x):
-    m, n = x.size()
-    out = torch.empty([n, m], dtype=x.dtype, device=x.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        out[tile_n, tile_m] = x[tile_m, tile_n].T
-    return out
-
-
-def scan(x):
-    out = torch.empty_like(x)
-    for tile in hl.tile(x.size(0)):
-        out[tile, :] = torch.cumsum(x[tile, :], dim=1)
     return out
 
 
