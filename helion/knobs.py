@@ -88,6 +88,13 @@ TRITON_INTERPRET = Knob(
     "Triton's own interpreter; read to refuse it beside HELION_INTERPRET",
 )
 SKIP_FAST_LAUNCHER = Knob("HELION_SKIP_FAST_LAUNCHER", _bool, False, "launch through Triton's own JITFunction.run")
+NATIVE_LAUNCH = Knob(
+    "HELION_NATIVE_LAUNCH",
+    _bool,
+    False,
+    "check arguments and launch in C++, built with g++ at first use; without a compiler calls go through Python",
+)
+DISALLOW_AUTOTUNING = Knob("HELION_DISALLOW_AUTOTUNING", _bool, False, "raise where a kernel would have to be tuned")
 MEASURE_COMPILE_TIME = Knob(
     "HELION_MEASURE_COMPILE_TIME", _bool, False, "count and time every bind, and print a table at exit"
 )

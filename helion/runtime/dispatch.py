@@ -27,7 +27,7 @@ import torch
 from .._syntax import parse
 from ..language.constants import ConstExpr
 from ..settings import RefMode
-from . import fast_launch, inline_launch, stub
+from . import fast_launch, inline_launch, native, stub
 from .specialization import CONCRETE_TENSORS, Key
 
 if TYPE_CHECKING:
@@ -248,8 +248,10 @@ class _Guards:
             self.first.append(self.tensor_checks(shapes, exactly=True))
             return True
         # sizes as they were are checked in one call; others by their classes
-        classes = [self.tensor_checks(shapes, exactly=False), *self.extents(list(shapes.values()))]
-        self.first.append(f"({self.tensor_checks(shapes, exactly=True)} or {' and '.join(classes)})")
+        classes = self.native_checks(shapes, exactly=False)
+        if classes is None:
+            classes = " and ".join([self.tensor_checks(shapes, exactly=False), *self.extents(list(shapes.values()))])
+        self.first.append(f"({self.tensor_checks(shapes, exactly=True)} or {classes})")
         for name, shape in shapes.items():
             if name in self.captured:
                 continue
@@ -261,13 +263,19 @@ class _Guards:
 
     def tensor_checks(self, shapes: Mapping[str, _Shape], exactly: bool) -> str:
         """A condition on kind, dtype, device and sizes of the tensors: all sizes, or only those that are fixed."""
-        sizes = [[*s.tensor.shape] if exactly else s.sizes for s in shapes.values()]
-        strides = [[*s.tensor.stride()] if exactly else s.strides for s in shapes.values()]
+        if exactly and (compiled := self.native_checks(shapes, exactly)) is not None:
+            return compiled
+        sizes, strides = _numbers(shapes, exactly)
         if TensorGuards is None:
             each = zip(shapes, sizes, strides, strict=True)
             return " and ".join([self.by_attributes(name, size, stride) for name, size, stride in each])
         check = TensorGuards(*self.tensors.values(), dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         return f"{self.cell(check)}({', '.join(shapes)})"
+
+    def native_checks(self, shapes: Mapping[str, _Shape], exactly: bool) -> str | None:
+        """``tensor_checks``, and where not ``exactly`` ``extents`` as well, in one native call; None if there is none."""
+        found = native.guard([*self.tensors.values()], *_numbers(shapes, exactly), classes=not exactly)
+        return None if found is None else f"{self.cell(found)}({', '.join(shapes)})"
 
     def by_attributes(self, name: str, sizes: Sequence[int | None], strides: Sequence[int | None]) -> str:
         """What ``TensorGuards`` checks of one tensor, but for its dispatch keys."""
@@ -329,6 +337,13 @@ class _Guards:
             else:
                 return False
         return True
+
+
+def _numbers(shapes: Mapping[str, _Shape], exactly: bool) -> tuple[list[list[int | None]], list[list[int | None]]]:
+    """Sizes and strides of all tensors, None for dynamic ones unless ``exactly``."""
+    if not exactly:
+        return [s.sizes for s in shapes.values()], [s.strides for s in shapes.values()]
+    return [[*s.tensor.shape] for s in shapes.values()], [[*s.tensor.stride()] for s in shapes.values()]
 
 
 class _Shape:
@@ -440,6 +455,11 @@ def _memory(guards: _Guards, code: Code) -> None:
     if len(tensors) < 2 or not _may_write_arguments(code.plan.program):
         return
     storages = {name: t.untyped_storage()._cdata for name, t in tensors.items()}
+    where = [*storages.values()]
+    compiled = native.sharing([where.index(storage) for storage in where])
+    if compiled is not None:
+        guards.conditions.append(f"{guards.cell(compiled)}({', '.join(tensors)})")
+        return
     first: dict[int, str] = {}
     reads = [f"({_PREFIX}{name}_m := {name}.untyped_storage()._cdata)" for name in tensors]
     guards.conditions.append(f"{guards.cell(len)}({{{', '.join(reads)}}}) == {len(set(storages.values()))}")

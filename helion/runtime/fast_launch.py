@@ -23,7 +23,7 @@ from .. import hardware, knobs
 from .._lazy import lazy
 from .._locks import TRITON_LOCK
 from ..hardware import Target
-from . import stub
+from . import native, stub
 
 if TYPE_CHECKING:
     from .._compiler.toolchain import offline
@@ -42,13 +42,14 @@ class Entry:
     """One binary of a kernel, ready to launch.
 
     ``run`` is ``CompiledKernel.run``: grid, stream, function, packed metadata, launch metadata, two hooks, arguments.
-    ``direct`` is the C function behind it, for binaries that need no scratch memory, with the constants it takes.
-    ``current_device`` is None where there is but one.
+    ``direct`` is the C function behind it, for binaries that need no scratch memory, with the constants it takes, and
+    ``binary`` what the driver is given by ``native``. ``current_device`` is None where there is but one.
     """
 
     compiled: Any
     run: Callable[..., Any]
     direct: Direct | None
+    binary: native.Binary | None
     function: int
     packed: Any
     current_stream: Callable[[int], int]
@@ -307,6 +308,7 @@ def _entry(kernel: triton.JITFunction, compiled: Any, device: int) -> Entry | No
         compiled=compiled,
         run=run,
         direct=_direct(run),
+        binary=native.binary(compiled, run, function),
         function=function,
         packed=packed,
         current_stream=current_stream,
@@ -349,6 +351,7 @@ def _stub_entry(site: Site, compiled: Any, arguments: Key) -> Entry:
         compiled=compiled,
         run=record,
         direct=Direct(launch=record, cooperative=False, pdl=False, annotations=(), signature=b""),
+        binary=native.stub_binary(compiled, record),
         function=0,
         packed=compiled.packed_metadata,
         current_stream=stub.no_stream,

@@ -17,6 +17,7 @@ import torch
 from triton import knobs as triton_knobs
 
 from .._syntax import parse
+from . import native
 from .fast_launch import Entry, FastLauncher, Site, integer_class
 
 
@@ -100,15 +101,53 @@ class _Written:
         _, grid, *args = self.call.args
         assert isinstance(grid, ast.Tuple)
         counts = [self.number(f"x{i}", c) for i, c in enumerate(grid.elts)]
-        self.unusual += [f"not {c}" for c in counts if not c.isdigit()]
-        launched, passed = self.arguments(args, key, constants)
-        self.circumstances(entry)
         x, y, z = [*counts, "1", "1"][:3]
+        compiled = self.compiled(key, entry)
+        if compiled is None:
+            self.unusual += [f"not {c}" for c in counts if not c.isdigit()]
+            launched, passed = self.arguments(args, key, constants)
+            self.circumstances(entry)
+            otherwise = ["else:", f"    {self.launch(entry, (x, y, z), launched)}"]
+        else:
+            given, passed = self.objects(args, constants)
+            self.globals_as_compiled(entry)
+            self.unusual.append(f"not {self.cell('launch', compiled)}({', '.join((x, y, z, *given))})")
+            self.cell("compiled", entry.compiled)  # unloaded when nobody holds it
+            otherwise = []
         options = "".join(f", {k.arg}={ast.unparse(k.value)}" for k in self.call.keywords)
         kernel = ast.unparse(self.call.args[0])
         slow = f"{self.rewriter.prefix}launcher({kernel}, ({', '.join(counts)},), {', '.join(passed)}{options})"
-        text = [*self.before, f"if {' or '.join(self.unusual)}:", f"    {slow}", "else:"]
-        return parse("\n".join([*text, f"    {self.launch(entry, (x, y, z), launched)}"])).body
+        text = [*self.before, f"if {' or '.join(self.unusual)}:", f"    {slow}", *otherwise]
+        return parse("\n".join(text)).body
+
+    def compiled(self, key: Sequence[Any], entry: Entry) -> Callable[..., bool] | None:
+        """The launch as one native function, which looks itself at arguments, knobs and hooks; None if there is none."""
+        if entry.binary is None:
+            return None
+        arguments = [
+            None if parameter.constexpr else native.Argument(part=part, specialized=parameter.specialized)
+            for parameter, part in zip(self.site.parameters, key, strict=True)
+        ]
+        containers = self.containers()
+        if containers is None or any(isinstance(each, list) and each for each in containers):
+            return None
+        empty = [each for each in containers if not each]
+        found = native.launch(entry.binary, arguments, empty, entry.current_stream, entry.device)
+        if found is not None:
+            self.unchanged([each for each in containers if each])
+        return found
+
+    def objects(self, args: Sequence[ast.expr], constants: Sequence[Any]) -> tuple[list[str], list[str]]:
+        """What the native launch takes, and what the launcher would."""
+        given, passed = [], []
+        for i, (node, parameter) in enumerate(zip(args, self.site.parameters, strict=True)):
+            text = self.number(f"a{i}", node) if not isinstance(node, ast.Name) else node.id
+            passed.append(text)
+            if not parameter.constexpr:
+                given.append(text)
+            elif not isinstance(node, ast.Constant):
+                self.unusual.append(f"{text} != {self.cell(f'c{i}', constants[i])}")
+        return given, passed
 
     def number(self, name: str, node: ast.expr) -> str:
         """The text of an expression that may be repeated."""
@@ -158,25 +197,41 @@ class _Written:
 
     def circumstances(self, entry: Entry) -> None:
         """Conditions that have nothing to do with the arguments: globals, knobs, hooks, and the current device."""
+        self.globals_as_compiled(entry)
+        containers = self.containers()
+        if containers is None:
+            self.unusual.append("True")
+        else:
+            self.unchanged(containers)
+
+    def unchanged(self, containers: Sequence[Any]) -> None:
+        """Conditions on what ``containers`` gives: empty, or of knobs that were set as they were."""
+        for i, container in enumerate(containers):
+            was = f" != {self.cell(f'was{i}', dict(container))}" if container and isinstance(container, dict) else ""
+            self.unusual.append(f"{self.cell(f'state{i}', container)}{was}")
+
+    def globals_as_compiled(self, entry: Entry) -> None:
+        """Conditions on globals and on the current device."""
         for i, (namespace, name, _) in enumerate(entry.globals_used):
             value = self.cell(f"u{i}", namespace.get(name))
             if namespace is self.rewriter.namespace and name not in self.rewriter.stored:
                 self.unusual.append(f"{name} is not {value}")
             else:
                 self.unusual.append(f"{self.cell(f'n{i}', namespace.get)}({name!r}) is not {value}")
+        if entry.current_device is not None:
+            self.unusual.append(f"{self.cell('current', entry.current_device)}() != {entry.device}")
+
+    def containers(self) -> list[Any] | None:
+        """Knobs that were set and hooks to call: dicts and lists, empty as a rule. None if a hook is of another kind."""
         runtime = triton_knobs.runtime
-        for name, knobs in (("runtime", vars(runtime)), ("compilation", vars(triton_knobs.compilation))):
-            was = f" != {self.cell(f'{name}_was', dict(knobs))}" if knobs else ""  # empty unless something was set
-            self.unusual.append(f"{self.cell(name, knobs)}{was}")
+        found: list[Any] = [vars(runtime), vars(triton_knobs.compilation), self.site.kernel.pre_run_hooks]
         for name in ("launch_enter_hook", "launch_exit_hook"):
             calls = getattr(getattr(runtime, name, None), "calls", None)
             if calls is not None:
-                self.unusual.append(self.cell(name, calls))
+                found.append(calls)
             elif getattr(runtime, name, None) is not None:
-                self.unusual.append("True")
-        self.unusual.append(self.cell("pre_run", self.site.kernel.pre_run_hooks))
-        if entry.current_device is not None:
-            self.unusual.append(f"{self.cell('current', entry.current_device)}() != {entry.device}")
+                return None
+        return found
 
     def launch(self, entry: Entry, grid: tuple[str, str, str], args: Sequence[str]) -> str:
         stream = f"{self.cell('stream', entry.current_stream)}({entry.device})"

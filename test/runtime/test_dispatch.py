@@ -25,6 +25,14 @@ WIDTH = 64
 CONFIG = helion.Config(block_sizes=[32])
 
 
+@pytest.fixture(scope="module", params=["python", "native"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """All of it with guards and launches in Python, and with native ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HELION_NATIVE_LAUNCH", "1" if request.param == "native" else "0")
+        yield request.param
+
+
 @pytest.fixture
 def stub() -> Iterator[StubDriver]:
     with stub_driver() as entered:
@@ -627,4 +635,5 @@ def test_benchmark_prints_a_table() -> None:
     (title, rows), *_ = benchmark.measure(rounds=1, calls=2)
     lines = benchmark.text_of(title, rows).splitlines()
     assert lines[0].split()[-6:] == ["2", "tensors", "8", "tensors", "16", "tensors"]
-    assert [len(row.microseconds) for row in rows] == [3] * 5
+    assert [len(row.microseconds) for row in rows] == [3] * 8
+    assert [row.label for row in rows[:4]] == ["kernel(...)", "  its goal", "kernel(...), native", "  its goal"]

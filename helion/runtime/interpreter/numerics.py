@@ -68,7 +68,7 @@ def apply_torch(function: object, *arrays: np.ndarray) -> np.ndarray:
 
 
 _FP8_TABLES: dict[str, np.ndarray] = {
-    name: torch.arange(256, dtype=torch.uint8).view(NARROW[name]).float().numpy() for name in sorted(FP8)
+    name: torch.arange(256, dtype=torch.uint8, device="cpu").view(NARROW[name]).float().numpy() for name in sorted(FP8)
 }
 
 

@@ -1,0 +1,191 @@
+"""The optional native half of a call: its guard and its launch in C++, where ``HELION_NATIVE_LAUNCH=1`` asks for them.
+
+``dispatch`` and ``inline_launch`` ask here for functions to name in the code they write. Each may be None: the knob is
+off, no compiler, a kernel that launches in an unusual way. Then they write the same in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from . import build
+
+#: The driver's library, as Triton opens it.
+DRIVER = "libcuda.so.1"
+#: Versions of Triton whose way of launching is known: scratch pointers last, attributes as set here.
+TRITONS = ("3.6", "3.7", "3.8", "3.9")
+_KINDS = {"pointer": 0, "i32": 1, "i64": 2, "u64": 3, "fp32": 4, "fp64": 5, "u1": 6, "i1": 6, None: 7}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binary:
+    """A loaded kernel as the driver launches it. ``shared`` is in bytes; ``record`` stands for the driver in a stub."""
+
+    function: int
+    num_warps: int
+    num_ctas: int
+    shared: int
+    cooperative: bool
+    pdl: bool
+    types: tuple[str, ...]
+    record: Callable[..., Any] | None
+
+
+def wanted() -> bool:
+    """Whether there is an extension to ask; building it, if need be, takes a second or two."""
+    return build.module() is not None
+
+
+def guard(
+    tensors: Sequence[torch.Tensor],
+    sizes: Sequence[Sequence[int | None]],
+    strides: Sequence[Sequence[int | None]],
+    *,
+    classes: bool = False,
+) -> Callable[..., bool] | None:
+    """What ``TensorGuards(...).check`` is: a function of as many tensors that says whether type, dispatch keys, dtype,
+    device, ``requires_grad``, sizes and strides (None: any) are those of these, and none is given twice.
+
+    With ``classes`` the numbers that may be any must be above 1 and, all tensors together, equal where they are equal
+    here and different where they are different; and offsets into tensors that have such numbers as wide as here.
+    """
+    module = build.module()
+    if module is None:
+        return None
+    try:
+        return module.guard(tuple(tensors), tuple(map(tuple, sizes)), tuple(map(tuple, strides)), classes)
+    except ValueError:  # a mode is on
+        return None
+
+
+def sharing(first: Sequence[int]) -> Callable[..., bool] | None:
+    """A function of as many tensors that says whether just those share memory that do here: ``first`` has for each the
+    position of the first tensor on the same storage."""
+    module = build.module()
+    return None if module is None else module.sharing(tuple(first))
+
+
+def binary(compiled: Any, run: Any, function: int) -> Binary | None:
+    """What the driver is to launch for ``compiled``, a ``CompiledKernel`` whose ``run`` launches ``function``.
+
+    None for what Triton's own launcher does more for: scratch memory, sanitizers, and versions not known here.
+    """
+    packed, signature = (
+        getattr(compiled, "packed_metadata", None),
+        getattr(getattr(compiled, "src", None), "signature", None),
+    )
+    version = ".".join(triton.__version__.split(".")[:2])
+    if version not in TRITONS or type(run).__name__ != "CudaLauncher" or not isinstance(function, int):
+        return None
+    if run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False):
+        return None
+    if not (isinstance(packed, tuple) and len(packed) == 3 and isinstance(signature, dict)):
+        return None
+    types = tuple(signature.values())
+    if not all(isinstance(each, str) for each in types):
+        return None
+    warps, ctas, shared = packed
+    return Binary(
+        function=function,
+        num_warps=warps,
+        num_ctas=ctas,
+        shared=shared,
+        cooperative=bool(run.launch_cooperative_grid),
+        pdl=bool(run.launch_pdl),
+        types=types,
+        record=None,
+    )
+
+
+def stub_binary(compiled: Any, record: Callable[..., Any]) -> Binary:
+    """``binary`` for a kernel that nothing has loaded: ``record`` is called with the grid instead."""
+    warps, ctas, shared = compiled.packed_metadata
+    return Binary(
+        function=0,
+        num_warps=warps,
+        num_ctas=ctas,
+        shared=shared,
+        cooperative=False,
+        pdl=False,
+        types=tuple(compiled.src.signature.values()),
+        record=record,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """An argument that a launch passes to the kernel, or that is compiled in unless ``constexpr``.
+
+    ``part`` is what ``Site.key`` has for it.
+    """
+
+    part: Any
+    specialized: bool
+
+
+def launch(
+    what: Binary,
+    arguments: Sequence[Argument | None],
+    empty: Sequence[Mapping[str, Any] | Sequence[Any]],
+    stream: Callable[[int], int],
+    device: int,
+) -> Callable[..., bool] | None:
+    """A function of the grid's three counts and the arguments that says whether it has launched the kernel.
+
+    It has not, and has done nothing, if an argument asks for another binary, a count is 0, one of ``empty`` is not, or
+    the thread has not used the GPU before. Raises RuntimeError as Triton does where the driver refuses.
+
+    Args:
+        arguments: what each parameter's argument must be like; None for a ``tl.constexpr``, which is not given.
+        stream: gives the stream to launch on, for ``device``.
+    """
+    module = build.module()
+    if module is None:
+        return None
+    described = [None if each is None else _described(each) for each in arguments]
+    if any(each is None and given is not None for each, given in zip(described, arguments, strict=True)):
+        return None
+    if not _agree(what.types, described):
+        return None
+    parameters = tuple([each for each in described if each is not None])
+    driver = DRIVER if what.record is None else None
+    numbers = (what.function, what.num_warps, what.num_ctas, what.shared, what.cooperative, what.pdl)
+    try:
+        return module.launch(driver, *numbers, parameters, tuple(empty), stream, device, what.record)
+    except (ValueError, TypeError, OSError):  # of clusters of 16, say
+        return None
+
+
+def _described(argument: Argument) -> tuple[int, bool, bool, bool, bool] | None:
+    """Kind, passed, specialized, one, divisible: of an integer its class, of a pointer whether it is aligned."""
+    part = argument.part
+    if isinstance(part, tuple) and isinstance(part[0], torch.dtype):
+        return (_KINDS["pointer"], True, False, False, bool(part[1]))
+    if isinstance(part, tuple):
+        width, one, divisible = part
+        return (_KINDS[width], not one, argument.specialized, one, divisible)
+    kinds: dict[Any, str | None] = {float: "fp32", bool: "u1", type(None): None}
+    if part not in kinds:
+        return None
+    return (_KINDS[kinds[part]], part is not type(None), False, False, False)
+
+
+def _agree(types: Sequence[str], described: Sequence[tuple[int, bool, bool, bool, bool] | None]) -> bool:
+    """Whether Triton has compiled for the types that the arguments are packed as."""
+    if len(types) != len(described):
+        return False
+    for text, each in zip(types, described, strict=True):
+        if each is None or not each[1]:
+            if text != "constexpr":
+                return False
+        elif _KINDS.get("pointer" if text.startswith("*") else text) != each[0]:
+            return False
+    return True
+
+
+__all__ = ["Argument", "Binary", "binary", "guard", "launch", "sharing", "stub_binary", "wanted"]

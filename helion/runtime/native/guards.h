@@ -1,0 +1,278 @@
+// Whether the tensors of a call are like those that code was written for, and whether the same ones share memory.
+
+#pragma once
+
+#include "tensors.h"
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int64_t ANY = std::numeric_limits<int64_t>::min();
+
+struct Expected {
+  PyTypeObject* type;
+  uint64_t keys;
+  caffe2::TypeMeta dtype;
+  c10::DeviceIndex device;
+  bool requires_grad;
+  std::vector<int64_t> sizes;  // ANY where any number will do
+  std::vector<int64_t> strides;
+  bool dynamic;  // if there is one
+  bool wide;     // then, whether offsets need more than 31 bits
+};
+
+struct Guard {
+  PyObject_HEAD
+  vectorcallfunc call;
+  std::vector<Expected>* expected;
+  // Of each number that may be any, in order, which number it is: equal ones stay equal, different ones different. None
+  // is 0 or 1. Empty where they do not matter.
+  std::vector<size_t>* groups;
+};
+
+bool same_numbers(c10::IntArrayRef actual, const std::vector<int64_t>& expected) {
+  if (actual.size() != expected.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (actual[i] != expected[i] && expected[i] != ANY) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool as_expected(PyObject* object, const Expected& expected, const c10::impl::LocalDispatchKeySet& local) {
+  if (Py_TYPE(object) != expected.type) {
+    return false;
+  }
+  const c10::TensorImpl* impl = impl_of(object);
+  // equal keys mean equal layouts too, and leave no tensor whose sizes are symbols or made up in Python
+  return impl != nullptr && effective_keys(impl, local).raw_repr() == expected.keys &&
+      impl->dtype() == expected.dtype && impl->device().index() == expected.device &&
+      impl->requires_grad() == expected.requires_grad && same_numbers(impl->sizes(), expected.sizes) &&
+      same_numbers(impl->strides(), expected.strides);
+}
+
+// The numbers in the places where any will do.
+void gather(c10::IntArrayRef actual, const std::vector<int64_t>& expected, std::vector<int64_t>* numbers) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (expected[i] == ANY) {
+      numbers->push_back(actual[i]);
+    }
+  }
+}
+
+bool wide_offsets(const c10::TensorImpl* impl) {
+  int64_t last = 0;
+  for (size_t i = 0; i < impl->sizes().size(); ++i) {
+    last += (impl->sizes()[i] - 1) * impl->strides()[i];
+  }
+  return last > std::numeric_limits<int32_t>::max();
+}
+
+// Whether numbers are equal and different as `groups` says, and all above 1.
+bool grouped(const std::vector<int64_t>& numbers, const std::vector<size_t>& groups) {
+  std::vector<int64_t> seen;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    size_t found = 0;
+    while (found < seen.size() && seen[found] != numbers[i]) {
+      ++found;
+    }
+    if (found == seen.size()) {
+      seen.push_back(numbers[i]);
+    }
+    if (found != groups[i] || numbers[i] < 2) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool same_classes(PyObject* const* args, const std::vector<Expected>& expected, const std::vector<size_t>& groups) {
+  std::vector<int64_t> numbers;
+  numbers.reserve(groups.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const c10::TensorImpl* impl = impl_of(args[i]);
+    gather(impl->sizes(), expected[i].sizes, &numbers);
+    gather(impl->strides(), expected[i].strides, &numbers);
+    if (expected[i].dynamic && wide_offsets(impl) != expected[i].wide) {
+      return false;
+    }
+  }
+  return grouped(numbers, groups);
+}
+
+PyObject* guard_call(PyObject* self, PyObject* const* args, size_t flagged, PyObject* names) {
+  const auto& expected = *reinterpret_cast<Guard*>(self)->expected;
+  const size_t count = PyVectorcall_NARGS(flagged);
+  if (count != expected.size() || names != nullptr) {
+    return answer(false);
+  }
+  try {
+    const auto local = c10::impl::tls_local_dispatch_key_set();
+    for (size_t i = 0; i < count; ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        if (args[i] == args[j]) {  // one tensor for two arguments has another signature
+          return answer(false);
+        }
+      }
+      if (!as_expected(args[i], expected[i], local)) {
+        return answer(false);
+      }
+    }
+    const auto& groups = *reinterpret_cast<Guard*>(self)->groups;
+    return answer(groups.empty() || same_classes(args, expected, groups));
+  } catch (...) {
+    return answer(false);
+  }
+}
+
+void guard_dealloc(PyObject* self) {
+  delete reinterpret_cast<Guard*>(self)->expected;
+  delete reinterpret_cast<Guard*>(self)->groups;
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyTypeObject guard_type = callable<Guard>("helion.runtime.native.Guard", guard_dealloc, nullptr);
+
+// A tuple of integers, None standing for any.
+bool read_numbers(PyObject* object, std::vector<int64_t>* numbers) {
+  if (!PyTuple_CheckExact(object)) {
+    PyErr_SetString(PyExc_TypeError, "expected a tuple");
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
+    PyObject* item = PyTuple_GET_ITEM(object, i);
+    numbers->push_back(item == Py_None ? ANY : PyLong_AsLongLong(item));
+  }
+  return PyErr_Occurred() == nullptr;
+}
+
+// For each number the position of its like among the different ones.
+std::vector<size_t> groups_of(const std::vector<int64_t>& numbers) {
+  std::vector<size_t> groups;
+  std::vector<int64_t> seen;
+  for (const int64_t number : numbers) {
+    size_t found = 0;
+    while (found < seen.size() && seen[found] != number) {
+      ++found;
+    }
+    if (found == seen.size()) {
+      seen.push_back(number);
+    }
+    groups.push_back(found);
+  }
+  return groups;
+}
+
+// guard(tensors, sizes, strides, classes): a function of as many tensors that says whether they are like these.
+PyObject* make_guard(PyObject*, PyObject* args) {
+  PyObject *tensors, *sizes, *strides;
+  int classes;
+  if (!PyArg_ParseTuple(
+          args, "O!O!O!p", &PyTuple_Type, &tensors, &PyTuple_Type, &sizes, &PyTuple_Type, &strides, &classes)) {
+    return nullptr;
+  }
+  std::vector<Expected> expected;
+  std::vector<int64_t> numbers;
+  const Py_ssize_t count = PyTuple_GET_SIZE(tensors);
+  if (PyTuple_GET_SIZE(sizes) != count || PyTuple_GET_SIZE(strides) != count) {
+    PyErr_SetString(PyExc_ValueError, "sizes and strides are not as many as tensors");
+    return nullptr;
+  }
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* tensor = PyTuple_GET_ITEM(tensors, i);
+    const c10::TensorImpl* impl = impl_of(tensor);
+    if (impl == nullptr || any_python_key(effective_keys(impl, local))) {
+      PyErr_SetString(PyExc_ValueError, "not a plain tensor, or a mode is on");
+      return nullptr;
+    }
+    Expected each{
+        Py_TYPE(tensor), effective_keys(impl, local).raw_repr(), impl->dtype(), impl->device().index(),
+        impl->requires_grad(), {}, {}, false, false};
+    if (!read_numbers(PyTuple_GET_ITEM(sizes, i), &each.sizes) ||
+        !read_numbers(PyTuple_GET_ITEM(strides, i), &each.strides)) {
+      return nullptr;
+    }
+    if (each.sizes.size() != impl->sizes().size() || each.strides.size() != impl->sizes().size()) {
+      PyErr_SetString(PyExc_ValueError, "as many sizes and strides as the tensor has dimensions");
+      return nullptr;
+    }
+    const size_t before = numbers.size();
+    if (classes) {
+      gather(impl->sizes(), each.sizes, &numbers);
+      gather(impl->strides(), each.strides, &numbers);
+      each.dynamic = numbers.size() > before;
+      each.wide = wide_offsets(impl);
+    }
+    expected.push_back(std::move(each));
+  }
+  auto* made = reinterpret_cast<Guard*>(guard_type.tp_alloc(&guard_type, 0));
+  if (made != nullptr) {
+    made->call = guard_call;
+    made->expected = new std::vector<Expected>(std::move(expected));
+    made->groups = new std::vector<size_t>(groups_of(numbers));
+  }
+  return reinterpret_cast<PyObject*>(made);
+}
+
+// --- which tensors share memory ---------------------------------------------------------------------------------------
+
+struct Sharing {
+  PyObject_HEAD
+  vectorcallfunc call;
+  std::vector<Py_ssize_t>* first;  // for each tensor the first one on the same storage
+};
+
+PyObject* sharing_call(PyObject* self, PyObject* const* args, size_t flagged, PyObject* names) {
+  const auto& first = *reinterpret_cast<Sharing*>(self)->first;
+  const size_t count = PyVectorcall_NARGS(flagged);
+  if (count != first.size() || names != nullptr) {
+    return answer(false);
+  }
+  std::vector<const void*> storages(count);
+  for (size_t i = 0; i < count; ++i) {
+    const c10::TensorImpl* impl = impl_of(args[i]);
+    if (impl == nullptr || !impl->has_storage()) {
+      return answer(false);
+    }
+    storages[i] = impl->unsafe_storage().unsafeGetStorageImpl();
+    size_t found = 0;
+    while (storages[found] != storages[i]) {
+      ++found;
+    }
+    if (found != static_cast<size_t>(first[i])) {
+      return answer(false);
+    }
+  }
+  return answer(true);
+}
+
+void sharing_dealloc(PyObject* self) {
+  delete reinterpret_cast<Sharing*>(self)->first;
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyTypeObject sharing_type = callable<Sharing>("helion.runtime.native.Sharing", sharing_dealloc, nullptr);
+
+// sharing(first): a function of as many tensors that says whether just those share storages.
+PyObject* make_sharing(PyObject*, PyObject* args) {
+  PyObject* given;
+  std::vector<int64_t> numbers;
+  if (!PyArg_ParseTuple(args, "O", &given) || !read_numbers(given, &numbers)) {
+    return nullptr;
+  }
+  auto* made = reinterpret_cast<Sharing*>(sharing_type.tp_alloc(&sharing_type, 0));
+  if (made != nullptr) {
+    made->call = sharing_call;
+    made->first = new std::vector<Py_ssize_t>(numbers.begin(), numbers.end());
+  }
+  return reinterpret_cast<PyObject*>(made);
+}
+
+}  // namespace

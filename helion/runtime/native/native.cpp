@@ -1,0 +1,35 @@
+// Guards and launches of kernels in C++: tensors are read where they lie, with no Python objects in between.
+//
+// Everything here is all or nothing: a guard that does not hold and a launch that is unusual in any way answer False,
+// and Python code does what is right. `build.py` compiles this file against the headers of the torch and the Triton
+// that are installed, and compares what it reads of tensors with what torch says before it is used.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "guards.h"
+#include "launches.h"
+#include "tensors.h"
+
+namespace {
+
+PyMethodDef methods[] = {
+    {"set_up", set_up, METH_VARARGS, nullptr},
+    {"read", read, METH_O, nullptr},
+    {"local", local, METH_NOARGS, nullptr},
+    {"guard", make_guard, METH_VARARGS, nullptr},
+    {"sharing", make_sharing, METH_VARARGS, nullptr},
+    {"launch", make_launch, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "helion_native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_helion_native() {
+  if (PyType_Ready(&guard_type) < 0 || PyType_Ready(&sharing_type) < 0 || PyType_Ready(&launch_type) < 0) {
+    return nullptr;
+  }
+  return PyModule_Create(&definition);
+}
