@@ -4,12 +4,14 @@ VENV ?= .venv
 JOBS ?= 2
 PYTEST_ARGS ?=
 REPLAY_ARGS ?=
+BENCH_ARGS ?=
 
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON) scripts/setup.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prove replay lint test-versions seeds seeds-check prove-seeds bench-compile bench-dispatch clean
+.PHONY: help demo test prove replay lint test-versions seeds seeds-check prove-seeds
+.PHONY: bench-compile bench-dispatch bench-seeds report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,11 +56,19 @@ prove-seeds: ## compile every seed of the table offline: test/seeds/compiled.tsv
 
 bench-compile: ## how long import, bind and code generation take
 	@$(SETUP) run
-	@$(PY) benchmarks/compile_time.py
+	@$(PY) benchmarks/compile_time.py $(BENCH_ARGS)
 
 bench-dispatch: ## what a call costs before the kernel runs
 	@$(SETUP) run
-	@$(PY) benchmarks/dispatch.py
+	@$(PY) benchmarks/dispatch.py $(BENCH_ARGS)
+
+bench-seeds: ## kernel times on a GPU beside torch.compile and eager (BENCH_ARGS=--help)
+	@$(SETUP) run
+	@$(PY) benchmarks/seeds.py $(BENCH_ARGS)
+
+report: ## docs/performance.md and its plots from benchmarks/results
+	@$(SETUP) plot
+	@$(PY) benchmarks/report.py
 
 clean: ## remove the environments, caches and build products
 	@$(PYTHON) scripts/setup.py --venv $(VENV) remove

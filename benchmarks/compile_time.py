@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 UNWANTED_MODULES = ("torch._dynamo", "torch._inductor")
 MIN_REPETITIONS = 11
+WARM_KERNELS = ("softmax", "matmul", "attention", "mamba2_chunk_scan")
 NEW_SHAPES = 25
 NEW_CONFIGS = 30
 
@@ -89,21 +90,33 @@ def measure_warm_process(device: str) -> dict[str, list[float]]:
     import helion
     from helion._testing import import_path
 
-    softmax = import_path(EXAMPLES / "softmax.py").softmax
-    matmul = import_path(EXAMPLES / "matmul.py").matmul
+    kernels = {name: getattr(import_path(EXAMPLES / f"{name}.py"), name) for name in WARM_KERNELS}
+    softmax, matmul = kernels["softmax"], kernels["matmul"]
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device=device)
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
 
     softmax(torch.ones([48, 1000], dtype=torch.bfloat16, device=device))
-    times: dict[str, list[float]] = {"bind_softmax": [], "code_softmax": [], "bind_matmul": [], "code_matmul": []}
+    times: dict[str, list[float]] = {f"{what}_{name}": [] for name in WARM_KERNELS for what in ("bind", "code")}
     for step in range(NEW_SHAPES):
         rows, columns, inner = 512 + 24 * step, 1000 + 40 * step, 256 + 16 * step
-        calls: tuple[tuple[str, helion.Kernel, tuple[Any, ...]], ...] = (
-            ("softmax", softmax, (empty(rows, columns),)),
-            ("matmul", matmul, (empty(rows, inner), empty(inner, columns))),
-        )
-        for name, kernel, args in calls:
+        heads, length = 8, 64 + step  # of mamba2: two groups of heads, two chunks of this length
+        calls: dict[str, tuple[Any, ...]] = {
+            "softmax": (empty(rows, columns),),
+            "matmul": (empty(rows, inner), empty(inner, columns)),
+            "attention": (empty(2, 8, rows, 64), empty(2, 8, columns, 64), empty(2, 8, columns, 64)),
+            "mamba2_chunk_scan": (
+                empty(1, 2, 2, length, length),
+                empty(1, 2 * length, heads, 64),
+                empty(1, heads, 2, length, dtype=torch.float32),
+                empty(1, heads, 2, length, dtype=torch.float32),
+                empty(1, 2 * length, 2, 128),
+                empty(1, 2, heads, 64, 128),
+                empty(heads, dtype=torch.float32),
+            ),
+        }
+        for name, args in calls.items():
+            kernel: helion.Kernel = kernels[name]
             start = time.perf_counter()
             bound = kernel.bind(args)
             middle = time.perf_counter()
@@ -177,8 +190,12 @@ def measure(repetitions: int, device: str) -> list[Row]:
         Row(label="its first call", value=first("call", 1e3), unit="ms"),
         Row(label="bind, new shapes (softmax)", value=again("bind_softmax"), unit="ms", goal=10, bound=25),
         Row(label="bind, new shapes (matmul)", value=again("bind_matmul"), unit="ms", goal=10, bound=25),
-        Row(label="bind and code, new shapes (softmax)", value=again("code_softmax"), unit="ms"),
-        Row(label="bind and code, new shapes (matmul)", value=again("code_matmul"), unit="ms"),
+        Row(label="bind, new shapes (attention)", value=again("bind_attention"), unit="ms", bound=60),
+        Row(label="bind, new shapes (mamba2_chunk_scan)", value=again("bind_mamba2_chunk_scan"), unit="ms", bound=60),
+        *(
+            Row(label=f"bind and code, new shapes ({name})", value=again(f"code_{name}"), unit="ms")
+            for name in WARM_KERNELS
+        ),
         Row(label="code for a further config (softmax)", value=again("config_softmax"), unit="ms", goal=2, bound=5),
         Row(label="code for a further config (matmul)", value=again("config_matmul"), unit="ms", goal=2, bound=5),
         Row(label=f"imports of {', '.join(UNWANTED_MODULES)}", value=len(unwanted), unit="", bound=0),

@@ -4,7 +4,8 @@ Run with `python benchmarks/dispatch.py`. Calls include the allocation of the ou
 is a no-op (`helion.runtime.stub_driver`); on a GPU the real launch is timed beside it, next to Triton's own
 `JITFunction.run` and to the bare `CompiledKernel.run` of the same binary, both without an allocation. Rows named native
 are with `HELION_NATIVE_LAUNCH=1`, which this sets itself. Figures are medians over rounds, and rounds of all ways are
-interleaved, so that a busy moment hits them alike. Exits with 1 if a goal is missed.
+interleaved, so that a busy moment hits them alike. Exits with 1 if a goal is missed. `--json PATH` keeps the tables;
+benchmarks/report.py reads benchmarks/results/*-dispatch.json.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import itertools
+import json
 import os
+import platform
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,7 @@ COUNTS = (2, 8, 16)
 CALL, NATIVE, GOAL = "kernel(...)", "kernel(...), native", "  its goal"
 BARE, ALLOCATION = "CompiledKernel.run", "the allocation"
 # µs per call with the stub, allocation included
-GOALS = {CALL: (2.1, 4.0, 6.5), NATIVE: (1.5, 2.0, 3.0)}
+GOALS: dict[str, tuple[float, ...]] = {CALL: (2.1, 4.0, 6.5), NATIVE: (1.5, 2.0, 3.0)}
 # a native call on a GPU, relative to the bare launch and the allocation that it cannot do without
 GOAL_ON_GPU = 1.15
 
@@ -97,12 +101,16 @@ def prepare(kernels: dict[str, helion.Kernel], args: list[torch.Tensor]) -> dict
             kernel(*args)
             kernel(*args)
         if is_native(kernel) == (name == NATIVE):
-            ways[name] = lambda kernel=kernel: kernel(*args)
+            ways[name] = _call_of(kernel, args)
         else:
             print(
                 f"{name} is not what was measured: the extension or its launch is not available here", file=sys.stderr
             )
     return ways
+
+
+def _call_of(kernel: helion.Kernel, args: list[torch.Tensor]) -> Callable[[], Any]:
+    return lambda: kernel(*args)
 
 
 def _one_round(call: Callable[[], Any], calls: int) -> float:
@@ -235,12 +243,52 @@ def text_of(title: str, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def _processor() -> str:
+    """The name of the CPU, which the host's time depends on."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    import triton
+
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
+        "processor": _processor(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }
+
+
+def write(path: Path, head: dict[str, Any], tables: Sequence[tuple[str, list[Row]]]) -> None:
+    """The tables as JSON: of each the title, µs by label for every count of tensors, and the goals by label."""
+    found = [
+        {
+            "title": title,
+            "rows": [dataclasses.asdict(row) for row in rows if row.label != GOAL],
+            "goals": {row.label: goal.microseconds for row, goal in itertools.pairwise(rows) if goal.label == GOAL},
+        }
+        for title, rows in tables
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": head, "counts": COUNTS, "tables": found}, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21, help="timed rounds of each way (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=2000, help="calls per round (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the tables there too")
     options = parser.parse_args()
     tables = measure(options.rounds, options.calls)
+    if options.json:
+        write(options.json, environment(), tables)
     print("\n\n".join(text_of(title, rows) for title, rows in tables))
     over = [f"{each}, {title}" for title, rows in tables for each in missed(rows)]
     for each in over:

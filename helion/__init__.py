@@ -1,5 +1,6 @@
 """Kernels as PyTorch with tiles, compiled with a config that is near its best at the first call."""
 
+from . import autotuner as autotuner
 from . import exc as exc
 from . import hardware as hardware
 from . import language as language
@@ -7,7 +8,9 @@ from ._shapes import cdiv as cdiv
 from ._shapes import next_power_of_2 as next_power_of_2
 from .config import Config as Config
 from .runtime.kernel import Kernel as Kernel
+from .runtime.kernel import aot_kernel as aot_kernel
 from .runtime.kernel import kernel as kernel
+from .runtime.standalone import OutputCodeOptions as OutputCodeOptions
 from .settings import RefMode as RefMode
 from .settings import Settings as Settings
 

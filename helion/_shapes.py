@@ -48,6 +48,7 @@ _BINARY = {
     "gt": (">", operator.gt),
     "ge": (">=", operator.ge),
 }
+_FUNCTIONS = {"min": min, "max": max}
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 #: Expressions that are not made of others.
@@ -60,7 +61,8 @@ class Expr:
     """A number whose value is not known at compile time: a kernel argument, a size, a block size, or arithmetic on them.
 
     ``op`` is ``"host"`` (``args`` = the Python expression that gives it on the host), ``"block"`` (``args`` = a
-    block id; its size comes from the config), ``"tunable"`` (``args`` = a config key), ``"neg"``, ``"next_power_of_2"`` or a binary operator. ``hint`` is the value seen when binding.
+    block id; its size comes from the config), ``"tunable"`` (``args`` = a config key), ``"neg"``, ``"next_power_of_2"``, ``"min"``,
+    ``"max"`` or a binary operator. ``hint`` is the value seen when binding.
     """
 
     op: str
@@ -91,6 +93,8 @@ class Expr:
         values = [arg.evaluate(leaf) if isinstance(arg, Expr) else arg for arg in self.args]
         if self.op == "next_power_of_2":
             return next_power_of_2(values[0])
+        if self.op in _FUNCTIONS:
+            return _FUNCTIONS[self.op](*values)
         return -values[0] if self.op == "neg" else _BINARY[self.op][1](*values)
 
     def combine(self, text: Callable[[Any], str]) -> str:
@@ -98,6 +102,8 @@ class Expr:
         parts = [text(arg) for arg in self.args]
         if self.op == "next_power_of_2":
             return f"triton.next_power_of_2({parts[0]})"
+        if self.op in _FUNCTIONS:
+            return f"{self.op}({', '.join(parts)})"
         return f"-{parts[0]}" if self.op == "neg" else f"{parts[0]} {_BINARY[self.op][0]} {parts[1]}"
 
     def render(self, leaf: Callable[[Expr], str], *, parent: bool = False) -> str:

@@ -19,6 +19,15 @@ import torch
 
 import helion
 
+from ._testing_unittest import RefEagerTestBase as RefEagerTestBase
+from ._testing_unittest import RefEagerTestDisabled as RefEagerTestDisabled
+from ._testing_unittest import TestCase as TestCase
+from ._testing_unittest import skipIfCpu as skipIfCpu
+from ._testing_unittest import skipIfRefEager as skipIfRefEager
+from ._testing_unittest import skipIfRocm as skipIfRocm
+from ._testing_unittest import skipIfXPU as skipIfXPU
+from ._testing_unittest import skipUnlessTensorDescriptor as skipUnlessTensorDescriptor
+
 DEVICE: torch.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where examples and tests put their tensors: the GPU if PyTorch sees one, else the CPU (Triton's interpreter)."""
 
@@ -239,9 +248,11 @@ def code_and_output(fn: helion.Kernel, args: tuple[Any, ...], **config: Any) -> 
         **config: config keys. None given: the kernel's only fixed config if it has exactly one, else the default.
 
     Returns:
-        The generated module's source and the result.
+        The generated module's source and the result; no source (``""``) where kernels run eagerly.
     """
     bound = fn.bind(args)
+    if bound.is_eager:
+        return "", fn(*args)
     if config:
         chosen = helion.Config(**config)
     elif len(fn.configs) == 1:

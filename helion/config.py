@@ -24,6 +24,15 @@ SINGULAR = {
     "static_range": "static_ranges",
 }
 
+#: What every kernel's config may say; a kernel's own tunables come on top.
+KEYS = frozenset(
+    (
+        *SINGULAR.values(), "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
+        "atomic_indexing", "load_eviction_policies", "load_cache_modifiers", "store_cache_modifiers",
+        "epilogue_subtile", "advanced_controls_file",
+    )
+)  # fmt: skip
+
 
 def _freeze(value: object) -> object:
     if isinstance(value, (list, tuple)):
@@ -58,6 +67,12 @@ class Config(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         return self.config[key]
 
+    def __getattr__(self, name: str) -> Any:
+        """Values can be read as attributes too; keys that are left out of the config are None."""
+        if name in KEYS or (name != "config" and name in self.config):
+            return self.config.get(name)
+        raise AttributeError(f"helion.Config has no attribute {name!r}")
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.config)
 
@@ -71,6 +86,9 @@ class Config(Mapping[str, Any]):
         if self._hash is None:
             self._hash = hash(_freeze(self.config))
         return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Config.from_dict, (self.config,))  # hashes of strings differ between processes
 
     def __repr__(self) -> str:
         return f"helion.Config({', '.join(f'{key}={value!r}' for key, value in self.config.items())})"

@@ -49,8 +49,9 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("NamingConflict", "BaseError", "The name {name!r} is used by generated code; rename the {what} {name!r} in kernel {kernel!r}."),
     ("ClosuresNotSupported", "BaseError", "Kernel {kernel!r} closes over the local variable {name!r}; pass it as an argument, or make it a module global or hl.constexpr."),
     ("DecoratorAfterHelionKernelDecorator", "BaseError", "@helion.kernel must be the innermost decorator of {kernel!r}; move {decorator!r} above it."),
-    ("NoTensorArgs", "BaseError", "Kernel {kernel!r} was called without a tensor argument; at least one argument must be a tensor, so that the device is known."),
+    ("NoTensorArgs", "BaseError", "Kernel {kernel!r} was called without a tensor argument; at least one argument must be a tensor or a torch.device, so that the device is known."),
     ("TracedArgNotSupported", "BaseError", "{0}"),
+    ("GraphModuleUnsupportedOps", "BaseError", "The torch.fx.GraphModule {name!r} contains {ops}; only function calls on its inputs can be traced. Inline submodules and make their parameters inputs."),
     # --- where things may be called ------------------------------------------------------------------------------
     ("NotInsideKernel", "BaseError", "{name} was called outside of a kernel; is the @helion.kernel decorator missing?"),
     ("DeviceAPIOnHost", "BaseError", "{name} may only be called in device code; move it inside an hl.tile or hl.grid loop."),
@@ -60,8 +61,10 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("RegisterTunableArgTypes", "BaseError", "hl.register_tunable takes a string literal and a fragment such as helion.autotuner.PowerOfTwoFragment(1, 64), got {got}."),
     ("TunableTypeNotSupported", "BaseError", "The tunable {name!r} has values of type {got}; a tunable is an int, a float or a bool."),
     ("TunableNameConflict", "BaseError", "The tunable {name!r} has the name of a config key or of another tunable; choose another."),
+    ("ConfigSpecFragmentWithSymInt", "BaseError", "The fragment {fragment} has bounds that are known only at run time; give it constants, or mark them with hl.specialize in host code."),
     ("AtomicOnDeviceTensor", "BaseError", "{name} works on host tensors, got a device value; pass the tensor itself, not a tile of it."),
     ("BarrierOnlyAllowedAtTopLevel", "BaseError", "hl.barrier() must stand between two device loops at the top level of the kernel."),
+    ("BarrierRequiresPersistent", "BaseError", "hl.barrier() needs a persistent pid_type on this backend, got {pid_type!r}."),
     ("BreakpointInDeviceLoopRequiresInterpret", "BaseError", "breakpoint() stands in device code, which is compiled; run the kernel with HELION_INTERPRET=1 or ref_mode=helion.RefMode.EAGER to stop in it."),
     ("NestedKernelCallsNotSupported", "BaseError", "Kernel {name!r} is called from inside another kernel; put the shared code into a plain function and call that from both."),
     ("NoDeviceLoopsInKernel", "BaseError", "Kernel {kernel!r} has no device loop; put the computation into a `for tile in hl.tile(...)` loop."),
@@ -69,7 +72,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     # --- loops ---------------------------------------------------------------------------------------------------
     ("LoopFunctionNotInFor", "BaseError", "{name} must be the iterable of a for loop, as in `for tile in {name}(...):`."),
     ("DeviceLoopElseBlock", "BaseError", "A device loop may not have an else block; move its statements behind the loop."),
-    ("NestedGridLoop", "BaseError", "A grid loop ({name} outside of any device loop) must stand at the top level of the kernel, not under {parent}."),
+    ("NestedGridLoop", "BaseError", "A grid loop ({name} outside of any device loop) must stand in host code as a statement of the kernel, of a branch or of a loop, not under {parent}."),
     ("NestedDeviceLoopsConflict", "BaseError", "This loop reuses block size {block!r}, which an enclosing loop already iterates over; register another block size for it."),
     ("TopLevelStatementBetweenLoops", "BaseError", "Statements between two device loops are not allowed; move this one before the first loop or behind the last."),
     ("LoopDependencyError", "BaseError", "Tensor {name!r} is used by two device loops, at least one of which writes it, without a barrier between them; call hl.barrier() or split the kernel."),
@@ -104,7 +107,11 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("ShapeSpecializingAllocation", "BaseError", "The size {size} of a device tensor must be a tile, a block size or a compile-time constant; mark it with hl.specialize in host code."),
     ("SpecializeOnDevice", "BaseError", "hl.specialize must be called in host code, before the device loop."),
     ("SpecializeArgType", "BaseError", "hl.specialize takes sizes, strides and numbers that come from the arguments, got {got}."),
+    ("ChangesInHostLoop", "SpecializeArgType", "{name!r} changes from one iteration of a host loop to the next, so that it is not known when the kernel is compiled; branch on it in device code, or unroll the loop by hand."),
     ("InvalidReductionDim", "BaseError", "Dimension {dim} does not exist in a value of shape {shape}."),
+    ("MultipleReductionDims", "InvalidReductionDim", "{0}"),
+    ("ReductionDimInvalidForShape", "InvalidReductionDim", "{0}"),
+    ("ReductionOnNonTile", "TypeInferenceError", "{0}"),
     ("UnsupportedSplitOperation", "BaseError", "{name} is not supported in device code; use hl.split, or load the parts separately."),
     # --- statements ----------------------------------------------------------------------------------------------
     ("StatementNotSupported", "BaseError", "{statement} is not supported in {where} code{remedy}."),
@@ -120,6 +127,9 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("UnsupportedTorchFunction", "InductorLoweringError, BackendUnsupported", "{name} is not supported in device code{remedy}."),
     ("TorchOpTracingError", "BaseError", "{name} was refused by torch: {reason}"),
     ("InternalError", "BaseError", "Internal error of the compiler in step {step!r}: {reason}. Please report it with the kernel."),
+    ("BackendImplementationMissing", "BackendUnsupported", "{0}"),
+    ("MissingEnableTile", "BackendUnsupported", "{0}"),
+    ("CuteBackendUnavailable", "BackendUnsupported", "{0}"),
     ("VerifierError", "InternalError", "The device IR is malformed after step {step!r}: {reason}"),
     ("InputTensorNumelExceedsIndexType", "BaseError", "Tensor {name!r} has {numel} elements, which {dtype} offsets cannot address; decorate the kernel with index_dtype=torch.int64."),
     ("IndexOffsetOutOfRangeForInt32", "BaseError", "Offsets into tensor {name!r} reach {offset}, which int32 cannot hold; decorate the kernel with index_dtype=torch.int64."),
@@ -132,7 +142,10 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("WrongTarget", "BaseError", "Kernel {kernel!r} was bound for {bound} and cannot run on {device}; bind it without target=, or with the target of that device."),
     ("BoundToOtherArguments", "BaseError", "Kernel {kernel!r} was bound for other arguments: {what} is {actual}, bound for {expected}. Call the kernel itself, or bind it to these arguments."),
     ("TritonError", "BaseError", "Triton failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}"),
-    ("AutotuningUnavailable", "BaseError", "{0}"),
+    ("TritonUnrecoverableRuntimeError", "TritonError", "Triton failed on kernel {kernel!r} with {decorator} in a way that leaves the device unusable: {reason}\nThe generated source is at {path}"),
+    ("AutotuneError", "BaseError", "{0}"),
+    ("AutotuningDisallowedInEnvironment", "AutotuneError", "Tuning was asked for, but HELION_DISALLOW_AUTOTUNING is set; fix a config, as in @helion.kernel(config=helion.Config(...)), or unset the variable."),
+    ("CacheAssertionError", "AutotuneError", "{0}"),
     # --- reference mode ------------------------------------------------------------------------------------------
     ("IncompatibleInterpretModes", "BaseError", "HELION_INTERPRET=1 and TRITON_INTERPRET=1 exclude each other: the first runs kernels eagerly, the second runs compiled code in Triton's interpreter. Unset one of them."),
     ("RefEagerModeCodePrintError", "BaseError", "There is no generated code to print when kernels run eagerly; unset HELION_INTERPRET (or ref_mode), or print_output_code."),
@@ -143,6 +156,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("WrongDevice", "BaseWarning", "{name} gives a tensor on {got}, but the kernel runs on {expected}."),
     ("BlockSizeIgnoredInInterpretMode", "BaseWarning", "Kernel {kernel!r} runs eagerly: its config's block_sizes {sizes} are ignored, tiles cover whole dimensions unless hl.tile(block_size=...) fixes their size."),
     ("TiledKMatmulAccumulationWarning", "BaseWarning", "`acc += a @ b` rounds every partial product; use hl.dot(a, b, acc=acc) or torch.addmm(acc, a, b)."),
+    ("NoAOTHeuristicWarning", "BaseWarning", "Kernel {kernel!r} has no table of tuned configs; it runs with its default config."),
 )  # fmt: skip
 
 for _name, _base, _template in _TABLE:

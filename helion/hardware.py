@@ -14,7 +14,7 @@ import re
 from . import exc
 
 FEATURES = frozenset(
-    {"cp_async", "tensor_descriptor", "wgmma", "tcgen05", "warp_specialize", "fp8", "clusters", "mfma"}
+    {"cp_async", "tensor_descriptor", "wgmma", "tcgen05", "warp_specialize", "fp8", "clusters", "mfma", "scaled_mma"}
 )
 """Every name that ``Target.features`` may hold."""
 
@@ -210,8 +210,8 @@ def _cdna(
 _AMPERE = frozenset({"cp_async"})
 _ADA = frozenset({"cp_async", "fp8"})
 _HOPPER = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "wgmma"})
-_BLACKWELL = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "tcgen05", "warp_specialize"})
-_BLACKWELL_CONSUMER = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "warp_specialize"})
+_BLACKWELL = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "tcgen05", "warp_specialize", "scaled_mma"})
+_BLACKWELL_CONSUMER = _BLACKWELL - {"tcgen05"}
 
 # The names that select a row, then the row. The first row of an architecture is the one that its name selects.
 _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (

@@ -137,6 +137,7 @@ SETTINGS: dict[str, Knob] = {
     "autotune_suspicious_rebenchmark_ratio": Knob("HELION_AUTOTUNE_SUSPICIOUS_REBENCHMARK_RATIO", float, None, "time again when this much faster than the best"),
     "autotune_max_generations": Knob("HELION_AUTOTUNE_MAX_GENERATIONS", int, None, "generations of the search"),
     "autotune_budget_seconds": Knob("HELION_AUTOTUNE_BUDGET_SECONDS", int, None, "seconds of the search"),
+    "autotune_log_search_space": Knob("HELION_AUTOTUNE_LOG_SEARCH_SPACE", _bool, False, "log the space of configs"),
     "autotune_progress_bar": Knob("HELION_AUTOTUNE_PROGRESS_BAR", _bool, True, "show a progress bar"),
     "autotune_ignore_errors": Knob("HELION_AUTOTUNE_IGNORE_ERRORS", _bool, False, "go on after an unexpected error of a candidate"),
     "autotune_config_overrides": Knob("HELION_AUTOTUNE_CONFIG_OVERRIDES", _json_or_file, {}, "config keys forced on every candidate: JSON text or a file"),

@@ -71,12 +71,16 @@ class Analysis:
 
     @functools.cached_property
     def facts(self) -> KernelFacts:
+        if not self.program.roots:
+            raise exc.NoDeviceLoopsInKernel(kernel=self.name)
         facts = collect.collect_facts(self.program, self.rollable)
         _LOG.debug("facts of %s: %s", self.name, facts)
         return facts
 
     @functools.cached_property
     def space(self) -> ConfigSpace:
+        if not self.program.roots:
+            raise exc.NoDeviceLoopsInKernel(kernel=self.name)
         return space.build_space(self.program, self.rollable, self.target, self.settings, self.settings.backend)
 
     @functools.cached_property

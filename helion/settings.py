@@ -71,6 +71,16 @@ class Settings:
         name = self.__dict__["index_dtype"]
         return "auto" if name is None else str(name).removeprefix("torch.")
 
+    def check_autotuning_disabled(self) -> None:
+        """Raises ``exc.AutotuningDisallowedInEnvironment`` when ``HELION_DISALLOW_AUTOTUNING`` is set."""
+        if knobs.DISALLOW_AUTOTUNING.read():
+            raise exc.AutotuningDisallowedInEnvironment()
+
+    def get_rebenchmark_threshold(self) -> float:
+        """The ratio to the best time within which candidates are timed again; 1.5 unless it is set."""
+        threshold = self.__dict__["autotune_rebenchmark_threshold"]
+        return 1.5 if threshold is None else threshold
+
     def to_dict(self) -> dict[str, Any]:
         return dict(self.__dict__)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TABLE = ROOT / "test" / "seeds" / "compiled.tsv"
 #: The targets of the file. All of the table's compile; these are the ones whose figures are kept.
-KEPT_TARGETS = ("sm_90", "sm_100")
+KEPT_TARGETS = ("sm_90", "h200", "sm_100")
 KEY = ("suite", "kernel", "case", "dtype", "target")
 NUMBERS = ("predicted_registers", "registers", "spilled", "predicted_shared", "shared", "shared_limit")
 COLUMNS = (*KEY, "config", *NUMBERS, "note")

@@ -1,7 +1,7 @@
 """Makes the environment that the make targets run in; does nothing, in well under a second, when it is there already.
 
-    python3 scripts/setup.py run|test|lint [--venv .venv]     what `make demo`, `make test`, `make lint` need
-    python3 scripts/setup.py remove        [--venv .venv]     delete it again
+    python3 scripts/setup.py run|test|lint|plot [--venv .venv]     what `make demo`, `test`, `lint`, `report` need
+    python3 scripts/setup.py remove             [--venv .venv]     delete it again
 
 Two kinds of machine:
 
@@ -46,7 +46,12 @@ PINNED_FIRST = ("torch", "triton")
 # An accelerator's torch comes with these; replacing one of them breaks it.
 KEPT = ("torch", "triton", "numpy")
 # What each kind of run needs beyond the package's own dependencies: extras of pyproject.toml.
-STAGES: dict[str, tuple[str, ...]] = {"run": ("demo",), "test": ("test",), "lint": ("lint",)}
+STAGES: dict[str, tuple[str, ...]] = {
+    "run": ("demo",),
+    "test": ("test", "plot"),
+    "lint": ("lint",),
+    "plot": ("plot",),
+}
 
 
 class SetupError(Exception):

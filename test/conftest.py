@@ -1,5 +1,5 @@
 """What every test runs under: no settings from outside, one Triton cache per run, fixed random examples, and the two
-selections by marker (`gpu`, `prove`)."""
+selections by marker (`gpu`, `cxx`, `prove`)."""
 
 from __future__ import annotations
 
@@ -44,11 +44,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out `prove` tests unless asked for, and skips `gpu` tests where there is none: nothing else skips."""
+    """Leaves out `prove` tests unless asked for, and skips `gpu` and `cxx` tests where there is no GPU or C++
+    compiler: nothing else skips."""
     if not PROVE:
         left_out = [item for item in items if item.get_closest_marker("prove")]
         items[:] = [item for item in items if not item.get_closest_marker("prove")]
         config.hook.pytest_deselected(items=left_out)
+    if not any(map(shutil.which, ("g++", "c++", "clang++"))):
+        for item in items:
+            if item.get_closest_marker("cxx"):
+                item.add_marker(pytest.mark.skip(reason="needs a C++ compiler: no g++, c++ or clang++ in PATH"))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

@@ -36,6 +36,7 @@ LAYERS = (
     "pipeline",
     "runtime",
     "__init__",
+    "_testing_unittest",
     "_testing",  # a client of the public names, as users' tests are
     "__main__",
 )

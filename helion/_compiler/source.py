@@ -44,6 +44,16 @@ class Location:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
+#: Where an expression stands: first and last line and column.
+Place = tuple[int, int, int, int]
+
+
+def place_of(node: ast.AST) -> Place:
+    """Where an expression of the user's stands; zeros for one that is not from a source."""
+    first, last = (getattr(node, name, None) or 0 for name in ("lineno", "end_lineno"))
+    return (first, getattr(node, "col_offset", None) or 0, last, getattr(node, "end_col_offset", None) or 0)
+
+
 @dataclass(frozen=True)
 class FunctionSource:
     """A parsed function. ``node`` is a FunctionDef, or a Lambda; its positions are those in ``file``."""

@@ -6,22 +6,27 @@ from .._compiler.facts.records import KernelFacts
 from .._compiler.resources.predict import Predicted, predict
 from ..config import Config
 from ..hardware import Target
-from .heuristics.registry import promotes
 from .seeds import SeedReport
 from .space import ConfigSpace
 
 
 def choose_default(report: SeedReport, space: ConfigSpace, facts: KernelFacts, target: Target) -> Config:
-    """The first seed of a heuristic that promotes, else the conservative config, unless that is predicted to spill or
-    not to fit and a seed is not."""
+    """The first seed that a heuristic promotes, else the conservative config, unless that is predicted not to fit or to
+    spill: then the first seed that does neither, else the first that fits and wants no more registers."""
     for seed in report.seeds:
-        if promotes(seed.heuristic):
+        if seed.config in report.promoted:
             return seed.config
     conservative = space.conservative()
-    if _is_good(_predict(conservative, space, facts, target)):
+    small = _predict(conservative, space, facts, target)
+    if _is_good(small):
         return conservative
-    better = next((seed for seed in report.seeds if _is_good(seed.predicted)), None)
-    return conservative if better is None else better.config
+    for seed in report.seeds:
+        if _is_good(seed.predicted):
+            return seed.config
+    for seed in report.seeds:
+        if seed.predicted.fits and seed.predicted.registers_per_thread <= small.registers_per_thread:
+            return seed.config
+    return conservative
 
 
 def _predict(config: Config, space: ConfigSpace, facts: KernelFacts, target: Target) -> Predicted:

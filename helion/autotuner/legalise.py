@@ -17,7 +17,14 @@ class Predict(Protocol):
     """What ``resources.predict.predict`` is."""
 
     def __call__(
-        self, facts: KernelFacts, sizes: dict[int, int], *, num_warps: int, num_stages: int, target: Target
+        self,
+        facts: KernelFacts,
+        sizes: dict[int, int],
+        *,
+        num_warps: int,
+        num_stages: int,
+        target: Target,
+        boxed: frozenset[int] = ...,
     ) -> Predicted: ...
 
 
@@ -38,7 +45,9 @@ def legalise(
     while True:
         sizes = space.sizes(config)
         stages = _stages(config)
-        predicted = model(facts, sizes, num_warps=config["num_warps"], num_stages=stages, target=target)
+        boxed = frozenset(i for i, way in enumerate(config["indexing"]) if way == "tensor_descriptor")
+        more = {"boxed": boxed} if boxed else {}
+        predicted = model(facts, sizes, num_warps=config["num_warps"], num_stages=stages, target=target, **more)
         if predicted.fits:
             return config, predicted
         if stages > 1:

@@ -21,10 +21,12 @@ Legalise = Callable[[Proposal], "tuple[Config, Predicted] | str"]
 @dataclass(frozen=True, kw_only=True)
 class SeedReport:
     """``seeds`` are distinct and legal, the best first. ``declined`` has name and reason of every heuristic that gave
-    none, so that each heuristic of the backend stands in exactly one of the two."""
+    none, so that each heuristic of the backend stands in exactly one of the two. ``promoted`` are the configs that a
+    heuristic proposes whose first seed may become the default, whoever proposed them before."""
 
     seeds: tuple[Seed, ...]
     declined: tuple[tuple[str, str], ...]
+    promoted: tuple[Config, ...] = ()
 
 
 def make_seeds(facts: KernelFacts, target: Target, backend: str, legalise: Legalise) -> SeedReport:
@@ -34,6 +36,7 @@ def make_seeds(facts: KernelFacts, target: Target, backend: str, legalise: Legal
     """
     seeds: list[Seed] = []
     declined: list[tuple[str, str]] = []
+    promoted: list[Config] = []
     for heuristic in HEURISTICS.get(backend, ()):
         verdict = heuristic.is_eligible(facts, target)
         if not verdict.eligible:
@@ -47,6 +50,8 @@ def make_seeds(facts: KernelFacts, target: Target, backend: str, legalise: Legal
                 refusals.append(legal)
                 continue
             config, predicted = legal
+            if heuristic.promote_seed_to_default:
+                promoted.append(config)
             known = next((seed for seed in seeds if seed.config == config), None)
             if known is not None:
                 refusals.append(f"same config as a seed of {known.heuristic}")
@@ -57,4 +62,4 @@ def make_seeds(facts: KernelFacts, target: Target, backend: str, legalise: Legal
                 found += 1
         if not found:
             declined.append((heuristic.name, "; ".join(dict.fromkeys(refusals)) or "it proposed nothing"))
-    return SeedReport(seeds=tuple(seeds), declined=tuple(declined))
+    return SeedReport(seeds=tuple(seeds), declined=tuple(declined), promoted=tuple(promoted))

@@ -16,6 +16,7 @@ from .creation import arange as arange
 from .creation import full as full
 from .creation import subscript as subscript
 from .creation import zeros as zeros
+from .escape import breakpoint as breakpoint
 from .escape import device_print as device_print
 from .escape import inline_asm_elementwise as inline_asm_elementwise
 from .escape import inline_triton as inline_triton
@@ -25,10 +26,12 @@ from .loops import jagged_tile as jagged_tile
 from .loops import static_range as static_range
 from .loops import tile as tile
 from .matmul import dot as dot
+from .matmul import dot_scaled as dot_scaled
 from .memory import load as load
 from .memory import store as store
 from .phases import barrier as barrier
 from .random_ops import rand as rand
+from .random_ops import rand4x as rand4x
 from .random_ops import randint as randint
 from .scans import associative_scan as associative_scan
 from .scans import cumprod as cumprod

@@ -188,6 +188,8 @@ class Session:
     settings: Settings
     config: Config | None = None
     block_sizes: tuple[int, ...] | None = None
+    #: Whether grid loops take one index at a time.
+    single_rows: bool = False
     depth: int = 0
     frames: tuple[Frame, ...] = ()
     level: int = field(default=0, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 import torch
@@ -23,17 +24,30 @@ def _device_print(prefix: str, *values: Any) -> None:
 
 
 @declare("device")
+def breakpoint() -> None:
+    """Stop in the debugger. Only for kernels that run eagerly; raises
+    ``exc.BreakpointInDeviceLoopRequiresInterpret`` in compiled ones."""
+
+
+@reference(breakpoint, "once")
+def _breakpoint() -> None:
+    builtins.breakpoint()
+
+
+@declare("device")
 def inline_triton(triton_source: str, args: Any, output_like: Any) -> Any:
     """Triton statements written out, with ``{0}`` or ``{name}`` where arguments go; the last line is an expression.
 
-    ``args`` is a list or a dict of values; ``output_like`` a tile, a tuple of tiles, or None for no result, whose shapes
+    ``args`` is a list or a dict of values, of which host tensors are passed as pointers; ``output_like`` a tile, a tuple of tiles, or None for no result, whose shapes
     and dtypes the expression must have.
     """
 
 
 @declare("device")
 def triton_kernel(function: Any, args: Any, output_like: Any) -> Any:
-    """Call a ``@triton.jit`` function of the user's (or its source), whose text is copied into the generated module.
+    """Call a ``@triton.jit`` function of the user's, or the one that a global of the user's module has the name of, or
+    one whose source is given. Its text, and that of the functions and constants it names, is copied into the generated
+    module.
 
     ``args`` is a list or a dict by parameter name; ``output_like`` as for ``inline_triton``.
     """

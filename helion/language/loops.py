@@ -22,7 +22,8 @@ def tile(begin_or_end: Any, end: Any = None, /, block_size: Any = None) -> Itera
 
     Bounds are integers, sizes or scalars, or lists of them for a multi-dimensional tile: ``for tile_m, tile_n in
     hl.tile([m, n])``. Outside of any device loop the tiles run in parallel, one program each; inside, in sequence.
-    The size of a tile comes from ``block_sizes`` of the config unless ``block_size`` fixes it.
+    The size of a tile comes from ``block_sizes`` of the config unless ``block_size`` fixes it. In a ``for`` or ``while``
+    of the host the kernel is launched once per iteration; a bound that a tensor holds is read by ``n = t.item()`` there.
 
     Raises ``exc.TileOfTile`` for a tile as bound, ``exc.InvalidTileRange`` when begin exceeds end.
     """
@@ -86,6 +87,8 @@ def _dimensions(name: str, begin_or_end: Any, end: Any, sizes: Any) -> tuple[lis
 def _axis(bounds: _Bounds, position: int) -> RefAxis:
     """The axis of one dimension: that of a registered block size, or one of its own, of the whole dimension by default."""
     size = bounds.size
+    if current().single_rows and not current().on_device and not isinstance(size, BlockSize):
+        return RefAxis(1)
     if size is None:
         return RefAxis(current().configured_size(position) or max(1, bounds.end - bounds.begin))
     if isinstance(size, BlockSize) and size.axis.tile is None:
@@ -155,3 +158,26 @@ def jagged_tile(parent: Any) -> Iterator[Any]:
     Raises ``exc.InvalidJaggedTileUsage``.
     """
     raise NotImplementedError
+
+
+@reference(jagged_tile, "raw")
+def _jagged_tile(parent: Any) -> Iterator[Any]:
+    """Grid loops take one row at a time (``Session.single_rows``), so that there is nothing to mask."""
+    session = current()
+    if not session.on_device:
+        raise exc.InvalidJaggedTileUsage("it must stand inside an hl.tile loop over the rows.")
+    if not isinstance(parent, torch.Tensor) or not parent.ndim:
+        raise exc.InvalidJaggedTileUsage(f"it takes one device tile of row lengths, got {parent!r}.")
+    if parent.dtype.is_floating_point or parent.dtype == torch.bool:
+        raise exc.InvalidJaggedTileUsage(f"row lengths must be integers, got {parent.dtype}.")
+    lengths = {max(0, length) for length in parent.flatten().tolist()}
+    if len(lengths) > 1:
+        raise exc.BackendUnsupported(
+            what="hl.jagged_tile over rows of different lengths in one tile of an inner loop, or of a registered block size,",
+            backend="eager reference",
+            remedy="; make the rows the grid loop's, or run the kernel compiled",
+        )
+    longest = max(lengths, default=0)
+    axis = RefAxis(session.configured_size() or max(1, longest))
+    tiles = [RefTile(axis, at, 0, longest) for at in range(0, longest, axis.size)]
+    return _device_loop(session, [tiles], _only, tiles=True)

@@ -21,6 +21,64 @@ def dot(mat1: Any, mat2: Any, acc: Any = None, out_dtype: torch.dtype | None = N
     """
 
 
+@declare("device")
+def dot_scaled(
+    mat1: Any,
+    mat1_scale: Any,
+    mat1_format: str,
+    mat2: Any,
+    mat2_scale: Any,
+    mat2_format: str,
+    acc: Any = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """``mat1[M, K] @ mat2[K, N] (+ acc)`` of numbers in microscaling formats (OCP MX specification 1.0).
+
+    A format is ``"e2m1"`` (uint8, two numbers per byte along K with the first one in the low half, so that ``mat1`` is
+    ``[M, K / 2]`` and ``mat2`` is ``[K / 2, N]``), ``"e4m3"`` or ``"e5m2"`` (float8 or uint8), ``"bf16"`` or ``"fp16"``.
+    A scale is e8m0 as uint8, ``2 ** (scale - 127)``, with 255 for nan, for 32 numbers along K each: ``mat1_scale`` is
+    ``[M, K / 32]``, ``mat2_scale`` is ``[N, K / 32]``; None is a scale of 1.
+
+    Tiles of K are whole groups of 32: a whole dimension, an ``hl.tile`` with a constant ``block_size``, or a tile of
+    groups, whose elements are at ``tile_g.begin * 32 + hl.arange(tile_g.block_size * 32)``. The result is fp32 unless ``acc`` or
+    ``out_dtype`` says otherwise. Targets without the formats compute in bf16. Raises ``exc.InvalidAPIUsage`` for an
+    unknown format, ``exc.TypeInferenceError`` for a dtype that does not go with it, and ``exc.ShapeMismatch``.
+    """
+
+
+#: Numbers along K that share a scale.
+SCALE_GROUP = 32
+#: The dtypes that hold each format.
+SCALED_FORMATS: dict[str, tuple[torch.dtype, ...]] = {
+    "e2m1": (torch.uint8,),
+    "e4m3": (torch.float8_e4m3fn, torch.uint8),
+    "e5m2": (torch.float8_e5m2, torch.uint8),
+    "bf16": (torch.bfloat16,),
+    "fp16": (torch.float16,),
+}
+
+
+def check_scaled(mat: Any, scale: Any, name: str, side: int) -> None:
+    """Whether an operand of ``hl.dot_scaled`` and its scale, anything with a dtype and ``ndim``, fit the format."""
+    if name not in SCALED_FORMATS:
+        known = ", ".join(map(repr, SCALED_FORMATS))
+        raise exc.InvalidAPIUsage(f"mat{side}_format of hl.dot_scaled must be one of {known}, got {name!r}.")
+    if mat.dtype not in SCALED_FORMATS[name]:
+        expected = " or ".join(map(str, SCALED_FORMATS[name]))
+        raise exc.TypeInferenceError(
+            f"mat{side} of hl.dot_scaled has the format {name!r}, which is held as {expected}, got {mat.dtype}."
+        )
+    if scale is not None and scale.dtype != torch.uint8:
+        raise exc.TypeInferenceError(
+            f"mat{side}_scale of hl.dot_scaled must be e8m0 exponents as torch.uint8, got {scale.dtype}; use .view(torch.uint8) on the host."
+        )
+    for what, value in (("", mat), ("_scale", scale)):
+        if value is not None and value.ndim != 2:
+            raise exc.ShapeMismatch(
+                lhs=f"mat{side}{what} of rank {value.ndim}", rhs="rank 2", detail=": hl.dot_scaled takes matrices"
+            )
+
+
 # --- eager reference ----------------------------------------------------------------------------------------------------
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -84,3 +142,51 @@ def _check_operands(lhs: Any, rhs: Any) -> None:
 @reference(dot)
 def _dot(mat1: Any, mat2: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     return product(mat1, mat2, acc, out_dtype)
+
+
+#: Values of the codes of e2m1: a sign bit, two bits of exponent, one of mantissa.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+def _decoded(mat: torch.Tensor, scale: torch.Tensor | None, name: str, side: int) -> torch.Tensor:
+    """The numbers ``[rows, K]`` of an operand, K last, times their scales."""
+    if name == "e2m1":
+        codes = torch.stack((mat & 15, mat >> 4), -1).flatten(1)
+        values = torch.tensor(_E2M1, device=mat.device)[codes.long()]
+    else:
+        values = (mat.view(_FLOATS[name]) if mat.dtype == torch.uint8 else mat).float()
+    if scale is None:
+        return values
+    groups, rows = -(-values.shape[1] // SCALE_GROUP), current().common(scale.shape[0], values.shape[0])
+    if rows is None or scale.shape[1] < groups:
+        raise exc.ShapeMismatch(
+            lhs=list(scale.shape),
+            rhs=[values.shape[0], groups],
+            detail=f": mat{side}_scale of hl.dot_scaled has one scale for {SCALE_GROUP} numbers along K",
+        )
+    powers = torch.ldexp(torch.ones_like(scale, dtype=torch.float32), scale.int() - 127)
+    factors = powers.masked_fill(scale == 255, float("nan"))
+    spread = factors.repeat_interleave(SCALE_GROUP, -1)[:rows, : values.shape[1]]
+    return values[:rows] * spread
+
+
+@reference(dot_scaled)
+def _dot_scaled(
+    mat1: Any,
+    mat1_scale: Any,
+    mat1_format: str,
+    mat2: Any,
+    mat2_scale: Any,
+    mat2_format: str,
+    acc: Any = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    for side, mat, scale, name in ((1, mat1, mat1_scale, mat1_format), (2, mat2, mat2_scale, mat2_format)):
+        for value in (mat, scale):
+            if not isinstance(value, torch.Tensor) and (value is not None or value is mat):
+                raise exc.TypeInferenceError("hl.dot_scaled takes tiles, and None for a scale of 1.")
+        check_scaled(mat, scale, name, side)
+    lhs = _decoded(mat1, mat1_scale, mat1_format, 1)
+    rhs = _decoded(mat2.t(), mat2_scale, mat2_format, 2).t()
+    return product(lhs, rhs, acc, out_dtype)

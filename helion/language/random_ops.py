@@ -13,13 +13,23 @@ from .tiles import Span
 
 
 @declare("device")
-def rand(shape: list[Any], seed: Any, device: Any = None) -> Any:
-    """fp32 numbers in [0, 1). ``seed`` is an integer or a scalar. Philox, as ``triton.language.rand``."""
+def rand(shape: list[Any], seed: Any, device: Any = None, offsets: Any = None) -> Any:
+    """fp32 numbers in [0, 1). ``seed`` is an integer or a scalar. Philox, as ``triton.language.rand``.
+
+    ``offsets``, an integer tile that broadcasts to ``shape``, says which number of the seed's sequence each element is;
+    None means its place in a row-major tensor of the whole shape.
+    """
 
 
 @declare("device")
 def randint(shape: list[Any], low: int, high: int, seed: Any, device: Any = None) -> Any:
     """int32 numbers in [low, high)."""
+
+
+@declare("device")
+def rand4x(seed: Any, offsets: Any) -> Any:
+    """Four tiles of fp32 numbers in [0, 1) at once, of the shape of the integer tile ``offsets``: Philox makes four
+    words for each offset. As ``triton.language.rand4x``."""
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------
@@ -33,8 +43,8 @@ _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _UNIFORM = 4.6566127342e-10
 
 
-def _philox(seed: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The first of the four 32-bit words for 64-bit offsets, as int64 in [0, 2**32)."""
+def _philox(seed: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The four 32-bit words for 64-bit offsets, as int64 in [0, 2**32)."""
     key = [seed & _WORD, (seed >> 32) & _WORD]
     c0, c1 = offsets & _WORD, (offsets >> 32) & _WORD
     c2 = c3 = torch.zeros_like(c0)
@@ -44,11 +54,18 @@ def _philox(seed: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         c0, c1 = ((b >> 32) & _WORD) ^ c1 ^ key[0], b & _WORD
         c2, c3 = ((a >> 32) & _WORD) ^ c3 ^ key[1], a & _WORD
         key = [(k + i) & _WORD for k, i in zip(key, _INCREMENTS, strict=True)]
-    return c0
+    return c0, c1, c2, c3
 
 
-def _bits(shape: Any, seed: Any) -> torch.Tensor:
-    """A 32-bit word for each element, by its place in a row-major tensor of the whole shape."""
+def _words(offsets: torch.Tensor, seed: Any) -> tuple[torch.Tensor, ...]:
+    session = current()
+    if session.index_dtype == torch.int32:
+        offsets = offsets & _WORD
+    return _philox(torch.as_tensor(seed, device=session.device).to(torch.int64), offsets.to(torch.int64))
+
+
+def _places(shape: Any) -> torch.Tensor:
+    """The place of each element in a row-major tensor of the whole shape."""
     session = current()
     sizes = list(shape) if isinstance(shape, (tuple, list)) else [shape]
     offsets = torch.zeros([1] * len(sizes), dtype=torch.int64, device=session.device)
@@ -56,20 +73,28 @@ def _bits(shape: Any, seed: Any) -> torch.Tensor:
         begin, extent = (size.begin, size.extent) if isinstance(size, Span) else (0, int(size))
         index = torch.arange(begin, begin + int(size), device=session.device)
         offsets = offsets * extent + index.reshape([-1 if i == at else 1 for i in range(len(sizes))])
-    if session.index_dtype == torch.int32:
-        offsets = offsets & _WORD
-    return _philox(torch.as_tensor(seed, device=session.device).to(torch.int64), offsets)
+    return offsets
+
+
+def _uniform(word: torch.Tensor) -> torch.Tensor:
+    signed = torch.where(word > 0x7FFFFFFF, _WORD - word, word)
+    return signed.to(torch.float32) * _UNIFORM
 
 
 @reference(rand)
-def _rand(shape: Any, seed: Any, device: Any = None) -> torch.Tensor:
-    word = _bits(shape, seed)
-    signed = torch.where(word > 0x7FFFFFFF, _WORD - word, word)
-    return signed.to(torch.float32) * _UNIFORM
+def _rand(shape: Any, seed: Any, device: Any = None, offsets: Any = None) -> torch.Tensor:
+    sizes = [int(size) for size in shape] if isinstance(shape, (tuple, list)) else [int(shape)]
+    places = _places(shape) if offsets is None else torch.as_tensor(offsets, device=current().device).expand(sizes)
+    return _uniform(_words(places, seed)[0])
+
+
+@reference(rand4x)
+def _rand4x(seed: Any, offsets: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(map(_uniform, _words(torch.as_tensor(offsets, device=current().device), seed)))
 
 
 @reference(randint)
 def _randint(shape: Any, low: int, high: int, seed: Any, device: Any = None) -> torch.Tensor:
     if not (isinstance(low, int) and isinstance(high, int) and low < high):
         raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
-    return (_bits(shape, seed) % (high - low) + low).to(torch.int32)
+    return (_words(_places(shape), seed)[0] % (high - low) + low).to(torch.int32)

@@ -22,6 +22,7 @@ from . import codecache, failures
 from .fast_launch import launcher
 from .remembered import recall, remember
 from .specialization import Key, any_device, pick
+from .standalone import OutputCodeOptions, without_helion
 
 if TYPE_CHECKING:
     from .. import pipeline
@@ -159,7 +160,7 @@ class BoundKernel:
         self,
         config: ConfigLike = None,
         *,
-        options: None = None,
+        options: OutputCodeOptions | None = None,
         emit_repro_caller: bool = False,
         output_origin_lines: bool | None = None,
     ) -> str:
@@ -167,14 +168,18 @@ class BoundKernel:
 
         Args:
             config: as given, not changed.
-            options: for signatures that have it; no backend here has any.
+            options: ``OutputCodeOptions(allow_helion_deps=False)`` for a module that does not import helion.
             emit_repro_caller: append ``call()``, which runs the kernel on random arguments like those it is bound to,
                 and call it when the module is run as a script.
             output_origin_lines: name the user's lines in comments; None leaves it to the setting.
         """
-        if options is not None:
-            raise exc.InvalidAPIUsage(f"The backend {self.settings.backend!r} has no output options, got {options!r}.")
+        if options is not None and options.jax_fn:
+            raise exc.InvalidAPIUsage(
+                f"The backend {self.settings.backend!r} makes no JAX functions; leave out jax_fn."
+            )
         text = self._analysis.text(self._resolve(config), output_origin_lines)
+        if options is not None and not options.allow_helion_deps:
+            text = without_helion(text)
         return repro.with_caller(text, self) if emit_repro_caller else text
 
     to_code = to_triton_code
@@ -334,7 +339,10 @@ class BoundKernel:
         """Choose and compile the config that a call with these arguments would run, unless there is one in use."""
         if self._run is not None or self.is_eager:
             return
-        if not self.configs:
+        if not self._analysis.program.roots:  # host loops over nothing: nothing to compile, and nothing is launched
+            self._run = self.run_ref
+            return
+        if not self.configs and self.settings.autotuner_fn is None:
             config = self.default_config()
             self._announce(config)
             self._use(config)
@@ -368,19 +376,34 @@ class BoundKernel:
         )
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
-        """Choose among the given configs: the fastest on a GPU, the first legal one on CPU."""
-        if not self.configs:
-            raise exc.AutotuningUnavailable(
-                f"Kernel {self.kernel.name!r} has no configs to choose from; give configs=[...], or call it without tuning: its default config is the first seed."
-            )
+        """Choose among the given configs, or the default config and the seeds when none are given: the fastest on a
+        GPU, the first legal one on CPU. With ``autotune_effort="none"`` the only config, or the default. A kernel's
+        ``autotuner_fn`` is called with the bound kernel, the arguments and ``options`` instead; the config is what
+        ``autotune()`` of its result gives.
+
+        Raises ``exc.AutotuningDisallowedInEnvironment`` if several would have to be tried and the environment forbids it.
+        """
+        if self.settings.autotuner_fn is not None:
+            self.settings.check_autotuning_disabled()
+            self.set_config(self.settings.autotuner_fn(self, args, **options).autotune())
+            assert self._config is not None
+            return self._config
+        if self.settings.autotune_effort == "none" and len(self.configs) < 2:
+            self.set_config(None if self.configs else self.default_config())
+            assert self._config is not None
+            return self._config
         legal, refusals = [], []
         for config in self.configs:
             try:
                 legal.append(self.config_spec.normalize(config))
             except exc.InvalidConfig as error:
                 refusals.append(str(error))
+        if not self.configs:
+            legal = list(dict.fromkeys((self.default_config(), *(seed.config for seed in self.seeds))))
         if not legal:
             raise exc.NoConfigFound(kernel=self.kernel.name, reason="; ".join(refusals))
+        if len(legal) > 1:
+            self.settings.check_autotuning_disabled()
         on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
         best = measure.fastest(self, legal, args) if on_gpu and len(legal) > 1 else legal[0]
         self.set_config(best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from triton.errors import TritonError
 from triton.runtime.errors import OutOfResources
 
 from .. import exc
+from .._compiler.ir.grammar import Launch
 from ..config import Config
 from .fast_launch import FastLauncher
 
@@ -37,34 +39,36 @@ def launcher(ordinary: Callable[..., Any], bound: BoundKernel, config: Config) -
 
     if isinstance(ordinary, FastLauncher):
         return _TranslatingLauncher(ordinary, translated)
-
-    def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
-        try:
-            return ordinary(kernel, grid, *args, **options)
-        except (TritonError, RuntimeError) as error:
-            report = translated(error)
-            if report is None:
-                raise
-            raise report from error
-
-    return launch
+    return _Translating(ordinary, translated)
 
 
-class _TranslatingLauncher(FastLauncher):
-    """A ``FastLauncher`` with Triton's errors as ours."""
+class _Translating:
+    """A launcher with Triton's errors as ours. ``launched``: one of its launches succeeded."""
 
-    def __init__(self, fast: FastLauncher, translated: Callable[[Exception], exc.Base | None]) -> None:
-        super().__init__(fast.ordinary, fast.target)
+    def __init__(self, launch: Callable[..., Any], translated: Callable[[Exception], exc.Base | None]) -> None:
+        self._inner = launch
         self._translated = translated
+        self.launched = False
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
         try:
-            return super().__call__(kernel, grid, *args, **options)
+            result = self._inner(kernel, grid, *args, **options)
         except (TritonError, RuntimeError) as error:
             report = self._translated(error)
             if report is None:
                 raise
             raise report from error
+        if not self.launched:
+            self.launched = all(grid)
+        return result
+
+
+class _TranslatingLauncher(_Translating, FastLauncher):
+    """A ``FastLauncher`` with Triton's errors as ours."""
+
+    def __init__(self, fast: FastLauncher, translated: Callable[[Exception], exc.Base | None]) -> None:
+        FastLauncher.__init__(self, fast.ordinary, fast.target)
+        _Translating.__init__(self, functools.partial(FastLauncher.__call__, self), translated)
 
 
 def recover(bound: BoundKernel, run: Callable[..., Any], args: tuple[Any, ...], error: exc.Base) -> Any:
@@ -103,13 +107,18 @@ def _candidates(bound: BoundKernel) -> Iterator[Config]:
 
 
 def _repeatable(bound: BoundKernel) -> bool:
-    """Whether a call whose launch failed can be made again: one launch, and no host statement before it writes into
-    what was there before the call."""
+    """Whether a call whose launch failed can be made again: nothing was launched before in it, and no host statement
+    before it writes into what was there before the call."""
     host = bound._analysis.program.host
     assert bound._config is not None
-    if len(bound._analysis.code(bound._config).plan.kernel_names) > 1:
+    keywords = getattr(bound._compiled[bound._config], "__kwdefaults__", None) or {}
+    launched = keywords["_launcher"].launched
+    single = len(bound._analysis.code(bound._config).plan.kernel_names) == 1
+    alone = single and any(isinstance(statement, Launch) for statement in host.function.body)
+    if launched and not alone:  # it may have been in this call
         return False
-    before = host.function.body[: host.loops[0]]
+    holds = [i for i, s in enumerate(host.function.body) if any(isinstance(n, Launch) for n in ast.walk(s))]
+    before = host.function.body[: holds[-1] + 1]
     return not any(_writes(node) for statement in before for node in ast.walk(statement))
 
 

@@ -133,6 +133,8 @@ class Kernel:
         if device is None:
             device = next((t.device for t in tensors_in(values)), None)
         if device is None:
+            device = next((v for v in values if isinstance(v, torch.device)), None)
+        if device is None:
             raise exc.NoTensorArgs(kernel=self.name)
         if device.type == "cuda" and torch.cuda.is_available():
             return hardware.from_device_properties(
@@ -171,8 +173,7 @@ class Kernel:
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
         """Pick the best config for these arguments and use it from now on; gives that config.
 
-        With ``configs=[...]`` the fastest of them on a GPU, the first legal one elsewhere. A search beyond given
-        configs raises ``exc.AutotuningUnavailable``.
+        The fastest of ``configs=[...]``, or of the default config and the seeds, on a GPU; the first legal one elsewhere.
         """
         bound = self.bind(args)
         return bound.autotune(args, force=force, **options)
@@ -322,3 +323,18 @@ def kernel(
         return Kernel(function, configs=known, settings=settings or Settings(**options), key=key)
 
     return wrap if fn is None else wrap(fn)
+
+
+def aot_kernel(
+    fn: Callable[..., Any] | None = None,
+    *,
+    batched: Any = None,
+    collect_fn: Callable[..., Any] | None = None,
+    measure_fn: Callable[..., Any] | None = None,
+    **options: Any,
+) -> Any:
+    """``kernel`` for code that is tuned ahead of time: with no table of tuned configs, its default config is what runs.
+
+    ``batched``, ``collect_fn`` and ``measure_fn`` say how such a table would be collected, and are not looked at.
+    """
+    return kernel(fn, **options)

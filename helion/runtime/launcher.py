@@ -64,6 +64,11 @@ def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
     return max(1, from_device_properties(index).num_sms - reserved_sms)
 
 
+def random_seed() -> int:
+    """A seed for one launch from torch's default generator: ``torch.manual_seed`` makes what follows repeatable."""
+    return int(torch.randint(2**31, ()))
+
+
 def set_triton_allocator() -> None:
     """Give Triton device memory for the tensor descriptors that kernels make."""
 

@@ -29,8 +29,11 @@ def resources(kernels: Sequence[triton.JITFunction], plan: Plan, backend: str, t
 
     Of several kernels (phases between barriers) the answer is about the one that takes most.
     """
-    signature = BACKENDS[backend].signature(plan, target)
-    measured = [measure(compile_offline(kernel, **signature), target) for kernel in kernels]
+    signature = BACKENDS[backend].signature
+    measured = [
+        measure(compile_offline(kernel, **signature(plan, target, phase)), target)
+        for phase, kernel in enumerate(kernels)
+    ]
     return max(measured, key=lambda r: (not r.fits, r.spill_bytes, r.shared_bytes, r.registers))
 
 

@@ -25,6 +25,7 @@ from ..language import _reference_access as access
 from ..language._reference import ACTIVE, Session, set_axis
 from ..language.constants import ConstExpr
 from ..language.creation import lanes_axis
+from ..language.loops import jagged_tile
 from ..language.matmul import FLOAT8, accumulator_dtype, product
 from .specialization import tensors_in
 
@@ -54,6 +55,7 @@ def run_reference(kernel: Kernel, args: Sequence[Any], block_sizes: Sequence[int
         settings=kernel.settings,
         config=kernel.configs[0] if len(kernel.configs) == 1 else None,
         block_sizes=None if block_sizes is None else tuple(block_sizes),
+        single_rows=jagged_tile.__name__ in kernel.fn.__code__.co_names,
     )
     token = ACTIVE.set(session)
     try:

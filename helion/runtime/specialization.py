@@ -64,6 +64,10 @@ class Keys:
             return self.tensor(value)
         if isinstance(value, ConstExpr):
             return ("constexpr", self.of(value.value, True))
+        if constant and isinstance(value, (tuple, list)):
+            return (type(value), *(self.of(item, True) for item in value))
+        if constant and isinstance(value, dict):
+            return (dict, *((k, self.of(v, True)) for k, v in value.items()))
         if constant or value is None or isinstance(value, (str, torch.dtype, torch.device, torch.Size)):
             return (type(value), value)
         if isinstance(value, (bool, int, float)):
@@ -79,6 +83,8 @@ class Keys:
             return self.function(value)
         if isinstance(value, _BUILTIN_FUNCTIONS):
             return value
+        if isinstance(value, torch.fx.GraphModule):
+            return (type(value).__name__, value.code)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return (type(value), *(self.of(getattr(value, f.name)) for f in dataclasses.fields(value)))
         raise TypeError(

@@ -126,6 +126,24 @@ def matmul_cast(x, y):
     return out
 
 
+def matmul_in_tiles(x, y):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            mean = torch.sum(acc, dim=-1) / n
+            out[tile_m, tile_n] = acc - mean[:, None]
+            total = total + torch.sum(acc * acc, dim=-1)
+        for tile_n in hl.tile(n):
+            out[tile_m, tile_n] = out[tile_m, tile_n].to(torch.float32) * total[:, None]
+    return out
+
+
 def _epilogue(name: str, n: int = 1000) -> KernelFacts:
     return facts_of(EPILOGUES[name], tensor(512, 256), tensor(256, n))
 
@@ -274,6 +292,7 @@ def test_softmax() -> None:
     assert (fact.itemsize, fact.input_load_itemsize, fact.num_loads) == (4, 2, 1)
     assert fact.re_read and fact.re_read_slot == 0 and fact.store_only_re_read
     assert fact.body_live_tiles == 2 and fact.carried_2d == 0
+    assert fact.walked_tiles == (((0, 1), 4), ((0, 1), 4))  # the running maximum, and the powers about it
     assert set(fact.live_tiles) == {((0, 1), 4), ((0,), 4)}
     assert fact.sized and fact.full_extent and not fact.per_feature_accumulator
 
@@ -289,6 +308,8 @@ def test_a_gather_of_the_reduced_tensor_is_no_second_read_of_its_rows() -> None:
     fact = only(facts)
     assert fact.re_read and not fact.store_only_re_read
     assert [op.gathered for op in facts.memory_ops if op.kind == "load"] == [False, False, True]
+    # in chunks, one pass finds the maximum and the sum of powers about it
+    assert [op.walked for op in facts.memory_ops if op.kind == "load"] == [((1, 1),), (), ()]
     assert facts.memory_ops[0].reductions_fed == ((1, 2),)
 
 
@@ -393,6 +414,39 @@ def test_reduction_epilogues(name: str) -> None:
 )
 def test_no_reduction_epilogue(kernel: Any, args: Any) -> None:
     assert facts_of(kernel, *args).matmul_with_reduction_epilogue is None
+
+
+def test_reduction_epilogue_over_tiles() -> None:
+    facts = facts_of(matmul_in_tiles, tensor(512, 256), tensor(256, 1000))
+    fact = facts.matmul_with_tiled_reduction_epilogue
+    assert fact is not None and facts.matmul_with_reduction_epilogue is None
+    assert fact.matmuls == facts.matmuls and fact.reductions == facts.reductions
+    assert (fact.m_block_id, fact.n_block_ids, fact.k_block_ids, fact.apply_axes) == (0, (1,), (2,), (3,))
+    assert facts.summary().endswith(
+        "matmul with reduction epilogue over tiles of axis 1, applied over 3; 3 loads, 2 stores"
+    )
+    for kernel, args in (
+        (matmul, (tensor(64, 64), tensor(64, 64))),
+        (matmul_rms_norm, (tensor(64, 64), tensor(64, 64))),
+        (attention, (tensor(4, 64, 32), tensor(4, 32, 64), tensor(4, 64, 32))),
+    ):
+        assert facts_of(kernel, *args).matmul_with_tiled_reduction_epilogue is None
+
+
+def test_what_is_stored_while_its_sources_stay_is_made_piece_by_piece() -> None:
+    facts = facts_of(matmul_in_tiles, tensor(512, 256), tensor(256, 1000))
+    # the distance from the mean goes to memory while the product waits for its second reduction
+    assert not any(sum(axes == (0, 1) for axes, _ in tiles) > 1 for tiles in facts.held_tiles[0])
+    assert any(sum(axes == (0, 1) for axes, _ in tiles) > 1 for tiles in facts.resident_tiles[0])
+
+
+def test_operands_are_loaded_behind_other_dots() -> None:
+    facts = facts_of(attention, tensor(8, 512, 64), tensor(8, 64, 512), tensor(8, 512, 64))
+    assert [(operand.dot, operand.role, operand.after) for operand in facts.staged] == [
+        (0, "lhs", 0),
+        (0, "rhs", 0),
+        (1, "rhs", 1),
+    ]
 
 
 def test_attention() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from sample_kernels import row_sum, softmax, transpose
+from sample_kernels import attention, row_sum, softmax, transpose
 
 import helion
 import helion.language as hl
@@ -109,6 +109,25 @@ def layer_norm_epilogue(x, y, w, b):
     return out
 
 
+def centred_tiles(x, y):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+            mean = torch.sum(acc, dim=-1) / n
+            out[tile_m, tile_n] = acc - mean[:, None]
+            centred = acc - mean[:, None]
+            total = total + torch.sum(centred * centred, dim=-1)
+        for tile_n in hl.tile(n):
+            out[tile_m, tile_n] = out[tile_m, tile_n].to(torch.float32) * total[:, None]
+    return out
+
+
 def rms_norm(x, w):
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):
@@ -149,7 +168,27 @@ def epilogue(n: int, dtype: torch.dtype = BF16) -> KernelFacts:
     )
 
 
+def attending(keys: int, head: int, dtype: torch.dtype) -> KernelFacts:
+    return facts_of(
+        attention,
+        tensor(16, 2048, head, dtype=dtype),
+        tensor(16, head, keys, dtype=dtype),
+        tensor(16, keys, head, dtype=dtype),
+    )
+
+
+def tiles(k: int, dtype: torch.dtype) -> KernelFacts:
+    return facts_of(centred_tiles, tensor(8192, k, dtype=dtype), tensor(k, 2048, dtype=dtype))
+
+
 FACTS: dict[str, Callable[[], KernelFacts]] = {
+    "bf16 attention": lambda: attending(2048, 64, BF16),
+    "fp32 attention": lambda: attending(2048, 64, FP32),
+    "bf16 attention, 64 keys": lambda: attending(64, 64, BF16),
+    "bf16 tiles": lambda: tiles(512, BF16),
+    "fp32 tiles": lambda: tiles(512, FP32),
+    "bf16 tiles, K of 64": lambda: tiles(64, BF16),
+    "bf16 matmul, K of 64": lambda: facts_of(matmul, tensor(4096, 64), tensor(64, 4096)),
     "bf16 matmul": lambda: square(matmul, BF16, BF16),
     "fp32 matmul": lambda: square(matmul, FP32, FP32),
     "fp8 matmul": lambda: square(matmul_fp8, FP8, FP8),
@@ -227,6 +266,23 @@ POINTS = [
     Point("epilogue 1024", "sm_90", (32, 32), None, 4, 2, 32, 22116, 67584),
     Point("epilogue 2048", "sm_90", (16, 16), None, 8, 3, 241, 0, 131584),
     Point("epilogue 4096", "sm_90", (8, 16), None, 8, 1, 255, 492, 131328),
+    Point("bf16 attention", "sm_80", (1, 128, 64), None, 8, 3, 145, 0, 49152),
+    Point("bf16 attention", "sm_90", (1, 128, 128), None, 8, 3, 156, 0, 114688),
+    Point("bf16 attention", "sm_90", (1, 64, 64), None, 4, 1, 126, 0, 16384),
+    Point("bf16 attention", "sm_100", (1, 128, 64), None, 8, 3, 116, 0, 66080, 256),
+    Point("fp32 attention", "sm_80", (1, 64, 64), None, 8, 3, 128, 0, 81920),
+    Point("fp32 attention", "sm_90", (1, 128, 64), None, 8, 3, 166, 0, 131072),
+    Point("fp32 attention", "sm_100", (1, 128, 128), None, 8, 2, 158, 0, 164384, 512),
+    Point("bf16 attention, 64 keys", "sm_90", (1, 128, 64), None, 8, 3, 75, 0, 24576),
+    Point("bf16 tiles", "sm_80", (128, 128, 64, 128), None, 8, 3, 211, 0, 65536),
+    Point("bf16 tiles", "sm_90", (128, 256, 64, 128), None, 8, 4, 206, 0, 196608),
+    Point("fp32 tiles", "sm_90", (128, 256, 32, 128), None, 8, 4, 201, 0, 196608),
+    Point("fp32 tiles", "sm_100", (128, 256, 32, 128), None, 8, 4, 255, 224, 196624, 256),
+    Point("fp32 tiles", "sm_100", (128, 128, 32, 128), None, 8, 4, 149, 0, 131088, 128),
+    Point("bf16 tiles, K of 64", "sm_80", (128, 64, 64, 64), None, 4, 3, 168, 0, 65536),
+    Point("bf16 tiles, K of 64", "sm_90", (64, 64, 64, 64), None, 4, 2, 74, 0, 40960),
+    Point("bf16 matmul, K of 64", "sm_90", (128, 128, 64), None, 8, 4, 112, 0, 32768),
+    Point("bf16 matmul, K of 64", "sm_100", (128, 128, 64), None, 8, 4, 94, 0, 32776, 128),
     Point("softmax 8192", "sm_80", (1,), None, 32, 1, 24, 0, 128),
     Point("softmax 8192", "sm_90", (1,), None, 4, 1, 82, 0, 16),
     Point("softmax 8192", "sm_90", (4,), None, 8, 1, 177, 0, 128),

@@ -31,6 +31,9 @@ from helion.autotuner.heuristics.triton_matmul_reduction_epilogue import (
     TritonMatmulReductionEpilogueHeuristic,
     staged_budget,
 )
+from helion.autotuner.heuristics.triton_matmul_tiled_reduction_epilogue import (
+    TritonMatmulTiledReductionEpilogueHeuristic,
+)
 from helion.autotuner.heuristics.triton_pointwise import TritonPointwiseHeuristic
 from helion.autotuner.heuristics.triton_reduction import TritonReductionHeuristic
 from helion.autotuner.heuristics.triton_skinny_gemm import TritonSkinnyGemmHeuristic
@@ -81,6 +84,113 @@ def matmul_layer_norm(x, y, weight, bias):
             acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
         variance, mean = torch.var_mean(acc, dim=-1, keepdim=True, correction=0)
         out[tile_m, :] = (acc - mean) * torch.rsqrt(variance + 1e-5) * weight[:] + bias[:]
+    return out
+
+
+def matmul_rms_norm_tiled(x, y):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        squares = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+            squares = squares + torch.sum(acc * acc, dim=-1)
+            out[tile_m, tile_n] = acc
+        scale = torch.rsqrt(squares / n + 1e-6)
+        for tile_n in hl.tile(n):
+            out[tile_m, tile_n] = out[tile_m, tile_n].to(torch.float32) * scale[:, None]
+    return out
+
+
+def matmul_largest(x, y):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        highest = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+            highest = torch.maximum(highest, torch.amax(acc, dim=-1))
+        out[tile_m] = highest
+    return out
+
+
+def distance_of_products(x, y, z):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            left = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                left = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=left)
+            right = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                right = hl.dot(x[tile_m, tile_k], z[tile_k, tile_n], acc=right)
+            total = total + torch.sum(torch.abs(left - right), dim=-1)
+        out[tile_m] = total
+    return out
+
+
+def split_k(x, y):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.zeros([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n, span in hl.tile([m, n, k]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(span.begin, span.end):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        hl.atomic_add(out, [tile_m, tile_n], acc)
+    return out
+
+
+def parts_then_sum(x, y):
+    m, k = x.size()
+    n = y.size(1)
+    span = (k + 3) // 4
+    parts = torch.empty([4, m, n], dtype=torch.float32, device=x.device)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_s, tile_m, tile_n in hl.tile([4, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(tile_s.begin * span, min(tile_s.begin * span + span, k)):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        parts[tile_s.begin, tile_m, tile_n] = acc
+    hl.barrier()
+    for tile_m, tile_n in hl.tile([m, n]):
+        out[tile_m, tile_n] = torch.sum(parts[:, tile_m, tile_n], dim=0)
+    return out
+
+
+def grouped(x, y, offsets):
+    rows, k = x.size()
+    groups, _, n = y.size()
+    out = torch.empty([rows, n], dtype=x.dtype, device=x.device)
+    for tile_g, tile_n in hl.tile([groups, n], block_size=[1, None]):
+        group = tile_g.begin
+        for tile_m in hl.tile(offsets[group], offsets[group + 1]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], y[group, tile_k, tile_n], acc=acc)
+            out[tile_m, tile_n] = acc
+    return out
+
+
+def halves(x, y, z):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+            acc = hl.dot(x[tile_m, tile_k], z[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
     return out
 
 
@@ -268,6 +378,47 @@ def test_matmul_declines() -> None:
     assert "2 matrix products" in verdict(attention_facts(64), H100).reason
 
 
+def tiles_of(facts: KernelFacts, gpu: Target) -> list[tuple[tuple[int, ...], int | None, int | None]]:
+    found = TritonMatmulHeuristic().get_seed_configs(facts, gpu)
+    return [(tuple(dict(sorted(p.block_sizes.items())).values()), p.num_warps, p.num_stages) for p in found]
+
+
+def test_a_tile_that_bounds_k_is_split_until_the_wave_is_full() -> None:
+    # (M, N, span, K): 4 products of 128 x 256 and 32 parts of K for 132 SMs
+    facts = facts_of(split_k, tensor(256, 16384), tensor(16384, 512))
+    assert tiles_of(facts, H100)[0] == ((128, 256, 512, 64), 8, 4)
+    # two products per SM already
+    facts = facts_of(split_k, tensor(4096, 16384), tensor(16384, 2048))
+    assert tiles_of(facts, H100)[0] == ((128, 256, 16384, 64), 8, 4)
+    spans = [
+        tiles_of(facts_of(split_k, tensor(m, 16384), tensor(16384, 512)), H100)[0][0][2] for m in (256, 1024, 4096)
+    ]
+    assert spans == sorted(spans)
+
+
+def test_loops_without_a_product_get_tiles_of_their_own() -> None:
+    facts = facts_of(parts_then_sum, tensor(256, 16384), tensor(16384, 512))
+    # (M, N, K of the parts, M and N of their sum)
+    assert tiles_of(facts, H100)[0] == ((64, 64, 128, 2, 512), 4, 6)
+
+
+def test_rows_of_groups_are_as_many_as_there_are_on_average() -> None:
+    offsets = torch.empty(17, dtype=torch.int32, device="meta")
+    facts = facts_of(grouped, tensor(32768, 2048), tensor(16, 2048, 4096), offsets)
+    assert "2048 x 4096 x 2048" in TritonMatmulHeuristic().is_eligible(facts, H100).reason
+    # N, M, K; no more than 128 rows and 3 stages, whose masks are in registers
+    assert tiles_of(facts, H100) == [((128, 128, 64), 8, 3)]
+    few = facts_of(grouped, tensor(512, 2048), tensor(16, 2048, 4096), offsets)
+    assert tiles_of(few, H100)[0][0][1] == 32
+
+
+def test_two_products_over_the_same_tiles_stage_twice_the_operands() -> None:
+    facts = facts_of(halves, tensor(4096, 4096), tensor(4096, 4096), tensor(4096, 4096))
+    one = facts_of(matmul, tensor(4096, 4096), tensor(4096, 4096))
+    assert tiles_of(facts, H100)[0] == ((128, 256, 32), 8, 4)
+    assert tiles_of(one, H100)[0] == ((128, 256, 64), 8, 4)
+
+
 def test_skinny_gemm() -> None:
     heuristic = TritonSkinnyGemmHeuristic()
     for (m, n, k), expected in (((1024, 8192, 4096), (64, 64, 256)), ((16, 8192, 128), (16, 64, 128))):
@@ -332,6 +483,101 @@ def test_epilogue_declines() -> None:
     assert not verdict(facts_of(matmul, tensor(64, 64), tensor(64, 64)), H100).eligible
     assert not verdict(facts_of(softmax, tensor(64, 64)), H100).eligible
     assert not verdict(attention_facts(64), H100).eligible
+
+
+def epilogue_seeds(n: int, dtype: torch.dtype, gpu: Target) -> list[tuple[int, int | None, int | None]]:
+    """(M, warps, stages) of all of them."""
+    facts = facts_of(
+        matmul_layer_norm, tensor(131072, 512, dtype=dtype), tensor(512, n, dtype=dtype), tensor(n), tensor(n)
+    )
+    fact = facts.matmul_with_reduction_epilogue
+    assert fact is not None and fact.m_block_id is not None
+    found = TritonMatmulReductionEpilogueHeuristic().get_seed_configs(facts, gpu)
+    return [(p.block_sizes[fact.m_block_id], p.num_warps, p.num_stages) for p in found]
+
+
+def test_epilogue_alternates_have_twice_the_warps_and_half_of_the_rows() -> None:
+    assert epilogue_seeds(256, BF16, H100) == [(64, 4, 3)]
+    assert epilogue_seeds(1024, BF16, H100) == [(32, 8, 3), (32, 16, 3), (16, 8, 3)]
+    assert epilogue_seeds(2048, FP32, H100) == [(16, 8, 1), (16, 16, 2)]
+    assert epilogue_seeds(4096, BF16, H100) == [(8, 8, 1), (8, 16, 2)]
+
+
+# --- matrix product and reduction over tiles -----------------------------------------------------------------------------
+
+# GPU, dtype, then (M, N, K, N of the loop that applies, warps, stages) of all seeds; M = 131072, K = 512, N = 2048
+TILED = [
+    ("h100", BF16, [(128, 256, 64, 128, 8, 4), (128, 128, 64, 128, 4, 3), (64, 256, 32, 128, 4, 4), (256, 128, 64, 128, 8, 4)]),
+    ("h100", FP32, [(128, 256, 32, 128, 8, 4), (128, 128, 32, 128, 4, 3), (64, 256, 16, 128, 4, 4), (256, 128, 32, 128, 8, 4)]),
+    ("b200", BF16, [(128, 256, 64, 128, 8, 4), (128, 128, 64, 128, 4, 3), (64, 256, 32, 128, 4, 4), (256, 128, 64, 128, 8, 4)]),
+    ("b200", FP32, [(128, 128, 32, 128, 8, 4), (128, 64, 32, 128, 4, 4), (64, 128, 32, 128, 4, 4), (256, 64, 32, 128, 8, 4)]),
+    ("a100", BF16, [(128, 256, 64, 128, 8, 4), (128, 128, 64, 128, 4, 3), (64, 256, 32, 128, 4, 4), (256, 128, 64, 128, 8, 4)]),
+]  # fmt: skip
+
+
+def tiled_seeds(facts: KernelFacts, gpu: Target) -> list[tuple[int, ...]]:
+    found = TritonMatmulTiledReductionEpilogueHeuristic().get_seed_configs(facts, gpu)
+    return [(*dict(sorted(p.block_sizes.items())).values(), p.num_warps or 0, p.num_stages or 0) for p in found]
+
+
+@pytest.mark.parametrize(("name", "dtype", "expected"), TILED, ids=[f"{name}-{dtype}" for name, dtype, _ in TILED])
+def test_tiled_epilogue(name: str, dtype: torch.dtype, expected: list[tuple[int, ...]]) -> None:
+    facts = facts_of(matmul_rms_norm_tiled, tensor(131072, 512, dtype=dtype), tensor(512, 2048, dtype=dtype))
+    assert TritonMatmulTiledReductionEpilogueHeuristic().is_eligible(facts, target(name)).eligible
+    assert tiled_seeds(facts, target(name)) == expected
+
+
+@pytest.mark.parametrize("name", known_targets())
+def test_tiled_epilogue_fits_everywhere(name: str) -> None:
+    gpu = target(name)
+    for m, k, n in ((131072, 512, 2048), (4096, 8192, 4096), (100, 77, 300)):
+        for dtype in (BF16, FP32, FP8):
+            for kernel in (matmul_rms_norm_tiled, matmul_largest):
+                facts = facts_of(kernel, tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype))
+                for found in TritonMatmulTiledReductionEpilogueHeuristic().get_seed_configs(facts, gpu):
+                    predicted = estimate(facts, gpu, found.block_sizes, found.num_warps or 0, found.num_stages or 0)
+                    assert predicted.fits and not predicted.spill_risk, (m, k, n, dtype, found)
+
+
+def test_tiled_epilogue_gives_each_sm_a_program() -> None:
+    rows = []
+    for m in (100, 8192, 131072):
+        facts = facts_of(matmul_largest, tensor(m, 512), tensor(512, 4096))
+        rows.append(tiled_seeds(facts, H100)[0][0])
+    assert rows == [64, 64, 128]
+    # without an asynchronous unit tiles may be lower
+    facts = facts_of(matmul_largest, tensor(100, 512), tensor(512, 4096))
+    assert tiled_seeds(facts, target("a100"))[0][0] == 32
+
+
+def test_tiled_epilogue_leaves_registers_for_masks_and_addresses() -> None:
+    even = facts_of(matmul_largest, tensor(131072, 512), tensor(512, 4096))
+    assert tiled_seeds(even, H100)[0] == (128, 256, 64, 8, 4)
+    # K tiles reach past the end: no tile that takes more than 70 % of the registers
+    ragged = facts_of(matmul_largest, tensor(131072, 520), tensor(520, 4096))
+    assert tiled_seeds(ragged, H100)[0] == (128, 128, 64, 8, 4)
+    # rows that are not aligned are loaded one by one: fewer of them are ahead
+    odd = facts_of(matmul_largest, tensor(131072, 513), tensor(513, 4099))
+    assert tiled_seeds(odd, H100)[0][-1] < 4
+
+
+def test_two_products_share_the_registers() -> None:
+    facts = facts_of(distance_of_products, tensor(32768, 512), tensor(512, 4096), tensor(512, 4096))
+    # M, N, and K of both
+    assert tiled_seeds(facts, H100)[0] == (128, 128, 64, 64, 8, 4)
+
+
+def test_tiled_epilogue_is_no_plain_product() -> None:
+    tiled = TritonMatmulTiledReductionEpilogueHeuristic().is_eligible
+    for kernel in (matmul_rms_norm_tiled, matmul_largest):
+        facts = facts_of(kernel, tensor(4096, 4096), tensor(4096, 512))
+        assert tiled(facts, H100).eligible
+        assert "reduced in the same program" in TritonMatmulHeuristic().is_eligible(facts, H100).reason
+        assert "not on the grid" in TritonSkinnyGemmHeuristic().is_eligible(facts, H100).reason
+    layer_norm = facts_of(matmul_layer_norm, tensor(64, 64), tensor(64, 128), tensor(128), tensor(128))
+    for facts in (layer_norm, facts_of(matmul, tensor(64, 64), tensor(64, 64)), attention_facts(64)):
+        assert not tiled(facts, H100).eligible
+    assert promotes("TritonMatmulTiledReductionEpilogueHeuristic")
 
 
 # --- reductions ----------------------------------------------------------------------------------------------------------
@@ -592,6 +838,8 @@ def legal(facts: KernelFacts, gpu: Target, seen: list[Proposal] | None = None) -
         (welford, (tensor(4096, 8192),), "TritonUserTiledReductionHeuristic"),
         (add, (tensor(4096, 8192),) * 2, "TritonPointwiseHeuristic"),
         (matmul_layer_norm, (tensor(4096, 512), tensor(512, 512), tensor(512), tensor(512)), "TritonMatmulReductionEpilogueHeuristic"),
+        (matmul_rms_norm_tiled, (tensor(4096, 512), tensor(512, 512)), "TritonMatmulTiledReductionEpilogueHeuristic"),
+        (split_k, (tensor(256, 4096), tensor(4096, 256)), "TritonMatmulHeuristic"),
         (scan, (tensor(64, 64),), "TritonFallbackHeuristic"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

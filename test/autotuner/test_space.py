@@ -210,6 +210,7 @@ def test_full_config_of_a_row_reduction() -> None:
         "load_eviction_policies": [""],
         "load_cache_modifiers": [""],
         "store_cache_modifiers": [""],
+        "advanced_controls_file": None,
     }
     assert tuple(space.conservative()) == space.keys
 
@@ -341,6 +342,7 @@ REFUSED_BY_MATMUL = [
     ({"num_sm_multiplier": 2}, "num_sm_multiplier=2 sizes a persistent grid, but pid_type is 'flat'; use 'persistent_blocked' or 'persistent_interleaved', or leave it out."),
     ({"num_sm_multiplier": 256, "pid_type": "persistent_blocked"}, "num_sm_multiplier must be between 1 and 128, got 256."),
     ({"maxnreg": 100}, "maxnreg must be one of None, 32, 64, 128, 256, got 100."),
+    ({"maxnreg": 128, "num_warps": 32, "pid_type": "persistent_blocked"}, "maxnreg=128 with num_warps=32 takes 131072 registers a block, and sm_90 (H100 SXM) has 65536; use fewer warps, a smaller maxnreg, or leave it out."),
     ({"indexing": ["pointer"] * 3 + ["fast"]}, "indexing[3] must be one of 'pointer', 'block_ptr', 'tensor_descriptor', got 'fast'."),
     ({"indexing": "fast"}, "indexing must be one of 'pointer', 'block_ptr', 'tensor_descriptor', got 'fast'."),
     ({"indexing": [["pointer"]]}, "indexing[0] (load of x) must be one of 'pointer', 'block_ptr', 'tensor_descriptor', got ['pointer']."),
@@ -349,7 +351,9 @@ REFUSED_BY_MATMUL = [
     ({"load_cache_modifiers": [".ca"]}, "load_cache_modifiers[0] (load of x) must be one of '', '.cg', got '.ca'."),
     ({"store_cache_modifiers": [".cg"]}, "store_cache_modifiers[0] (store of out) must be one of '', '.cs', '.wt', got '.cg'."),
     ({"waves_per_eu": 2}, "waves_per_eu cannot be 2: it is an option of AMD GPUs, and the target is sm_90 (H100 SXM); leave it out."),
-    ({"epilogue_subtile": 2}, "epilogue_subtile cannot be 2: no code is generated for it; leave it out."),
+    ({"epilogue_subtile": 3}, "epilogue_subtile must be one of None, 2, 4, got 3."),
+    ({"advanced_controls_file": 3}, "advanced_controls_file must be the path of a file, without spaces in it, got 3."),
+    ({"advanced_controls_file": "my file.acf"}, "advanced_controls_file must be the path of a file, without spaces in it, got 'my file.acf'."),
     ({"block_size": 16, "block_sizes": [16]}, "Both 'block_size' and 'block_sizes' are given; keep one of them."),
 ]  # fmt: skip
 
@@ -368,6 +372,11 @@ def test_refused(given: dict[str, Any], message: str) -> None:
     [
         ("gfx942", {"num_warps": 32}, "num_warps must be between 1 and 16, got 32."),
         ("gfx942", {"maxnreg": 128}, "maxnreg must be one of None, got 128."),
+        (
+            "gfx942",
+            {"advanced_controls_file": "a.acf"},
+            "advanced_controls_file cannot be 'a.acf': it is for NVIDIA's assembler, and the target is gfx942 (MI300X); leave it out.",
+        ),
         ("gfx942", {"waves_per_eu": 9}, "waves_per_eu must be one of 0, 1, 2, 3, 4, got 9."),
         ("sm_80", {"range_warp_specializes": [True]}, "sm_80 (A100 SXM 80 GB) has no warp specialization"),
     ],
@@ -824,6 +833,25 @@ def test_random_configs_are_legal(kernel: str, on: str, seed: int) -> None:
         build_plan(program, space.rollable, config, Settings(), space.target, frozenset(("pointer",))).launch.pid_type
         == config["pid_type"]
     )
+
+
+@pytest.mark.parametrize(
+    ("num_warps", "maxnreg", "fitting"), [(8, 256, 256), (16, 256, 128), (32, 256, 64), (32, 64, 64), (32, None, None)]
+)
+def test_registers_of_a_block_fit(num_warps: int, maxnreg: int | None, fitting: int | None) -> None:
+    given = {"maxnreg": maxnreg, "num_warps": num_warps, "pid_type": "persistent_blocked"}
+    assert MATMUL().repair(given)["maxnreg"] == fitting
+    if fitting == maxnreg:
+        assert MATMUL().normalize(given)["maxnreg"] == maxnreg
+    assert MATMUL().normalize({**given, "pid_type": "flat"})["maxnreg"] is None, "it has no effect there"
+
+
+def test_matrix_instructions_are_not_tried_with_too_few_registers() -> None:
+    for on, lowest in (("sm_90", 64), ("sm_80", 32)):
+        space = space_of(matmul, meta(512, 256), meta(256, 128), on=on)
+        tried = {space.field("maxnreg").random(Random(seed)) for seed in range(50)}
+        assert min(n for n in tried if n) == lowest
+        assert space.normalize({"maxnreg": 32, "pid_type": "persistent_blocked"})["maxnreg"] == 32
 
 
 @given(kernel=st.sampled_from(sorted(KERNELS)), on=st.sampled_from(TARGETS), seed=st.integers(0, 2**32))

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from triton.runtime.errors import OutOfResources
 
 import helion
 from helion._testing import EXAMPLES_DIR, check, import_path
@@ -46,12 +47,18 @@ def run(kernel: Any, reference: Callable[..., Any], case: str, args: tuple[Any, 
     left = count
     for _ in range(20 * count):
         config = bound.config_spec.random(rng)
+        if "epilogue_subtile" in config:  # a search tries it for long sums only
+            config = bound.config_spec.normalize({**config, "epilogue_subtile": rng.choice((None, 2, 4))})
         if not is_small(bound, config):
             continue
         try:
             check(case, bound.compile_config(config), reference, args, slack=SLACK)
         except AssertionError as error:
             raise AssertionError(f"{kernel.name}, {case}, with {config!r}: {error}") from error
+        except helion.exc.TritonError as error:
+            if isinstance(error.__cause__, OutOfResources):
+                continue  # a GPU has limits that the interpreter does not have
+            raise
         left -= 1
         if not left:
             return

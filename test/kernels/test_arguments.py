@@ -11,6 +11,7 @@ import torch
 
 import helion
 import helion.language as hl
+from helion import exc
 from helion._testing import check
 
 
@@ -266,6 +267,50 @@ def test_constants() -> None:
         )
         expected = torch.arange(width).expand(9, width).half()
         torch.testing.assert_close(call(constants, x, "other", width, torch.float16), expected)
+
+
+@helion.kernel
+def constant_shape(x: torch.Tensor, shape: hl.constexpr) -> torch.Tensor:
+    out = torch.empty(shape)
+    for tile in hl.tile(shape):
+        out[tile] = x[tile]
+    return out
+
+
+def test_constant_lists() -> None:
+    x = torch.randn(5, 6)
+    for shape in ([5, 6], [3, 4], [1, 6]):
+        torch.testing.assert_close(call(constant_shape, x, shape), x[: shape[0], : shape[1]])
+
+
+@helion.kernel
+def graph(x: torch.Tensor, f: Any) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = f(x[tile], 2.0)
+    return out
+
+
+def test_graphs_of_function_calls() -> None:
+    x = sample(9)
+    for f in (lambda a, b: torch.sin(a) + a.mul(b), lambda a, b: torch.clamp(torch.stack([a, a], -1).sum(-1), max=b)):
+        torch.testing.assert_close(call(graph, x, torch.fx.symbolic_trace(f)), f(x, 2.0))
+    with pytest.raises(exc.GraphModuleUnsupportedOps, match="call_module"):
+        graph.bind((x, torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU()))))
+
+
+@helion.kernel
+def on_device(n: int, device: torch.device) -> torch.Tensor:
+    out = torch.empty([n], device=device)
+    for tile in hl.tile(n):
+        out[tile] = 3.0
+    return out
+
+
+def test_a_device_says_where_a_kernel_without_tensors_runs() -> None:
+    torch.testing.assert_close(on_device(5, torch.device("cpu")), torch.full([5], 3.0))
+    with pytest.raises(exc.NoTensorArgs):
+        on_device(5, None)
 
 
 @helion.kernel

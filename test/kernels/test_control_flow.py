@@ -858,3 +858,92 @@ def test_every_call_sees_the_current_globals(change: str, monkeypatch: pytest.Mo
         assert any(name in str(error) for name in ("Namespace", "SETTINGS", "ACTIVATIONS", "WEIGHT", "SCALE"))
     else:
         torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+# --- statements of the host and lists of the device ---------------------------------------------------------------------
+
+
+@helion.kernel
+def forms(x: torch.Tensor, n: int) -> torch.Tensor:
+    try:
+        size = x.size(0)
+    except RuntimeError:
+        size = 0
+    else:
+        size = size + 0
+    finally:
+        scale = 2.0
+    out = torch.empty([2, size])
+    for tile in hl.tile(size):
+        sums = [hl.zeros([tile]), hl.zeros([tile])]
+        for i in hl.static_range(2):
+            sums[i] = sums[i] + x[tile] * (i + 1)
+        if n > 2:
+            factor = 1.5
+        elif n > 1:
+            factor = 2
+        else:
+            factor = -3
+        out[0, tile], out[1, tile] = sums[0] * factor, sums[1] * scale
+    return out
+
+
+def test_host_try_lists_of_values_and_numbers_of_two_kinds() -> None:
+    x = torch.randn(37)
+    for n, factor in ((3, 1.5), (2, 2), (1, -3)):
+        torch.testing.assert_close(forms(x, n), torch.stack([x * factor, x * 4]))
+
+
+@helion.kernel
+def list_of_another_loop(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        sums = [hl.zeros([tile])]
+        for i in range(2):
+            sums[0] = sums[0] + x[tile] * i
+        out[tile] = sums[0]
+    return out
+
+
+def test_an_item_of_a_list_that_a_loop_would_carry_is_refused() -> None:
+    with pytest.raises(exc.NonTensorSubscriptAssign):
+        list_of_another_loop.bind((torch.randn(5),))
+
+
+@helion.kernel
+def by_index(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    out = torch.empty(x.shape.numel())
+    rows = x.view(-1)
+    for tile in hl.tile(out.size(0)):
+        acc, sums = rows[tile] / x.shape.numel(), [hl.zeros([tile]), hl.zeros([tile])]
+        for i in range(len(weights)):
+            if i % 2 == 0:
+                acc = acc + weights[i][tile]
+            else:
+                acc = acc * weights[i][tile]
+            sums[i % 2] = sums[i % 2] + acc
+        out[tile] = acc + sums[0] - sums[1]
+    return out
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_range_over_a_sequence_is_unrolled(count: int) -> None:
+    def reference(x, weights):
+        acc, sums = x.view(-1) / x.numel(), [0.0, 0.0]
+        for i, weight in enumerate(weights):
+            acc = acc * weight if i % 2 else acc + weight
+            sums[i % 2] = sums[i % 2] + acc
+        return acc + sums[0] - sums[1]
+
+    verify(by_index, reference, sample(5, 7), [sample(35) for _ in range(count)])
+
+
+def test_a_range_of_unknown_length_cannot_index_a_sequence() -> None:
+    def picks(x, weights, n):
+        for tile in hl.tile(x.size(0)):
+            for i in range(n):
+                x[tile] = x[tile] + weights[i][tile]
+        return x
+
+    with pytest.raises(exc.InvalidSequenceSubscription, match="constant integer"):
+        helion.kernel(picks).bind((sample(5), [sample(5)], 1))

@@ -107,6 +107,19 @@ WIDER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "topk": lambda v: torch.topk(v, 3, dim=1)[0],
     "topk indices": lambda v: v.topk(4, 1).indices,
     "smallest": lambda v: torch.topk(v, 2, largest=False).values,
+    "last": lambda v: v[:, -1],
+    "part": lambda v: v[:, 1:4],
+    "part from the end": lambda v: torch.exp(v)[..., -3:],
+    "every other": lambda v: v[:, None, ::2],
+    "sum of a part": lambda v: torch.exp(v[:, 1:4]).sum(-1, keepdim=True) + v[:, 1:2],
+    "narrow": lambda v: v.narrow(1, 1, 3) + v.select(1, 0)[:, None],
+    "repeat": lambda v: v.repeat(1, 3),
+    "repeat in a new dimension": lambda v: v[:, None].repeat(1, 2, 2),
+    "repeat interleaved": lambda v: torch.repeat_interleave(v, 3, dim=1),
+    "pad": lambda v: F.pad(v, (1, 2)),
+    "pad with a value": lambda v: F.pad(v[:, None], (0, 3, 1, 0), value=-2.0),
+    "cropped": lambda v: F.pad(torch.exp(v), (-1, 2)),
+    "diagonal": lambda v: v[:, :3, None] * torch.eye(3),
     "sums of cat": lambda v: torch.cat([torch.exp(v), v], 1).sum(-1, keepdim=True),
     "maximum of stack": lambda v: torch.stack([-v.abs() - 1, -v.abs() - 2, -v.abs() - 3], 1).amax((1, 2)),
 }
@@ -220,3 +233,92 @@ def test_while_loops() -> None:
     for n in (0, 1, 4, 5):
         expected = torch.stack([y * 2, y] if n % 2 else [y, y * 2])
         torch.testing.assert_close(run(swapped, y, n, block_sizes=[16]), expected)
+
+
+# --- merged dimensions --------------------------------------------------------------------------------------------------
+
+
+@helion.kernel
+def merged(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    flat, moved = torch.empty([x.size(0), 32]), torch.empty([x.size(0), 8, 4])
+    split = torch.empty([x.size(0), 2, 2, 8])
+    for tile in hl.tile(x.size(0)):
+        v = x[tile, :, :]
+        flat[tile, :] = v.reshape(tile, -1) + v.flatten(1)
+        moved[tile, :, :] = v.movedim(1, 2)
+        split[tile, :, :, :] = v.unflatten(1, (2, 2))
+    return flat, moved, split
+
+
+def test_merged_and_moved_dimensions() -> None:
+    x = sample(5, 4, 8)
+    flat, moved, split = merged(x)
+    torch.testing.assert_close(flat, 2 * x.flatten(1))
+    torch.testing.assert_close(moved, x.transpose(1, 2))
+    torch.testing.assert_close(split, x.view(5, 2, 2, 8))
+
+
+@helion.kernel
+def sums_of_pairs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([y.size(1)])
+    block = hl.register_block_size(y.size(0))
+    for column in hl.tile(y.size(1)):
+        acc = hl.zeros([column])
+        for tile in hl.tile(y.size(0), block_size=block):
+            begin = tile.begin * 2
+            left = x[begin : begin + block * 2]
+            pairs = torch.stack([y[tile, column], y[tile, column] + 1], dim=1)
+            right = pairs.reshape(tile.block_size * 2, column.block_size)
+            acc = acc + (left[:, None] * right).sum(0) + torch.exp(right * 0).sum(0)
+        out[column] = acc
+    return out
+
+
+def test_reductions_over_merged_tiles_leave_out_what_is_out_of_range() -> None:
+    x, y = sample(26), sample(13, 7)
+    right = torch.stack([y, y + 1], 1).reshape(26, 7)
+    expected = (x[:, None] * right).sum(0) + 26
+    bound = sums_of_pairs.bind((x, y))
+    for sizes in ([4, 8], [16, 4], [1, 1], [8, 2]):
+        result = bound.compile_config({"block_sizes": sizes})(x, y)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+# --- scans that begin with lanes out of range ---------------------------------------------------------------------------
+
+
+def linear(left: Any, right: Any) -> Any:
+    return left[0] * right[0], left[1] * right[0] + right[1]
+
+
+@helion.kernel
+def backward_recurrence(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(b)
+    for tile in hl.tile(a.size(0)):
+        _, out[tile, :] = hl.associative_scan(linear, (a[tile, :], b[tile, :]), dim=1, reverse=True)
+    return out
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 37])
+def test_reversed_scans(width: int) -> None:
+    a, b = sample(5, width) * 0.3 + 1, sample(5, width)
+    expected = b.clone()
+    for at in reversed(range(width - 1)):
+        expected[:, at] += expected[:, at + 1] * a[:, at]
+    bound = backward_recurrence.bind((a, b))
+    for result in (bound(a, b), bound.run_ref(a, b)):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+@helion.kernel
+def backward_maxima(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = hl.associative_scan(torch.maximum, x[tile], dim=0, reverse=True)
+    return out
+
+
+def test_reversed_scans_along_a_tile() -> None:
+    x = sample(37)
+    result = backward_maxima.bind((x,)).compile_config({"block_sizes": [64]})(x)
+    torch.testing.assert_close(result, x.flip(0).cummax(0)[0].flip(0))

@@ -746,3 +746,170 @@ def test_boolean_tensors_under_every_indexing(indexing: str) -> None:
     out, inverse = chosen(x, mask)
     torch.testing.assert_close(out, torch.where(mask, x, 0.5))
     assert torch.equal(inverse, ~mask)
+
+
+# --- places in the way of users -----------------------------------------------------------------------------------------
+
+
+@helion.kernel
+def by_bounds(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    block = hl.register_block_size(x.size(0))
+    for tile in hl.tile(x.size(0), block_size=block):
+        begin = tile.begin
+        out[tile.begin : tile.end, :] = x[begin : begin + block, :] * 2
+    return out
+
+
+def test_slices_between_the_bounds_of_a_tile() -> None:
+    x = torch.randn(37, 5)
+    for size in (1, 8, 64):
+        torch.testing.assert_close(by_bounds.bind((x,)).compile_config({"block_sizes": [size]})(x), x * 2)
+
+
+@helion.kernel(static_shapes=False)
+def columns(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), 3])
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, -5:-2]
+    return out
+
+
+def test_slices_of_sizes_that_are_known_late() -> None:
+    for width in (5, 9, 6):
+        x = torch.randn(7, width)
+        torch.testing.assert_close(columns(x), x[:, -5:-2])
+
+
+@helion.kernel
+def into_containers(x: torch.Tensor) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    parts = [torch.empty_like(x) for _ in range(2)]
+    named = {"last": torch.empty_like(x)}
+    for tile in hl.tile(x.size(0)):
+        parts[0][tile] = x[tile]
+        parts[1][tile] = x[tile] * 2
+        named["last"][tile] = x[tile] * 3
+    return parts, named
+
+
+def test_tensors_in_containers_of_the_host_code() -> None:
+    x = torch.randn(9)
+    parts, named = into_containers(x)
+    for factor, result in enumerate((*parts, named["last"]), 1):
+        torch.testing.assert_close(result, x * factor)
+
+
+@helion.kernel
+def ragged(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    n = int(offsets[-1].item())
+    scale = float(offsets.max().item())
+    out = torch.zeros(2 * n, dtype=x.dtype)
+    for tile in hl.tile(n):
+        out[tile] = x[tile] * scale + n
+    return out.reshape([2, n])
+
+
+def test_sizes_that_the_host_reads_off_a_tensor() -> None:
+    x = torch.randn(37)
+    for n in (13, 37, 1):
+        result = ragged(x, torch.tensor([0, 5, n]))
+        torch.testing.assert_close(result[0], x[:n] * max(5, n) + n)
+        assert result.shape == (2, n) and not result[1].any()
+
+
+@helion.kernel
+def counted(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    n = counts.sum().item()
+    n = n + 1
+    m = n
+    first = int(counts[0].item())
+    n = 0
+    out = torch.zeros_like(x)
+    for tile in hl.tile(m - 1):
+        out[tile] = x[tile] + m + first + n
+    return out
+
+
+def test_numbers_off_tensors_keep_their_values_when_variables_change() -> None:
+    x = torch.randn(9)
+    for counts in ([2, 3], [4, 0], [9, 0]):
+        m = sum(counts) + 1
+        expected = torch.where(torch.arange(9) < m - 1, x + m + counts[0], 0.0)
+        torch.testing.assert_close(counted(x, torch.tensor(counts)), expected)
+
+
+@helion.kernel
+def leading(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for tile_m, tile_n in hl.tile([counts[0], counts[1]]):
+        out[tile_m, tile_n] = x[tile_m, tile_n]
+    return out
+
+
+def test_grids_whose_size_is_in_a_tensor() -> None:
+    x = torch.randn(9, 11)
+    for m, n in ((9, 11), (4, 7), (0, 3)):
+        expected = torch.zeros_like(x)
+        expected[:m, :n] = x[:m, :n]
+        for pid_type in ("flat", "persistent_interleaved"):
+            args = (x, torch.tensor([m, n]))
+            run = leading.bind(args).compile_config({"block_sizes": [4, 4], "pid_type": pid_type})
+            torch.testing.assert_close(run(*args), expected)
+
+
+@helion.kernel
+def swap(x: torch.Tensor, expected: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    before = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        before[tile] = hl.atomic_cas(x, [tile], expected[tile], value[tile])
+    return before
+
+
+def test_compare_and_swap_on_short_tiles() -> None:
+    for first in (0, 3):
+        x = torch.arange(first, 37 + first)
+        expected, value = torch.where(x % 2 == 0, x, -1), x + 100
+        for size in (8, 64):
+            changed = x.clone()
+            before = swap.bind((x, x, x)).compile_config({"block_sizes": [size]})(changed, expected, value)
+            torch.testing.assert_close(before, x)
+            torch.testing.assert_close(changed, torch.where(x % 2 == 0, value, x))
+
+
+@helion.kernel
+def rows_of_experts(x: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for expert in hl.grid(counts.size(0)):
+        for tile in hl.tile(x.size(0)):
+            inside = tile.index < counts[expert]
+            row = rows[expert, torch.where(inside, tile.index, 0)]
+            hl.store(out, [row, slice(None)], x[row, :] * (expert + 1), extra_mask=inside[:, None])
+    return out
+
+
+def test_lanes_without_use_that_would_write_what_their_first_lane_does() -> None:
+    """Without the mask several lanes would write one row, and which one is last is open on a GPU."""
+    x = torch.randn(6, 5)
+    rows, counts = torch.tensor([[4, 1, 0, 0, 0, 0], [2, 5, 3, 0, 0, 0]]), torch.tensor([3, 3])
+    expert = torch.tensor([1, 1, 2, 2, 1, 2])
+    result = rows_of_experts.bind((x, rows, counts)).compile_config({"block_sizes": [8]})(x, rows, counts)
+    torch.testing.assert_close(result, x * expert[:, None])
+
+
+@helion.kernel
+def sums_of_rows(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros([x.size(0), 3])
+    for i, j in hl.grid([x.size(0), 3]):
+        total = hl.zeros([])
+        for tile in hl.tile(x.size(1)):
+            total = total + x[i, tile].sum() * (j + 1) + x[i, j]
+        out[i, j] = total
+    return out
+
+
+@pytest.mark.parametrize("indexing", ["pointer", "block_ptr", "tensor_descriptor"])
+def test_one_element_is_no_box(indexing: str) -> None:
+    x = sample(9, 20)
+    expected = x.sum(1, keepdim=True) * torch.arange(1, 4) + x[:, :3]
+    result = call(sums_of_rows, x, block_sizes=[32], indexing=indexing)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)

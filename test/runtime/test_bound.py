@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +35,15 @@ def scale_rows(x: torch.Tensor, factor: float) -> torch.Tensor:
     for tile in hl.tile(x.size(0)):
         out[tile, :] = x[tile, :] * factor
     return out
+
+
+def test_a_file_of_options_goes_to_the_assembler() -> None:
+    x = torch.ones(8, 16)
+    bound = scale_rows.bind((x, 2.0))
+    config = {"block_sizes": [8], "advanced_controls_file": Path("/tmp/best.acf")}
+    assert "ptx_options='--apply-controls /tmp/best.acf'" in bound.to_triton_code(config)
+    torch.testing.assert_close(bound.compile_config(config)(x, 2.0), x * 2)
+    assert "ptx_options" not in bound.to_triton_code()
 
 
 @helion.kernel
@@ -135,6 +148,52 @@ def test_configs_are_used_as_given() -> None:
     assert "_BLOCK_SIZE_0 = tl.constexpr(2)" in illegal_first.bind((x,)).to_triton_code()
     with pytest.raises(exc.NoConfigFound, match="num_warps"):
         helion.kernel(row_softmax.fn, configs=[{"num_warps": 3}, {"num_warps": 5}])(x)
+
+
+def test_configs_have_attributes_and_travel_between_processes() -> None:
+    config = helion.Config(block_size=8, num_warps=2, my_tunable=3)
+    assert (config.block_sizes, config.num_warps, config.my_tunable, config.indexing) == ([8], 2, 3, None)
+    with pytest.raises(AttributeError, match="blok_sizes"):
+        config.blok_sizes  # noqa: B018
+    hash(config)
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config == copy.deepcopy(config) and again._hash is None
+
+
+def test_tuning_without_configs_uses_what_the_rules_propose(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(5, 63)
+    plain = helion.kernel(row_softmax.fn)
+    assert plain.autotune((x,)) == plain.bind((x,)).default_config()
+    monkeypatch.setenv("HELION_DISALLOW_AUTOTUNING", "1")
+    with pytest.raises(exc.AutotuningDisallowedInEnvironment, match="HELION_DISALLOW_AUTOTUNING"):
+        helion.kernel(row_softmax.fn, configs=[{"block_sizes": [4]}, {"block_sizes": [2]}]).autotune((x,))
+    assert helion.kernel(row_softmax.fn, autotune_effort="none").autotune((x,)) == plain.bind((x,)).default_config()
+    assert helion.kernel(row_softmax.fn, config={"block_sizes": [4]}).autotune((x,)).block_sizes == [4]
+
+
+def test_a_search_of_the_users() -> None:
+    class Search:
+        def __init__(self, bound: Any, args: Any, **options: Any) -> None:
+            assert bound.config_spec and len(args) == 1 and options in ({}, {"copies": 3})
+
+        def autotune(self) -> helion.Config:
+            return helion.Config(block_sizes=[2])
+
+    x = torch.randn(5, 63)
+    kernel = helion.kernel(row_softmax.fn, autotuner_fn=Search)
+    torch.testing.assert_close(kernel(x), torch.softmax(x, -1))
+    assert "_BLOCK_SIZE_0 = tl.constexpr(2)" in kernel.bind((x,)).to_triton_code()
+    assert kernel.autotune((x,), copies=3)["block_sizes"] == [2]
+
+
+def test_modules_without_helion() -> None:
+    x = torch.randn(5, 63)
+    for config in ({}, {"pid_type": "persistent_blocked"}):
+        text = row_softmax.bind((x,)).to_code(config, options=helion.OutputCodeOptions(allow_helion_deps=False))
+        assert not re.search(r"^\s*(import|from) helion", text, re.MULTILINE)
+        compile(text, "module", "exec")
+    with pytest.raises(exc.InvalidAPIUsage, match="jax_fn"):
+        row_softmax.bind((x,)).to_code(options=helion.OutputCodeOptions(jax_fn=True))
 
 
 def test_the_printed_decorator_gives_the_same_config() -> None:

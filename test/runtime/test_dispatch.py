@@ -25,7 +25,7 @@ WIDTH = 64
 CONFIG = helion.Config(block_sizes=[32])
 
 
-@pytest.fixture(scope="module", params=["python", "native"], autouse=True)
+@pytest.fixture(scope="module", params=["python", pytest.param("native", marks=pytest.mark.cxx)], autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """All of it with guards and launches in Python, and with native ones."""
     with pytest.MonkeyPatch.context() as patch:
@@ -630,6 +630,7 @@ def test_source_of_written_code_can_be_read(stub: StubDriver, tmp_path: Path) ->
     assert any("assert n > 0" in str(entry.statement) for entry in caught.traceback)
 
 
+@pytest.mark.cxx
 def test_benchmark_prints_a_table() -> None:
     benchmark = import_path(Path(__file__).resolve().parents[2] / "benchmarks" / "dispatch.py")
     (title, rows), *_ = benchmark.measure(rounds=1, calls=2)

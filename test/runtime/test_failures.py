@@ -17,6 +17,7 @@ from helion import exc
 from helion.runtime import bound as bound_module
 from helion.runtime import repro
 from helion.runtime.fast_launch import FastLauncher
+from helion.runtime.ref_mode import run_reference
 
 
 def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -49,22 +50,42 @@ def in_two_phases(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def in_a_host_loop(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for step in range(3):
+        for tile in hl.tile(x.size()):
+            out[tile] += x[tile] + step
+    return out
+
+
+def behind_a_host_loop(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for step in range(2):
+        for tile in hl.tile(x.size()):
+            out[tile] += x[tile] + step
+        scale = step * 2
+    for tile in hl.tile(x.size()):
+        out[tile] = out[tile] * scale
+    return out
+
+
 X, Y = torch.randn(64, 64), torch.randn(64, 64)
 TOO_BIG = OutOfResources(300_000, 232_448, "shared memory")
 
 
 class Failing:
-    """Launchers that fail with ``errors``, one a launch, and then launch. ``launches`` counts all of them."""
+    """Launchers that fail with ``errors``, one a launch (None: it launches), and then launch. ``launches`` counts all."""
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors: Exception | None) -> None:
         self.errors = list(errors)
         self.launches = 0
 
     def __call__(self, ordinary: Callable[..., Any], target: helion.hardware.Target) -> Callable[..., Any]:
         def launch(*args: Any, **options: Any) -> Any:
             self.launches += 1
-            if self.errors:
-                raise self.errors.pop(0)
+            error = self.errors.pop(0) if self.errors else None
+            if error is not None:
+                raise error
             return ordinary(*args, **options)
 
         return FastLauncher(launch, target)
@@ -170,10 +191,27 @@ def test_calls_that_have_changed_something_are_not_made_again(failing: Callable[
     kernel = helion.kernel(in_two_phases)
     bound = kernel.bind((x,))
     bound.ensure_config_exists((x,))
-    made.errors = [TOO_BIG]
+    made.errors = [None, TOO_BIG]
     with pytest.raises(exc.TritonError):
         kernel(x)
-    assert made.launches == 1
+    assert made.launches == 2
+
+
+@pytest.mark.parametrize("function", [in_two_phases, in_a_host_loop, behind_a_host_loop])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_first_launch_that_does_not_fit_gives_way_wherever_it_stands(
+    function: Callable[..., Any], before: int, failing: Callable[..., Failing]
+) -> None:
+    x = torch.arange(4096.0) / 100  # long enough for several seeds
+    kernel = helion.kernel(function)
+    expected = run_reference(kernel, (x.clone(),))
+    made = failing(*[None] * before, TOO_BIG)
+    if before:
+        with pytest.raises(exc.TritonError):
+            kernel(x)
+        assert made.launches == 2
+    else:
+        torch.testing.assert_close(kernel(x), expected)
 
 
 def test_a_failed_launch_is_shown_as_a_script(

@@ -22,7 +22,7 @@ CONFIG = helion.Config(block_sizes=[128])
 SCALE = 2.0
 
 
-@pytest.fixture(scope="module", params=["python", "native"], autouse=True)
+@pytest.fixture(scope="module", params=["python", pytest.param("native", marks=pytest.mark.cxx)], autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HELION_NATIVE_LAUNCH", "1" if request.param == "native" else "0")

@@ -29,7 +29,7 @@ from helion.runtime import dispatch, fast_launch, launcher, native
 N = 300
 
 
-@pytest.fixture(scope="module", params=["python", "native"], autouse=True)
+@pytest.fixture(scope="module", params=["python", pytest.param("native", marks=pytest.mark.cxx)], autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """All of it through Python and through the native launch."""
     with pytest.MonkeyPatch.context() as patch:

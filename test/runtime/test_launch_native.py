@@ -26,6 +26,8 @@ import helion.language as hl
 from helion.runtime import codecache, dispatch, native, specialization, stub_driver
 from helion.runtime.native import Argument, Binary, build
 
+pytestmark = pytest.mark.cxx
+
 
 @pytest.fixture(scope="module", autouse=True)
 def on() -> Iterator[None]:

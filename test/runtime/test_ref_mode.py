@@ -775,8 +775,8 @@ def test_a_reference_is_one_function() -> None:
         _reference.REFERENCES[hl.cumsum] = tripled
 
 
-#: Functions whose meaning is text for the GPU, and loops over rows of different lengths.
-WITHOUT_REFERENCE = frozenset(("inline_triton", "triton_kernel", "inline_asm_elementwise", "jagged_tile"))
+#: Functions whose meaning is text for the GPU.
+WITHOUT_REFERENCE = frozenset(("inline_triton", "triton_kernel", "inline_asm_elementwise"))
 
 
 def test_every_function_has_a_reference() -> None:

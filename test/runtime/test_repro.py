@@ -234,8 +234,6 @@ def test_origin_lines_are_an_option() -> None:
     plain = bound.to_triton_code(output_origin_lines=False)
     assert "# src[" not in plain and "# src[" in bound.to_triton_code()
     assert bound.to_triton_code(output_origin_lines=True) == bound.to_triton_code() == bound.to_code()
-    with pytest.raises(exc.InvalidAPIUsage, match="output options"):
-        bound.to_triton_code(options={})  # type: ignore[arg-type]
 
 
 def test_the_cache_key_and_path_of_a_config() -> None:

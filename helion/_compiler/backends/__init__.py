@@ -14,12 +14,12 @@ from .triton.signature import mechanisms, offline_signature
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """``render`` gives a plan as module text; ``signature`` the keyword arguments of ``toolchain.offline.compile_offline``,
-    ``mechanisms`` the ways of indexing it has in the installed version."""
+    """``render`` gives a plan as module text; ``signature`` the keyword arguments of ``toolchain.offline.compile_offline``
+    for the kernel of one phase, ``mechanisms`` the ways of indexing it has in the installed version."""
 
     name: str
     render: Callable[[Plan], str]
-    signature: Callable[[Plan, Target], Mapping[str, Any]]
+    signature: Callable[[Plan, Target, int], Mapping[str, Any]]
     mechanisms: Callable[[], frozenset[str]]
 
 

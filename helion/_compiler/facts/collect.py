@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..ir.grammar import Op, Program, Value
+from ..passes.rolling import walked_in_chunks
 from .axes import axis_facts
-from .composed import epilogue_fact, pointwise_fact, work_facts
+from .composed import epilogue_fact, pointwise_fact, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, matmul_facts, operand_roles
@@ -22,9 +23,10 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
     axes = axis_facts(walk, rollable)
     matmuls, staged, direct = matmul_facts(walk, flow, axes)
     liveness = sweep(walk, direct)
-    memory_ops = memory_facts(walk, flow, axes, operand_roles(staged))
+    walked = {block: walked_in_chunks(program, block) for block in rollable}
+    memory_ops = memory_facts(walk, flow, axes, operand_roles(staged), walked)
     accumulators = accumulator_facts(walk, _dot_results(walk, matmuls))
-    reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators)
+    reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators, walked)
     regions = tuple(walk.regions)
     roots = range(len(program.roots))
     return KernelFacts(
@@ -45,6 +47,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         atomics=atomic_facts(walk, flow, axes),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes),
+        matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes),
         attention=attention_fact(matmuls, reductions, regions),
     )
 

@@ -12,6 +12,7 @@ from .records import (
     AxisFact,
     MatmulFact,
     MatmulWithReductionEpilogueFact,
+    MatmulWithTiledReductionEpilogueFact,
     MemoryOpFact,
     PointwiseFact,
     ReductionFact,
@@ -47,6 +48,34 @@ def epilogue_fact(
         return None
     n_extent = axes[sized[0].axis].padded
     return MatmulWithReductionEpilogueFact(matmul=matmuls[0], reduction=sized[0], n_extent=n_extent)
+
+
+def tiled_epilogue_fact(
+    matmuls: tuple[MatmulFact, ...], reductions: tuple[ReductionFact, ...], axes: tuple[AxisFact, ...]
+) -> MatmulWithTiledReductionEpilogueFact | None:
+    sized = tuple(fact for fact in reductions if fact.sized)
+    rows = {fact.m_block_id for fact in matmuls}
+    columns = tuple(dict.fromkeys(fact.n_block_id for fact in matmuls if fact.n_block_id is not None))
+    m = rows.pop() if len(rows) == 1 else None
+    if m is None or not axes[m].on_grid or any(fact.n_block_id is None for fact in matmuls):
+        return None
+    if not sized or any(axes[n].on_grid for n in columns) or any(fact.axis not in columns for fact in sized):
+        return None
+    summands = tuple(dict.fromkeys(fact.k_block_id for fact in matmuls if fact.k_block_id is not None))
+    widths = {axes[n].extent for n in columns}
+    applied = (
+        axis.block_id
+        for axis in axes
+        if axis.tunable and not axis.on_grid and axis.extent in widths and axis.block_id not in (*columns, *summands)
+    )
+    return MatmulWithTiledReductionEpilogueFact(
+        matmuls=matmuls,
+        reductions=sized,
+        m_block_id=m,
+        n_block_ids=columns,
+        k_block_ids=summands,
+        apply_axes=tuple(applied),
+    )
 
 
 def pointwise_fact(

@@ -8,7 +8,8 @@ Three counts of the same program:
   operand that dies gives its registers to the result; masks and views are not values of their own; indices, constants
   and operands that go from memory to a dot through shared memory are free.
 - *held* tiles: the least that works. Between two reductions, dots, loops and stores, elementwise ops can be done a few
-  elements at a time, from loads to results; only what crosses one of these must be there whole.
+  elements at a time, from loads to results; only what crosses one of these must be there whole. What is stored, too, is
+  made piece by piece where all that it is made of stays.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 from ..ir.grammar import Op, Region, Value
 from .records import LiveTile, LiveTiles
-from .walk import Walk
+from .walk import MAX_HOPS, Walk
 
 _ALIASES = frozenset(("view", "mask"))
 _FREE = frozenset(("number", "tile", "iota", "store"))
@@ -175,7 +176,8 @@ class _Sweep:
                 snapshots.add(tuple(sorted(scope.resident.values())))
                 grown = False
             if op.kind in ("store", "atomic"):
-                held.add(tuple(sorted(scope.resident.values())))
+                repeated = [key for key in dying if self.is_repeated(key, at, scope)]
+                held.add(tuple(sorted(tile for key, tile in scope.resident.items() if key not in repeated)))
             for key in dying:
                 del scope.resident[key]
             for result in op.results:
@@ -186,6 +188,19 @@ class _Sweep:
             snapshots.add(tuple(sorted(scope.resident.values())))
         held.add(tuple(sorted(scope.resident.values())))
         self.liveness.peaks[self.numbers[id(region)]] = (best, best_tiles)
+
+    def is_repeated(self, key: int, at: int, scope: _Scope, hops: int = MAX_HOPS) -> bool:
+        """Whether elementwise ops make a value from what stays beyond op ``at`` anyway, and from values of lower rank:
+        they are done again, a few elements at a time."""
+        op = self.walk.makers.get(key)
+        if op is None or op.kind != "pointwise" or not hops:
+            return False
+        rank = self.walk.shape(op.results[0].dims)[2]
+        sources = {self.alias.get(id(v), id(v)) for v in op.values() if self.walk.shape(v.dims)[2] >= rank}
+        return all(
+            (source in scope.resident and scope.held[source] > at) or self.is_repeated(source, at, scope, hops - 1)
+            for source in sources - self.free
+        )
 
     def bury(self, op: Op, at: int, scope: _Scope) -> None:
         """Drop from the live values those that ``op`` is the last to use, and results that nobody uses."""

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from ..._shapes import Dim
-from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Value
+from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Value, accumulator_of
 from .axes import count
 from .flow import Flow
 from .records import AttentionFact, AxisFact, Layout, MatmulFact, ReductionFact, RegionFact, StagedOperand
@@ -39,6 +39,7 @@ def matmul_facts(
                     axes=walk.tile(value)[0],
                     itemsize=walk.tile(value)[1],
                     direct=not side.prologue,
+                    after=sum(walk.order[id(dot)] < walk.order[id(side.load)] for dot in walk.dots),
                 )
             )
             direct.add(id(value))
@@ -89,6 +90,9 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         return None if dim.blocks else dim.const  # several blocks in one dimension: no axis has its extent
 
     own = flow.dot_bits[id(op)]
+    scaled = op.attrs.scaled
+    # two numbers of 4 bits are one element
+    static_k, packed = static(lhs.dims[-1]), 2 if scaled is not None and scaled.lhs_format == "e2m1" else 1
     result = op.results[0]
     return MatmulFact(
         number=number,
@@ -104,12 +108,14 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         batch_axes=tuple(dict.fromkeys(b for d in (*lhs.dims[:-2], *rhs.dims[:-2]) for b in d.blocks)),
         static_m=static(lhs.dims[-2]),
         static_n=static(rhs.dims[-1]),
-        static_k=static(lhs.dims[-1]),
+        static_k=None if static_k is None else static_k * packed,
         lhs_dtype=lhs.dtype,
         rhs_dtype=rhs.dtype,
         acc_dtype=result.dtype,
         out_dtype=_out_dtype(flow.of(result), result.dtype, walk, flow),
         precision=op.attrs.precision,
+        lhs_format=scaled.lhs_format if scaled is not None else "",
+        rhs_format=scaled.rhs_format if scaled is not None else "",
         lhs_slot=_slot(sides[0].load),
         rhs_slot=_slot(sides[1].load),
         lhs_layout=_layout(sides[0].load, k, m, walk),
@@ -156,7 +162,7 @@ def _accumulator_loop(op: Op, walk: Walk) -> int | None:
         if reached & carried:
             break
         if (later.kind in ("pointwise", "view", "mask") and any(id(v) in reached for v in later.values())) or (
-            later.kind == "dot" and len(later.operands) > 2 and id(later.operands[2]) in reached
+            later.kind == "dot" and id(accumulator_of(later)) in reached
         ):
             reached.add(id(later.results[0]))
     return region if reached & carried else None

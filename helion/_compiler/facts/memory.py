@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from ..ir.grammar import Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
+from ..passes.rolling import Walked
 from .axes import count
 from .flow import Flow
 from .records import AxisFact, MemoryOpFact
@@ -12,19 +14,28 @@ from .walk import MAX_HOPS, Walk
 
 
 def memory_facts(
-    walk: Walk, flow: Flow, axes: tuple[AxisFact, ...], operands: dict[int, Literal["lhs", "rhs"]]
+    walk: Walk,
+    flow: Flow,
+    axes: tuple[AxisFact, ...],
+    operands: dict[int, Literal["lhs", "rhs"]],
+    walked: Mapping[int, Walked],
 ) -> tuple[MemoryOpFact, ...]:
-    """``operands`` says, by slot, which loads are dot operands."""
-    facts = [_fact(op, walk, flow, axes, operands) for op in (*walk.loads, *walk.stores)]
+    """``operands`` says, by slot, which loads are dot operands; ``walked`` has the axes that can be walked in chunks."""
+    facts = [_fact(op, walk, flow, axes, operands, walked) for op in (*walk.loads, *walk.stores)]
     return tuple(sorted(facts, key=lambda fact: fact.slot))
 
 
 def atomic_facts(walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> tuple[MemoryOpFact, ...]:
-    return tuple(_fact(op, walk, flow, axes, {}) for op in walk.atomics)
+    return tuple(_fact(op, walk, flow, axes, {}, {}) for op in walk.atomics)
 
 
 def _fact(
-    op: Op, walk: Walk, flow: Flow, axes: tuple[AxisFact, ...], operands: dict[int, Literal["lhs", "rhs"]]
+    op: Op,
+    walk: Walk,
+    flow: Flow,
+    axes: tuple[AxisFact, ...],
+    operands: dict[int, Literal["lhs", "rhs"]],
+    walked: Mapping[int, Walked],
 ) -> MemoryOpFact:
     attrs = op.attrs
     assert isinstance(attrs, MemoryAttrs)
@@ -62,6 +73,9 @@ def _fact(
         matmul_operand=operands.get(attrs.slot) if op.kind == "load" else None,
         reductions_fed=tuple(sorted(fed.items())),
         feeds_store=bool(bits & flow.stores),
+        walked=tuple(
+            (axis, walked[axis].loads[attrs.slot]) for axis in tile_axes if axis in walked and op.kind == "load"
+        ),
     )
 
 

@@ -84,6 +84,7 @@ class MemoryOpFact:
     dimensions of stride 0 count once. ``uses`` counts the ops that read a load. ``matmul_operand`` is ``lhs`` or ``rhs``
     when the load feeds a dot through at most casts, views and one-operand ops. ``reductions_fed`` counts the reductions
     the value reaches without crossing another reduction, per axis; ``feeds_store``: it reaches a store that way.
+    ``walked``: how often a load of a row is done when the row is walked in chunks, per axis that can be.
     """
 
     slot: int
@@ -106,6 +107,7 @@ class MemoryOpFact:
     matmul_operand: Literal["lhs", "rhs"] | None
     reductions_fed: tuple[tuple[int, int], ...]
     feeds_store: bool
+    walked: tuple[tuple[int, int], ...] = ()
 
     @property
     def itemsize(self) -> int:
@@ -127,7 +129,8 @@ class MatmulFact:
     where a cast widens it (0: the operands go from memory to the dot as they are). ``*_prologue`` says whether ops
     other than views stand between load and dot. ``accumulator_loop``: the region of the loop that carries the
     accumulator. ``consumes``: numbers of the dots whose results reach this one's operands. ``acc_dtype`` is the type of
-    the product, ``out_dtype`` the type the result is stored with.
+    the product, ``out_dtype`` the type the result is stored with. ``*_format`` are the microscaling formats of a scaled
+    dot, "" for others; ``static_k`` then counts numbers, where the tile of a packed ``e2m1`` operand counts bytes.
     """
 
     number: int
@@ -158,6 +161,8 @@ class MatmulFact:
     cast_bytes: int
     accumulator_loop: int | None
     consumes: tuple[int, ...]
+    lhs_format: str = ""
+    rhs_format: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +183,8 @@ class ReductionFact:
     ``live_tiles`` is the snapshot at the step with the most simultaneously live tiles (highest rank first), each op's
     operands and results together; ``body_live_tiles`` counts those that span the axis. ``per_feature_accumulator``: the
     reduction feeds a loop-carried accumulator that spans other, whole axes only (``grad_weight[N]``);
-    ``feature_footprint`` is the bytes of all such accumulators at full width.
+    ``feature_footprint`` is the bytes of all such accumulators at full width. ``walked_tiles``: where the axis can be
+    walked in chunks, the tiles over it that the pass with the most of them carries.
     """
 
     axis: int
@@ -199,6 +205,7 @@ class ReductionFact:
     live_tiles: LiveTiles
     per_feature_accumulator: bool
     feature_footprint: int
+    walked_tiles: LiveTiles = ()
 
     @property
     def sized(self) -> bool:
@@ -277,6 +284,23 @@ class MatmulWithReductionEpilogueFact:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MatmulWithTiledReductionEpilogueFact:
+    """Dots whose output rows each program walks over in tiles, and all sized reductions are over these.
+
+    The dots share ``m_block_id``, a tile of the grid loop. ``n_block_ids`` are the tiles of their columns, in loops inside
+    of it, and ``k_block_ids`` those of their summands, each once and in order. ``apply_axes`` are the tiles of later
+    loops over as many columns with a size of their own, such as one that normalises what an earlier loop has stored.
+    """
+
+    matmuls: tuple[MatmulFact, ...]
+    reductions: tuple[ReductionFact, ...]
+    m_block_id: int
+    n_block_ids: tuple[int, ...]
+    k_block_ids: tuple[int, ...]
+    apply_axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionFact:
     """Two dots in one loop, the second fed by the first through a reduction over the loop's axis.
 
@@ -295,8 +319,8 @@ class AttentionFact:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedOperand:
     """A load that feeds dot number ``dot``: a tile of ``axes`` that passes through shared memory. ``region`` is where it
-    is loaded (one copy per pipeline stage if that is a loop); ``itemsize`` is in memory; ``direct``: nothing but views
-    and masks stands between load and dot."""
+    is loaded (one copy per pipeline stage if that is a loop), ``after`` as many dots as stand before; ``itemsize`` is in
+    memory; ``direct``: nothing but views and masks stands between load and dot."""
 
     region: int
     dot: int
@@ -305,6 +329,7 @@ class StagedOperand:
     axes: tuple[int, ...]
     itemsize: int
     direct: bool
+    after: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,6 +370,7 @@ class KernelFacts:
     atomics: tuple[MemoryOpFact, ...] = ()
     pointwise: PointwiseFact | None = None
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None
+    matmul_with_tiled_reduction_epilogue: MatmulWithTiledReductionEpilogueFact | None = None
     attention: AttentionFact | None = None
 
     @property
@@ -390,6 +416,11 @@ class KernelFacts:
             parts.append(f"pointwise over {self.pointwise.total_numel} elements")
         if self.matmul_with_reduction_epilogue is not None:
             parts.append(f"matmul with reduction epilogue over N={self.matmul_with_reduction_epilogue.n_extent}")
+        tiled = self.matmul_with_tiled_reduction_epilogue
+        if tiled is not None:
+            applied = f", applied over {', '.join(map(str, tiled.apply_axes))}" if tiled.apply_axes else ""
+            columns = ", ".join(map(str, tiled.n_block_ids))
+            parts.append(f"matmul with reduction epilogue over tiles of axis {columns}{applied}")
         if self.attention is not None:
             parts.append("attention")
         parts += [f"{fact.kind} over axis {fact.axis}" for fact in self.scans]
@@ -411,7 +442,8 @@ def _axes_text(axes: tuple[AxisFact, ...]) -> str:
 
 def _matmul_text(fact: MatmulFact) -> str:
     extents = "x".join("?" if e is None else str(e) for e in (fact.static_m, fact.static_n, fact.static_k))
-    types = f"{_dtype(fact.lhs_dtype)}" + ("" if fact.lhs_dtype == fact.rhs_dtype else f"*{_dtype(fact.rhs_dtype)}")
+    lhs, rhs = fact.lhs_format or _dtype(fact.lhs_dtype), fact.rhs_format or _dtype(fact.rhs_dtype)
+    types = ("scaled " if fact.lhs_format else "") + (lhs if lhs == rhs else f"{lhs}*{rhs}")
     return f"dot {extents} {types}"
 
 

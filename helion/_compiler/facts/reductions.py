@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from ..ir.grammar import Op, ReduceAttrs, Value
+from ..passes.rolling import Walked
 from .flow import Flow
 from .liveness import Liveness
-from .records import AccumulatorFact, AxisFact, Category, MemoryOpFact, ReductionFact
+from .records import AccumulatorFact, AxisFact, Category, LiveTiles, MemoryOpFact, ReductionFact
 from .walk import Walk
 
 
@@ -18,6 +20,7 @@ def reduction_facts(
     axes: tuple[AxisFact, ...],
     memory_ops: tuple[MemoryOpFact, ...],
     accumulators: tuple[AccumulatorFact, ...],
+    walked: Mapping[int, Walked],
 ) -> tuple[ReductionFact, ...]:
     groups: dict[tuple[int, int], list[tuple[Op, int]]] = {}
     for op, axis, bit in flow.reduce_bits:
@@ -54,9 +57,17 @@ def reduction_facts(
                 live_tiles=tiles,
                 per_feature_accumulator=bool(features),
                 feature_footprint=sum(features),
+                walked_tiles=_walked_tiles(axis, walked, walk),
             )
         )
     return tuple(facts)
+
+
+def _walked_tiles(axis: int, walked: Mapping[int, Walked], walk: Walk) -> LiveTiles:
+    """The tiles over ``axis`` that one pass in chunks carries, of the pass with the most of them."""
+    passes = walked[axis].carried if axis in walked else ()
+    tiles = [tuple(tile for value in carried if axis in (tile := walk.tile(value))[0]) for carried in passes]
+    return max(tiles, key=len, default=())
 
 
 def _category(axis: AxisFact) -> Category:

@@ -19,7 +19,8 @@ class Walk:
     """What the walk found. ``bodies[n]`` is region number ``n``; values and ops go by their ``id``.
 
     ``makers`` has the op that makes a value, ``uses`` how many operands are the value, ``homes`` the region of an op.
-    ``inner`` and ``captured`` have, for loops and branches, their regions and the values those read.
+    ``order`` numbers the ops. ``inner`` and ``captured`` have, for loops and branches, their regions and the values
+    those read.
     """
 
     program: Program
@@ -27,6 +28,7 @@ class Walk:
     bodies: list[Region] = field(default_factory=list)
     makers: dict[int, Op] = field(default_factory=dict)
     homes: dict[int, int] = field(default_factory=dict)
+    order: dict[int, int] = field(default_factory=dict)
     inner: dict[int, tuple[int, ...]] = field(default_factory=dict)
     captured: dict[int, set[int]] = field(default_factory=dict)
     uses: dict[int, int] = field(default_factory=dict)
@@ -90,6 +92,7 @@ def _region(
     uses, makers, homes = walk.uses, walk.makers, walk.homes
     for op in region.ops:
         homes[id(op)] = number
+        walk.order[id(op)] = len(walk.order)
         for operand in op.operands:
             if isinstance(operand, Value):
                 key = id(operand)

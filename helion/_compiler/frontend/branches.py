@@ -77,7 +77,8 @@ class Branches(WalkerBase):
         for value, ops in ((then, then_ops), (other, else_ops)):
             if not isinstance(value, DeviceValue):
                 self._check_number(name, value, model, "if")
-                value = self._emit_into(ops, value, model, widen=_is_float(number))
+                mixed = model is None and _is_float(other if value is then else then) and type(value) is int
+                value = self._emit_into(ops, float(value) if mixed else value, model, widen=_is_float(number))
             elif _is_float(number) and not value.dtype.is_floating_point:
                 with self.t.builder.region() as extra:
                     value = self.t.cast(value, torch.get_default_dtype())

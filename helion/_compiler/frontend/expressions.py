@@ -15,12 +15,14 @@ import torch
 
 from ... import exc
 from ... import language as hl
-from ..._shapes import Expr
+from ..._shapes import Expr, hint_of
 from ...language._registry import DECLARED
-from ..source import Location, parse_function
-from . import host_tensors
+from ..source import Location, parse_function, place_of
+from . import hl_escape, hl_random, host_tensors
+from .captures import capture
 from .frames import Frame, function_frame, lift_object, resolve_source
 from .hl_functions import HL_RULES
+from .python_functions import BUILTINS, is_builtin_argument
 from .torch_pointwise import truth
 from .torch_shapes import refuse_host
 from .tracer import Tracer, torch_name
@@ -44,6 +46,8 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
 _TORCH_FACTORIES = (
     torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.tensor, torch.eye, torch.linspace
 )  # fmt: skip
+#: The families of rules that register themselves when imported.
+FAMILIES = (hl_escape, hl_random)
 ABSTRACT = (DeviceValue, HostTensorValue, Tile, Expr)
 _MUTATORS = frozenset(
     (
@@ -120,7 +124,7 @@ class Expressions:
         if not isinstance(value, ABSTRACT) and not callable(getattr(type(value), node.attr, None)):
             self.t.assume("attribute", value, node.attr, result)
             return self.lifted(result, node)
-        return result
+        return self.captured(result, node) if isinstance(value, HostTensorValue) else result
 
     def lifted(self, value: Any, node: ast.expr) -> Any:
         """A tensor or a function found inside an object of the user's, with the host expression that leads to it."""
@@ -275,6 +279,10 @@ class Expressions:
     def truth_on_host(self, value: Any) -> bool:
         """A condition that must be known when compiling; run-time numbers become part of the specialization key."""
         if isinstance(value, Expr):
+            if host_tensors.is_item(self.t, value):
+                raise exc.TypeInferenceError(
+                    "A branch on what `.item()` reads off a tensor cannot be followed when the kernel is compiled; pass the number as an argument, or branch outside of the kernel."
+                )
             return bool(self.t.specialize(value))
         return bool(value)
 
@@ -286,7 +294,10 @@ class Expressions:
         result = []
         outer = dict(self.frame.names)
         for item in self.iterate(self.eval(generator.iter), generator.iter):
+            # a variable of the comprehension is no name that a launch could pass a tensor by
+            self.frame.is_kernel, is_kernel = False, self.frame.is_kernel
             self.walker.bind(self, generator.target, item)
+            self.frame.is_kernel = is_kernel
             if all(self.truth_on_host(self.eval(test)) for test in generator.ifs):
                 result.append(self.eval(node.elt))
         self.frame.names = outer
@@ -313,11 +324,13 @@ class Expressions:
         if isinstance(value, HostTensorValue):
             if self.t.on_device:
                 self.name_tensor(value)
-            return value[index]
+            return self.captured(value[index], node)
         if isinstance(value, DeviceValue):
             return value[index]
         if isinstance(value, Tile):
             raise exc.IncorrectTileUsage(how="with a subscript")
+        if isinstance(index, Expr) and isinstance(value, (list, tuple)) and self.t.changes(index):
+            return self.captured(self.walker.item_of(self, value, index, node), node)
         if isinstance(index, ABSTRACT):
             raise exc.InvalidSequenceSubscription(got=describe(index))
         try:
@@ -330,7 +343,7 @@ class Expressions:
 
     def name_tensor(self, value: HostTensorValue) -> None:
         """Before the first use on the device: find the host expression the launch passes the tensor by."""
-        if not any(known is value for known in self.t.used_tensors):
+        if self.t.number_of(value) is None:
             resolve_source(self.t, value, self.walker.kernel_frame)
 
     # --- calls ---------------------------------------------------------------------------------------------------------
@@ -350,7 +363,11 @@ class Expressions:
             else:
                 kwargs[keyword.arg] = self.eval(keyword.value)
         self.at(node)
-        return self.call(function, tuple(args), kwargs, node)
+        return self.captured(self.call(function, tuple(args), kwargs, node), node)
+
+    def captured(self, result: Any, node: ast.expr) -> Any:
+        """What an expression of the kernel's host code gives, with names that launches can pass it by."""
+        return result if self.t.on_device or not self.frame.is_kernel else capture(self.t, result, place_of(node))
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> Any:
         if _hashable(function) and function in DECLARED:
@@ -361,14 +378,16 @@ class Expressions:
             raise exc.NestedKernelCallsNotSupported(name=function.name)
         if isinstance(function, functools.partial):
             return self.call(function.func, (*function.args, *args), {**function.keywords, **kwargs}, node)
+        if isinstance(function, torch.fx.GraphModule):
+            return self.call_graph(function, args)
         if function in (breakpoint, print) or function is builtins.print:
             return self.call_debug(function, args)
         if is_torch_function(function):
             return self.call_torch(function, args, kwargs)
         if isinstance(function, types.FunctionType) and self.t.on_device and not _opaque(function):
             return self.call_user(function, args, kwargs)
-        builtin = _BUILTINS.get(function) if _hashable(function) else None
-        if builtin is not None and any(isinstance(a, (DeviceValue, Expr)) for a in args):
+        builtin = BUILTINS.get(function) if _hashable(function) else None
+        if builtin is not None and is_builtin_argument(self.t, function, args):
             try:
                 return builtin(self, *args, **kwargs)
             except TypeError as error:
@@ -392,10 +411,13 @@ class Expressions:
         if where == "host" and self.t.on_device:
             if function is hl.specialize:
                 raise exc.SpecializeOnDevice()
+            if function is hl.barrier:
+                raise exc.BarrierOnlyAllowedAtTopLevel()
             raise exc.NotAllowedOnDevice(what=name)
-        for value in (*args[:1], *kwargs.values()):
-            if isinstance(value, HostTensorValue) and self.t.on_device:
-                self.name_tensor(value)
+        for value in _tensors_in((*args, *kwargs.values())) if self.t.on_device else ():
+            self.name_tensor(value)
+        if function is hl.triton_kernel and args and isinstance(args[0], str) and args[0].isidentifier():
+            args = (self.frame.lookup(self.t, args[0]), *args[1:])
         try:
             inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:
@@ -425,6 +447,34 @@ class Expressions:
                 raise exc.IncorrectTileUsage(how=f"as a tensor, by {torch_name(function)}")
         return self.t.torch_call(function, args, kwargs)
 
+    def call_graph(self, module: Any, args: tuple[Any, ...]) -> Any:
+        """A ``torch.fx.GraphModule`` of function and method calls, one after the other."""
+        unsupported = sorted(
+            {n.op for n in module.graph.nodes} - {"placeholder", "call_function", "call_method", "output"}
+        )
+        if unsupported:
+            raise exc.GraphModuleUnsupportedOps(name=type(module).__name__, ops=", ".join(unsupported))
+        found: dict[Any, Any] = {}
+        given = iter(args)
+        for node in module.graph.nodes:
+            inner, keywords = self._graph_items(node.args, found), self._graph_items(node.kwargs, found)
+            if node.op == "placeholder":
+                found[node] = next(given, *node.args)
+            elif node.op == "output":
+                return inner[0]
+            elif node.op == "call_method":
+                found[node] = getattr(inner[0], node.target)(*inner[1:], **keywords)
+            else:
+                found[node] = self.call(node.target, inner, keywords, self.node or ast.Constant(None))
+        return None
+
+    def _graph_items(self, item: Any, found: dict[Any, Any]) -> Any:
+        if isinstance(item, dict):
+            return {key: self._graph_items(v, found) for key, v in item.items()}
+        if isinstance(item, (tuple, list)):
+            return type(item)(self._graph_items(v, found) for v in item)
+        return found[item] if isinstance(item, torch.fx.Node) else item
+
     def call_user(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = parse_function(function)
         if source is None:
@@ -438,13 +488,17 @@ class Expressions:
         frame.names.update(bound.arguments)
         return self.walker.run_function(frame)
 
+    def may_change(self, container: Any) -> bool:
+        """Whether a list was made in device code, and in the loop or branch that is open now."""
+        made = self.t.lists.get(id(container))
+        return made is not None and made[1] == self.t.builder.depth
+
     def check_mutation(self, function: Any) -> None:
         """A container may change only where it was made: a loop body is walked once, however often it runs."""
         owner = getattr(function, "__self__", None)
         if not isinstance(owner, (list, dict, set)) or getattr(function, "__name__", "") not in _MUTATORS:
             return
-        made = self.t.lists.get(id(owner))
-        if made is None or made[1] != self.t.builder.depth:
+        if not self.may_change(owner):
             raise exc.StatementNotSupported(
                 statement=f"Changing a {type(owner).__name__} with .{function.__name__}()",
                 where="device",
@@ -460,6 +514,10 @@ class Expressions:
             return function(*args, **kwargs)
         except TypeError as error:
             if not self.t.on_device and "not known when the kernel is compiled" in str(error):
+                if any(host_tensors.is_item(self.t, a) or self.t.changes(a) for a in args):
+                    result = function(*(hint_of(a) for a in args), **{k: hint_of(v) for k, v in kwargs.items()})
+                    if isinstance(result, (int, float)):
+                        return host_tensors.number(self.t, result)
                 known = [self.t.specialize(a) if isinstance(a, Expr) else a for a in args]
                 return function(
                     *known, **{k: self.t.specialize(v) if isinstance(v, Expr) else v for k, v in kwargs.items()}
@@ -510,52 +568,12 @@ def any_abstract(value: Any) -> bool:
     return isinstance(value, ABSTRACT)
 
 
-def _reduce_pairs(name: str) -> Callable[..., Any]:
-    def call(e: Expressions, *args: Any) -> Any:
-        items = list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
-        if len(items) == 1 and not isinstance(args[0], (tuple, list)):
-            python = name.removesuffix("imum")
-            raise exc.TypeInferenceError(f"{python}() takes at least two values; use torch.a{python} to reduce a tile.")
-        if not e.t.on_device:
-            values = [e.t.specialize(item) if isinstance(item, Expr) else item for item in items]
-            return max(values) if name == "maximum" else min(values)
-        result = items[0]
-        for item in items[1:]:
-            result = e.t.pointwise(name, result, item)
-        return result
+def _tensors_in(value: Any) -> list[HostTensorValue]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return [value] if isinstance(value, HostTensorValue) else []
 
-    return call
-
-
-def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
-    def call(e: Expressions, value: Any) -> Any:
-        if isinstance(value, DeviceValue):
-            if value.dims:
-                raise exc.TypeInferenceError(f"{fallback.__name__}() takes a scalar, got {value!r}.")
-            return e.t.cast(value, dtype)
-        if e.t.on_device:
-            return e.t.cast(e.t.number(value), dtype)
-        return fallback(e.t.specialize(value))
-
-    return call
-
-
-def _len(e: Expressions, value: Any) -> Any:
-    return value.shape[0]
-
-
-def _abs(e: Expressions, value: Any) -> Any:
-    return e.t.pointwise("abs", value) if e.t.on_device else abs(e.t.specialize(value))
-
-
-_BUILTINS: dict[Any, Callable[..., Any]] = {
-    max: _reduce_pairs("maximum"),
-    min: _reduce_pairs("minimum"),
-    int: _convert(torch.int32, int),
-    float: _convert(torch.float32, float),
-    bool: _convert(torch.bool, bool),
-    len: _len,
-    abs: _abs,
-}
 
 __all__ = ["ABSTRACT", "Expressions", "TileTuple"]

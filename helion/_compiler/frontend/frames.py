@@ -96,11 +96,37 @@ def function_frame(t: Tracer, fn: types.FunctionType, source: FunctionSource, ca
 
 
 def resolve_source(t: Tracer, value: HostTensorValue, frame: Frame) -> None:
-    """Make sure the launch can name ``value``: prefer a variable of the kernel that is bound to it."""
-    for name, known in frame.names.items():
-        if known is value and (not frame.host_names or name in frame.host_names):
+    """Make sure the launch can name ``value``: prefer a variable of the kernel that is bound to it, then an item of a
+    list, tuple or dict that one is bound to."""
+    names = {n: v for n, v in frame.names.items() if not frame.host_names or n in frame.host_names}
+    for name, known in names.items():
+        if known is value:
             value.source = name
             return
+    if not value.source:
+        value.source = next((f"{n}{path}" for n, v in names.items() if (path := _path(v, value)) is not None), "")
+
+
+def path_to(value: Any, frame: Frame) -> str:
+    """A host expression for an object that a variable of the kernel holds, or has inside; empty if none does."""
+    names = {n: v for n, v in frame.names.items() if not frame.host_names or n in frame.host_names}
+    paths = ((n, "" if held is value else _path(held, value)) for n, held in names.items())
+    return next((f"{n}{path}" for n, path in paths if path is not None), "")
+
+
+def _path(container: Any, value: Any) -> str | None:
+    """The subscripts that lead from a container to ``value``, None where it is not in it."""
+    if isinstance(container, dict):
+        items = list(container.items())
+    elif isinstance(container, (tuple, list)):
+        items = list(enumerate(container))
+    else:
+        return None
+    for key, item in items:
+        path = "" if item is value else _path(item, value)
+        if path is not None:
+            return f"[{key!r}]{path}"
+    return None
 
 
 def assigned_names(statements: list[Any]) -> list[str]:

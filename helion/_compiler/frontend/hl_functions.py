@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +11,7 @@ from ... import exc
 from ... import language as hl
 from ..._shapes import ONE, Expr, broadcast_dims, hint_of, is_power_of_2, next_power_of_2
 from ...fields import Fragment
-from ..ir.grammar import AsmAttrs, InlineAttrs, Op, PrintAttrs, Value
+from .scaled_dot import dot_scaled
 from .torch_matmul import dot
 from .torch_pointwise import HALF, named
 from .torch_pointwise import rule as torch_rule
@@ -52,6 +49,9 @@ def _arange(t: Tracer, *bounds: Any, dtype: Any = None, device: Any = None, step
 
 @rule(hl.subscript)
 def _subscript(t: Tracer, tensor: Any, index: Any) -> Any:
+    for item in index if isinstance(index, (list, tuple)) else (index,):
+        if item is not None and item is not ... and not (isinstance(item, slice) and item == slice(None)):
+            raise exc.InvalidIndexingType(got=f"{describe(item)}, in hl.subscript,")
     return tensor[tuple(index) if isinstance(index, (list, tuple)) else index]
 
 
@@ -60,6 +60,23 @@ def _dot(t: Tracer, mat1: Any, mat2: Any, acc: Any = None, out_dtype: Any = None
     if acc is not None and not isinstance(acc, DeviceValue):
         acc = t.as_device(acc, "as the accumulator of hl.dot")
     return dot(t, mat1, mat2, acc, out_dtype)
+
+
+@rule(hl.dot_scaled)
+def _dot_scaled(
+    t: Tracer,
+    mat1: Any,
+    mat1_scale: Any,
+    mat1_format: Any,
+    mat2: Any,
+    mat2_scale: Any,
+    mat2_format: Any,
+    acc: Any = None,
+    out_dtype: Any = None,
+) -> DeviceValue:
+    if acc is not None and not isinstance(acc, DeviceValue):
+        acc = t.as_device(acc, "as the accumulator of hl.dot_scaled")
+    return dot_scaled(t, (mat1, mat2), (mat1_scale, mat2_scale), (mat1_format, mat2_format), acc, out_dtype)
 
 
 def _host_tensor(t: Tracer, tensor: Any, name: str) -> HostTensorValue:
@@ -217,13 +234,26 @@ def _associative_scan(t: Tracer, combine_fn: Any, input_tensor: Any, dim: int, r
     inputs = _inputs(t, input_tensor, "hl.associative_scan")
     at = position(inputs[0], dim)
     if reverse and t.may_be_padded(inputs[0].dims[at]):
-        raise exc.BackendUnsupported(
-            what="A reversed hl.associative_scan over a dimension that may be padded",
-            backend="Triton",
-            remedy=": it would begin with lanes out of range; use hl.cumsum, or a dimension whose size is a power of two",
-        )
-    values = t.scan(inputs, t.combine(combine_fn, inputs), at, reverse)
+        values = _scan_from_padding(t, combine_fn, inputs, at)
+    else:
+        values = t.scan(inputs, t.combine(combine_fn, inputs), at, reverse)
     return values if isinstance(input_tensor, (tuple, list)) else values[0]
+
+
+def _scan_from_padding(t: Tracer, combine_fn: Any, inputs: tuple[DeviceValue, ...], at: int) -> tuple[DeviceValue, ...]:
+    """A reversed scan begins with lanes out of range, and a function of the user's has no identity that they could hold:
+    each value goes with a flag that is 0 there."""
+    flags = t.full(inputs[0].dims, 1, torch.int32)
+
+    def skipping(left: tuple[DeviceValue, ...], right: tuple[DeviceValue, ...]) -> tuple[DeviceValue, ...]:
+        both = t.combined(combine_fn, left[1:], right[1:])
+        found = t.pointwise("ne", left[0], 0)
+        kept = (t.pointwise("where", found, b, r) for b, r in zip(both, right[1:], strict=True))
+        return (t.pointwise("bitwise_or", left[0], right[0]), *kept)
+
+    flagged = (flags, *inputs)
+    identity = (0, *(0.0 if v.dtype.is_floating_point else 0 for v in inputs))
+    return t.scan(flagged, t.combine(skipping, flagged), at, True, identity)[1:]
 
 
 def cumulative(t: Tracer, name: str, value: DeviceValue, dim: int, reverse: bool) -> DeviceValue:
@@ -279,42 +309,6 @@ def _split(t: Tracer, tensor: Any) -> tuple[DeviceValue, DeviceValue]:
     return t.split(value)
 
 
-# --- random numbers ----------------------------------------------------------------------------------------------------
-
-
-def _offsets(t: Tracer, shape: Any) -> DeviceValue:
-    """The place of every element in a row-major tensor of the whole shape, not of the tile."""
-    sizes = shape if isinstance(shape, (tuple, list)) else [shape]
-    total: DeviceValue | None = None
-    for at, size in enumerate(sizes):
-        dim = t.dim_of(size)
-        block = dim.block
-        tile = t.active_blocks.get(block) if block is not None else None
-        index = tile.index if tile is not None else t.iota(size)
-        extent: Any = t.blocks[block].extent if block is not None else 1
-        if extent is None:
-            raise exc.ShapeSpecializingCall(what="hl.rand over a tile whose loop has no known end")
-        ones = [ONE] * len(sizes)
-        ones[at] = dim
-        spread = t.reshape(index, tuple(ones))
-        total = spread if total is None else total * extent + spread
-    assert total is not None
-    return total
-
-
-@rule(hl.rand)
-def _rand(t: Tracer, shape: Any, seed: Any, device: Any = None) -> DeviceValue:
-    return t.random("uniform", t.as_device(seed, "as a seed"), _offsets(t, shape))
-
-
-@rule(hl.randint)
-def _randint(t: Tracer, shape: Any, low: int, high: int, seed: Any, device: Any = None) -> DeviceValue:
-    if not (isinstance(low, int) and isinstance(high, int) and low < high):
-        raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
-    bits = t.cast(t.random("bits", t.as_device(seed, "as a seed"), _offsets(t, shape)), torch.int64)
-    return t.cast((bits & 0xFFFFFFFF) % (high - low) + low, torch.int32)
-
-
 # --- tunables ----------------------------------------------------------------------------------------------------------
 
 
@@ -329,84 +323,3 @@ def _register_tunable(t: Tracer, name: Any, fragment: Any) -> Expr:
         raise exc.TunableNameConflict(name=name)
     t.tunables[name] = fragment
     return Expr("tunable", (name,), value)
-
-
-# --- escape hatches ----------------------------------------------------------------------------------------------------
-
-
-@rule(hl.device_print)
-def _device_print(t: Tracer, prefix: Any, *values: Any) -> None:
-    if not isinstance(prefix, str):
-        raise exc.InvalidAPIUsage(
-            f"The first argument of hl.device_print must be a string literal, got {describe(prefix)}."
-        )
-    operands = [t.as_device(v, "in hl.device_print").value for v in values]
-    t.builder.append(Op("print", tuple(operands), (), PrintAttrs(prefix), (), t.builder.location))
-
-
-def _outputs(t: Tracer, output_like: Any) -> tuple[Value, ...]:
-    likes = () if output_like is None else output_like if isinstance(output_like, (tuple, list)) else (output_like,)
-    for like in likes:
-        if not isinstance(like, DeviceValue):
-            raise exc.TypeInferenceError(f"output_like must be a tile, a tuple of tiles or None, got {describe(like)}.")
-    return tuple(t.builder.value(like.dtype, like.dims) for like in likes)
-
-
-def _inline(
-    t: Tracer, lines: tuple[str, ...], operands: list[Any], output_like: Any, helpers: tuple[str, ...] = ()
-) -> Any:
-    results = _outputs(t, output_like)
-    attrs = InlineAttrs(lines, helpers)
-    t.builder.append(Op("inline", tuple(operands), results, attrs, (), t.builder.location))
-    wrapped = tuple(map(t.wrap, results))
-    return None if output_like is None else wrapped if isinstance(output_like, (tuple, list)) else wrapped[0]
-
-
-@rule(hl.inline_triton)
-def _inline_triton(t: Tracer, triton_source: Any, args: Any, output_like: Any) -> Any:
-    if not isinstance(triton_source, str) or not triton_source.strip():
-        raise exc.InvalidAPIUsage("The source of hl.inline_triton must be a string that is not empty.")
-    named = args if isinstance(args, dict) else {str(i): a for i, a in enumerate(args)}
-    operands = [t.operand(a) for a in named.values()]
-    text = textwrap.dedent(triton_source).strip("\n")
-    try:
-        places = {key: f"{{{at}}}" for at, key in enumerate(named)}
-        text = text.format(
-            *([] if isinstance(args, dict) else places.values()), **(places if isinstance(args, dict) else {})
-        )
-    except (KeyError, IndexError) as error:
-        raise exc.InvalidAPIUsage(
-            f"The source of hl.inline_triton has a placeholder without an argument: {error}."
-        ) from error
-    return _inline(t, tuple(text.split("\n")), operands, output_like)
-
-
-@rule(hl.triton_kernel)
-def _triton_kernel(t: Tracer, function: Any, args: Any, output_like: Any) -> Any:
-    source = function if isinstance(function, str) else inspect.getsource(getattr(function, "fn", function))
-    source = textwrap.dedent(source)
-    match = re.search(r"def\s+(\w+)\s*\(", source)
-    if match is None:
-        raise exc.InvalidAPIUsage("hl.triton_kernel takes a @triton.jit function, or the source of one.")
-    if "@triton.jit" not in source:
-        source = f"@triton.jit\n{source}"
-    named = args if isinstance(args, dict) else {str(i): a for i, a in enumerate(args)}
-    operands = [t.operand(a) for a in named.values()]
-    places = [f"{key}={{{at}}}" if isinstance(args, dict) else f"{{{at}}}" for at, key in enumerate(named)]
-    return _inline(t, (f"{match[1]}({', '.join(places)})",), operands, output_like, (source.strip(),))
-
-
-@rule(hl.inline_asm_elementwise)
-def _inline_asm(t: Tracer, asm: str, constraints: str, args: Any, dtype: Any, is_pure: bool, pack: int) -> Any:
-    values = [t.as_device(a, "in hl.inline_asm_elementwise") for a in args]
-    dims = broadcast_dims([v.dims for v in values])
-    if dims is None:
-        raise exc.ShapeMismatch(lhs=repr(values[0]), rhs=repr(values[1]), detail=" in hl.inline_asm_elementwise")
-    operands = [t.broadcast(v, dims).value for v in values]
-    dtypes = tuple(dtype) if isinstance(dtype, (tuple, list)) else (dtype,)
-    results = tuple(t.builder.value(d, dims) for d in dtypes)
-    places = ", ".join(f"{{{i}}}" for i in range(len(operands)))
-    attrs = AsmAttrs(asm, constraints, dtypes, bool(is_pure), int(pack), places)
-    t.builder.append(Op("asm", tuple(operands), results, attrs, (), t.builder.location))
-    wrapped = tuple(map(t.wrap, results))
-    return wrapped if isinstance(dtype, (tuple, list)) else wrapped[0]

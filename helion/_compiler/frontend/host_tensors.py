@@ -15,6 +15,7 @@ from ... import exc
 from ..._shapes import Expr, Number
 from ..ir.pointwise import result_dtype
 from . import host_views
+from .captures import UNNAMED
 from .values import HostTensorValue, describe
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ def _packed(value: HostTensorValue) -> tuple[Number, ...]:
 
 def call(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One torch call in host code."""
+    if func is torch.Tensor.item:
+        return item(t, args[0].dtype)
+    if func is torch.Tensor.tolist:
+        return _items(t, args[0], 0)
     if func in _FACTORIES:
         size = kwargs.get("size", args)
         return allocate(
@@ -140,6 +145,31 @@ def call(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if name in _REDUCTIONS and not any(isinstance(a, HostTensorValue) for a in args[1:]):
         return _reduction(t, name, *args, **kwargs)
     return _on_meta(t, func, args, kwargs)
+
+
+def item(t: Tracer, dtype: torch.dtype) -> Expr:
+    """A number that the host reads off a tensor: known at run time only."""
+    return number(t, 1.0 if dtype.is_floating_point else dtype == torch.bool or 64)
+
+
+def number(t: Tracer, hint: Any) -> Expr:
+    """A number that an expression of the host code gives at run time, like ``hint``."""
+    name = t.fresh_name("host_item", len(t.drawn))
+    t.drawn[name] = UNNAMED
+    return Expr("host", (name,), hint)
+
+
+def _items(t: Tracer, tensor: HostTensorValue, dim: int) -> Any:
+    """What ``tolist`` gives: numbers in nested lists."""
+    if dim == tensor.ndim:
+        return item(t, tensor.dtype)
+    size = tensor.shape[dim]
+    return [_items(t, tensor, dim + 1) for _ in range(t.specialize(size) if isinstance(size, Expr) else int(size))]
+
+
+def is_item(t: Tracer, value: Any) -> bool:
+    """Whether a number comes from the data of tensors."""
+    return isinstance(value, Expr) and any(leaf.args[0] in t.drawn for leaf in value.leaves())
 
 
 #: Elementwise host calls with a shape rule here, by the op that gives the dtype.
@@ -194,7 +224,7 @@ def _on_meta(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     inputs: list[HostTensorValue] = []
     name = getattr(func, "__name__", str(func))
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, HostTensorValue)]
-    symbolic = any(map(host_views.is_symbolic, tensors)) or any(isinstance(a, Expr) for a in args)
+    symbolic = any(map(host_views.is_symbolic, tensors)) or any(isinstance(a, Expr) or _is_open_slice(a) for a in args)
     rule = host_views.rule(name) if symbolic else None
     if rule is not None:
         return rule(t, *args, **kwargs)
@@ -235,6 +265,13 @@ def _on_meta(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return HostTensorValue(t, tuple(item.shape), tuple(item.stride()), item.dtype, where, storage, aligned=aligned)
 
     return lift(result)
+
+
+def _is_open_slice(index: Any) -> bool:
+    """Whether a subscript has a slice whose bounds are known at run time only."""
+    if isinstance(index, tuple):
+        return any(map(_is_open_slice, index))
+    return isinstance(index, slice) and any(isinstance(n, Expr) for n in (index.start, index.stop, index.step))
 
 
 def _has_tensor(result: Any) -> bool:

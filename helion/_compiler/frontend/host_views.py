@@ -201,7 +201,7 @@ def _getitem(t: Tracer, value: HostTensorValue, index: Any) -> HostTensorValue:
             continue
         if isinstance(item, slice):
             step = 1 if item.step is None else item.step
-            shape.append(value.shape[dim] if item == slice(None) else None)
+            shape.append(_slice_size(value.shape[dim], item))
             strides.append(value.strides[dim] * step)
         elif not isinstance(item, (int, Expr)):
             raise exc.InvalidIndexingType(got=describe(item))
@@ -209,6 +209,16 @@ def _getitem(t: Tracer, value: HostTensorValue, index: Any) -> HostTensorValue:
     result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage, aligned=False)
     result.shape = tuple(late(t, result, "size", i, 64) if s is None else s for i, s in enumerate(shape))
     return result
+
+
+def _slice_size(size: Number, item: slice) -> Number | None:
+    """How many elements a slice takes of a dimension; None where that is known at run time only."""
+    parts = (item.start, item.stop, item.step)
+    if all(part is None for part in parts):
+        return size
+    if not isinstance(size, int) or any(isinstance(part, Expr) for part in parts):
+        return None
+    return len(range(*item.indices(size)))
 
 
 _RULES: dict[str, Callable[..., Any]] = {

@@ -12,12 +12,13 @@ import torch
 from ... import exc
 from ... import language as hl
 from ..._shapes import Expr, hint_of, next_power_of_2
-from ..ir.grammar import Block, Bound, ForAttrs, LoopAxis, Op, Operand, OperandRef, Region, Root
+from ..ir.grammar import Block, Bound, ForAttrs, Keep, LoopAxis, Op, Operand, OperandRef, Region, Root
+from . import host_tensors
 from .carried import Carried, CarriedValues, Trial
 from .expressions import Expressions
 from .frames import assigned_names
 from .torch_pointwise import truth
-from .values import DeviceValue, LoopSpec, Missing, Tile, TileTuple, describe
+from .values import DeviceValue, HostTensorValue, LoopSpec, Missing, Tile, TileTuple, describe
 from .walk import device_value_on_host
 
 _LOOPS = {
@@ -32,6 +33,10 @@ _LOOPS = {
 _MAX_HOST_ITERATIONS = 10_000
 
 
+def _bounds(spec: LoopSpec) -> tuple[Any, Any, Any]:
+    return spec.begins[0], spec.ends[0], spec.sizes[0] or 1
+
+
 class Loops(CarriedValues):
     """Walks ``for`` statements."""
 
@@ -41,10 +46,12 @@ class Loops(CarriedValues):
         function = e.try_eval(statement.iter.func)
         return function is hl.tile or function is hl.grid
 
-    def _has_grid_loop(self, e: Expressions, node: ast.If) -> bool:
-        """Whether a grid loop is a statement of a branch, or of a branch in a branch."""
+    def _has_grid_loop(self, e: Expressions, node: ast.stmt) -> bool:
+        """Whether a grid loop is a statement of a branch or of a loop, or of one in there."""
+        if not isinstance(node, (ast.If, ast.For, ast.While)):
+            return False
         return any(
-            self._has_grid_loop(e, statement) if isinstance(statement, ast.If) else self._is_grid_loop(e, statement)
+            self._is_grid_loop(e, statement) or self._has_grid_loop(e, statement)
             for statement in (*node.body, *node.orelse)
         )
 
@@ -59,15 +66,27 @@ class Loops(CarriedValues):
         if name == "hl.jagged_tile":
             self._device_loop(e, node, self._jagged_spec(e, node))
             return
+        known = len(self.t.drawn)
         spec = self._loop_spec(e, name, node)
         if name == "hl.static_range":
-            self._unrolled(
-                e, node, range(*(self._constant(v) for v in (spec.begins[0], spec.ends[0], spec.sizes[0] or 1)))
-            )
+            self._unrolled(e, node, range(*(self._constant(v) for v in _bounds(spec))))
+        elif name == "range" and self._indexes_sequences(e, node) and all(isinstance(b, int) for b in _bounds(spec)):
+            self._unrolled(e, node, range(*_bounds(spec)))
         elif self.t.on_device:
             self._device_loop(e, node, spec)
         else:
+            self._place_header(node, len(self.t.drawn) > known)
             self._root(e, node, spec)
+
+    def _indexes_sequences(self, e: Expressions, node: ast.For) -> bool:
+        """Whether the body takes items of a Python sequence by the loop variable: a loop on the device cannot."""
+        target = node.target.id if isinstance(node.target, ast.Name) else ""
+        for part in (part for statement in node.body for part in ast.walk(statement)):
+            if isinstance(part, ast.Subscript) and isinstance(part.value, (ast.Name, ast.Attribute)):
+                names = {n.id for n in ast.walk(part.slice) if isinstance(n, ast.Name)}
+                if target in names and isinstance(e.try_eval(part.value), (list, tuple)):
+                    return True
+        return False
 
     def _constant(self, value: Any) -> int:
         if not isinstance(value, int):
@@ -83,7 +102,7 @@ class Loops(CarriedValues):
     def _loop_spec(self, e: Expressions, name: str, node: ast.For) -> LoopSpec:
         call = node.iter
         assert isinstance(call, ast.Call)
-        args = [e.eval(a) for a in call.args]
+        args = [self._read_bound(e, a) for a in call.args]
         kwargs = {k.arg: e.eval(k.value) for k in call.keywords}
         e.at(call)
         if not 1 <= len(args) <= 3 or (len(args) == 3 and name == "hl.tile" and "block_size" in kwargs):
@@ -110,6 +129,30 @@ class Loops(CarriedValues):
                 f"{name} got {len(begins)} begins, {len(ends)} ends and {len(sizes)} {extra_name}s."
             )
         return LoopSpec(name, name != "hl.tile", begins, ends, sizes, sequence)
+
+    def _read_bound(self, e: Expressions, node: ast.expr) -> Any:
+        """A bound of a loop. The host reads numbers that size a grid off tensors that hold one."""
+        if isinstance(node, (ast.List, ast.Tuple)) and not self.t.on_device:
+            return [self._read_bound(e, element) for element in node.elts]
+        value = e.eval(node)
+        if isinstance(value, HostTensorValue) and not self.t.on_device and not value.ndim:
+            return self._read_number(e, value, node)
+        return value
+
+    def _read_number(self, e: Expressions, tensor: HostTensorValue, node: ast.expr) -> Any:
+        """The number in a tensor of the host's, as if ``node`` had ``.item()`` behind it."""
+        if tensor.dtype.is_floating_point:
+            return tensor
+        number = host_tensors.item(self.t, tensor.dtype)
+        self.t.drawn[number.args[0]] = ""
+        call = ast.Call(ast.Attribute(node, "item", ast.Load()), [], [])
+        self.header_reads.append(Keep(number.args[0], ast.copy_location(call, node)))
+        return number
+
+    def _place_header(self, node: ast.For, reads: bool) -> None:
+        """What launches need of a grid loop's header, which is no part of the generated host code. ``reads``: it has
+        the host read a tensor."""
+        raise NotImplementedError
 
     def _jagged_spec(self, e: Expressions, node: ast.For) -> LoopSpec:
         """A loop up to the largest row length."""
@@ -144,12 +187,25 @@ class Loops(CarriedValues):
         for bound in (begin, end):
             if isinstance(bound, Tile):
                 raise exc.TileOfTile()
+            if isinstance(bound, HostTensorValue):
+                remedy = (
+                    "load the number from it first"
+                    if self.t.on_device
+                    else "the host needs the number to size the grid, so bind its `.item()` to a variable and use that "
+                    "(reading it waits for the device)"
+                )
+                raise exc.TypeInferenceError(
+                    f"A bound of {spec.name} must be an integer, got {describe(bound)}; {remedy}."
+                )
             if isinstance(bound, bool) or not isinstance(bound, (int, Expr, DeviceValue)):
                 raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, got {describe(bound)}.")
             if isinstance(bound, DeviceValue) and bound.dims:
                 raise exc.TypeInferenceError(f"A bound of {spec.name} must be a scalar, got {bound!r}.")
         if isinstance(begin, int) and isinstance(end, int) and begin > end:
             raise exc.InvalidTileRange(begin=begin, end=end)
+        if not self.t.on_device and not self.t.is_never_negative(end - begin):
+            # nothing to walk over, as for range(); a negative number of tiles would be taken off other loops' tiles
+            end = Expr("max", (begin, end), max(hint_of(begin), hint_of(end)))
         extent = None if isinstance(begin, DeviceValue) or isinstance(end, DeviceValue) else end - begin
         block = self._block(spec, size, extent, name)
         step = 1 if not spec.scalar or size is None else size
@@ -219,7 +275,7 @@ class Loops(CarriedValues):
         self.bind(e, target, variable)
 
     def _root(self, e: Expressions, node: ast.For, spec: LoopSpec) -> None:
-        if not self.body or self.body[-1] is not node:
+        if self.grid_loop is not node:
             raise exc.NestedGridLoop(name=spec.name, parent="another statement")
         frame = e.frame
         outer = dict(frame.names)
@@ -233,7 +289,10 @@ class Loops(CarriedValues):
         self.t.builder.location = None
         location = frame.source.location(node)
         body = Region((), tuple(ops), ())
-        self.roots.append(Root(axes=tuple(a for a, _ in axes), body=body, location=location, phase=self.t.phase))
+        axes_only = tuple(axis for axis, _ in axes)
+        self.roots.append(
+            Root(axes=axes_only, body=body, location=location, phase=self.t.phase, launch=self.launches - 1)
+        )
         left = {n: device_value_on_host(n) for n in frame.names if n not in outer}
         frame.host_names = frozenset()
         frame.names = {**outer, **left}

@@ -23,13 +23,14 @@ from ..ir.grammar import (
     ReduceAttrs,
     ReduceName,
     Region,
+    Scaled,
     ScanAttrs,
     TileAttrs,
     TileField,
     Value,
     ViewAttrs,
 )
-from ..ir.pointwise import result_dtype
+from ..ir.pointwise import identity, result_dtype
 from .state import Affine, TraceState
 from .values import DeviceValue, HostTensorValue, Tile, describe
 
@@ -102,7 +103,22 @@ class Primitives(TraceState):
         result = self.emit("pointwise", [self.operand(o) for o in operands], dtype, dims, PointwiseAttrs(name))
         if name in ("add", "sub"):
             self._track_affine(name, operands, result)
+        if name == "add" and not dims:
+            self._track_sum(operands, result)
         return result
+
+    def _track_sum(self, operands: Sequence[Any], result: DeviceValue) -> None:
+        """Scalars that are another scalar plus a number, which may be the bounds of a slice."""
+        for base, other in (operands, operands[::-1]):
+            number = other.number if isinstance(other, DeviceValue) else other
+            if isinstance(base, DeviceValue) and isinstance(number, (int, Expr)):
+                self._sums[result.value] = (base.value, number)
+                return
+
+    def distance(self, start: DeviceValue, stop: DeviceValue) -> Number | None:
+        """By how much ``stop`` is greater, if it was made as ``start`` plus a number."""
+        base, number = self._sums.get(stop.value, (None, None))
+        return number if base is start.value else None
 
     def _exact(self, operands: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         """Triton passes Python floats in fp32; where fp64 meets one, it becomes a compile-time constant instead."""
@@ -158,10 +174,27 @@ class Primitives(TraceState):
         if dim.is_one:
             return self.full((ONE,), start, dtype or self.context.index_dtype)
         if dim.block is None:
-            raise exc.ShapeSpecializingCall(what="arange over a product of sizes")
+            return self._product_iota(dim, start, step, dtype)
         attrs = IotaAttrs(dim.block, True, start, step)
         result = self.emit("iota", (), self.context.index_dtype, (dim,), attrs)
         return self.cast(result, dtype) if dtype is not None else result
+
+    def _product_iota(self, dim: Dim, start: int, step: int, dtype: torch.dtype | None) -> DeviceValue:
+        """0, 1, 2 ... along a product of block sizes and a constant: counted digit by digit, then merged."""
+        factors = [Dim(blocks=(b,)) for b in dim.blocks] + ([self.dim_of(dim.const)] if dim.const != 1 else [])
+        total: DeviceValue | None = None
+        for at, factor in enumerate(factors):
+            size = self.size_of(factor)
+            dims = tuple(factor if i == at else ONE for i in range(len(factors)))
+            digit = self.reshape(self.iota(size), dims)
+            total = digit if total is None else self.pointwise("add", self.pointwise("mul", total, size), digit)
+        assert total is not None
+        result = self.reshape(total, (dim,))
+        if step != 1:
+            result = self.pointwise("mul", result, step)
+        if start:
+            result = self.pointwise("add", result, start)
+        return self.cast(result, dtype or self.context.index_dtype)
 
     def tile_index(self, tile: Tile) -> DeviceValue:
         dims = (Dim(blocks=(tile.block.id,)),)
@@ -170,7 +203,14 @@ class Primitives(TraceState):
         return result
 
     def tile_field(self, tile: Tile, field: TileField) -> DeviceValue:
-        return self.emit("tile", (), self.context.index_dtype, (), TileAttrs(tile.block.id, field))
+        attrs = TileAttrs(tile.block.id, field)
+        result = self.emit("tile", (), self.context.index_dtype, (), attrs)
+        self._fields[result.value] = attrs
+        return result
+
+    def field_of(self, value: DeviceValue) -> TileAttrs | None:
+        """What a value reads off a tile, if it was made so."""
+        return self._fields.get(value.value)
 
     def affine(self, value: DeviceValue) -> Affine | None:
         return self._affine.get(value.value)
@@ -228,6 +268,12 @@ class Primitives(TraceState):
         for position in positions:
             dim = value.dims[position]
             if dim.block is None and not dim.is_one and any(self.blocks[b].kind == "tile" for b in dim.blocks):
+                inside = None if name in ("argmax", "argmin") else self._inside_merged(dim)
+                if inside is not None:
+                    shape = tuple(d if i == position else ONE for i, d in enumerate(value.dims))
+                    fill = identity(name, value.dtype)
+                    value = self.pointwise("where", self.reshape(inside, shape), value, fill, dtype=value.dtype)
+                    continue
                 raise exc.ShapeMismatch(
                     lhs=self.dims_text(value.dims),
                     rhs="a reduction",
@@ -243,6 +289,22 @@ class Primitives(TraceState):
             positions = walked
         return self.emit("reduce", (value.value,), dtype, kept, ReduceAttrs(name, tuple(positions)))
 
+    def _inside_merged(self, dim: Dim) -> DeviceValue | None:
+        """Which lanes of a dimension that merges tiles are in range; None where the order of the tiles is not known."""
+        factors = self.merged.get(dim)
+        if factors is None:
+            return None
+        result = self.full((ONE,) * len(factors), True, torch.bool)
+        for at, factor in enumerate(factors):
+            tile = None if factor.block is None else self.active_blocks.get(factor.block)
+            if tile is None and any(self.blocks[b].kind == "tile" for b in factor.blocks):
+                return None
+            if tile is not None:
+                shape = tuple(factor if i == at else ONE for i in range(len(factors)))
+                within = self.pointwise("lt", self.tile_index(tile), self.tile_field(tile, "end"))
+                result = self.pointwise("logical_and", result, self.reshape(within, shape))
+        return self.reshape(self.broadcast(result, factors), (dim,))
+
     def dot(
         self, lhs: DeviceValue, rhs: DeviceValue, acc: DeviceValue | None, dtype: torch.dtype, precision: str
     ) -> DeviceValue:
@@ -250,6 +312,23 @@ class Primitives(TraceState):
         operands = [lhs.value, rhs.value, *([acc.value] if acc is not None else [])]
         dims = (*lhs.dims[:-1], rhs.dims[-1])
         return self.emit("dot", operands, dtype, dims, DotAttrs(precision))
+
+    def dot_scaled(
+        self,
+        lhs: DeviceValue,
+        rhs: DeviceValue,
+        acc: DeviceValue | None,
+        scales: tuple[DeviceValue | None, DeviceValue | None],
+        formats: tuple[str, str],
+    ) -> DeviceValue:
+        """``lhs @ rhs (+ acc)`` in fp32 of matrices in microscaling formats."""
+        operands = [lhs.value, rhs.value, *([acc.value] if acc is not None else [])]
+        places: list[int | None] = []
+        for scale in scales:
+            places.append(None if scale is None else len(operands))
+            operands += [scale.value] if scale is not None else []
+        attrs = DotAttrs("ieee", Scaled(*formats, *places))
+        return self.emit("dot", operands, torch.float32, (lhs.dims[0], rhs.dims[1]), attrs)
 
     def combine(self, function: Any, inputs: Sequence[DeviceValue]) -> Region:
         """A user's function of two sets of scalars as a region; results take the dtypes of the inputs."""
@@ -259,22 +338,25 @@ class Primitives(TraceState):
         wrapped = [self.wrap(p) for p in params]
         count = len(inputs)
         with self.builder.region() as ops:
-            arguments = (
-                wrapped
-                if count == 1 or _takes(function, 2 * count)
-                else [tuple(wrapped[:count]), tuple(wrapped[count:])]
-            )
-            result = self.call(function, tuple(arguments))
-            results = list(result) if isinstance(result, (tuple, list)) else [result]
-            if len(results) != count:
-                raise exc.TypeInferenceError(
-                    f"The combine function of {count} values must give {count}, got {len(results)}."
-                )
-            results = [self.cast(self.as_device(r), v.dtype) for r, v in zip(results, inputs, strict=True)]
+            results = self.combined(function, wrapped[:count], wrapped[count:])
         for op in ops:
             if op.kind not in ("pointwise", "full"):
                 raise exc.NotAllowedInHelperFunction(what=f"A {op.kind}", location=op.location)
         return Region(tuple(params), tuple(ops), tuple(r.value for r in results))
+
+    def combined(
+        self, function: Any, left: Sequence[DeviceValue], right: Sequence[DeviceValue]
+    ) -> tuple[DeviceValue, ...]:
+        """A user's function of two values, of two tuples, or of the values of both; results take the dtypes of ``left``."""
+        count = len(left)
+        flat = count == 1 or _takes(function, 2 * count)
+        result = self.call(function, (*left, *right) if flat else (tuple(left), tuple(right)))
+        results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        if len(results) != count:
+            raise exc.TypeInferenceError(
+                f"The combine function of {count} values must give {count}, got {len(results)}."
+            )
+        return tuple(self.cast(self.as_device(r), v.dtype) for r, v in zip(results, left, strict=True))
 
     def fold(
         self, inputs: Sequence[DeviceValue], region: Region, dim: int, other: tuple[Any, ...]
@@ -303,6 +385,21 @@ class Primitives(TraceState):
     def gather(self, value: DeviceValue, index: DeviceValue, dim: int) -> DeviceValue:
         """``result[.., i, ..] = value[.., index[.., i, ..], ..]`` along ``dim``; the other dimensions are equal."""
         return self.emit("gather", (value.value, index.value), value.dtype, index.dims, GatherAttrs(dim))
+
+    def lanes(self, size: Any, rank: int, at: int) -> DeviceValue:
+        """0, 1, 2 ... along dimension ``at`` of ``rank`` dimensions."""
+        index = self.iota(size)
+        return self.reshape(index, tuple(index.dims[0] if i == at else ONE for i in range(rank)))
+
+    def pick(self, value: DeviceValue, at: int, index: DeviceValue) -> DeviceValue:
+        """Elements of a whole dimension, by an index of the same rank whose other dimensions are 1. Lanes of the index
+        that are out of range read the first or last element."""
+        size = self.size_of(value.dims[at])
+        assert isinstance(size, int)
+        if size == 1:
+            return self.broadcast(value, (*value.dims[:at], index.dims[at], *value.dims[at + 1 :]))
+        index = self.pointwise("minimum", self.pointwise("maximum", index, 0), size - 1)
+        return self.gather(value, self.broadcast(index, (*value.dims[:at], index.dims[at], *value.dims[at + 1 :])), at)
 
     def join(self, first: DeviceValue, second: DeviceValue) -> DeviceValue:
         dims = (*first.dims, self.dim_of(2))

@@ -17,8 +17,10 @@ from ..ir.grammar import (
     Block,
     BlockKind,
     HostTensor,
+    TileAttrs,
     Value,
 )
+from ..source import Place
 from .arguments import Symbol
 from .guards import Guard, guard
 from .values import DeviceValue, HostTensorValue, Tile, describe
@@ -40,6 +42,7 @@ class Snapshot:
     slots: int
     load_slots: int
     tensors: list[HostTensor]
+    first_tensor: int
 
 
 class TraceState:
@@ -52,9 +55,13 @@ class TraceState:
         self.blocks: list[Block] = []
         self.tensors: list[HostTensor] = []
         self.used_tensors: list[HostTensorValue] = []
+        #: The first of them that the launch being recorded passes; a variable may hold another tensor in the next one.
+        self.first_tensor = 0
         self.active_blocks: dict[int, Tile | None] = {}
         self.specialized: dict[str, Any] = {}
         self.symbols: dict[str, Symbol] = {}
+        #: Numbers that change from one iteration of a host loop to the next, by symbol: the user's variable.
+        self.loop_numbers: dict[str, str] = {}
         #: Sizes and strides of tensors that the host code makes, by symbol: the tensor and how to ask it.
         self.late: dict[str, tuple[HostTensorValue, str]] = {}
         #: Lists made in device code, with the depth of regions they were made at.
@@ -65,6 +72,10 @@ class TraceState:
         self._rules = rules
         self._full: dict[Any, Block] = {}
         self._affine: dict[Value, Affine] = {}
+        self._fields: dict[Value, TileAttrs] = {}
+        self._sums: dict[Value, tuple[Value, Number]] = {}
+        #: How the tiles in merged dimensions are ordered: their factors, outermost first; None where reshapes disagree.
+        self.merged: dict[Dim, Dims | None] = {}
         self._slots = 0
         self._load_slots = 0
         self._atomic_slots = 0
@@ -77,12 +88,21 @@ class TraceState:
         self.function_sources: dict[int, str] = {}
         self.registered: dict[tuple[int, int], int] = {}
         self.specialized_calls: set[tuple[int, int]] = set()
+        #: Numbers made anew for every launch: host expressions by name, empty where the name itself is one.
+        self.drawn: dict[str, str] = {}
+        #: Expressions of the host code whose results launches need: a name for each time that one was walked.
+        self.captures: dict[Place, list[str]] = {}
+        self.captured = 0
+        #: Names that stand in the kernel's source.
+        self.taken: frozenset[str] = frozenset()
         self.tunables: dict[str, Fragment] = {}
         self.tunable_calls: dict[tuple[int, int], str] = {}
 
     def snapshot(self) -> Snapshot:
         """What ``restore`` needs to forget everything recorded from here on."""
-        return Snapshot(list(self.blocks), dict(self._full), self._slots, self._load_slots, list(self.tensors))
+        return Snapshot(
+            list(self.blocks), dict(self._full), self._slots, self._load_slots, list(self.tensors), self.first_tensor
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         self.blocks[:] = snapshot.blocks
@@ -90,6 +110,19 @@ class TraceState:
         self._slots, self._load_slots = snapshot.slots, snapshot.load_slots
         self.tensors[:] = snapshot.tensors
         del self.used_tensors[len(snapshot.tensors) :]
+        self.first_tensor = snapshot.first_tensor
+
+    def number_of(self, tensor: HostTensorValue) -> int | None:
+        """The number of a tensor in the program, None before the launch being recorded uses it."""
+        used = enumerate(self.used_tensors[self.first_tensor :], self.first_tensor)
+        return next((at for at, known in used if known is tensor), None)
+
+    def fresh_name(self, base: str, number: int) -> str:
+        """A name of generated host code that the kernel's own has not."""
+        name = f"{base}_{number}"
+        while name in self.taken:
+            name += "_"
+        return name
 
     def assume(self, kind: Any, owner: Any, key: Any, value: Any) -> None:
         """Something outside of the arguments was read: the compiled code depends on it."""
@@ -138,7 +171,8 @@ class TraceState:
         for block in dim.blocks:
             extent = self.blocks[block].extent
             known = self.blocks[block].kind == "full" and isinstance(extent, int) and is_power_of_2(extent)
-            if not known and self.block_size(self.blocks[block]) != 1:
+            size = self.block_size(self.blocks[block])
+            if not known and not (isinstance(size, int) and size == 1):
                 return True
         return False
 
@@ -193,10 +227,37 @@ class TraceState:
     def specialize(self, value: Expr) -> Any:
         """The number seen when binding; the arguments it depends on become part of the specialization key."""
         for leaf in value.leaves():
+            if leaf.op == "host" and leaf.args[0] in self.loop_numbers:
+                raise exc.ChangesInHostLoop(name=self.loop_numbers[leaf.args[0]])
             if leaf.op != "host" or leaf.args[0] not in self.symbols:
                 raise exc.SpecializeArgType(got=repr(value))
             self.specialized[leaf.args[0]] = self.symbols[leaf.args[0]].origin
         return value.hint
+
+    def is_never_negative(self, number: Any) -> bool:
+        """Whether a host number is known to be at least 0, as sizes are."""
+        if not isinstance(number, Expr):
+            return bool(number >= 0)
+        if number.op == "host":
+            name = number.args[0]
+            origin = self.symbols[name].origin if name in self.symbols else ()
+            measure = self.late[name][1] if name in self.late else ""
+            return (origin[-1:] or ("",))[0][:1] == ("size",) or measure.startswith("size")
+        if number.op == "neg":  # -(-a // b) rounds up
+            inner = number.args[0]
+            negated = inner.args[0] if isinstance(inner, Expr) and inner.op == "floordiv" else None
+            if isinstance(negated, Expr) and negated.op == "neg":
+                return self.is_never_negative(negated.args[0]) and self.is_never_negative(inner.args[1])
+            return False
+        if number.op == "max":
+            return any(map(self.is_never_negative, number.args))
+        if number.op in ("add", "mul", "floordiv", "mod", "min"):
+            return all(map(self.is_never_negative, number.args))
+        return number.op in ("block", "next_power_of_2")
+
+    def changes(self, value: Any) -> bool:
+        """Whether a number differs from one iteration of a host loop to the next."""
+        return isinstance(value, Expr) and any(leaf.args[0] in self.loop_numbers for leaf in value.leaves())
 
     def warn(self, warning: exc.Base) -> None:
         if type(warning).__name__ not in self.context.settings.ignore_warnings:

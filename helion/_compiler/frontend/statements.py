@@ -10,15 +10,16 @@ import torch
 from ... import exc
 from ... import language as hl
 from ..._shapes import Expr
-from ..source import FunctionSource
+from ..ir.grammar import Keep, Launch
+from ..source import FunctionSource, place_of
 from .expressions import Expressions
 from .frames import Frame
-from .loops import Loops
+from .host_loops import HostLoops
 from .values import DeviceValue, HostTensorValue, Tile, describe
 from .walk import Return
 
 
-class Walker(Loops):
+class Walker(HostLoops):
     """The whole walk: functions, assignments and simple statements, with branches and loops from its bases."""
 
     # --- functions -------------------------------------------------------------------------------------------------------
@@ -32,29 +33,35 @@ class Walker(Loops):
         function_node = function
         try:
             self._walk_host(e, function.body)
-            if self.barrier_statements and self.barrier_statements[-1] > self.loop_statements[-1]:
-                e.node = self.body[self.barrier_statements[-1]]
+            if self.open_barrier is not None:
+                e.node = self.open_barrier
                 raise exc.BarrierOnlyAllowedAtTopLevel()
         except Return as result:
             return result.value
         except exc.Base as error:
             raise error.at(e.location()) from None
+        finally:
+            self.settle_storages()
         return None
 
     def _walk_host(self, e: Expressions, statements: list[ast.stmt]) -> None:
         """Walk host statements with the grid loops among them, and keep what the generated function will run."""
         for position, statement in enumerate(statements):
-            if isinstance(statement, ast.If) and self._has_grid_loop(e, statement):
-                self._walk_taken(e, statement)
-                continue
-            self.body.append(statement)
             if self._is_grid_loop(e, statement):
-                self._check_between(e)
-                self.loop_statements.append(len(self.body) - 1)
+                self._place_launch(e, statement)
+            elif self._has_grid_loop(e, statement):
+                if isinstance(statement, ast.If):
+                    self._walk_taken(e, statement)
+                else:
+                    assert isinstance(statement, (ast.For, ast.While))
+                    self._walk_host_loop(e, statement)
+                continue
             elif self._is_barrier(e, statement):
-                self.barrier_statements.append(len(self.body) - 1)
+                self.open_barrier = statement
                 self.t.phase += 1
                 continue
+            else:
+                self.body.append(statement)
             try:
                 self.execute(e, statement)
             except Return:
@@ -92,18 +99,44 @@ class Walker(Loops):
         if not isinstance(call, ast.Call) or e.try_eval(call.func) is not hl.barrier:
             return False
         e.at(statement)
-        if not self.loop_statements:
+        if not any(isinstance(node, Launch) for known in self.body for node in ast.walk(known)):
             raise exc.BarrierOnlyAllowedAtTopLevel()
         return True
 
-    def _check_between(self, e: Expressions) -> None:
-        """Between the last grid loop and the one at the end of the body only barriers may stand."""
-        if not self.loop_statements:
-            return
-        for at in range(self.loop_statements[-1] + 1, len(self.body) - 1):
-            if at not in self.barrier_statements and not _is_docstring(self.body[at]):
-                e.node = self.body[at]
+    def _place_launch(self, e: Expressions, statement: ast.stmt) -> None:
+        """One launch stands for grid loops with nothing but barriers between them. Where host loops are involved there
+        may be several launches, in order."""
+        self.grid_loop, self.open_barrier = statement, None
+        if self.launch is self.body:
+            between = [known for known in self.body[self._launch_at() + 1 :] if not _is_docstring(known)]
+            if not between:
+                return
+            if not self.host_loops:
+                e.at(between[0])
                 raise exc.TopLevelStatementBetweenLoops()
+        self._begin_launch(statement)
+
+    def _launch_at(self) -> int:
+        """Where the last launch stands in the body being made."""
+        return max(at for at, known in enumerate(self.body) if isinstance(known, Launch))
+
+    def _begin_launch(self, statement: ast.stmt) -> None:
+        self.body.append(ast.copy_location(Launch(self.launches), statement))
+        self.launch = self.body
+        self.launches += 1
+        self.t.first_tensor = len(self.t.tensors)
+        self.t.phase = self.roots[-1].phase + 1 if self.roots else 0
+
+    def _place_header(self, node: ast.For, reads: bool) -> None:
+        if reads and any(root.launch == self.launches - 1 for root in self.roots):
+            # the loops before it may write what the host reads here: that takes a launch of its own
+            self._begin_launch(node)
+        kept, self.header_reads = self.header_reads, []
+        for part in ast.walk(node.iter):
+            if isinstance(part, ast.expr):
+                kept += [Keep(name, part) for name in self.t.captures.pop(place_of(part), ())]
+        at = self._launch_at()
+        self.body[at:at] = [ast.copy_location(keep, node) for keep in reversed(kept)]
 
     # --- assignments -----------------------------------------------------------------------------------------------------
 
@@ -228,7 +261,7 @@ class Walker(Loops):
             container[index] = value
         elif isinstance(container, DeviceValue):
             raise exc.DeviceTensorSubscriptAssignmentNotAllowed(name=ast.unparse(node.value))
-        elif isinstance(container, (list, dict)) and not self.t.on_device:
+        elif isinstance(container, (list, dict)) and (not self.t.on_device or e.may_change(container)):
             old = container[index] if isinstance(container, list) or index in container else None
             if isinstance(old, HostTensorValue):
                 old.source = ""
@@ -257,9 +290,17 @@ class Walker(Loops):
             )
         raise Return(None if node.value is None else e.eval(node.value))
 
+    def do_Try(self, e: Expressions, node: ast.Try) -> None:
+        """The way without an exception is what is compiled; the generated host code has the handlers too."""
+        if self.t.on_device:
+            raise exc.NotAllowedOnDevice(what="A try statement")
+        self.execute_all(e, [*node.body, *node.orelse, *node.finalbody])
+
     def do_Assert(self, e: Expressions, node: ast.Assert) -> None:
         if self.t.on_device:
-            raise exc.NotAllowedOnDevice(what="An assert statement")
+            raise exc.StatementNotSupported(
+                statement="An assert statement", where="device", remedy="; move it to the host code around the loop"
+            )
         test = e.eval(node.test)
         if isinstance(test, Expr):
             self._learn(test)

@@ -26,6 +26,8 @@ class SubscriptPlan:
     indices: tuple[Index, ...]
     operands: tuple[Operand, ...]
     dims: Dims
+    #: Lanes that are inside of the tensor, where slices with bounds of the device's own may reach past its end.
+    inside: DeviceValue | None = None
 
 
 class _Planner:
@@ -37,6 +39,7 @@ class _Planner:
         self.indices: list[Index] = []
         self.operands: list[Operand] = []
         self.dims: list[Dim] = []
+        self.reaching: list[tuple[DeviceValue, Number]] = []
 
     def operand(self, value: DeviceValue) -> int:
         self.operands.append(value.value)
@@ -88,7 +91,7 @@ class _Planner:
 
     def whole(self, item: slice, dim: int) -> None:
         size = self.size(dim)
-        if item == slice(None):
+        if _is_whole(item):
             if isinstance(size, int) and size == 1:
                 self.indices.append(Index("scalar"))
                 self.dims.append(ONE)
@@ -96,9 +99,26 @@ class _Planner:
                 self.block(self.tracer.full_block(size).id, dim)
             return
         parts = (item.start, item.stop, item.step)
+        if isinstance(size, Expr) and all(p is None or isinstance(p, int) for p in parts):
+            # how many elements a slice selects depends on the size
+            size = self.tracer.specialize(size)
         if not isinstance(size, int) or not all(p is None or isinstance(p, int) for p in parts):
+            length = _length(self.tracer, item)
+            block = None if length is None else self.tracer.dim_of(length).block
+            if block is not None and self.tracer.blocks[block].kind == "tile":
+                # lanes of a tile's own size are in range where the tile is: no other place can be walked with them
+                field = self.tracer.field_of(item.start) if isinstance(item.start, DeviceValue) else None
+                if field is not None and field.block == block and field.field == "begin":
+                    self.block(block, dim)
+                    return
+            elif length is not None:
+                places = self.tracer.iota(length)
+                places = places + item.start if isinstance(item.start, DeviceValue) else places
+                self.reaching.append((places, size))
+                self.tensor_index(places)
+                return
             raise exc.InvalidIndexingType(
-                got=f"the slice {item.start!r}:{item.stop!r}:{item.step!r} (its bounds must be constants)"
+                got=f"the slice {_shown(item.start)}:{_shown(item.stop)}:{_shown(item.step)}, whose bounds are no constants,"
             )
         start, stop, step = item.indices(size)
         length = len(range(start, stop, step))
@@ -137,7 +157,11 @@ def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0, ch
         if isinstance(item, Tile):
             planner.block(item.block.id, dim)
         elif isinstance(item, slice):
-            planner.whole(item, dim)
+            tile = _tile_of(tracer, item)
+            if tile is not None:
+                planner.block(tile, dim)
+            else:
+                planner.whole(item, dim)
         elif isinstance(item, (int, Expr)) or (isinstance(item, DeviceValue) and not item.dims):
             planner.scalar(item, dim)
         elif joint is not None and any(item is member for member in joint.members):
@@ -156,7 +180,49 @@ def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0, ch
                 planner.tensor_index(item)
         dim += 1
     _check_jagged(tracer, planner)
-    return SubscriptPlan(tuple(planner.indices), tuple(planner.operands), tuple(planner.dims))
+    return SubscriptPlan(tuple(planner.indices), tuple(planner.operands), tuple(planner.dims), _inside(tracer, planner))
+
+
+def _length(tracer: Tracer, item: slice) -> Number | None:
+    """The length of ``start:start + length``, a number or a block size; None where the bounds do not say it."""
+    if item.step not in (None, 1):
+        return None
+    if item.start is None or (isinstance(item.start, int) and item.start == 0):
+        return item.stop if isinstance(item.stop, (int, Expr)) else None
+    if isinstance(item.stop, DeviceValue) and isinstance(item.start, DeviceValue):
+        return tracer.distance(item.start, item.stop)
+    return None
+
+
+def _inside(tracer: Tracer, planner: _Planner) -> DeviceValue | None:
+    """Which lanes of device-bounded slices are inside of the tensor, in the dimensions of the access."""
+    result: DeviceValue | None = None
+    for places, size in planner.reaching:
+        (dim,) = places.dims
+        shape = [ONE] * len(planner.dims)
+        shape[planner.dims.index(dim)] = dim
+        within = tracer.reshape(tracer.pointwise("logical_and", places >= 0, places < size), tuple(shape))
+        result = within if result is None else tracer.pointwise("logical_and", result, within)
+    return result if result is None else tracer.broadcast(result, tuple(planner.dims))
+
+
+def _shown(bound: Any) -> str:
+    return "" if bound is None else repr(bound)
+
+
+def _is_whole(item: slice) -> bool:
+    # bounds may be device values, which `==` would compare on the device
+    return item.start is None and item.stop is None and item.step is None
+
+
+def _tile_of(tracer: Tracer, item: slice) -> int | None:
+    """The block of ``tile.begin:tile.end``, which selects what the tile does."""
+    if not isinstance(item.start, DeviceValue) or not isinstance(item.stop, DeviceValue) or item.step not in (None, 1):
+        return None
+    begin, end = tracer.field_of(item.start), tracer.field_of(item.stop)
+    if begin is None or end is None or begin.block != end.block or (begin.field, end.field) != ("begin", "end"):
+        return None
+    return begin.block
 
 
 def _check_jagged(tracer: Tracer, planner: _Planner) -> None:
@@ -236,7 +302,7 @@ def _expand(tracer: Tracer, tensor: HostTensorValue, index: Any) -> list[Any]:
 
 
 def subscript_device(tracer: Tracer, value: DeviceValue, index: Any) -> DeviceValue:
-    """``value[:, None]`` and its like: device values take only ``:``, ``...`` and None."""
+    """``value[:, None]`` and its like; of a whole dimension, which a tile does not cut, also numbers and slices."""
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     given = sum(item is not None and item is not ... for item in items)
     if given > value.ndim:
@@ -253,16 +319,33 @@ def subscript_device(tracer: Tracer, value: DeviceValue, index: Any) -> DeviceVa
     else:
         items += fill
     dims: list[Dim] = []
-    remaining = iter(value.dims)
+    remaining = iter(enumerate(value.dims))
     for item in items:
         if item is None:
             dims.append(ONE)
             continue
-        dim = next(remaining)
-        if isinstance(item, slice) and item == slice(None):
+        at, dim = next(remaining)
+        if isinstance(item, slice) and _is_whole(item):
             dims.append(dim)
         elif type(item) is int and item in (0, -1) and dim.is_one:
             continue
         else:
-            raise exc.InvalidIndexingType(got=f"{describe(item)}, on a device value,")
+            value = _part(tracer, value, at, item)
+            if isinstance(item, slice):
+                dims.append(value.dims[at])
     return tracer.reshape(value, tuple(dims))
+
+
+def _part(tracer: Tracer, value: DeviceValue, at: int, item: Any) -> DeviceValue:
+    """A number or a constant slice of a whole dimension, which stays as one of the selected size."""
+    size = tracer.size_of(value.dims[at])
+    parts = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)
+    if not isinstance(size, int) or not all(p is None or type(p) is int for p in parts):
+        raise exc.InvalidIndexingType(got=f"{describe(item)}, on dimension {at} of the device value {value!r},")
+    if not isinstance(item, slice) and not -size <= item < size:
+        raise exc.InvalidAPIUsage(f"Index {item} is out of range for dimension {at} of the device value {value!r}.")
+    chosen = range(size)[item] if isinstance(item, slice) else range(item % size, item % size + 1)
+    if not chosen:
+        raise exc.InvalidAPIUsage(f"The slice of dimension {at} of the device value {value!r} is empty.")
+    index = tracer.lanes(len(chosen), value.ndim, at) * chosen.step + chosen.start
+    return tracer.pick(value, at, index)

@@ -28,21 +28,13 @@ def _common(t: Tracer, tensors: Sequence[Any], name: str) -> list[DeviceValue]:
     return [t.cast(v, dtype) for v in values]
 
 
-def _lanes(t: Tracer, size: Any, rank: int, at: int) -> DeviceValue:
-    """0, 1, 2 ... along dimension ``at`` of ``rank`` dimensions."""
-    index = t.iota(size)
-    dims = [ONE] * rank
-    dims[at] = index.dims[0]
-    return t.reshape(index, tuple(dims))
-
-
 @rule(torch.stack)
 def _stack(t: Tracer, tensors: Sequence[Any], dim: int = 0) -> DeviceValue:
     values = _common(t, tensors, "stack")
     at = position(values[0], dim, extra=1)
     if len(values) == 1:
         return insert_one(t, values[0], at)
-    lanes = _lanes(t, len(values), values[0].ndim + 1, at)
+    lanes = t.lanes(len(values), values[0].ndim + 1, at)
     result = insert_one(t, values[-1], at)
     for number in reversed(range(len(values) - 1)):
         result = t.pointwise("where", lanes == number, insert_one(t, values[number], at), result)
@@ -66,7 +58,7 @@ def _cat_two(t: Tracer, first: DeviceValue, second: DeviceValue, at: int) -> Dev
             name="torch.cat along a tile", remedy="; store the parts one after the other"
         )
     left, right = sizes
-    lanes = _lanes(t, left + right, first.ndim, at)
+    lanes = t.lanes(left + right, first.ndim, at)
     parts = []
     for value, size, start in ((first, left, 0), (second, right, left)):
         if size == 1:
@@ -103,11 +95,72 @@ def _flip(t: Tracer, input: DeviceValue, *dims: Any) -> DeviceValue:
                 remedy="; it would turn round each tile by itself; index the tensor from its end instead",
             )
         if size > 1:
-            lanes = _lanes(t, size, input.ndim, at)
+            lanes = t.lanes(size, input.ndim, at)
             # lanes beyond the extent read the first element; they are masked wherever they matter
             index = t.pointwise("maximum", size - 1 - lanes, 0)
             input = t.gather(input, t.broadcast(index, input.dims), at)
     return input
+
+
+def _fixed(t: Tracer, value: DeviceValue, at: int, name: str) -> int:
+    size = t.size_of(value.dims[at])
+    if not isinstance(size, int):
+        raise exc.UnsupportedTorchFunction(
+            name=f"torch.{name} along a tile", remedy="; it would change each tile by itself"
+        )
+    return size
+
+
+@rule(*named("narrow"))
+def _narrow(t: Tracer, input: DeviceValue, dim: int, start: int, length: int) -> DeviceValue:
+    at = position(input, dim)
+    _fixed(t, input, at, "narrow")
+    return input[(*[slice(None)] * at, slice(start, start + length))]
+
+
+@rule(*named("select"))
+def _select(t: Tracer, input: DeviceValue, dim: int, index: int) -> DeviceValue:
+    at = position(input, dim)
+    _fixed(t, input, at, "select")
+    return input[(*[slice(None)] * at, index)]
+
+
+@rule(torch.Tensor.repeat, torch.tile, torch.Tensor.tile)
+def _repeat(t: Tracer, input: DeviceValue, *repeats: Any) -> DeviceValue:
+    counts = repeats[0] if len(repeats) == 1 and isinstance(repeats[0], (tuple, list)) else repeats
+    value = t.reshape(input, (ONE,) * (len(counts) - input.ndim) + input.dims)
+    for at, count in enumerate(counts, value.ndim - len(counts)):
+        if count != 1:
+            size = _fixed(t, value, at, "repeat")
+            value = t.pick(value, at, t.lanes(size * count, value.ndim, at) % size)
+    return value
+
+
+@rule(*named("repeat_interleave"))
+def _repeat_interleave(t: Tracer, input: DeviceValue, repeats: int, dim: int) -> DeviceValue:
+    at = position(input, dim)
+    size = _fixed(t, input, at, "repeat_interleave")
+    return t.pick(input, at, t.lanes(size * repeats, input.ndim, at) // repeats)
+
+
+@rule(torch.nn.functional.pad)
+def _pad(t: Tracer, input: DeviceValue, pad: Sequence[int], mode: str = "constant", value: Any = None) -> DeviceValue:
+    if mode != "constant":
+        raise exc.UnsupportedTorchFunction(name=f"torch.nn.functional.pad(mode={mode!r})", remedy="")
+    for number in range(len(pad) // 2):
+        at, before, after = input.ndim - 1 - number, pad[2 * number], pad[2 * number + 1]
+        if before or after:
+            size = _fixed(t, input, at, "nn.functional.pad")
+            source = t.lanes(before + size + after, input.ndim, at) - before
+            inside = t.pointwise("logical_and", source >= 0, source < size)
+            input = t.cast(t.pointwise("where", inside, t.pick(input, at, source), value or 0), input.dtype)
+    return input
+
+
+@rule(torch.eye)
+def _eye(t: Tracer, n: Any, m: Any = None, *, dtype: Any = None, device: Any = None) -> DeviceValue:
+    rows, columns = t.lanes(n, 2, 0), t.lanes(n if m is None else m, 2, 1)
+    return t.cast(t.pointwise("eq", rows, columns), dtype or torch.get_default_dtype())
 
 
 # --- sorting -----------------------------------------------------------------------------------------------------------
@@ -140,7 +193,7 @@ def sorted_values(t: Tracer, input: DeviceValue, dim: int, descending: bool, nam
     order = [*(i for i in range(input.ndim) if i != at), at]
     value = t.permute(input, order)
     rank = value.ndim
-    lanes = t.cast(_lanes(t, size, rank, rank - 1), torch.int64)
+    lanes = t.cast(t.lanes(size, rank, rank - 1), torch.int64)
     keys = (_sort_keys(t, value, descending) << 32) | lanes
     # lanes beyond the extent go last
     keys = t.pointwise("where", lanes < size, keys, torch.iinfo(torch.int64).max)

@@ -373,15 +373,6 @@ def _logaddexp(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue
     return high + t.pointwise("log1p", t.pointwise("exp", gap))
 
 
-@rule(F.dropout)
-def _dropout(t: Tracer, input: DeviceValue, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    if training and not (isinstance(p, (int, float)) and p == 0):
-        raise exc.UnsupportedTorchFunction(
-            name="torch.nn.functional.dropout(training=True)", remedy="; use a mask from random numbers"
-        )
-    return input
-
-
 def truth(t: Tracer, value: Any) -> Any:
     """A condition as a boolean: numbers and numeric scalars are compared with zero."""
     if isinstance(value, Expr) and value.kind is not bool:

@@ -54,12 +54,25 @@ def _full(t: Tracer, size: Any, fill_value: Any, **kwargs: Any) -> DeviceValue:
     return t.full(t.dims_of(size), fill_value, _check_factory(kwargs) or default_dtype(fill_value))
 
 
-@rule(torch.empty)
-def _empty(t: Tracer, *size: Any, **kwargs: Any) -> DeviceValue:
-    raise exc.UnsupportedTorchFunction(name="torch.empty", remedy="; a device value has no memory, use torch.zeros")
+# what memory that nobody wrote holds is undefined; zeros are as good as anything
+rule(torch.empty)(_zeros)
 
 
-@rule(torch.zeros_like)
+@rule(torch.Tensor.item)
+def _item(t: Tracer, value: DeviceValue) -> DeviceValue:
+    if any(not dim.is_one for dim in value.dims):
+        raise exc.TypeInferenceError(f".item() takes a value with one element, got {value!r}.")
+    return t.reshape(value, ())
+
+
+@rule(torch.tensor, torch.scalar_tensor)
+def _tensor(t: Tracer, data: Any, **kwargs: Any) -> DeviceValue:
+    if not isinstance(data, (bool, int, float, Expr)):
+        raise exc.UnsupportedTorchFunction(name=f"torch.tensor of {describe(data)}", remedy="; make it in host code")
+    return t.full((), data, _check_factory(kwargs) or default_dtype(data))
+
+
+@rule(torch.zeros_like, torch.empty_like)
 def _zeros_like(t: Tracer, input: DeviceValue, **kwargs: Any) -> DeviceValue:
     return t.full(input.dims, 0, _check_factory(kwargs) or input.dtype)
 
@@ -77,6 +90,14 @@ def _full_like(t: Tracer, input: DeviceValue, fill_value: Any, **kwargs: Any) ->
 @rule(torch.Tensor.new_zeros)
 def _new_zeros(t: Tracer, input: DeviceValue, *size: Any, **kwargs: Any) -> DeviceValue:
     return t.full(t.dims_of(_sizes(size)), 0, _check_factory(kwargs) or input.dtype)
+
+
+@rule(torch.Tensor.new_ones)
+def _new_ones(t: Tracer, input: DeviceValue, *size: Any, **kwargs: Any) -> DeviceValue:
+    return t.full(t.dims_of(_sizes(size)), 1, _check_factory(kwargs) or input.dtype)
+
+
+rule(torch.Tensor.new_empty)(_new_zeros)
 
 
 @rule(torch.Tensor.new_full)
@@ -149,6 +170,14 @@ def _transpose(t: Tracer, input: DeviceValue, dim0: int, dim1: int) -> DeviceVal
     return t.permute(input, order)
 
 
+@rule(*named("movedim"), *named("moveaxis"))
+def _movedim(t: Tracer, input: DeviceValue, source: Any, destination: Any) -> DeviceValue:
+    sources, destinations = (d if isinstance(d, (tuple, list)) else (d,) for d in (source, destination))
+    moved = {position(input, d): position(input, s) for s, d in zip(sources, destinations, strict=True)}
+    others = iter(i for i in range(input.ndim) if i not in moved.values())
+    return t.permute(input, [moved[i] if i in moved else next(others) for i in range(input.ndim)])
+
+
 @rule(*named("t"))
 def _t(t: Tracer, input: DeviceValue) -> DeviceValue:
     if input.ndim > 2:
@@ -196,7 +225,20 @@ def _flatten(t: Tracer, input: DeviceValue, start_dim: int = 0, end_dim: int = -
         return t.reshape(input, (ONE,))
     first, last = position(input, start_dim), position(input, end_dim)
     merged = math.prod((d for d in input.dims[first : last + 1]), start=ONE)
-    return _checked_reshape(t, input, (*input.dims[:first], merged, *input.dims[last + 1 :]))
+    return _checked_reshape(t, input, (*input.dims[:first], _whole(t, merged), *input.dims[last + 1 :]))
+
+
+def _whole(t: Tracer, dim: Dim) -> Dim:
+    """A product of whole dimensions as the whole dimension of that size."""
+    size = t.size_of(dim)
+    fixed = all(t.blocks[b].kind == "full" for b in dim.blocks)
+    return t.dim_of(size) if fixed and isinstance(size, int) else dim
+
+
+@rule(*named("unflatten"))
+def _unflatten(t: Tracer, input: DeviceValue, dim: int, sizes: Any) -> DeviceValue:
+    at = position(input, dim)
+    return reshape(t, input, [*input.shape[:at], *sizes, *input.shape[at + 1 :]])
 
 
 def bitcast(t: Tracer, input: DeviceValue, dtype: torch.dtype) -> DeviceValue:
@@ -242,7 +284,7 @@ def _remaining(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
                 raise exc.ShapeMismatch(lhs=repr(input), rhs=t.dims_text(tuple(known)), detail=" in a reshape")
         extent *= const_part
     if extent == 1:
-        return Dim(const, tuple(blocks))
+        return _whole(t, Dim(const, tuple(blocks)))
     # constants taken out of a whole dimension leave a whole dimension of the quotient
     for block in list(blocks):
         size = t.blocks[block].extent
@@ -285,6 +327,9 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
             backend="Triton",
             remedy=": tiles would change their order; use permute",
         )
+    if len(after) == 1 and tiles_after:
+        factors = tuple(before)
+        t.merged[after[0]] = factors if t.merged.get(after[0], factors) == factors else None
     return t.reshape(input, dims)
 
 

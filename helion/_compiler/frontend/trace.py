@@ -61,6 +61,7 @@ def trace(
     """Walk ``fn`` on its arguments. ``constants`` are the parameters annotated as compile-time constants."""
     source = parse_kernel(fn)
     t = Tracer(context, RULES)
+    t.taken = frozenset(n.id for n in ast.walk(source.node) if isinstance(n, ast.Name)) | frozenset(arguments)
     frame = kernel_source_frame(source, fn.__globals__, {})
     assert isinstance(source.node, ast.FunctionDef)
     lift = Arguments(t, frozenset(assigned_names(source.node.body)), context.settings.static_shapes)
@@ -68,7 +69,7 @@ def trace(
         frame.names[name] = lift.lift(value, name, at, name in constants)
     walker = Walker(t, frame)
     walker.run_kernel()
-    if not walker.roots:
+    if not walker.roots and not walker.skipped:
         raise exc.NoDeviceLoopsInKernel(kernel=fn.__name__)
     program = Program(
         tensors=tuple(t.tensors),
@@ -93,14 +94,16 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker)
     return HostModule(
         name=fn.__name__,
         function=_with_body(function, walker.body),
-        loops=tuple(walker.loop_statements),
-        barriers=tuple(walker.barrier_statements),
         source_module=fn.__module__,
         device_source=source.file,
         registered=dict(walker.t.registered),
         tunable_calls=dict(walker.t.tunable_calls),
         specialized_calls=frozenset(walker.t.specialized_calls),
         symbols={s.name: s.source for s in walker.t.symbols.values()},
-        late_symbols={name: f"{tensor.source}.{what}" for name, (tensor, what) in walker.t.late.items()},
+        late_symbols={
+            **{name: f"{tensor.source or tensor.made}.{what}" for name, (tensor, what) in walker.t.late.items()},
+            **{name: text for name, text in walker.t.drawn.items() if text},
+        },
+        captures={place: tuple(names) for place, names in walker.t.captures.items()},
         module_globals=fn.__globals__,
     )

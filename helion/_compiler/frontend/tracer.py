@@ -40,10 +40,11 @@ class Tracer(Primitives):
 
     def tensor_id(self, tensor: HostTensorValue) -> int:
         """The number of a host tensor in the program; the first use adds it."""
-        for at, known in enumerate(self.used_tensors):
-            if known is tensor:
-                return at
-        if not tensor.source:
+        known = self.number_of(tensor)
+        if known is not None:
+            return known
+        source = tensor.source or tensor.made
+        if not source:
             raise exc.InvalidAPIUsage(
                 "This host tensor has no name that the launch could pass it by; assign it to a variable first."
             )
@@ -52,8 +53,8 @@ class Tracer(Primitives):
         self.tensors.append(
             HostTensor(
                 id=len(self.tensors),
-                name=tensor.source,
-                source=tensor.source,
+                name=source,
+                source=source,
                 dtype=tensor.dtype,
                 shape=tuple(map(self.known, tensor.shape)),
                 strides=tuple(map(self.known, tensor.strides)),
@@ -109,6 +110,8 @@ class Tracer(Primitives):
     def atomic(self, name: str, tensor: HostTensorValue, index: Any, values: Sequence[Any], sem: str) -> DeviceValue:
         """A read-modify-write of ``tensor[index]``; gives what was there before."""
         plan = subscripts.plan(self, tensor, index, shift=len(values))
+        if plan.inside is not None:
+            raise exc.InvalidIndexingType(got="A slice with bounds of the device's own, in an atomic operation,")
         stored = [self._stored(tensor, plan.dims, value).value for value in values]
         attrs = MemoryAttrs(
             tensor=self.tensor_id(tensor),
@@ -126,8 +129,11 @@ class Tracer(Primitives):
         return self._slots - 1
 
     def _mask(self, plan: subscripts.SubscriptPlan, mask: Any, operands: list[Operand]) -> int | None:
-        if mask is None:
+        if mask is None and plan.inside is None:
             return None
+        if mask is None:
+            operands.append(plan.inside.value)  # type: ignore[union-attr]
+            return len(operands) - 1
         mask = self.as_device(mask, "as a mask")
         if mask.dtype != torch.bool:
             raise exc.TypeInferenceError(f"extra_mask must be a boolean tile, got {mask!r}.")
@@ -137,7 +143,10 @@ class Tracer(Primitives):
                 rhs=self.dims_text(mask.dims),
                 detail=": extra_mask must broadcast to the accessed tile",
             )
-        operands.append(self.broadcast(mask, plan.dims).value)
+        mask = self.broadcast(mask, plan.dims)
+        if plan.inside is not None:
+            mask = self.pointwise("logical_and", mask, plan.inside)
+        operands.append(mask.value)
         return len(operands) - 1
 
     def _stored(self, tensor: HostTensorValue, dims: Dims, value: Any) -> DeviceValue:

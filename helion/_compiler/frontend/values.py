@@ -62,6 +62,20 @@ class _Operators:
         def __abs__(self) -> Any: ...
 
 
+class Shape(tuple[Number, ...]):
+    """Sizes, with the methods of ``torch.Size``."""
+
+    def numel(self) -> Number:
+        total: Number = 1
+        for size in self:
+            total = total * size
+        return total
+
+    def __getitem__(self, at: Any) -> Any:
+        item = super().__getitem__(at)
+        return Shape(item) if isinstance(at, slice) else item
+
+
 @dataclass(eq=False)
 class HostTensorValue(_Operators):
     """A tensor in host code: sizes and strides in elements, no data.
@@ -78,6 +92,11 @@ class HostTensorValue(_Operators):
     source: str = ""
     #: Whether it begins at a multiple of 16 bytes, provided that the arguments do.
     aligned: bool = True
+    #: A host expression that gives it however its variables change, if it was made by an expression of the host code.
+    made: str = ""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, Shape(value) if name == "shape" else value)
 
     # -- reading its type, as kernels do on the host and on the device --
 
@@ -98,10 +117,7 @@ class HostTensorValue(_Operators):
         return self.strides if dim is None else self.strides[dim]
 
     def numel(self) -> Number:
-        total: Number = 1
-        for size in self.shape:
-            total = total * size
-        return total
+        return Shape(self.shape).numel()
 
     def element_size(self) -> int:
         return self.dtype.itemsize
@@ -191,17 +207,14 @@ class DeviceValue(_Operators):
         return len(self.value.dims)
 
     @property
-    def shape(self) -> tuple[Number, ...]:
-        return tuple(self.tracer.size_of(dim) for dim in self.value.dims)
+    def shape(self) -> Shape:
+        return Shape(self.tracer.size_of(dim) for dim in self.value.dims)
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
     def numel(self) -> Number:
-        total: Number = 1
-        for size in self.shape:
-            total = total * size
-        return total
+        return self.shape.numel()
 
     @property
     def device(self) -> torch.device:

@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from ... import exc
-from ..ir.grammar import Root
+from ..ir.grammar import Keep, Root
 from .expressions import Expressions
 from .frames import Frame
 from .tracer import Tracer
@@ -21,16 +21,28 @@ class Return(Exception):
 
 
 class WalkerBase:
-    """Walks one kernel. ``roots`` collects its grid loops, ``body`` the statements of its host code, ``loop_statements``
-    and ``barrier_statements`` where loops and barriers stand in that."""
+    """Walks one kernel. ``roots`` collects its grid loops, ``body`` the statements of its host code, with a ``Launch``
+    for grid loops that follow each other; ``launch`` is the body that the last of ``launches`` stands in.
+    ``open_barrier`` is a barrier that no loop follows yet.
+    """
 
     def __init__(self, t: Tracer, kernel_frame: Frame) -> None:
         self.t = t
         self.kernel_frame = kernel_frame
         self.roots: list[Root] = []
         self.body: list[ast.stmt] = []
-        self.loop_statements: list[int] = []
-        self.barrier_statements: list[int] = []
+        self.launch: list[ast.stmt] | None = None
+        self.launches = 0
+        #: Whether a host loop around grid loops has nothing to iterate over.
+        self.skipped = False
+        #: What the header of a grid loop has the host read.
+        self.header_reads: list[Keep] = []
+        self.open_barrier: ast.stmt | None = None
+        #: The grid loop about to be walked; another one stands where none may.
+        self.grid_loop: ast.stmt | None = None
+        #: How many host loops around grid loops are being walked, and which memory is shared in some iteration.
+        self.host_loops = 0
+        self.shared: dict[int, int] = {}
 
     def execute_all(self, e: Expressions, statements: list[ast.stmt]) -> None:
         for statement in statements:

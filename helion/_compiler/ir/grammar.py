@@ -17,7 +17,7 @@
     store      MemoryAttrs    value, index values, mask       lanes out of range are not written
     pointwise  PointwiseAttrs operands, broadcast             see pointwise.py for the names
     reduce     ReduceAttrs    value                           drops the dimensions it reduces
-    dot        DotAttrs       lhs, rhs[, acc]                 [.., M, K] x [.., K, N] (+ acc)
+    dot        DotAttrs       lhs, rhs[, acc][, scales]       [.., M, K] x [.., K, N] (+ acc)
     view       ViewAttrs      value                           reshape, permute, broadcast
     atomic     MemoryAttrs    values, index values            read-modify-write; gives the values from before
     mask       MaskAttrs      value                           fill lanes out of range along some dimensions
@@ -51,7 +51,7 @@ import torch
 
 from ..._shapes import Dims, Expr, Number
 from ...fields import Fragment
-from ..source import Location
+from ..source import Location, Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,10 +150,29 @@ class ReduceAttrs:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaled:
+    """The microscaling formats of the operands of a dot, and which operands of the op are their scales.
+
+    Scales are e8m0 exponents as uint8, one per row of the operand, or column of the right one, and per 32 numbers along
+    K: ``[M, K / 32]`` and ``[N, K / 32]``. An operand of format ``e2m1`` holds two numbers per element along K.
+    """
+
+    lhs_format: str
+    rhs_format: str
+    lhs_scale: int | None = None
+    rhs_scale: int | None = None
+
+    @property
+    def scales(self) -> tuple[int, ...]:
+        return tuple(at for at in (self.lhs_scale, self.rhs_scale) if at is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class DotAttrs:
     """``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` (it matters for fp32 operands only)."""
 
     precision: str
+    scaled: Scaled | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +227,13 @@ class PrintAttrs:
 
 @dataclass(frozen=True, slots=True)
 class InlineAttrs:
-    """Triton source: ``lines`` with ``{0}``, ``{1}`` ... for the operands, the last one an expression of the results.
-    ``helpers`` are functions the module must contain."""
+    """Triton source: ``lines`` with ``{0}``, ``{1}`` ... for the operands and after them the pointers to ``tensors``, which
+    it may read and write; the last line is an expression of the results. ``helpers`` are functions the module must
+    contain."""
 
     lines: tuple[str, ...]
     helpers: tuple[str, ...] = ()
+    tensors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,9 +328,27 @@ class Region:
             yield from op.walk()
 
 
+def accumulator_of(op: Op) -> Value | None:
+    """What a dot adds its product to."""
+    scaled = op.attrs.scaled if isinstance(op.attrs, DotAttrs) else None
+    scales = scaled.scales if scaled is not None else ()
+    rest = [operand for at, operand in enumerate(op.operands) if at >= 2 and at not in scales]
+    assert all(isinstance(operand, Value) for operand in rest) and len(rest) <= 1
+    return rest[0] if rest else None  # type: ignore[return-value]
+
+
 # --- the program ---------------------------------------------------------------------------------------------------------
 
 BlockKind = Literal["tile", "grid", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Part ``at`` of ``count`` equal parts of a tile of ``block``."""
+
+    block: int
+    at: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +361,7 @@ class Block:
 
     ``extent`` is the number of elements its loops cover (the largest, when they differ), None if unknown.
     ``registered`` blocks keep one size over several loops. A block that flattening made has the elements, and the size,
-    of the blocks ``merged`` together.
+    of the blocks ``merged`` together; one that stands for a ``part`` of the tiles of another has no loop of its own.
     """
 
     id: int
@@ -334,15 +373,18 @@ class Block:
     max_size: int | None = None
     registered: bool = False
     merged: tuple[int, ...] = ()
+    part: Part | None = None
 
     @property
     def tunable(self) -> bool:
         """Whether its size is a slot of ``block_sizes``."""
-        return self.kind == "tile" and self.size is None and not self.merged
+        return self.kind == "tile" and self.size is None and not self.merged and self.part is None
 
     @property
     def label(self) -> str:
         """What tells its names in generated code from those of other blocks."""
+        if self.part is not None:
+            return f"{self.part.block}_part"
         return "_".join(map(str, self.merged)) or str(self.id)
 
 
@@ -377,23 +419,42 @@ class Root:
     location: Location | None = None
     #: Roots of one phase run at the same time; a later phase sees what earlier ones wrote.
     phase: int = 0
+    #: Roots of one launch stand in one place of the host code, and their kernels take the same arguments.
+    launch: int = 0
+
+
+class Launch(ast.stmt):
+    """Where the host code launches kernels: a statement in place of grid loops. ``number`` is that of their roots."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.number = number
+
+
+class Keep(ast.stmt):
+    """``name = value`` in host code, if a launch needs ``name``."""
+
+    _fields = ("value",)
+
+    def __init__(self, name: str = "", value: ast.expr | None = None) -> None:
+        super().__init__()
+        self.name, self.value = name, value or ast.Constant(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostModule:
     """The user's function around the device loops.
 
-    ``function`` is its syntax tree; ``loops`` are the statements (by position in the body) that became roots,
-    ``barriers`` those between them.
+    ``function`` is its syntax tree, with a ``Launch`` in place of grid loops, which may stand in a loop.
     ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids, ``tunable_calls`` those
     of ``hl.register_tunable`` to names; ``specialized_calls`` are calls of ``hl.specialize``. ``symbols`` gives the host expression of every run-time number, by name;
-    ``late_symbols`` those that are known only right before the launch.
+    ``late_symbols`` those that are known only right before the launch. ``captures`` maps expressions whose
+    results launches may need (by first and last line and column) to the names of these: one for each time that the
+    expression is evaluated, counted from the beginning of an iteration where it stands in a loop around a launch.
     """
 
     name: str
     function: ast.FunctionDef
-    loops: tuple[int, ...]
-    barriers: tuple[int, ...]
     source_module: str
     device_source: str
     registered: Mapping[tuple[int, int], int]
@@ -401,6 +462,7 @@ class HostModule:
     specialized_calls: frozenset[tuple[int, int]]
     symbols: Mapping[str, str]
     late_symbols: Mapping[str, str]
+    captures: Mapping[Place, tuple[str, ...]]
     module_globals: Mapping[str, Any] = field(repr=False)
 
 

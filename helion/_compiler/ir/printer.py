@@ -122,8 +122,9 @@ def _op(op: Op, program: Program) -> str:
             return f"{name} {operands}"
         case ReduceAttrs(name, dims):
             return f"reduce {name} {operands} over {', '.join(map(str, dims))}"
-        case DotAttrs(precision):
-            return f"dot {operands} {precision}"
+        case DotAttrs(precision, scaled):
+            how = precision if scaled is None else f"scaled {scaled.lhs_format} {scaled.rhs_format}"
+            return f"dot {operands} {how}"
         case ViewAttrs(name, order):
             return f"{name} {operands}" + (f" {list(order)}" if order else "")
         case MaskAttrs(dims, fill):

@@ -8,6 +8,7 @@ from ... import exc
 from ..._shapes import broadcast_dims
 from .grammar import (
     Block,
+    DotAttrs,
     ForAttrs,
     IotaAttrs,
     MaskAttrs,
@@ -21,6 +22,7 @@ from .grammar import (
     TileAttrs,
     Value,
     ViewAttrs,
+    accumulator_of,
 )
 from .pointwise import POINTWISE
 from .printer import type_text
@@ -87,8 +89,9 @@ class _Verifier:
     def op_iota(self, op: Op, active: frozenset[int]) -> None:
         assert isinstance(op.attrs, IotaAttrs)
         full = self.program.blocks[op.attrs.block].kind == "full"
+        part = self.program.blocks[op.attrs.block].part
         self.check(
-            op.attrs.relative or full or op.attrs.block in active,
+            op.attrs.relative or full or (op.attrs.block if part is None else part.block) in active,
             f"indices of block {op.attrs.block} outside of its loop",
         )
 
@@ -173,10 +176,19 @@ class _Verifier:
         )
 
     def op_dot(self, op: Op, active: frozenset[int]) -> None:
-        lhs, rhs, *acc = op.values()
-        self.check(lhs.dims[-1] == rhs.dims[-2], f"dot of {type_text(lhs)} and {type_text(rhs)}")
+        lhs, rhs = op.operands[:2]
+        assert isinstance(lhs, Value) and isinstance(rhs, Value)
+        scaled = op.attrs.scaled if isinstance(op.attrs, DotAttrs) else None
+        if scaled is None:
+            self.check(lhs.dims[-1] == rhs.dims[-2], f"dot of {type_text(lhs)} and {type_text(rhs)}")
+        else:
+            for at, rows in ((scaled.lhs_scale, lhs.dims[0]), (scaled.rhs_scale, rhs.dims[1])):
+                scale = op.operands[at] if at is not None else None
+                ok = at is None or (isinstance(scale, Value) and scale.dims[0] == rows and len(scale.dims) == 2)
+                self.check(ok, "a scale of a dot has other rows than its operand")
+        acc = accumulator_of(op)
         self.check(op.result.dims == (*lhs.dims[:-1], rhs.dims[-1]), f"dot gives {type_text(op.result)}")
-        self.check(not acc or acc[0].dims == op.result.dims, "the accumulator of a dot has another shape")
+        self.check(acc is None or acc.dims == op.result.dims, "the accumulator of a dot has another shape")
 
     def op_view(self, op: Op, active: frozenset[int]) -> None:
         assert isinstance(op.attrs, ViewAttrs)

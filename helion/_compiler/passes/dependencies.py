@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ... import exc
-from ..ir.grammar import MemoryAttrs, Program
+from ..ir.grammar import InlineAttrs, MemoryAttrs, Op, Program
 
 
 def check_dependencies(program: Program) -> Program:
@@ -18,6 +18,10 @@ def check_dependencies(program: Program) -> Program:
         mine: set[int] = set()
         loaded: set[int] = set()
         for op in root.body.walk():
+            if isinstance(op.attrs, InlineAttrs):
+                _inline(program, op, op.attrs, written | read)
+                mine |= {program.tensors[at].storage for at in op.attrs.tensors}
+                continue
             if not isinstance(op.attrs, MemoryAttrs):
                 continue
             tensor = program.tensors[op.attrs.tensor]
@@ -29,3 +33,10 @@ def check_dependencies(program: Program) -> Program:
         if not mine:
             raise exc.EmptyDeviceLoopAfterDCE(kernel=program.host.name, location=root.location)
     return program
+
+
+def _inline(program: Program, op: Op, attrs: InlineAttrs, touched: set[int]) -> None:
+    """Triton source of the user's may read and write every tensor that it gets."""
+    for at in attrs.tensors:
+        if program.tensors[at].storage in touched:
+            raise exc.LoopDependencyError(name=program.tensors[at].name, location=op.location)

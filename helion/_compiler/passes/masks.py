@@ -16,9 +16,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
-
 from ..ir.grammar import (
+    DotAttrs,
     FoldAttrs,
     ForAttrs,
     MaskAttrs,
@@ -32,7 +31,7 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ..ir.pointwise import POINTWISE, fold_cast
+from ..ir.pointwise import POINTWISE, fold_cast, identity
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,6 @@ class SameAs:
 #: What lanes out of range along one dimension hold; None is unknown.
 Tail = int | float | bool | SameAs | None
 Tails = tuple[Tail, ...]
-
-
-def identity(name: str, dtype: torch.dtype) -> int | float | bool:
-    """The neutral element of a reduction."""
-    if name == "sum":
-        return 0.0 if dtype.is_floating_point else 0
-    if name == "prod":
-        return 1.0 if dtype.is_floating_point else 1
-    low = name in ("max", "argmax")
-    if dtype.is_floating_point:
-        return -math.inf if low else math.inf
-    if dtype == torch.bool:
-        return not low
-    limits = torch.iinfo(dtype)
-    return limits.min if low else limits.max
 
 
 def mask_tails(program: Program) -> Program:
@@ -150,14 +134,19 @@ class _Masker:
         return replace(op, operands=tuple(operands))
 
     def before_dot(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
-        lhs, rhs, *rest = op.values()
-        operands = []
-        for value, position in ((lhs, len(lhs.dims) - 1), (rhs, len(rhs.dims) - 2)):
-            # both factors must be 0: 0 times an infinity or a nan out of range is nan
+        assert isinstance(op.attrs, DotAttrs)
+        scales = op.attrs.scaled.scales if op.attrs.scaled is not None else ()
+        operands: list[Operand] = []
+        for at, value in enumerate(op.operands):
+            if not isinstance(value, Value) or (at >= 2 and at not in scales):
+                operands.append(value)
+                continue
+            position = len(value.dims) - (2 if at == 1 else 1)
+            # both factors, and their scales, must be 0: 0 times an infinity or a nan out of range is nan
             dims = [position] if self.maskable(value, position, active) and self.tails[id(value)][position] != 0 else []
             fill = 0.0 if value.dtype.is_floating_point else 0
             operands.append(self.masked(value, dims, fill, ops))
-        return replace(op, operands=(*operands, *rest))
+        return replace(op, operands=tuple(operands))
 
     def loop(self, op: Op, active: frozenset[int]) -> Op:
         assert isinstance(op.attrs, ForAttrs)

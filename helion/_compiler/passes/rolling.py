@@ -12,6 +12,13 @@ After rolling b1::
     %4 = reduce sum acc
     for b1 chunked: store exp(load - %2) / %4     stage 2
 
+Stage 1 waits for the maximum only to subtract it. Where that saves reading the row, such a sum is taken in the pass that
+its centre comes from and moved behind it (see ``online``)::
+
+    for b1 chunked: sum about the lane's own maximum; acc = max(acc, load)
+    %2 = reduce max acc; %4 = reduce sum (sum * exp(acc - %2))
+    for b1 chunked: store exp(load - %2) / %4
+
 Chunks keep the block's id; only its size differs between the two programs, so every mask and every memory slot stays
 what it was.
 """
@@ -19,26 +26,29 @@ what it was.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
-from ..._shapes import Expr
+from ..._shapes import Number
 from ..ir.grammar import (
     EFFECTS,
     MEMORY,
     Block,
     ForAttrs,
     IotaAttrs,
-    LoopAxis,
     MemoryAttrs,
     Op,
-    Operand,
-    PointwiseAttrs,
     Program,
     ReduceAttrs,
     Region,
     Value,
 )
-from .masks import identity
+from ..ir.pointwise import identity
+from . import online
+from .chunks import Pass, Writer
+from .online import Centred
 from .simplify import drop_dead
 
 #: How two partial results combine.
@@ -51,13 +61,14 @@ class _Declined(Exception):
 
 
 def rollable_blocks(program: Program) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Blocks that can be walked in chunks, in order, and why the other whole dimensions cannot."""
+    """Blocks that can be walked in chunks, together too, in order, and why the other whole dimensions cannot."""
     good: list[int] = []
     reasons: dict[int, str] = {}
+    rolled = program
     for block in program.blocks:
         if block.kind == "full" and _is_used(program, block.id):
             try:
-                _roll_block(program, block)
+                rolled = _roll_block(rolled, block)
             except _Declined as reason:
                 reasons[block.id] = str(reason)
             else:
@@ -70,6 +81,23 @@ def roll(program: Program, blocks: frozenset[int]) -> Program:
     for block in sorted(blocks):
         program = _roll_block(program, program.blocks[block])
     return drop_dead(program) if blocks else program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walked:
+    """A program with one block walked in chunks: how often it does each load, by slot, and what each pass carries."""
+
+    loads: Mapping[int, int]
+    carried: tuple[tuple[Value, ...], ...]
+
+
+def walked_in_chunks(program: Program, block: int) -> Walked:
+    """What walking ``block``, from ``rollable_blocks``, in chunks takes."""
+    ops = list(roll(program, frozenset((block,))).walk())
+    return Walked(
+        loads=Counter(op.attrs.slot for op in ops if op.kind == "load"),
+        carried=tuple(op.regions[0].params for op in ops if isinstance(op.attrs, ForAttrs) and op.attrs.chunked),
+    )
 
 
 def _is_used(program: Program, block: int) -> bool:
@@ -85,18 +113,40 @@ def _roll_block(program: Program, block: Block) -> Program:
     return program.map_regions(lambda body: _Roller(program, block, numbers).region(body))
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """The reductions and stores of one pass over the row."""
+@dataclass(frozen=True, kw_only=True)
+class _Schedule:
+    """``levels``: for wide ops the pass that computes them, for others the first pass before which they can run, by op.
+    ``ready``: the first pass before which a value is known, by value. ``centred``: sums that are taken before their
+    centre is known, by op."""
 
-    sinks: tuple[Op, ...]
+    levels: dict[int, int]
+    ready: dict[int, int]
+    centred: Mapping[int, Centred]
+
+    @property
+    def last(self) -> int:
+        moved = [self.ready[id(found.total.result)] for found in self.centred.values()]
+        return max([*self.levels.values(), *moved], default=0)
+
+
+@dataclass(kw_only=True)
+class _Stage:
+    """One pass while it is made. ``renamed``: the values of a chunk, by those of the row. ``totals``: the ops that make
+    a sink's result behind the loop; those of ``later`` sums wait for their centre."""
+
+    loop: Pass
+    renamed: dict[int, Value] = field(default_factory=dict)
+    totals: list[Op] = field(default_factory=list)
+    later: dict[int, list[Op]] = field(default_factory=dict)
+    maxima: dict[int, online.Maximum] = field(default_factory=dict)
+    moments: dict[int, online.Moments | None] = field(default_factory=dict)
 
 
 class _Roller:
     def __init__(self, program: Program, block: Block, numbers: itertools.count[int]) -> None:
         self.program = program
+        self.whole = block
         self.block = block.id
-        self.extent = block.extent
         self.numbers = numbers
 
     def is_wide(self, op: Op) -> bool:
@@ -119,9 +169,10 @@ class _Roller:
             raise _Declined("a value that spans the dimension crosses a loop or a branch")
         if any(isinstance(v, Value) and _carries(v, self.block) for v in region.results):
             raise _Declined("a loop carries a value that spans the dimension")
-        levels = self.levels(ops)
-        self.check_memory(ops, levels)
-        return Region(region.params, tuple(self.staged(ops, levels)), region.results)
+        makers = {id(r): op for op in ops for r in op.results}
+        schedule = self.schedule(ops, makers)
+        self.check_memory(ops, schedule.levels)
+        return Region(region.params, tuple(self.staged(ops, schedule, makers)), region.results)
 
     def check(self, op: Op, defined: set[int]) -> None:
         if op.kind not in _ALLOWED:
@@ -142,18 +193,43 @@ class _Roller:
             if _carries(value, self.block) and id(value) not in defined:
                 raise _Declined("a value that spans the dimension comes from outside of a loop")
 
-    def levels(self, ops: list[Op]) -> dict[int, int]:
-        """For wide ops the stage that computes them, for others the first stage before which they can run."""
+    # --- which pass does what --------------------------------------------------------------------------------------------
+
+    def schedule(self, ops: list[Op], makers: Mapping[int, Op]) -> _Schedule:
+        """Sums are taken early where that saves loads of the row."""
+        found = [online.centred_sum(op, makers, self.block) for op in ops if self.is_sink(op)]
+        centred = {id(one.total): one for one in found if one is not None}
+        schedule = self.levels(ops, centred)
+        for key in centred:
+            without = self.levels(ops, {k: one for k, one in schedule.centred.items() if k != key})
+            if self.loads(ops, without, makers) <= self.loads(ops, schedule, makers):
+                schedule = without
+        return schedule
+
+    def levels(self, ops: list[Op], centred: Mapping[int, Centred]) -> _Schedule:
         ready: dict[int, int] = {}
         levels: dict[int, int] = {}
         for op in ops:
+            early = centred.get(id(op))
+            if early is not None:
+                levels[id(op)] = level = ready.get(id(early.value), 0)
+                ready[id(op.result)] = max(level + 1, ready.get(id(early.centre), 0))
+                continue
             reads = [*op.values(), *(v for r in op.regions for inner in r.walk() for v in inner.values())]
             level = max((ready.get(id(v), 0) for v in reads), default=0)
             levels[id(op)] = level
             for result in op.results:
                 narrow = op.kind == "reduce" and self.is_wide(op) and not _carries(result, self.block)
                 ready[id(result)] = level + 1 if narrow else level
-        return levels
+        return _Schedule(levels=levels, ready=ready, centred=centred)
+
+    def loads(self, ops: list[Op], schedule: _Schedule, makers: Mapping[int, Op]) -> int:
+        """How many loads all passes do together."""
+        passes = [self.closure(self.sinks(ops, schedule, at), schedule, makers) for at in range(schedule.last + 1)]
+        return sum(op.kind == "load" and id(op) in needed for needed in passes for op in ops)
+
+    def sinks(self, ops: list[Op], schedule: _Schedule, level: int) -> list[Op]:
+        return [op for op in ops if self.is_wide(op) and schedule.levels[id(op)] == level and self.is_sink(op)]
 
     def check_memory(self, ops: list[Op], levels: dict[int, int]) -> None:
         """A row that is stored and loaded again must be the same elements, stored in the last pass that loads them."""
@@ -178,77 +254,114 @@ class _Roller:
         assert isinstance(op.attrs, MemoryAttrs)
         return self.program.tensors[op.attrs.tensor].storage
 
-    def staged(self, ops: list[Op], levels: dict[int, int]) -> list[Op]:
-        makers = {id(r): op for op in ops for r in op.results}
+    def staged(self, ops: list[Op], schedule: _Schedule, makers: Mapping[int, Op]) -> list[Op]:
         result: list[Op] = []
-        last = max(levels.values(), default=0)
-        for level in range(last + 1):
-            result += [op for op in ops if not self.is_wide(op) and levels[id(op)] == level]
-            sinks = [op for op in ops if self.is_wide(op) and levels[id(op)] == level and self.is_sink(op)]
+        later: dict[int, list[Op]] = {}
+        for level in range(schedule.last + 1):
+            for op in ops:
+                if id(op) in later and schedule.ready[id(op.result)] == level:
+                    result += later[id(op)]
+                elif not self.is_wide(op) and schedule.levels[id(op)] == level:
+                    result.append(op)
+            sinks = self.sinks(ops, schedule, level)
             if sinks:
-                result += self.loop(_Stage(tuple(sinks)), ops, makers)
+                stage = self.stage(sinks, ops, schedule, makers)
+                result += [*stage.loop.ops(), *stage.totals]
+                later.update(stage.later)
         return result
 
     def is_sink(self, op: Op) -> bool:
-        return op.kind == "store" or (op.kind == "reduce" and not _carries(op.result, self.block))
+        return op.kind == "store" or (op.kind == "reduce" and self.is_wide(op) and not _carries(op.result, self.block))
 
     # --- one pass over the row -------------------------------------------------------------------------------------------
 
-    def loop(self, stage: _Stage, ops: list[Op], makers: dict[int, Op]) -> list[Op]:
-        needed = self.closure(stage, makers)
-        renamed: dict[int, Value] = {}
-        params, initials, results, finals = [], [], [], []
-        before: list[Op] = []
-        body: list[Op] = []
+    def stage(self, sinks: list[Op], ops: list[Op], schedule: _Schedule, makers: Mapping[int, Op]) -> _Stage:
+        needed = self.closure(sinks, schedule, makers)
+        stage = _Stage(loop=Pass(self.whole, self.program.index_dtype, self.numbers, sinks[0].location))
+        centred = [schedule.centred[id(op)] for op in sinks if id(op) in schedule.centred]
+        stage.moments.update((id(found.value), None) for found in centred if found.form == "squares")
         for op in ops:
             if id(op) not in needed:
                 continue
             if op.kind == "reduce" and self.is_sink(op):
-                value = self.rename(next(op.values()), renamed)
-                carried = self.accumulate(op, value, before, body)
-                params.append(carried[0])
-                initials.append(carried[1])
-                results.append(carried[2])
-                total = Value(next(self.numbers), value.dtype, value.dims, op.result.name)
-                finals.append((total, replace(op, operands=(total,))))
+                stage.loop.locate(op.location)
+                found = schedule.centred.get(id(op))
+                if found is None:
+                    self.accumulate(op, stage, makers)
+                else:
+                    self.centre_later(found, stage)
                 continue
-            operands = tuple(self.rename(o, renamed) if isinstance(o, Value) else o for o in op.operands)
-            clones = tuple(self.clone(r, renamed) for r in op.results)
-            body.append(replace(op, operands=operands, results=clones))
-        assert isinstance(self.extent, (int, Expr))
-        attrs = ForAttrs((LoopAxis(self.block, 0, self.extent),), len(params), chunked=True)
-        region = Region(tuple(params), tuple(body), tuple(results))
-        totals = tuple(total for total, _ in finals)
-        loop = Op("for", tuple(initials), totals, attrs, (region,), stage.sinks[0].location)
-        return [*before, loop, *(op for _, op in finals)]
+            operands = tuple(self.rename(o, stage) if isinstance(o, Value) else o for o in op.operands)
+            clones = tuple(self.clone(r, stage) for r in op.results)
+            stage.loop.body.ops.append(replace(op, operands=operands, results=clones))
+        return stage
 
-    def closure(self, stage: _Stage, makers: dict[int, Op]) -> set[int]:
-        """The wide ops this pass computes: its sinks and all they are made of."""
+    def closure(self, sinks: Collection[Op], schedule: _Schedule, makers: Mapping[int, Op]) -> set[int]:
+        """The wide ops of one pass: its sinks and all they are made of."""
         needed: set[int] = set()
-        stack = list(stage.sinks)
+        stack = list(sinks)
         while stack:
             op = stack.pop()
             if id(op) in needed:
                 continue
             needed.add(id(op))
-            stack += [makers[id(v)] for v in op.values() if _carries(v, self.block)]
+            early = schedule.centred.get(id(op))
+            values = op.values() if early is None else (early.value,)
+            stack += [makers[id(v)] for v in values if _carries(v, self.block)]
         return needed
 
-    def rename(self, value: Value, renamed: dict[int, Value]) -> Value:
-        return renamed.get(id(value), value)
+    def rename(self, value: Value, stage: _Stage) -> Value:
+        return stage.renamed.get(id(value), value)
 
-    def clone(self, value: Value, renamed: dict[int, Value]) -> Value:
-        renamed[id(value)] = copy = Value(next(self.numbers), value.dtype, value.dims, value.name)
+    def clone(self, value: Value, stage: _Stage) -> Value:
+        stage.renamed[id(value)] = copy = Value(next(self.numbers), value.dtype, value.dims, value.name)
         return copy
 
-    def accumulate(self, op: Op, value: Value, before: list[Op], body: list[Op]) -> tuple[Value, Operand, Value]:
-        """An accumulator of the chunk's shape: its param, its initial value and its value after one chunk."""
+    def writer(self, op: Op) -> Writer:
+        return Writer(self.numbers, op.location)
+
+    def accumulate(self, op: Op, stage: _Stage, makers: Mapping[int, Op]) -> None:
+        """An accumulator of the chunk's shape, which is reduced behind the loop."""
         assert isinstance(op.attrs, ReduceAttrs)
-        name = f"{op.result.name or op.attrs.name}_acc"
-        param = Value(next(self.numbers), value.dtype, value.dims, name)
-        initial = Value(next(self.numbers), value.dtype, value.dims, name)
-        before.append(Op("full", (identity(op.attrs.name, value.dtype),), (initial,), None, (), op.location))
-        after = Value(next(self.numbers), value.dtype, value.dims, name)
-        combine = PointwiseAttrs(_COMBINE[op.attrs.name])
-        body.append(Op("pointwise", (param, value), (after,), combine, (), op.location))
-        return param, initial, after
+        name, loop = op.attrs.name, stage.loop
+        source = online.summed(op, makers, self.block)
+        if name == "sum" and source is not None and id(source[0]) in stage.moments:
+            moments, out = self.moments(source, stage), self.writer(op)
+            online.sum_total(op, moments, self.extent, out)
+            stage.totals += out.ops
+            return
+        value = self.rename(next(op.values()), stage)
+        carried = loop.carry(f"{op.result.name or name}_acc", value.dtype, value.dims, identity(name, value.dtype))
+        carried.after = loop.body.pointwise(_COMBINE[name], carried.before, value, like=carried.before.name)
+        if name == "max" and source is not None:
+            stage.maxima[id(source[0])] = online.Maximum(value=value, carried=carried)
+        stage.totals.append(replace(op, operands=(carried.total,)))
+
+    def centre_later(self, found: Centred, stage: _Stage) -> None:
+        """Accumulators of a sum whose centre is not known yet; what moves the sum is done when it is."""
+        out = self.writer(found.total)
+        if found.form == "squares":
+            online.squares_total(found, self.moments((found.value, found.dim), stage), self.extent, out)
+        else:
+            high = stage.maxima.get(id(found.value))
+            if high is None:
+                value = stage.loop.body.mask(self.rename(found.value, stage), found.dim, -math.inf)
+                high = online.carry_maximum(stage.loop, value)
+            online.powers_total(found, online.carry_powers(stage.loop, high, found), high, out)
+        stage.later[id(found.total)] = out.ops
+
+    def moments(self, source: tuple[Value, int], stage: _Stage) -> online.Moments:
+        """The sums about a shift of a value, which its sum and its squares share."""
+        value, dim = source
+        made = stage.moments[id(value)]
+        if made is None:
+            behind = Writer(self.numbers, stage.loop.body.location)
+            made = online.carry_moments(stage.loop, self.rename(value, stage), dim, behind)
+            stage.moments[id(value)] = made
+            stage.totals += behind.ops
+        return made
+
+    @property
+    def extent(self) -> Number:
+        assert self.whole.extent is not None
+        return self.whole.extent

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..._names import NameSpace
 from ..._shapes import Expr, Number, cdiv, hint_of
 from ...hardware import Target
 from ...settings import Settings
-from ..ir.grammar import MEMORY, Block, ForAttrs, LoopAxis, NumberAttrs, Program, Root
+from ..ir.grammar import MEMORY, Block, ForAttrs, InlineAttrs, LoopAxis, NumberAttrs, Program, Root
 from ..passes.flatten import flatten, nests
 from ..passes.rolling import roll
 from ..passes.squeeze import batch_blocks, squeeze
+from ..passes.subtile import subtile
+from .chains import may_unroll, most_warps
 from .indexing import Box, plan_boxes
 from .records import (
     AxisPlan,
     BlockPlan,
     GridPlan,
+    LaunchArguments,
     LaunchPlan,
     LoopPlan,
     NumberArgument,
@@ -57,9 +60,12 @@ def build_plan(
     for batch in sorted(batch_blocks(rolled)):
         if sizes[batch] == 1:
             rolled = squeeze(rolled, batch)
+    if config.get("epilogue_subtile"):
+        rolled = subtile(rolled, config["epilogue_subtile"], sizes)
+        sizes = block_sizes(rolled, rollable, config)
     wanted = dict(enumerate(config.get("indexing") or ()))
     boxes = plan_boxes(rolled, sizes, wanted, mechanisms, target)
-    return _Planner(program, rolled, sizes, looped, config, settings, boxes).plan()
+    return _Planner(program, rolled, sizes, looped, config, settings, boxes, target).plan()
 
 
 def _flattened(rolled: Program, program: Program, config: Mapping[str, Any]) -> Program:
@@ -97,8 +103,10 @@ class _Planner:
         config: Mapping[str, Any],
         settings: Settings,
         boxes: Mapping[int, Box],
+        target: Target,
     ) -> None:
         self.boxes = boxes
+        self.target = target
         self.program = program
         self.rolled = rolled
         self.sizes = sizes
@@ -107,22 +115,21 @@ class _Planner:
         self.settings = settings
         self.slots = _Slots(config, {})
         self.names = NameSpace()
+        self.blocks = tuple(self.block(block) for block in rolled.blocks)
 
     def plan(self) -> Plan:
-        tensors = self.tensors()
-        numbers = self.numbers()
+        arguments = self.arguments()
         grids, root_ranges, loops = self.loops()
         policies = self.config.get("load_eviction_policies") or ()
         evictions = {slot: policy for slot, policy in enumerate(policies) if policy}
         return Plan(
             program=self.rolled,
             kernel_names=self.kernel_names(),
-            blocks=tuple(self.block(block) for block in self.rolled.blocks),
+            blocks=self.blocks,
             grids=grids,
             root_ranges=root_ranges,
             loops=loops,
-            tensors=tensors,
-            numbers=numbers,
+            launches=arguments,
             evictions=evictions,
             cache_modifiers=self.cache_modifiers(evictions),
             launch=self.launch(),
@@ -144,6 +151,8 @@ class _Planner:
     def block(self, block: Block) -> BlockPlan:
         if block.kind == "grid":
             return BlockPlan(id=block.id, size=1, symbol="")
+        if block.part is not None:
+            return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_SUBTILE_SIZE_{block.part.block}")
         if block.kind == "tile":
             return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_BLOCK_SIZE_{block.label}")
         name = "_REDUCTION_BLOCK" if block.id in self.looped else "_RDIM_SIZE"
@@ -165,22 +174,43 @@ class _Planner:
 
     # --- arguments -------------------------------------------------------------------------------------------------------
 
+    def arguments(self) -> tuple[LaunchArguments, ...]:
+        """By place in the host code: what its kernels take."""
+        tensors = self.tensors()
+        known: dict[Any, NumberArgument] = {}
+        launches = []
+        for number in range(1 + max(root.launch for root in self.rolled.roots)):
+            roots = tuple(root for root in self.rolled.roots if root.launch == number)
+            part = self.rolled if len(roots) == len(self.rolled.roots) else replace(self.rolled, roots=roots)
+            blocks = set(range(len(self.blocks))) if part is self.rolled else _blocks(part)
+            used = _tensors(part)
+            launches.append(
+                LaunchArguments(
+                    phases=tuple(dict.fromkeys(root.phase for root in roots)),
+                    tensors=tuple(t for t in tensors if t.tensor.id in used),
+                    numbers=self.numbers(part, blocks, known),
+                    blocks=tuple(block for block in self.blocks if block.id in blocks),
+                )
+            )
+        return tuple(launches)
+
     def tensors(self) -> tuple[TensorArgument, ...]:
-        used = {op.attrs.tensor for op in self.rolled.walk() if op.kind in MEMORY}
+        used = _tensors(self.rolled)
         return tuple(
             TensorArgument(name=self.names.fresh(_short(t.name)), tensor=t)
             for t in self.program.tensors
             if t.id in used
         )
 
-    def numbers(self) -> tuple[NumberArgument, ...]:
+    def numbers(self, part: Program, blocks: set[int], known: dict[Any, NumberArgument]) -> tuple[NumberArgument, ...]:
         """One argument for each host number the device code reads: whole expressions are evaluated on the host."""
         found: dict[Any, NumberArgument] = {}
-        for expr in _expressions(self.rolled):
-            for part in host_parts(expr):
-                if part.key not in found:
-                    name = self.names.fresh(part.args[0] if part.op == "host" else "number")
-                    found[part.key] = NumberArgument(name=name, expr=part)
+        for expr in _expressions(part, blocks):
+            for each in host_parts(expr):
+                if each.key not in known:
+                    name = self.names.fresh(_argument_name(each))
+                    known[each.key] = NumberArgument(name=name, expr=each)
+                found[each.key] = known[each.key]
         return tuple(found.values())
 
     def cache_modifiers(self, evictions: Mapping[int, str]) -> dict[int, str]:
@@ -232,7 +262,8 @@ class _Planner:
             ranges.append(self.range())
             for op in root.body.walk():
                 if isinstance(op.attrs, ForAttrs):
-                    traced[id(op.location)] = self.loop(op.attrs)
+                    unrollable = may_unroll(op.regions[0], self.sizes, self.config["num_warps"], self.target)
+                    traced[id(op.location)] = self.loop(op.attrs, unrollable)
         loops = {}
         for op in self.rolled.walk():
             if isinstance(op.attrs, ForAttrs):
@@ -252,15 +283,15 @@ class _Planner:
         """A loop that rolling made: no slots of its own."""
         return LoopPlan(axes=tuple(map(self.axis, attrs.axes)), order=(0,), ranges=(RangePlan(),))
 
-    def loop(self, attrs: ForAttrs) -> LoopPlan:
+    def loop(self, attrs: ForAttrs, unrollable: bool) -> LoopPlan:
         axes = tuple(map(self.axis, attrs.axes))
         ranges = []
         for axis, plan in zip(attrs.axes, axes, strict=True):
             chosen = self.range()
             if isinstance(axis.begin, int) and isinstance(axis.end, int) and isinstance(plan.count, int):
                 static = bool(self.slots.take("static_ranges", False)) if self.may_unroll(axis) else False
-                chosen = RangePlan(static=True) if static else chosen
-            ranges.append(chosen)
+                chosen = RangePlan(static=True) if static and unrollable else chosen
+            ranges.append(chosen if unrollable else replace(chosen, unroll=0))
         return LoopPlan(axes=axes, order=self.order(attrs.axes), ranges=tuple(ranges))
 
     def may_unroll(self, axis: LoopAxis) -> bool:
@@ -273,7 +304,12 @@ class _Planner:
     def launch(self) -> LaunchPlan:
         pid_type = self.config["pid_type"]
         persistent = self.config.get("num_sm_multiplier") or 1
-        options = [(key, self.config[key]) for key in _LAUNCH_KEYS if self.config.get(key) is not None]
+        warps = most_warps(self.program, self.sizes, self.config["num_warps"], self.target)
+        launched = {**self.config, "num_warps": warps}
+        options = [(key, launched[key]) for key in _LAUNCH_KEYS if launched.get(key) is not None]
+        if self.config.get("advanced_controls_file"):
+            # an option of the ptxas of CUDA 13; others say that they do not know it
+            options.append(("ptx_options", f"--apply-controls {self.config['advanced_controls_file']}"))
         prefix = "_triton_config_"
         options += [(k.removeprefix(prefix), v) for k, v in self.config.items() if k.startswith(prefix)]
         return LaunchPlan(
@@ -289,6 +325,14 @@ def _short(source: str) -> str:
     return source.replace(".__closure__[", "_").replace("].cell_contents", "").replace("_source_module.", "")
 
 
+def _argument_name(expr: Expr) -> str:
+    """The variable that an argument is, or is at most: ``max(0, n)`` is ``n`` too."""
+    if expr.op == "max":
+        (*_, last) = expr.args
+        return _argument_name(last) if isinstance(last, Expr) else "number"
+    return str(expr.args[0]) if expr.op == "host" else "number"
+
+
 def host_parts(expr: Expr) -> list[Expr]:
     """The largest parts of an expression that do not depend on block sizes."""
     kinds = {leaf.op for leaf in expr.leaves()}
@@ -297,7 +341,21 @@ def host_parts(expr: Expr) -> list[Expr]:
     return [part for arg in expr.args if isinstance(arg, Expr) for part in host_parts(arg)]
 
 
-def _expressions(program: Program) -> list[Expr]:
+def _tensors(program: Program) -> set[int]:
+    """Tensors that the device code uses."""
+    used = {op.attrs.tensor for op in program.walk() if op.kind in MEMORY}
+    return used | {at for op in program.walk() if isinstance(op.attrs, InlineAttrs) for at in op.attrs.tensors}
+
+
+def _blocks(program: Program) -> set[int]:
+    """Blocks that the device code walks over or has values of."""
+    axes = [axis for root in program.roots for axis in root.axes]
+    axes += [axis for op in program.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes]
+    used = {b for op in program.walk() for v in (*op.results, *op.values()) for dim in v.dims for b in dim.blocks}
+    return used | {axis.block for axis in axes}
+
+
+def _expressions(program: Program, blocks: set[int]) -> list[Expr]:
     """Every host number the device code reads: values, loop bounds, shifts of subscripts."""
     found: list[Any] = []
     for root in program.roots:
@@ -312,7 +370,7 @@ def _expressions(program: Program) -> list[Expr]:
                 found += [index.shift for index in op.attrs.indices]
                 tensor = program.tensors[op.attrs.tensor]
                 found += tensor.strides
-    found += [block.extent for block in program.blocks if block.kind == "full"]
+    found += [block.extent for block in program.blocks if block.kind == "full" and block.id in blocks]
     return [n for n in found if isinstance(n, Expr)]
 
 

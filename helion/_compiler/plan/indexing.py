@@ -47,8 +47,19 @@ def plan_boxes(
         return {}
     finder = _Finder(program, sizes, wanted, available, target)
     for root in program.roots:
+        finder.rewritten = _rewritten(program, root.body)
         finder.region(root.body, {axis.block: axis for axis in root.axes})
     return finder.boxes
+
+
+def _rewritten(program: Program, body: Region) -> frozenset[int]:
+    """The storages that one kernel both reads and writes."""
+    seen: dict[str, set[int]] = {kind: set() for kind in MEMORY}
+    for op in body.walk():
+        if op.kind in MEMORY:
+            assert isinstance(op.attrs, MemoryAttrs)
+            seen[op.kind].add(program.tensors[op.attrs.tensor].storage)
+    return frozenset((seen["store"] | seen["atomic"]) & (seen["load"] | seen["atomic"]))
 
 
 class _Finder:
@@ -66,6 +77,7 @@ class _Finder:
         self.available = available
         self.target = target
         self.boxes: dict[int, Box] = {}
+        self.rewritten: frozenset[int] = frozenset()
 
     def region(self, region: Region, active: Mapping[int, LoopAxis]) -> None:
         for op in region.ops:
@@ -87,7 +99,9 @@ class _Finder:
             return None
         if tensor.dtype == torch.bool:  # block pointers and descriptors know bytes only
             return None
-        if not tensor.ndim or any(isinstance(n, Expr) for n in (*tensor.shape, *tensor.strides)):
+        if not any(index.kind == "block" for index in attrs.indices):  # one element, a scalar in generated code
+            return None
+        if any(isinstance(n, Expr) for n in (*tensor.shape, *tensor.strides)):
             return None
         check: list[int] = []
         for dim, index in enumerate(attrs.indices):
@@ -96,6 +110,9 @@ class _Finder:
         unit = [d for d, stride in enumerate(tensor.strides) if stride == 1 and tensor.shape[d] != 1]
         if mechanism == "tensor_descriptor":
             if not (self.target.has("tensor_descriptor") and self.fits_descriptor(tensor, attrs, unit)):
+                return None
+            if tensor.storage in self.rewritten:
+                # the copy engine's stores are not ordered with later loads by a barrier between threads
                 return None
         elif not unit:
             unit = [tensor.ndim - 1]
@@ -109,8 +126,9 @@ class _Finder:
         if index.kind != "block":
             return index.kind == "scalar"
         assert index.block is not None
-        block, size = self.program.blocks[index.block], self.sizes[index.block]
-        axis = active.get(index.block)
+        block = self.program.blocks[index.block]
+        walked = index.block if block.part is None else block.part.block
+        size, axis = self.sizes[walked], active.get(walked)
         if index.operand is not None or not isinstance(index.shift, int) or block.merged:
             return False
         if axis is None and block.kind != "full":

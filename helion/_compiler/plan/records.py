@@ -92,10 +92,20 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaunchArguments:
+    """What the kernels of one place in the host code take. ``phases`` are theirs, ``blocks`` those they use."""
+
+    phases: tuple[int, ...]
+    tensors: tuple[TensorArgument, ...]
+    numbers: tuple[NumberArgument, ...]
+    blocks: tuple[BlockPlan, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """``program`` is rolled and flattened as the config says. ``grids`` go with its roots; ``ranges`` with its device
     loops' axes, by loop op.
-    ``kernel_names`` has one kernel per phase; all take the same arguments."""
+    ``kernel_names`` has one kernel per phase; ``launches`` says what they take."""
 
     program: Program
     kernel_names: tuple[str, ...]
@@ -103,8 +113,7 @@ class Plan:
     grids: tuple[GridPlan, ...]
     root_ranges: tuple[RangePlan, ...]
     loops: Mapping[int, LoopPlan]
-    tensors: tuple[TensorArgument, ...]
-    numbers: tuple[NumberArgument, ...]
+    launches: tuple[LaunchArguments, ...]
     evictions: Mapping[int, str]
     #: By memory slot, without those that have none.
     cache_modifiers: Mapping[int, str]
@@ -114,6 +123,9 @@ class Plan:
     tunables: Mapping[str, Any]
     #: Accesses that do not use pointers, by op.
     boxes: Mapping[int, Box]
+
+    def launch_of(self, phase: int) -> LaunchArguments:
+        return next(launch for launch in self.launches if phase in launch.phases)
 
     @property
     def needs_alignment(self) -> bool:

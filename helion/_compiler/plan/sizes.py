@@ -39,6 +39,8 @@ def block_sizes(program: Program, rollable: tuple[int, ...], config: Mapping[str
             sizes[block.id] = looped.get(block.id) or padded_extent(block)
         elif block.merged:
             sizes[block.id] = math.prod(sizes[part] for part in block.merged)
+        elif block.part is not None:
+            sizes[block.id] = sizes[block.part.block] // block.part.count
         elif not block.tunable:
             sizes[block.id] = fixed_size(block, config)
     return sizes

@@ -22,6 +22,8 @@ _GROUP_WARPS = 4
 _TCGEN05_WARPS = 8
 #: Columns of one accumulator of an asynchronous product; wider tiles are several.
 _ASYNC_COLUMNS = 256
+#: Rows of the smallest fragment of a product on ``mma``.
+_FRAGMENT_ROWS = 16
 #: Rows of tensor memory, and bytes of one of its cells.
 _LANES = 128
 _CELL_BYTES = 4
@@ -58,6 +60,13 @@ def is_waiting(fact: MatmulFact, unit: Unit) -> bool:
     return unit == "mma" or (unit == "wgmma" and fact.lhs_dtype.itemsize == 1)
 
 
+def keeps_rows(consumer: tuple[int, int], num_warps: int, target: Target) -> bool:
+    """Whether on ``mma`` each warp has rows of its own in two products in a row, so that the first need not pass through
+    shared memory on the way to the second, of M and N ``consumer``. Elsewhere, and on AMD, it does."""
+    m, n = consumer
+    return target.kind == "cuda" and m >= max(n, _FRAGMENT_ROWS * num_warps)
+
+
 def tensor_memory_columns(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
     """Columns of 128 x 4 bytes that the accumulators, and left operands that are computed, take per block.
 
@@ -72,7 +81,7 @@ def tensor_memory_columns(facts: KernelFacts, sizes: Mapping[int, int], num_warp
             halves += [min(n, _ASYNC_COLUMNS)] * -(-n // _ASYNC_COLUMNS)
         else:
             whole += m // _LANES * n
-        if fact.lhs_prologue and fact.lhs_dtype.itemsize < _CELL_BYTES:
+        if fact.lhs_prologue or fact.lhs_slot is None:
             whole += -(-m // _LANES) * k * fact.lhs_dtype.itemsize // _CELL_BYTES
     halves.sort(reverse=True)
     columns = whole + sum(halves[::2])

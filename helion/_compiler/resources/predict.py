@@ -10,7 +10,7 @@ from ...hardware import Target
 from ..facts.records import KernelFacts
 from .matrix import tensor_memory_columns
 from .registers import register_limit, registers_per_thread, spill_risk
-from .shared import shared_bytes
+from .shared import boxed_bytes, shared_bytes
 from .traffic import time_us, work
 
 #: What a CUDA driver takes of an SM's shared memory for every resident block.
@@ -42,11 +42,19 @@ class Predicted:
     reason: str = ""
 
 
-def predict(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target) -> Predicted:
+def predict(
+    facts: KernelFacts,
+    sizes: Mapping[int, int],
+    num_warps: int,
+    num_stages: int,
+    target: Target,
+    *,
+    boxed: frozenset[int] = frozenset(),
+) -> Predicted:
     """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk)."""
     registers = registers_per_thread(facts, sizes, num_warps, target)
     risk = spill_risk(facts, sizes, num_warps, target)
-    shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
+    shared = shared_bytes(facts, sizes, num_warps, num_stages, target) + boxed_bytes(facts, sizes, boxed)
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
     done = work(facts, sizes, num_warps, target)
     occupancy = _occupancy(min(registers, register_limit(num_warps, target)), shared, columns, num_warps, target)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from ...hardware import Target
 from ..facts.records import KernelFacts, LiveTile, LiveTiles
 from .matrix import tile_shape, unit_of
-from .shared import VECTOR_BYTES
+from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 _REGISTER_BYTES = 4
 #: Registers for addresses, masks and loop counters, without and with dots.
@@ -21,8 +21,16 @@ _BASE, _DOT_BASE = 18, 26
 #: Weight of what must be held, and of what is resident if there is room.
 _HELD, _RESIDENT = 0.70, 0.20
 _DOT_HELD, _DOT_RESIDENT = 1.05, 0.15
+#: Part of a product in tensor memory that is in registers twice when it is stored unnarrowed: as it is read from there,
+#: and in rows. By the assembler, for 128 x 256 in 8 warps: 43 registers of 128 more for plain products, 51 to 127 behind
+#: a reduction.
+_TURNED = 0.58
+_WIDE_BYTES = 4
 #: Part of the operand fragments that is there at the same time as everything else.
 _FRAGMENTS = 0.6
+#: Registers of each access of a thread to operands in memory, beyond as many as others leave room for: addresses and
+#: masks. It matters where rows are not aligned, and one access is one element.
+_ACCESS, _FREE_ACCESSES = 1.0, 16
 #: Rows of an accumulator fragment; products of fewer rows are padded.
 _FRAGMENT_ROWS = 16
 #: Resident registers over the limit by this factor do not fit in what elementwise reordering can save.
@@ -39,7 +47,10 @@ def registers_per_thread(facts: KernelFacts, sizes: Mapping[int, int], num_warps
     if not facts.matmuls:
         return round(_BASE + _HELD * held + _RESIDENT * resident)
     fragments = _fragment_registers(facts, sizes, num_warps, target)
-    return round(_DOT_BASE + _DOT_HELD * held + _DOT_RESIDENT * resident + _FRAGMENTS * fragments)
+    turned = _turned_registers(facts, sizes, num_warps, target)
+    accesses = max(0.0, operand_accesses(facts, sizes, num_warps, target) - _FREE_ACCESSES)
+    dot = _DOT_HELD * held + _DOT_RESIDENT * resident + _FRAGMENTS * fragments + _TURNED * turned
+    return round(_DOT_BASE + dot + _ACCESS * accesses)
 
 
 def register_limit(num_warps: int, target: Target) -> int:
@@ -130,4 +141,28 @@ def _fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
         steps = min(2.0, max(1.0, k * fact.lhs_dtype.itemsize / 32))
         # one step is 32 bytes along K: side * 32 bytes per operand over 32 threads of 4 bytes
         most = max(most, steps * 2 * side / 4)
+    return most
+
+
+def operand_accesses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Loads of one thread for operands of dots in one iteration, most of all loops."""
+    threads = num_warps * target.warp_size
+    slots = {op.slot: op for op in facts.memory_ops}
+    by_region: dict[int, dict[int, float]] = {}
+    for operand in facts.staged:
+        op = slots[operand.slot]
+        elements = tile_bytes((operand.axes, operand.itemsize), sizes) / op.itemsize
+        loads = elements / threads / vector_elements(op, sizes, threads)
+        by_region.setdefault(operand.region, {})[operand.slot] = loads
+    return max((sum(loads.values()) for loads in by_region.values()), default=0.0)
+
+
+def _turned_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Registers of the largest product in tensor memory that is stored with 4 bytes an element or more."""
+    most = 0.0
+    wide = [set(op.tile_axes) for op in facts.memory_ops if op.kind == "store" and op.itemsize >= _WIDE_BYTES]
+    for fact in facts.matmuls:
+        if unit_of(fact, sizes, num_warps, target) == "tcgen05" and {fact.m_axis, fact.n_axis} in wide:
+            m, n, _ = tile_shape(fact, sizes)
+            most = max(most, m * n / (num_warps * target.warp_size))
     return most

@@ -49,9 +49,9 @@ def row_threads(found: Allocation, facts: KernelFacts, target: Target) -> int:
     return _WIDE_HEAVY_THREADS if extent <= _WIDE_HEAVY_ROW else threads
 
 
-def launch(found: Allocation, facts: KernelFacts, target: Target) -> Launch:
-    """Start from the threads for the row; while spills are predicted, take more warps, then halve tiles."""
-    warps = warps_for_threads(row_threads(found, facts, target), target)
+def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: int | None = None) -> Launch:
+    """Start from ``threads``, or those for the row; while spills are predicted, take more warps, then halve tiles."""
+    warps = warps_for_threads(threads or row_threads(found, facts, target), target)
     most = warps_for_threads(_MOST_THREADS, target)
     sizes, chunks = dict(found.sizes), dict(found.chunks)
     while True:

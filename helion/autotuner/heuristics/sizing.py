@@ -72,6 +72,12 @@ def is_wide(target: Target) -> bool:
     return target.bandwidth_gb_per_s / target.num_sms > 45
 
 
+def is_h200(target: Target) -> bool:
+    """Whether choices measured on H200 hold: memory feeds an SM with wgmma at 30 to 45 GB/s (H200 36; H100, for which
+    others are published, 25; B200, likewise, 54)."""
+    return target.has("wgmma") and 30 < target.bandwidth_gb_per_s / target.num_sms <= 45
+
+
 def stream_loads(facts: KernelFacts) -> dict[int, str]:
     """Every load leaves the cache first: nothing is read twice."""
     return dict.fromkeys(_load_slots(facts), "first")

@@ -1,22 +1,29 @@
 """Plain matrix products, batched or not, by formula.
 
-Matches kernels with exactly one dot of known extents over three tiles of their own, whose other tiles are on the grid
-(batch). The tile fills half of the register file with its accumulator, shrinks until the last wave of blocks is full
-enough, and takes the deepest pipeline that fits in shared memory. Published for H100 and B200 as the default of both;
-not measured on a GPU here. Offline with Triton 3.7 its seeds fit on every target of the table.
+Matches kernels with one dot over three tiles of their own, or several over the same three (halves of packed operands),
+whose other tiles are on the grid (batch, groups, spans of K). The tile fills half of the register file with its
+accumulator, shrinks until the last wave of blocks is full enough, and takes the deepest pipeline that fits in shared
+memory. Where a tile of the grid bounds K, that is split instead until the wave is full. Published for H100 and B200 as
+the default of both for products of known extents. Offline with Triton 3.7 its seeds fit on every target of the table.
+
+Where H200 departs from the formula, a sweep says so (CUDA 13.0, Triton 3.6, 2026-11-20): fp32 operands whose
+contiguous dimension is not K cannot be read by the asynchronous matrix unit and are multiplied by the older one, by two
+warps (2.2 times as fast); rows that do not begin at multiples of 16 bytes are loaded element by element, by eight warps
+(1.4 times); and products with a short K take a persistent grid with tensor descriptors (1.15 times).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..._compiler.facts.records import KernelFacts, MatmulFact
 from ..._compiler.resources.predict import Predicted
-from ..._shapes import cdiv, previous_power_of_2
+from ..._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ...hardware import Target
 from .base import Proposal, Verdict
-from .sizing import estimate, extent_of, wave_efficiency
+from .product_extents import Extents, product_extents
+from .sizing import clamp, estimate, is_h200, wave_efficiency
 
 #: Caps of the starting tile, and of K.
 _START_M, _START_N, _MAX_K = 128, 256, 256
@@ -39,6 +46,21 @@ _TALL, _GROUP = 3, 2
 #: Smallest transposed alternate.
 _SMALLEST_ALTERNATE = 4096
 _MIN_SIDE = 16
+#: A side that a program walks over, from and to where data says: masks and addresses of each stage's rows take registers
+#: as well. Offline for fp32, 128 x 256 in 4 stages spills up to 2424 bytes, 128 x 128 in 6 up to 496, in 3 none.
+_WALKED_SIDE, _WALKED_STAGES = 128, 3
+#: M, N, K, warps and stages where fp32 has to do without the asynchronous matrix unit.
+_SYNC_TILE = (128, 64, 32, 2, 3)
+_WIDE_ITEMSIZE = 4
+#: Columns and warps where rows of an operand are not aligned to this many bytes.
+_ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS = 16, 128, 8
+#: A persistent grid pays from this many waves on; up to this K it is the first choice. Descriptors stage the output as
+#: well, which leaves room for three stages of the largest tiles.
+_PERSISTENT_WAVES, _SHORT_K, _PERSISTENT_GROUP, _PERSISTENT_STAGES = 4, 1024, 8, 3
+#: Elements of K that a program sums up at least, when K is split.
+_LEAST_SPAN = 256
+#: Elements of the tiles of other grid loops, such as one that sums up parts.
+_REST_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,24 +78,29 @@ class TritonMatmulHeuristic:
     promote_seed_to_default: ClassVar[bool] = True
 
     def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
-        if len(facts.matmuls) != 1:
+        if len({(fact.m_block_id, fact.n_block_id, fact.k_block_id) for fact in facts.matmuls}) != 1:
             return Verdict(eligible=False, reason=f"the kernel has {len(facts.matmuls)} matrix products, not one")
         fact = facts.matmuls[0]
         axes = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
         if None in axes or len(set(axes)) != 3:
             return Verdict(eligible=False, reason="M, N and K of the product are not three tiles")
-        if None in (fact.static_m, fact.static_n, fact.static_k):
-            return Verdict(eligible=False, reason="an extent of the product is not known when the kernel is compiled")
+        if any(reduction.sized and reduction.axis in axes for reduction in facts.reductions):
+            return Verdict(eligible=False, reason="the product is reduced in the same program")
+        extents = product_extents(facts)
+        if isinstance(extents, str):
+            return Verdict(eligible=False, reason=extents)
         for axis in facts.tunable_axes:
             if axis.block_id not in axes and not axis.on_grid:
                 return Verdict(eligible=False, reason=f"{axis.name} is a tile of neither the product nor the grid")
-        m, n, k = fact.static_m, fact.static_n, fact.static_k
-        return Verdict(eligible=True, reason=f"one product of {m} x {n} x {k}")
+        return Verdict(eligible=True, reason=f"one product of {extents.m} x {extents.n} x {extents.k}")
 
     def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
         sizer = _Sizer(facts, target)
         first = sizer.tile()
         proposals = [sizer.proposal(first, grouped=True)]
+        persistent = sizer.persistent(first)
+        if persistent is not None:
+            proposals.insert(0 if sizer.extents[2] <= _SHORT_K else 1, persistent)
         turned = sizer.turned(first)
         if turned is not None:
             proposals.append(sizer.proposal(turned, grouped=False))
@@ -88,20 +115,28 @@ class _Sizer:
         self.facts, self.target = facts, target
         self.fact: MatmulFact = facts.matmuls[0]
         fact = self.fact
-        assert fact.static_m is not None and fact.static_n is not None and fact.static_k is not None
-        self.extents = (fact.static_m, fact.static_n, fact.static_k)
-        self.batch = 1
-        for block in facts.grid_axes:
-            if block not in (fact.m_block_id, fact.n_block_id):
-                self.batch *= extent_of(facts.axes[block])
-        self.caps = (_cap(fact.static_m), _cap(fact.static_n))
+        found = product_extents(facts)
+        assert isinstance(found, Extents)
+        self.extents = (found.m, found.n, found.k)
+        self.batch, self.span = found.batch, found.span
+        sides = [facts.axes[b] for b in (fact.m_block_id, fact.n_block_id) if b is not None]
+        self.spread = tuple(e if side.on_grid else 1 for e, side in zip(self.extents, sides, strict=False))
+        self.walked = any(side.extent is None for side in sides)
+        self.caps = (_cap(found.m), _cap(found.n))
         staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
         self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
         self.saturated = self.batch >= _SATURATED * target.num_sms
+        operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
+        self.aligned = not any(
+            stride != 1 and stride * op.itemsize % _ALIGNED_BYTES for op in operands for stride in op.strides
+        )
+        k_major = (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
+        self.sync = is_h200(target) and self.itemsize == _WIDE_ITEMSIZE and not k_major
 
     def tile(self) -> _Tile:
         m, n = self.start()
-        m, n = self.fill_waves(m, n)
+        if self.span is None:
+            m, n = self.fill_waves(m, n)
         warps = self.warps(m, n)
         while True:
             k, stages = self.pipeline(m, n)
@@ -113,6 +148,10 @@ class _Sizer:
     def start(self) -> tuple[int, int]:
         cap_m, cap_n = self.caps
         m, n = min(_START_M, cap_m), min(_START_N, cap_n)
+        if self.sync:
+            return min(_SYNC_TILE[0], cap_m), min(_SYNC_TILE[1], cap_n)
+        if is_h200(self.target) and not self.aligned:
+            return m, min(n, _UNALIGNED_COLUMNS)
         budget = self.target.registers_per_sm // _ACCUMULATOR_SHARE
         if m * n < budget:
             n = min(cap_n, max(n, budget // m))
@@ -121,10 +160,28 @@ class _Sizer:
         if self.saturated:
             most_m, most_n = _SATURATED_MMA_TILE if self.target.has("tcgen05") else _SATURATED_TILE
             m, n = min(m, most_m), min(n, most_n)
-        return m, n
+        return (min(m, _WALKED_SIDE), min(n, _WALKED_SIDE)) if self.walked else (m, n)
 
     def efficiency(self, m: int, n: int) -> float:
-        return wave_efficiency(self.batch * cdiv(self.extents[0], m) * cdiv(self.extents[1], n), self.target)
+        return wave_efficiency(self.blocks(m, n) * self.splits(m, n), self.target)
+
+    def blocks(self, m: int, n: int) -> int:
+        """Programs, as far as K is not split. A side that a program loops over adds none."""
+        return self.batch * cdiv(self.spread[0], m) * cdiv(self.spread[1], n)
+
+    def splits(self, m: int, n: int) -> int:
+        """Parts of K, a power of two: the fewest that keep the most SMs busy in about one wave."""
+        if self.span is None:
+            return 1
+        blocks = self.blocks(m, n)
+        most = max(1, min(2 * self.target.num_sms // blocks, self.extents[2] // _LEAST_SPAN))
+        options = [1 << i for i in range(most.bit_length())]
+        return max(options, key=lambda parts: (wave_efficiency(blocks * parts, self.target), -parts))
+
+    def depth(self, m: int, n: int) -> int:
+        """Elements of K that one program sums up."""
+        splits = self.splits(m, n)
+        return self.extents[2] if splits == 1 else next_power_of_2(cdiv(self.extents[2], splits))
 
     def fill_waves(self, m: int, n: int) -> tuple[int, int]:
         """Halve the longer side, else M, as long as that strictly helps and the waves are not full enough."""
@@ -141,23 +198,28 @@ class _Sizer:
     def warps(self, m: int, n: int) -> int:
         if self.saturated and self.target.has("tcgen05"):
             return _SATURATED_MMA_WARPS
+        if self.sync:
+            return _SYNC_TILE[3]
+        if is_h200(self.target) and not self.aligned and m * n >= _WIDE_TILE:
+            return _UNALIGNED_WARPS
         return _WIDE_WARPS if m * n >= _WIDE_TILE else _WARPS
 
     def pipeline(self, m: int, n: int) -> tuple[int, int]:
         """The K tile for four stages, then as many stages as fit."""
         axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
         least = max(axis.min_size, self.target.min_dot(self.itemsize)[2])
-        k = max(least, min(_MAX_K, previous_power_of_2(self.extents[2] // 4)))
+        depth = self.depth(m, n)
+        k = max(least, min(_SYNC_TILE[2] if self.sync else _MAX_K, previous_power_of_2(depth // 4)))
 
         def fits(k: int, stages: int) -> bool:
             # a bound for every matrix unit: some need one stage less
-            staged = (m * k + k * n) * self.itemsize * stages
+            staged = (m * k + k * n) * self.itemsize * stages * len(self.facts.matmuls)
             return max(staged, m * n * _ACCUMULATOR_BYTES) <= self.target.smem_per_block_bytes
 
         while k > least and not fits(k, _PIPELINE):
             k //= 2
-        most = _SATURATED_STAGES if self.saturated else _MAX_STAGES
-        most = min(most, max(2, self.extents[2] // k))
+        most = _SATURATED_STAGES if self.saturated else _WALKED_STAGES if self.walked else _MAX_STAGES
+        most = min(most, _SYNC_TILE[4] if self.sync else most, max(2, depth // k))
         return k, next((s for s in range(most, 1, -1) if fits(k, s)), 2)
 
     def predict(self, tile: _Tile) -> Predicted:
@@ -169,24 +231,60 @@ class _Sizer:
         for block, size in ((fact.m_block_id, tile.m), (fact.n_block_id, tile.n), (fact.k_block_id, tile.k)):
             assert block is not None
             sizes[block] = max(axes[block].min_size, size)
+        if self.span is not None:
+            sizes[self.span] = clamp(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
+        self.rest(sizes)
         return sizes
+
+    def rest(self, sizes: dict[int, int]) -> None:
+        """Tiles of the grid loops without a product: as many elements as fit, the last axis first."""
+        root = self.facts.regions[self.fact.region].root
+        room = dict.fromkeys(range(self.facts.num_roots), _REST_ELEMENTS)
+        for axis in reversed(self.facts.tunable_axes):
+            if axis.on_grid and root not in axis.roots:
+                size = clamp(min(room[axis.roots[0]], axis.padded or 1), axis)
+                sizes[axis.block_id] = size
+                room[axis.roots[0]] = max(1, room[axis.roots[0]] // size)
+
+    def persistent(self, tile: _Tile) -> Proposal | None:
+        """The tile on a persistent grid, with tensor descriptors, loops fused so that the next tile's loads begin while
+        the last one is stored. None where that has not been measured or does not apply."""
+        fact, facts = self.fact, self.facts
+        plain = self.batch == 1 and self.span is None and not self.walked and len(facts.matmuls) == facts.num_roots == 1
+        if not (is_h200(self.target) and plain and self.aligned and not self.sync):
+            return None
+        if fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout):
+            return None
+        if self.blocks(tile.m, tile.n) < _PERSISTENT_WAVES * self.target.num_sms:
+            return None
+        shorter = replace(tile, stages=min(tile.stages, _PERSISTENT_STAGES))
+        return replace(
+            self.proposal(shorter, grouped=False),
+            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {shorter.stages} stages, a persistent grid with descriptors",
+            l2_groupings={facts.regions[fact.region].root: _PERSISTENT_GROUP},
+            range_flattens={fact.m_block_id: True},  # type: ignore[dict-item]
+            pid_type="persistent_interleaved",
+            launch={"indexing": "tensor_descriptor"},
+        )
 
     def turned(self, tile: _Tile) -> _Tile | None:
         """The alternate with rows doubled and columns halved, where that is possible."""
         m, n = min(tile.m * 2, self.caps[0]), max(tile.n // 2, _MIN_SIDE)
-        if m == tile.m or n == tile.n or m * n < _SMALLEST_ALTERNATE:
+        if self.walked or m == tile.m or n == tile.n or m * n < _SMALLEST_ALTERNATE:
             return None
         other = _Tile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
         return other if self.predict(other).fits else None
 
     def proposal(self, tile: _Tile, *, grouped: bool) -> Proposal:
-        grid_m, grid_n = cdiv(self.extents[0], tile.m), cdiv(self.extents[1], tile.n)
+        grid_m, grid_n = cdiv(self.spread[0], tile.m), cdiv(self.spread[1], tile.n)
         group = {}
         if grouped and grid_m > 1 and grid_m >= _TALL * grid_n:
-            group = {root: _GROUP for root in range(self.facts.num_roots)}
+            group = {self.facts.regions[self.fact.region].root: _GROUP}
+        splits = self.splits(tile.m, tile.n)
+        parts = f"K in {splits} parts, " if splits > 1 else ""
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
         return Proposal(
-            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {tile.stages} stages, {filled}",
+            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {tile.stages} stages, {parts}{filled}",
             block_sizes=self.sizes(tile),
             l2_groupings=group,
             num_warps=tile.warps,

@@ -3,7 +3,9 @@
 Matches exactly one dot and one reduction over its whole, untiled N. The [M_BLOCK, N] fp32 accumulator gets half of the
 register file, at most 64 rows; K is narrow, because a [K_BLOCK, N] slab of the right operand is staged per pipeline
 stage. Published for H100 (6.9x the conservative config over 15 shapes, 1.2 - 2.0x torch.compile for N <= 512); not
-measured on a GPU here. Offline with Triton 3.7 for sm_90: no spills up to N = 2048, 492 bytes at 4096 in bf16.
+measured on a GPU here. Offline with Triton 3.7 for sm_80, sm_90 and sm_100: no spills up to N = 2048. At 4096 the 16 rows
+that a product has at least fill the register file, so that any number of warps spills (376 bytes a thread or more); a loop over
+tiles of N does not. Behind the published choice come twice its warps, and half of its rows.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ _ACCUMULATOR_SHARE_AMD = 4
 _WIDE_SHARE = 4
 #: Rows at most: as many as keep a [rows, 1] column of the operand within 128 bytes, and 64.
 _MAX_ROWS, _ROW_BYTES = 64, 128
+#: Rows that a product is padded to.
+_LEAST_ROWS = 16
 _K, _NARROW_K, _STAGES = 32, 16, 3
 #: Shared memory is used for operands in steps of this many bytes (196608 of the 232448 of H100).
 _STAGED_STEP = 65536
@@ -55,9 +59,16 @@ class TritonMatmulReductionEpilogueHeuristic:
         rows, k, warps, stages = published(fact, target)
         proposals = [self._proposal(fact, facts, target, rows, k, warps, stages)]
         first = estimate(facts, target, proposals[0].block_sizes, warps, stages)
-        if first.spill_risk and warps * 2 * target.warp_size <= target.max_threads_per_block:
-            # twice the warps have half of the accumulator each; measured offline: 428 bytes of spills instead of 492
-            proposals.append(self._proposal(fact, facts, target, rows, k, warps * 2, stages))
+        if rows * fact.n_extent * _ACCUMULATOR_BYTES < accumulator_budget(target):
+            return tuple(proposals)
+        # half of the accumulator for each warp, or for each of two blocks, leaves room to run loads ahead
+        for fewer, more, deep in ((rows, warps * 2, max(2, stages)), (rows // 2, warps, stages)):
+            if fewer < min(rows, _LEAST_ROWS) or more * target.warp_size > target.max_threads_per_block:
+                continue
+            other = self._proposal(fact, facts, target, fewer, k, more, deep)
+            predicted = estimate(facts, target, other.block_sizes, more, deep)
+            if predicted.fits and (predicted.spill_risk < 1 or first.spill_risk):
+                proposals.append(other)
         return tuple(proposals)
 
     def _proposal(

@@ -53,7 +53,24 @@ class TritonPointwiseHeuristic:
         threads = _wide_threads(tile, fact, target) if is_wide(target) else _threads(tile, fact)
         warps = warps_for_threads(threads, target)
         reason = f"{fact.slab_numel} elements of {fact.storage_itemsize} bytes per lane: tiles of {tile}, {warps} warps"
-        return (Proposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
+        return (
+            Proposal(reason=reason, block_sizes=sizes, loop_orders=_order(sizes, facts), num_warps=warps, num_stages=1),
+        )
+
+
+def _order(sizes: dict[int, int], facts: KernelFacts) -> dict[int, tuple[int, ...]]:
+    """Neighbouring programs along the contiguous axis, so that those that run together share pages of memory."""
+    fact = facts.pointwise
+    assert fact is not None
+    axes = facts.grid_axes
+    if facts.num_roots != 1 or len(axes) < 2 or len(fact.contiguous_axes) != 1:
+        return {}
+    (first,) = fact.contiguous_axes
+    extent = facts.axes[first].extent
+    if first not in axes or (extent is not None and sizes.get(first, 1) >= extent):
+        return {}
+    at = axes.index(first)
+    return {0: (at, *(other for other in reversed(range(len(axes))) if other != at))}
 
 
 def _tile_elements(fact: PointwiseFact, target: Target) -> tuple[float, float]:

@@ -30,6 +30,8 @@ class TritonSkinnyGemmHeuristic:
             return Verdict(eligible=False, reason="the product is batched")
         if None in (fact.m_block_id, fact.n_block_id, fact.k_block_id):
             return Verdict(eligible=False, reason="M, N and K of the product are not three tiles")
+        if not all(facts.axes[block].on_grid for block in (fact.m_block_id, fact.n_block_id) if block is not None):
+            return Verdict(eligible=False, reason="M or N of the product is not on the grid")
         m, n, k = fact.static_m, fact.static_n, fact.static_k
         if m is None or n is None or k is None:
             return Verdict(eligible=False, reason="an extent of the product is not known when the kernel is compiled")

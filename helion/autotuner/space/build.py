@@ -9,6 +9,7 @@ from typing import Any
 from ... import exc
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
 from ..._compiler.passes.flatten import Nest, can_flatten, nests
+from ..._compiler.passes.subtile import COUNTS, subtile_blocks
 from ..._compiler.plan.sizes import padded_extent
 from ..._shapes import cdiv, hint_of, next_power_of_2, previous_power_of_2
 from ...fields import (
@@ -26,9 +27,11 @@ from .fields import (
     SMALLEST_CHUNK,
     BlockSizes,
     Chunk,
+    EpilogueSubtile,
     Field,
     Indexing,
     LoopOrders,
+    OptionsFile,
     PerAccess,
     PerSlot,
     ReductionLoops,
@@ -46,6 +49,9 @@ MATRIX_MAXIMUM = 64
 RESIDENT_ROW = 4096
 #: Most iterations of a loop that may be unrolled at compile time.
 STATIC_TRIPS = 8
+#: A search tries 2 column subtiles where at least this many products are summed, and 4 from the second number on: in
+#: shorter loops the epilogue is too large a part of the time to be done in pieces.
+SUBTILED_K = (1024, 16384)
 #: The conservative config stays within this many elements, rows included, when a kernel tiles three or more dimensions.
 CONSERVATIVE_NUMEL = 32768
 
@@ -60,8 +66,6 @@ _RANGE_FIELDS: tuple[tuple[str, Fragment], ...] = (
 )
 #: Keys that exist elsewhere, and why they are refused here.
 _NOT_GENERATED = {
-    "epilogue_subtile": "no code is generated for it",
-    "advanced_controls_file": "option files of PTXAS are not passed on",
     "xcd_remap": "no code is generated for it",
     "num_ctas": "no code is generated for it",
     "occupancy": "no code is generated for it",
@@ -105,6 +109,7 @@ def build_space(
     )
     fields += _launch_fields(seen, target, absent)
     fields += _memory_fields(seen)
+    fields += _epilogue_fields(program, target, absent)
     taken = {field.key for field in fields} | set(absent)
     for name, choices in program.tunables:
         if name in taken:
@@ -307,6 +312,8 @@ def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list
     warps = min(32, target.max_threads_per_block // target.warp_size)
     pid_types, remedies = _pid_types(seen, target)
     maxnreg = (None, 32, 64, 128, 256) if target.kind == "cuda" else (None,)
+    # operands and accumulators of a warp group's matrix instruction leave ptxas nothing to work with in 32 registers
+    searched = tuple(n for n in maxnreg if n != 32 or not (seen.matrix_blocks and target.has("wgmma")))
     fields: list[Field] = [
         Scalar(key="num_warps", fragment=PowerOfTwoFragment(1, warps), initial=4),
         Scalar(key="num_stages", fragment=IntegerFragment(1, 8), initial=1),
@@ -317,7 +324,7 @@ def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list
             remedies=remedies,
         ),
         Scalar(key="num_sm_multiplier", fragment=PowerOfTwoFragment(1, 128), initial=1),
-        Scalar(key="maxnreg", fragment=EnumFragment(maxnreg), initial=None),
+        Scalar(key="maxnreg", fragment=EnumFragment(maxnreg), initial=None, searched=EnumFragment(searched)),
     ]
     # Ranges and defaults of the options of Triton's AMD backend; 0 leaves the choice to it.
     for key, choices in (("waves_per_eu", (0, 1, 2, 3, 4)), ("matrix_instr_nonkdim", (0, 16, 32))):
@@ -325,6 +332,10 @@ def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list
             fields.append(Scalar(key=key, fragment=EnumFragment(choices), initial=0))
         else:
             absent[key] = f"it is an option of AMD GPUs, and the target is {target}"
+    if target.kind == "cuda":
+        fields.append(OptionsFile(key="advanced_controls_file", fragment=EnumFragment((None,))))
+    else:
+        absent["advanced_controls_file"] = f"it is for NVIDIA's assembler, and the target is {target}"
     return fields
 
 
@@ -365,6 +376,25 @@ def _memory_fields(seen: Survey) -> list[Field]:
             key="store_cache_modifiers", slots=_access_slots(seen.stores, of_stores), per="store", choice=of_stores
         ),
     ]
+
+
+def _epilogue_fields(program: Program, target: Target, absent: dict[str, str]) -> list[Field]:
+    columns, why = subtile_blocks(program)
+    if not columns:
+        absent["epilogue_subtile"] = why
+        return []
+    counts = [count for count, least in zip(COUNTS, SUBTILED_K, strict=True) if _summed(program) >= least]
+    # where the accumulator lies in tensor memory, a subtile of it is all that has to be in registers at once
+    searched = (None, *counts) if target.has("tcgen05") else (None,)
+    fragment = EnumFragment((None, *COUNTS))
+    return [EpilogueSubtile(fragment=fragment, searched=EnumFragment(searched), columns=columns)]
+
+
+def _summed(program: Program) -> int:
+    """The most products that one element of a matrix product sums up, as seen when binding."""
+    dims = [value.dims[-1] for op in program.walk() if op.kind == "dot" for value in (*op.values(),)[:1]]
+    extents = (program.blocks[b].extent for dim in dims for b in dim.blocks)
+    return max((hint_of(e) for e in extents if e is not None), default=0)
 
 
 def _access_slots(names: Sequence[str], choice: EnumFragment) -> tuple[Slot, ...]:

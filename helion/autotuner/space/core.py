@@ -10,12 +10,13 @@ from typing import Any
 
 from ... import exc
 from ..._compiler.ir.grammar import Block, Bound, OperandRef
+from ..._compiler.passes.subtile import largest_count
 from ..._compiler.plan.sizes import fixed_size, padded_extent
 from ..._shapes import cdiv, hint_of
 from ...config import Config
 from ...hardware import Target
 from ..heuristics.base import Proposal
-from .fields import Field, PerSlot
+from .fields import EpilogueSubtile, Field, PerSlot, Scalar, values_of
 from .survey import Survey, Volume
 
 #: Launcher options under any name; they are passed on as they are.
@@ -156,11 +157,13 @@ class ConfigSpace:
         self._settle_grids(values)
         self._settle_launch(values)
         self._settle_loops(values)
+        self._settle_registers(values, repair)
         chosen: set[int] = set()
         if not repair:
             chosen.update(self.tunable if "block_sizes" in given else ())
             chosen.update(self.rollable[: len(given["reduction_loops"])] if "reduction_loops" in given else ())
         self._settle_sizes(values, chosen)
+        self._settle_epilogue(values)
         if values["pid_type"] == "xyz" and (excess := self._xyz_excess(values)):
             raise exc.InvalidConfig(excess)
         return Config(**values, **verbatim)
@@ -219,6 +222,38 @@ class ConfigSpace:
         values["range_warp_specializes"] = [None if v and i != first else v for i, v in enumerate(specialized)]
         values["range_unroll_factors"][first] = 0
         values["num_warps"] = max(values["num_warps"], _SPECIALIZED_WARPS)
+
+    def _settle_registers(self, values: Values, repair: bool) -> None:
+        """A block whose threads have ``maxnreg`` registers each must fit an SM: the driver refuses others."""
+        while (excess := self._register_excess(values)) and repair:
+            lower = [choice for choice in values_of(self._maxnreg.fragment) if choice and choice < values["maxnreg"]]
+            values["maxnreg"] = max(lower, default=None)
+        if excess:
+            raise exc.InvalidConfig(excess)
+
+    @property
+    def _maxnreg(self) -> Scalar:
+        field = self.field("maxnreg")
+        assert isinstance(field, Scalar)
+        return field
+
+    def _register_excess(self, values: Values) -> str:
+        """What is wrong with ``maxnreg``, "" when nothing is."""
+        each, threads = values["maxnreg"] or 0, values["num_warps"] * self.target.warp_size
+        if each * threads <= self.target.registers_per_sm:
+            return ""
+        return (
+            f"maxnreg={each} with num_warps={values['num_warps']} takes {each * threads} registers a block, and "
+            f"{self.target} has {self.target.registers_per_sm}; use fewer warps, a smaller maxnreg, or leave it out."
+        )
+
+    def _settle_epilogue(self, values: Values) -> None:
+        """As many subtiles as the tiles are wide enough for."""
+        if values.get("epilogue_subtile") is not None:
+            field = self.field("epilogue_subtile")
+            assert isinstance(field, EpilogueSubtile)
+            count = largest_count(self.sizes(values), field.columns, values["epilogue_subtile"])
+            values["epilogue_subtile"] = count if count > 1 else None
 
     def _reset_range(self, values: Values, entry: int) -> None:
         for field in self.fields:

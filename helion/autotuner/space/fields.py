@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -97,11 +98,13 @@ class Field(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar(Field):
-    """A key with one value. ``remedies`` say why a value that is known elsewhere is not legal here."""
+    """A key with one value. ``remedies`` say why a value that is known elsewhere is not legal here; ``searched`` are
+    the values worth trying, if not all: the others are legal all the same."""
 
     fragment: Fragment
     initial: Any
     remedies: Mapping[Any, str] | None = None
+    searched: Fragment | None = None
 
     def default(self) -> Any:
         return self.initial
@@ -117,10 +120,43 @@ class Scalar(Field):
         return None if wish is None else nearest(self.fragment, wish, self.initial)
 
     def random(self, rng: Random) -> Any:
-        return rng.choice(values_of(self.fragment))
+        return rng.choice(values_of(self.searched or self.fragment))
 
     def neighbours(self, value: Any) -> list[Any]:
-        return adjacent(self.fragment, value)
+        return adjacent(self.searched or self.fragment, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpilogueSubtile(Scalar):
+    """Into how many column subtiles the epilogue of a matrix product is split; None keeps the tile whole.
+
+    ``columns`` are the blocks split.
+    """
+
+    key: str = "epilogue_subtile"
+    initial: None = None
+    columns: tuple[int, ...]
+
+    def read(self, value: Any) -> Any:
+        return super().read(2 if value is True else value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsFile(Scalar):
+    """The path of a file with options for the assembler, None for none. A search has no files to try."""
+
+    initial: None = None
+
+    def read(self, value: Any) -> str | None:
+        if value is None or value == "":
+            return None
+        path = str(value) if isinstance(value, (str, os.PathLike)) else ""
+        if not path or path.split() != [path]:
+            raise exc.InvalidConfig(f"{self.key} must be the path of a file, without spaces in it, got {value!r}.")
+        return path
+
+    def neighbours(self, value: Any) -> list[Any]:
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)

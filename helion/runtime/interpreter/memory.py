@@ -153,7 +153,8 @@ class Memory:
         return result
 
     def store(self, pointers: np.ndarray, values: np.ndarray, mask: np.ndarray | None) -> None:
-        """Write ``values`` (bits) at ``pointers`` where ``mask``; the three broadcast against each other.
+        """Write ``values`` (bits) at ``pointers`` where ``mask``; the three broadcast against each other. Of several lanes
+        that hit one element the first wins; on a GPU any may.
 
         Raises IndexError, before writing anything, for an unmasked address outside every argument.
         """
@@ -163,7 +164,9 @@ class Memory:
             if mask is not None and not mask.all():
                 pointers, values = pointers[mask], values[mask]
             index = ((pointers - np.uint64(region.start)) >> np.uint64(_shift(dtype))).view(np.int64)
-            region.view(dtype)[index] = values
+            # the last assignment counts, and the first of several lanes that hit one element is to win: kernels send
+            # lanes they have no use for to the place of their first lane, with what was there before
+            region.view(dtype)[index.reshape(-1)[::-1]] = values.reshape(-1)[::-1]
             return
         shape = np.broadcast_shapes(pointers.shape, values.shape, () if mask is None else mask.shape)
         pointers, values = np.broadcast_to(pointers, shape), np.broadcast_to(values, shape)
@@ -185,7 +188,7 @@ class Memory:
                 _raw_memory.store(chosen, np.ascontiguousarray(values[where]), np.ones(chosen.shape, bool))
             else:
                 index = ((chosen - np.uint64(holder.start)) >> np.uint64(_shift(dtype))).view(np.int64)
-                holder.view(dtype)[index] = values[where]
+                holder.view(dtype)[index[::-1]] = values[where][::-1]
 
     def update(
         self,

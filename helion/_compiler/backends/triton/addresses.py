@@ -39,7 +39,7 @@ def index_text(e: _Emitter, op: Op, index: Index, rank: int) -> str:
     kind, shift, positions = index.kind, index.shift, index.positions
     terms = []
     if index.block is not None and kind == "block":
-        terms.append(e.scope.active[index.block].index)
+        terms.append(e.active(index.block).index)
     if index.operand is not None:
         value = op.operands[index.operand]
         text = e.operand(value)

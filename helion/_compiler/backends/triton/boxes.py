@@ -53,7 +53,7 @@ def _offsets(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
     for dim in box.order:
         index = attrs.indices[dim]
         if index.kind == "block":
-            text = e.scope.active[index.block].offset  # type: ignore[index]
+            text = e.active(index.block).offset  # type: ignore[arg-type]
             text = f"{text} + {e.number(index.shift)}" if index.shift != 0 else text
         else:
             text = index_text(e, op, index, attrs.rank)

@@ -15,7 +15,6 @@ from ...._names import RESERVED, NameSpace
 from ...._shapes import Dim, Dims, Expr, Number
 from ...ir.grammar import (
     Bound,
-    DotAttrs,
     ForAttrs,
     IotaAttrs,
     LoopAxis,
@@ -32,13 +31,12 @@ from ...ir.grammar import (
     ViewAttrs,
 )
 from ...ir.pointwise import POINTWISE, common_dtype
-from ...plan.records import LoopPlan, Plan
-from . import grid, ops_inline, ops_lanes, ops_memory, ops_pointwise, ops_reduction
+from ...plan.records import LaunchArguments, LoopPlan, Plan
+from . import grid, ops_inline, ops_lanes, ops_matmul, ops_memory, ops_pointwise, ops_reduction
+from .carries import changing_places
 from .ops_pointwise import TRITON_DTYPES, literal
 from .printer import Active, Lines, Names
 from .ranges import range_text
-
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass
@@ -48,9 +46,9 @@ class Scope:
     active: dict[int, Active] = field(default_factory=dict)
 
 
-def constexpr_parameters(plan: Plan) -> list[str]:
+def constexpr_parameters(plan: Plan, launch: LaunchArguments) -> list[str]:
     """Compile-time constants that the host computes at every call, in the order the launch passes them."""
-    sizes = [block.symbol for block in plan.blocks if block.dynamic is not None]
+    sizes = [block.symbol for block in launch.blocks if block.dynamic is not None]
     return [*sizes, *(["_NUM_SM"] if plan.launch.persistent else [])]
 
 
@@ -72,15 +70,16 @@ class _Emitter:
         self.phase = phase
         self.program = plan.program
         taken = (
-            {a.name for a in plan.tensors}
-            | {a.name for a in plan.numbers}
+            {a.name for launch in plan.launches for a in launch.tensors}
+            | {a.name for launch in plan.launches for a in launch.numbers}
             | {b.symbol for b in plan.blocks}
             | set(RESERVED)
         )
         self.names = Names(NameSpace(frozenset(taken)))
         self.lines = Lines(plan.origin_lines)
-        self.tensor_names = {a.tensor.id: a.name for a in plan.tensors}
-        self.number_names = {a.expr.key: a.name for a in plan.numbers}
+        self.launch = plan.launch_of(phase)
+        self.tensor_names = {a.tensor.id: a.name for a in self.launch.tensors}
+        self.number_names = {a.expr.key: a.name for a in self.launch.numbers}
         self.scope = Scope()
         self.local: set[int] = set()
         self.stored: set[int] = set()
@@ -96,8 +95,8 @@ class _Emitter:
     # --- the function ----------------------------------------------------------------------------------------------------
 
     def kernel(self) -> list[str]:
-        parameters = [*(a.name for a in self.plan.tensors), *(a.name for a in self.plan.numbers)]
-        parameters += [f"{name}: tl.constexpr" for name in constexpr_parameters(self.plan)]
+        parameters = [*(a.name for a in self.launch.tensors), *(a.name for a in self.launch.numbers)]
+        parameters += [f"{name}: tl.constexpr" for name in constexpr_parameters(self.plan, self.launch)]
         self.lines.add("@triton.jit")
         self.lines.add(f"def {self.plan.kernel_names[self.phase]}({', '.join(parameters)}):")
         with self.lines.indent():
@@ -110,6 +109,7 @@ class _Emitter:
     def full_blocks(self) -> None:
         """Indices of whole dimensions that are held at once."""
         used = {b for op in self.program.walk() for v in op.results for d in v.dims for b in d.blocks}
+        used &= {block.id for block in self.launch.blocks}
         for block in self.program.blocks:
             if block.kind != "full" or block.id not in used or self.plan.blocks[block.id].looped:
                 continue
@@ -129,6 +129,25 @@ class _Emitter:
             mask = self.names.fresh(f"mask_{label}")
             self.lines.add(f"{mask} = {index} < {end}")
         return Active(offset or "0", index, mask, begin, end)
+
+    def is_active(self, block: int) -> bool:
+        """Whether there is a loop over a block, or over the block it is a part of, around the current line."""
+        part = self.program.blocks[block].part
+        return (block if part is None else part.block) in self.scope.active
+
+    def active(self, block: int) -> Active:
+        """The variables of the loop over a block around the current line; those of a subtile are defined where it is
+        first used."""
+        part = self.program.blocks[block].part
+        if part is not None and block not in self.scope.active:
+            whole = self.scope.active[part.block]
+            offset = whole.offset
+            if part.at:
+                symbol = self.plan.blocks[block].symbol
+                offset = self.names.fresh(f"offset_{self.program.blocks[block].label}")
+                self.lines.add(f"{offset} = {whole.offset} + {symbol if part.at == 1 else f'{part.at} * {symbol}'}")
+            self.scope.active[block] = self.vector(block, offset, bool(whole.mask), whole.end, whole.begin)
+        return self.scope.active[block]
 
     # --- numbers and operands --------------------------------------------------------------------------------------------
 
@@ -203,7 +222,7 @@ class _Emitter:
         assert isinstance(attrs, IotaAttrs)
         full = self.program.blocks[attrs.block].kind == "full"
         if full or not attrs.relative:
-            text = self.scope.active[attrs.block].index
+            text = self.active(attrs.block).index
         else:
             text = f"tl.arange(0, {self.plan.blocks[attrs.block].symbol})" + (".to(tl.int64)" if self.wide else "")
         if attrs.relative:
@@ -280,34 +299,11 @@ class _Emitter:
         text = ops_reduction.render_arg(attrs.name, self.names.of(value), index, axis)
         self.assign(op, attrs.name, ops_reduction.cast(text, op.result.dtype))
 
-    def op_dot(self, op: Op) -> None:
-        assert isinstance(op.attrs, DotAttrs)
-        lhs, rhs, *acc = op.values()
-        texts = [self.names.of(v) for v in (lhs, rhs, *acc)]
-        batched = len(lhs.dims) == 3
-        single = batched and self.is_single(lhs.dims[0])
-        if single:
-            # one matrix: the 2-D product is what the matrix unit takes
-            texts = [
-                f"tl.reshape({text}, {self.shape(v.dims[1:])})" for text, v in zip(texts, (lhs, rhs, *acc), strict=True)
-            ]
-        arguments = texts[:2]
-        if acc:
-            arguments.append(f"acc={texts[2]}")
-        if lhs.dtype in (torch.float32, torch.float64):
-            arguments.append(f"input_precision={op.attrs.precision!r}")
-        if lhs.dtype in _FLOAT8:
-            # promote every partial sum: the matrix unit's own accumulation of fp8 products loses bits (5 % at K = 8192)
-            arguments.append("max_num_imprecise_acc=0")
-        arguments.append(f"out_dtype={TRITON_DTYPES[op.result.dtype]}")
-        text = f"tl.dot({', '.join(arguments)})"
-        self.assign(op, "dot", f"tl.reshape({text}, {self.shape(op.result.dims)})" if single else text)
+    def size(self, dim: Dim) -> int:
+        return math.prod(map(self.plan.size, dim.blocks), start=dim.const)
 
     def is_single(self, dim: Dim) -> bool:
-        size = dim.const
-        for block in dim.blocks:
-            size *= self.plan.size(block)
-        return size == 1
+        return self.size(dim) == 1
 
     def op_view(self, op: Op) -> None:
         attrs = op.attrs
@@ -346,7 +342,7 @@ class _Emitter:
         parts = []
         for position in along:
             block = dims[position].block
-            loop = self.scope.active.get(block) if block is not None else None
+            loop = self.active(block) if block is not None and self.is_active(block) else None
             if loop is not None and loop.rows_mask:
                 parts.append(self.jagged_mask(loop, dims, position))
             elif loop is not None and loop.mask:
@@ -375,7 +371,7 @@ class _Emitter:
 
     def op_while(self, op: Op) -> None:
         condition, body = op.regions
-        carried = [self.carry(i, p) for i, p in zip(op.operands, body.params, strict=True)]
+        carried = self.carry_all(op.operands, body)
         for param, name in zip(condition.params, carried, strict=True):
             self.names.reuse(param, name)
         self.promise_updates(body, carried)
@@ -396,7 +392,7 @@ class _Emitter:
         assert isinstance(attrs, ForAttrs)
         (region,) = op.regions
         plan = self.plan.loops[id(op)]
-        carried = [self.carry(i, p) for i, p in zip(op.operands, region.params, strict=False)]
+        carried = self.carry_all(op.operands, region)
         self.promise_updates(region, carried)
         outer = dict(self.scope.active)
         depth = self.lines.depth
@@ -408,6 +404,16 @@ class _Emitter:
         self.scope.active = outer
         for result, name in zip(op.results, carried, strict=True):
             self.names.reuse(result, name)
+
+    def carry_all(self, initial: Sequence[Operand], region: Region) -> list[str]:
+        """The variables of a loop's carried values, with their initial values."""
+        distinct = changing_places(region)
+        names = []
+        for at, (operand, param) in enumerate(zip(initial, region.params, strict=False)):
+            names.append(self.carry(operand, param))
+            if at in distinct and isinstance(operand, Value):
+                self.lines.add(f"{names[at]} = tl.where(True, {names[at]}, {names[at]})")
+        return names
 
     def carry(self, initial: Operand, param: Value) -> str:
         """The variable of a carried value: that of its initial value, when nothing else needs that one.
@@ -526,4 +532,9 @@ def _insertions(before: Dims, after: Dims) -> str | None:
 
 
 #: Ops that print in a module of their own; the others are methods.
-_OPS: Mapping[str, Callable[[_Emitter, Op], None]] = {**ops_memory.OPS, **ops_lanes.OPS, **ops_inline.OPS}
+_OPS: Mapping[str, Callable[[_Emitter, Op], None]] = {
+    **ops_memory.OPS,
+    **ops_matmul.OPS,
+    **ops_lanes.OPS,
+    **ops_inline.OPS,
+}

@@ -6,13 +6,15 @@ import ast
 import copy
 import re
 import types
+from typing import Any
 
 from .... import exc
 from ...._names import RESERVED
 from ...._shapes import Expr, Number
 from ...._syntax import parse
-from ...ir.grammar import HostModule
+from ...ir.grammar import HostModule, Keep, Launch
 from ...plan.records import GridPlan, Plan
+from ...source import Place, place_of
 from . import ops_pointwise, ops_reduction
 from .emit import constexpr_parameters, render_kernel
 
@@ -32,7 +34,8 @@ def render_module(plan: Plan) -> str:
         lines += ["from helion.runtime import set_triton_allocator", "", "set_triton_allocator()"]
     words = frozenset(re.findall(r"\w+", body))
     sizes = [b for b in plan.blocks if b.symbol in words and b.dynamic is None]
-    lines += [f"{b.symbol} = tl.constexpr({b.size})" for b in sizes]
+    # subtiles of one tile share a symbol
+    lines += dict.fromkeys(f"{b.symbol} = tl.constexpr({b.size})" for b in sizes)
     if sizes:
         lines.append("")
     for helper in helpers:
@@ -49,22 +52,22 @@ class _Host:
         self.module: HostModule = plan.program.host
         self.modules: dict[str, str] = {}
         self.uses_source_module = False
+        #: Numbers and names that launches need.
         self.used: dict[str, None] = {}
+        #: Names of results of the user's code: where each is made, and the how manieth time that is.
+        self.captures = {name: (at, i) for at, names in self.module.captures.items() for i, name in enumerate(names)}
 
     def function(self) -> str:
         node = copy.copy(self.module.function)
         node.decorator_list = []
         node.returns = None
         node.args = self.arguments(node.args)
-        first, *others = self.module.loops
-        statements: list[ast.stmt] = []
-        launch = self.launch()
-        for at, statement in enumerate(self.module.function.body):
-            if at == first:
-                statements += launch
-            elif at not in others and at not in self.module.barriers:
-                statements.append(_Rewriter(self).visit(copy.deepcopy(statement)))
-        node.body = self.symbols() + statements
+        self.several = _places_of_several(self.module)
+        launches = [self.launch(at) for at in range(len(self.plan.launches))]
+        rewriter = _Rewriter(self, launches)
+        node.body = copy.deepcopy(self.module.function.body)
+        rewriter.generic_visit(ast.Module(node.body, []))
+        node.body = [*self.symbols(), *rewriter.lists(node), *node.body]
         return ast.unparse(ast.fix_missing_locations(node))
 
     def arguments(self, arguments: ast.arguments) -> ast.arguments:
@@ -88,40 +91,68 @@ class _Host:
         used = [name for name in self.used if name in sources and name != sources[name]]
         return [s for name in used for s in parse(f"{name} = {sources[name]}").body]
 
+    def use(self, text: str) -> str:
+        """Host code that a launch needs, with the names in it."""
+        self.used.update(dict.fromkeys(re.findall(r"\w+", text)))
+        return text
+
     def late_symbols(self) -> list[str]:
-        """Sizes and strides of tensors that the user's code made."""
-        late = self.module.late_symbols
-        missing = next((name for name in self.used if name in late and late[name].startswith(".")), None)
+        """Numbers that are known right before the launch: sizes and strides of tensors that the user's code made, and
+        what it made several times."""
+        late: dict[str, str] = {}
+
+        def need(name: str) -> None:
+            if name in self.module.late_symbols and name not in late:
+                for other in re.findall(r"\w+", self.module.late_symbols[name]):
+                    need(other)
+                late[name] = self.module.late_symbols[name]
+                self.use(late[name])
+
+        for name in list(self.used):
+            need(name)
+        missing = next((name for name in late if late[name].startswith(".")), None)
         if missing is not None:
             raise exc.InvalidAPIUsage(
                 f"The kernel needs {late[missing][1:]} of a tensor that has no name in its host code; assign it to a variable."
             )
-        return [f"{name} = {late[name]}" for name in self.used if name in late]
+        if any(text.startswith("_helion_runtime.") for text in late.values()):
+            self.modules["_helion_runtime"] = "helion.runtime"
+        each = [name for name in self.used if name in self.captures and self.captures[name][0] in self.several]
+        items = [f"{name} = {self.list_of(self.captures[name][0])}[{self.captures[name][1]}]" for name in each]
+        return [*items, *(f"{name} = {text}" for name, text in late.items())]
 
-    def launch(self) -> list[ast.stmt]:
-        plan = self.plan
-        arguments = [self.source(a.tensor.source) for a in plan.tensors]
-        arguments += [a.expr.render(self.leaf) for a in plan.numbers]
+    def list_of(self, place: Place) -> str:
+        """The list of results of an expression that is evaluated several times."""
+        return f"{self.module.captures[place][0]}_all"
+
+    def launch(self, number: int) -> list[ast.stmt]:
+        """The statements that launch the kernels of one place in the host code."""
+        plan, launch = self.plan, self.plan.launches[number]
+        before, self.used = self.used, {}
+        arguments = [self.source(a.tensor.source) for a in launch.tensors]
+        arguments += [a.expr.render(self.leaf) for a in launch.numbers]
         options = [f"{key}={value!r}" for key, value in plan.launch.options]
         lines: list[str] = []
-        for block in plan.blocks:
+        for block in launch.blocks:
             if block.dynamic is not None:
                 size = f"triton.next_power_of_2({block.dynamic.render(self.leaf)})"
                 least = plan.program.blocks[block.id].min_size
                 lines.append(f"{block.symbol} = {size}" if least <= 1 else f"{block.symbol} = max({size}, {least})")
         if plan.launch.persistent:
-            device = self.source(plan.tensors[0].tensor.source)
+            device = self.source(launch.tensors[0].tensor.source)
             reserved = f", {plan.launch.reserved_sms}" if plan.launch.reserved_sms else ""
             lines.append(f"_NUM_SM = _helion_runtime.get_num_sm({device}.device{reserved})")
             self.modules["_helion_runtime"] = "helion.runtime"
-        arguments += constexpr_parameters(plan)
-        for phase, name in enumerate(plan.kernel_names):
-            call = ", ".join([name, self.grid(phase), *arguments, *options])
+        arguments += constexpr_parameters(plan, launch)
+        for phase in launch.phases:
+            call = ", ".join([plan.kernel_names[phase], self.grid(phase), *arguments, *options])
             lines.append(f"_launcher({call})")
         lines = self.late_symbols() + lines
+        self.used = {**before, **self.used}
         return parse("\n".join(lines)).body
 
     def source(self, text: str) -> str:
+        self.use(text)
         if text.startswith("_source_module"):
             self.uses_source_module = True
         return text
@@ -187,11 +218,54 @@ class _Host:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Host statements: compile-time calls become constants, globals are reached through the user's module."""
+    """Host statements: the launch is put in place, compile-time calls become constants, and globals are reached through
+    the user's module."""
 
-    def __init__(self, host: _Host) -> None:
+    def __init__(self, host: _Host, launches: list[list[ast.stmt]]) -> None:
         self.host = host
+        self.launches = launches
         self.local = _local_names(host.module.function)
+
+    def visit_Launch(self, node: Launch) -> list[ast.stmt]:
+        return self.launches[node.number]
+
+    def visit_Keep(self, node: Keep) -> ast.stmt | None:
+        if node.name not in self.host.used:
+            return None
+        return ast.Assign([ast.Name(node.name, ast.Store())], self.visit(node.value))
+
+    def visit_loop(self, node: ast.For | ast.While) -> ast.AST:
+        made = self.lists(node) if any(isinstance(inner, Launch) for inner in ast.walk(node)) else []
+        self.generic_visit(node)
+        node.body = [*made, *node.body]
+        return node
+
+    visit_For = visit_While = visit_loop
+
+    def lists(self, node: ast.AST) -> list[ast.stmt]:
+        """Empty lists for what is evaluated several times in ``node``."""
+        places = {place_of(part) for part in ast.walk(node) if isinstance(part, ast.expr)}
+        used = [place for place in self.host.several if place in places and self.names(place)]
+        return [s for place in used for s in parse(f"{self.host.list_of(place)} = []").body]
+
+    def names(self, place: Place) -> list[str]:
+        """What launches need of the results of an expression."""
+        return [name for name in self.host.module.captures.get(place, ()) if name in self.host.used]
+
+    def visit(self, node: ast.AST) -> Any:
+        made = super().visit(node)
+        if not isinstance(node, (ast.Call, ast.Subscript, ast.Attribute)):
+            return made
+        place = place_of(node)
+        names = self.names(place)
+        if not names:
+            return made
+        if place not in self.host.several:
+            return ast.NamedExpr(ast.Name(names[0], ast.Store()), made)
+        items = ast.Name(self.host.list_of(place), ast.Load())
+        append = ast.Call(ast.Attribute(items, "append", ast.Load()), [made], [])
+        last = ast.Subscript(items, ast.Constant(-1), ast.Load())
+        return ast.BoolOp(ast.Or(), [append, last])  # append gives None
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         sizes = self.host.module.registered
@@ -213,6 +287,14 @@ class _Rewriter(ast.NodeTransformer):
         if node.value is None:
             return None
         return ast.Assign([node.target], self.visit(node.value))
+
+
+def _places_of_several(module: HostModule) -> frozenset[Place]:
+    """Captured expressions whose results go into lists: they are evaluated several times, or stand where Python allows
+    no ``:=``."""
+    generators = [n for n in ast.walk(module.function) if isinstance(n, ast.comprehension)]
+    iterables = {place_of(part) for n in generators for part in ast.walk(n.iter) if isinstance(part, ast.expr)}
+    return frozenset(place for place, names in module.captures.items() if len(names) > 1 or place in iterables)
 
 
 def _local_names(function: ast.FunctionDef) -> frozenset[str]:

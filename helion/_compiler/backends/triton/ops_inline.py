@@ -19,7 +19,12 @@ def device_print(e: _Emitter, op: Op) -> None:
 
 def inline(e: _Emitter, op: Op) -> None:
     assert isinstance(op.attrs, InlineAttrs)
-    operands = [e.operand(o) for o in op.operands]
+    operands = [e.operand(o) for o in op.operands] + [e.tensor_names[at] for at in op.attrs.tensors]
+    storages = {e.program.tensors[at].storage for at in op.attrs.tensors}
+    if storages & e.stored:
+        e.lines.add("tl.debug_barrier()")
+        e.stored.clear()
+    e.stored |= storages
     for helper in op.attrs.helpers:
         e.helpers[helper] = ""
     *before, last = (line.format(*operands) for line in op.attrs.lines)

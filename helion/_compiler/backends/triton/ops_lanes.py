@@ -52,8 +52,27 @@ def gather(e: _Emitter, op: Op) -> None:
     source = e.names.of(value)
     if value.dtype == torch.bool:
         source = f"{source}.to(tl.int8)"
+    source = _as_wide(e, op, source)
     text = f"tl.gather({source}, {narrow}, {op.attrs.dim})"
     e.assign(op, "gather", f"({text} != 0)" if value.dtype == torch.bool else text)
+
+
+def _as_wide(e: _Emitter, op: Op, source: str) -> str:
+    """The source repeated along the axis of a gather until it has as many lanes as the index.
+
+    Triton has no layout for a gather with more index than source lanes (an assertion fails in its optimizer).
+    """
+    value, index = op.values()
+    dim = op.attrs.dim
+    sizes = [e.size(d) for d in value.dims]
+    last = len(sizes)
+    doubled = [*range(dim), last, *range(dim, last)]
+    while sizes[dim] < e.size(index.dims[dim]):
+        sizes[dim] *= 2
+        wide = e.names.fresh("wide")
+        e.lines.add(f"{wide} = tl.reshape(tl.permute(tl.join({source}, {source}), {doubled}), {sizes})")
+        source = wide
+    return source
 
 
 def sort(e: _Emitter, op: Op) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .... import exc
 from ...._shapes import Dims
 from ...ir.grammar import MemoryAttrs, Op
 from . import boxes
@@ -86,13 +85,15 @@ def atomic(e: _Emitter, op: Op) -> None:
     arguments = [pointer(e, op, attrs, dims), *values]
     mask = _mask(e, op, attrs, dims)
     if mask and attrs.atomic == "cas":
-        raise exc.BackendUnsupported(
-            what="hl.atomic_cas on tiles that reach past the end",
-            backend="Triton",
-            remedy=": it takes no mask; use a tile size that divides the loop, or hl.grid",
-            location=op.location,
-        )
-    if mask:
+        # it takes no mask; a lane out of range replaces 0 by 0 in the first element
+        places, expected, value = arguments
+        first = e.tensor_names[attrs.tensor]
+        arguments = [
+            f"tl.where({mask}, {places}, {first})",
+            f"tl.where({mask}, {expected}, 0)",
+            f"tl.where({mask}, {value}, 0)",
+        ]
+    elif mask:
         arguments.append(f"mask={mask}")
     arguments.append(f"sem={attrs.sem!r}")
     text = f"tl.atomic_{attrs.atomic}({', '.join(arguments)})"

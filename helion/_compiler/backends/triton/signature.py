@@ -16,21 +16,22 @@ from .ops_pointwise import SIGNATURE_DTYPES
 _SMALL_BYTES = 2**31
 
 
-def offline_signature(plan: Plan, target: Target) -> dict[str, Any]:
-    """As for a launch with tensors aligned to 16 bytes and the numbers seen when binding."""
-    types = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in plan.tensors}
-    types.update({a.name: _number_type(a) for a in plan.numbers})
-    constexprs = {b.symbol: b.size for b in plan.blocks if b.dynamic is not None}
+def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, Any]:
+    """As for a launch of the kernel of one phase with tensors aligned to 16 bytes and the numbers seen when binding."""
+    launch = plan.launch_of(phase)
+    types = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in launch.tensors}
+    types.update({a.name: _number_type(a) for a in launch.numbers})
+    constexprs = {b.symbol: b.size for b in launch.blocks if b.dynamic is not None}
     if plan.launch.persistent:
         constexprs["_NUM_SM"] = target.num_sms
     types.update(dict.fromkeys(constexprs, "constexpr"))
-    integers = [a for a in plan.numbers if a.kind is int]
+    integers = [a for a in launch.numbers if a.kind is int]
     return {
         "signature": types,
         "constexprs": constexprs,
-        "divisible": frozenset((*(a.name for a in plan.tensors), *(a.name for a in integers if a.hint % 16 == 0))),
+        "divisible": frozenset((*(a.name for a in launch.tensors), *(a.name for a in integers if a.hint % 16 == 0))),
         "equal_to_one": frozenset(a.name for a in integers if a.hint == 1),
-        "small_pointers": frozenset(a.name for a in plan.tensors if _bytes(a.tensor) < _SMALL_BYTES),
+        "small_pointers": frozenset(a.name for a in launch.tensors if _bytes(a.tensor) < _SMALL_BYTES),
         "target": target,
         "options": dict(plan.launch.options),
     }

@@ -1,0 +1,372 @@
+"""Writes docs/performance.md and its plots from benchmarks/results/*.json; needs no GPU.
+
+    python benchmarks/report.py [--results FOLDER] [--out docs/performance.md]
+
+The files are what benchmarks/seeds.py writes, one per device and suite, and *-dispatch.json of benchmarks/dispatch.py.
+What is not there is called not measured. The same files give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import goals  # noqa: E402
+from benchmarks.cells import timed_cells  # noqa: E402
+from benchmarks.goals import Finding, number  # noqa: E402
+from benchmarks.seeds import BOUNDS, RESULTS, SUITES, Row  # noqa: E402
+from benchmarks.timing import FLUSH_BYTES, LEAST_REPETITIONS, REPETITIONS, SLOW  # noqa: E402
+
+PAGE = ROOT / "docs" / "performance.md"
+#: Stands for the device where there are no results at all.
+NO_DEVICE = "No device"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """One file of benchmarks/seeds.py: a suite on a device."""
+
+    suite: str
+    environment: Mapping[str, Any]
+    rows: tuple[Row, ...]
+
+    @property
+    def slug(self) -> str:
+        return f"{self.environment['device'].lower().replace(' ', '-')}-{self.suite}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """One file of benchmarks/dispatch.py."""
+
+    environment: Mapping[str, Any]
+    counts: tuple[int, ...]
+    tables: tuple[Mapping[str, Any], ...]
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def read(folder: Path) -> tuple[list[Results], list[Dispatch]]:
+    """All results in ``folder``, by name of the file.
+
+    Raises:
+        SystemExit: a file is none of ours, or has rows of more than one suite.
+    """
+    results, dispatches = [], []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found = json.loads(path.read_text())
+            if path.stem.endswith("-dispatch"):
+                counts, tables = tuple(found["counts"]), tuple(found["tables"])
+                dispatches.append(Dispatch(environment=found["environment"], counts=counts, tables=tables))
+                continue
+            rows = tuple(Row(**fields) for fields in found["rows"])
+            (suite,) = {row.suite for row in rows}
+            results.append(Results(suite=suite, environment=found["environment"], rows=rows))
+        except (ValueError, KeyError, TypeError) as error:
+            raise SystemExit(f"{path} is not of benchmarks/seeds.py or benchmarks/dispatch.py: {error!r}") from error
+    return results, dispatches
+
+
+def by_device(results: Iterable[Results]) -> dict[str, dict[str, Results]]:
+    """Results by device and suite; one device without results where there are none."""
+    found: dict[str, dict[str, Results]] = {}
+    for each in results:
+        found.setdefault(each.environment["device"], {})[each.suite] = each
+    return found or {NO_DEVICE: {}}
+
+
+def copy_bandwidth(suites: Mapping[str, Results]) -> float | None:
+    """The highest bandwidth of a copy that any run on the device measured, in 10**9 bytes per second."""
+    return max((each.environment["copy_gb_per_s"] for each in suites.values()), default=None)
+
+
+@functools.cache
+def _known_keys() -> frozenset[tuple[str, str, str, str]]:
+    return frozenset(cell.key for cell in timed_cells())
+
+
+def coverage(suite: str, rows: Sequence[Row]) -> str:
+    """How many of the cells that benchmarks/cells.py names have a row."""
+    wanted = {key for key in _known_keys() if key[0] == suite}
+    measured = {(row.suite, row.kernel, row.case, row.dtype) for row in rows}
+    return f"{len(wanted & measured)} of {len(wanted)}"
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def table(header: Sequence[str], alignment: str, lines: Iterable[Sequence[str]]) -> list[str]:
+    """A table in Markdown; ``alignment`` has an ``l`` or ``r`` for each column."""
+    rule = [{"l": ":--", "r": "--:"}[side] for side in alignment]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in (header, rule, *lines)]
+
+
+def method() -> list[str]:
+    bounds = ", ".join(f"{bound:g} in {str(dtype).removeprefix('torch.')}" for dtype, bound in BOUNDS.items())
+    return [
+        "## How it was measured",
+        "",
+        f"- Device time between two events around one call in a CUDA graph, the median of {REPETITIONS} runs",
+        f"  ({LEAST_REPETITIONS} where one takes over {SLOW / 1000:.0f} ms). Before each run {FLUSH_BYTES // 2**20} MiB are written, so that",
+        "  L2 is cold. The variants of a cell run in turn, so that a change of clocks meets all of them alike.",
+        "- Random data. A variant counts only if its result is right: its distance from the same computation in fp64,",
+        f"  relative in the 2-norm, is at most {bounds}.",
+        "  What fails or is wrong is listed with the reason. Products of fp32 matrices run in TF32 everywhere.",
+        "- *seed* is the first seed, *fastest seed* the best of those that were timed. The first seed runs when nothing",
+        "  was tuned, but for cells that are listed under *another default*. *conservative* is the config of small safe",
+        "  tiles. *eager* is the same computation in PyTorch (a plain product is cuBLAS's), *torch.compile* that",
+        "  computation compiled for these static shapes.",
+        "- Ratios are the other's time over the seed's: above 1 the seed is faster. Means are geometric, over the cells",
+        "  where both are right.",
+        "- Bandwidths count inputs and outputs once. They stand against an elementwise copy of 1 GiB on the same device,",
+        f"  the fastest of all its runs, for cells that move {goals.LARGE_BYTES // 10**6} MB or more.",
+        "",
+        "`make bench-seeds` repeats it on your GPU, `make report` writes this page.",
+        "",
+    ]
+
+
+def machines(results: Sequence[Results], dispatches: Sequence[Dispatch]) -> list[str]:
+    header = ("suite", "device", "torch", "Triton", "Python", "fp32 products", "date", "copy, GB/s", "cells")
+    lines = []
+    for each in results:
+        known = each.environment
+        names = ("device", "torch", "triton", "python", "float32_matmul_precision", "date", "copy_gb_per_s")
+        runs = f", in {known['runs']} runs" if known.get("runs", 1) > 1 else ""
+        lines.append((each.suite, *(str(known[name]) for name in names), coverage(each.suite, each.rows) + runs))
+    for dispatch in dispatches:
+        known = dispatch.environment
+        device = f"{known['device']}, {known['processor']}"
+        lines.append(
+            ("dispatch", device, known["torch"], known["triton"], known["python"], "-", known["date"], "-", "-")
+        )
+    if not lines:
+        lines = [("not measured", *["-"] * (len(header) - 1))]
+    return ["## Devices and versions", "", *table(header, "lllllllrr", lines), ""]
+
+
+def goal_table(found: Sequence[tuple[str, Finding]]) -> list[str]:
+    lines = [
+        (
+            suite,
+            each.goal,
+            f"≥ {100 * each.wanted:g} %" if each.percent else f"≥ {each.wanted:g}",
+            number(each.measured, percent=each.percent),
+            each.verdict,
+            str(each.cells),
+            each.remark,
+        )
+        for suite, each in found
+    ]
+    return table(("suite", "goal", "wanted", "measured", "verdict", "cells", "remark"), "llrrlrl", lines)
+
+
+def summary(rows: Sequence[Row], copy: float | None) -> list[str]:
+    """One line a kernel and dtype."""
+    header = ["kernel", "dtype", "cells", "torch.compile", "lowest", "fastest seed", "eager", "conservative"]
+    compute, memory = any(row.flops for row in rows), rows[0].suite in goals.MEMORY_SUITES
+    header += ["TFLOP/s, highest"] * compute + ["share of copy"] * memory
+    lines = []
+    for (kernel, dtype), group in goals.by_kernel(rows).items():
+
+        def mean(value: goals.Value, group: list[Row] = group) -> float | None:
+            return goals.geometric_mean(goals.values_of(group, value))
+
+        good = sum("seed" in row.times for row in group)
+        lowest = min(goals.values_of(group, goals.over_seed("compile")), default=None)
+        line = [kernel, dtype, str(len(group)) if good == len(group) else f"{good} of {len(group)}"]
+        line += [number(mean(goals.over_seed("compile"))), number(lowest)]
+        line += [number(mean(goals.over_fastest("compile")))]
+        line += [number(mean(goals.over_seed("eager"))), number(mean(goals.over_seed("conservative")))]
+        if compute:
+            line.append(number(max(goals.values_of(group, goals.teraflops), default=None)))
+        if memory:
+            line.append(number(mean(goals.share_of(copy)), percent=True))
+        lines.append(line)
+    return [
+        "Geometric means of the time of torch.compile, eager and the conservative config over the seed's; *lowest* is the",
+        "lowest torch.compile / seed of a cell, *fastest seed* is torch.compile / fastest seed.",
+        "",
+        *table(header, "ll" + "r" * (len(header) - 2), lines),
+        "",
+    ]
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """What failed or was wrong, with the reason."""
+    lines = [
+        (row.kernel, row.case, row.dtype, variant, f"`{why[:160].replace('`', chr(39))}`")
+        for row in rows
+        for variant, why in row.failures.items()
+    ]
+    if not lines:
+        return ["Nothing failed, every result is right.", ""]
+    return ["Failed or wrong:", "", *table(("kernel", "case", "dtype", "variant", "reason"), "lllll", lines), ""]
+
+
+def defaults(rows: Sequence[Row]) -> list[str]:
+    """Where another config than the first seed runs when nothing was tuned."""
+    lines, unknown = [], 0
+    for row in rows:
+        variant = goals.default_variant(row)
+        if variant is None:
+            unknown += 1
+        elif variant != "seed":
+            default, compiled = goals.microseconds(row, variant), goals.microseconds(row, "compile")
+            ratio = compiled / default if compiled is not None and default is not None else None
+            config = f"`{row.configs['default']}`".replace("helion.Config", "")
+            figures = number(goals.over_seed("compile")(row)), number(ratio)
+            lines.append((row.kernel, row.case, row.dtype, *figures, variant, config))
+    text = []
+    if unknown:
+        text += [f"For {unknown} cells with several seeds the results do not tell which of them is the default.", ""]
+    if lines:
+        header = ("kernel", "case", "dtype", "torch.compile / seed", "torch.compile / default", "which", "config")
+        text += ["Another default:", "", *table(header, "lllrrll", lines), ""]
+    return text
+
+
+def details(rows: Sequence[Row]) -> list[str]:
+    """Every cell on a line, folded."""
+    header = ["kernel", "case", "dtype", "seed, µs", "± quartiles", "torch.compile", "fastest seed", "eager"]
+    header += ["conservative", "GB/s", "TFLOP/s", "error", "config of the seed"]
+    lines = []
+    for row in rows:
+        ours = row.times.get("seed")
+        spread = (ours["high"] - ours["low"]) / 2 / ours["median"] if ours else None
+        fastest = goals.over_fastest("compile")(row)
+        ratios = [goals.over_seed(other)(row) for other in ("compile", "eager", "conservative")]
+        figures = [ratios[0], fastest, *ratios[1:]]
+        bandwidth = row.bytes / ours["median"] * 1e-3 if ours else None
+        error = f"{row.errors['seed']:.0e}" if "seed" in row.errors else "-"
+        config = f"`{row.configs['seed']}`" if "seed" in row.configs else "-"
+        line = [row.kernel, row.case, row.dtype, number(ours["median"] if ours else None)]
+        line += [number(spread, percent=True), *map(number, figures), number(bandwidth)]
+        lines.append([*line, number(goals.teraflops(row)), error, config.replace("helion.Config", "")])
+    return [
+        "<details>",
+        f"<summary>All {len(rows)} cells</summary>",
+        "",
+        *table(header, "lll" + "r" * 9 + "l", lines),
+        "",
+        "</details>",
+        "",
+    ]
+
+
+def has_plot(results: Results) -> bool:
+    return bool(goals.values_of(results.rows, goals.over_seed("compile")))
+
+
+def suite_section(suite: str, results: Results | None, copy: float | None, folder: str) -> list[str]:
+    if results is None or not results.rows:
+        return [f"### {suite}", "", "Not measured.", ""]
+    image = [f"![torch.compile / seed by kernel and dtype, {suite}]({folder}/{results.slug}.svg)", ""]
+    return [
+        f"### {suite}",
+        "",
+        *(image if has_plot(results) else []),
+        *summary(results.rows, copy),
+        *failures(results.rows),
+        *defaults(results.rows),
+        *details(results.rows),
+    ]
+
+
+def dispatch_sections(dispatches: Sequence[Dispatch]) -> list[str]:
+    lines = ["## What a call costs before the kernel runs", ""]
+    if not dispatches:
+        return [*lines, "Not measured.", ""]
+    lines += [
+        "Wall µs per call of a kernel that adds tensors of 4096 fp32 elements, allocation of the output included;",
+        "benchmarks/dispatch.py says what each row is. With the driver stubbed the launch is a no-op.",
+        "",
+    ]
+    for each in dispatches:
+        for one in each.tables:
+            header = (f"{one['title']}, {each.environment['processor']}", *(f"{n} tensors" for n in each.counts))
+            body = []
+            for row in one["rows"]:
+                body.append((row["label"], *(f"{value:.2f}" for value in row["microseconds"])))
+                if row["label"] in one["goals"]:
+                    body.append(("*its goal*", *(f"{value:.2f}" for value in one["goals"][row["label"]])))
+            lines += [*table(header, "l" + "r" * len(each.counts), body), ""]
+        found = [("dispatch", finding) for finding in goals.dispatch_findings(each.tables)]
+        lines += [*goal_table(found), ""]
+    return lines
+
+
+def render(results: Sequence[Results], dispatches: Sequence[Dispatch], folder: str = "performance") -> str:
+    """The page; ``folder`` is where its plots are, relative to it."""
+    lines = [
+        "# Performance",
+        "",
+        "How seeds, the configs that the heuristics propose with no tuning, stand against torch.compile, eager PyTorch and",
+        "the conservative config, and against the goals of the project, missed ones included. `make report` writes this",
+        "page from `benchmarks/results/`.",
+        "",
+        *method(),
+        *machines(results, dispatches),
+    ]
+    for device, suites in by_device(results).items():
+        copy = copy_bandwidth(suites)
+        found = [
+            (suite, finding)
+            for suite in SUITES
+            for finding in goals.findings(suite, suites[suite].rows if suite in suites else (), copy)
+        ]
+        met = sum(finding.met for _, finding in found)
+        unmeasured = sum(finding.measured is None for _, finding in found)
+        missed = len(found) - met - unmeasured
+        lines += [
+            f"## {device}",
+            "",
+            f"Of {len(found)} goals {met} are met, {missed} missed and {unmeasured} not measured.",
+            "",
+            *goal_table(found),
+            "",
+        ]
+        for suite in SUITES:
+            lines += suite_section(suite, suites.get(suite), copy, folder)
+    lines += dispatch_sections(dispatches)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_plots(results: Sequence[Results], folder: Path) -> None:
+    """One SVG file per suite and device; others in ``folder`` are of results that are gone, and are deleted."""
+    from benchmarks.plots import plot  # imports matplotlib, which the page itself does without
+
+    current = {folder / f"{each.slug}.svg": each for each in results if has_plot(each)}
+    for path, each in current.items():
+        plot(each.rows, f"{each.suite}, {each.environment['device']}", path)
+    for path in set(folder.glob("*.svg")) - set(current):
+        path.unlink()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page; plots go to a folder of its name")
+    options = parser.parse_args()
+    results, dispatches = read(options.results)
+    folder = options.out.with_suffix("")
+    write_plots(results, folder)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(render(results, dispatches, folder.name))
+    print(f"{options.out}: {len(results)} suites, {len(dispatches)} of dispatch")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Results of host code that launches need: numbers read off tensors, and tensors that no variable holds.
+
+They are kept where they are made, so that it makes no difference what becomes of the variables they came from::
+
+    m = n[0].item()              m = (host_item_0 := n[0].item())
+    end = m                      end = m
+    m = 3                        m = 3
+    for tile in hl.tile(end):    _launcher(.., host_item_0, ..)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..._shapes import Expr
+from ..source import Place
+from .values import HostTensorValue
+
+if TYPE_CHECKING:
+    from .state import TraceState
+
+#: Stands in ``drawn`` for how the host comes by a number until that is known.
+UNNAMED = ".item()"
+
+
+def capture(t: TraceState, result: Any, place: Place) -> Any:
+    """``result`` of the expression at ``place``, with names for the numbers and tensors in it that have none yet. An
+    expression that is walked several times has a name for each."""
+    if not _is_open(t, result):
+        return result
+    plain = isinstance(result, Expr) and result.op == "host"
+    name = result.args[0] if plain else t.fresh_name("host_value", t.captured)
+    t.captured += 1
+    t.captures.setdefault(place, []).append(name)
+    return _named(t, result, name)
+
+
+def _is_open(t: TraceState, value: Any) -> bool:
+    if isinstance(value, Expr):
+        return any(t.drawn.get(leaf.args[0]) == UNNAMED for leaf in value.leaves())
+    if isinstance(value, HostTensorValue):
+        return not value.source and not value.made
+    return isinstance(value, (tuple, list)) and any(_is_open(t, item) for item in value)
+
+
+def _named(t: TraceState, value: Any, source: str) -> Any:
+    if not _is_open(t, value):
+        return value
+    if isinstance(value, HostTensorValue):
+        value.made = source
+        return value
+    if isinstance(value, Expr):
+        name = source if source.isidentifier() else t.fresh_name("host_item", len(t.drawn))
+        t.drawn[name] = "" if name == source else source
+        return Expr("host", (name,), value.hint)
+    items = [_named(t, item, f"{source}[{at}]") for at, item in enumerate(value)]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

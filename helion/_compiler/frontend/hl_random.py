@@ -1,0 +1,120 @@
+"""Rules for random numbers: of ``hl``, from a seed of the user's, and of torch, from torch's generator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ... import exc
+from ... import language as hl
+from ..._shapes import ONE, Dims, Expr
+from .hl_escape import inline
+from .hl_functions import rule
+from .torch_pointwise import rule as torch_rule
+from .tracer import Tracer
+from .values import DeviceValue, describe
+
+
+def _offsets(t: Tracer, dims: Dims) -> DeviceValue:
+    """The place of every element in a row-major tensor of the whole shape, not of the tile."""
+    total: DeviceValue | None = None
+    for at, dim in enumerate(dims):
+        if dim.is_one:
+            continue
+        block = dim.block
+        tile = t.active_blocks.get(block) if block is not None else None
+        index = tile.index if tile is not None else t.iota(t.size_of(dim))
+        extent: Any = t.blocks[block].extent if block is not None else 1
+        if extent is None:
+            raise exc.ShapeSpecializingCall(what="hl.rand over a tile whose loop has no known end")
+        ones = [ONE] * len(dims)
+        ones[at] = dim
+        spread = t.reshape(index, tuple(ones))
+        total = spread if total is None else total * extent + spread
+    return t.full((ONE,) * len(dims), 0, t.context.index_dtype) if total is None else total
+
+
+def _seed(t: Tracer, seed: Any) -> DeviceValue:
+    value = t.as_device(seed, "as a seed")
+    if value.dims or value.dtype.is_floating_point:
+        raise exc.TypeInferenceError(f"A seed must be an integer, got {describe(seed)}.")
+    return value
+
+
+def _given_offsets(t: Tracer, offsets: Any, name: str) -> DeviceValue:
+    value = t.as_device(offsets, f"as offsets of {name}")
+    if value.dtype.is_floating_point or value.dtype == torch.bool:
+        raise exc.TypeInferenceError(f"The offsets of {name} must be integers, got {describe(offsets)}.")
+    return value
+
+
+@rule(hl.rand)
+def _rand(t: Tracer, shape: Any, seed: Any, device: Any = None, offsets: Any = None) -> DeviceValue:
+    dims = t.dims_of(shape)
+    places = _offsets(t, dims) if offsets is None else t.broadcast(_given_offsets(t, offsets, "hl.rand"), dims)
+    return t.random("uniform", _seed(t, seed), places)
+
+
+@rule(hl.rand4x)
+def _rand4x(t: Tracer, seed: Any, offsets: Any) -> tuple[DeviceValue, ...]:
+    places = _given_offsets(t, offsets, "hl.rand4x")
+    likes = tuple(DeviceValue(t, t.builder.value(torch.float32, places.dims)) for _ in range(4))
+    return inline(t, ("tl.rand4x({0}, {1})",), [_seed(t, seed).value, places.value], likes)
+
+
+@rule(hl.randint)
+def _randint(t: Tracer, shape: Any, low: int, high: int, seed: Any, device: Any = None) -> DeviceValue:
+    if not (isinstance(low, int) and isinstance(high, int) and low < high):
+        raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
+    bits = t.cast(t.random("bits", _seed(t, seed), _offsets(t, t.dims_of(shape))), torch.int64)
+    return t.cast((bits & 0xFFFFFFFF) % (high - low) + low, torch.int32)
+
+
+def _drawn(t: Tracer, dims: Dims) -> DeviceValue:
+    """Uniform numbers in [0, 1) whose seed torch's generator gives at every launch."""
+    number = len(t.drawn)
+    name = "rng_seed" if not number else f"rng_seed_{number}"
+    t.drawn[name] = "_helion_runtime.random_seed()"
+    return t.random("uniform", t.number(Expr("host", (name,), 0)), _offsets(t, dims))
+
+
+def _normal(t: Tracer, dims: Dims) -> DeviceValue:
+    """Box-Muller. The smallest uniform number that is not 0 is about 2**-31, so none of the results is infinite."""
+    radius = t.pointwise("maximum", _drawn(t, dims), 2.0**-32)
+    length = t.pointwise("sqrt", -2.0 * t.pointwise("log", radius))
+    return length * t.pointwise("cos", 2.0 * math.pi * _drawn(t, dims))
+
+
+def _random_factory(t: Tracer, make: Callable[..., DeviceValue], dims: Dims, dtype: torch.dtype) -> DeviceValue:
+    if not dtype.is_floating_point:
+        raise exc.TypeInferenceError(
+            f"Random numbers of torch are floating-point numbers, not {dtype}; use hl.randint."
+        )
+    return t.cast(make(t, dims), dtype)
+
+
+def _register_random(name: str, make: Callable[..., DeviceValue]) -> None:
+    def of_sizes(t: Tracer, *size: Any, dtype: Any = None, device: Any = None, generator: None = None) -> DeviceValue:
+        sizes = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+        return _random_factory(t, make, t.dims_of(sizes), dtype or torch.get_default_dtype())
+
+    def like(t: Tracer, input: DeviceValue, *, dtype: Any = None, device: Any = None) -> DeviceValue:
+        return _random_factory(t, make, input.dims, dtype or input.dtype)
+
+    torch_rule(getattr(torch, name))(of_sizes)
+    torch_rule(getattr(torch, f"{name}_like"))(like)
+
+
+@torch_rule(torch.nn.functional.dropout)
+def _dropout(t: Tracer, input: DeviceValue, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if not training or (isinstance(p, (int, float)) and p == 0):
+        return input
+    kept = t.pointwise("ge", _drawn(t, input.dims), p)
+    return t.cast(t.pointwise("where", kept, input / (1.0 - p), 0), input.dtype)
+
+
+_register_random("rand", _drawn)
+_register_random("randn", _normal)

@@ -1,0 +1,329 @@
+"""Splits the epilogue of a matrix product into column subtiles, so that less of it is live and staged at once.
+
+Before::
+
+    %1: [b0, b1] = for ..: dot ..; %2: [b1] = load bias[b1]; %3: [b0, b1] = add %1, %2; store out[b0, b1] <- %3
+
+After splitting b1 in two, into blocks b3 and b4::
+
+    %4: [b0, 2, b3] = reshape %1; %5: [b0, b3, 2] = permute %4; %6: [b0, b3], %7: [b0, b4] = split %5
+    %8: [b3] = load bias[b3]; %9: [b0, b3] = add %6, %8; store out[b0, b3] <- %9
+    %10: [b4] = load bias[b4]; %11: [b0, b4] = add %7, %10; store out[b0, b4] <- %11
+
+Each subtile is a block of its own, which stands for a run of the columns of the block that was split. Loads and stores
+of all subtiles keep the slot they have in the kernel's source.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ..._shapes import Dim
+from ..ir.grammar import (
+    MEMORY,
+    Block,
+    ForAttrs,
+    IotaAttrs,
+    MemoryAttrs,
+    Op,
+    Operand,
+    Part,
+    Program,
+    Region,
+    Value,
+    ViewAttrs,
+)
+from .simplify import drop_dead
+
+#: Columns of the narrowest subtile: 16 bytes of a 2-byte type, the widest access of one thread.
+MIN_COLUMNS = 8
+#: Into how many subtiles a tile may be split.
+COUNTS = (2, 4)
+#: What is done once per subtile.
+_REPEATED = frozenset(("load", "store", "pointwise", "view", "mask", "iota", "full", "random"))
+#: A size for asking whether a block can be split: any that every count divides.
+_SOME_SIZE = 64
+
+
+class _Declined(Exception):
+    """Why an epilogue cannot be split."""
+
+
+def subtile_blocks(program: Program) -> tuple[tuple[int, ...], str]:
+    """The blocks, in order, that are the columns of an epilogue that can be split; when there are none, the reason."""
+    good: list[int] = []
+    reason = "no tile of columns of a matrix product is stored"
+    for block in _columns(program):
+        try:
+            _, found = _split(program, program.blocks[block], COUNTS[0], _SOME_SIZE)
+        except _Declined as declined:
+            reason = str(declined)
+        else:
+            if found:
+                good.append(block)
+    return tuple(good), reason
+
+
+def largest_count(sizes: Mapping[int, int], blocks: Collection[int], wanted: int) -> int:
+    """The most subtiles, up to ``wanted``, that tiles of some of ``blocks`` are wide enough for; 1 when none is."""
+    widest = max((sizes[block] for block in blocks), default=0)
+    return next((count for count in reversed(COUNTS) if count <= wanted and widest >= count * MIN_COLUMNS), 1)
+
+
+def subtile(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
+    """The program with every epilogue that can be split in ``count`` column subtiles, or in as many as its tile of
+    ``sizes`` is wide enough for."""
+    changed = program
+    for block in _columns(program):
+        own = largest_count(sizes, (block,), count)
+        if own == 1:
+            continue
+        try:
+            changed, _ = _split(changed, program.blocks[block], own, sizes[block])
+        except _Declined:
+            continue  # so it was before, or rolling another dimension left no room for it: the tile stays whole
+    return changed if changed is program else drop_dead(changed)
+
+
+def _columns(program: Program) -> list[int]:
+    """Tiles that are the columns of a matrix product."""
+    dots = (op.result.dims[-1].block for op in program.walk() if op.kind == "dot")
+    return sorted(
+        {b for b in dots if b is not None and program.blocks[b].kind == "tile" and not program.blocks[b].merged}
+    )
+
+
+def _split(program: Program, block: Block, count: int, size: int) -> tuple[Program, bool]:
+    """The program with ``block``, of ``size`` lanes, split in ``count``, and whether some epilogue was."""
+    axes = (axis for op in program.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes)
+    if any(axis.block == block.id and axis.jagged is not None for axis in axes):
+        raise _Declined("the columns are those of a jagged tile")
+    first = len(program.blocks)
+    parts = tuple(
+        Block(
+            id=first + at,
+            kind="tile",
+            extent=block.extent,
+            name=f"part {at + 1} of {count} of {block.name}",
+            part=Part(block=block.id, at=at, count=count),
+        )
+        for at in range(count)
+    )
+    splitter = _Splitter(program, block.id, parts, size // count)
+    changed = program.map_regions(splitter.region)
+    if not splitter.found:
+        return program, False
+    return replace(changed, blocks=(*program.blocks, *parts)), True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Epilogue:
+    """What is done per subtile: ``ops``, in order, the last one a store; ``sources`` are the values they read that have
+    to be split."""
+
+    ops: tuple[Op, ...]
+    sources: tuple[Value, ...]
+
+
+class _Splitter:
+    def __init__(self, program: Program, block: int, parts: tuple[Block, ...], lanes: int) -> None:
+        self.program = program
+        self.block = block
+        self.parts = parts
+        self.lanes = lanes
+        self.found = False
+        self.numbers = itertools.count(1 + max((r.number for op in program.walk() for r in op.results), default=0))
+
+    def carries(self, value: Value) -> bool:
+        return any(self.block in dim.blocks for dim in value.dims)
+
+    def is_wide(self, op: Op) -> bool:
+        return any(self.carries(v) for v in (*op.values(), *op.results))
+
+    def region(self, region: Region) -> Region:
+        ops = [replace(op, regions=tuple(map(self.region, op.regions))) if op.regions else op for op in region.ops]
+        region = Region(region.params, tuple(ops), region.results)
+        epilogue = self.epilogue(region)
+        if epilogue is None:
+            return region
+        self.found = True
+        self.check_uses(region, epilogue)
+        self.check_memory(region, epilogue)
+        stores = {id(op) for op in epilogue.ops if op.kind == "store"}
+        made: list[Op] = []
+        for op in region.ops:
+            if id(op) not in stores:
+                made.append(op)
+            elif op is epilogue.ops[-1]:
+                self.emit(epilogue, {id(v): v for v in epilogue.sources}, self.parts, made)
+        return Region(region.params, tuple(made), region.results)
+
+    # --- what belongs to it ----------------------------------------------------------------------------------------------
+
+    def epilogue(self, region: Region) -> _Epilogue | None:
+        """The stores of what a matrix product gave, and all that lies in between."""
+        makers = {id(r): op for op in region.ops for r in op.results}
+        chosen: set[int] = set()
+        sources: dict[int, Value] = {}
+        for op in region.ops:
+            if op.kind == "store" and self.carries(op.result):
+                between, ends = self.closure(op, makers)
+                if any(self.is_product(makers[id(end)]) for end in ends if id(end) in makers):
+                    chosen |= between
+                    sources.update((id(end), end) for end in ends)
+        if not chosen:
+            return None
+        ops = tuple(op for op in region.ops if id(op) in chosen)
+        for op in ops:
+            self.check(op)
+        for source in sources.values():
+            if id(source) not in makers:
+                raise _Declined("a value with the columns comes from outside of a loop or a branch")
+            self.check_dims(source)
+            if source.dims[-1].block != self.block:
+                raise _Declined("the columns are not the last dimension of what would be split")
+        return _Epilogue(ops=ops, sources=tuple(sources.values()))
+
+    def closure(self, store: Op, makers: Mapping[int, Op]) -> tuple[set[int], list[Value]]:
+        """The ops with the columns that a store is made of, and the values where those begin."""
+        between: set[int] = set()
+        ends: dict[int, Value] = {}
+        stack = [store]
+        while stack:
+            op = stack.pop()
+            if id(op) in between:
+                continue
+            between.add(id(op))
+            for value in op.values():
+                maker = makers.get(id(value))
+                if not self.carries(value):
+                    continue
+                if maker is not None and maker.kind in _REPEATED:
+                    stack.append(maker)
+                else:
+                    ends[id(value)] = value
+        return between, list(ends.values())
+
+    def is_product(self, op: Op) -> bool:
+        """Whether an op gives a matrix product over the columns, or its sum over the iterations of a loop."""
+        return any(inner.kind == "dot" and inner.result.dims[-1].block == self.block for inner in op.walk())
+
+    # --- what is declined ------------------------------------------------------------------------------------------------
+
+    def check(self, op: Op) -> None:
+        for value in (*op.values(), *op.results):
+            self.check_dims(value)
+        if isinstance(op.attrs, IotaAttrs) and op.attrs.block != self.block:
+            raise _Declined("an index mixes dimensions")
+        if isinstance(op.attrs, ViewAttrs) and op.attrs.name == "reshape":
+            (value,) = op.values()
+            if [d for d in value.dims if not d.is_one] != [d for d in op.result.dims if not d.is_one]:
+                raise _Declined("a reshape rearranges the columns")
+
+    def check_dims(self, value: Value) -> None:
+        places = [dim for dim in value.dims if self.block in dim.blocks]
+        if len(places) > 1:
+            raise _Declined("a value has the columns twice")
+        if any(dim.block is None for dim in places):
+            raise _Declined("a reshape merges the columns with another dimension")
+
+    def check_uses(self, region: Region, epilogue: _Epilogue) -> None:
+        """What came out of the product is read by the epilogue alone; whole values would stay live beside the parts."""
+        inside = {id(op) for op in epilogue.ops}
+        private = {id(v) for v in epilogue.sources}
+        for op in epilogue.ops:
+            if any(id(v) in private for v in op.values()):
+                private.update(id(r) for r in op.results)
+        outside = [v for op in region.ops if id(op) not in inside for inner in op.walk() for v in _reads(inner)]
+        if any(id(v) in private for v in (*outside, *region.results)):
+            raise _Declined("more than elementwise operations and stores reads what the matrix product gives")
+
+    def check_memory(self, region: Region, epilogue: _Epilogue) -> None:
+        """Stores of the first subtile come before loads of the second, and all of them after what stood between."""
+        inside = {id(op) for op in epilogue.ops}
+        mine = [op for op in epilogue.ops if op.kind in MEMORY]
+        stored = {self.storage(op) for op in mine if op.kind == "store"}
+        loaded = {self.storage(op) for op in mine if op.kind == "load"}
+        for storage in stored:
+            accesses = [op for op in mine if self.storage(op) == storage]
+            attrs = [op.attrs for op in accesses]
+            same = all(a.indices == attrs[0].indices and a.tensor == attrs[0].tensor for a in attrs)
+            scattered = any(index.kind == "tensor" for a in attrs for index in a.indices)
+            if len(accesses) > 1 and (scattered or not same):
+                raise _Declined("a tensor is accessed at several places of the epilogue")
+        between = itertools.dropwhile(lambda op: op is not mine[0], region.ops)
+        for op in itertools.takewhile(lambda op: op is not mine[-1], between):
+            for inner in op.walk() if id(op) not in inside else ():
+                clash = inner.kind in MEMORY and self.storage(inner) in (
+                    stored if inner.kind == "load" else stored | loaded
+                )
+                if clash or inner.kind == "inline":
+                    raise _Declined("other accesses to a tensor of the epilogue stand in between")
+
+    def storage(self, op: Op) -> int:
+        assert isinstance(op.attrs, MemoryAttrs)
+        return self.program.tensors[op.attrs.tensor].storage
+
+    # --- the subtiles ----------------------------------------------------------------------------------------------------
+
+    def emit(self, epilogue: _Epilogue, values: Mapping[int, Value], parts: tuple[Block, ...], made: list[Op]) -> None:
+        """Appends the epilogue for ``parts``; ``values`` holds their columns of each source."""
+        if len(parts) == 1:
+            self.repeat(epilogue, values, parts[0], made)
+            return
+        middle = len(parts) // 2
+        halves: tuple[dict[int, Value], dict[int, Value]] = ({}, {})
+        for key, value in values.items():
+            for half, part in zip(halves, self.halve(value, parts, epilogue.ops[0], made), strict=True):
+                half[key] = part
+        self.emit(epilogue, halves[0], parts[:middle], made)
+        self.emit(epilogue, halves[1], parts[middle:], made)
+
+    def halve(self, value: Value, parts: tuple[Block, ...], at: Op, made: list[Op]) -> tuple[Value, ...]:
+        """The left and the right half of the columns of a value, for the op ``at``."""
+        rest, two, rank = value.dims[:-1], Dim(2), len(value.dims)
+        left, right = (Dim(len(parts) // 2, (parts[first].id,)) for first in (0, len(parts) // 2))
+        apart = Value(next(self.numbers), value.dtype, (*rest, two, left))
+        made.append(Op("view", (value,), (apart,), ViewAttrs("reshape"), (), at.location))
+        last = Value(next(self.numbers), value.dtype, (*rest, left, two))
+        order = (*range(rank - 1), rank, rank - 1)
+        made.append(Op("view", (apart,), (last,), ViewAttrs("permute", order), (), at.location))
+        results = tuple(Value(next(self.numbers), value.dtype, (*rest, dim), value.name) for dim in (left, right))
+        made.append(Op("split", (last,), results, None, (), at.location))
+        return results
+
+    def repeat(self, epilogue: _Epilogue, values: Mapping[int, Value], part: Block, made: list[Op]) -> None:
+        """The ops of the epilogue for one subtile."""
+        renamed = dict(values)
+        for op in epilogue.ops:
+            operands: tuple[Operand, ...] = tuple(
+                renamed.get(id(o), o) if isinstance(o, Value) else o for o in op.operands
+            )
+            results = tuple(self.narrowed(r, part) for r in op.results)
+            renamed.update((id(old), new) for old, new in zip(op.results, results, strict=True))
+            made.append(replace(op, operands=operands, results=results, attrs=self.attributes(op, part)))
+
+    def narrowed(self, value: Value, part: Block) -> Value:
+        dims = tuple(Dim(1, (part.id,)) if dim.block == self.block else dim for dim in value.dims)
+        return Value(next(self.numbers), value.dtype, dims, value.name)
+
+    def attributes(self, op: Op, part: Block) -> object:
+        match op.attrs:
+            case MemoryAttrs(indices=indices):
+                moved = (
+                    replace(i, block=part.id) if i.kind == "block" and i.block == self.block else i for i in indices
+                )
+                return replace(op.attrs, indices=tuple(moved))
+            case IotaAttrs(block=block, relative=relative) if block == self.block:
+                assert part.part is not None
+                first = part.part.at * self.lanes * op.attrs.step if relative else 0
+                return replace(op.attrs, block=part.id, start=op.attrs.start + first)
+        return op.attrs
+
+
+def _reads(op: Op) -> Iterator[Value]:
+    yield from op.values()
+    for region in op.regions:
+        yield from (v for v in region.results if isinstance(v, Value))

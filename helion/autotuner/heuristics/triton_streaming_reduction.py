@@ -1,0 +1,174 @@
+"""Reductions over rows on H200 and its like: small programs with few threads, many at once.
+
+Matches what the two other reduction heuristics match, on such GPUs only, and comes before them. Every number is the
+best or within a few percent of it in sweeps of 3510 configs over 15 kernels with rows of 1000 to 131072 in bf16 and
+fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20; docs/performance.md shows what the seeds reach).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ..._compiler.facts.records import KernelFacts, ReductionFact
+from ..._shapes import next_power_of_2, previous_power_of_2
+from ...hardware import Target
+from .base import Proposal, Verdict
+from .reduction_budget import Allocation, allocate
+from .reduction_launch import launch
+from .sizing import grid_extent, is_h200
+
+#: Bytes of a program's rows: one 16-byte load for each of 256 threads, or two for 128. Half of it for heavy bodies.
+_PROGRAM_BYTES = 4096
+_MAX_ROWS, _MIN_WAVES = 16, 8
+#: Bytes per thread of a program's rows up to ``_SHORT`` elements, and of longer ones.
+_THREAD_BYTES, _LONG_THREAD_BYTES, _SHORT = 32, 128, 4096
+#: Elements per thread where one number per row is all that is stored: latency counts, and small blocks hide it.
+_THREAD_ELEMENTS = 64
+_WARP, _MOST_THREADS = 32, 1024
+#: Rows up to this many elements are held at once; up to twice as many if reading them again would miss the caches:
+#: L1 has 64 KiB for each of the rows that run on an SM.
+_HELD, _CACHED_BYTES = 16384, 65536
+#: Elements of the chunks of longer rows, divided by the number of loads that span a row, and of rows of twice ``_HELD``;
+#: threads for them, half of them with this many live tiles.
+_CHUNK, _SHORT_CHUNK, _MANY_TILES = 16384, 4096, 3
+#: Where one number per row is all that is stored, a row is read once however it is walked.
+_SCALAR_CHUNK, _SCALAR_THREADS = 2048, 512
+#: A body is heavy from this many live tiles on: elements of a row that is held, of a chunk, and per thread.
+_HEAVY_TILES, _HEAVY_HELD, _HEAVY_CHUNK = 6, 4096, 2048
+_HEAVY_THREAD_ELEMENTS, _HEAVY_THREADS = 16, 256
+#: Part of the registers that the live tiles of a loop fill which reads nothing twice: 4 programs share an SM.
+_SHARED_BY = 4
+_REGISTER_BYTES = 4
+
+
+class TritonStreamingReductionHeuristic:
+    name: ClassVar[str] = "TritonStreamingReductionHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        if not is_h200(target):
+            return Verdict(eligible=False, reason=f"measured for H200, not for {target.device}")
+        if facts.matmuls:
+            return Verdict(eligible=False, reason="the kernel has a matrix product")
+        primary = facts.primary_reduction
+        if primary is None:
+            return Verdict(eligible=False, reason="no reduction of known extent inside of a program")
+        sums_up = any(fact.per_feature_accumulator for fact in facts.reductions)
+        if sums_up or primary.carried_2d or allocate(facts, target).reduced_away:
+            return Verdict(eligible=False, reason="programs sum up many rows")
+        if primary.category not in ("user_tile", "full_slice"):
+            return Verdict(eligible=False, reason=f"axis {primary.axis} is spread over the grid")
+        return Verdict(eligible=True, reason=f"{'+'.join(primary.names)} over rows of {primary.extent}")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        found = allocate(facts, target)
+        primary = found.primary
+        width = _width(facts, primary, target)
+        _set_width(found, facts, width)
+        rows = _set_rows(found, facts, target)
+        chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary))
+        way = "at once" if width >= facts.axes[primary.axis].padded else f"in chunks of {width}"
+        reason = f"{rows} rows of {primary.extent} per program, {way}, {chosen.num_warps} warps"
+        return (
+            Proposal(
+                reason=reason,
+                block_sizes=chosen.sizes,
+                reduction_loops=chosen.chunks,
+                num_warps=chosen.num_warps,
+                num_stages=1,
+            ),
+        )
+
+
+def _itemsize(primary: ReductionFact) -> int:
+    return max(2, primary.input_load_itemsize)
+
+
+def _row_loads(facts: KernelFacts, axis: int) -> int:
+    """Loads that read a row of their own in every program: no weights."""
+    return sum(
+        op.kind == "load" and axis in op.tile_axes and any(a in facts.grid_axes for a in op.tile_axes)
+        for op in facts.memory_ops
+    )
+
+
+def _is_heavy(primary: ReductionFact) -> bool:
+    return primary.full_extent and primary.body_live_tiles >= _HEAVY_TILES
+
+
+def _stores_rows(facts: KernelFacts, primary: ReductionFact) -> bool:
+    along = {axis.block_id for axis in facts.axes if axis.extent == primary.extent and not axis.on_grid}
+    return any(op.kind == "store" and along.intersection(op.tile_axes) for op in facts.memory_ops)
+
+
+def _width(facts: KernelFacts, primary: ReductionFact, target: Target) -> int:
+    """Elements of a row that are held at once."""
+    axis = facts.axes[primary.axis]
+    whole = axis.padded or next_power_of_2(primary.extent)
+    loads = max(1, _row_loads(facts, primary.axis))
+    if not primary.full_extent and not primary.re_read:
+        scale = sum(size for axes, size in primary.live_tiles if primary.axis in axes)
+        room = target.registers_per_sm * _REGISTER_BYTES // _SHARED_BY
+        return min(whole, previous_power_of_2(room // max(1, scale)))
+    if _is_heavy(primary):
+        return whole if whole <= _HEAVY_HELD else _HEAVY_CHUNK
+    if primary.full_extent and not _stores_rows(facts, primary):
+        return whole if whole <= _HELD else _SCALAR_CHUNK
+    again = primary.re_read and whole * _itemsize(primary) * loads > _CACHED_BYTES
+    if whole <= (2 * _HELD if again else _HELD):
+        return whole
+    if not primary.full_extent:
+        return _HELD
+    return (_SHORT_CHUNK if whole <= 2 * _HELD else _CHUNK) // previous_power_of_2(loads)
+
+
+def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
+    primary = found.primary
+    axis = facts.axes[primary.axis]
+    if primary.full_extent:
+        for block in found.chunks:
+            if facts.axes[block].extent == axis.extent:
+                found.chunks[block] = None if width >= axis.padded else width
+        return
+    for other in facts.tunable_axes:
+        if not other.on_grid and other.extent == axis.extent:
+            found.sizes[other.block_id] = max(other.min_size, min(width, other.max_size or width))
+
+
+def _set_rows(found: Allocation, facts: KernelFacts, target: Target) -> int:
+    """Rows per program: its bytes, spread over the grid axes as they were; returns how many."""
+    primary = found.primary
+    row = (facts.axes[primary.axis].padded or primary.extent) * _itemsize(primary)
+    waves = previous_power_of_2(grid_extent(facts) // (target.num_sms * _MIN_WAVES))
+    room = _PROGRAM_BYTES // 2 if _is_heavy(primary) else _PROGRAM_BYTES
+    goal = max(1, min(_MAX_ROWS, room // row, waves))
+    axes = [facts.axes[a] for a in facts.grid_axes if facts.axes[a].tunable]
+    sizes = {axis.block_id: found.sizes[axis.block_id] for axis in axes}
+    while math.prod(sizes.values()) > goal:
+        able = [a for a in axes if sizes[a.block_id] > a.min_size]
+        if not able:
+            break
+        sizes[max(able, key=lambda a: sizes[a.block_id]).block_id] //= 2
+    while math.prod(sizes.values()) < goal:
+        able = [a for a in axes if sizes[a.block_id] * 2 <= min(a.padded or 1, a.max_size or goal)]
+        if not able:
+            break
+        sizes[able[-1].block_id] *= 2
+    found.sizes.update(sizes)
+    return math.prod(sizes.values())
+
+
+def _threads(elements: int, width: int, facts: KernelFacts, primary: ReductionFact) -> int:
+    """Threads for a program of ``elements``, of which ``width`` lie along the row."""
+    looped = width < primary.extent and primary.full_extent
+    if _is_heavy(primary):
+        return _HEAVY_THREADS if looped else max(_WARP, elements // _HEAVY_THREAD_ELEMENTS)
+    if primary.full_extent and not _stores_rows(facts, primary):
+        return _SCALAR_THREADS if looped else max(_WARP, min(_MOST_THREADS, elements // _THREAD_ELEMENTS))
+    if looped:
+        crowded = width >= _CHUNK and primary.body_live_tiles >= _MANY_TILES
+        return _MOST_THREADS // 2 if crowded else _MOST_THREADS
+    each = (_THREAD_BYTES if elements <= _SHORT else _LONG_THREAD_BYTES) // _itemsize(primary)
+    return max(_WARP, min(_MOST_THREADS, elements // each))

@@ -1,0 +1,343 @@
+"""docs/performance.md: what benchmarks/report.py makes of results, goals met and missed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import dispatch, goals, plots, report, seeds
+
+HEAD = {
+    "device": "Test 100",
+    "sms": 1,
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "python": "3.12.0",
+    "float32_matmul_precision": "high",
+    "date": "2026-01-02",
+    "copy_gb_per_s": 1000,
+}
+HALF, SINGLE = "bfloat16", "float32"
+
+
+def row(suite: str, kernel: str, case: str, dtype: str, *, failures: dict[str, str] | None = None, **given: Any) -> Any:
+    """A row whose seed takes 1000 µs, at 95 % of the bandwidth of a copy, with every goal met by a little."""
+    medians = {"seed": 1000.0, "seed 1": 1100.0, "conservative": 7000.0, "eager": 1500.0, "compile": 1250.0, **given}
+    failures = failures or {}
+    times = {
+        name.replace("_", " "): {"median": value, "low": 0.99 * value, "high": 1.01 * value}
+        for name, value in medians.items()
+        if name not in failures
+    }
+    return seeds.Row(
+        suite=suite,
+        kernel=kernel,
+        case=case,
+        dtype=dtype,
+        heuristic="SomeHeuristic",
+        configs={"seed": "helion.Config(num_warps=4)", "conservative": "helion.Config()"},
+        bytes=950_000_000,
+        flops=2 * 10**11 if suite in ("epilogue", "matmul") else 0,
+        times=times,
+        errors={name: 1e-3 for name in times},
+        failures=failures,
+    )
+
+
+def all_rows() -> dict[str, list[Any]]:
+    dtypes = (HALF, SINGLE)
+    return {
+        "epilogue": [
+            row("epilogue", "matmul_softmax", "M=1024 K=512 N=512", HALF),
+            row("epilogue", "matmul_softmax", "M=1024 K=512 N=2048", HALF),
+            row("epilogue", "matmul_softmax_tiled", "M=1024 K=512 N=2048", HALF),
+        ],
+        "reductions": [row("reductions", kernel, "8 rows of 8", d) for kernel in ("softmax", "jsd") for d in dtypes],
+        "transfer": [row("transfer", "grpo_loss", "8 rows of 8", dtype) for dtype in dtypes],
+        "matmul": [row("matmul", "matmul", f"M={n} K={n} N={n}", HALF) for n in (512, 1024)],
+        "pointwise": [row("pointwise", "add", "8 by 8", HALF)],
+    }
+
+
+def results_of(rows: dict[str, list[Any]]) -> list[report.Results]:
+    return [report.Results(suite=suite, environment=HEAD, rows=tuple(found)) for suite, found in rows.items()]
+
+
+def replaced(suite: str, at: int, **given: Any) -> list[report.Results]:
+    """All results, with other times in one row."""
+    rows = all_rows()
+    old = rows[suite][at]
+    rows[suite][at] = row(suite, old.kernel, old.case, old.dtype, **given)
+    return results_of(rows)
+
+
+def goal_lines(results: list[report.Results], verdict: str) -> list[str]:
+    """The goals with this verdict, as `suite: goal`."""
+    found = []
+    for line in report.render(results, []).splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 9 and cells[5].startswith(verdict) and cells[3].startswith("≥"):
+            found.append(f"{cells[1]}: {cells[2]}")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------- goals
+
+
+def test_all_goals_met() -> None:
+    page = report.render(results_of(all_rows()), [])
+    assert "Of 20 goals 20 are met, 0 missed and 0 not measured." in page
+    assert len(goal_lines(results_of(all_rows()), "met")) == 20
+
+
+@pytest.mark.parametrize(
+    ("suite", "at", "given", "missed"),
+    [
+        ("epilogue", 0, {"conservative": 6700.0}, ["epilogue: whole rows: conservative config / seed, geometric mean"]),
+        ("epilogue", 2, {"conservative": 999.0}, ["epilogue: conservative config / seed, every cell"]),
+        ("epilogue", 0, {"compile": 1199.0}, ["epilogue: whole rows, N ≤ 512: torch.compile / seed, geometric mean"]),
+        (
+            "epilogue",
+            2,
+            {"compile": 799.0},
+            ["epilogue: tiled columns, N = 2048-4096, bf16: torch.compile / fastest seed, geometric mean"],
+        ),
+        ("reductions", 2, {"compile": 880.0}, ["reductions: bf16: torch.compile / seed, geometric mean"]),
+        ("reductions", 3, {"compile": 840.0}, ["reductions: fp32: torch.compile / seed, geometric mean"]),
+        ("matmul", 1, {"eager": 400.0}, ["matmul: bf16: cuBLAS (eager) / seed, geometric mean"]),
+        (
+            "pointwise",
+            0,
+            {"seed": 1056.0},
+            ["pointwise: share of the bandwidth of a copy, every kernel and dtype, large cells"],
+        ),
+    ],
+)
+def test_a_miss_is_named(suite: str, at: int, given: dict[str, float], missed: list[str]) -> None:
+    every_kernel = "reductions: torch.compile / seed, every kernel and dtype"
+    assert goal_lines(replaced(suite, at, **given), "**missed**") == missed + [every_kernel] * (suite == "reductions")
+
+
+def test_a_miss_says_by_how_much_and_where() -> None:
+    page = report.render(replaced("reductions", 3, compile=760.0), [])
+    line = "| reductions | torch.compile / seed, every kernel and dtype | ≥ 0.95 | 0.76 | **missed** by 20.0 % | 4 | 1 of 4 below: jsd float32 0.76 |"
+    assert line in page.splitlines()
+    finding = goals.Finding(goal="", wanted=0.95, measured=0.94999, cells=1)
+    assert finding.verdict == "**missed** by less than 0.1 %"
+
+
+def test_the_fastest_seed_counts_for_tiled_columns() -> None:
+    page = report.render(replaced("epilogue", 2, compile=790.0, seed_1=900.0), [])
+    assert "| ≥ 0.8 | 0.88 | met | 1 | the first seed alone: 0.79; lowest 0.88: matmul_softmax_tiled" in page
+
+
+def test_rescues() -> None:
+    failure = {"conservative": "OutOfResources: shared memory"}
+    rescued = results_of({"epilogue": [row("epilogue", "matmul_softmax", "N=512", HALF, failures=failure)]})
+    goal = "| epilogue | the first seed runs where the conservative config does not | ≥ 100 % |"
+    assert f"{goal} 100.0 % | met | 1 | 1 of 1 |" in report.render(rescued, [])
+    failure = {**failure, "seed": "OutOfResources: registers"}
+    lost = results_of({"epilogue": [row("epilogue", "matmul_softmax", "N=512", HALF, failures=failure)]})
+    assert f"{goal} 0.0 % | **missed** by 100.0 % | 1 | 0 of 1 |" in report.render(lost, [])
+    full = {"conservative": "OutOfMemoryError: CUDA out of memory"}
+    memory = results_of({"epilogue": [row("epilogue", "matmul_softmax", "N=512", HALF, failures=full)]})
+    assert f"{goal} 100.0 % | met | 0 | the conservative config runs in every cell |" in report.render(memory, [])
+
+
+def test_what_failed_is_listed_and_missed() -> None:
+    failures = {"seed": "wrong: the result is 1.0e-01 off, 2e-02 is allowed", "compile": "Error: a|b `c`"}
+    results = replaced("matmul", 0, failures=failures)
+    page = report.render(results, []).splitlines()
+    assert (
+        "| matmul | M=512 K=512 N=512 | bfloat16 | seed | `wrong: the result is 1.0e-01 off, 2e-02 is allowed` |"
+        in page
+    )
+    assert "| matmul | M=512 K=512 N=512 | bfloat16 | compile | `Error: a\\|b 'c'` |" in page
+    assert goal_lines(results, "**missed**") == ["matmul: the first seed runs and is right, every cell"]
+    assert any(line.startswith("| matmul | bfloat16 | 1 of 2 | 1.25 | 1.25 |") for line in page)
+
+
+def test_small_cells_and_products_have_no_share_of_bandwidth() -> None:
+    share = goals.share_of(1000.0)
+    assert share(row("pointwise", "add", "8 by 8", HALF)) == pytest.approx(0.95)
+    assert share(row("matmul", "matmul", "N=8", HALF)) is None
+    fields = {**vars(row("pointwise", "add", "8 by 8", HALF)), "bytes": goals.LARGE_BYTES - 1}
+    assert share(seeds.Row(**fields)) is None
+    assert goals.share_of(None)(row("pointwise", "add", "8 by 8", HALF)) is None
+
+
+def test_the_fastest_copy_of_a_device_counts() -> None:
+    first, second = results_of({"matmul": all_rows()["matmul"], "pointwise": all_rows()["pointwise"]})
+    faster = report.Results(suite="matmul", environment={**HEAD, "copy_gb_per_s": 1900}, rows=first.rows)
+    assert "| ≥ 90 % | 50.0 % | **missed** by 44.4 % | 1 | 1 of 1 below: add bfloat16 50.0 % |" in report.render(
+        [faster, second], []
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- page
+
+
+def test_a_suite_without_results_is_not_measured() -> None:
+    rows = all_rows()
+    del rows["transfer"]
+    page = report.render(results_of(rows), [])
+    assert "Of 20 goals 15 are met, 0 missed and 5 not measured." in page
+    assert "### transfer\n\nNot measured.\n" in page
+    assert len(goal_lines(results_of(rows), "not measured")) == 5
+    assert "## What a call costs before the kernel runs\n\nNot measured.\n" in page
+
+
+def test_nothing_is_measured() -> None:
+    page = report.render([], [])
+    assert "Of 20 goals 0 are met, 0 missed and 20 not measured." in page
+    assert "| not measured | - | - |" in page
+    assert page.count("Not measured.") == len(seeds.SUITES) + 1
+
+
+def test_two_devices_have_a_section_each() -> None:
+    rows = all_rows()["pointwise"]
+    both = [
+        report.Results(suite="pointwise", environment={**HEAD, "device": name}, rows=tuple(rows)) for name in ("A", "B")
+    ]
+    headings = [line for line in report.render(both, []).splitlines() if line in ("## A", "## B")]
+    assert headings == ["## A", "## B"]
+
+
+def test_every_cell_has_a_line() -> None:
+    page = report.render(results_of(all_rows()), [])
+    assert "<summary>All 3 cells</summary>" in page
+    assert (
+        "| matmul | M=512 K=512 N=512 | bfloat16 | 1000 | 1.0 % | 1.25 | 1.25 | 1.50 | 7.00 | 950 | 200 | 1e-03 |"
+        " `(num_warps=4)` |"
+    ) in page.splitlines()
+
+
+def test_files_come_back_as_written(tmp_path: Path) -> None:
+    rows = all_rows()["pointwise"]
+    seeds.write(tmp_path / "test-100-pointwise.json", HEAD, rows)
+    results, dispatches = report.read(tmp_path)
+    assert results == results_of({"pointwise": rows})
+    assert dispatches == []
+    assert report.render(results, dispatches) == report.render(*report.read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"environment": {}}', '{"environment": {}, "rows": [{"suite": "matmul"}]}', '{"rows": []}'],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(SystemExit, match=r"other\.json is not of benchmarks/seeds\.py or benchmarks/dispatch\.py: "):
+        report.read(tmp_path)
+
+
+def test_costs_of_a_call(tmp_path: Path) -> None:
+    rows = [
+        dispatch.Row(label=dispatch.CALL, microseconds=(2.0, 3.0, 7.0)),
+        dispatch.Row(label="bound(...)", microseconds=(1.0, 1.0, 1.0)),
+    ]
+    head = {**HEAD, "processor": "Some CPU"}
+    dispatch.write(tmp_path / "test-100-dispatch.json", head, [("driver stubbed", dispatch.with_goals(rows))])
+    results, dispatches = report.read(tmp_path)
+    assert results == []
+    lines = report.render(results, dispatches).splitlines()
+    at = lines.index("| driver stubbed, Some CPU | 2 tensors | 8 tensors | 16 tensors |")
+    assert lines[at + 2 : at + 5] == [
+        "| kernel(...) | 2.00 | 3.00 | 7.00 |",
+        "| *its goal* | 2.10 | 4.00 | 6.50 |",
+        "| bound(...) | 1.00 | 1.00 | 1.00 |",
+    ]
+    (goal,) = (line for line in lines if line.startswith("| dispatch | kernel(...)"))
+    assert "| **missed** by 7.1 % | 3 | µs: 2.00 of 2.10, 3.00 of 4.00, 7.00 of 6.50 |" in goal
+
+
+def test_the_page_is_what_the_results_say() -> None:
+    remedy = "docs/performance.md differs from what benchmarks/results say; run `make report`"
+    results, dispatches = report.read(seeds.RESULTS)
+    assert report.render(results, dispatches) == report.PAGE.read_text(), remedy
+    drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
+    assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy
+
+
+def test_another_default_is_listed() -> None:
+    rows = all_rows()
+    old = rows["pointwise"][0]
+    configs = {**old.configs, "default": "helion.Config(num_warps=8)"}
+    times = {**old.times, "default": {"median": 500.0, "low": 500.0, "high": 500.0}}
+    rows["pointwise"][0] = seeds.Row(**{**vars(old), "configs": configs, "times": times})
+    line = "| add | 8 by 8 | bfloat16 | 1.25 | 2.50 | default | `(num_warps=8)` |"
+    assert line in report.render(results_of(rows), []).splitlines()
+    assert "Another default" not in report.render(results_of(all_rows()), [])
+
+
+def test_a_default_among_several_seeds_is_found_or_said_to_be_unknown() -> None:
+    old = all_rows()["pointwise"][0]
+    several = {**old.configs, "seed 1": "helion.Config(num_warps=2)"}
+    unknown = seeds.Row(**{**vars(old), "configs": several})
+    second = seeds.Row(**{**vars(old), "configs": {**several, "default": several["seed 1"]}})
+    first = seeds.Row(**{**vars(old), "configs": {**several, "default": several["seed"]}})
+    assert [goals.default_variant(row) for row in (old, first, second, unknown)] == ["seed", "seed", "seed 1", None]
+    text = "For 1 cells with several seeds the results do not tell which of them is the default."
+    assert text in report.render(results_of({"pointwise": [unknown]}), [])
+
+
+# ---------------------------------------------------------------------------------------------------------------- plots
+
+
+def test_plots_have_the_same_bytes_and_old_ones_go(tmp_path: Path) -> None:
+    results = results_of(all_rows())
+    old = tmp_path / "plots" / "gone-100-matmul.svg"
+    old.parent.mkdir()
+    old.write_text("")
+    report.write_plots(results, old.parent)
+    first = {path.name: path.read_bytes() for path in old.parent.iterdir()}
+    report.write_plots(results, old.parent)
+    assert {path.name: path.read_bytes() for path in old.parent.iterdir()} == first
+    assert set(first) == {f"test-100-{suite}.svg" for suite in seeds.SUITES}
+    text = first["test-100-reductions.svg"].decode()
+    assert ">softmax<" in text
+    assert ">reductions, Test 100<" in text
+    assert "2026" not in text
+    assert "date" not in text
+
+
+def test_one_kernel_is_drawn_by_case() -> None:
+    rows = all_rows()
+    assert list(plots.lanes(rows["matmul"])) == ["M=512 K=512 N=512", "M=1024 K=1024 N=1024"]
+    assert list(plots.lanes(rows["reductions"])) == ["softmax", "jsd"]
+
+
+def test_a_suite_without_torch_compile_has_no_plot(tmp_path: Path) -> None:
+    rows = [row("matmul", "matmul", "N=8", HALF, failures={"compile": "left out"})]
+    results = results_of({"matmul": rows})
+    report.write_plots(results, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert "svg" not in report.render(results, [])
+
+
+def test_the_command_writes_page_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds.write(tmp_path / "results" / "test-100-matmul.json", HEAD, all_rows()["matmul"])
+    page = tmp_path / "docs" / "speed.md"
+    monkeypatch.setattr("sys.argv", ["report", "--results", str(tmp_path / "results"), "--out", str(page)])
+    assert report.main() == 0
+    assert "(speed/test-100-matmul.svg)" in page.read_text()
+    assert (tmp_path / "docs" / "speed" / "test-100-matmul.svg").is_file()
+
+
+def test_json_of_dispatch_has_goals_by_label(tmp_path: Path) -> None:
+    rows = dispatch.with_goals([dispatch.Row(label=dispatch.NATIVE, microseconds=(1.0, 2.0, 3.0))])
+    dispatch.write(tmp_path / "a.json", {"device": "x"}, [("stub", rows)])
+    assert json.loads((tmp_path / "a.json").read_text()) == {
+        "environment": {"device": "x"},
+        "counts": [2, 8, 16],
+        "tables": [
+            {
+                "title": "stub",
+                "rows": [{"label": dispatch.NATIVE, "microseconds": [1.0, 2.0, 3.0]}],
+                "goals": {dispatch.NATIVE: [1.5, 2.0, 3.0]},
+            }
+        ],
+    }
