@@ -913,3 +913,20 @@ def test_one_element_is_no_box(indexing: str) -> None:
     expected = x.sum(1, keepdim=True) * torch.arange(1, 4) + x[:, :3]
     result = call(sums_of_rows, x, block_sizes=[32], indexing=indexing)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_access_has_the_mechanism_of_its_own_slot() -> None:
+    @helion.kernel
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for a, b in hl.tile(x.size()):
+            out[a, b] = x[a, b] * 2
+        return out
+
+    bound = doubled.bind((sample(16, 64),))
+    for first, second in (("pointer", "tensor_descriptor"), ("tensor_descriptor", "pointer")):
+        config = {"block_sizes": [8, 32], "indexing": [first, second]}
+        text = bound.to_triton_code(config)
+        assert "make_block_ptr" not in text
+        assert (".load([" in text, ".store([" in text) == (first != "pointer", second != "pointer")
+        torch.testing.assert_close(bound.compile_config(config)(sample(16, 64)), sample(16, 64) * 2)

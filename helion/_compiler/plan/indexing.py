@@ -95,7 +95,9 @@ class _Finder:
     def box(self, op: Op, attrs: MemoryAttrs, active: Mapping[int, LoopAxis]) -> Box | None:
         mechanism = self.wanted.get(attrs.slot, "pointer")
         tensor = self.program.tensors[attrs.tensor]
-        if mechanism not in self.available or attrs.mask is not None or self.program.index_dtype != torch.int32:
+        if mechanism == "pointer" or mechanism not in self.available:
+            return None
+        if attrs.mask is not None or self.program.index_dtype != torch.int32:
             return None
         if tensor.dtype == torch.bool:  # block pointers and descriptors know bytes only
             return None

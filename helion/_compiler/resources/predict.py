@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from ...hardware import Target
 from ..facts.records import KernelFacts
 from .matrix import tensor_memory_columns
-from .registers import register_limit, registers_per_thread, spill_risk
+from .registers import pressure, register_limit
 from .shared import boxed_bytes, shared_bytes
 from .traffic import time_us, work
 
@@ -51,9 +52,40 @@ def predict(
     *,
     boxed: frozenset[int] = frozenset(),
 ) -> Predicted:
-    """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk)."""
-    registers = registers_per_thread(facts, sizes, num_warps, target)
-    risk = spill_risk(facts, sizes, num_warps, target)
+    """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk).
+
+    ``boxed`` are the memory slots that tensor descriptors move. Asked again for the same, it answers the same object:
+    heuristics and the legaliser look at one launch several times.
+    """
+    return _predict(_Same(facts), tuple(sorted(sizes.items())), num_warps, num_stages, target, boxed)
+
+
+class _Same:
+    """Facts, equal to themselves alone: comparing all of them would take longer than the prediction."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, facts: KernelFacts) -> None:
+        self.facts = facts
+
+    def __hash__(self) -> int:
+        return id(self.facts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.facts is self.facts
+
+
+@functools.lru_cache(maxsize=256)
+def _predict(
+    same: _Same,
+    sorted_sizes: tuple[tuple[int, int], ...],
+    num_warps: int,
+    num_stages: int,
+    target: Target,
+    boxed: frozenset[int],
+) -> Predicted:
+    facts, sizes = same.facts, dict(sorted_sizes)
+    registers, risk = pressure(facts, sizes, num_warps, target)
     shared = shared_bytes(facts, sizes, num_warps, num_stages, target) + boxed_bytes(facts, sizes, boxed)
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
     done = work(facts, sizes, num_warps, target)

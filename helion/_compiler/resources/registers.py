@@ -41,30 +41,31 @@ _LEAST_BASE = 10
 _CERTAIN = 0.25
 
 
-def registers_per_thread(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Registers one thread wants, before any limit."""
+def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> tuple[int, float]:
+    """Registers one thread wants, before any limit, and from 0 (none) to 1 (certain) the risk that some are spilled."""
     resident, held = _tile_registers(facts, sizes, num_warps, target)
+    wanted = round(_wanted(resident, held, facts, sizes, num_warps, target))
+    need = max(wanted, resident / _SLACK, held + _LEAST_BASE)
+    over = need / register_limit(num_warps, target) - 1
+    return wanted, min(1.0, max(0.0, over / _CERTAIN))
+
+
+def _wanted(
+    resident: float, held: float, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
+) -> float:
     if not facts.matmuls:
-        return round(_BASE + _HELD * held + _RESIDENT * resident)
+        return _BASE + _HELD * held + _RESIDENT * resident
     fragments = _fragment_registers(facts, sizes, num_warps, target)
     turned = _turned_registers(facts, sizes, num_warps, target)
     accesses = max(0.0, operand_accesses(facts, sizes, num_warps, target) - _FREE_ACCESSES)
     dot = _DOT_HELD * held + _DOT_RESIDENT * resident + _FRAGMENTS * fragments + _TURNED * turned
-    return round(_DOT_BASE + dot + _ACCESS * accesses)
+    return _DOT_BASE + dot + _ACCESS * accesses
 
 
 def register_limit(num_warps: int, target: Target) -> int:
     """Registers that a block of ``num_warps`` leaves each thread."""
     limit = target.registers_per_sm // (num_warps * target.warp_size)
     return min(target.max_registers_per_thread, limit - limit % target.register_granularity)
-
-
-def spill_risk(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """From 0 (none) to 1 (certain)."""
-    limit = register_limit(num_warps, target)
-    resident, held = _tile_registers(facts, sizes, num_warps, target)
-    need = max(registers_per_thread(facts, sizes, num_warps, target), resident / _SLACK, held + _LEAST_BASE)
-    return min(1.0, max(0.0, (need / limit - 1) / _CERTAIN))
 
 
 def _tile_registers(
