@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import helion
+import helion.language as hl
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.hardware import known_targets, target
 
@@ -128,6 +129,26 @@ def test_tiled_rows_behind_a_product(m: int, k: int, n: int, dtype: torch.dtype,
         warps,
         4,
     )
+
+
+@helion.kernel
+def scores_below(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    batch, length, features = q.size()
+    features = hl.specialize(features)
+    out = torch.empty([batch, length], dtype=torch.float32, device=q.device)
+    for tile_b, tile_i in hl.tile([batch, length]):
+        total = hl.zeros([tile_b, tile_i], dtype=torch.float32)
+        for tile_j in hl.tile(length):
+            scores = torch.bmm(q[tile_b, tile_i, :], k[tile_b, tile_j, :].transpose(1, 2))
+            total = total + torch.exp(scores * 0.1).sum(-1)
+        out[tile_b, tile_i] = total
+    return out
+
+
+@pytest.mark.parametrize("gpu", known_targets())
+def test_products_over_a_whole_dimension_have_seeds(gpu: str) -> None:
+    kernel = scores_below.bind((tensor(2, 190, 64), tensor(2, 190, 64)), target=gpu)
+    assert kernel.seeds and kernel.default_config()
 
 
 def test_neighbouring_programs_run_along_the_contiguous_axis() -> None:

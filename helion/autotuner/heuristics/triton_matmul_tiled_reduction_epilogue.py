@@ -24,7 +24,7 @@ from ..._compiler.resources.registers import operand_accesses, register_limit
 from ..._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ...hardware import Target
 from .base import Proposal, Verdict
-from .sizing import clamp, estimate, extent_of, is_h200
+from .sizing import all_sizes, clamp, estimate, extent_of, is_h200
 
 #: Rows and columns of the accumulator at most, and rows at least where no matrix unit asks for more.
 _ROWS, _COLUMNS, _LEAST_ROWS = 128, 256, 32
@@ -194,13 +194,14 @@ class _Sizer:
 
     def is_ragged(self, tile: _Tile) -> bool:
         """Whether a tile of a product reaches past the end of an axis."""
-        sizes = self.sizes(tile)
+        sizes = all_sizes(self.facts, self.sizes(tile))
         axes = (self.fact.m_block_id, *self.fact.n_block_ids, *self.fact.k_block_ids)
         return any((self.facts.axes[axis].extent or 1) % sizes[axis] for axis in axes)
 
     def ahead(self, tile: _Tile) -> float:
         """Loads of a thread that are in flight, or done, before the product takes them."""
-        return operand_accesses(self.facts, self.sizes(tile), tile.warps, self.target) * max(1, tile.stages - 1)
+        sizes = all_sizes(self.facts, self.sizes(tile))
+        return operand_accesses(self.facts, sizes, tile.warps, self.target) * max(1, tile.stages - 1)
 
     def predict(self, tile: _Tile) -> Predicted:
         return estimate(self.facts, self.target, self.sizes(tile), tile.warps, tile.stages)
