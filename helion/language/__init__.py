@@ -9,6 +9,7 @@ from .atomics import atomic_or as atomic_or
 from .atomics import atomic_xchg as atomic_xchg
 from .atomics import atomic_xor as atomic_xor
 from .constants import ConstExpr as ConstExpr
+from .constants import ProcessGroupName as ProcessGroupName
 from .constants import constexpr as constexpr
 from .constants import register_block_size as register_block_size
 from .constants import specialize as specialize

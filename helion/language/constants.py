@@ -15,6 +15,16 @@ from .tiles import RefAxis, block_size
 _T = TypeVar("_T")
 
 
+class ProcessGroupName(str):
+    """Annotation of a parameter that names a process group of ``torch.distributed``.
+
+    Names are constants, as every string argument: host code may pass them on to ``torch.distributed``, and another name
+    is another specialization.
+    """
+
+    __slots__ = ()
+
+
 class ConstExpr(Generic[_T]):
     """A compile-time constant argument: annotate a parameter with ``hl.constexpr``, or pass ``hl.constexpr(value)``.
 

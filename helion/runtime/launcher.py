@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.runtime import _allocation
 
 from .. import knobs
 from ..hardware import from_device_properties
@@ -70,12 +71,13 @@ def random_seed() -> int:
 
 
 def set_triton_allocator() -> None:
-    """Give Triton device memory for the tensor descriptors that kernels make."""
+    """Give Triton device memory for the tensor descriptors that kernels make, in this thread, unless the user has."""
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        triton.set_allocator(_allocate)
 
-    def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-        return torch.empty(size, device="cuda", dtype=torch.int8)
 
-    triton.set_allocator(allocate)
+def _allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    return torch.empty(size, device="cuda", dtype=torch.int8)
 
 
 def default_launcher(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, **options: Any) -> None:

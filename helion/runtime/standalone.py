@@ -24,15 +24,15 @@ def _default_launcher(kernel, grid, *args, **options):
     if 0 not in grid:
         kernel[grid](*args, **options)
 """
-_ALLOCATOR = """
-def set_triton_allocator():
-    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))
-"""
 _RUNTIME = """
 class _helion_runtime:
     @staticmethod
     def get_num_sm(device, reserved_sms=0):
         return max(1, torch.cuda.get_device_properties(device).multi_processor_count - reserved_sms)
+
+    @staticmethod
+    def set_triton_allocator():
+        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))
 
     @staticmethod
     def random_seed():
@@ -52,7 +52,6 @@ def source_module(name, file):
 #: What stands in for each import of helion.
 _REPLACEMENTS = {
     "from helion.runtime import default_launcher as _default_launcher": _LAUNCHER,
-    "from helion.runtime import set_triton_allocator": _ALLOCATOR,
     "from helion.runtime import source_module": _SOURCE,
     "import helion.runtime as _helion_runtime": _RUNTIME,
     "import helion": _PACKAGE,

@@ -457,3 +457,18 @@ and ends at the margin"""
     torch.testing.assert_close(incremented(x), x + 1)
     line = incremented.fn.__code__.co_firstlineno + 6
     assert f"test_arguments.py:{line}]: for tile in hl.tile" in incremented.bind((x,)).to_triton_code()
+
+
+@helion.kernel
+def scaled_by_group(x: torch.Tensor, group: hl.ProcessGroupName) -> torch.Tensor:
+    ranks = {"pairs": 2, "all": 8}[group]
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile] / ranks
+    return out
+
+
+def test_names_of_process_groups_are_constants() -> None:
+    x = torch.randn(63)
+    for name, ranks in (("pairs", 2), ("all", 8), (hl.ProcessGroupName("pairs"), 2)):
+        torch.testing.assert_close(scaled_by_group(x, name), x / ranks)

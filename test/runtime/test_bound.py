@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import json
 import pickle
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import _allocation
 
 import helion
 import helion.language as hl
@@ -347,3 +349,40 @@ def test_a_process_never_imports_torchs_compiler() -> None:
     subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, check=True, env={**__import__("os").environ, "PYTHONPATH": str(ROOT)}
     )
+
+
+@helion.kernel(config=helion.Config(block_sizes=[16, 16], indexing="tensor_descriptor"))
+def doubled_boxes(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * 2
+    return out
+
+
+def test_every_thread_has_what_allocates_for_tensor_descriptors() -> None:
+    x = torch.randn(32, 32)
+    function = doubled_boxes.bind((x,)).compile_config()
+    found: list[object] = []
+
+    def launch(*args: object, **options: object) -> None:
+        found.append(_allocation._allocator.get())
+
+    thread = threading.Thread(target=lambda: function(x, _launcher=launch))
+    thread.start()
+    thread.join()
+    assert len(found) == 1 and not isinstance(found[0], _allocation.NullAllocator)
+
+
+def test_an_allocator_of_the_users_stays() -> None:
+    x = torch.randn(32, 32)
+    function = doubled_boxes.bind((x,)).compile_config()
+
+    def call() -> object:
+        triton.set_allocator(mine)
+        function(x, _launcher=lambda *args, **options: None)
+        return _allocation._allocator.get()
+
+    def mine(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int8)
+
+    assert contextvars.copy_context().run(call) is mine

@@ -30,8 +30,6 @@ def render_module(plan: Plan) -> str:
     lines = ["from __future__ import annotations", ""]
     lines += host.imports(body)
     lines += ["from helion.runtime import default_launcher as _default_launcher", ""]
-    if plan.needs_alignment:
-        lines += ["from helion.runtime import set_triton_allocator", "", "set_triton_allocator()"]
     words = frozenset(re.findall(r"\w+", body))
     sizes = [b for b in plan.blocks if b.symbol in words and b.dynamic is None]
     # subtiles of one tile share a symbol
@@ -142,6 +140,10 @@ class _Host:
             device = self.source(launch.tensors[0].tensor.source)
             reserved = f", {plan.launch.reserved_sms}" if plan.launch.reserved_sms else ""
             lines.append(f"_NUM_SM = _helion_runtime.get_num_sm({device}.device{reserved})")
+            self.modules["_helion_runtime"] = "helion.runtime"
+        if plan.needs_alignment:
+            # Triton keeps what allocates for descriptors per thread, so loading the module is too early
+            lines.append("_helion_runtime.set_triton_allocator()")
             self.modules["_helion_runtime"] = "helion.runtime"
         arguments += constexpr_parameters(plan, launch)
         for phase in launch.phases:
