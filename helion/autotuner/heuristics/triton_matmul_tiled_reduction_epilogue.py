@@ -41,6 +41,9 @@ _MOST_AHEAD = 36
 #: Part of a thread's registers, in percent, that may be planned with where tiles reach past the end of an axis: masks
 #: take the rest. Offline, up to 528 bytes are spilled otherwise.
 _RAGGED_PERCENT = 70
+#: The same where operands reach the matrix unit through registers: offline for sm_80, 247 planned with spill 96 to 496
+#: bytes, 242 none.
+_FRAGMENT_PERCENT = 95
 #: Columns of a tile that is applied, as long as a thread holds no more of them than it accumulates: runs of at least
 #: 256 bytes, and by the assembler's figures the fewest registers (64 or 256 columns take up to 45 more).
 _APPLY_COLUMNS = 128
@@ -99,6 +102,7 @@ class _Sizer:
         self.facts, self.fact, self.target = facts, fact, target
         read = [max(product.lhs_dtype.itemsize, product.rhs_dtype.itemsize) for product in fact.matmuls]
         self.itemsize = max(*read, *(operand.itemsize for operand in facts.staged))
+        self.fast = target.has("wgmma") or target.has("tcgen05")
         self.rows = extent_of(facts.axes[fact.m_block_id])
         self.others = 1
         for axis in facts.grid_axes:
@@ -150,8 +154,7 @@ class _Sizer:
 
     def tallest(self) -> int:
         """Rows of a program: as many as leave each SM one, but no fewer than the fast matrix unit takes."""
-        fast = self.target.has("wgmma") or self.target.has("tcgen05")
-        floor = ASYNC_ROWS if fast else _LEAST_ROWS
+        floor = ASYNC_ROWS if self.fast else _LEAST_ROWS
         m = min(_ROWS, max(_MIN_SIDE, next_power_of_2(self.rows)))
         while m > floor and self.programs(m) < self.target.num_sms:
             m //= 2
@@ -189,8 +192,8 @@ class _Sizer:
         predicted = self.predict(tile)
         if not predicted.fits or predicted.spill_risk or predicted.occupancy_blocks < tile.blocks:
             return False
-        limit = register_limit(tile.warps, self.target)
-        return not self.is_ragged(tile) or 100 * predicted.registers_per_thread <= _RAGGED_PERCENT * limit
+        percent = _RAGGED_PERCENT if self.is_ragged(tile) else 100 if self.fast else _FRAGMENT_PERCENT
+        return 100 * predicted.registers_per_thread <= percent * register_limit(tile.warps, self.target)
 
     def is_ragged(self, tile: _Tile) -> bool:
         """Whether a tile of a product reaches past the end of an axis."""
