@@ -22,7 +22,7 @@ from helion._compiler.pipeline import front_end
 from helion._compiler.resources.predict import Predicted
 from helion.autotuner.heuristics.base import Proposal
 from helion.autotuner.heuristics.reduction_budget import allocate, row_budget
-from helion.autotuner.heuristics.registry import HEURISTICS, promotes
+from helion.autotuner.heuristics.registry import HEURISTICS
 from helion.autotuner.heuristics.sizing import all_sizes, estimate
 from helion.autotuner.heuristics.triton_attention import TritonAttentionHeuristic
 from helion.autotuner.heuristics.triton_fallback import TritonFallbackHeuristic
@@ -45,6 +45,10 @@ from helion.settings import Settings
 
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 H100, B200 = target("h100"), target("b200")
+
+
+def promotes(name: str) -> bool:
+    return any(h.promote_seed_to_default for rules in HEURISTICS.values() for h in rules if h.name == name)
 
 
 def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:

@@ -30,8 +30,3 @@ HEURISTICS: dict[str, tuple[Heuristic, ...]] = {
         TritonFallbackHeuristic(),
     ),
 }
-
-
-def promotes(name: str) -> bool:
-    """Whether the first seed of heuristic ``name`` may become the default config."""
-    return any(h.promote_seed_to_default for rules in HEURISTICS.values() for h in rules if h.name == name)

@@ -10,6 +10,9 @@ from ..._compiler.resources.predict import Predicted, predict
 from ..._shapes import cdiv, previous_power_of_2
 from ...hardware import Target
 
+#: GB/s per SM that part H100 from H200, and H200 from B200.
+_BRISK, _WIDE = 30, 45
+
 
 def clamp(size: int, axis: AxisFact) -> int:
     """``size`` within what the kernel itself allows for the axis."""
@@ -69,13 +72,13 @@ def warps_for_threads(threads: int, target: Target) -> int:
 def is_wide(target: Target) -> bool:
     """Whether memory feeds one SM so fast (over 45 GB/s; B200 has 54, H200 36, A100 19) that more, smaller blocks per
     SM are needed to keep enough loads in flight."""
-    return target.bandwidth_gb_per_s / target.num_sms > 45
+    return target.bandwidth_gb_per_s / target.num_sms > _WIDE
 
 
 def is_h200(target: Target) -> bool:
     """Whether choices measured on H200 hold: memory feeds an SM with wgmma at 30 to 45 GB/s (H200 36; H100, for which
     others are published, 25; B200, likewise, 54)."""
-    return target.has("wgmma") and 30 < target.bandwidth_gb_per_s / target.num_sms <= 45
+    return target.has("wgmma") and _BRISK < target.bandwidth_gb_per_s / target.num_sms <= _WIDE
 
 
 def stream_loads(facts: KernelFacts) -> dict[int, str]:

@@ -2,8 +2,8 @@
 
 Matches exactly one dot and one reduction over its whole, untiled N. The [M_BLOCK, N] fp32 accumulator gets half of the
 register file, at most 64 rows; K is narrow, because a [K_BLOCK, N] slab of the right operand is staged per pipeline
-stage. Published for H100 (6.9x the conservative config over 15 shapes, 1.2 - 2.0x torch.compile for N <= 512); not
-measured on a GPU here. Offline with Triton 3.7 for sm_80, sm_90 and sm_100: no spills up to N = 2048. At 4096 the 16 rows
+stage. Published for H100 (6.9x the conservative config over 15 shapes, 1.2 - 2.0x torch.compile for N <= 512); on
+H200 (2026-11-20) docs/performance.md has its times. Offline with Triton 3.7 for sm_80, sm_90 and sm_100: no spills up to N = 2048. At 4096 the 16 rows
 that a product has at least fill the register file, so that any number of warps spills (376 bytes a thread or more); a loop over
 tiles of N does not. Behind the published choice come twice its warps, and half of its rows.
 """

@@ -2,9 +2,9 @@
 
 Matches what ``TritonMatmulReductionEpilogueHeuristic`` matches, on GPUs with asynchronous copies. Rows are as many as an
 accumulator of a quarter or a half of the register file holds, fewer while SMs are idle; K is as wide as three stages
-of both operands allow. Among the 16 to 87 configs of a sweep of each of five shapes these are the best that do not
-spill, 1.1 to 1.3 times as fast as the published ones (H200, CUDA 13.0, Triton 3.6, 2026-11-20). At N = 2048 and beyond
-a loop over tiles of N is more than twice as fast.
+of both operands allow. In sweeps of six shapes the published choice takes 1.1 to 1.3 times as long as the best config
+(H200, CUDA 13.0, Triton 3.6, 2026-11-20; `python benchmarks/sweep.py --score`); docs/performance.md has the default's
+times. At N = 2048 and beyond a loop over tiles of N is more than twice as fast.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TritonRowEpilogueHeuristic:
                 sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
                 sizes[fact.m_block_id] = max(facts.axes[fact.m_block_id].min_size, m)
                 sizes[fact.k_block_id] = max(facts.axes[fact.k_block_id].min_size, k)
-                warps = warps_of(fact, m)
+                warps = warps_of(fact, m, target)
                 predicted = estimate(facts, target, sizes, warps, _STAGES)
                 if predicted.fits and predicted.spill_risk < _SURE:
                     programs = cdiv(extent_of(facts.axes[fact.m_block_id]), m)
@@ -94,8 +94,8 @@ def k_tiles(fact: MatmulWithReductionEpilogueFact, facts: KernelFacts, target: T
     return tuple(found)
 
 
-def warps_of(fact: MatmulWithReductionEpilogueFact, m: int) -> int:
+def warps_of(fact: MatmulWithReductionEpilogueFact, m: int, target: Target) -> int:
     narrow = m == _LEAST_ROWS and not _is_wide(fact)
     each = _NARROW_THREAD_ELEMENTS if narrow else _THREAD_ELEMENTS
-    warps = previous_power_of_2(m * fact.n_extent // (32 * each))
+    warps = previous_power_of_2(m * fact.n_extent // (target.warp_size * each))
     return max(_LEAST_WARPS, min(_MOST_WARPS, warps))
