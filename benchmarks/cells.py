@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.general import KERNELS, SUMMED
 from helion._testing import EXAMPLES_DIR, as_meta, import_path, map_tensors
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ PRODUCTS = (
 class Cell:
     """One kernel with arguments, of ``meta`` tensors alone.
 
-    ``high`` is what integer tensors stay below; ``logarithms`` asks for rows that are log-probabilities. ``baseline``
-    is the same computation in eager PyTorch, without autograd; None where nothing is compared.
+    ``high`` is what integer tensors stay below; ``logarithms`` asks for rows that are log-probabilities. ``summed`` is
+    the dimension over which every second matrix is multiplied, None where there are no products. ``baseline`` is the same
+    computation in eager PyTorch, without autograd; None where nothing is compared.
     """
 
     suite: str
@@ -88,6 +90,7 @@ class Cell:
     baseline: Callable[..., Any] | None = None
     high: int = 2
     logarithms: bool = False
+    summed: int | None = None
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -139,6 +142,7 @@ def epilogue_cells() -> Iterator[Cell]:
                     function=getattr(_example(file), file),
                     args=args,
                     baseline=_example(file).reference,
+                    summed=0,
                 )
 
 
@@ -265,6 +269,7 @@ def row_cells() -> Iterator[Cell]:
                     baseline=BASELINES.get(name, _example(file).reference),
                     high=n,
                     logarithms=name in LOGARITHMS,
+                    summed=1 if file == "fused_linear_jsd" else None,
                 )
 
 
@@ -278,6 +283,7 @@ def matmul_cells() -> Iterator[Cell]:
             function=_example("matmul").matmul,
             args=(_tensor(m, k, dtype=dtype), _tensor(k, n, dtype=dtype)),
             baseline=_matmul,
+            summed=0,
         )
 
 
@@ -306,6 +312,22 @@ def pointwise_cells() -> Iterator[Cell]:
                 )
 
 
+def general_cells() -> Iterator[Cell]:
+    """Kernels that are no examples."""
+    for kernel, baseline, dtype, shapes in KERNELS:
+        rows = [shape for shape in shapes if len(shape) > 1]
+        yield Cell(
+            suite="general",
+            kernel=kernel.name,
+            case=" and ".join(dict.fromkeys(" by ".join(map(str, shape)) for shape in rows)),
+            dtype=_name(dtype),
+            function=kernel,
+            args=tuple(_tensor(*shape, dtype=dtype) for shape in shapes),
+            baseline=baseline,
+            summed=SUMMED.get(kernel.name),
+        )
+
+
 def table_cells() -> list[Cell]:
     """All of the table of seeds, in its order; no two have the same key."""
     return [*example_cells(), *epilogue_cells(), *row_cells(), *matmul_cells(), *pointwise_cells()]
@@ -313,7 +335,7 @@ def table_cells() -> list[Cell]:
 
 def timed_cells() -> list[Cell]:
     """All that is timed on a GPU."""
-    return [cell for cell in table_cells() if cell.baseline is not None]
+    return [cell for cell in (*table_cells(), *general_cells()) if cell.baseline is not None]
 
 
 def inputs(cell: Cell, device: str, seed: int = 0) -> tuple[Any, ...]:
@@ -322,7 +344,6 @@ def inputs(cell: Cell, device: str, seed: int = 0) -> tuple[Any, ...]:
     Matrices that are multiplied are scaled down by the root of their common extent, so that results are of order 1.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    products = cell.suite in ("epilogue", "matmul") or cell.kernel.startswith("fused_linear_jsd")
     made = 0
 
     def make(like: torch.Tensor) -> torch.Tensor:
@@ -337,8 +358,8 @@ def inputs(cell: Cell, device: str, seed: int = 0) -> tuple[Any, ...]:
         if cell.logarithms:
             values = torch.log_softmax(values * 2, dim=-1)
             return (values.exp() if cell.kernel == "kl_div" and made == 2 else values).to(like.dtype)
-        if products and values.dim() == 2 and made % 2 == 0:
-            return (values / shape[1 if cell.kernel.startswith("fused_linear_jsd") else 0] ** 0.5).to(like.dtype)
+        if cell.summed is not None and values.dim() > 1 and made % 2 == 0:
+            return (values / shape[cell.summed] ** 0.5).to(like.dtype)
         return (values + 0.25).to(like.dtype)
 
     return map_tensors(cell.args, make)

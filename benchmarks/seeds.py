@@ -36,7 +36,7 @@ from benchmarks.timing import GraphTimer, Timer, copy_bandwidth, reason  # noqa:
 from helion._testing import map_tensors  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise")
+SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general")
 
 #: Largest relative distance from fp64, by the least precise dtype of inputs and outputs. Products of fp32 run in TF32.
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -106,13 +106,15 @@ def _run(bound: Any, config: Any, args: tuple[Any, ...]) -> Any:
 
 
 def products(cell: Cell) -> list[tuple[int, int, int]]:
-    """M, K and N of the matrix products of a cell."""
-    if cell.suite in ("epilogue", "matmul"):
-        x, y = cell.args[:2]
-        return [(x.size(0), x.size(1), y.size(1))]
-    if cell.kernel.startswith("fused_linear_jsd"):
-        return [(s.size(0), s.size(1), w.size(0)) for s, w in (cell.args[:2], cell.args[2:])]
-    return []
+    """M, K and N of the matrix products of a cell; a batch is rows of one."""
+    if cell.summed is None:
+        return []
+    matrices = [tensor for tensor in cell.args if isinstance(tensor, torch.Tensor) and tensor.dim() > 1]
+    found = []
+    for x, y in zip(matrices[::2], matrices[1::2], strict=True):
+        k = y.size(cell.summed)
+        found.append((x.numel() // k, k, y.size(-1) if cell.summed == y.dim() - 2 else y.size(0)))
+    return found
 
 
 def least_bytes(cell: Cell, args: tuple[Any, ...]) -> int:

@@ -17,6 +17,8 @@ FEATURES = frozenset(
     {"cp_async", "tensor_descriptor", "wgmma", "tcgen05", "warp_specialize", "fp8", "clusters", "mfma", "scaled_mma"}
 )
 """Every name that ``Target.features`` may hold."""
+DESCRIPTOR_RANKS = range(2, 6)
+"""Dimensions of the tensors that a tensor descriptor moves boxes of; CUDA's tensor maps go to 5."""
 
 
 class UnknownTargetName(exc.UnknownTarget, ValueError):

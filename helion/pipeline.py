@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ._compiler.facts.records import KernelFacts
     from ._compiler.plan import build
     from ._compiler.plan.records import Plan
+    from ._compiler.resources import predict
     from .autotuner import default, legalise, seeds, space
     from .autotuner.seeds import SeedReport
     from .autotuner.space import ConfigSpace
@@ -34,12 +35,15 @@ else:
     # binding needs the front end alone
     collect = lazy("helion._compiler.facts.collect")
     build = lazy("helion._compiler.plan.build")
+    predict = lazy("helion._compiler.resources.predict")
     default = lazy("helion.autotuner.default")
     legalise = lazy("helion.autotuner.legalise")
     seeds = lazy("helion.autotuner.seeds")
     space = lazy("helion.autotuner.space")
 
 _LOG = _logging.logger(__name__)
+#: Predicted shared memory is at most this times the real bytes, plus this many (test_resources.py holds it to that).
+_SHARED_FACTOR, _SHARED_BYTES = 1.10, 2048
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,26 @@ class Analysis:
         )
         _LOG.info("default config of %s on %s by %s: %r", self.name, self.target.name, heuristic, config)
         return config
+
+    def refusal(self) -> exc.Base | None:
+        """``exc.NoFeasibleConfig`` for a kernel that certainly no config can launch on the target, else None.
+
+        Certain it is where there are no seeds, and both the conservative config and the smallest tiles take more shared
+        memory than a block has by any error of the prediction. Dimensions that differ from call to call count as their
+        smallest; an empty grid launches nothing, and needs nothing.
+        """
+        grids = ([self.facts.axes[axis.block].extent for axis in root.axes] for root in self.program.roots)
+        if self.seeds.seeds or all(0 in extents for extents in grids):
+            return None
+        space, warps = self.space, self.space.conservative()["num_warps"]
+        needed = min(
+            predict.predict(self.facts, sizes, warps, 1, self.target).shared_bytes
+            for sizes in (space.fewest(space.conservative()), space.fewest(space.smallest()))
+        )
+        if (needed - _SHARED_BYTES) / _SHARED_FACTOR <= self.target.smem_per_block_bytes:
+            return None
+        has = f"{self.target} has {self.target.smem_per_block_bytes}"
+        return space.nothing_fits(f"even in the smallest tiles {needed} bytes of shared memory are needed, {has}")
 
     @functools.cached_property
     def config_spec(self) -> ConfigSpace:

@@ -336,13 +336,17 @@ class BoundKernel:
         return self._run
 
     def ensure_config_exists(self, args: Sequence[Any]) -> None:
-        """Choose and compile the config that a call with these arguments would run, unless there is one in use."""
+        """Choose and compile the config that a call with these arguments would run, unless there is one in use.
+
+        Raises ``exc.NoFeasibleConfig`` if they would go to a GPU that, with no config given, none can fit.
+        """
         if self._run is not None or self.is_eager:
             return
         if not self._analysis.program.roots:  # host loops over nothing: nothing to compile, and nothing is launched
             self._run = self.run_ref
             return
         if not self.configs and self.settings.autotuner_fn is None:
+            failures.check_feasible(self, args)
             config = self.default_config()
             self._announce(config)
             self._use(config)
@@ -381,13 +385,16 @@ class BoundKernel:
         ``autotuner_fn`` is called with the bound kernel, the arguments and ``options`` instead; the config is what
         ``autotune()`` of its result gives.
 
-        Raises ``exc.AutotuningDisallowedInEnvironment`` if several would have to be tried and the environment forbids it.
+        Raises ``exc.AutotuningDisallowedInEnvironment`` if several would have to be tried and the environment forbids
+        it, and ``exc.NoFeasibleConfig`` where none is given and none can fit the GPU.
         """
         if self.settings.autotuner_fn is not None:
             self.settings.check_autotuning_disabled()
             self.set_config(self.settings.autotuner_fn(self, args, **options).autotune())
             assert self._config is not None
             return self._config
+        if not self.configs:
+            failures.check_feasible(self, args)
         if self.settings.autotune_effort == "none" and len(self.configs) < 2:
             self.set_config(None if self.configs else self.default_config())
             assert self._config is not None

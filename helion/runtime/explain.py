@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def collect(bound: BoundKernel) -> dict[str, Any]:
-    """Facts, verdicts, seeds with predicted and measured resources, and the default config, as plain data."""
+    """Facts, verdicts, seeds with predicted and measured resources, the default config, and why it is refused, if it
+    is, as plain data."""
+    refusal = bound._analysis.refusal()
     return {
         "kernel": bound.kernel.name,
         "target": bound.target.name,
@@ -22,6 +24,7 @@ def collect(bound: BoundKernel) -> dict[str, Any]:
         "summary": bound.facts.summary(),
         "seeds": [_seed(bound, seed) for seed in bound.seeds],
         "declined": [{"heuristic": name, "reason": reason} for name, reason in bound.declined],
+        "refusal": None if refusal is None else refusal.message,
         "default_config": bound.default_config().to_dict(),
         "conservative_config": bound.conservative_config().to_dict(),
     }
@@ -73,6 +76,7 @@ def render_text(data: dict[str, Any]) -> str:
         lines.append(f"     measured:  {_line(measured) if measured else seed['not_measured_because']}")
     lines += ["", "declined:"]
     lines += [f"  {entry['heuristic']}: {entry['reason']}" for entry in data["declined"]]
+    lines += ["", f"refused on a GPU: {data['refusal']}"] if data["refusal"] else []
     lines += ["", f"default config:      {_line(data['default_config'])}"]
     lines += [f"conservative config: {_line(data['conservative_config'])}"]
     return "\n".join(lines)

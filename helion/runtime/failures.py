@@ -1,11 +1,11 @@
-"""Launches that Triton refuses: an error that names the kernel and its config, or the next config."""
+"""Launches that are refused, by Triton or before: an error that names the kernel, or the next config."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from triton.errors import TritonError
@@ -14,6 +14,7 @@ from triton.runtime.errors import OutOfResources
 from .. import exc
 from .._compiler.ir.grammar import Launch
 from ..config import Config
+from . import fast_launch, stub
 from .fast_launch import FastLauncher
 
 if TYPE_CHECKING:
@@ -71,21 +72,36 @@ class _TranslatingLauncher(_Translating, FastLauncher):
         _Translating.__init__(self, functools.partial(FastLauncher.__call__, self), translated)
 
 
+def check_feasible(bound: BoundKernel, args: Sequence[Any]) -> None:
+    """Raises ``exc.NoFeasibleConfig`` where these arguments would go to a GPU and certainly no config can launch there.
+
+    The interpreter, which runs CPU tensors, knows no limits.
+    """
+    if stub.active() or any(map(fast_launch.on_gpu, args)):
+        refusal = bound._analysis.refusal()
+        if refusal is not None:
+            raise refusal
+
+
 def recover(bound: BoundKernel, run: Callable[..., Any], args: tuple[Any, ...], error: exc.Base) -> Any:
     """The result of a call that ``run`` failed with, by the next config when nobody asked for this one.
 
     Only a config that takes more than the GPU has is given up, and only if the call has changed nothing yet. The
-    configs after it are the seeds in their order, then the conservative one. Raises ``error`` when there is none.
+    configs after it are the seeds in their order, then the conservative one. Raises ``exc.NoFeasibleConfig`` when there
+    is none, and ``error`` where none is tried.
     """
-    if not isinstance(error.__cause__, OutOfResources) or not _repeatable(bound):
+    lack = error.__cause__
+    if not isinstance(lack, OutOfResources) or not _repeatable(bound):
         raise error
     with bound._lock:
         if bound._run is run:  # else another thread has been here, or somebody has set a config
+            if not bound._by_default:  # it was asked for
+                raise error
             following = _following(bound)
             if following is None:
-                raise error
+                raise bound._analysis.space.nothing_fits(_needs(bound, lack)) from error
             print(
-                f"helion: {bound.kernel.name}: {bound._config!r} does not fit {bound.target.name} ({error.__cause__}); "
+                f"helion: {bound.kernel.name}: {bound._config!r} does not fit {bound.target.name} ({lack}); "
                 f"using {bound.format_kernel_decorator(following)}",
                 file=sys.stderr,
             )
@@ -94,11 +110,16 @@ def recover(bound: BoundKernel, run: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def _following(bound: BoundKernel) -> Config | None:
-    """The next config to try, or None when this one was asked for or was the last."""
-    if not bound._by_default or bound._config is None:
-        return None
+    """The next config to try, or None when this one was the last."""
+    assert bound._config is not None
     bound._refused.add(bound._config)
     return next((c for c in _candidates(bound) if c not in bound._refused), None)
+
+
+def _needs(bound: BoundKernel, lack: OutOfResources) -> str:
+    unit = "bytes of " if lack.name == "shared memory" else ""
+    config = bound.short_config(bound._config)
+    return f"{config!r}, the last to try, needs {lack.required} {unit}{lack.name}, {bound.target} has {lack.limit}"
 
 
 def _candidates(bound: BoundKernel) -> Iterator[Config]:

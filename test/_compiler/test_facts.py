@@ -416,6 +416,44 @@ def test_no_reduction_epilogue(kernel: Any, args: Any) -> None:
     assert facts_of(kernel, *args).matmul_with_reduction_epilogue is None
 
 
+def matmul_of_normalised_columns(x, y):
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            columns = y[tile_k, :].to(torch.float32)
+            columns = columns * torch.rsqrt((columns * columns).sum(-1, keepdim=True))
+            acc = torch.addmm(acc, x[tile_m, tile_k], columns.to(x.dtype))
+        out[tile_m, :] = acc
+    return out
+
+
+def matmul_beside_sums_of_columns(x, y):
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            total += out[tile_m, tile_n].to(torch.float32).sum(-1)
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            out[tile_m, tile_n] = acc + total[:, None]
+    return out
+
+
+def test_reductions_of_an_operand_are_no_epilogue() -> None:
+    facts = facts_of(matmul_of_normalised_columns, tensor(512, 256), tensor(256, 1000))
+    (reduction,) = facts.sized_reductions
+    assert reduction.axis == facts.matmuls[0].n_axis and reduction.full_extent
+    assert facts.matmul_with_reduction_epilogue is None
+    tiled = facts_of(matmul_beside_sums_of_columns, tensor(512, 256), tensor(256, 1000))
+    assert tiled.sized_reductions and tiled.matmul_with_tiled_reduction_epilogue is None
+
+
 def test_reduction_epilogue_over_tiles() -> None:
     facts = facts_of(matmul_in_tiles, tensor(512, 256), tensor(256, 1000))
     fact = facts.matmul_with_tiled_reduction_epilogue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.records import KernelFacts
 from helion._compiler.passes.rolling import rollable_blocks
 from helion._compiler.pipeline import front_end
+from helion._compiler.resources.layouts import fragment_held, fragment_warps, moved_at_once, rounds, rows_held
 from helion._compiler.resources.matrix import unit_of
 from helion._compiler.resources.predict import Predicted, predict
 from helion._compiler.resources.registers import register_limit
@@ -158,6 +160,33 @@ def gelu(x):
     return out
 
 
+def masked_softmax(x, masked):
+    out = torch.empty_like(x)
+    for tile_h, tile_m in hl.tile([x.size(0), x.size(1)]):
+        row = torch.where(masked[tile_m, :][None, :, :], -10000.0, x[tile_h, tile_m, :].to(torch.float32))
+        out[tile_h, tile_m, :] = torch.softmax(row, dim=-1)
+    return out
+
+
+def column_sums(x, w):
+    m = x.size(0)
+    blocks = helion.cdiv(m, 64)
+    out = torch.empty([blocks, x.size(1)], dtype=torch.float32, device=x.device)
+    for rows in hl.tile(m, block_size=64):
+        total = hl.zeros([x.size(1)], dtype=torch.float32)
+        for tile in hl.tile(rows.begin, rows.end):
+            total += torch.sum(x[tile, :].to(torch.float32) * w[:].to(torch.float32), dim=0)
+        out[rows.id, :] = total
+    return out
+
+
+def running_sums(x):
+    out = torch.empty_like(x)
+    for tile_m, tile_n in hl.tile([x.size(0), x.size(1)]):
+        out[tile_m, tile_n] = torch.cumsum(x[tile_m, tile_n], dim=0)
+    return out
+
+
 def square(fn: Callable[..., Any], x: torch.dtype, y: torch.dtype) -> KernelFacts:
     return facts_of(fn, tensor(4096, 4096, dtype=x), tensor(4096, 4096, dtype=y))
 
@@ -179,6 +208,10 @@ def attending(keys: int, head: int, dtype: torch.dtype) -> KernelFacts:
 
 def tiles(k: int, dtype: torch.dtype) -> KernelFacts:
     return facts_of(centred_tiles, tensor(8192, k, dtype=dtype), tensor(k, 2048, dtype=dtype))
+
+
+def masked(n: int, dtype: torch.dtype) -> KernelFacts:
+    return facts_of(masked_softmax, tensor(16, 1024, n, dtype=dtype), tensor(1024, n, dtype=torch.bool))
 
 
 FACTS: dict[str, Callable[[], KernelFacts]] = {
@@ -207,6 +240,13 @@ FACTS: dict[str, Callable[[], KernelFacts]] = {
     "divergence 8192": lambda: facts_of(divergence, *(tensor(4096, 8192, dtype=FP32),) * 2),
     "divergence 32768": lambda: facts_of(divergence, *(tensor(4096, 32768, dtype=FP32),) * 2),
     "transpose": lambda: facts_of(transpose, tensor(8192, 8192, dtype=FP32)),
+    "fp32 epilogue 1024": lambda: epilogue(1024, FP32),
+    "bf16 matmul, rows of 1001": lambda: facts_of(matmul, tensor(4096, 1001), tensor(1001, 4096)),
+    "fp32 masked softmax": lambda: masked(8192, FP32),
+    "bf16 masked softmax": lambda: masked(8192, BF16),
+    "fp32 masked softmax 128": lambda: masked(128, FP32),
+    "column_sums": lambda: facts_of(column_sums, tensor(4096, 1000), tensor(1000)),
+    "running_sums": lambda: facts_of(running_sums, tensor(4096, 4096, dtype=FP32)),
     "gelu": lambda: facts_of(gelu, tensor(8192, 8192)),
 }
 
@@ -298,6 +338,35 @@ POINTS = [
     Point("divergence 32768", "sm_90", (1,), None, 16, 1, 128, 1648, 64),
     Point("transpose", "sm_90", (32, 128), None, 8, 1, 32, 0, 16384),
     Point("gelu", "sm_90", (1, 4096), None, 8, 1, 40, 0, 0),
+    Point("bf16 matmul", "gfx942", (128, 128, 64), None, 4, 2, 208, 0, 32768),
+    Point("bf16 matmul", "gfx942", (64, 64, 32), None, 4, 1, 60, 0, 4096),
+    Point("bf16 matmul", "gfx942", (128, 256, 32), None, 8, 3, 128, 0, 49152),
+    Point("fp32 matmul", "gfx942", (64, 128, 32), None, 4, 2, 136, 0, 24576),
+    Point("bf16 matmul, rows of 1001", "gfx942", (64, 64, 32), None, 4, 3, 61, 0, 12288),
+    Point("bf16 matmul, rows of 1001", "sm_80", (64, 64, 32), None, 4, 3, 85, 0, 12288),
+    Point("bf16 matmul, rows of 1001", "sm_90", (64, 64, 32), None, 4, 3, 63, 0, 16384),
+    Point("cast lhs", "gfx942", (64, 64, 64), None, 4, 2, 130, 0, 24576),
+    Point("bf16 attention", "gfx942", (1, 128, 64), None, 4, 2, 152, 0, 16384),
+    Point("bf16 attention", "gfx942", (1, 64, 64), None, 8, 1, 109, 0, 8192),
+    Point("bf16 attention, 64 keys", "gfx942", (1, 128, 64), None, 8, 3, 85, 0, 16384),
+    Point("bf16 attention, 64 keys", "sm_80", (1, 64, 64), None, 8, 3, 86, 0, 16384),
+    Point("fp32 attention", "gfx942", (1, 64, 64), None, 8, 2, 208, 0, 49152),
+    Point("fp32 epilogue 1024", "sm_80", (32, 16), None, 8, 2, 206, 0, 67584),
+    Point("fp32 epilogue 1024", "gfx942", (32, 16), None, 4, 2, 296, 0, 67584),
+    Point("fp32 tiles", "gfx942", (128, 256, 16, 128), None, 4, 3, 271, 0, 49152),
+    Point("bf16 tiles", "gfx942", (128, 128, 32, 128), None, 4, 3, 166, 0, 32768),
+    Point("fp32 masked softmax", "sm_90", (1, 1), None, 4, 1, 95, 0, 2048),
+    Point("fp32 masked softmax", "gfx942", (1, 1), None, 4, 1, 62, 0, 8192),
+    Point("bf16 masked softmax", "sm_90", (1, 1), None, 4, 1, 78, 0, 4096),
+    Point("fp32 masked softmax 128", "sm_100", (1, 32), None, 2, 1, 98, 0, 1024),
+    Point("column_sums", "sm_90", (1,), None, 4, 1, 31, 0, 4096),
+    Point("column_sums", "gfx942", (8,), None, 4, 1, 62, 0, 8192),
+    Point("running_sums", "sm_90", (64, 32), None, 4, 1, 32, 0, 2048),
+    Point("running_sums", "gfx942", (64, 32), None, 4, 1, 40, 0, 1024),
+    Point("softmax 8192", "gfx942", (1,), None, 4, 1, 61, 0, 16),
+    Point("softmax 8192", "gfx942", (2,), 2048, 8, 1, 57, 0, 64),
+    Point("rms_norm 8192", "gfx942", (1,), None, 8, 1, 39, 0, 32),
+    Point("gelu", "gfx942", (1, 4096), None, 4, 1, 53, 0, 0),
 ]
 
 
@@ -310,14 +379,15 @@ def test_shared_and_tensor_memory(point: Point) -> None:
 
 def test_shared_memory_is_hardly_overestimated() -> None:
     close = [p.predicted().shared_bytes <= 1.1 * p.shared + 2048 for p in POINTS]
-    assert sum(close) >= 0.9 * len(POINTS)
+    assert sum(close) >= 0.95 * len(POINTS)
 
 
-def test_registers() -> None:
+@pytest.mark.parametrize("kind", ["cuda", "hip"])
+def test_registers(kind: str) -> None:
     errors = [
         abs(p.predicted().registers_per_thread - p.registers) / p.registers
         for p in POINTS
-        if not p.spills and p.registers < register_limit(p.warps, target(p.gpu)) - 2
+        if target(p.gpu).kind == kind and not p.spills and p.registers < register_limit(p.warps, target(p.gpu)) - 2
     ]
     assert statistics.median(errors) <= 0.2
 
@@ -326,6 +396,75 @@ def test_spills_are_foreseen() -> None:
     for point in POINTS:
         risk = point.predicted().spill_risk
         assert (risk > 0) == (point.spills > 64), (point, risk)
+
+
+#: Bytes that Triton 3.7 allocates when a narrow tile of rows goes to the layout of a wider one: elements a thread
+#: accesses together of each, and their shapes.
+NARROW = [
+    ("sm_90", 4, 1, (8192,), 16, (1, 8192), 8, 4096),
+    ("sm_90", 4, 1, (8192,), 16, (1, 8192), 4, 2048),
+    ("gfx942", 4, 1, (8192,), 16, (1, 8192), 4, 8192),
+    ("sm_80", 8, 4, (32, 256), 4, (8, 32, 256), 2, 8192),
+    ("sm_90", 8, 2, (64, 128), 8, (4, 64, 128), 2, 4096),
+]
+#: The same for a product of the shape that is stored in rows.
+FRAGMENTS = [
+    ("sm_80", 8, 4, (32, 1024), 4, 65536),
+    ("sm_90", 4, 2, (32, 512), 8, 8192),
+    ("sm_80", 4, 2, (128, 64), 8, 16384),
+    ("gfx942", 4, 4, (128, 256), 4, 32768),
+    ("gfx942", 8, 2, (128, 512), 8, 65536),
+    ("gfx942", 4, 2, (16, 2048), 8, 65536),
+]
+
+
+@pytest.mark.parametrize(("gpu", "warps", "itemsize", "own", "vector", "wide", "wide_vector", "real"), NARROW)
+def test_narrow_tiles_go_to_another_layout_in_rounds(
+    gpu: str,
+    warps: int,
+    itemsize: int,
+    own: tuple[int, ...],
+    vector: int,
+    wide: tuple[int, ...],
+    wide_vector: int,
+    real: int,
+) -> None:
+    device = target(gpu)
+    threads, sizes = warps * device.warp_size, dict(enumerate(wide))
+    axes = range(len(wide))
+    one = rows_held(axes[len(wide) - len(own) :], sizes, vector, threads)
+    other = rows_held(axes, sizes, wide_vector, threads)
+    moved = moved_at_once(vector * itemsize, wide_vector * itemsize, device)
+    assert math.prod(own) * itemsize // rounds(one, other, itemsize, moved) == real
+
+
+@pytest.mark.parametrize(("gpu", "warps", "itemsize", "shape", "vector", "real"), FRAGMENTS)
+def test_products_are_stored_in_rounds(
+    gpu: str, warps: int, itemsize: int, shape: tuple[int, int], vector: int, real: int
+) -> None:
+    device = target(gpu)
+    fragments = fragment_held((0, shape[0]), (1, shape[1]), shape, warps, device)
+    rows = rows_held((0, 1), dict(enumerate(shape)), vector, warps * device.warp_size)
+    predicted = math.prod(shape) * itemsize // rounds(fragments, rows, itemsize)
+    assert real <= predicted <= 4 * real
+    if device.kind == "hip":
+        assert predicted == real
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shape", "warps", "expected"),
+    [
+        ("a100", (128, 128), 8, (2, 4)),
+        ("a100", (32, 1024), 8, (1, 8)),
+        ("a100", (64, 32), 4, (2, 2)),
+        ("mi300x", (128, 256), 4, (1, 4)),
+        ("mi300x", (64, 32), 4, (2, 2)),
+        ("mi300x", (32, 64), 4, (4, 1)),
+        ("mi300x", (16, 32), 4, (4, 1)),
+    ],
+)
+def test_warps_of_a_product(gpu: str, shape: tuple[int, int], warps: int, expected: tuple[int, int]) -> None:
+    assert fragment_warps(shape, warps, target(gpu))[1] == expected
 
 
 @pytest.mark.parametrize("kernel", [matmul, layer_norm_epilogue, softmax])

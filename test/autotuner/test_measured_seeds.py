@@ -71,7 +71,8 @@ def test_programs_that_sum_up_many_rows_are_declined() -> None:
     [
         ((tensor(4096, 4096, dtype=FP32), tensor(4096, 4096, dtype=FP32)), [128, 64, 32], 2, 3),
         ((tensor(4097, 1000), tensor(1000, 4097)), [128, 128, 64], 8, 6),
-        ((tensor(4096, 4096), tensor(4096, 4096)), [128, 256, 64], 8, 4),
+        ((tensor(4096, 4096), tensor(4096, 4096)), [128, 256, 64], 8, 3),
+        ((tensor(2048, 2048), tensor(2048, 2048)), [128, 256, 64], 8, 4),
     ],
 )
 def test_products(args: Any, sizes: list[int], warps: int, stages: int) -> None:
@@ -115,7 +116,7 @@ def test_whole_rows_behind_a_product(m: int, k: int, n: int, dtype: torch.dtype,
     [
         (131072, 512, 4096, BF16, [64, 256, 32, 256], 4),
         (131072, 8192, 2048, BF16, [128, 256, 64, 256], 8),
-        (1024, 1024, 1024, BF16, [16, 256, 64, 256], 4),
+        (1024, 1024, 1024, BF16, [16, 512, 64, 256], 4),
         (131072, 512, 2048, FP32, [64, 64, 32, 64], 2),
         (2048, 2048, 2048, FP32, [32, 128, 32, 128], 4),
     ],

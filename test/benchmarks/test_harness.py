@@ -32,6 +32,7 @@ SAMPLE = (
     "gated_rms_norm",
     "matmul",
     "swiglu",
+    "rms_norm_gradients",
 )
 RECORDED = {"seed": 2.0, "default": 2.5, "conservative": 3.0, "eager": 4.0, "extra": 1.0}
 TIMER = RecordedTimer({name: [value] * 11 for name, value in RECORDED.items()})

@@ -59,6 +59,7 @@ def all_rows() -> dict[str, list[Any]]:
         "transfer": [row("transfer", "grpo_loss", "8 rows of 8", dtype) for dtype in dtypes],
         "matmul": [row("matmul", "matmul", f"M={n} K={n} N={n}", HALF) for n in (512, 1024)],
         "pointwise": [row("pointwise", "add", "8 by 8", HALF)],
+        "general": [row("general", "linear", "8 by 8", HALF)],
     }
 
 
@@ -89,8 +90,8 @@ def goal_lines(results: list[report.Results], verdict: str) -> list[str]:
 
 def test_all_goals_met() -> None:
     page = report.render(results_of(all_rows()), [])
-    assert "Of 20 goals 20 are met, 0 missed and 0 not measured." in page
-    assert len(goal_lines(results_of(all_rows()), "met")) == 20
+    assert "Of 21 goals 21 are met, 0 missed and 0 not measured." in page
+    assert len(goal_lines(results_of(all_rows()), "met")) == 21
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_a_suite_without_results_is_not_measured() -> None:
     rows = all_rows()
     del rows["transfer"]
     page = report.render(results_of(rows), [])
-    assert "Of 20 goals 15 are met, 0 missed and 5 not measured." in page
+    assert "Of 21 goals 16 are met, 0 missed and 5 not measured." in page
     assert "### transfer\n\nNot measured.\n" in page
     assert len(goal_lines(results_of(rows), "not measured")) == 5
     assert "## What a call costs before the kernel runs\n\nNot measured.\n" in page
@@ -192,7 +193,7 @@ def test_a_suite_without_results_is_not_measured() -> None:
 
 def test_nothing_is_measured() -> None:
     page = report.render([], [])
-    assert "Of 20 goals 0 are met, 0 missed and 20 not measured." in page
+    assert "Of 21 goals 0 are met, 0 missed and 21 not measured." in page
     assert "| not measured | - | - |" in page
     assert page.count("Not measured.") == len(seeds.SUITES) + 1
 

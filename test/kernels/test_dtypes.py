@@ -399,3 +399,29 @@ def test_product_of_bytes() -> None:
     x = torch.arange(17 * 37).reshape(17, 37).remainder(251).sub(125).to(torch.int8)
     y = torch.arange(37 * 9).reshape(37, 9).remainder(253).sub(120).to(torch.int8)
     assert torch.equal(call(kernel, x, y), x.int() @ y.int())
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted", "precision"),
+    [
+        ("sm_90", "tf32", "tf32"),
+        ("sm_90", "tf32x3", "tf32x3"),
+        ("gfx942", "tf32", "tf32"),
+        ("gfx942", "tf32x3", "ieee"),
+        ("gfx950", "tf32", "ieee"),
+    ],
+)
+def test_fp32_products_have_a_precision_that_the_target_knows(target: str, wanted: str, precision: str) -> None:
+    @helion.kernel(dot_precision=wanted)
+    def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+        for rows, columns in hl.tile(out.size()):
+            acc = hl.zeros([rows, columns], dtype=torch.float32)
+            for inner in hl.tile(x.size(1)):
+                acc = torch.addmm(acc, x[rows, inner], y[inner, columns])
+            out[rows, columns] = acc
+        return out
+
+    bound = matmul.bind((torch.empty(64, 64, device="meta"), torch.empty(64, 64, device="meta")), target=target)
+    assert f"input_precision='{precision}'" in bound.to_triton_code()
+    assert bound.resources().fits

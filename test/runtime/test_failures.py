@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +15,9 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 import helion
 import helion.language as hl
-from helion import exc
+from helion import Config, exc
 from helion.runtime import bound as bound_module
-from helion.runtime import repro
+from helion.runtime import repro, stub_driver
 from helion.runtime.fast_launch import FastLauncher
 from helion.runtime.ref_mode import run_reference
 
@@ -66,6 +68,28 @@ def behind_a_host_loop(x: torch.Tensor) -> torch.Tensor:
         scale = step * 2
     for tile in hl.tile(x.size()):
         out[tile] = out[tile] * scale
+    return out
+
+
+def softmax_of_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = torch.zeros_like(out[tile_m, :], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        out[tile_m, :] = torch.softmax(acc, dim=-1)
+    return out
+
+
+def product_in_fixed_tiles(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)], block_size=[None, 8192]):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
     return out
 
 
@@ -160,9 +184,15 @@ def test_the_last_config_that_does_not_fit_is_an_error(failing: Callable[..., Fa
     bound = kernel.bind((X, Y))
     configs = {bound.default_config(), bound.conservative_config(), *(s.config for s in bound.seeds)}
     made = failing(*[TOO_BIG] * 50)
-    with pytest.raises(exc.TritonError, match="Required: 300000"):
+    with pytest.raises(exc.NoFeasibleConfig) as caught:
         kernel(X, Y)
     assert made.launches == len(configs)
+    last = bound.short_config(bound.conservative_config())
+    assert caught.value.message == (
+        f"No config of kernel 'product' fits sm_90 (H100 SXM): {last!r}, the last to try, needs 300000 bytes of shared "
+        "memory, sm_90 (H100 SXM) has 232448; give a config with smaller block_sizes, or split the kernel"
+    )
+    assert isinstance(caught.value.__cause__, exc.TritonError) and caught.value.__cause__.__cause__ is TOO_BIG
 
 
 def test_a_config_that_was_asked_for_is_never_replaced(failing: Callable[..., Failing]) -> None:
@@ -224,3 +254,82 @@ def test_a_failed_launch_is_shown_as_a_script(
         bound.compile_config({"block_sizes": [16, 16, 16]})(X, Y)
     printed = capsys.readouterr().err
     assert printed.count(repro.BEGIN) == 1 and "block_sizes=[16, 16, 16]" in printed
+
+
+# --- kernels that no config can launch ---------------------------------------------------------------------------------
+
+
+def wide(n: int, m: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(m, 16, dtype=torch.bfloat16), torch.randn(16, n, dtype=torch.bfloat16)
+
+
+NOTHING_FITS = [("sm_90", 8192, 262272, 232448), ("sm_120", 4096, 131200, 101376), ("gfx942", 4096, 131072, 65536)]
+
+
+@pytest.mark.parametrize(("target", "n", "needed", "available"), NOTHING_FITS)
+def test_whole_rows_that_never_fit_are_refused_before_anything_is_compiled(
+    target: str, n: int, needed: int, available: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = wide(n)
+    bound = helion.kernel(softmax_of_product).bind(args, target=target)
+    assert not bound.seeds and bound.default_config() == bound.conservative_config()
+    assert any(f"{needed} bytes" in reason and f"has {available}" in reason for _, reason in bound.declined)
+    expected = (
+        f"No config of kernel 'softmax_of_product' fits {bound.target}: even in the smallest tiles {needed} bytes of "
+        f"shared memory are needed, {bound.target} has {available}; the kernel holds the whole of r0, {n} elements, at "
+        "once: walk over it in an hl.tile loop, as examples/matmul_*_tiled.py do, or split it"
+    )
+    with stub_driver() as stub:
+        for run in (bound, lambda *args: bound.ensure_config_exists(args), lambda *args: bound.autotune(args)):
+            with pytest.raises(exc.NoFeasibleConfig) as caught:
+                run(*args)
+            assert caught.value.message == expected and caught.value.location is not None
+    assert not stub.launches and not bound._compiled
+    assert "no config given" not in capsys.readouterr().err
+    assert json.loads(bound.explain("json"))["refusal"] == expected and expected in bound.explain()
+    assert "softmax_of_product" in bound.to_triton_code()
+    # CPU tensors are interpreted, whatever the target
+    torch.testing.assert_close(bound(*args), torch.softmax(args[0] @ args[1], -1), rtol=2e-2, atol=2e-2)
+
+
+def test_tiles_that_the_kernel_fixes_are_named() -> None:
+    args = wide(16384)
+    bound = helion.kernel(product_in_fixed_tiles).bind(args, target="sm_90")
+    message = r"has 232448; the kernel fixes the tiles of tile_n at 8192 elements: make its block_size smaller"
+    with stub_driver(), pytest.raises(exc.NoFeasibleConfig, match=message):
+        bound(*args)
+
+
+def test_what_may_fit_is_not_refused() -> None:
+    args = wide(8192)
+    with stub_driver():
+        given = helion.kernel(softmax_of_product, config=Config(block_sizes=[1, 16])).bind(args, target="sm_90")
+        given.ensure_config_exists(args)  # the user's own
+        empty = wide(8192, m=0)
+        kernel = helion.kernel(softmax_of_product)
+        assert kernel.bind(empty, target="sm_90")(*empty).shape == (0, 8192)  # launches nothing
+        assert kernel.bind(wide(4096), target="sm_90")._analysis.refusal() is None
+
+
+@pytest.mark.parametrize(("available", "refused"), [(236_567, True), (236_568, False)])
+def test_only_what_is_certain_is_refused_ahead(available: int, refused: bool) -> None:
+    """262272 bytes are predicted: at least (262272 - 2048) / 1.10 of them are real."""
+    target = dataclasses.replace(helion.hardware.target("sm_90"), smem_per_block_bytes=available)
+    bound = helion.kernel(softmax_of_product).bind(wide(5000), target=target)
+    assert not bound.seeds and (bound._analysis.refusal() is not None) == refused
+    assert ("holds the whole of r0, 5000 elements padded to 8192, at once" in bound.explain()) == refused
+
+
+def test_rows_that_differ_from_call_to_call_are_refused_when_they_do_not_fit(failing: Callable[..., Failing]) -> None:
+    kernel = helion.kernel(softmax_of_product, static_shapes=False)
+    bound = kernel.bind(wide(8192))
+    assert not bound.seeds and bound._analysis.refusal() is None and kernel.bind(wide(100)) is bound
+    failing(TOO_BIG)
+    message = (
+        r"needs 300000 bytes .* has 232448; the kernel holds the whole of r0 at once: walk over it in an hl.tile loop"
+    )
+    with pytest.raises(exc.NoFeasibleConfig, match=message) as caught:
+        kernel(*wide(8192))
+    assert isinstance(caught.value.__cause__, exc.TritonError)
+    x, y = wide(100)
+    torch.testing.assert_close(kernel(x, y), torch.softmax(x @ y, -1), rtol=2e-2, atol=2e-2)

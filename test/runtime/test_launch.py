@@ -21,9 +21,11 @@ from triton import knobs as triton_knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.compiler import CompiledKernel
+from triton.runtime.errors import OutOfResources
 
 import helion
 import helion.language as hl
+from helion import exc
 from helion.runtime import dispatch, fast_launch, launcher, native
 
 N = 300
@@ -394,3 +396,35 @@ def test_entries_keep_no_tensor(device: Device) -> None:
     )
     assert site.last[1] == (None, None, None)
     assert dispatch.dispatchable((x,))
+
+
+def softmax_of_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, y.size(1)])
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        out[tile_m, :] = torch.softmax(acc, dim=-1)
+    return out
+
+
+def test_whole_rows_that_certainly_do_not_fit_are_not_compiled(device: Device) -> None:
+    args = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 8192, dtype=torch.bfloat16)
+    for _ in range(2):
+        with pytest.raises(exc.NoFeasibleConfig, match=r"262272 bytes .* has 232448; the kernel holds .* r0, 8192 el"):
+            helion.kernel(softmax_of_product)(*args)
+    assert not device.compiled and not device.loaded
+
+
+def test_whole_rows_that_turn_out_not_to_fit(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.compiler.compiler, "max_shared_mem", lambda device: 1000)
+    kernel = helion.kernel(softmax_of_product, disable_autotuner_heuristics=True)  # there is one config to try
+    args = torch.randn(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16)
+    with pytest.raises(
+        exc.NoFeasibleConfig, match=r"needs \d+ bytes of shared memory, .* has 1000; .* r0, 64 elements, at once: walk"
+    ) as caught:
+        kernel(*args)
+    assert len(device.compiled) == 1 and not device.launches
+    assert isinstance(caught.value.__cause__, exc.TritonError)
+    assert isinstance(caught.value.__cause__.__cause__, OutOfResources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ir.grammar import Op, Program, Value
 from ..passes.rolling import walked_in_chunks
 from .axes import axis_facts
-from .composed import epilogue_fact, pointwise_fact, tiled_epilogue_fact, work_facts
+from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, matmul_facts, operand_roles
@@ -27,6 +27,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
     memory_ops = memory_facts(walk, flow, axes, operand_roles(staged), walked)
     accumulators = accumulator_facts(walk, _dot_results(walk, matmuls))
     reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators, walked)
+    products = reduced_products(walk, flow)
     regions = tuple(walk.regions)
     roots = range(len(program.roots))
     return KernelFacts(
@@ -46,8 +47,8 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         scans=tuple(_scan(op, walk) for op in walk.scans),
         atomics=atomic_facts(walk, flow, axes),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
-        matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes),
-        matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes),
+        matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
+        matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),
         attention=attention_fact(matmuls, reductions, regions),
     )
 

@@ -40,19 +40,37 @@ def work_facts(walk: Walk) -> tuple[WorkFact, ...]:
     return tuple(WorkFact(region=r, axes=a, ops=n, sfu_ops=s) for (r, a), (n, s) in counts.items())
 
 
+def reduced_products(walk: Walk, flow: Flow) -> frozenset[tuple[int, int]]:
+    """Region and axis of the reductions that some product reaches. Those of an operand, which come before, are none."""
+    products = 0
+    for op in walk.dots:
+        products |= flow.of(op.results[0])
+    return frozenset((walk.homes[id(op)], axis) for op, axis, bit in flow.reduce_bits if products & bit)
+
+
 def epilogue_fact(
-    matmuls: tuple[MatmulFact, ...], reductions: tuple[ReductionFact, ...], axes: tuple[AxisFact, ...]
+    matmuls: tuple[MatmulFact, ...],
+    reductions: tuple[ReductionFact, ...],
+    axes: tuple[AxisFact, ...],
+    products: frozenset[tuple[int, int]],
 ) -> MatmulWithReductionEpilogueFact | None:
+    """``products`` are the region and axis of reductions that a product reaches."""
     sized = [fact for fact in reductions if fact.sized]
     if len(matmuls) != 1 or len(sized) != 1 or not sized[0].full_extent or sized[0].axis != matmuls[0].n_axis:
+        return None
+    if (sized[0].region, sized[0].axis) not in products:
         return None
     n_extent = axes[sized[0].axis].padded
     return MatmulWithReductionEpilogueFact(matmul=matmuls[0], reduction=sized[0], n_extent=n_extent)
 
 
 def tiled_epilogue_fact(
-    matmuls: tuple[MatmulFact, ...], reductions: tuple[ReductionFact, ...], axes: tuple[AxisFact, ...]
+    matmuls: tuple[MatmulFact, ...],
+    reductions: tuple[ReductionFact, ...],
+    axes: tuple[AxisFact, ...],
+    products: frozenset[tuple[int, int]],
 ) -> MatmulWithTiledReductionEpilogueFact | None:
+    """``products`` are the region and axis of reductions that a product reaches."""
     sized = tuple(fact for fact in reductions if fact.sized)
     rows = {fact.m_block_id for fact in matmuls}
     columns = tuple(dict.fromkeys(fact.n_block_id for fact in matmuls if fact.n_block_id is not None))
@@ -60,6 +78,8 @@ def tiled_epilogue_fact(
     if m is None or not axes[m].on_grid or any(fact.n_block_id is None for fact in matmuls):
         return None
     if not sized or any(axes[n].on_grid for n in columns) or any(fact.axis not in columns for fact in sized):
+        return None
+    if not any((fact.region, fact.axis) in products for fact in sized):
         return None
     summands = tuple(dict.fromkeys(fact.k_block_id for fact in matmuls if fact.k_block_id is not None))
     widths = {axes[n].extent for n in columns}

@@ -260,7 +260,7 @@ class PointwiseFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatmulWithReductionEpilogueFact:
-    """Exactly one dot, and exactly one sized reduction, over the whole of the dot's output dimension.
+    """Exactly one dot, and exactly one sized reduction, of its product and over the whole of its output dimension.
 
     ``n_extent`` is the padded width of an output row: the next power of two of N. ``n_block_id`` is None unless N is a
     tile.

@@ -8,6 +8,7 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE
+from ...hardware import Target
 from ...language.matmul import accumulator_dtype
 from .torch_pointwise import named, rule
 from .tracer import Tracer
@@ -58,12 +59,20 @@ def dot(
     wide = accumulator_dtype(lhs.dtype, rhs.dtype)
     result = out_dtype or (acc.dtype if acc is not None else wide)
     dims = (*lhs.dims[:-1], rhs.dims[-1])
-    precision = t.context.settings.dot_precision
+    precision = _precision(t.context.settings.dot_precision, t.context.target)
     if acc is not None and acc.dims != dims:
         acc = t.broadcast(acc, dims)
     if acc is not None and acc.dtype != wide:
         acc = t.cast(acc, wide)
     return t.cast(t.dot(lhs, rhs, acc, wide, precision), result)
+
+
+def _precision(wanted: str, target: Target) -> str:
+    """The precision of fp32 products: the wanted one, full precision where Triton has no such product. It has none of TF32
+    in three parts for AMD, and of TF32 only where the matrix unit has it (MI300X, not MI355X)."""
+    if target.kind != "hip" or (wanted == "tf32" and "tf32" in dict(target.matrix_tflops)):
+        return wanted
+    return "ieee"
 
 
 def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:

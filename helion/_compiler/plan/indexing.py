@@ -14,14 +14,13 @@ from typing import Literal
 import torch
 
 from ..._shapes import Expr
-from ...hardware import Target
+from ...hardware import DESCRIPTOR_RANKS, Target
 from ..ir.grammar import MEMORY, ForAttrs, HostTensor, Index, LoopAxis, MemoryAttrs, Op, Program, Region
 
 Mechanism = Literal["pointer", "block_ptr", "tensor_descriptor"]
 
 #: A descriptor's rows, and each of its strides, are multiples of this many bytes (CUDA's tensor maps).
 _DESCRIPTOR_BYTES = 16
-_DESCRIPTOR_RANKS = range(2, 6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +144,7 @@ class _Finder:
 
     def fits_descriptor(self, tensor: HostTensor, attrs: MemoryAttrs, unit: list[int]) -> bool:
         """The rules of CUDA's tensor maps."""
-        if tensor.ndim not in _DESCRIPTOR_RANKS or len(unit) != 1 or not tensor.aligned or tensor.dtype == torch.bool:
+        if tensor.ndim not in DESCRIPTOR_RANKS or len(unit) != 1 or not tensor.aligned or tensor.dtype == torch.bool:
             return False
         itemsize = tensor.dtype.itemsize
         for dim, (stride, index) in enumerate(zip(tensor.strides, attrs.indices, strict=True)):

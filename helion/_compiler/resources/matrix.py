@@ -10,6 +10,7 @@ import torch
 from ..._shapes import next_power_of_2
 from ...hardware import Target
 from ..facts.records import KernelFacts, MatmulFact
+from .layouts import fragment_warps
 
 #: ``mma``: operands go through registers. ``wgmma``: one warp group (4 warps) reads them from shared memory. ``tcgen05``:
 #: the same, and the accumulator is in tensor memory.
@@ -22,8 +23,6 @@ _GROUP_WARPS = 4
 _TCGEN05_WARPS = 8
 #: Columns of one accumulator of an asynchronous product; wider tiles are several.
 _ASYNC_COLUMNS = 256
-#: Rows of the smallest fragment of a product on ``mma``.
-_FRAGMENT_ROWS = 16
 #: Rows of tensor memory, and bytes of one of its cells.
 _LANES = 128
 _CELL_BYTES = 4
@@ -60,11 +59,17 @@ def is_waiting(fact: MatmulFact, unit: Unit) -> bool:
     return unit == "mma" or (unit == "wgmma" and fact.lhs_dtype.itemsize == 1)
 
 
-def keeps_rows(consumer: tuple[int, int], num_warps: int, target: Target) -> bool:
-    """Whether on ``mma`` each warp has rows of its own in two products in a row, so that the first need not pass through
-    shared memory on the way to the second, of M and N ``consumer``. Elsewhere, and on AMD, it does."""
-    m, n = consumer
-    return target.kind == "cuda" and m >= max(n, _FRAGMENT_ROWS * num_warps)
+def keeps_rows(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> bool:
+    """Whether on ``mma`` each warp has rows of its own in dot ``fact`` and in those that it consumes, so that their result
+    need not pass through shared memory on the way."""
+    m, n, k = tile_shape(fact, sizes)
+    if target.kind == "cuda":
+        return m >= n
+    # AMD spreads the second product by itself, which comes to the same if there are as many rows as warps
+    (rows, _), _ = fragment_warps((m, n), num_warps, target)
+    (consumed_rows, _), _ = fragment_warps((m, k), num_warps, target)
+    together = all(facts.matmuls[number].region == fact.region for number in fact.consumes)
+    return target.kind == "hip" and together and rows == consumed_rows and m >= rows * num_warps
 
 
 def tensor_memory_columns(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:

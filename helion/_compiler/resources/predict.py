@@ -12,7 +12,7 @@ from ..facts.records import KernelFacts
 from .matrix import tensor_memory_columns
 from .registers import pressure, register_limit
 from .shared import boxed_bytes, shared_bytes
-from .traffic import time_us, work
+from .traffic import Work, time_us, work
 
 #: What a CUDA driver takes of an SM's shared memory for every resident block.
 _RESERVED_SHARED_BYTES = 1024
@@ -85,10 +85,9 @@ def _predict(
     boxed: frozenset[int],
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
-    registers, risk = pressure(facts, sizes, num_warps, target)
-    shared = shared_bytes(facts, sizes, num_warps, num_stages, target) + boxed_bytes(facts, sizes, boxed)
+    registers, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
+    shared = shared_bytes(facts, sizes, num_warps, num_stages, target) + boxed_bytes(facts, sizes, boxed, num_stages)
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
-    done = work(facts, sizes, num_warps, target)
     occupancy = _occupancy(min(registers, register_limit(num_warps, target)), shared, columns, num_warps, target)
     waves = done.blocks / (target.num_sms * max(1, occupancy))
     reason = _why_not(facts, sizes, num_warps, shared, columns, target)
@@ -105,6 +104,15 @@ def _predict(
         time_us=time_us(done, target) * (1 + _SPILL_SLOWDOWN * risk),
         reason=reason,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _unstaged(
+    same: _Same, sorted_sizes: tuple[tuple[int, int], ...], num_warps: int, target: Target
+) -> tuple[int, float, Work]:
+    """Registers, spill risk and work: what does not depend on the number of stages."""
+    sizes = dict(sorted_sizes)
+    return *pressure(same.facts, sizes, num_warps, target), work(same.facts, sizes, num_warps, target)
 
 
 def _occupancy(registers: int, shared: int, columns: int, num_warps: int, target: Target) -> int:

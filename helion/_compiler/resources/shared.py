@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from ..._shapes import cdiv
-from ...hardware import Target
+from ...hardware import DESCRIPTOR_RANKS, Target
 from ..facts.records import KernelFacts, MemoryOpFact, ReductionFact
+from .layouts import fragment_held, moved_at_once, rounds, rows_held
 from .matrix import keeps_rows, tile_shape, unit_of
 from .operands import operand_bytes
 from .tiles import VECTOR_BYTES, inner_axis, tile_bytes, vector_elements
@@ -20,32 +22,45 @@ _GROUP_WARPS = 4
 _LANES = 128
 #: Values that one scan combines, at a guess: a number and its key.
 _SCAN_OPERANDS = 2
-
-
-#: One barrier of the copy engine, with what aligns it.
-_BARRIER_BYTES = 16
+#: Bytes of the numbers that narrower ones are widened to.
+_FLOAT_BYTES = 4
+#: One barrier of the copy engine, and to what several are aligned.
+_BARRIER_BYTES, _BARRIER_ALIGNMENT = 8, 16
+#: To what the copy engine aligns tiles.
+_BOX_ALIGNMENT = 128
 
 
 def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target) -> int:
     """Operands of dots and what is exchanged between them, or whatever else goes through shared memory."""
     exchange = _reduction_bytes(facts, sizes, num_warps, target)
-    for region, size in _product_bytes(facts, sizes, target).items():
+    for region, size in _product_bytes(facts, sizes, num_warps, target).items():
         exchange[region] = max(exchange.get(region, 0), size)
     return max(
         operand_bytes(facts, sizes, num_warps, num_stages, target, exchange),
         max(exchange.values(), default=0),
         _narrow_bytes(facts, sizes, num_warps, target),
         _turned_bytes(facts, sizes, num_warps * target.warp_size),
-        _scan_bytes(facts, sizes, num_warps),
+        _scan_bytes(facts, sizes, num_warps, target),
     )
 
 
-def boxed_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int]) -> int:
+def boxed_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
     """What the accesses in memory ``slots`` take besides, when tensor descriptors move them: the copy engine goes
-    through shared memory, where operands of products are in any case."""
-    moved = [op for op in facts.memory_ops if op.kind != "atomic" and op.slot in slots]
-    tiles = sum(op.itemsize * math.prod(sizes[a] for a in op.tile_axes) for op in moved if op.matmul_operand is None)
-    return tiles + _BARRIER_BYTES * len(moved)
+    through shared memory, where operands of products are in any case, and there is a barrier for each stage."""
+    moved = [op for op in facts.memory_ops if op.slot in slots and _may_be_boxed(op, facts)]
+    own = [tile_bytes((op.tile_axes, op.itemsize), sizes) for op in moved if op.matmul_operand is None]
+    tiles = sum(cdiv(size, _BOX_ALIGNMENT) * _BOX_ALIGNMENT for size in own)
+    barriers = cdiv(_BARRIER_BYTES * num_stages, _BARRIER_ALIGNMENT) * _BARRIER_ALIGNMENT
+    return tiles + barriers * len(moved)
+
+
+def _may_be_boxed(op: MemoryOpFact, facts: KernelFacts) -> bool:
+    """Whether a descriptor may move it: no atomics, no vectors, and no storage that one launch reads and writes."""
+    if op.kind == "atomic" or len(op.strides) not in DESCRIPTOR_RANKS:
+        return False
+    root = facts.regions[op.region].root
+    kinds = {o.kind for o in facts.memory_ops if o.storage == op.storage and facts.regions[o.region].root == root}
+    return len(kinds) == 1
 
 
 def warps_along(columns: int, itemsize: int, num_warps: int, target: Target) -> int:
@@ -57,22 +72,39 @@ def warps_along(columns: int, itemsize: int, num_warps: int, target: Target) -> 
 def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
     """By region, partial results of warps that share a row or a column, and results that one warp turns to store them."""
     most: dict[int, int] = {}
-    narrowest = min((op.itemsize for op in facts.memory_ops), default=1)
+    threads = num_warps * target.warp_size
     for fact in facts.reductions:
         result = math.prod(sizes[axis] for axis in fact.tile if axis != fact.axis)
-        warps = num_warps
+        numel = result * sizes[fact.axis]
         if fact.tile[-1] != fact.axis:
-            warps = num_warps // warps_along(sizes[fact.tile[-1]], narrowest, num_warps, target)
+            across = _across(fact, facts, sizes, threads) // target.warp_size
+            warps = min(num_warps // max(1, min(num_warps, across)), sizes[fact.axis])
         else:
             warps = _sharing(fact, facts, sizes, num_warps, target)
-        if warps > 1 or result > 1:
-            most[fact.region] = max(most.get(fact.region, 0), result * warps * fact.itemsize)
+        size = result * warps * fact.itemsize if warps > 1 or result > 1 else 0
+        if sizes[fact.axis] < facts.axes[fact.axis].padded and numel < threads:
+            # chunks that leave threads over, which repeat them, are laid out anew behind the first one
+            size = max(size, numel * fact.itemsize)
+        if size:
+            most[fact.region] = max(most.get(fact.region, 0), size)
     return most
+
+
+def _across(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> int:
+    """Threads that stand along the axes behind the one that is reduced, at least: they are given out from the contiguous
+    axis on, where each has as many elements as some access moves."""
+    ops = [op for op in facts.memory_ops if op.tile_axes]
+    if any(set(op.tile_axes) == set(fact.tile) and inner_axis(op) == fact.axis for op in ops):
+        return 1
+    inner = [op for op in ops if op.tile_axes[-1] == fact.tile[-1]]
+    least = VECTOR_BYTES // min((op.itemsize for op in ops), default=1)
+    together = max((vector_elements(op, sizes, threads) for op in inner), default=least)
+    return math.prod(sizes[axis] for axis in fact.tile[fact.tile.index(fact.axis) + 1 :]) // together
 
 
 def _sharing(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
     """Warps that have parts of the same row, at most: all, but for products. Of those there is one in each group of warps
-    that share whole lanes of an asynchronous unit, and one on ``mma`` where the next product takes 16 rows a warp."""
+    that share whole lanes of an asynchronous unit, and one on ``mma`` where the next product keeps rows in their warps."""
     most = 0
     for dot in facts.matmuls:
         if dot.n_axis != fact.axis or dot.m_axis not in fact.tile:
@@ -81,17 +113,17 @@ def _sharing(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], 
         if unit == "wgmma" or (unit == "tcgen05" and rows >= _LANES):
             sharing = cdiv(num_warps, _GROUP_WARPS)
         else:
-            consumers = [tile_shape(other, sizes)[:2] for other in facts.matmuls if dot.number in other.consumes]
-            own = unit == "mma" and consumers and all(keeps_rows(shape, num_warps, target) for shape in consumers)
-            sharing = 1 if own else num_warps
+            consumers = [other for other in facts.matmuls if dot.number in other.consumes]
+            own = all(keeps_rows(other, facts, sizes, num_warps, target) for other in consumers)
+            sharing = 1 if unit == "mma" and consumers and own else num_warps
         most = max(most, sharing)
     return most or num_warps
 
 
 def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Tiles that span some axes of a larger one, its contiguous one among them (weights of a row, a mask for all heads),
-    are loaded in one layout and used in another: when warps are spread over several rows, or when accesses of
-    different widths meet."""
+    """Tiles that span some axes of a larger one (weights of a row, a mask for all heads) are loaded in one layout and used
+    in another: with the same contiguous axis when warps are spread over several rows or accesses of different widths
+    meet, else unless there is a thread for each element, which then loads what it needs."""
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
@@ -100,15 +132,42 @@ def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, 
         if not op.tile_axes:
             continue
         own, inner = set(op.tile_axes), op.tile_axes[-1]
-        wider = [o for o in facts.memory_ops if own < set(o.tile_axes) and o.tile_axes[-1] == inner]
+        larger = [o for o in facts.memory_ops if own < set(o.tile_axes)]
+        wider = [o for o in larger if o.tile_axes[-1] == inner]
         rows = max((math.prod(sizes[a] for a in set(o.tile_axes) - own) for o in wider), default=1)
         widest = max((o.itemsize for o in wider), default=4)
         spread = rows > 1 and warps_along(sizes[inner], widest, num_warps, target) < num_warps
-        if wider and (spread or _widths(wider, sizes, threads) != {vector_elements(op, sizes, threads)}):
-            # numbers are widened first
-            itemsize = op.itemsize if op.dtype == torch.bool else max(4, op.itemsize)
-            most = max(most, tile_bytes((op.tile_axes, itemsize), sizes))
+        across = len(wider) < len(larger) and math.prod(sizes[a] for a in own) >= threads
+        moved = wider and (spread or _widths(wider, sizes, threads) != {vector_elements(op, sizes, threads)})
+        # numbers may be widened first
+        for itemsize in {op.itemsize} if op.dtype == torch.bool else {op.itemsize, max(_FLOAT_BYTES, op.itemsize)}:
+            size = tile_bytes((op.tile_axes, itemsize), sizes)
+            if across:
+                most = max(most, size)
+            elif moved:
+                most = max(most, size // _narrow_rounds(op, wider, sizes, itemsize, threads, target))
     return most
+
+
+def _narrow_rounds(
+    op: MemoryOpFact,
+    wider: Sequence[MemoryOpFact],
+    sizes: Mapping[int, int],
+    itemsize: int,
+    threads: int,
+    target: Target,
+) -> int:
+    """In how many rounds what ``op`` loads goes to the layout of ``wider`` tiles."""
+    if any(inner_axis(o) not in (o.tile_axes[-1], None) for o in (op, *wider)):
+        return 1
+    own = vector_elements(op, sizes, threads)
+    held = rows_held(op.tile_axes, sizes, own, threads)
+    least = []
+    for other in wider:
+        for width in _widths(wider, sizes, threads):
+            moved = moved_at_once(min(VECTOR_BYTES, own * itemsize), min(VECTOR_BYTES, width * itemsize), target)
+            least.append(rounds(held, rows_held(other.tile_axes, sizes, width, threads), itemsize, moved))
+    return min(least)
 
 
 def _widths(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: int) -> set[int]:
@@ -127,36 +186,85 @@ def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) ->
         if op.tile_axes:
             groups.setdefault(frozenset(op.tile_axes), []).append(op)
     most = 0
-    for ops in groups.values():
+    for axes, ops in groups.items():
         inner = {inner_axis(op) for op in ops} - {None}
         # halves of a pair are taken apart within a thread
         pairs = any(sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops)
-        if len(inner) > 1 or pairs or len(_widths(ops, sizes, threads)) > 1:
-            least = 4 if pairs else 1  # pairs are widened before
-            most = max(most, *(tile_bytes((op.tile_axes, max(least, op.itemsize)), sizes) for op in ops))
+        widths = _widths(ops, sizes, threads)
+        if len(inner) > 1 or pairs or len(widths) > 1:
+            least = _FLOAT_BYTES if pairs else 1  # pairs are widened before
+            rows = ops[0].tile_axes
+            in_rows = not pairs and all(op.tile_axes == rows and inner_axis(op) == rows[-1] for op in ops)
+            for op in ops:
+                size = tile_bytes((op.tile_axes, max(least, op.itemsize)), sizes)
+                most = max(most, size // (_width_rounds(op, widths, sizes, threads) if in_rows else 1))
+        numel = math.prod(sizes[axis] for axis in axes)
+        shared = any(axes & other for other in groups if other != axes)
+        if shared and numel < threads and any(op.kind == "store" for op in ops):
+            # with fewer elements than threads it is computed in the layout of another tile
+            most = max(most, *(numel * max(_FLOAT_BYTES, op.itemsize) for op in ops))
     return most
 
 
-def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int) -> int:
-    """Scans along the contiguous axis pass on one number per warp; others turn values and keys in shared memory."""
+def _width_rounds(op: MemoryOpFact, widths: set[int], sizes: Mapping[int, int], threads: int) -> int:
+    """In how many rounds a tile changes between accesses of different ``widths``."""
+    held = [rows_held(op.tile_axes, sizes, width, threads) for width in sorted(widths)]
+    return min(rounds(one, other, op.itemsize) for one, other in itertools.combinations(held, 2))
+
+
+def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Scans along the contiguous axis pass on one number per warp; others what each warp has of every column."""
     most = 0
     for fact in facts.scans:
         if fact.kind != "scan" or fact.axis is None:
             continue
         for axes, itemsize in (tile for tiles in facts.live_tiles for tile in tiles if fact.axis in tile[0]):
-            numel = math.prod(sizes[axis] for axis in axes)
-            parts = numel // sizes[fact.axis] * num_warps if axes[-1] == fact.axis else numel
-            most = max(most, _SCAN_OPERANDS * itemsize * parts if len(axes) > 1 or axes[-1] == fact.axis else 0)
+            numel, along = math.prod(sizes[axis] for axis in axes), sizes[fact.axis]
+            if axes[-1] == fact.axis:
+                parts = numel // along * num_warps
+            else:
+                ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(axes)]
+                each = min((vector_elements(op, sizes, num_warps * target.warp_size) for op in ops), default=1)
+                parts = numel // max(1, min(along, target.warp_size * each // sizes[axes[-1]]))
+            most = max(most, _SCAN_OPERANDS * itemsize * parts)
     return most
 
 
-def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> dict[int, int]:
-    """By region, stored tiles of a kernel with dots: threads hold fragments of a product and write whole rows, but for
-    AMD, where plain stores write the fragments."""
+def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
+    """By region, tiles of a kernel with dots that are stored, or loaded and combined with a product: threads hold
+    fragments of a product but read and write whole rows, save for AMD's plain stores, which write the fragments."""
     most: dict[int, int] = {}
     products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
     for op in (*facts.memory_ops, *facts.atomics) if products else ():
-        fragments = target.kind == "hip" and op.kind == "store" and any(axes <= set(op.tile_axes) for axes in products)
-        if op.kind != "load" and len(op.tile_axes) > 1 and not fragments:
-            most[op.region] = max(most.get(op.region, 0), tile_bytes((op.tile_axes, op.itemsize), sizes))
+        product = any(axes <= set(op.tile_axes) for axes in products)
+        if op.kind == "load":
+            turned = product and op.matmul_operand is None
+        else:
+            turned = len(op.tile_axes) > 1 and not (target.kind == "hip" and op.kind == "store" and product)
+        if turned:
+            size = tile_bytes((op.tile_axes, op.itemsize), sizes)
+            most[op.region] = max(most.get(op.region, 0), size // _product_rounds(op, facts, sizes, num_warps, target))
     return most
+
+
+def _product_rounds(
+    op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
+) -> int:
+    """In how many rounds a tile goes from fragments of the kernel's products to rows, or back."""
+    axes = op.tile_axes[-2:]
+    others = op.tile_axes[:-2]
+    if len(axes) < 2 or inner_axis(op) != axes[1] or any(sizes[axis] > 1 for axis in others):
+        return 1
+    row, column = axes
+    threads = num_warps * target.warp_size
+    held = rows_held(axes, sizes, vector_elements(op, sizes, threads), threads)
+    least = []
+    for fact in facts.matmuls:
+        # products in a row share their warps' places
+        chained = fact.consumes or any(fact.number in other.consumes for other in facts.matmuls)
+        if chained or fact.m_axis != row or unit_of(fact, sizes, num_warps, target) != "mma":
+            return 1
+        m, n, _ = tile_shape(fact, sizes)
+        fragments = fragment_held((row, sizes[row]), (column, sizes[column]), (m, n), num_warps, target)
+        least.append(rounds(fragments, held, op.itemsize))
+    return min(least)

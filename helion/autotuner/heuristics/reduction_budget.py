@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ..._compiler.facts.records import AxisFact, KernelFacts, LiveTiles, ReductionFact
 from ..._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ...hardware import Target
-from .sizing import extent_of, grid_extent, is_wide
+from .sizing import extent_of, is_wide
 
 _REGISTER_BYTES = 4
 #: Part of the register file that live tiles may fill; the rest holds addresses and temporaries.
@@ -33,17 +33,22 @@ _GRID_WAVES = 64
 _SMALL_ROWS = ((128, 32), (256, 16))
 #: Elements of the tile of a loop that only applies a result, where memory is fast.
 _WIDE_APPLY_TILE = 4096
+#: Bytes along the contiguous axis where that is not the reduced one: a full transaction, less while SMs are idle, and no
+#: less than one load takes.
+_LINE_BYTES, _VECTOR_BYTES = 128, 16
 
 
 @dataclass
 class Allocation:
     """``sizes`` of tunable axes and ``chunks`` of rollable ones (None: held at once), in elements. ``reduced_away``: a
-    grid axis starts above 1 and no live tile spans it, so each program sums up many of its tiles."""
+    grid axis starts above 1 and no live tile spans it, so each program sums up many of its tiles. ``columns``: the
+    grid axes that memory is contiguous along where a reduction runs across them, with the elements they start from."""
 
     primary: ReductionFact
     sizes: dict[int, int] = field(default_factory=dict)
     chunks: dict[int, int | None] = field(default_factory=dict)
     reduced_away: bool = False
+    columns: dict[int, int] = field(default_factory=dict)
 
     @property
     def looped(self) -> bool:
@@ -66,6 +71,20 @@ def allocate(facts: KernelFacts, target: Target, *, hold: bool = True) -> Alloca
     return _Allocator(facts, target, primary, hold).run()
 
 
+def column_axis(facts: KernelFacts, fact: ReductionFact) -> int | None:
+    """The tile of the grid along which all tensors that ``fact`` reduces are contiguous, if there is one."""
+    found: set[int | None] = set()
+    for op in facts.memory_ops:
+        spans = op.kind == "load" and fact.axis in op.subscript_axes and len(set(op.tile_axes)) > 1
+        if spans and facts.regions[op.region].root == fact.root:
+            layout = zip(op.subscript_axes, op.strides, op.extents, strict=True)
+            found.update([axis for axis, stride, extent in layout if stride == 1 and extent > 1] or [None])
+    block = found.pop() if len(found) == 1 else None
+    if block is None or block == fact.axis:
+        return None
+    return block if facts.axes[block].on_grid and facts.axes[block].tunable else None
+
+
 class _Allocator:
     def __init__(self, facts: KernelFacts, target: Target, primary: ReductionFact, hold: bool) -> None:
         self.facts, self.target, self.primary, self.hold = facts, target, primary, hold
@@ -75,6 +94,8 @@ class _Allocator:
 
     def run(self) -> Allocation:
         facts = self.facts
+        for fact in facts.sized_reductions:
+            self.column(fact)
         for axis in facts.axes:
             if axis.on_grid:
                 self.seated[axis.block_id] = self.floor(axis) if axis.tunable else axis.size or 1
@@ -118,14 +139,33 @@ class _Allocator:
 
     # --- one axis at a time ----------------------------------------------------------------------------------------------
 
+    def together(self, axis: AxisFact) -> list[AxisFact]:
+        """The axes of the grids that ``axis`` is on."""
+        axes = (self.facts.axes[a] for a in self.facts.grid_axes)
+        return [other for other in axes if set(other.roots) & set(axis.roots)]
+
+    def column(self, fact: ReductionFact) -> None:
+        """Seat the axis along which the reduced tensors are contiguous, if that is one of the grid."""
+        block = column_axis(self.facts, fact)
+        if block is None:
+            return
+        axis, itemsize = self.facts.axes[block], max(1, fact.input_load_itemsize)
+        programs = math.prod(map(extent_of, self.together(axis)))
+        size = min(max(1, axis.padded), _LINE_BYTES // itemsize)
+        while size * itemsize > _VECTOR_BYTES and programs // size < self.target.num_sms:
+            size //= 2
+        self.result.columns[block] = max(size, self.result.columns.get(block, 1))
+
     def floor(self, axis: AxisFact) -> int:
-        """The smallest tile of a grid axis: larger where the grid is very long and rows are short."""
+        """The smallest tile of a grid axis: larger where the grid is very long and rows are short, or where it is what
+        memory is contiguous along."""
         along = {a.block_id for a in self.facts.axes if a.kind == "full"} | {self.primary.axis}
         row = math.prod(max(1, self.facts.axes[a].padded) for a in along)
         most = next((rows for limit, rows in _SMALL_ROWS if row <= limit), 1)
-        dims = sum(self.facts.axes[a].tunable for a in self.facts.grid_axes)
+        dims = sum(other.tunable for other in self.together(axis))
         programs = math.ceil((_GRID_WAVES * self.target.num_sms) ** (1 / max(1, dims)))
-        return max(axis.min_size, previous_power_of_2(min(extent_of(axis) // programs, most)))
+        least = max(axis.min_size, self.result.columns.get(axis.block_id, 1))
+        return max(least, previous_power_of_2(min(extent_of(axis) // programs, most)))
 
     def reduced(self, fact: ReductionFact) -> None:
         axis = self.facts.axes[fact.axis]
@@ -160,7 +200,7 @@ class _Allocator:
 
     def grid(self, axis: AxisFact) -> int:
         facts, floor = self.facts, self.floor(axis)
-        rows = grid_extent(facts)
+        rows = math.prod(map(extent_of, self.together(axis)))
         tiles = [tile for fact in facts.sized_reductions for tile in fact.live_tiles]
         whole = axis.padded or floor
         if not any(axis.block_id in axes for axes, _ in tiles):
@@ -173,7 +213,7 @@ class _Allocator:
         budget = self.budget // _CARRIED_DIVISOR if self.primary.carried_2d else self.budget
         fitting = previous_power_of_2((budget - flat) // scale)
         # rows of a program are those along all of its grid axes
-        others = math.prod(self.seated[a] for a in facts.grid_axes if a != axis.block_id and facts.axes[a].tunable)
+        others = math.prod(self.seated[a.block_id] for a in self.together(axis) if a != axis and a.tunable)
         occupancy = previous_power_of_2(rows // (self.target.num_sms * _MIN_WAVES * others))
         most = whole if self.primary.category == "full_grid" else max(1, _MAX_ROWS // others)
         return max(floor, min(fitting, occupancy, most, whole))

@@ -5,6 +5,7 @@ Always applies, and comes last. Not measured on a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ..._compiler.facts.records import AxisFact, KernelFacts
@@ -32,7 +33,7 @@ class TritonFallbackHeuristic:
         return Verdict(eligible=True, reason="applies to every kernel")
 
     def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
-        sizes = _start(facts)
+        sizes = moderate_sizes(facts, _DOT_SIDES)
         chunks: dict[int, int | None] = {
             axis.block_id: None if axis.padded <= _HELD_ROW else _CHUNK for axis in facts.rolled_axes
         }
@@ -60,20 +61,21 @@ def _outcome(predicted: Predicted) -> str:
     return f"{predicted.registers_per_thread} registers, {predicted.shared_bytes} bytes of shared memory"
 
 
-def _start(facts: KernelFacts) -> dict[int, int]:
-    """Dot tiles for the axes of dots; other axes share a number of elements, the last ones first."""
+def moderate_sizes(facts: KernelFacts, sides: Mapping[str, int]) -> dict[int, int]:
+    """Dot tiles of ``sides`` m, n and k for the axes of dots; other axes share a number of elements, the last ones
+    first."""
     sizes: dict[int, int] = {}
     for fact in facts.matmuls:
         for side, block in (("m", fact.m_block_id), ("n", fact.n_block_id), ("k", fact.k_block_id)):
             if block is not None:
                 extent = facts.axes[block].extent
-                wanted = _DOT_SIDES[side] if extent is None else min(_DOT_SIDES[side], next_power_of_2(extent))
+                wanted = sides[side] if extent is None else min(sides[side], next_power_of_2(extent))
                 sizes[block] = max(sizes.get(block, 1), clamp(wanted, facts.axes[block]))
         sizes.update((b, facts.axes[b].min_size) for b in fact.batch_axes if facts.axes[b].tunable)
     for operand in facts.staged:
         # a tile that a view merges into a side of the product: the unit takes 16 along K, and a tile of 1 gives none
         for axis in (facts.axes[a] for a in operand.axes if facts.axes[a].tunable and a not in sizes):
-            wanted = _DOT_SIDES["k"] if axis.extent is None else min(_DOT_SIDES["k"], next_power_of_2(axis.extent))
+            wanted = sides["k"] if axis.extent is None else min(sides["k"], next_power_of_2(axis.extent))
             sizes[axis.block_id] = clamp(wanted, axis)
     room = 1 if facts.matmuls else max(1, _TILE_ELEMENTS // _row(facts))
     for axis in reversed(facts.tunable_axes):

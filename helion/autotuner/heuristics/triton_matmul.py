@@ -1,10 +1,11 @@
 """Plain matrix products, batched or not, by formula.
 
 Matches kernels with one dot over three tiles of their own, or several over the same three (halves of packed operands),
-whose other tiles are on the grid (batch, groups, spans of K). The tile fills half of the register file with its
-accumulator, shrinks until the last wave of blocks is full enough, and takes the deepest pipeline that fits in shared
-memory. Where a tile of the grid bounds K, that is split instead until the wave is full. Published for H100 and B200 as
-the default of both for products of known extents. Offline with Triton 3.7 its seeds fit on every target of the table.
+whose other tiles are on the grid (batch, groups, spans of K) or walk over K as well (norms of an operand's rows). The
+tile fills half of the register file with its accumulator, shrinks until the last wave of blocks is full enough, and
+takes the deepest pipeline that fits in shared memory. Where a tile of the grid bounds K, that is split instead until
+the wave is full. Published for H100 and B200 as the default of both for products of known extents. Offline with Triton
+3.7 its seeds fit on every target of the table.
 
 Where H200 departs from the formula, a sweep says so (CUDA 13.0, Triton 3.6, 2026-11-20): fp32 operands whose
 contiguous dimension is not K cannot be read by the asynchronous matrix unit and are multiplied by the older one, by two
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..._compiler.facts.records import KernelFacts, MatmulFact
+from ..._compiler.resources.matrix import ASYNC_ROWS
 from ..._compiler.resources.predict import Predicted
 from ..._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ...hardware import Target
@@ -29,7 +31,6 @@ from .sizing import clamp, estimate, is_h200, wave_efficiency
 _START_M, _START_N, _MAX_K = 128, 256, 256
 #: Part of the register file that fp32 accumulators may take.
 _ACCUMULATOR_SHARE = 2
-_ACCUMULATOR_BYTES = 4
 #: Stages the K tile is chosen for, and the most there are.
 _PIPELINE, _MAX_STAGES = 4, 6
 #: Waves are full enough at this efficiency; tiles do not shrink below the floor for it, less for few rows.
@@ -43,6 +44,11 @@ _SATURATED_TILE, _SATURATED_STAGES = (64, 128), 2
 _SATURATED_MMA_TILE, _SATURATED_MMA_WARPS = (32, 64), 1
 #: Blocks of rows are grouped for the L2 cache when the grid is this much taller than wide.
 _TALL, _GROUP = 3, 2
+#: Bytes of a tile along K at least, as far as K has them for each stage: shared memory that holds no more of it is used
+#: better by a smaller tile (64 KiB of MI300X, 99 KiB of L40S).
+_LEAST_LINE = 64
+#: A spill predicted with less than this risk does not happen; of 0.2 to 0.6, 88 to 1528 bytes were spilled offline.
+_SURE = 0.1
 #: Smallest transposed alternate.
 _SMALLEST_ALTERNATE = 4096
 _MIN_SIDE = 16
@@ -52,11 +58,14 @@ _WALKED_SIDE, _WALKED_STAGES = 128, 3
 #: M, N, K, warps and stages where fp32 has to do without the asynchronous matrix unit.
 _SYNC_TILE = (128, 64, 32, 2, 3)
 _WIDE_ITEMSIZE = 4
-#: Columns and warps where rows of an operand are not aligned to this many bytes.
-_ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS = 16, 128, 8
-#: A persistent grid pays from this many waves on; up to this K it is the first choice. Descriptors stage the output as
-#: well, which leaves room for three stages of the largest tiles.
-_PERSISTENT_WAVES, _SHORT_K, _PERSISTENT_GROUP, _PERSISTENT_STAGES = 4, 1024, 8, 3
+#: Columns and warps where rows of an operand are not aligned to this many bytes. Swept on H200; elsewhere, offline, 256
+#: columns spill up to 1960 bytes where the product is added to a tensor or goes through an error function.
+_ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS, _UNALIGNED_TILE = 16, 128, 8, 8192
+#: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for three
+#: stages of the largest tiles.
+_PERSISTENT_WAVES, _PERSISTENT_GROUP, _PERSISTENT_STAGES = 3, 8, 3
+#: Up to this K a product is as much its output as its operands: smaller tiles, of which more run at once.
+_SHORT_K, _SHORT_TILE = 128, (64, 128)
 #: Elements of K that a program sums up at least, when K is split.
 _LEAST_SPAN = 256
 #: Elements of the tiles of other grid loops, such as one that sums up parts.
@@ -84,13 +93,14 @@ class TritonMatmulHeuristic:
         axes = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
         if None in axes or len(set(axes)) != 3:
             return Verdict(eligible=False, reason="M, N and K of the product are not three tiles")
-        if any(reduction.sized and reduction.axis in axes for reduction in facts.reductions):
+        if any(reduction.sized and reduction.axis in axes[:2] for reduction in facts.reductions):
             return Verdict(eligible=False, reason="the product is reduced in the same program")
         extents = product_extents(facts)
         if isinstance(extents, str):
             return Verdict(eligible=False, reason=extents)
+        beside = _beside(facts)
         for axis in facts.tunable_axes:
-            if axis.block_id not in axes and not axis.on_grid:
+            if axis.block_id not in (*axes, *beside) and not axis.on_grid:
                 return Verdict(eligible=False, reason=f"{axis.name} is a tile of neither the product nor the grid")
         return Verdict(eligible=True, reason=f"one product of {extents.m} x {extents.n} x {extents.k}")
 
@@ -100,7 +110,7 @@ class TritonMatmulHeuristic:
         proposals = [sizer.proposal(first, grouped=True)]
         persistent = sizer.persistent(first)
         if persistent is not None:
-            proposals.insert(0 if sizer.extents[2] <= _SHORT_K else 1, persistent)
+            proposals.insert(0, persistent)
         turned = sizer.turned(first)
         if turned is not None:
             proposals.append(sizer.proposal(turned, grouped=False))
@@ -132,16 +142,20 @@ class _Sizer:
         )
         k_major = (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
         self.sync = is_h200(target) and self.itemsize == _WIDE_ITEMSIZE and not k_major
+        plain = self.batch == 1 and self.span is None and not self.walked and len(facts.matmuls) == facts.num_roots == 1
+        computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
+        #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
+        self.boxed = is_h200(target) and plain and self.aligned and not self.sync and not computed
+        self.box_pays = self.boxed and fact.rhs_layout == "k_major" and self.itemsize < _WIDE_ITEMSIZE
 
     def tile(self) -> _Tile:
-        m, n = self.start()
-        if self.span is None:
-            m, n = self.fill_waves(m, n)
+        m, n = self.fill_waves(*self.start())
         warps = self.warps(m, n)
         while True:
             k, stages = self.pipeline(m, n)
             predicted = self.predict(_Tile(m=m, n=n, k=k, warps=warps, stages=stages))
-            if (predicted.fits and predicted.spill_risk < 1) or max(m, n) <= _MIN_SIDE:
+            wide = k >= min(_LEAST_LINE // self.itemsize, previous_power_of_2(self.depth(m, n) // _PIPELINE))
+            if (wide and predicted.fits and predicted.spill_risk < _SURE) or max(m, n) <= _MIN_SIDE:
                 return _Tile(m=m, n=n, k=k, warps=warps, stages=stages)
             m, n = (m, n // 2) if n >= m else (m // 2, n)
 
@@ -150,8 +164,10 @@ class _Sizer:
         m, n = min(_START_M, cap_m), min(_START_N, cap_n)
         if self.sync:
             return min(_SYNC_TILE[0], cap_m), min(_SYNC_TILE[1], cap_n)
-        if is_h200(self.target) and not self.aligned:
+        if not self.aligned:
             return m, min(n, _UNALIGNED_COLUMNS)
+        if is_h200(self.target) and not self.walked and self.extents[2] <= _SHORT_K:
+            return min(_SHORT_TILE[0], cap_m), min(_SHORT_TILE[1], cap_n)
         budget = self.target.registers_per_sm // _ACCUMULATOR_SHARE
         if m * n < budget:
             n = min(cap_n, max(n, budget // m))
@@ -200,7 +216,7 @@ class _Sizer:
             return _SATURATED_MMA_WARPS
         if self.sync:
             return _SYNC_TILE[3]
-        if is_h200(self.target) and not self.aligned and m * n >= _WIDE_TILE:
+        if not self.aligned and m * n >= (_WIDE_TILE if is_h200(self.target) else _UNALIGNED_TILE):
             return _UNALIGNED_WARPS
         return _WIDE_WARPS if m * n >= _WIDE_TILE else _WARPS
 
@@ -209,12 +225,13 @@ class _Sizer:
         axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
         least = max(axis.min_size, self.target.min_dot(self.itemsize)[2])
         depth = self.depth(m, n)
-        k = max(least, min(_SYNC_TILE[2] if self.sync else _MAX_K, previous_power_of_2(depth // 4)))
+        short = is_h200(self.target) and depth <= _SHORT_K
+        k = max(least, min(_SYNC_TILE[2] if self.sync else _MAX_K, previous_power_of_2(depth if short else depth // 4)))
 
         def fits(k: int, stages: int) -> bool:
             # a bound for every matrix unit: some need one stage less
             staged = (m * k + k * n) * self.itemsize * stages * len(self.facts.matmuls)
-            return max(staged, m * n * _ACCUMULATOR_BYTES) <= self.target.smem_per_block_bytes
+            return staged <= self.target.smem_per_block_bytes
 
         while k > least and not fits(k, _PIPELINE):
             k //= 2
@@ -231,6 +248,7 @@ class _Sizer:
         for block, size in ((fact.m_block_id, tile.m), (fact.n_block_id, tile.n), (fact.k_block_id, tile.k)):
             assert block is not None
             sizes[block] = max(axes[block].min_size, size)
+        sizes.update((block, clamp(tile.k, axes[block])) for block in _beside(self.facts))
         if self.span is not None:
             sizes[self.span] = clamp(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
         self.rest(sizes)
@@ -250,10 +268,7 @@ class _Sizer:
         """The tile on a persistent grid, with tensor descriptors, loops fused so that the next tile's loads begin while
         the last one is stored. None where that has not been measured or does not apply."""
         fact, facts = self.fact, self.facts
-        plain = self.batch == 1 and self.span is None and not self.walked and len(facts.matmuls) == facts.num_roots == 1
-        if not (is_h200(self.target) and plain and self.aligned and not self.sync):
-            return None
-        if fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout):
+        if not self.boxed:
             return None
         if self.blocks(tile.m, tile.n) < _PERSISTENT_WAVES * self.target.num_sms:
             return None
@@ -289,8 +304,24 @@ class _Sizer:
             l2_groupings=group,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            launch={"indexing": "tensor_descriptor"} if self.box_pays and tile.m >= ASYNC_ROWS else {},
         )
 
 
+def _beside(facts: KernelFacts) -> tuple[int, ...]:
+    """Tiles of loops of their own over as many elements as K has, such as one that finds the norm of an operand's rows."""
+    fact = facts.matmuls[0]
+    assert fact.k_block_id is not None
+    own, k = (fact.m_block_id, fact.n_block_id, fact.k_block_id), facts.axes[fact.k_block_id]
+    return tuple(
+        axis.block_id
+        for axis in facts.tunable_axes
+        if axis.block_id not in own and not axis.on_grid and k.extent is not None and axis.extent == k.extent
+    )
+
+
 def _cap(extent: int) -> int:
-    return max(_MIN_SIDE, previous_power_of_2(extent))
+    """The largest tile for a side: two tiles would read the other operand twice, and only pay where the second has
+    little to do."""
+    below = previous_power_of_2(extent)
+    return max(_MIN_SIDE, 2 * below if 2 * extent >= 3 * below and extent > below else below)

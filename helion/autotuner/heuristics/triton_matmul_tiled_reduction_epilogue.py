@@ -14,7 +14,7 @@ products of fp32 to the older matrix unit, which takes operands in any layout.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..._compiler.facts.records import KernelFacts, MatmulWithTiledReductionEpilogueFact
@@ -56,7 +56,7 @@ _LEAST_COLUMNS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class _Tile:
-    """``blocks`` are to share an SM."""
+    """``blocks`` are to share an SM. ``boxed``: tensor descriptors move operands."""
 
     m: int
     n: int
@@ -64,10 +64,11 @@ class _Tile:
     blocks: int = 1
     k: int = 0
     stages: int = 1
+    boxed: bool = False
 
 
 #: What the sweep found besides: for bf16 while SMs are idle, and for fp32, which the older matrix unit multiplies.
-_FLAT_TILE = _Tile(m=16, n=256, warps=4, k=64, stages=4)
+_FLAT_TILES = (_Tile(m=16, n=512, warps=4, k=64, stages=4, boxed=True), _Tile(m=16, n=256, warps=4, k=64, stages=4))
 _SYNC_TILE = _Tile(m=64, n=64, warps=2, k=32, stages=4)
 _SYNC_FLAT_TILE = _Tile(m=32, n=128, warps=4, k=32, stages=4)
 
@@ -85,7 +86,7 @@ class TritonMatmulTiledReductionEpilogueHeuristic:
         for axis in facts.tunable_axes:
             if axis.block_id not in known and not axis.on_grid:
                 return Verdict(eligible=False, reason=f"{axis.name} is a tile of neither a product nor its rows")
-        if next(_Sizer(facts, fact, target).tiles(), None) is None:
+        if _Sizer(facts, fact, target).first() is None:
             return Verdict(eligible=False, reason="no tile of the product fits without spilling")
         names = "+".join(dict.fromkeys(name for reduction in fact.reductions for name in reduction.names))
         return Verdict(eligible=True, reason=f"{names} over tiles of rows of {len(fact.matmuls)} products")
@@ -130,16 +131,22 @@ class _Sizer:
         """In the order of a sweep, with what it found besides."""
         idle = self.programs(found[0].m) < self.target.num_sms
         if self.itemsize >= _WIDE_ITEMSIZE:
-            better = _SYNC_FLAT_TILE if self.programs(_SYNC_TILE.m) < self.target.num_sms else _SYNC_TILE
+            few = self.programs(_SYNC_TILE.m) < self.target.num_sms
+            better = [_SYNC_FLAT_TILE if few else _SYNC_TILE]
         else:
-            better = _FLAT_TILE if idle else found[0]
-        predicted = self.predict(better)
-        if predicted.fits and not predicted.spill_risk and not self.is_ragged(better) and better is not found[0]:
-            found.insert(0, better)
+            better = list(_FLAT_TILES) if idle else []
+        chosen = next(filter(self.may_replace, better), None)
+        if chosen is not None:
+            found.insert(0, chosen)
+        first = found[0]
         depth = max((self.facts.axes[k].extent or 0 for k in self.fact.k_block_ids), default=0)
-        if not idle and self.fact.apply_axes and 0 < depth <= _H200_SHORT_K and better is found[0]:
-            found.sort(key=lambda tile: tile is better or tile.m >= better.m)
+        if not idle and self.fact.apply_axes and 0 < depth <= _H200_SHORT_K and (chosen or not better):
+            found.sort(key=lambda tile: tile is first or tile.m >= first.m)
         return found
+
+    def may_replace(self, tile: _Tile) -> bool:
+        predicted = self.predict(tile)
+        return predicted.fits and not predicted.spill_risk and not self.is_ragged(tile)
 
     def first(self) -> _Tile | None:
         m = self.tallest()
@@ -165,14 +172,22 @@ class _Sizer:
 
     def piped(self, m: int, n: int, blocks: int) -> _Tile | None:
         """The tile with the deepest pipeline that fits without spilling, ``blocks`` times on an SM. Rather than give up
-        the third stage, or the second, K is halved; rather than give up the tile, twice the warps share it."""
+        the third stage, or the second, K is halved, which saves registers only where operands go through them; rather
+        than give up the tile, twice the warps share it."""
         fewest = max(_MIN_WARPS, m * n // (_THREAD_ELEMENTS * self.target.warp_size))
         for warps in dict.fromkeys((fewest, max(fewest, min(2 * fewest, _WARPS)))):
-            for least in (3, 2, 1):
+            hopeless: set[int] = set()  # registers do not depend on the stages
+            for depths in (range(_MAX_STAGES, 2, -1), (2,), (1,)):
                 for k in self.k_tiles():
-                    for stages in range(_MAX_STAGES, least - 1, -1):
-                        found = _Tile(m=m, n=n, warps=warps, blocks=blocks, k=k, stages=stages)
-                        if self.runs_well(found):
+                    tile = _Tile(m=m, n=n, warps=warps, blocks=blocks, k=k, stages=_MAX_STAGES)
+                    if hopeless and (self.fast or k in hopeless):
+                        continue
+                    if not self.holds(tile):
+                        hopeless.add(k)
+                        continue
+                    for stages in depths:
+                        found = replace(tile, stages=stages)
+                        if self.fits(found):
                             return found
         return None
 
@@ -185,15 +200,19 @@ class _Sizer:
         k = max(least, min(line, max((axis.padded for axis in axes), default=line) or line))
         return tuple(dict.fromkeys((k, max(least, k // 2))))
 
-    def runs_well(self, tile: _Tile) -> bool:
-        """Whether as many blocks as wanted fit on an SM, without spilling."""
+    def holds(self, tile: _Tile) -> bool:
+        """Whether registers suffice."""
+        predicted = self.predict(tile)
+        percent = _RAGGED_PERCENT if self.is_ragged(tile) else 100 if self.fast else _FRAGMENT_PERCENT
+        limit = percent * register_limit(tile.warps, self.target)
+        return not predicted.spill_risk and 100 * predicted.registers_per_thread <= limit
+
+    def fits(self, tile: _Tile) -> bool:
+        """Whether as many blocks as wanted fit on an SM, and not too many loads run ahead."""
         if self.ahead(tile) > _MOST_AHEAD:
             return False
         predicted = self.predict(tile)
-        if not predicted.fits or predicted.spill_risk or predicted.occupancy_blocks < tile.blocks:
-            return False
-        percent = _RAGGED_PERCENT if self.is_ragged(tile) else 100 if self.fast else _FRAGMENT_PERCENT
-        return 100 * predicted.registers_per_thread <= percent * register_limit(tile.warps, self.target)
+        return predicted.fits and predicted.occupancy_blocks >= tile.blocks
 
     def is_ragged(self, tile: _Tile) -> bool:
         """Whether a tile of a product reaches past the end of an axis."""
@@ -231,4 +250,5 @@ class _Sizer:
             block_sizes=self.sizes(tile),
             num_warps=tile.warps,
             num_stages=tile.stages,
+            launch={"indexing": "tensor_descriptor"} if tile.boxed else {},
         )

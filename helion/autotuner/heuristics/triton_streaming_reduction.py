@@ -2,8 +2,8 @@
 
 Matches what the two other reduction heuristics match, on such GPUs only, and comes before them. The numbers come from
 sweeps over rows of 1000 to 131072 in bf16 and fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20), by which
-`python benchmarks/sweep.py --score` compares the seeds with the best config: by kernel 1.00 to 1.06 of its time in the
-geometric mean, but grpo_loss in bf16 1.29.
+`python benchmarks/sweep.py --score` compares the seeds with the best config: by kernel and dtype 1.00 to 1.05 of its time
+in the geometric mean.
 """
 
 from __future__ import annotations
@@ -12,31 +12,40 @@ import math
 from typing import ClassVar
 
 from ..._compiler.facts.records import KernelFacts, ReductionFact
+from ..._compiler.resources.traffic import work
 from ..._shapes import next_power_of_2, previous_power_of_2
 from ...hardware import Target
 from .base import Proposal, Verdict
 from .reduction_budget import Allocation, allocate
 from .reduction_launch import launch
-from .sizing import grid_extent, is_h200
+from .sizing import all_sizes, grid_extent, is_h200
 
 #: Bytes of a program's rows: one 16-byte load for each of 256 threads, or two for 128. Half of it for heavy bodies.
 _PROGRAM_BYTES = 4096
 _MAX_ROWS, _MIN_WAVES = 16, 8
-#: Bytes per thread of a program's rows up to ``_SHORT`` elements, and of longer ones.
-_THREAD_BYTES, _LONG_THREAD_BYTES, _SHORT = 32, 128, 4096
+#: Bytes per thread of a program's rows up to ``_SHORT`` elements, and of longer ones; from ``_LONG`` on all threads. Where
+#: no row is stored, those of longer ones, of all loads together, and half of it in a loop with many tiles.
+_THREAD_BYTES, _LONG_THREAD_BYTES, _SHORT, _LONG = 32, 128, 4096, 32768
+#: Threads at least for a row of two dimensions or more.
+_DEEP_THREADS = 64
 #: Elements per thread where one number per row is all that is stored: latency counts, and small blocks hide it.
 _THREAD_ELEMENTS = 64
-#: Rows up to this many elements are held at once; up to twice as many if reading them again would miss the caches:
-#: L1 has 64 KiB for each of the rows that run on an SM.
-_HELD, _CACHED_BYTES = 16384, 65536
+#: Rows up to this many elements are held at once; up to twice as many if reading them again would miss the caches (L1
+#: has 64 KiB for each of the rows that run on an SM), or if a loop would correct its sum for each new maximum.
+_HELD, _CACHED_BYTES, _ONE_PASS = 16384, 65536, frozenset(("max", "sum"))
 #: Elements of the chunks of longer rows, divided by the number of loads that span a row, and of rows of twice ``_HELD``;
-#: a block has all threads for them, half of them with this many live tiles.
+#: a block has all threads for them, half of them where chunks of so many bytes have this many live tiles.
 _CHUNK, _SHORT_CHUNK, _MANY_TILES = 16384, 4096, 3
-#: Where one number per row is all that is stored, a row is read once however it is walked.
+#: Where one number per row is all that is stored, a row is read once however it is walked. A loop of the kernel's own
+#: has these chunks too where rows are not aligned for loads of so many bytes.
+_VECTOR_BYTES = 16
 _SCALAR_CHUNK, _SCALAR_THREADS = 2048, 512
 #: A body is heavy from this many live tiles on: elements of a row that is held, of a chunk, and per thread.
 _HEAVY_TILES, _HEAVY_HELD, _HEAVY_CHUNK = 6, 4096, 2048
 _HEAVY_THREAD_ELEMENTS, _HEAVY_THREADS = 16, 256
+#: A loop whose row is read again is busy when its arithmetic is predicted to take this many times as long as its memory: then it runs behind
+#: other programs' loads, and more of these fit. Elements of its tile at most, and per thread; threads at least.
+_BUSY, _BUSY_TILE, _BUSY_THREAD_ELEMENTS, _BUSY_THREADS = 1.25, 8192, 32, 64
 #: Part of the registers that the live tiles of a loop fill which reads nothing twice: 4 programs share an SM.
 _SHARED_BY = 4
 _REGISTER_BYTES = 4
@@ -98,6 +107,24 @@ def _is_heavy(primary: ReductionFact) -> bool:
     return primary.full_extent and primary.body_live_tiles >= _HEAVY_TILES
 
 
+def _is_busy(facts: KernelFacts, primary: ReductionFact, target: Target) -> bool:
+    if primary.full_extent or not primary.re_read:
+        return False
+    done = work(facts, all_sizes(facts, {}), 1, target)
+    return done.scalar_us > _BUSY * done.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+
+
+def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
+    """Whether every row of the loads begins where a vector of elements may."""
+    loads = (op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
+    return not any(stride != 1 and stride * op.itemsize % _VECTOR_BYTES for op in loads for stride in op.strides)
+
+
+def _inside(facts: KernelFacts, primary: ReductionFact) -> int:
+    """Elements of the other whole dimensions that a row has, as in a reduction over two of them."""
+    return math.prod(facts.axes[a].padded for a in primary.tile if a != primary.axis and facts.axes[a].kind == "full")
+
+
 def _stores_rows(facts: KernelFacts, primary: ReductionFact) -> bool:
     along = {axis.block_id for axis in facts.axes if axis.extent == primary.extent and not axis.on_grid}
     return any(op.kind == "store" and along.intersection(op.tile_axes) for op in facts.memory_ops)
@@ -111,16 +138,23 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target) -> int:
     if not primary.full_extent and not primary.re_read:
         scale = sum(size for axes, size in primary.live_tiles if primary.axis in axes)
         room = target.registers_per_sm * _REGISTER_BYTES // _SHARED_BY
-        return min(whole, previous_power_of_2(room // max(1, scale)))
+        width = min(whole, previous_power_of_2(room // max(1, scale)))
+        return width if _is_aligned(facts, primary) else min(width, _SCALAR_CHUNK)
     if _is_heavy(primary):
         return whole if whole <= _HEAVY_HELD else _HEAVY_CHUNK
     if primary.full_extent and not _stores_rows(facts, primary):
         return whole if whole <= _HELD else _SCALAR_CHUNK
-    again = primary.re_read and whole * _itemsize(primary) * loads > _CACHED_BYTES
+    if _is_busy(facts, primary, target):
+        return min(whole, _BUSY_TILE)
+    again = primary.re_read and (
+        whole * _itemsize(primary) * loads > _CACHED_BYTES or _ONE_PASS.issubset(primary.names)
+    )
     if whole <= (2 * _HELD if again else _HELD):
         return whole
     if not primary.full_extent:
-        return _HELD
+        return _HELD if whole <= 2 * _HELD else 2 * _HELD
+    if loads > 1 and _ONE_PASS.issubset(primary.names):
+        return _SHORT_CHUNK
     return (_SHORT_CHUNK if whole <= 2 * _HELD else _CHUNK) // previous_power_of_2(loads)
 
 
@@ -140,17 +174,13 @@ def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
 def _set_rows(found: Allocation, facts: KernelFacts, target: Target) -> int:
     """Rows per program: its bytes, spread over the grid axes as they were; returns how many."""
     primary = found.primary
-    row = (facts.axes[primary.axis].padded or primary.extent) * _itemsize(primary)
+    row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
     waves = previous_power_of_2(grid_extent(facts) // (target.num_sms * _MIN_WAVES))
-    room = _PROGRAM_BYTES // 2 if _is_heavy(primary) else _PROGRAM_BYTES
+    slow = _is_heavy(primary) or _is_busy(facts, primary, target)
+    room = _PROGRAM_BYTES // 2 if slow else _PROGRAM_BYTES
     goal = max(1, min(_MAX_ROWS, room // row, waves))
     axes = [facts.axes[a] for a in facts.grid_axes if facts.axes[a].tunable]
-    sizes = {axis.block_id: found.sizes[axis.block_id] for axis in axes}
-    while math.prod(sizes.values()) > goal:
-        able = [a for a in axes if sizes[a.block_id] > a.min_size]
-        if not able:
-            break
-        sizes[max(able, key=lambda a: sizes[a.block_id]).block_id] //= 2
+    sizes = {axis.block_id: axis.min_size for axis in axes}
     while math.prod(sizes.values()) < goal:
         able = [a for a in axes if sizes[a.block_id] * 2 <= min(a.padded or 1, a.max_size or goal)]
         if not able:
@@ -169,7 +199,19 @@ def _threads(elements: int, width: int, facts: KernelFacts, primary: ReductionFa
     if primary.full_extent and not _stores_rows(facts, primary):
         return _SCALAR_THREADS if looped else max(least, min(most, elements // _THREAD_ELEMENTS))
     if looped:
-        crowded = width >= _CHUNK and primary.body_live_tiles >= _MANY_TILES
+        crowded = width * _itemsize(primary) >= _CACHED_BYTES and primary.body_live_tiles >= _MANY_TILES
         return most // 2 if crowded else most
-    each = (_THREAD_BYTES if elements <= _SHORT else _LONG_THREAD_BYTES) // _itemsize(primary)
+    if _is_busy(facts, primary, target):
+        return max(_BUSY_THREADS, elements // _BUSY_THREAD_ELEMENTS)
+    if elements >= _LONG:
+        return most
+    inside = _inside(facts, primary)
+    if inside > 1:
+        return max(_DEEP_THREADS, min(most, elements * inside * _itemsize(primary) // _LONG_THREAD_BYTES))
+    if not _stores_rows(facts, primary):
+        each = _LONG_THREAD_BYTES // (_itemsize(primary) * max(1, _row_loads(facts, primary.axis)))
+        if width < primary.extent and primary.body_live_tiles >= _MANY_TILES:
+            each //= 2
+    else:
+        each = (_THREAD_BYTES if elements <= _SHORT else _LONG_THREAD_BYTES) // _itemsize(primary)
     return max(least, min(most, elements // each))

@@ -12,7 +12,7 @@ from ... import exc
 from ..._compiler.ir.grammar import Block, Bound, OperandRef
 from ..._compiler.passes.subtile import largest_count
 from ..._compiler.plan.sizes import fixed_size, padded_extent
-from ..._shapes import cdiv, hint_of
+from ..._shapes import Expr, cdiv, hint_of
 from ...config import Config
 from ...hardware import Target
 from ..heuristics.base import Proposal
@@ -147,6 +147,50 @@ class ConfigSpace:
                 "reduction_loops": [sizes.get(block, chunk) for block, chunk in chunks],
             }
         )
+
+    def smallest(self) -> Config:
+        """The conservative config with the smallest tiles and chunks there are."""
+        return self.resized(self.conservative(), self.lowest)
+
+    def fewest(self, config: Mapping[str, Any]) -> dict[int, int]:
+        """``sizes``, with the smallest of each size that differs from call to call."""
+        return {b: self.survey.blocks[b].min_size if self._varies(b) else n for b, n in self.sizes(config).items()}
+
+    def _varies(self, block: int) -> bool:
+        """Whether a size that is not in the config differs from call to call."""
+        known = self.survey.blocks[block]
+        return block not in self.lowest and isinstance(known.extent if known.kind == "full" else known.size, Expr)
+
+    def nothing_fits(self, needs: str) -> exc.Base:
+        """The error of a kernel that takes more than the target has; ``needs`` says with which tiles, what and how much.
+
+        It names the widest dimension that no config makes smaller, and where the largest value along it stands.
+        """
+        sizes = self.sizes(self.smallest())
+        held = [
+            block
+            for block in self.survey.blocks
+            if block.kind != "grid" and block.id not in self.lowest and not block.merged and block.part is None
+        ]
+        wide = max(held, key=lambda block: sizes[block.id], default=None)
+        if wide is None or sizes[wide.id] == 1:
+            reason, location = f"{needs}; give a config with smaller block_sizes, or split the kernel", None
+        else:
+            along = [volume for volume in self.survey.volumes if wide.id in volume.blocks]
+            volume = max(along, key=lambda v: v.numel(sizes), default=None)
+            location = volume.location if volume is not None else None
+            if wide.kind == "full":
+                extent = ""
+                if not self._varies(wide.id):
+                    padding = f" padded to {sizes[wide.id]}" if sizes[wide.id] != wide.extent else ""
+                    extent = f", {wide.extent} elements{padding},"
+                what = f"the kernel holds the whole of {wide.name}{extent} at once"
+                remedy = "walk over it in an hl.tile loop, as examples/matmul_*_tiled.py do, or split it"
+            else:
+                what = f"the kernel fixes the tiles of {wide.name} at {sizes[wide.id]} elements"
+                remedy = "make its block_size smaller"
+            reason = f"{needs}; {what}: {remedy}"
+        return exc.NoFeasibleConfig(kernel=self.kernel, target=self.target, reason=reason, location=location)
 
     # --- normalizing ------------------------------------------------------------------------------------------------
 

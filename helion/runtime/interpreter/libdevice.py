@@ -185,6 +185,7 @@ _FLOAT: dict[str, Function] = {
     "exp2": np.exp2,
     "expm1": np.expm1,
     "fabs": np.abs,
+    "fast_dividef": np.divide,
     "fdim": lambda x, y: np.where(x > y, x - y, np.where(np.isnan(x) | np.isnan(y), np.nan, 0.0)),
     "finite": np.isfinite,
     "floor": np.floor,

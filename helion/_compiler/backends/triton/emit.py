@@ -37,6 +37,7 @@ from .carries import changing_places
 from .ops_pointwise import TRITON_DTYPES, literal
 from .printer import Active, Lines, Names
 from .ranges import range_text
+from .running_sums import pinned_sums
 
 
 @dataclass
@@ -88,6 +89,7 @@ class _Emitter:
         self.descriptors: dict[str, str] = {}
         #: Functions of scans and folds: text with a placeholder name, and the name.
         self.helpers: dict[str, str] = {}
+        self.pinned = pinned_sums(self.program)
         self.uses = Counter(id(v) for op in self.program.walk() for v in _reads(op))
         self.index_dtype = TRITON_DTYPES[self.program.index_dtype]
         self.wide = self.program.index_dtype == torch.int64
@@ -287,6 +289,8 @@ class _Emitter:
         narrow = not op.result.dtype.is_floating_point and op.result.dtype.itemsize < 4
         if narrow or op.result.dtype in (torch.float16, torch.bfloat16) or op.result.dtype != value.dtype:
             text = ops_reduction.cast(text, op.result.dtype)
+        if id(op) in self.pinned:
+            text = f"{text} + 0.0"
         self.assign(op, attrs.name, text)
 
     def arg_reduce(self, op: Op, value: Value, axis: int) -> None:

@@ -1,0 +1,316 @@
+"""Seeds of kernels that are like none of the examples: other epilogues, columns reduced, chains of products, atomics."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion.hardware import known_targets, target
+from helion.runtime.bound import BoundKernel
+
+BF16, FP32 = torch.bfloat16, torch.float32
+GPUS = ("sm_80", "sm_90", "h200", "sm_100", "gfx942")
+
+
+def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def sizes(bound: BoundKernel) -> dict[int, int]:
+    return bound.config_spec.sizes(bound.seeds[0].config)
+
+
+# --- kernels -------------------------------------------------------------------------------------------------------------
+
+
+@helion.kernel()
+def norm_and_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The rows of an operand are summed up in the loop that multiplies them."""
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        squares = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            rows = x[tile_m, tile_k]
+            squares += (rows.to(torch.float32) * rows.to(torch.float32)).sum(-1)
+            acc = torch.addmm(acc, rows, y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc * torch.rsqrt(squares / k)[:, None]
+    return out
+
+
+@helion.kernel()
+def norm_then_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same in a loop of its own."""
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        squares = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            squares += (x[tile_m, tile_k].to(torch.float32) ** 2).sum(-1)
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc * torch.rsqrt(squares / k)[:, None]
+    return out
+
+
+@helion.kernel()
+def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel()
+def split_k(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.zeros([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n, span in hl.tile([m, n, k]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(span.begin, span.end):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        hl.atomic_add(out, [tile_m, tile_n], acc)
+    return out
+
+
+@helion.kernel()
+def two_layers(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    k, n = hl.specialize(k), hl.specialize(second.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_h in hl.tile(first.size(1)):
+            hidden = torch.relu(torch.mm(x[tile_m, :], first[:, tile_h]))
+            acc = torch.addmm(acc, hidden, second[tile_h, :])
+        out[tile_m, :] = acc
+    return out
+
+
+@helion.kernel()
+def summed_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Products whose rows are summed up: M is a whole dimension."""
+    m, k = x.size()
+    m = hl.specialize(m)
+    out = torch.empty([y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_n in hl.tile(y.size(1)):
+        acc = hl.zeros([m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[:, tile_k], y[tile_k, tile_n])
+        out[tile_n] = acc.sum(0)
+    return out
+
+
+@helion.kernel()
+def standardised_columns(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(1)):
+        values = x[:, tile].to(torch.float32)
+        centred = values - values.mean(0, keepdim=True)
+        out[:, tile] = centred * torch.rsqrt((centred * centred).mean(0, keepdim=True))
+    return out
+
+
+@helion.kernel()
+def column_sums(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(1)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(1)):
+        acc = hl.zeros([tile], dtype=torch.float32)
+        for rows in hl.tile(x.size(0)):
+            acc += x[rows, tile].to(torch.float32).sum(0)
+        out[tile] = acc
+    return out
+
+
+@helion.kernel()
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile, :].to(torch.float32).sum(-1)
+    return out
+
+
+@helion.kernel()
+def histogram(x: torch.Tensor, bins: hl.constexpr = 16) -> torch.Tensor:
+    out = torch.zeros([bins], dtype=torch.int32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        hl.atomic_add(out, [x[tile]], 1)
+    return out
+
+
+@helion.kernel()
+def scattered_rows(ids: torch.Tensor, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    for rows, columns in hl.tile(grad.size()):
+        hl.atomic_add(out, [ids[rows], columns], grad[rows, columns].to(torch.float32))
+    return out
+
+
+@helion.kernel()
+def jagged_sums(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros([offsets.size(0) - 1, x.size(1)], dtype=torch.float32, device=x.device)
+    for row in hl.tile(out.size(0)):
+        begin = offsets[row]
+        lengths = offsets[row.index + 1] - begin
+        for column in hl.tile(x.size(1)):
+            acc = hl.zeros([row, column], dtype=torch.float32)
+            for at in hl.jagged_tile(lengths):
+                acc = acc + x[begin[:, None] + at.index[None, :], column].to(torch.float32).sum(1)
+            out[row, column] = acc
+    return out
+
+
+# --- products ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("kernel", [norm_and_product, norm_then_product])
+def test_norms_of_operands_do_not_keep_a_product_from_its_tiles(kernel: helion.Kernel, gpu: str) -> None:
+    bound = kernel.bind((tensor(4096, 2048), tensor(2048, 4096)), target=gpu)
+    first, fact = bound.seeds[0], bound.facts.matmuls[0]
+    assert first.heuristic == "TritonMatmulHeuristic" and first.config == bound.default_config()
+    assert sizes(bound)[fact.m_axis] >= 64 and sizes(bound)[fact.n_axis] >= 64
+    assert first.predicted.fits and first.predicted.spill_risk == 0
+
+
+def test_a_loop_beside_the_product_walks_k_as_the_product_does() -> None:
+    bound = norm_then_product.bind((tensor(4096, 2048), tensor(2048, 4096)), target="sm_90")
+    norm, product = (axis.block_id for axis in bound.facts.axes if not axis.on_grid)
+    assert sizes(bound)[norm] == sizes(bound)[product] == 64
+
+
+@pytest.mark.parametrize(("columns", "tile"), [(63, 64), (48, 64), (47, 32), (64, 64), (65, 64)])
+def test_a_side_that_almost_fills_a_tile_is_one_tile(columns: int, tile: int) -> None:
+    bound = matmul.bind((tensor(32768, 512), tensor(512, columns)), target="sm_90")
+    assert sizes(bound)[1] == tile
+
+
+def test_parts_of_k_that_leave_sms_idle_get_smaller_tiles() -> None:
+    bound = split_k.bind((tensor(16, 16384), tensor(16384, 512)), target="h200")
+    programs = 512 // sizes(bound)[1] * (16384 // sizes(bound)[2])
+    assert 0.8 * 132 <= programs <= 132
+
+
+@pytest.mark.parametrize("gpu", known_targets())
+def test_products_of_no_special_kind_have_a_default(gpu: str) -> None:
+    for kernel, args in (
+        (two_layers, (tensor(65536, 128), tensor(128, 512), tensor(512, 128))),
+        (summed_rows, (tensor(256, 1024), tensor(1024, 4096))),
+    ):
+        bound = kernel.bind(args, target=gpu)
+        (first,) = (seed for seed in bound.seeds if seed.config == bound.default_config())
+        assert first.heuristic == "TritonProductsHeuristic"
+        assert first.predicted.fits and first.predicted.spill_risk == 0
+        fact = bound.facts.matmuls[0]
+        assert sizes(bound)[fact.m_axis] >= 16 and sizes(bound)[fact.n_axis] >= 16
+
+
+def test_products_of_a_special_kind_are_left_to_their_rule() -> None:
+    bound = matmul.bind((tensor(4096, 4096), tensor(4096, 4096)), target="sm_90")
+    assert "TritonMatmulHeuristic knows" in dict(bound.declined)["TritonProductsHeuristic"]
+
+
+# --- columns -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("kernel", [standardised_columns, column_sums])
+def test_reductions_across_memory_take_vectors_of_columns(kernel: helion.Kernel, dtype: torch.dtype, gpu: str) -> None:
+    bound = kernel.bind((tensor(8192, 4096, dtype=dtype),), target=gpu)
+    first = bound.seeds[0]
+    assert first.heuristic == "TritonColumnReductionHeuristic" and first.config == bound.default_config()
+    assert 16 <= sizes(bound)[0] * dtype.itemsize <= 128
+    assert first.predicted.fits and first.predicted.spill_risk == 0
+    assert sizes(bound)[1] * sizes(bound)[0] <= 65536
+
+
+def test_many_columns_take_whole_transactions() -> None:
+    bound = column_sums.bind((tensor(4096, 65536),), target="sm_90")
+    assert sizes(bound)[0] == 64
+
+
+def test_rows_of_a_transposed_tensor_are_columns() -> None:
+    bound = row_sums.bind((tensor(1024, 4096).t(),), target="sm_90")
+    assert bound.seeds[0].heuristic == "TritonColumnReductionHeuristic"
+    plain = row_sums.bind((tensor(4096, 1024),), target="sm_90")
+    assert plain.seeds[0].heuristic == "TritonReductionHeuristic"
+    assert "contiguous" in dict(plain.declined)["TritonColumnReductionHeuristic"]
+
+
+def _columns(live: int, directory: Path) -> helion.Kernel:
+    """A kernel that holds ``live`` tiles of columns."""
+    names = [f"x{i}" for i in range(live)]
+    lines = ["import torch", "import helion", "import helion.language as hl", "@helion.kernel()"]
+    lines += [f"def scaled({', '.join(names)}):", "    out = torch.empty_like(x0)"]
+    lines += ["    for tile in hl.tile(x0.size(1)):"]
+    lines += [f"        v{i} = x{i}[:, tile].to(torch.float32)" for i in range(live)]
+    lines += [f"        s{i} = v{i}.sum(0, keepdim=True)" for i in range(live)]
+    lines += [
+        "        out[:, tile] = " + " + ".join(f"v{i} * s{(i + 1) % live}" for i in range(live)),
+        "    return out",
+    ]
+    path = directory / f"columns_{live}.py"
+    path.write_text("\n".join(lines) + "\n")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.scaled
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_more_tiles_or_wider_ones_never_take_more_rows(gpu: str, tmp_path: Path) -> None:
+    rows: dict[torch.dtype, list[int]] = {BF16: [], FP32: []}
+    for live in range(1, 9):
+        kernel = _columns(live, tmp_path)
+        for dtype, found in rows.items():
+            bound = kernel.bind((tensor(8192, 2048, dtype=dtype),) * live, target=gpu)
+            found.append(sizes(bound)[1] * sizes(bound)[0])
+    for found in rows.values():
+        assert found == sorted(found, reverse=True)
+    assert all(wide <= narrow for wide, narrow in zip(rows[FP32], rows[BF16], strict=True))
+
+
+# --- what data steers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpu", known_targets())
+def test_atomics_get_tiles_of_a_useful_size(gpu: str) -> None:
+    bound = histogram.bind((tensor(1 << 24, dtype=torch.int32),), target=gpu)
+    assert bound.seeds[0].heuristic == "TritonScatterHeuristic" and bound.seeds[0].config == bound.default_config()
+    assert bound.default_config()["block_sizes"] == [2048]
+    few = histogram.bind((tensor(1000, dtype=torch.int32),), target=gpu)
+    assert few.default_config()["block_sizes"] == [128]
+
+
+def test_atomics_lie_along_contiguous_memory() -> None:
+    ids, grad, out = tensor(65536, dtype=torch.int64), tensor(65536, 768), tensor(50257, 768, dtype=FP32)
+    bound = scattered_rows.bind((ids, grad, out), target=target("sm_90"))
+    assert bound.default_config()["block_sizes"] == [8, 256]
+
+
+def test_jagged_rows_are_read_along_columns() -> None:
+    bound = jagged_sums.bind((tensor(65536, 128), tensor(1001, dtype=torch.int64)), target="sm_90")
+    assert bound.seeds[0].heuristic == "TritonScatterHeuristic"
+    assert bound.default_config()["block_sizes"] == [1, 128, 16]
+
+
+def test_maps_and_reductions_are_no_scatters() -> None:
+    bound = row_sums.bind((tensor(64, 64),), target="sm_90")
+    assert "reduction of known extent" in dict(bound.declined)["TritonScatterHeuristic"]
