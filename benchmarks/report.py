@@ -137,6 +137,31 @@ def method() -> list[str]:
     ]
 
 
+def limits() -> list[str]:
+    """What the missed goals come from, by counting bytes and instructions."""
+    return [
+        "## What holds seeds back",
+        "",
+        "- *Whole rows, N ≤ 512.* A program of 64 whole rows reads all of the right operand: 1.2 GB through L2 at M = 131072,",
+        "  K = N = 512, or 7 TB/s in the time of the fastest of 276 swept configs. A program of 128 rows would halve that, but",
+        "  its fp32 accumulator is the whole register file. torch.compile's product has tiles of N, and leaves the norm to a",
+        "  second kernel. The default there is not the first seed; what it reaches is listed under *another default*.",
+        "- *Whole rows, N ≥ 1024*, for the same reason: a loop over tiles of N (`*_tiled`) is 2 to 9 times as fast. It still",
+        "  gives all of a row to one program, so that M = 1024 or 2048 keeps few SMs busy.",
+        "- *Share of the copy rate.* H200 has time for 8 instructions per byte at that rate (132 SMs, 128 lanes, 1.98 GHz).",
+        "  `kl_div` in bf16 has 9: an accurate logarithm alone is 25 instructions. Kernels that only read take 60 to 70 µs in",
+        "  bf16, of which starting and draining are 5 %. Rows of 131072 elements are longer than a program can hold: read twice",
+        "  and written once, they reach two thirds by a count that has them read once.",
+        "- *`fused_linear_jsd_tiled`* never stores the logits and computes them twice, in two products of K = 512 whose operands",
+        "  stay in L2; `fused_linear_jsd` leaves them to cuBLAS.",
+        "- *Products.* K = 65536 with an output of 256 x 256 is work for few programs unless the kernel splits K, as",
+        "  `examples/split_k.py` does. Rows of 4097 elements are not aligned for vectors; torch.compile pads them. TF32 products",
+        "  whose right operand is not contiguous along K cannot use Hopper's asynchronous unit.",
+        "- *Sums of columns* (`column_sum`) are one program per tile of columns; torch.compile also splits the rows.",
+        "",
+    ]
+
+
 def machines(results: Sequence[Results], dispatches: Sequence[Dispatch]) -> list[str]:
     header = ("suite", "device", "torch", "Triton", "Python", "fp32 products", "date", "copy, GB/s", "cells")
     lines = []
@@ -339,6 +364,7 @@ def render(results: Sequence[Results], dispatches: Sequence[Dispatch], folder: s
         ]
         for suite in SUITES:
             lines += suite_section(suite, suites.get(suite), copy, folder)
+    lines += limits() if results else []
     lines += dispatch_sections(dispatches)
     return "\n".join(lines).rstrip() + "\n"
 

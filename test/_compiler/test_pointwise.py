@@ -377,6 +377,8 @@ def domain(name: str, values: torch.Tensor) -> torch.Tensor:
     """`values` where both sides agree on what the op means: Bessel functions and the like lose all digits far out."""
     if name == "i0" and values.is_floating_point():
         return values.clamp(-80, 80)
+    if name == "log1p_unit":
+        return values.abs().clamp(0, 1) if values.is_floating_point() else (values != 0).to(values.dtype)
     return values
 
 

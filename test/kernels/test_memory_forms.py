@@ -930,3 +930,19 @@ def test_every_access_has_the_mechanism_of_its_own_slot() -> None:
         assert "make_block_ptr" not in text
         assert (".load([" in text, ".store([" in text) == (first != "pointer", second != "pointer")
         torch.testing.assert_close(bound.compile_config(config)(sample(16, 64)), sample(16, 64) * 2)
+
+
+def test_descriptors_move_no_boxes_that_are_too_small() -> None:
+    @helion.kernel
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for a, b in hl.tile(x.size()):
+            out[a, b] = x[a, b] * 2
+        return out
+
+    x = sample(16, 64).to(torch.float16)
+    bound = doubled.bind((x,))
+    for rows, boxes in ((1, 0), (2, 0), (4, 2)):  # of 16 columns of 2 bytes
+        config = {"block_sizes": [rows, 16], "indexing": "tensor_descriptor"}
+        assert bound.to_triton_code(config).count("make_tensor_descriptor(") == boxes
+        torch.testing.assert_close(bound.compile_config(config)(x), x * 2)

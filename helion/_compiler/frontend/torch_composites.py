@@ -173,7 +173,7 @@ def _kl_div(
 @in_float32
 def _bce_with_logits(t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean") -> DeviceValue:
     _unreduced(reduction, "binary_cross_entropy_with_logits")
-    tail = t.pointwise("log1p", t.pointwise("exp", -t.pointwise("abs", input)))
+    tail = t.pointwise("log1p_unit", t.pointwise("exp", -t.pointwise("abs", input)))
     return t.pointwise("maximum", input, 0.0) - input * target + tail
 
 

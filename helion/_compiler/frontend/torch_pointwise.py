@@ -332,7 +332,9 @@ def _mish(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
 @rule(F.logsigmoid)
 @in_float32
 def _logsigmoid(t: Tracer, input: DeviceValue) -> DeviceValue:
-    return t.pointwise("minimum", input, 0.0) - t.pointwise("log1p", t.pointwise("exp", -t.pointwise("abs", input)))
+    return t.pointwise("minimum", input, 0.0) - t.pointwise(
+        "log1p_unit", t.pointwise("exp", -t.pointwise("abs", input))
+    )
 
 
 @rule(*named("lerp"))
@@ -370,7 +372,7 @@ def _logaddexp(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue
     low = t.pointwise("minimum", input, other)
     same = t.pointwise("eq", input, other)  # also when both are the same infinity, where high - low is nan
     gap = t.pointwise("where", same, 0.0, low - high)
-    return high + t.pointwise("log1p", t.pointwise("exp", gap))
+    return high + t.pointwise("log1p_unit", t.pointwise("exp", gap))
 
 
 def truth(t: Tracer, value: Any) -> Any:

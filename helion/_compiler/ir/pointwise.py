@@ -166,6 +166,7 @@ _ROWS = (
     _row("log2", torch.log2, 1, "float", "sfu"),
     _row("log10", torch.log10, 1, "float", "sfu"),
     _row("log1p", torch.log1p, 1, "float", "sfu"),
+    _row("log1p_unit", torch.log1p, 1, "float", "sfu"),  # of operands from 0 to 1
     _row("sin", torch.sin, 1, "float", "sfu"),
     _row("cos", torch.cos, 1, "float", "sfu"),
     _row("tan", torch.tan, 1, "float", "sfu"),

@@ -7,6 +7,7 @@ are the lanes beyond the end of the tensor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -19,8 +20,9 @@ from ..ir.grammar import MEMORY, ForAttrs, HostTensor, Index, LoopAxis, MemoryAt
 
 Mechanism = Literal["pointer", "block_ptr", "tensor_descriptor"]
 
-#: A descriptor's rows, and each of its strides, are multiples of this many bytes (CUDA's tensor maps).
-_DESCRIPTOR_BYTES = 16
+#: A descriptor's rows, and each of its strides, are multiples of this many bytes (CUDA's tensor maps); boxes of fewer
+#: bytes than the copy engine's alignment in shared memory are placed too closely by Triton 3.6: "misaligned address".
+_DESCRIPTOR_BYTES, _LEAST_BOX_BYTES = 16, 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,4 +158,5 @@ class _Finder:
                 return False
             if index.kind == "block" and self.sizes[index.block] > tensor.shape[dim]:  # type: ignore[index]
                 return False
-        return True
+        sides = (self.sizes[index.block] for index in attrs.indices if index.kind == "block")  # type: ignore[index]
+        return math.prod(sides) * itemsize >= _LEAST_BOX_BYTES

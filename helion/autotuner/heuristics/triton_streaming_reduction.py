@@ -24,8 +24,9 @@ from .sizing import all_sizes, grid_extent, is_h200
 _PROGRAM_BYTES = 4096
 _MAX_ROWS, _MIN_WAVES = 16, 8
 #: Bytes per thread of a program's rows up to ``_SHORT`` elements, and of longer ones; from ``_LONG`` on all threads. Where
-#: no row is stored, those of longer ones, of all loads together, and half of it in a loop with many tiles.
+#: no row is stored, those of longer ones, of all loads together, and half of it with many tiles in a loop or short rows.
 _THREAD_BYTES, _LONG_THREAD_BYTES, _SHORT, _LONG = 32, 128, 4096, 32768
+_SHORT_ROW = 512
 #: Threads at least for a row of two dimensions or more.
 _DEEP_THREADS = 64
 #: Elements per thread where one number per row is all that is stored: latency counts, and small blocks hide it.
@@ -210,7 +211,7 @@ def _threads(elements: int, width: int, facts: KernelFacts, primary: ReductionFa
         return max(_DEEP_THREADS, min(most, elements * inside * _itemsize(primary) // _LONG_THREAD_BYTES))
     if not _stores_rows(facts, primary):
         each = _LONG_THREAD_BYTES // (_itemsize(primary) * max(1, _row_loads(facts, primary.axis)))
-        if width < primary.extent and primary.body_live_tiles >= _MANY_TILES:
+        if primary.body_live_tiles >= _MANY_TILES and (width < primary.extent or width <= _SHORT_ROW):
             each //= 2
     else:
         each = (_THREAD_BYTES if elements <= _SHORT else _LONG_THREAD_BYTES) // _itemsize(primary)
