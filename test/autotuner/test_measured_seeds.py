@@ -9,6 +9,7 @@ import torch
 
 import helion
 import helion.language as hl
+from benchmarks import general as products
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.hardware import known_targets, target
 
@@ -77,6 +78,24 @@ def test_programs_that_sum_up_many_rows_are_declined() -> None:
 )
 def test_products(args: Any, sizes: list[int], warps: int, stages: int) -> None:
     assert first(bound("matmul", *args)) == ("Matmul", sizes, [], warps, stages)
+
+
+def test_descriptors_are_for_operands_of_two_bytes_that_fit() -> None:
+    def linear(m: int, k: int, n: int, dtype: torch.dtype) -> Any:
+        return (
+            products.linear.bind((tensor(m, k, dtype=dtype), tensor(n, k, dtype=dtype)), target="h200").seeds[0].config
+        )
+
+    half, single = linear(4096, 4096, 4096, BF16), linear(4096, 4096, 4096, FP32)
+    assert half["pid_type"] == "persistent_interleaved" and set(half["indexing"]) == {"tensor_descriptor"}
+    assert half["num_stages"] == 3
+    assert single["pid_type"] == "flat" and set(single["indexing"]) == {"pointer"} and single["num_stages"] == 4
+
+
+def test_bytes_that_must_be_turned_have_tall_tiles() -> None:
+    x, y = (tensor(4096, 4096, dtype=torch.float8_e4m3fn) for _ in range(2))
+    scales = tensor(4096, dtype=FP32), tensor(4096, dtype=FP32)
+    assert bound("fp8_gemm", x, y, *scales).seeds[0].config["block_sizes"][:2] == [256, 128]
 
 
 def test_products_of_fp32_that_both_run_along_k_take_the_asynchronous_unit() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import dispatch, goals, plots, report, seeds
+from benchmarks import dispatch, goals, plots, report, seeds, sweep
 
 HEAD = {
     "device": "Test 100",
@@ -258,7 +258,8 @@ def test_costs_of_a_call(tmp_path: Path) -> None:
 def test_the_page_is_what_the_results_say() -> None:
     remedy = "docs/performance.md differs from what benchmarks/results say; run `make report`"
     results, dispatches = report.read(seeds.RESULTS)
-    assert report.render(results, dispatches) == report.PAGE.read_text(), remedy
+    scores = sweep.scores(sweep.parse(sweep.KEPT.read_text()))
+    assert report.render(results, dispatches, scores) == report.PAGE.read_text(), remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
     assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy
 

@@ -34,8 +34,8 @@ _SMALL_ROWS = ((128, 32), (256, 16))
 #: Elements of the tile of a loop that only applies a result, where memory is fast.
 _WIDE_APPLY_TILE = 4096
 #: Bytes along the contiguous axis where that is not the reduced one: a full transaction, less while SMs are idle, and no
-#: less than one load takes.
-_LINE_BYTES, _VECTOR_BYTES = 128, 16
+#: less than memory is written in, or one load takes where nothing is stored or so many elements can be held at once.
+_LINE_BYTES, _SECTOR_BYTES, _VECTOR_BYTES, _HELD_COLUMNS = 128, 32, 16, 65536
 
 
 @dataclass
@@ -152,7 +152,12 @@ class _Allocator:
         axis, itemsize = self.facts.axes[block], max(1, fact.input_load_itemsize)
         programs = math.prod(map(extent_of, self.together(axis)))
         size = min(max(1, axis.padded), _LINE_BYTES // itemsize)
-        while size * itemsize > _VECTOR_BYTES and programs // size < self.target.num_sms:
+        stores = any(
+            op.kind == "store" and axis.block_id in op.tile_axes and op.rank > 1 for op in self.facts.memory_ops
+        )
+        held = self.facts.axes[fact.axis].padded * max(1, _VECTOR_BYTES // itemsize) <= _HELD_COLUMNS
+        least = _SECTOR_BYTES if stores and not held else _VECTOR_BYTES
+        while size * itemsize > least and programs // size < self.target.num_sms:
             size //= 2
         self.result.columns[block] = max(size, self.result.columns.get(block, 1))
 

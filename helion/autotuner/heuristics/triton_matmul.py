@@ -20,12 +20,12 @@ from typing import ClassVar
 
 from ..._compiler.facts.records import KernelFacts, MatmulFact
 from ..._compiler.resources.matrix import ASYNC_ROWS
-from ..._compiler.resources.predict import Predicted
+from ..._compiler.resources.predict import Predicted, predict
 from ..._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ...hardware import Target
 from .base import Proposal, Verdict
 from .product_extents import Extents, product_extents
-from .sizing import clamp, estimate, is_h200, wave_efficiency
+from .sizing import all_sizes, clamp, estimate, is_h200, wave_efficiency
 
 #: Caps of the starting tile, and of K.
 _START_M, _START_N, _MAX_K = 128, 256, 256
@@ -58,6 +58,8 @@ _WALKED_SIDE, _WALKED_STAGES = 128, 3
 #: M, N, K, warps and stages where fp32 has to do without the asynchronous matrix unit.
 _SYNC_TILE = (128, 64, 32, 2, 3)
 _WIDE_ITEMSIZE = 4
+#: Tiles along K of a loop beside the product's, against those of the product: by a sweep on H200.
+_BESIDE = 2
 #: Columns and warps where rows of an operand are not aligned to this many bytes. Swept on H200; elsewhere, offline, 256
 #: columns spill up to 1960 bytes where the product is added to a tensor or goes through an error function.
 _ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS, _UNALIGNED_TILE = 16, 128, 8, 8192
@@ -145,8 +147,9 @@ class _Sizer:
         plain = self.batch == 1 and self.span is None and not self.walked and len(facts.matmuls) == facts.num_roots == 1
         computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
         #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
-        self.boxed = is_h200(target) and plain and self.aligned and not self.sync and not computed
-        self.box_pays = self.boxed and fact.rhs_layout == "k_major" and self.itemsize < _WIDE_ITEMSIZE
+        narrow = self.itemsize < _WIDE_ITEMSIZE
+        self.boxed = is_h200(target) and plain and self.aligned and narrow and not computed
+        self.box_pays = self.boxed and fact.rhs_layout == "k_major"
 
     def tile(self) -> _Tile:
         m, n = self.fill_waves(*self.start())
@@ -162,6 +165,8 @@ class _Sizer:
     def start(self) -> tuple[int, int]:
         cap_m, cap_n = self.caps
         m, n = min(_START_M, cap_m), min(_START_N, cap_n)
+        if is_h200(self.target) and self.itemsize == 1 and self.fact.rhs_layout != "k_major":
+            m, n = min(_START_N, cap_m), min(_START_M, cap_n)
         if self.sync:
             return min(_SYNC_TILE[0], cap_m), min(_SYNC_TILE[1], cap_n)
         if not self.aligned:
@@ -248,7 +253,7 @@ class _Sizer:
         for block, size in ((fact.m_block_id, tile.m), (fact.n_block_id, tile.n), (fact.k_block_id, tile.k)):
             assert block is not None
             sizes[block] = max(axes[block].min_size, size)
-        sizes.update((block, clamp(tile.k, axes[block])) for block in _beside(self.facts))
+        sizes.update((block, clamp(_BESIDE * tile.k, axes[block])) for block in _beside(self.facts))
         if self.span is not None:
             sizes[self.span] = clamp(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
         self.rest(sizes)
@@ -273,6 +278,10 @@ class _Sizer:
         if self.blocks(tile.m, tile.n) < _PERSISTENT_WAVES * self.target.num_sms:
             return None
         shorter = replace(tile, stages=min(tile.stages, _PERSISTENT_STAGES))
+        boxed = frozenset(op.slot for op in facts.memory_ops)
+        sizes = all_sizes(facts, self.sizes(shorter))
+        if not predict(facts, sizes, shorter.warps, shorter.stages, self.target, boxed=boxed).fits:
+            return None
         return replace(
             self.proposal(shorter, grouped=False),
             reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {shorter.stages} stages, a persistent grid with descriptors",

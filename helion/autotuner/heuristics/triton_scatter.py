@@ -16,8 +16,8 @@ from ...hardware import Target
 from .base import Proposal, Verdict
 from .sizing import clamp, estimate, extent_of, grid_extent
 
-#: Elements of a tile at most and at least.
-_MOST, _LEAST = 2048, 128
+#: Elements of a tile at most and at least, and at most of one that a loop walks over.
+_MOST, _LEAST, _WALKED = 2048, 128, 4096
 #: Elements along the contiguous axis where there are others; fewer where tiles are summed up across it before an atomic,
 #: which leaves fewer of these.
 _RUN, _SUMMED_RUN = 256, 64
@@ -56,7 +56,8 @@ class TritonScatterHeuristic:
 def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
     """The elements of a tile, given to the contiguous axes first, then to loops, then to the grid."""
     share = previous_power_of_2(grid_extent(facts) // (_WAVES * target.num_sms))
-    room = {True: max(_LEAST, min(_MOST, share)), False: _MOST}
+    walks = any(not axis.on_grid for axis in facts.tunable_axes)
+    room = {True: max(_LEAST, min(_MOST, share)), False: _WALKED if walks else _MOST}
     for axis in facts.axes:
         if axis.kind == "full":
             room = {on_grid: max(1, left // max(1, axis.padded)) for on_grid, left in room.items()}
