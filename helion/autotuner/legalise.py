@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from .. import exc
 from .._compiler.facts.records import KernelFacts
@@ -25,6 +25,7 @@ class Predict(Protocol):
         num_stages: int,
         target: Target,
         boxed: frozenset[int] = ...,
+        once: bool = ...,
     ) -> Predicted: ...
 
 
@@ -46,7 +47,7 @@ def legalise(
         sizes = space.sizes(config)
         stages = _stages(config)
         boxed = frozenset(i for i, way in enumerate(config["indexing"]) if way == "tensor_descriptor")
-        more = {"boxed": boxed} if boxed else {}
+        more: dict[str, Any] = {"boxed": boxed, "once": config["pid_type"] == "flat"} if boxed else {}
         predicted = model(facts, sizes, num_warps=config["num_warps"], num_stages=stages, target=target, **more)
         if predicted.fits:
             return config, predicted

@@ -398,6 +398,26 @@ def test_spills_are_foreseen() -> None:
         assert (risk > 0) == (point.spills > 64), (point, risk)
 
 
+@helion.kernel()
+def product_of_bytes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.int32, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.int32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@pytest.mark.parametrize(("n", "stages", "real"), [(128, 4, 81920), (128, 5, 98304), (64, 4, 73728), (256, 7, 147456)])
+def test_integers_that_are_turned_are_not_prefetched(n: int, stages: int, real: int) -> None:
+    """``real`` is what Triton 3.6 and 3.7 allocate."""
+    matrix = torch.empty(4096, 4096, dtype=torch.int8, device="meta")
+    bound = product_of_bytes.bind((matrix, matrix), target="h200")
+    sizes = dict(zip((0, 1, 2), (128, n, 128), strict=True))
+    assert predict(bound.facts, sizes, 8, stages, bound.target).shared_bytes == real
+
+
 #: Bytes that Triton 3.7 allocates when a narrow tile of rows goes to the layout of a wider one: elements a thread
 #: accesses together of each, and their shapes.
 NARROW = [

@@ -92,10 +92,21 @@ def test_descriptors_are_for_operands_of_two_bytes_that_fit() -> None:
     assert single["pid_type"] == "flat" and set(single["indexing"]) == {"pointer"} and single["num_stages"] == 4
 
 
-def test_bytes_that_must_be_turned_have_tall_tiles() -> None:
-    x, y = (tensor(4096, 4096, dtype=torch.float8_e4m3fn) for _ in range(2))
-    scales = tensor(4096, dtype=FP32), tensor(4096, dtype=FP32)
-    assert bound("fp8_gemm", x, y, *scales).seeds[0].config["block_sizes"][:2] == [256, 128]
+@helion.kernel
+def product_of_bytes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.int32, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.int32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def test_integers_that_must_be_turned_have_tall_tiles() -> None:
+    x = tensor(4096, 4096, dtype=torch.int8)
+    assert product_of_bytes.bind((x, x), target="h200").seeds[0].config["block_sizes"][:2] == [256, 128]
+    assert product_of_bytes.bind((x, x.t()), target="h200").seeds[0].config["block_sizes"][:1] == [128]
 
 
 def test_products_of_fp32_that_both_run_along_k_take_the_asynchronous_unit() -> None:

@@ -47,16 +47,23 @@ def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: 
     if rows < ASYNC_ROWS or num_warps < _GROUP_WARPS or batched or exact:
         return "mma"
     if target.has("wgmma"):
-        # products of 8-bit operands must have both of them K-major
+        # products of 8-bit operands must have both of them K-major; integers are turned, floats use the older unit
         narrow = fact.lhs_dtype.itemsize == 1 and fact.rhs_layout not in (None, "k_major")
-        return "mma" if narrow else "wgmma"
+        return "mma" if narrow and fact.lhs_dtype.is_floating_point else "wgmma"
     return "tcgen05" if target.has("tcgen05") and num_warps <= _TCGEN05_WARPS else "mma"
+
+
+def is_turned(fact: MatmulFact, unit: Unit) -> bool:
+    """Whether the right operand, of 8-bit integers, goes through registers to become K-major in shared memory."""
+    integers = fact.lhs_dtype.itemsize == 1 and not fact.lhs_dtype.is_floating_point
+    return unit == "wgmma" and integers and fact.rhs_layout not in (None, "k_major")
 
 
 def is_waiting(fact: MatmulFact, unit: Unit) -> bool:
     """Whether each product is waited for before the next begins, so that one buffer fewer is in flight: on ``mma``, and
     on ``wgmma`` with 8-bit floats, whose partial sums are added up outside of the matrix unit."""
-    return unit == "mma" or (unit == "wgmma" and fact.lhs_dtype.itemsize == 1)
+    floats = fact.lhs_dtype.itemsize == 1 and fact.lhs_dtype.is_floating_point
+    return unit == "mma" or (unit == "wgmma" and floats)
 
 
 def keeps_rows(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> bool:

@@ -11,7 +11,7 @@ from ...hardware import Target
 from ..facts.records import KernelFacts
 from .matrix import tensor_memory_columns
 from .registers import pressure, register_limit
-from .shared import boxed_bytes, shared_bytes
+from .shared import boxed_bytes, shared_bytes, stored_behind_loops
 from .traffic import Work, time_us, work
 
 #: What a CUDA driver takes of an SM's shared memory for every resident block.
@@ -51,13 +51,15 @@ def predict(
     target: Target,
     *,
     boxed: frozenset[int] = frozenset(),
+    once: bool = False,
 ) -> Predicted:
     """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk).
 
-    ``boxed`` are the memory slots that tensor descriptors move. Asked again for the same, it answers the same object:
+    ``boxed`` are the memory slots that tensor descriptors move; ``once``: a program does not go on to another tile, so
+    that what it stores behind its loops may lie where operands were. Asked again for the same, it answers the same object:
     heuristics and the legaliser look at one launch several times.
     """
-    return _predict(_Same(facts), tuple(sorted(sizes.items())), num_warps, num_stages, target, boxed)
+    return _predict(_Same(facts), tuple(sorted(sizes.items())), num_warps, num_stages, target, boxed, once)
 
 
 class _Same:
@@ -83,10 +85,14 @@ def _predict(
     num_stages: int,
     target: Target,
     boxed: frozenset[int],
+    once: bool,
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
     registers, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
-    shared = shared_bytes(facts, sizes, num_warps, num_stages, target) + boxed_bytes(facts, sizes, boxed, num_stages)
+    last = stored_behind_loops(facts) & boxed if once else frozenset()
+    shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
+    shared += boxed_bytes(facts, sizes, boxed - last, num_stages)
+    shared = max(shared, boxed_bytes(facts, sizes, last, num_stages))
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
     occupancy = _occupancy(min(registers, register_limit(num_warps, target)), shared, columns, num_warps, target)
     waves = done.blocks / (target.num_sms * max(1, occupancy))

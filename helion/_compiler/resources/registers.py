@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ...hardware import Target
 from ..facts.records import KernelFacts, LiveTile, LiveTiles
 from .layouts import fragment_warps
-from .matrix import tile_shape, unit_of
+from .matrix import is_turned, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 _REGISTER_BYTES = 4
@@ -152,7 +152,8 @@ def _fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
     all of them."""
     most = 0.0
     for fact in facts.matmuls:
-        if unit_of(fact, sizes, num_warps, target) != "mma":
+        unit = unit_of(fact, sizes, num_warps, target)
+        if unit != "mma" and not is_turned(fact, unit):
             continue
         m, n, k = tile_shape(fact, sizes)
         if target.kind == "hip":

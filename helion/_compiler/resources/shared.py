@@ -12,7 +12,7 @@ from ..._shapes import cdiv
 from ...hardware import DESCRIPTOR_RANKS, Target
 from ..facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from .layouts import fragment_held, moved_at_once, rounds, rows_held
-from .matrix import keeps_rows, tile_shape, unit_of
+from .matrix import is_turned, keeps_rows, tile_shape, unit_of
 from .operands import operand_bytes
 from .tiles import VECTOR_BYTES, inner_axis, tile_bytes, vector_elements
 
@@ -51,7 +51,30 @@ def boxed_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[i
     own = [tile_bytes((op.tile_axes, op.itemsize), sizes) for op in moved if op.matmul_operand is None]
     tiles = sum(cdiv(size, _BOX_ALIGNMENT) * _BOX_ALIGNMENT for size in own)
     barriers = cdiv(_BARRIER_BYTES * num_stages, _BARRIER_ALIGNMENT) * _BARRIER_ALIGNMENT
-    return tiles + barriers * len(moved)
+    return tiles + _prefetched_bytes(facts, sizes, slots, num_stages) + barriers * len(moved)
+
+
+def stored_behind_loops(facts: KernelFacts) -> frozenset[int]:
+    """The memory slots of what a program stores outside of loops with products, whose operands and which then take turns.
+    Not with operands of fp32, of which copies may be left."""
+    sizes = [max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls]
+    if not sizes or max(sizes) > 2 or any(fact.accumulator_loop is None for fact in facts.matmuls):
+        return frozenset()
+    outside = {region.region for region in facts.regions if region.kind == "root"}
+    return frozenset(op.slot for op in facts.memory_ops if op.kind == "store" and op.region in outside)
+
+
+def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
+    """Copies that the copy engine prefetches besides of operands that go through registers: integers that are turned,
+    which registers would hold otherwise, and fp32, which is rounded there."""
+    copies: dict[int | None, int] = {}
+    for fact in facts.matmuls:
+        if is_turned(fact, "wgmma"):
+            copies[fact.rhs_slot] = max(0, num_stages - 1)
+        if fact.lhs_dtype == torch.float32:
+            copies |= dict.fromkeys((fact.lhs_slot, fact.rhs_slot), num_stages)
+    ops = (op for op in facts.memory_ops if op.slot in slots)
+    return sum(tile_bytes((op.tile_axes, op.itemsize), sizes) * copies.get(op.slot, 0) for op in ops)
 
 
 def _may_be_boxed(op: MemoryOpFact, facts: KernelFacts) -> bool:

@@ -10,7 +10,9 @@ the wave is full. Published for H100 and B200 as the default of both for product
 Where H200 departs from the formula, a sweep says so (CUDA 13.0, Triton 3.6, 2026-11-20): fp32 operands whose
 contiguous dimension is not K cannot be read by the asynchronous matrix unit and are multiplied by the older one, by two
 warps (2.2 times as fast); rows that do not begin at multiples of 16 bytes are loaded element by element, by eight warps
-(1.4 times); and products with a short K take a persistent grid with tensor descriptors (1.15 times).
+(1.4 times); products of three waves or more take a persistent grid with tensor descriptors (1.01 to 1.15 times), and those
+whose right operand is contiguous along K take descriptors on any grid; products with a K of at most 128 take smaller
+tiles (1.2 times); and 8-bit integers whose right operand must be turned take tall ones (2.6 times).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..._compiler.facts.records import KernelFacts, MatmulFact
-from ..._compiler.resources.matrix import ASYNC_ROWS
+from ..._compiler.resources.matrix import ASYNC_ROWS, is_turned
 from ..._compiler.resources.predict import Predicted, predict
 from ..._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ...hardware import Target
@@ -165,7 +167,7 @@ class _Sizer:
     def start(self) -> tuple[int, int]:
         cap_m, cap_n = self.caps
         m, n = min(_START_M, cap_m), min(_START_N, cap_n)
-        if is_h200(self.target) and self.itemsize == 1 and self.fact.rhs_layout != "k_major":
+        if is_h200(self.target) and is_turned(self.fact, "wgmma"):
             m, n = min(_START_N, cap_m), min(_START_M, cap_n)
         if self.sync:
             return min(_SYNC_TILE[0], cap_m), min(_SYNC_TILE[1], cap_n)

@@ -88,6 +88,7 @@ class TritonStreamingReductionHeuristic:
                 reduction_loops=chosen.chunks,
                 num_warps=chosen.num_warps,
                 num_stages=1,
+                eviction=_eviction(facts, primary, width),
             ),
         )
 
@@ -102,6 +103,20 @@ def _row_loads(facts: KernelFacts, axis: int) -> int:
         op.kind == "load" and axis in op.tile_axes and any(a in facts.grid_axes for a in op.tile_axes)
         for op in facts.memory_ops
     )
+
+
+def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[int, str]:
+    """Long rows that are read again to store something stay in the cache until then."""
+    again = primary.re_read and _stores_rows(facts, primary)
+    if not again or width >= primary.extent or primary.extent <= 2 * _HELD:
+        return {}
+    along = {axis.block_id for axis in facts.axes if axis.extent == primary.extent and not axis.on_grid}
+    rows = [
+        op
+        for op in facts.memory_ops
+        if op.load_slot is not None and along.intersection(op.tile_axes) and set(facts.grid_axes) & set(op.tile_axes)
+    ]
+    return {op.load_slot: "last" if op.region == primary.region else "first" for op in rows if op.load_slot is not None}
 
 
 def _is_heavy(primary: ReductionFact) -> bool:
