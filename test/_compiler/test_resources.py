@@ -399,6 +399,22 @@ def test_spills_are_foreseen() -> None:
 
 
 @helion.kernel()
+def sum_of_matrices(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile, :, :].to(torch.float32).sum((-2, -1))
+    return out
+
+
+@pytest.mark.parametrize("columns", [256, 512])
+def test_rows_of_a_square_are_exchanged(columns: int) -> None:
+    """Triton takes 4 bytes for each row and warp along it, also where rows and columns are one axis."""
+    bound = sum_of_matrices.bind((torch.empty(64, 512, columns, device="meta"),), target="h200")
+    sizes = bound.config_spec.sizes(bound.config_spec.normalize({"block_sizes": [1], "num_warps": 32}))
+    assert predict(bound.facts, sizes, 32, 1, bound.target).shared_bytes >= 512 * 4 * columns // 128
+
+
+@helion.kernel()
 def product_of_bytes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     out = torch.empty([x.size(0), y.size(1)], dtype=torch.int32, device=x.device)
     for tile_m, tile_n in hl.tile(out.size()):

@@ -97,8 +97,8 @@ def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
     most: dict[int, int] = {}
     threads = num_warps * target.warp_size
     for fact in facts.reductions:
-        result = math.prod(sizes[axis] for axis in fact.tile if axis != fact.axis)
-        numel = result * sizes[fact.axis]
+        numel = math.prod(sizes[axis] for axis in fact.tile)  # dimensions of one length are one axis, maybe twice there
+        result = numel // sizes[fact.axis]
         if fact.tile[-1] != fact.axis:
             across = _across(fact, facts, sizes, threads) // target.warp_size
             warps = min(num_warps // max(1, min(num_warps, across)), sizes[fact.axis])
