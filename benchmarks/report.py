@@ -137,29 +137,57 @@ def method() -> list[str]:
     ]
 
 
-def limits() -> list[str]:
-    """What the missed goals come from, by counting bytes and instructions."""
+def limits(rows: Sequence[Row]) -> list[str]:
+    """What the missed goals come from; the numbers are those of ``rows``, all of one device."""
     return [
         "## What holds seeds back",
         "",
-        "- *Whole rows, N ≤ 512.* A program of 64 whole rows reads all of the right operand: 1.2 GB through L2 at M = 131072,",
-        "  K = N = 512, or 7 TB/s in the time of the fastest swept config. A program of 128 rows would halve that, but",
-        "  its fp32 accumulator is the whole register file. torch.compile's product has tiles of N, and leaves the norm to a",
-        "  second kernel. The default there is not the first seed; what it reaches is listed under *another default*.",
-        "- *Whole rows, N ≥ 1024*, for the same reason: a loop over tiles of N (`*_tiled`) is 2 to 9 times as fast. It still",
-        "  gives all of a row to one program, so that M = 1024 or 2048 keeps few SMs busy.",
-        "- *Share of the copy rate.* H200 has time for 8 instructions per byte at that rate (132 SMs, 128 lanes, 1.98 GHz).",
-        "  `kl_div` in bf16 has 9: an accurate logarithm alone is 25 instructions. Kernels that only read take 60 to 70 µs in",
-        "  bf16, of which starting and draining are 5 %. Rows of 131072 elements are longer than a program can hold: read twice",
-        "  and written once, they reach two thirds by a count that has them read once.",
-        "- *`fused_linear_jsd_tiled`* never stores the logits and computes them twice, in two products of K = 512 whose operands",
+        "- *Whole rows, N ≤ 512.* A program of 64 whole rows reads all of the right operand"
+        + _read_again(rows)
+        + ". One of 128",
+        "  rows would halve that, but its fp32 accumulator is the whole register file. torch.compile's product has tiles of N,",
+        "  and leaves the norm to a second kernel. What the default reaches is listed under *another default*.",
+        "- *Whole rows, N ≥ 2048*, for the same reason: a loop over tiles of N is faster"
+        + _tiled_gain(rows)
+        + ". It still gives",
+        "  all of a row to one program, so that few rows keep few SMs busy.",
+        "- *Share of the copy rate.* bf16 kernels with a logarithm or a power of each element are short of instructions: in",
+        "  fp32, with the same instructions for twice the bytes, they are closer to the copy. Kernels that only read take half",
+        "  the time in bf16, so that starting and draining count twice. Rows of 131072 elements are longer than a program can",
+        "  hold: read twice and written once, they reach two thirds at most by a count that has them read once.",
+        "- *`fused_linear_jsd_tiled`* never stores the logits and computes them twice, in products of K = 512 whose operands",
         "  stay in L2; `fused_linear_jsd` leaves them to cuBLAS.",
         "- *Products.* K = 65536 with an output of 256 x 256 is work for few programs unless the kernel splits K, as",
-        "  `examples/split_k.py` does. Rows of 4097 elements are not aligned for vectors; torch.compile pads them. TF32 products",
-        "  whose right operand is not contiguous along K cannot use Hopper's asynchronous unit.",
-        "- *Sums of columns* (`column_sum`) are one program per tile of columns; torch.compile also splits the rows.",
+        "  `examples/split_k.py` does. Rows of 4097 elements are not aligned for vectors. TF32 products whose right operand is",
+        "  not contiguous along K cannot use Hopper's asynchronous unit.",
+        "- *Sums of columns* (`column_sum`) are one program per tile of columns, which walks all rows.",
         "",
     ]
+
+
+def _read_again(rows: Sequence[Row]) -> str:
+    """Bytes that 64 rows a program read at M = 131072, K = N = 512 in bf16, and their rate in the fastest seed's time."""
+    wanted = ("matmul_layernorm", "M=131072 K=512 N=512", "bfloat16")
+    row = next((row for row in rows if (row.kernel, row.case, row.dtype) == wanted), None)
+    times = [goals.microseconds(row, name) for name in row.times if goals.is_seed(name)] if row else []
+    known = [time for time in times if time is not None]
+    if not known:
+        return ""
+    moved = 2 * (131072 // 64 * 512 * 512 + 131072 * 512)
+    fastest = min(known)
+    return f": {moved / 1e9:.1f} GB at M = 131072, K = N = 512, {moved / fastest / 1e6:.1f} TB/s in {fastest:.0f} µs"
+
+
+def _tiled_gain(rows: Sequence[Row]) -> str:
+    """How many times as fast the seeds of kernels with tiled columns are, over the cells with M = 131072."""
+    long = [row for row in rows if row.suite == "epilogue" and "M=131072 " in row.case and goals.columns(row) >= 2048]
+    times = {(row.kernel, row.case, row.dtype): goals.microseconds(row, "seed") for row in long}
+    gains = []
+    for (kernel, case, dtype), whole in times.items():
+        tiled = times.get((f"{kernel}_tiled", case, dtype))
+        if whole is not None and tiled is not None:
+            gains.append(whole / tiled)
+    return f", {goals.number(min(gains))} to {goals.number(max(gains))} times at M = 131072" if gains else ""
 
 
 def machines(results: Sequence[Results], dispatches: Sequence[Dispatch]) -> list[str]:
@@ -397,7 +425,9 @@ def render(
         for suite in SUITES:
             lines += suite_section(suite, suites.get(suite), copy, folder)
     lines += sweep_section(scores)
-    lines += limits() if results else []
+    for suites in by_device(results).values():
+        if suites:
+            lines += limits([row for each in suites.values() for row in each.rows])
     lines += dispatch_sections(dispatches)
     return "\n".join(lines).rstrip() + "\n"
 

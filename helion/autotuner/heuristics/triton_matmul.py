@@ -12,7 +12,7 @@ contiguous dimension is not K cannot be read by the asynchronous matrix unit and
 warps (2.2 times as fast); rows that do not begin at multiples of 16 bytes are loaded element by element, by eight warps
 (1.4 times); products of three waves or more take a persistent grid with tensor descriptors (1.01 to 1.15 times), and those
 whose right operand is contiguous along K take descriptors on any grid; products with a K of at most 128 take smaller
-tiles (1.2 times); and 8-bit integers whose right operand must be turned take tall ones (2.6 times).
+tiles; and 8-bit integers whose right operand must be turned take tall ones.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _WALKED_SIDE, _WALKED_STAGES = 128, 3
 #: M, N, K, warps and stages where fp32 has to do without the asynchronous matrix unit.
 _SYNC_TILE = (128, 64, 32, 2, 3)
 _WIDE_ITEMSIZE = 4
-#: Tiles along K of a loop beside the product's, against those of the product: by a sweep on H200.
+#: Tiles along K of a loop beside the product's, against those of the product: wider ones were faster on H200.
 _BESIDE = 2
 #: Columns and warps where rows of an operand are not aligned to this many bytes. Swept on H200; elsewhere, offline, 256
 #: columns spill up to 1960 bytes where the product is added to a tensor or goes through an error function.
@@ -148,8 +148,8 @@ class _Sizer:
         self.sync = is_h200(target) and self.itemsize == _WIDE_ITEMSIZE and not k_major
         plain = self.batch == 1 and self.span is None and not self.walked and len(facts.matmuls) == facts.num_roots == 1
         computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
-        #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
         narrow = self.itemsize < _WIDE_ITEMSIZE
+        #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
         self.boxed = is_h200(target) and plain and self.aligned and narrow and not computed
         self.box_pays = self.boxed and fact.rhs_layout == "k_major"
 

@@ -2,7 +2,7 @@
 
 Matches what the two other reduction heuristics match, on such GPUs only, and comes before them. The numbers come from
 sweeps over rows of 1000 to 131072 in bf16 and fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20), by which
-`python benchmarks/sweep.py --score` compares the seeds with the best config: by kernel and dtype 1.00 to 1.05 of its time
+`python benchmarks/sweep.py --score` compares the seeds with the best config: by kernel and dtype 1.00 to 1.07 of its time
 in the geometric mean.
 """
 
@@ -44,8 +44,9 @@ _SCALAR_CHUNK, _SCALAR_THREADS = 2048, 512
 #: A body is heavy from this many live tiles on: elements of a row that is held, of a chunk, and per thread.
 _HEAVY_TILES, _HEAVY_HELD, _HEAVY_CHUNK = 6, 4096, 2048
 _HEAVY_THREAD_ELEMENTS, _HEAVY_THREADS = 16, 256
-#: A loop whose row is read again is busy when its arithmetic is predicted to take this many times as long as its memory: then it runs behind
-#: other programs' loads, and more of these fit. Elements of its tile at most, and per thread; threads at least.
+#: A loop whose row is read again is busy when its arithmetic is predicted to take this many times as long as its memory:
+#: then it runs behind other programs' loads, and more of these fit. Elements of its tile at most, and per thread; threads
+#: at least.
 _BUSY, _BUSY_TILE, _BUSY_THREAD_ELEMENTS, _BUSY_THREADS = 1.25, 8192, 32, 64
 #: Part of the registers that the live tiles of a loop fill which reads nothing twice: 4 programs share an SM.
 _SHARED_BY = 4
@@ -75,10 +76,11 @@ class TritonStreamingReductionHeuristic:
     def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
         found = allocate(facts, target)
         primary = found.primary
-        width = _width(facts, primary, target)
+        busy = _is_busy(facts, primary, target)
+        width = _width(facts, primary, target, busy)
         _set_width(found, facts, width)
-        rows = _set_rows(found, facts, target)
-        chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target))
+        rows = _set_rows(found, facts, target, busy)
+        chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target, busy))
         way = "at once" if width >= facts.axes[primary.axis].padded else f"in chunks of {width}"
         reason = f"{rows} rows of {primary.extent} per program, {way}, {chosen.num_warps} warps"
         return (
@@ -110,13 +112,12 @@ def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[in
     again = primary.re_read and _stores_rows(facts, primary)
     if not again or width >= primary.extent or primary.extent <= 2 * _HELD:
         return {}
-    along = {axis.block_id for axis in facts.axes if axis.extent == primary.extent and not axis.on_grid}
-    rows = [
-        op
+    along, grid = _along(facts, primary), frozenset(facts.grid_axes)
+    return {
+        op.load_slot: "last" if op.region == primary.region else "first"
         for op in facts.memory_ops
-        if op.load_slot is not None and along.intersection(op.tile_axes) and set(facts.grid_axes) & set(op.tile_axes)
-    ]
-    return {op.load_slot: "last" if op.region == primary.region else "first" for op in rows if op.load_slot is not None}
+        if op.load_slot is not None and along.intersection(op.tile_axes) and grid.intersection(op.tile_axes)
+    }
 
 
 def _is_heavy(primary: ReductionFact) -> bool:
@@ -141,12 +142,17 @@ def _inside(facts: KernelFacts, primary: ReductionFact) -> int:
     return math.prod(facts.axes[a].padded for a in primary.tile if a != primary.axis and facts.axes[a].kind == "full")
 
 
+def _along(facts: KernelFacts, primary: ReductionFact) -> frozenset[int]:
+    """The axes that run along the row, in this loop or another."""
+    return frozenset(a.block_id for a in facts.axes if a.extent == primary.extent and not a.on_grid)
+
+
 def _stores_rows(facts: KernelFacts, primary: ReductionFact) -> bool:
-    along = {axis.block_id for axis in facts.axes if axis.extent == primary.extent and not axis.on_grid}
+    along = _along(facts, primary)
     return any(op.kind == "store" and along.intersection(op.tile_axes) for op in facts.memory_ops)
 
 
-def _width(facts: KernelFacts, primary: ReductionFact, target: Target) -> int:
+def _width(facts: KernelFacts, primary: ReductionFact, target: Target, busy: bool) -> int:
     """Elements of a row that are held at once."""
     axis = facts.axes[primary.axis]
     whole = axis.padded or next_power_of_2(primary.extent)
@@ -160,7 +166,7 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target) -> int:
         return whole if whole <= _HEAVY_HELD else _HEAVY_CHUNK
     if primary.full_extent and not _stores_rows(facts, primary):
         return whole if whole <= _HELD else _SCALAR_CHUNK
-    if _is_busy(facts, primary, target):
+    if busy:
         return min(whole, _BUSY_TILE)
     again = primary.re_read and (
         whole * _itemsize(primary) * loads > _CACHED_BYTES or _ONE_PASS.issubset(primary.names)
@@ -187,13 +193,12 @@ def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
             found.sizes[other.block_id] = max(other.min_size, min(width, other.max_size or width))
 
 
-def _set_rows(found: Allocation, facts: KernelFacts, target: Target) -> int:
+def _set_rows(found: Allocation, facts: KernelFacts, target: Target, busy: bool) -> int:
     """Rows per program: its bytes, spread over the grid axes as they were; returns how many."""
     primary = found.primary
     row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
     waves = previous_power_of_2(grid_extent(facts) // (target.num_sms * _MIN_WAVES))
-    slow = _is_heavy(primary) or _is_busy(facts, primary, target)
-    room = _PROGRAM_BYTES // 2 if slow else _PROGRAM_BYTES
+    room = _PROGRAM_BYTES // 2 if busy or _is_heavy(primary) else _PROGRAM_BYTES
     goal = max(1, min(_MAX_ROWS, room // row, waves))
     axes = [facts.axes[a] for a in facts.grid_axes if facts.axes[a].tunable]
     sizes = {axis.block_id: axis.min_size for axis in axes}
@@ -206,7 +211,7 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target) -> int:
     return math.prod(sizes.values())
 
 
-def _threads(elements: int, width: int, facts: KernelFacts, primary: ReductionFact, target: Target) -> int:
+def _threads(elements: int, width: int, facts: KernelFacts, primary: ReductionFact, target: Target, busy: bool) -> int:
     """Threads for a program of ``elements``, of which ``width`` lie along the row."""
     least, most = target.warp_size, target.max_threads_per_block
     looped = width < primary.extent and primary.full_extent
@@ -217,7 +222,7 @@ def _threads(elements: int, width: int, facts: KernelFacts, primary: ReductionFa
     if looped:
         crowded = width * _itemsize(primary) >= _CACHED_BYTES and primary.body_live_tiles >= _MANY_TILES
         return most // 2 if crowded else most
-    if _is_busy(facts, primary, target):
+    if busy:
         return max(_BUSY_THREADS, elements // _BUSY_THREAD_ELEMENTS)
     if elements >= _LONG:
         return most
