@@ -28,7 +28,7 @@ prove: ## everything: all examples, configs and targets
 	@$(SETUP) test
 	@HELION_PROVE=1 $(PY) -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
 
-replay: ## compare the examples' generated code with what is kept (REPLAY_ARGS=--update takes it)
+replay: ## compare generated code of examples and config keys with what is kept (REPLAY_ARGS=--update takes it)
 	@$(SETUP) run
 	@$(PY) scripts/replay.py $(REPLAY_ARGS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import math
 import pathlib
 import platform
 import re
@@ -49,6 +50,9 @@ def parse_argument(text: str) -> Any:
     if dtype is None:
         raise ValueError(f"argument {text!r}: unknown dtype {match['dtype']!r}; known are {', '.join(_DTYPES)}")
     shape = _integers(match["shape"])
+    largest = max((*shape, 1)) if match["strides"] is None else max((*shape, *_integers(match["strides"]), 1))
+    if largest >= 2**62 or math.prod(max(n, 1) for n in shape) >= 2**62:
+        raise ValueError(f"argument {text!r}: no tensor is so large")
     if match["strides"] is None:
         return torch.empty(shape, dtype=dtype, device="meta")
     strides = _integers(match["strides"])
@@ -84,7 +88,10 @@ def _import(path: pathlib.Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.resolve().parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        raise ValueError(f"{str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
 
@@ -154,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return options.run(options)
-    except (ValueError, exc.Base, AssertionError, TypeError) as error:
+    except (ValueError, exc.Base, AssertionError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

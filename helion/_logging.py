@@ -6,6 +6,7 @@ Nothing is attached to them unless the variable asks for it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,12 @@ def set_up(wanted: Sequence[tuple[str, bool]]) -> None:
         root.propagate = False  # or an application with a handler of its own would show each line twice
     for name, debug in wanted:
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    """A line on stderr, the first time it is asked for."""
+    print(text, file=sys.stderr)
 
 
 set_up(knobs.LOGS.read())

@@ -14,12 +14,35 @@ RESERVED = frozenset(
         "tl",
         "libdevice",
         "_launcher",
+        "_otherwise",
         "_default_launcher",
         "_source_module",
         "_NUM_SM",
         "_helion_runtime",
+        "_builtins",
     )
 )
+#: Sizes that a config gives, and the kernels and helpers of a module.
+_FAMILIES = re.compile(r"_(BLOCK|RDIM|SUBTILE)_SIZE_\w+|_helion_\w+")
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a generated module binds the name at its top level or before a launch."""
+    return name in RESERVED or _FAMILIES.fullmatch(name) is not None
+
+
+#: Keywords of a launch, over all targets: a parameter of a kernel cannot have such a name.
+LAUNCH_OPTIONS = frozenset(
+    (
+        "allow_flush_denorm", "allowed_dot_input_precisions", "arch", "backend_name", "cluster_dims", "debug",
+        "default_dot_input_precision", "deprecated_fp8_dot_operand_dtypes", "device", "device_type", "enable_fp_fusion",
+        "enable_reflect_ftz", "extern_libs", "grid", "instrumentation_mode", "ir_override", "kpack",
+        "launch_cooperative_grid", "launch_pdl", "matrix_instr_nonkdim", "max_num_imprecise_acc_default", "maxnreg",
+        "num_buffers_warp_spec", "num_consumer_groups", "num_ctas", "num_stages", "num_warps", "optimize_epilogue",
+        "pre_hook", "ptx_options", "ptx_version", "reg_dec_producer", "reg_inc_consumer", "sanitize_overflow",
+        "schedule_hint", "self", "stream", "supported_fp8_dtypes", "supports_fp8", "warmup", "warp_size", "waves_per_eu",
+    )
+)  # fmt: skip
 #: Names every generated module imports under the name users give them, too: a global bound to that very module is fine.
 SHARED_MODULES = {"torch": "torch", "triton": "triton", "tl": "triton.language"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,16 @@ def is_power_of_2(n: int) -> bool:
 
 # --- numbers that are known when the kernel runs -----------------------------------------------------------------------
 
+
+class NeedsValue(TypeError):
+    """Python asks for the plain number that a symbolic one stands for. Host code answers by making it part of the
+    specialization key, or by leaving the question to run time."""
+
+    def __init__(self, number: Expr) -> None:
+        super().__init__(f"the value of {number!r} is not known when the kernel is compiled")
+        self.number = number
+
+
 _BINARY = {
     "add": ("+", operator.add),
     "sub": ("-", operator.sub),
@@ -47,8 +58,14 @@ _BINARY = {
     "le": ("<=", operator.le),
     "gt": (">", operator.gt),
     "ge": (">=", operator.ge),
+    "and": ("&", operator.and_),
+    "or": ("|", operator.or_),
+    "xor": ("^", operator.xor),
+    "lshift": ("<<", operator.lshift),
+    "rshift": (">>", operator.rshift),
 }
-_FUNCTIONS = {"min": min, "max": max}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
+_UNARY: dict[str, tuple[str, Callable[[Any], Any]]] = {"neg": ("-", operator.neg), "invert": ("~", operator.invert)}
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 #: Expressions that are not made of others.
@@ -61,8 +78,9 @@ class Expr:
     """A number whose value is not known at compile time: a kernel argument, a size, a block size, or arithmetic on them.
 
     ``op`` is ``"host"`` (``args`` = the Python expression that gives it on the host), ``"block"`` (``args`` = a
-    block id; its size comes from the config), ``"tunable"`` (``args`` = a config key), ``"neg"``, ``"next_power_of_2"``, ``"min"``,
-    ``"max"`` or a binary operator. ``hint`` is the value seen when binding.
+    block id; its size comes from the config), ``"tunable"`` (``args`` = a config key), ``"neg"``, ``"invert"``, ``"abs"``,
+    ``"next_power_of_2"``, ``"min"``, ``"max"`` or a binary operator. ``hint`` is the value seen when binding; its type
+    is that of the number. Whatever needs the number itself (a condition, an index, a hash, a text) raises ``NeedsValue``.
     """
 
     op: str
@@ -95,7 +113,7 @@ class Expr:
             return next_power_of_2(values[0])
         if self.op in _FUNCTIONS:
             return _FUNCTIONS[self.op](*values)
-        return -values[0] if self.op == "neg" else _BINARY[self.op][1](*values)
+        return _UNARY[self.op][1](values[0]) if self.op in _UNARY else _BINARY[self.op][1](*values)
 
     def combine(self, text: Callable[[Any], str]) -> str:
         """The source text of an operator; ``text`` gives that of an argument."""
@@ -104,7 +122,9 @@ class Expr:
             return f"triton.next_power_of_2({parts[0]})"
         if self.op in _FUNCTIONS:
             return f"{self.op}({', '.join(parts)})"
-        return f"-{parts[0]}" if self.op == "neg" else f"{parts[0]} {_BINARY[self.op][0]} {parts[1]}"
+        return (
+            f"{_UNARY[self.op][0]}{parts[0]}" if self.op in _UNARY else f"{parts[0]} {_BINARY[self.op][0]} {parts[1]}"
+        )
 
     def render(self, leaf: Callable[[Expr], str], *, parent: bool = False) -> str:
         """As source text; ``leaf(expr)`` gives the text of host and block leaves."""
@@ -113,24 +133,26 @@ class Expr:
         text = self.combine(lambda arg: arg.render(leaf, parent=True) if isinstance(arg, Expr) else repr(arg))
         return f"({text})" if parent else text
 
-    def __bool__(self) -> bool:
-        raise TypeError(f"the value of {self!r} is not known when the kernel is compiled")
-
-    def __index__(self) -> int:
-        raise TypeError(f"the value of {self!r} is not known when the kernel is compiled")
-
-    __int__ = __index__
-
-    def __float__(self) -> float:
-        raise TypeError(f"the value of {self!r} is not known when the kernel is compiled")
-
     def __repr__(self) -> str:
         return self.render(lambda e: str(e.args[0]) if e.op != "block" else f"block_size_{e.args[0]}")
 
     def __neg__(self) -> Expr:
         return Expr("neg", (self,), -self.hint)
 
-    __hash__ = None  # type: ignore[assignment]
+    def __pos__(self) -> Expr:
+        return Expr("neg", (-self,), +self.hint) if self.kind is bool else self
+
+    def __invert__(self) -> Expr:
+        return Expr("invert", (self,), ~self.hint)
+
+    def __abs__(self) -> Expr:
+        return Expr("abs", (self,), abs(self.hint))
+
+    def _unknown(self, *_: Any) -> Any:
+        raise NeedsValue(self)
+
+    __bool__ = __index__ = __int__ = __float__ = __complex__ = __hash__ = __str__ = __format__ = _unknown
+    __round__ = __trunc__ = __floor__ = __ceil__ = __divmod__ = __rdivmod__ = _unknown
 
     if TYPE_CHECKING:  # made from the table below
 
@@ -154,25 +176,41 @@ class Expr:
         def __ge__(self, other: Any) -> Any: ...
         def __eq__(self, other: Any) -> Any: ...
         def __ne__(self, other: Any) -> Any: ...
+        def __and__(self, other: Any) -> Any: ...
+        def __rand__(self, other: Any) -> Any: ...
+        def __or__(self, other: Any) -> Any: ...
+        def __ror__(self, other: Any) -> Any: ...
+        def __xor__(self, other: Any) -> Any: ...
+        def __rxor__(self, other: Any) -> Any: ...
+        def __lshift__(self, other: Any) -> Any: ...
+        def __rlshift__(self, other: Any) -> Any: ...
+        def __rshift__(self, other: Any) -> Any: ...
+        def __rrshift__(self, other: Any) -> Any: ...
 
 
 def _binary(name: str, reflected: bool = False) -> Any:
     compute = _BINARY[name][1]
 
-    def method(self: Expr, other: Any) -> Any:
+    def method(self: Expr, other: Any, *modulus: Any) -> Any:
+        if modulus:
+            raise NeedsValue(self)
         if not isinstance(other, (int, float, Expr)):
+            if isinstance(other, numbers.Number):
+                raise NeedsValue(self)
             return NotImplemented
         a, b = (other, self) if reflected else (self, other)
+        if name == "pow" and isinstance(b, Expr) and b.kind is not float and not isinstance(hint_of(a), float):
+            raise NeedsValue(b)  # its sign decides between an integer and a float
         if name == "mul" and (isinstance(a, int) or isinstance(b, int)):
             for one, rest in ((a, b), (b, a)):
-                if isinstance(one, int) and one == 1:
+                if isinstance(one, int) and one == 1 and type(hint_of(rest)) is not bool:
                     return rest
-        if name == "add" and isinstance(b, int) and b == 0:
+        if name == "add" and isinstance(b, int) and b == 0 and type(hint_of(a)) is int:
             return a
         try:
             hint = compute(hint_of(a), hint_of(b))
-        except ZeroDivisionError:
-            hint = 0
+        except (ZeroDivisionError, ValueError, OverflowError):
+            hint = 0.0 if name == "truediv" or float in (type(hint_of(a)), type(hint_of(b))) else 0
         return Expr(name, (a, b), hint)
 
     return method
@@ -243,8 +281,49 @@ def broadcast_dims(shapes: Sequence[Dims]) -> Dims | None:
 
 
 def static_dims(tensor: torch.Tensor) -> frozenset[int]:
-    """Dimensions that ``torch._dynamo.mark_static`` fixed."""
-    return frozenset(getattr(tensor, "_dynamo_static_indices", ()))
+    """Dimensions whose sizes ``torch._dynamo.mark_static`` fixed; it keeps negative ones as they were given."""
+    rank = max(tensor.dim(), 1)
+    return frozenset(dim % rank for dim in getattr(tensor, "_dynamo_static_indices", ()))
+
+
+def shared_memory(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """For each tensor the position of the first one whose memory meets its own: that of one storage, or of storages that
+    overlap, as tensors made of one array of another library do."""
+    first: dict[int, int] = {}
+    keys: list[int] = []
+    foreign = False
+    for at, tensor in enumerate(tensors):
+        try:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            foreign = foreign or not storage.resizable()  # memory that torch has not allocated
+        except (RuntimeError, NotImplementedError):  # wrapper subclasses may have no storage
+            key = id(tensor)
+        keys.append(first.setdefault(key, at))
+    return _overlapping(tensors, keys) if foreign and len(first) > 1 else keys
+
+
+def _overlapping(tensors: Sequence[torch.Tensor], first: Sequence[int]) -> list[int]:
+    """``shared_memory`` where ``first`` tells storages apart: those that overlap count as one."""
+    group = {at: at for at in first}
+    reach, last = 0, 0
+    for begin, end, at in sorted((*_span(tensors[at]), at) for at in group):
+        if begin < reach:
+            low, high = sorted((group[at], group[last]))
+            group = {k: low if g == high else g for k, g in group.items()}
+        if end > reach:
+            reach, last = end, at
+    return [group[at] for at in first]
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of a tensor's storage; nothing where there is no data."""
+    try:
+        storage = tensor.untyped_storage()
+        begin = storage.data_ptr()
+        return begin, begin + storage.nbytes() if begin else begin
+    except (RuntimeError, NotImplementedError):
+        return 0, 0
 
 
 def dtype_name(dtype: torch.dtype) -> str:

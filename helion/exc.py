@@ -6,6 +6,8 @@ the raiser passes ``location`` and an excerpt with a caret follows the message.
 
 from __future__ import annotations
 
+import builtins
+import pickle
 from typing import Any, ClassVar, Protocol
 
 
@@ -29,11 +31,32 @@ class Base(RuntimeError):
             return self.message
         return f"{self.message}\nWhile processing:\n{self.location.excerpt()}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross between processes with text, fields and location."""
+        fields = {name: _portable(value) for name, value in self.fields.items()}
+        state = {**self.__dict__, "fields": fields, "location": _portable(self.location)}
+        return (_restored, (type(self), tuple(map(_portable, self.args)), state))
+
     def at(self, location: _Location | None) -> Base:
         """The same error with a location, unless it already has one (the innermost line wins)."""
         if self.location is None:
             self.location = location
         return self
+
+
+def _restored(kind: type[Base], args: tuple[Any, ...], state: dict[str, Any]) -> Base:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+def _portable(value: Any) -> Any:
+    """``value``, or what it looks like if it cannot be pickled."""
+    try:
+        pickle.dumps(value)
+    except Exception:  # whatever the object's own code raises
+        return repr(value)
+    return value
 
 
 class BaseError(Base):
@@ -48,8 +71,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     # --- the decorator -------------------------------------------------------------------------------------------
     ("NamingConflict", "BaseError", "The name {name!r} is used by generated code; rename the {what} {name!r} in kernel {kernel!r}."),
     ("ClosuresNotSupported", "BaseError", "Kernel {kernel!r} closes over the local variable {name!r}; pass it as an argument, or make it a module global or hl.constexpr."),
+    ("SourceChanged", "BaseError", "The source of {name!r} in {file} was changed after it was imported, so that the file no longer says what Python runs; start the process again, or reload the module."),
     ("DecoratorAfterHelionKernelDecorator", "BaseError", "@helion.kernel must be the innermost decorator of {kernel!r}; move {decorator!r} above it."),
     ("NoTensorArgs", "BaseError", "Kernel {kernel!r} was called without a tensor argument; at least one argument must be a tensor or a torch.device, so that the device is known."),
+    ("UnsupportedTensor", "BaseError, TypeError", "Kernel {kernel!r}: argument {name!r} is {what}; {remedy}."),
+    ("UnsupportedTracer", "BaseError", "Kernel {kernel!r} was called {where}, where what it does would go unseen. Wrap the call in {remedy}, and call that."),
+    ("InPlaceOnGradient", "BaseError", "Kernel {kernel!r} writes into {name!r}, {what}, and autograd would not know of it. Call it under torch.no_grad(), pass {name}.detach(), or wrap it in a torch.autograd.Function that says mark_dirty."),
     ("TracedArgNotSupported", "BaseError", "{0}"),
     ("GraphModuleUnsupportedOps", "BaseError", "The torch.fx.GraphModule {name!r} contains {ops}; only function calls on its inputs can be traced. Inline submodules and make their parameters inputs."),
     # --- where things may be called ------------------------------------------------------------------------------
@@ -108,6 +135,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("SpecializeOnDevice", "BaseError", "hl.specialize must be called in host code, before the device loop."),
     ("SpecializeArgType", "BaseError", "hl.specialize takes sizes, strides and numbers that come from the arguments, got {got}."),
     ("ChangesInHostLoop", "SpecializeArgType", "{name!r} changes from one iteration of a host loop to the next, so that it is not known when the kernel is compiled; branch on it in device code, or unroll the loop by hand."),
+    ("KnownAtRunTime", "TypeInferenceError", "The value of {what} is known only when the host code runs{because}, and the kernel depends on it; use it in host code only, pass it as an argument, or write int(...), float(...) or bool(...) around what gives a number."),
     ("InvalidReductionDim", "BaseError", "Dimension {dim} does not exist in a value of shape {shape}."),
     ("MultipleReductionDims", "InvalidReductionDim", "{0}"),
     ("ReductionDimInvalidForShape", "InvalidReductionDim", "{0}"),
@@ -140,27 +168,39 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("NotEnoughConfigs", "BaseError", "configs= needs at least one config for kernel {kernel!r}."),
     ("UnknownTarget", "BaseError", "{0}"),
     ("WrongTarget", "BaseError", "Kernel {kernel!r} was bound for {bound} and cannot run on {device}; bind it without target=, or with the target of that device."),
+    ("UnexpectedHostTensor", "BaseError", "The host code of kernel {kernel!r} has made another {name} than it was compiled for: {how}. Nothing was launched; make it with a plain torch call on the device of the arguments, or pass it as an argument."),
     ("BoundToOtherArguments", "BaseError", "Kernel {kernel!r} was bound for other arguments: {what} is {actual}, bound for {expected}. Call the kernel itself, or bind it to these arguments."),
     ("TritonError", "BaseError", "Triton failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}"),
     ("TritonUnrecoverableRuntimeError", "TritonError", "Triton failed on kernel {kernel!r} with {decorator} in a way that leaves the device unusable: {reason}\nThe generated source is at {path}"),
     ("AutotuneError", "BaseError", "{0}"),
     ("AutotuningDisallowedInEnvironment", "AutotuneError", "Tuning was asked for, but HELION_DISALLOW_AUTOTUNING is set; fix a config, as in @helion.kernel(config=helion.Config(...)), or unset the variable."),
     ("CacheAssertionError", "AutotuneError", "{0}"),
+    # --- checked mode, and what the interpreter finds without it ---------------------------------------------------
+    ("CheckFailed", "BaseError", "Kernel {kernel!r}: a check on the GPU failed, or an access was illegal; what it was stands above, on stderr: {reason}"),
+    ("IndexOutOfRange", "CheckFailed, IndexError", "{0}"),
+    ("UnwrittenRead", "CheckFailed", "{0}"),
     # --- reference mode ------------------------------------------------------------------------------------------
     ("IncompatibleInterpretModes", "BaseError", "HELION_INTERPRET=1 and TRITON_INTERPRET=1 exclude each other: the first runs kernels eagerly, the second runs compiled code in Triton's interpreter. Unset one of them."),
     ("RefEagerModeCodePrintError", "BaseError", "There is no generated code to print when kernels run eagerly; unset HELION_INTERPRET (or ref_mode), or print_output_code."),
     ("DuplicateStoreIndicesError", "BaseError", "One store writes {count} lanes to elements of a tensor of shape {shape} that other lanes write too; which of them wins is undefined when compiled. Make the indices distinct, mask the surplus lanes with extra_mask, or use an atomic operation."),
+    ("ReadModifyWriteRace", "BaseError", "Programs at every tile of {axis!r} read, change and store the same elements of {name!r}, in any order and at the same time, so that changes get lost; use hl.atomic_add (or another atomic operation), or make {axis!r} a loop inside of the grid loop, or give it one tile."),
+    ("DataRace", "BaseError", "{element} is {first}, then {second} of kernel {kernel!r}; {why}. What it holds depends on which comes first."),
     # --- warnings ------------------------------------------------------------------------------------------------
     ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
     ("TensorOperationsInHostCall", "TensorOperationInWrapper", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
+    ("GradientNotRecorded", "BaseWarning", "Kernel {kernel!r} got {name!r}, which requires a gradient, but autograd records nothing of a kernel: its results do not require one. Give it a backward with {remedies}, or call it under torch.no_grad()."),
+    ("UnwrittenOutput", "BaseWarning", "Kernel {kernel!r} returns {what} of which {count} elements were never written, the first at {first}: they hold whatever lay in memory. Write every element, or allocate it with torch.zeros."),
     ("WrongDevice", "BaseWarning", "{name} gives a tensor on {got}, but the kernel runs on {expected}."),
     ("BlockSizeIgnoredInInterpretMode", "BaseWarning", "Kernel {kernel!r} runs eagerly: its config's block_sizes {sizes} are ignored, tiles cover whole dimensions unless hl.tile(block_size=...) fixes their size."),
+    ("StoreFromSeveralPrograms", "BaseWarning", "Programs at every tile of {axis!r} store different values in the same elements of {name!r}; which one stays depends on their order. Use an atomic operation, or store from one of them."),
+    ("LoadOfOtherPrograms", "BaseWarning", "This loads elements of {name!r} that programs at other tiles of {axis!r} store at the same time; it may see them before or after. Store into another tensor, or put hl.barrier() between two loops."),
     ("TiledKMatmulAccumulationWarning", "BaseWarning", "`acc += a @ b` rounds every partial product; use hl.dot(a, b, acc=acc) or torch.addmm(acc, a, b)."),
+    ("SettingHasNoEffect", "BaseWarning", "The setting {name}={value!r} is accepted for compatibility and has no effect: {why}."),
     ("NoAOTHeuristicWarning", "BaseWarning", "Kernel {kernel!r} has no table of tuned configs; it runs with its default config."),
 )  # fmt: skip
 
 for _name, _base, _template in _TABLE:
-    _bases = tuple(globals()[base] for base in _base.split(", "))
+    _bases = tuple(globals().get(base) or getattr(builtins, base) for base in _base.split(", "))
     globals()[_name] = type(_name, _bases, {"template": _template, "__module__": __name__, "__doc__": _template})
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import enum
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,18 @@ def _bool(text: str) -> bool:
     raise ValueError(f"expected one of {', '.join((*_TRUE, *_FALSE[:-1]))}")
 
 
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError("expected a number above 0")
+    return number
+
+
+def _natural(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise ValueError("expected a number that is not negative")
+    return number
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -29,6 +43,7 @@ def _choice(*values: str) -> Callable[[str], str]:
             raise ValueError(f"expected one of {', '.join(values)}")
         return text
 
+    parse.values = values  # type: ignore[attr-defined]
     return parse
 
 
@@ -68,12 +83,70 @@ class Knob:
         except (ValueError, OSError) as error:
             raise ValueError(f"environment variable {self.env}={text!r}: {error}") from error
 
+    def accepts(self, value: Any) -> bool:
+        """Whether ``value``, given in Python instead of as text, is of the kind that the text stands for."""
+        if value is None:
+            return self.default is None or self.env.startswith("HELION_AUTOTUNE")
+        if self.parse is _bool:
+            return isinstance(value, bool)
+        if self.parse is _natural:
+            return isinstance(value, int) and not isinstance(value, bool)
+        if self.parse in (int, float):
+            return isinstance(value, (int, self.parse)) and not isinstance(value, bool)
+        if self.parse is str:
+            return isinstance(value, (str, int, enum.Enum)) and not isinstance(value, bool)
+        if self.parse is _names:
+            return isinstance(value, (tuple, list)) and all(isinstance(item, (str, type)) for item in value)
+        if self.parse is _json_or_file:
+            return isinstance(value, Mapping)
+        if not isinstance(value, str):
+            return False
+        try:
+            self.parse(value)
+        except ValueError:
+            return False
+        return True
+
+    @property
+    def expected(self) -> str:
+        """What ``accepts`` takes, in words."""
+        kinds: dict[Any, str] = {
+            _bool: "True or False",
+            int: "an int",
+            _natural: "an int",
+            float: "a number",
+            str: "a string",
+            _names: "a list of names",
+            _json_or_file: "a dict",
+        }
+        text = kinds.get(self.parse) or f"one of {', '.join(map(repr, getattr(self.parse, 'values', ())))}"
+        return f"{text} or None" if self.accepts(None) else text
+
+
+def unknown_variables() -> list[str]:
+    """``HELION_*`` variables that are set and that nothing reads, each with what it may have been meant to be."""
+    known = {knob.env for knob in (*globals().values(), *SETTINGS.values()) if isinstance(knob, Knob)}
+    found = []
+    for name in sorted(os.environ):
+        if name.startswith("HELION_") and name not in known and name not in _OF_TOOLS:
+            close = difflib.get_close_matches(name, known, 1)
+            found.append(f"{name} (did you mean {close[0]}?)" if close else name)
+    return found
+
+
+#: Variables of the project's own scripts.
+_OF_TOOLS = ("HELION_PROVE",)
 
 TARGET = Knob("HELION_TARGET", str, None, "target of kernels bound to CPU, meta or fake tensors (default sm_90)")
 CACHE_DIR = Knob(
     "HELION_CACHE_DIR", str, None, "where generated modules are kept (default: the user's cache directory)"
 )
-DUMP = Knob("HELION_DUMP", _names, (), "compiler steps whose program is printed to stderr, comma separated, or 'all'")
+DUMP = Knob(
+    "HELION_DUMP",
+    _names,
+    (),
+    "compiler steps whose program is printed to stderr, comma separated, or 'all'; for an unknown one all are listed",
+)
 LOGS = Knob(
     "HELION_LOGS",
     _loggers,
@@ -98,6 +171,12 @@ DISALLOW_AUTOTUNING = Knob("HELION_DISALLOW_AUTOTUNING", _bool, False, "raise wh
 MEASURE_COMPILE_TIME = Knob(
     "HELION_MEASURE_COMPILE_TIME", _bool, False, "count and time every bind, and print a table at exit"
 )
+MAX_SPECIALIZATIONS = Knob(
+    "HELION_MAX_SPECIALIZATIONS",
+    _positive,
+    1024,
+    "bound kernels that one kernel keeps; beyond that the least recently used go, and are compiled again when needed",
+)
 VERIFY = Knob("HELION_VERIFY", _bool, False, "verify the device IR after every compiler step")
 
 #: Knobs that give the defaults of ``helion.Settings``, by field.
@@ -108,7 +187,8 @@ SETTINGS: dict[str, Knob] = {
     "dot_precision": Knob("TRITON_F32_DEFAULT", _choice("tf32", "tf32x3", "ieee", "default", "high", "highest"), "tf32", "precision of fp32 matrix products"),
     "fast_math": Knob("HELION_FAST_MATH", _bool, False, "allow approximate transcendental functions"),
     "static_shapes": Knob("HELION_STATIC_SHAPES", _bool, True, "compile once per shape instead of passing sizes as arguments"),
-    "persistent_reserved_sms": Knob("HELION_PERSISTENT_RESERVED_SMS", int, 0, "SMs that persistent grids leave free"),
+    "persistent_reserved_sms": Knob("HELION_PERSISTENT_RESERVED_SMS", _natural, 0, "SMs that persistent grids leave free"),
+    "checked": Knob("HELION_CHECKED", _bool, False, "report indices out of range, races and reads of what nobody wrote, with the user's line; slow"),
     "print_output_code": Knob("HELION_PRINT_OUTPUT_CODE", _bool, False, "print generated modules to stderr"),
     "print_repro": Knob("HELION_PRINT_REPRO", _bool, False, "print a script that runs the kernel on random arguments, at its first call and when it fails"),
     "output_origin_lines": Knob("HELION_OUTPUT_ORIGIN_LINES", _bool, True, "name the user's lines in comments of generated code"),

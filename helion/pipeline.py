@@ -12,12 +12,13 @@ import torch
 
 from . import _logging, exc
 from ._compiler.backends import BACKENDS
-from ._compiler.context import CompileContext
+from ._compiler.context import CompileContext, Observed
 from ._compiler.frontend.trace import Traced, index_dtype
 from ._compiler.ir.grammar import Program
 from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
 from ._lazy import lazy
+from ._shapes import hint_of
 from .config import Config
 from .hardware import Target
 from .settings import Settings
@@ -119,7 +120,10 @@ class Analysis:
         memory than a block has by any error of the prediction. Dimensions that differ from call to call count as their
         smallest; an empty grid launches nothing, and needs nothing.
         """
-        grids = ([self.facts.axes[axis.block].extent for axis in root.axes] for root in self.program.roots)
+        blocks = self.program.blocks
+        grids = (
+            [hint_of(e) for a in root.axes if (e := blocks[a.block].extent) is not None] for root in self.program.roots
+        )
         if self.seeds.seeds or all(0 in extents for extents in grids):
             return None
         space, warps = self.space, self.space.conservative()["num_warps"]
@@ -143,7 +147,13 @@ class Analysis:
         if code is None:
             backend = BACKENDS[self.settings.backend]
             plan = build.build_plan(
-                self.program, self.rollable, config, self.settings, self.target, backend.mechanisms()
+                self.program,
+                self.rollable,
+                config,
+                self.settings,
+                self.target,
+                backend.mechanisms(),
+                backend.steps,
             )
             code = self._codes[config] = Code(plan, backend.render(plan))
         return code
@@ -163,8 +173,12 @@ def analyse(
     settings: Settings,
     target: Target,
     constants: frozenset[str],
+    observed: Mapping[str, Observed] | None = None,
 ) -> Analysis:
-    """Walk a kernel on its arguments. Raises every error of the user's program."""
+    """Walk a kernel on its arguments. ``observed``: tensors of its host code that are known from a run, by name.
+
+    Raises every error of the user's program.
+    """
     if settings.backend not in BACKENDS:
         known = ", ".join(map(repr, BACKENDS))
         raise exc.BackendUnsupported(what=f"Kernel {name!r}", backend=settings.backend, remedy=f"; there is {known}")
@@ -174,13 +188,14 @@ def analyse(
         target=target,
         device=_device(name, arguments),
         index_dtype=index_dtype(wanted, arguments),
+        observed=observed or {},
     )
     try:
         traced = front_end(fn, arguments, context, constants)
     except exc.IndexOffsetOutOfRangeForInt32:
         if wanted != "auto":
             raise
-        wide = CompileContext(settings=settings, target=target, device=context.device, index_dtype=torch.int64)
+        wide = replace(context, index_dtype=torch.int64)
         traced = front_end(fn, arguments, wide, constants)
     return Analysis(traced, name, target, settings)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
-from . import exc, knobs
+from . import _compatibility, exc, knobs
 
 _PRECISION_ALIASES = {"default": "tf32", "high": "tf32x3", "highest": "ieee"}
 #: Fields that take objects, which no environment variable can spell.
@@ -21,6 +22,14 @@ _OBJECT_FIELDS: dict[str, Any] = {
 }
 
 
+_LISTENERS: list[Callable[[], None]] = []
+
+
+def on_change(listener: Callable[[], None]) -> None:
+    """Call ``listener`` whenever a field of some ``Settings`` is assigned."""
+    _LISTENERS.append(listener)
+
+
 class RefMode(enum.Enum):
     """Whether a kernel is compiled (``OFF``) or its Python function runs eagerly (``EAGER``)."""
 
@@ -28,11 +37,71 @@ class RefMode(enum.Enum):
     EAGER = "eager"
 
 
+def _defaults() -> dict[str, Any]:
+    return {**{name: knob.default for name, knob in knobs.SETTINGS.items()}, **_OBJECT_FIELDS}
+
+
+def _settled(name: str, value: Any) -> Any:
+    """A value in the form that is kept. Raises TypeError or ValueError for one that the field cannot have."""
+    if name in _FORMS:
+        return _FORMS[name](value)
+    knob = knobs.SETTINGS.get(name)
+    if knob is not None and not knob.accepts(value):
+        kind = ValueError if isinstance(value, str) and isinstance(knob.default, str) else TypeError
+        raise kind(f"{name} must be {knob.expected}, got {value!r}.")
+    if name == "persistent_reserved_sms" and value < 0:
+        raise ValueError(f"{name} must be 0 or more, got {value!r}.")
+    return value
+
+
+def _dot_precision(value: Any) -> str:
+    precision = _PRECISION_ALIASES.get(value, value) if isinstance(value, str) else value
+    if not isinstance(precision, str) or precision not in ("tf32", "tf32x3", "ieee"):
+        raise ValueError(f"dot_precision must be tf32, tf32x3 or ieee, got {value!r}.")
+    return precision
+
+
+def _index_dtype(value: Any) -> Any:
+    if value not in (None, "auto") and str(value).removeprefix("torch.") not in ("int32", "int64"):
+        raise ValueError(f"index_dtype must be torch.int32, torch.int64 or None, got {value!r}.")
+    return value
+
+
+def _ref_mode(value: Any) -> RefMode:
+    if not isinstance(value, RefMode):
+        raise ValueError(f"ref_mode must be helion.RefMode.OFF or EAGER, got {value!r}.")
+    return value
+
+
+def _ignore_warnings(value: Any) -> tuple[str, ...]:
+    items = () if value is None else value
+    if not isinstance(items, (list, tuple, set, frozenset)) or not all(isinstance(i, (str, type)) for i in items):
+        raise TypeError(f"ignore_warnings must be a list of names or classes of warnings, got {value!r}.")
+    return tuple(item if isinstance(item, str) else item.__name__ for item in items)
+
+
+def _autotuner_fn(value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise TypeError(f"autotuner_fn must be a function or None, got {value!r}.")
+    return value
+
+
+#: Fields whose values have other forms too.
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "dot_precision": _dot_precision,
+    "index_dtype": _index_dtype,
+    "ref_mode": _ref_mode,
+    "ignore_warnings": _ignore_warnings,
+    "autotuner_fn": _autotuner_fn,
+}
+
+
 class Settings:
     """Options of one kernel, given by keyword; each left out takes its environment variable, then its default.
 
-    ``helion.knobs.SETTINGS`` is the table of fields. Unknown fields raise TypeError. The environment is read when
-    the object is made, i.e. when the decorator runs.
+    ``helion.knobs.SETTINGS`` is the table of fields. Unknown fields raise TypeError, or AttributeError when assigned.
+    A field that is accepted for compatibility alone says so once when it is set to another value than its default
+    (``exc.SettingHasNoEffect``). The environment is read when the object is made, i.e. when the decorator runs.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -42,25 +111,24 @@ class Settings:
         if unknown := sorted(set(fields) - set(values)):
             raise TypeError(f"Unknown setting {', '.join(map(repr, unknown))}; known are {', '.join(sorted(values))}.")
         values.update(fields)
-        values["dot_precision"] = _PRECISION_ALIASES.get(values["dot_precision"], values["dot_precision"])
-        if values["dot_precision"] not in ("tf32", "tf32x3", "ieee"):
-            raise ValueError(f"dot_precision must be tf32, tf32x3 or ieee, got {values['dot_precision']!r}.")
-        if values["index_dtype"] not in (None, "auto") and str(values["index_dtype"]).removeprefix("torch.") not in (
-            "int32",
-            "int64",
-        ):
-            raise ValueError(f"index_dtype must be torch.int32, torch.int64 or None, got {values['index_dtype']!r}.")
-        if not isinstance(values["ref_mode"], RefMode):
-            raise ValueError(f"ref_mode must be helion.RefMode.OFF or EAGER, got {values['ref_mode']!r}.")
+        for name in (*fields, *_FORMS):
+            values[name] = _settled(name, values[name])
         if values["ref_mode"] is RefMode.EAGER:
             if knobs.INTERPRET.read() and knobs.TRITON_INTERPRET.read():
                 raise exc.IncompatibleInterpretModes()
             if values["print_output_code"]:
                 raise exc.RefEagerModeCodePrintError()
-        values["ignore_warnings"] = tuple(
-            w if isinstance(w, str) else w.__name__ for w in (values["ignore_warnings"] or ())
-        )
+        _compatibility.announce(values, _defaults(), values["ignore_warnings"])
         self.__dict__.update(values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dict__:
+            raise AttributeError(f"Settings has no field {name!r}")
+        value = _settled(name, value)
+        _compatibility.announce({name: value}, _defaults(), self.__dict__["ignore_warnings"])
+        object.__setattr__(self, name, value)
+        for listener in _LISTENERS:
+            listener()
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"Settings has no field {name!r}")

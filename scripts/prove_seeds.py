@@ -2,22 +2,23 @@
 
     python scripts/prove_seeds.py [--targets sm_90,sm_100] [--kernels softmax,jsd] [--changed] [--dry]
 
-Writes test/seeds/compiled.tsv: what was predicted beside what the binary takes, and why it spills if it does. Exits
-with 1 when a seed does not compile, does not fit its target, takes more shared memory than was predicted, or spills
+Writes test/seeds/compiled.tsv: what the binary takes, and why it spills if it does, beside a digest of the config that
+test/seeds/seeds.tsv has in full, with what was predicted. Exits with 1 when a seed does not compile, does not fit its target, takes more shared memory than was predicted, or spills
 where it should not: at all where 16 rows of its widest tile take at most half of the register file, and more than
 1024 bytes elsewhere. A few bytes that ptxas spills with half of the registers unused are listed and let pass.
-`--changed` compiles only what is not in the file with the same config and predictions; `--dry` leaves the file.
+`--changed` compiles only what is not in the file with the same config; `--dry` leaves the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,8 @@ TABLE = ROOT / "test" / "seeds" / "compiled.tsv"
 #: The targets of the file. All of the table's compile; these are the ones whose figures are kept.
 KEPT_TARGETS = ("sm_90", "h200", "sm_100")
 KEY = ("suite", "kernel", "case", "dtype", "target")
-NUMBERS = ("predicted_registers", "registers", "spilled", "predicted_shared", "shared", "shared_limit")
-COLUMNS = (*KEY, "config", *NUMBERS, "note")
+NUMBERS = ("registers", "spilled", "shared", "shared_limit")
+COLUMNS = (*KEY, "seed", *NUMBERS, "note")
 
 #: Rows of the smallest product; a tile this high of a row's width in half of the register file must not spill.
 LEAST_ROWS, REGISTER_BYTES = 16, 4
@@ -44,40 +45,54 @@ MOST_CHOSEN = 64
 REGISTER_ERROR = 0.20
 
 
+def digest(config: str) -> str:
+    """Eight hexadecimal digits that stand for the text of a config."""
+    return hashlib.sha256(config.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """Registers a thread and bytes of shared memory a block."""
+
+    registers: int
+    shared: int
+
+    @classmethod
+    def of(cls, line: Mapping[str, str]) -> Predicted:
+        """What a line of the table of seeds says."""
+        return cls(registers=int(line["registers"]), shared=int(line["shared"]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """One line. Registers a thread, bytes spilled a thread, bytes of shared memory a block."""
+    """One line. Registers a thread, bytes spilled a thread, bytes of shared memory a block; ``seed`` is the digest of
+    the config's text."""
 
     key: tuple[str, ...]
-    config: str
-    predicted_registers: int
+    seed: str
     registers: int
     spilled: int
-    predicted_shared: int
     shared: int
     shared_limit: int
     note: str
 
     @property
     def text(self) -> str:
-        return "\t".join((*self.key, self.config, *(str(getattr(self, name)) for name in NUMBERS), self.note))
+        return "\t".join((*self.key, self.seed, *(str(getattr(self, name)) for name in NUMBERS), self.note))
 
-    @property
-    def chosen(self) -> tuple[str, str, str]:
-        """Config, predicted registers and predicted shared memory: what the table of seeds has as well."""
-        return self.config, str(self.predicted_registers), str(self.predicted_shared)
-
-    @property
-    def complaints(self) -> list[str]:
+    def complaints(self, predicted: Predicted) -> list[str]:
         """What is wrong with it; empty if nothing is."""
         found = []
         if self.shared > self.shared_limit:
             found.append(f"{self.shared} bytes of shared memory do not fit {self.shared_limit}")
-        if self.shared > self.predicted_shared:
-            found.append(f"{self.shared} bytes of shared memory, {self.predicted_shared} were predicted")
+        if self.shared > predicted.shared:
+            found.append(f"{self.shared} bytes of shared memory, {predicted.shared} were predicted")
         if self.spilled > MOST_SPILLED or (self.spilled and self.note.startswith("rows")):
             found.append(f"{self.spilled} bytes spilled, {self.note}")
         return found
+
+
+Row = tuple[Compiled, Predicted]
 
 
 def parse(text: str) -> list[Compiled]:
@@ -89,7 +104,7 @@ def parse(text: str) -> list[Compiled]:
             continue
         at = len(KEY) + 1
         numbers = dict(zip(NUMBERS, map(int, columns[at : at + len(NUMBERS)]), strict=True))
-        found.append(Compiled(key=tuple(columns[: len(KEY)]), config=columns[len(KEY)], note=columns[-1], **numbers))
+        found.append(Compiled(key=tuple(columns[: len(KEY)]), seed=columns[len(KEY)], note=columns[-1], **numbers))
     return found
 
 
@@ -119,7 +134,7 @@ def why_spilled(bound: BoundKernel, config: Any, real: Any) -> str:
     return f"rows of {width} bytes"
 
 
-def compile_seed(seeds: Any, cell: Any, target: str) -> Compiled | str | None:
+def compile_seed(seeds: Any, cell: Any, target: str) -> Row | str | None:
     """The line of one cell, why it does not compile, or None where the table has no seed for it."""
     from helion import exc
     from helion._compiler.toolchain.offline import OfflineCompileError
@@ -135,20 +150,19 @@ def compile_seed(seeds: Any, cell: Any, target: str) -> Compiled | str | None:
         real = bound.resources(first.config)
     except OfflineCompileError as error:
         return f"does not compile: {error.detail.splitlines()[-1] if error.detail else error}"
-    return Compiled(
+    made = Compiled(
         key=(*cell.key, target),
-        config=seeds.config_text(bound, first.config),
-        predicted_registers=first.predicted.registers_per_thread,
+        seed=digest(seeds.config_text(bound, first.config)),
         registers=real.registers,
         spilled=real.spill_bytes,
-        predicted_shared=first.predicted.shared_bytes,
         shared=real.shared_bytes,
         shared_limit=real.limit_bytes,
         note=why_spilled(bound, first.config, real) if real.spill_bytes else "",
     )
+    return made, Predicted(registers=first.predicted.registers_per_thread, shared=first.predicted.shared_bytes)
 
 
-def prove(seeds: Any, cells: Iterable[Any], targets: Iterable[str]) -> Iterator[Compiled | str]:
+def prove(seeds: Any, cells: Iterable[Any], targets: Iterable[str]) -> Iterator[Row | str]:
     """The lines of ``cells``, and a text for each that does not compile."""
     targets = tuple(targets)
     for cell in cells:
@@ -160,19 +174,20 @@ def prove(seeds: Any, cells: Iterable[Any], targets: Iterable[str]) -> Iterator[
                 yield made
 
 
-def register_error(rows: Iterable[Compiled]) -> float:
+def register_error(rows: Iterable[Row]) -> float:
     """Median of how far the prediction is off, as a part of the real number; rows that spill are left out."""
-    errors = [abs(r.predicted_registers - r.registers) / r.registers for r in rows if not r.spilled]
+    errors = [abs(p.registers - r.registers) / r.registers for r, p in rows if not r.spilled]
     return statistics.median(errors) if errors else 0.0
 
 
-def summary(rows: list[Compiled]) -> str:
-    over = [r for r in rows if r.predicted_shared > 1.1 * r.shared + 2048]
+def summary(rows: list[Row]) -> str:
+    spilling = [r for r, _ in rows if r.spilled]
+    over = [r for r, p in rows if p.shared > 1.1 * r.shared + 2048]
     lines = [
-        f"{len(rows)} compiled, {sum(bool(r.spilled) for r in rows)} spill, at most {max((r.spilled for r in rows), default=0)} bytes",
+        f"{len(rows)} compiled, {len(spilling)} spill, at most {max((r.spilled for r in spilling), default=0)} bytes",
         f"registers: median error {register_error(rows):.1%}; shared memory: {len(over)} predicted above 1.1 x + 2 KiB",
     ]
-    lines += [f"SPILL {' '.join(r.key)}: {r.spilled} bytes, {r.note}; {r.config}" for r in rows if r.spilled]
+    lines += [f"SPILL {' '.join(r.key)}: {r.spilled} bytes, {r.note}" for r in spilling]
     return "\n".join(lines)
 
 
@@ -187,14 +202,14 @@ def main() -> None:
         os.environ["TRITON_CACHE_DIR"] = os.path.join(cache, "triton")
         os.environ["HELION_CACHE_DIR"] = os.path.join(cache, "helion")
         rows, failures = run(arguments)
-    failures += [f"{' '.join(r.key)}: {what}" for r in rows for what in r.complaints]
+    failures += [f"{' '.join(r.key)}: {what}" for r, predicted in rows for what in r.complaints(predicted)]
     print(summary(rows))
     if failures:
         print(*(f"FAILED {failure}" for failure in failures), sep="\n")
         raise SystemExit(1)
 
 
-def run(arguments: argparse.Namespace) -> tuple[list[Compiled], list[str]]:
+def run(arguments: argparse.Namespace) -> tuple[list[Row], list[str]]:
     """Compile what was asked for, and write the file with what it had of the rest."""
     from helion._testing import import_path  # after the cache folder is chosen
 
@@ -202,14 +217,15 @@ def run(arguments: argparse.Namespace) -> tuple[list[Compiled], list[str]]:
     known = {r.key: r for r in parse(TABLE.read_text())} if TABLE.exists() else {}
     kernels, targets = arguments.kernels.split(",") if arguments.kernels else [], arguments.targets.split(",")
     cells = [cell for cell in seeds.cells() if not kernels or cell.kernel in kernels]
-    rows: list[Compiled] = []
+    rows: list[Row] = []
     failures: list[str] = []
     began = time.perf_counter()
     for at, cell in enumerate(cells):
         for target in targets:
             old = known.get((*cell.key, target))
-            if arguments.changed and old is not None and old.chosen == _chosen(seeds, cell, target):
-                rows.append(old)
+            chosen = _chosen(seeds, cell, target) if arguments.changed and old is not None else None
+            if old is not None and chosen is not None and old.seed == digest(chosen["config"]):
+                rows.append((old, Predicted.of(chosen)))
                 continue
             for made in prove(seeds, [cell], [target]):
                 if isinstance(made, str):
@@ -217,20 +233,20 @@ def run(arguments: argparse.Namespace) -> tuple[list[Compiled], list[str]]:
                     print(f"FAILED {made}", flush=True)
                 else:
                     rows.append(made)
-                    if made.complaints or made.spilled:
-                        print(f"{' '.join(made.key)}: {made.complaints or made.note}", flush=True)
+                    compiled, predicted = made
+                    if (wrong := compiled.complaints(predicted)) or compiled.spilled:
+                        print(f"{' '.join(compiled.key)}: {wrong or compiled.note}", flush=True)
         if at % 50 == 49:
             print(f"{at + 1} of {len(cells)} cells, {time.perf_counter() - began:.0f} s", flush=True)
     if not arguments.dry:
-        merged = known | {r.key: r for r in rows}
+        merged = known | {r.key: r for r, _ in rows}
         order = [(*cell.key, target) for cell in seeds.cells() for target in seeds.TARGETS]
         TABLE.write_text(head() + "".join(f"{merged[key].text}\n" for key in order if key in merged))
     return rows, failures
 
 
-def _chosen(seeds: Any, cell: Any, target: str) -> tuple[str, str, str]:
-    columns = dict(zip(seeds.COLUMNS, seeds.line(cell, target), strict=True))
-    return columns["config"], columns["registers"], columns["shared"]
+def _chosen(seeds: Any, cell: Any, target: str) -> dict[str, str]:
+    return dict(zip(seeds.COLUMNS, seeds.line(cell, target), strict=True))
 
 
 if __name__ == "__main__":

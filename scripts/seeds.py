@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 TABLE = ROOT / "test" / "seeds" / "seeds.tsv"
 TARGETS = ("sm_80", "sm_90", "h200", "sm_100", "gfx942")
-COLUMNS = ("suite", "kernel", "case", "dtype", "target", "facts", "heuristic", "config", "registers", "shared")
+KEY = ("suite", "kernel", "case", "dtype", "target")
+COLUMNS = (*KEY, "facts", "heuristic", "config", "registers", "shared")
 
 
 def bind(cell: Cell, target: str) -> BoundKernel:
@@ -57,6 +58,17 @@ def line(cell: Cell, target: str) -> tuple[str, ...]:
     predicted = first.predicted
     numbers = str(predicted.registers_per_thread), str(predicted.shared_bytes)
     return *start, facts, first.heuristic, config_text(bound, first.config), *numbers
+
+
+def kept() -> dict[tuple[str, ...], dict[str, str]]:
+    """The lines of the file by suite, kernel, case, dtype and target: their columns, with the facts written out."""
+    found = {}
+    facts = ""
+    for one in TABLE.read_text().splitlines()[1:]:
+        columns = dict(zip(COLUMNS, one.split("\t"), strict=True))
+        columns["facts"] = facts = facts if columns["facts"] == '"' else columns["facts"]
+        found[tuple(columns[name] for name in KEY)] = columns
+    return found
 
 
 def text(chosen: Iterable[Cell]) -> str:

@@ -46,6 +46,41 @@ def bmm(a, b):
     return out
 
 
+def matmul(x, y):
+    m, k = x.size()
+    _, n = y.size()
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def matmul_to_bf16(x, y):
+    """For operands that torch does not multiply on its own, such as fp8."""
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def product_of_bytes(x, y):
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.int32, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.int32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
 def row_sum(x):
     out = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
     for tile in hl.tile(x.size(0)):

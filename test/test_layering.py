@@ -1,17 +1,20 @@
 """The architecture, as a test over the source text of `helion/`.
 
 A module may import what stands above it in the tables below, at the top of its file. Imports under
-`if TYPE_CHECKING:` do not run and are left out. Nothing here imports helion.
+`if TYPE_CHECKING:` do not run; only circles count them. Nothing here imports helion.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+import layering_allowances as allowances
 import pytest
 
 PACKAGE = "helion"
@@ -24,7 +27,9 @@ LAYERS = (
     "_syntax",
     "_locks",
     "_lazy",
+    "_compatibility",
     "_logging",
+    "_files",
     "_shapes",
     "hardware",
     "fields",
@@ -72,9 +77,16 @@ INNER = {
 }
 # Each folder in here is one backend; nobody outside names one.
 BACKENDS = "_compiler.backends"
+# Where a backend must not even be mentioned, outside of its folder and of the list of all backends.
+NEUTRAL_ROOMS = ("_compiler", "autotuner", "pipeline")
 # What a backend is written with, and who may import it.
 BACKEND_LIBRARIES = ("triton", "cutlass")
 LIBRARY_ROOMS = (BACKENDS, "_compiler.toolchain", "autotuner.measure", "runtime", "_testing", "__main__")
+# Functions that import the module whose name they are given.
+IMPORTERS = frozenset({"import_module", "__import__", "lazy"})
+# The only file that imports what it is told to.
+COMPUTED_IMPORT_ROOMS = ("_lazy",)
+LARGEST_CIRCLE = 3
 ENVIRONMENT_ROOM = "knobs"
 ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
 DEVICE_ROOM = "hardware"
@@ -97,7 +109,16 @@ class Violation:
 class Module:
     name: str  # dotted, without the package: "config", "_compiler.ir.grammar", "_compiler.ir.__init__", "__init__"
     path: str
+    text: str
     tree: ast.Module
+
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @functools.cached_property
+    def imports(self) -> list[Import]:
+        return list(imports(self))
 
     def inside(self, *rooms: str) -> bool:
         return any(self.name == room or self.name.startswith(room + ".") for room in rooms)
@@ -105,9 +126,10 @@ class Module:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Import:
-    target: str  # full dotted name of what is imported
+    target: str  # full dotted name of what is imported, "" if that is known only when it runs
     line: int
     in_function: bool
+    runs: bool = True
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -119,7 +141,8 @@ def read_modules(root: Path) -> dict[str, Module]:
     for file in sorted(root.rglob("*.py")):
         path = file.relative_to(root)
         name = ".".join(path.with_suffix("").parts)
-        modules[name] = Module(name=name, path=path.as_posix(), tree=ast.parse(file.read_text(), filename=str(file)))
+        text = file.read_text()
+        modules[name] = Module(name=name, path=path.as_posix(), text=text, tree=ast.parse(text, filename=str(file)))
     return modules
 
 
@@ -135,13 +158,38 @@ def is_type_checking(test: ast.expr) -> bool:
     return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
-def imports(module: Module) -> Iterator[Import]:
-    """Every import that runs, those by `importlib.import_module("...")` included."""
+def importers(module: Module) -> frozenset[str]:
+    """What the functions in IMPORTERS are called in a module."""
+    nodes = [node for node in module.nodes if isinstance(node, ast.ImportFrom)]
+    return IMPORTERS | {a.asname for node in nodes for a in node.names if a.name in IMPORTERS and a.asname}
 
-    def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
+
+def called(call: ast.Call) -> str:
+    """The last part of what is called: "lazy" of `lazy(...)`, "import_module" of `importlib.import_module(...)`."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def named_module(module: Module, call: ast.Call) -> str:
+    """The full name in a call of a function in IMPORTERS, "" where it is computed."""
+    given = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "name")]
+    name = given[0].value if given and isinstance(given[0], ast.Constant) else None
+    if not isinstance(name, str):
+        return ""
+    bare = name.lstrip(".")
+    return absolute(module, len(name) - len(bare), bare)
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Every import, those by `importlib.import_module("...")` and `lazy("...")` included."""
+    names = importers(module)
+
+    def visit(node: ast.AST, in_function: bool, runs: bool) -> Iterator[Import]:
         if isinstance(node, ast.If) and is_type_checking(node.test):
-            for other in node.orelse:
-                yield from visit(other, in_function)
+            for child, does in [*((n, False) for n in node.body), *((n, runs) for n in node.orelse)]:
+                yield from visit(child, in_function, does)
             return
         targets: list[str] = []
         if isinstance(node, ast.Import):
@@ -149,19 +197,16 @@ def imports(module: Module) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             base = absolute(module, node.level, node.module or "")
             targets = [f"{base}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            name = node.args[0].value
-            if ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__") and isinstance(name, str):
-                bare = name.lstrip(".")
-                targets = [absolute(module, len(name) - len(bare), bare)]
+        elif isinstance(node, ast.Call) and called(node) in names:
+            targets = [named_module(module, node)]
         for target in targets:
             assert isinstance(node, ast.stmt | ast.expr)
-            yield Import(target=target, line=node.lineno, in_function=in_function)
+            yield Import(target=target, line=node.lineno, in_function=in_function, runs=runs)
         deeper = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, deeper)
+            yield from visit(child, deeper, runs)
 
-    return visit(module.tree, False)
+    return visit(module.tree, False, True)
 
 
 def resolve(target: str, modules: dict[str, Module]) -> str | None:
@@ -208,11 +253,17 @@ def points_down(module: Module, target: str) -> bool:
 
 
 def wrong_imports(module: Module, modules: dict[str, Module]) -> Iterator[Violation]:
-    for each in imports(module):
+    for each in module.imports:
 
         def violation(kind: str, each: Import = each) -> Violation:
             return Violation(path=module.path, line=each.line, kind=kind, detail=each.target)
 
+        if not each.runs:
+            continue
+        if not each.target:
+            if not module.inside(*COMPUTED_IMPORT_ROOMS):
+                yield violation("import of a computed name")
+            continue
         target = resolve(each.target, modules)
         if target is None:
             if each.target.split(".")[0] in BACKEND_LIBRARIES and not module.inside(*LIBRARY_ROOMS):
@@ -230,7 +281,7 @@ def wrong_imports(module: Module, modules: dict[str, Module]) -> Iterator[Violat
 def environment_reads(module: Module) -> Iterator[Violation]:
     if module.inside(ENVIRONMENT_ROOM):
         return
-    nodes = list(ast.walk(module.tree))
+    nodes = module.nodes
     names = [a for n in nodes if isinstance(n, ast.Import) for a in n.names if a.name == "os"]
     aliases = {alias.asname or alias.name for alias in names}
     for node in nodes:
@@ -247,12 +298,71 @@ def environment_reads(module: Module) -> Iterator[Violation]:
 def device_numbers(module: Module) -> Iterator[Violation]:
     if module.inside(DEVICE_ROOM):
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Constant) and type(node.value) is int and node.value in DEVICE_NUMBERS:
             yield Violation(path=module.path, line=node.lineno, kind="device number", detail=str(node.value))
 
 
-def violations(root: Path) -> list[Violation]:
+def circles(modules: dict[str, Module]) -> list[frozenset[str]]:
+    """The paths of modules that import each other, in one step or several: sets with more than LARGEST_CIRCLE."""
+    reached = {name: set(_imported(module, modules)) for name, module in modules.items()}
+    for via in modules:
+        for name in modules:
+            if via in reached[name]:
+                reached[name] |= reached[via]
+    sets = {frozenset(b for b in reached[a] if a in reached[b]) for a in modules if a in reached[a]}
+    large = sorted((each for each in sets if len(each) > LARGEST_CIRCLE), key=sorted)
+    return [frozenset(modules[name].path for name in each) for each in large]
+
+
+def _imported(module: Module, modules: dict[str, Module]) -> Iterator[str]:
+    for each in module.imports:
+        target = resolve(each.target, modules)
+        if target is not None and target != module.name:
+            yield target
+
+
+def unexpected_circles(modules: dict[str, Module], allowed: Collection[frozenset[str]]) -> Iterator[Violation]:
+    found = circles(modules)
+    for each in found:
+        if each not in allowed:
+            yield Violation(path=min(each), line=0, kind="circle of imports", detail=", ".join(sorted(each)))
+    for each in allowed:
+        if each not in found:
+            detail = f"is not there, or has other members: {', '.join(sorted(each))}"
+            yield Violation(path=min(each), line=0, kind="allowance of a circle", detail=detail)
+
+
+def backend_names(modules: dict[str, Module]) -> set[str]:
+    depth = BACKENDS.count(".") + 2
+    return {
+        name.split(".")[depth - 1] for name, m in modules.items() if m.inside(BACKENDS) and name.count(".") >= depth
+    }
+
+
+def backend_mentions(modules: dict[str, Module], allowed: Mapping[str, Collection[str]]) -> Iterator[Violation]:
+    """Files that mention a backend, in code, text, comments or their own names, and allowances for files that do not."""
+    for backend in sorted(backend_names(modules)):
+        expected = set(allowed.get(backend, ()))
+        for module in modules.values():
+            lines = [i for i, line in enumerate(module.text.splitlines(), 1) if backend in line.lower()]
+            lines += [0] if backend in module.path else []
+            if not module.inside(*NEUTRAL_ROOMS) or module.inside(f"{BACKENDS}.{backend}") or not lines:
+                continue
+            if module.name.rpartition(".")[0] == BACKENDS:
+                continue
+            if module.path not in expected:
+                yield Violation(path=module.path, line=min(lines), kind="backend mentioned", detail=backend)
+            expected.discard(module.path)
+        for path in sorted(expected):
+            yield Violation(path=path, line=0, kind="allowance of a mention", detail=f"{backend} is not mentioned")
+
+
+def violations(
+    root: Path,
+    known_circles: Collection[frozenset[str]] = (),
+    mentions: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> list[Violation]:
     """Everything under `root` that breaks a rule; a tree without a package in it breaks one too."""
     modules = read_modules(root)
     if "__init__" not in modules:
@@ -261,11 +371,13 @@ def violations(root: Path) -> list[Violation]:
     for module in modules.values():
         found += [*unlisted(module), *wrong_imports(module, modules)]
         found += [*environment_reads(module), *device_numbers(module)]
+    found += [*unexpected_circles(modules, known_circles), *backend_mentions(modules, mentions)]
     return sorted(found, key=lambda v: (v.path, v.line, v.kind))
 
 
 def test_layering() -> None:
-    found = violations(Path(__file__).resolve().parents[1] / PACKAGE)
+    root = Path(__file__).resolve().parents[1] / PACKAGE
+    found = violations(root, allowances.CIRCLES, allowances.MENTIONS)
     assert not found, "\n".join(["", *map(str, found)])
 
 
@@ -299,9 +411,9 @@ CLEAN = {
     "_compiler/backends/triton/emit.py": "from helion._compiler.facts import axes\ndef f():\n    import triton",
     "_compiler/pipeline.py": "from helion._compiler.backends import registry",
     "autotuner/__init__.py": "",
-    "autotuner/heuristics/__init__.py": "from helion.autotuner.heuristics import triton_matmul",
+    "autotuner/heuristics/__init__.py": "from helion.autotuner.heuristics import matmul",
     "autotuner/heuristics/base.py": "from helion._compiler.facts.axes import Axis",
-    "autotuner/heuristics/triton_matmul.py": "from helion.autotuner.heuristics.base import Seed",
+    "autotuner/heuristics/matmul.py": "from helion.autotuner.heuristics.base import Seed",
     "autotuner/space.py": "from helion.autotuner.heuristics.base import Seed",
     "runtime/__init__.py": "",
     "runtime/kernel.py": "json = importlib.import_module('json')\nimport helion.autotuner.space",
@@ -335,6 +447,15 @@ PLANTED = [
     ("config.py", "def f():\n    return importlib.import_module('helion.exc')", "2: import inside a function"),
     ("config.py", "f = lambda: import_module('.exc', __package__)", "1: import inside a function"),
     ("__init__.py", "def __getattr__(name):\n    return __import__('helion.runtime')", "2: import inside a function"),
+    # imports by string
+    ("config.py", "later = lazy('helion.runtime.kernel')", "1: import from below"),
+    ("config.py", "from .exc import lazy as late\nlater = late(name='helion.runtime')", "2: import from below"),
+    ("config.py", "later = importlib.import_module('.runtime', __package__)", "1: import from below"),
+    ("runtime/kernel.py", "x = lazy('helion._compiler.backends.triton.emit')", "1: backend named"),
+    ("runtime/kernel.py", "def f():\n    return lazy('helion.config')", "2: import inside a function"),
+    ("config.py", "x = importlib.import_module(f'helion.{name}')", "1: import of a computed name"),
+    ("_compiler/ir/verify.py", "x = lazy(name=NAME)", "1: import of a computed name"),
+    ("autotuner/space.py", "x = lazy()", "1: import of a computed name"),
     # not in the table
     ("utils.py", "", "0: not in the table"),
     ("utils/text.py", "", "0: not in the table"),
@@ -360,6 +481,10 @@ PLANTED = [
 ]
 
 
+# Of which a planted line may be one too; they have tests of their own.
+CONSEQUENCES = ("circle of imports", "backend mentioned")
+
+
 def plant(root: Path, files: dict[str, str]) -> Path:
     for path, text in files.items():
         file = root / path
@@ -375,16 +500,75 @@ def test_clean_tree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("path", "text", "expected"), PLANTED, ids=[f"{p}-{w}" for p, _, w in PLANTED])
 def test_planted_violation(tmp_path: Path, path: str, text: str, expected: str) -> None:
     found = violations(plant(tmp_path, {**CLEAN, path: text}))
-    assert [f"{v.path}:{v.line}: {v.kind}" for v in found] == [f"{path}:{expected}"]
+    assert [f"{v.path}:{v.line}: {v.kind}" for v in found if v.kind not in CONSEQUENCES] == [f"{path}:{expected}"]
 
 
 def test_one_line_may_break_several_rules(tmp_path: Path) -> None:
     line = "def f():\n    from helion._compiler.backends.triton import emit"
     found = violations(plant(tmp_path, {**CLEAN, "_compiler/facts/axes.py": line}))
+    found = [v for v in found if v.kind not in CONSEQUENCES]
     assert [v.kind for v in found] == ["backend named", "import from below", "import inside a function"]
     assert {str(v) for v in found} == {
         f"_compiler/facts/axes.py:2: {v.kind}: helion._compiler.backends.triton.emit" for v in found
     }
+
+
+# Four files that import each other, one step each: as it runs, for types alone, by string, and when called.
+CIRCLE = {
+    "_compiler/ir/a.py": "from .b import B",
+    "_compiler/ir/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .c import C",
+    "_compiler/ir/c.py": "d = lazy('helion._compiler.ir.d')",
+    "_compiler/ir/d.py": "if typing.TYPE_CHECKING:\n    from . import a",
+}
+
+
+def test_a_circle_of_imports_is_reported(tmp_path: Path) -> None:
+    (found,) = violations(plant(tmp_path, {**CLEAN, **CIRCLE}))
+    assert str(found) == f"_compiler/ir/a.py:0: circle of imports: {', '.join(CIRCLE)}"
+
+
+def test_a_circle_of_three_and_a_chain_are_no_circle(tmp_path: Path) -> None:
+    small = {**CIRCLE, "_compiler/ir/c.py": "if TYPE_CHECKING:\n    from . import a", "_compiler/ir/d.py": ""}
+    assert violations(plant(tmp_path, {**CLEAN, **small})) == []
+    assert violations(plant(tmp_path, {**CLEAN, **CIRCLE, "_compiler/ir/d.py": "import math"})) == []
+
+
+def test_a_known_circle_has_exactly_the_members_it_is_said_to_have(tmp_path: Path) -> None:
+    root = plant(tmp_path, {**CLEAN, **CIRCLE})
+    assert violations(root, [frozenset(CIRCLE)]) == []
+    wider = frozenset({*CIRCLE, "_compiler/ir/verify.py"})
+    assert [v.kind for v in violations(root, [wider])] == ["allowance of a circle", "circle of imports"]
+    plant(tmp_path, {"_compiler/ir/d.py": ""})
+    assert [v.kind for v in violations(root, [frozenset(CIRCLE)])] == ["allowance of a circle"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "line"),
+    [
+        ("_compiler/ir/verify.py", "import math\n# as Triton does", 2),
+        ("_compiler/pipeline.py", "KEY = '_TRITON_config'", 1),
+        ("autotuner/space.py", "class TritonSpace: ...", 1),
+        ("pipeline.py", '"""Through triton."""', 1),
+        ("autotuner/heuristics/triton_matmul.py", "", 0),
+        ("_compiler/backends/cute/emit.py", "triton = 1", 1),
+    ],
+)
+def test_a_mention_of_a_backend_is_reported(tmp_path: Path, path: str, text: str, line: int) -> None:
+    root = plant(tmp_path, {**CLEAN, path: text})
+    assert [str(v) for v in violations(root)] == [f"{path}:{line}: backend mentioned: triton"]
+    assert violations(root, (), {"triton": {path}}) == []
+    (found,) = violations(root, (), {"triton": {path, "_compiler/facts/axes.py"}})
+    assert str(found) == "_compiler/facts/axes.py:0: allowance of a mention: triton is not mentioned"
+
+
+def test_backends_may_be_mentioned_elsewhere(tmp_path: Path) -> None:
+    free = {
+        "_compiler/backends/triton/emit.py": "# Triton",
+        "_compiler/backends/registry.py": "from helion._compiler.backends.triton import emit  # Triton",
+        "runtime/kernel.py": "# Triton launches it",
+        "config.py": "PREFIX = '_triton_config_'",
+    }
+    assert violations(plant(tmp_path, {**CLEAN, **free})) == []
 
 
 @pytest.mark.parametrize(

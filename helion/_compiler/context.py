@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from ..hardware import Target
 from ..settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What a tensor that host code made turned out to be; ``shape`` and ``strides`` in elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,3 +28,5 @@ class CompileContext:
     target: Target
     device: torch.device
     index_dtype: torch.dtype
+    #: By the name that generated code has for it, what is not as torch's functions say.
+    observed: Mapping[str, Observed] = field(default_factory=dict)

@@ -1,19 +1,33 @@
 """Source text of user functions, with locations that survive into errors and generated comments."""
 
 from __future__ import annotations
+import __future__
 
 import ast
+import collections
+import dis
 import functools
+import importlib.machinery
 import inspect
 import linecache
 import os
+import sys
+import time
+import tokenize
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from .. import exc
 from .._syntax import parse
+
+#: Files touched before this (in seconds since the epoch) say what was imported; clocks of file servers may be behind.
+_BEGAN = time.time() - 60
+_FUTURE = functools.reduce(
+    int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +84,40 @@ class FunctionSource:
         return Location(self.file, line, getattr(node, "col_offset", 0), end, self.name)
 
 
-@functools.cache
+#: What was found for a code object, as long as that lives. Equal ones of other functions count for themselves.
+_PARSED: dict[int, tuple[weakref.ref[types.CodeType], FunctionSource]] = {}
+
+
+def _parsed(code: types.CodeType) -> FunctionSource | None:
+    known = _PARSED.get(id(code))
+    if known is not None and known[0]() is code:
+        return known[1]
+    found = _parse(code)
+    if found is not None:  # source that is not there may come, a cell of a notebook for one
+        at = id(code)
+        _PARSED[at] = (weakref.ref(code, lambda _: _PARSED.pop(at, None)), found)
+    return found
+
+
 def _parse(code: types.CodeType) -> FunctionSource | None:
     try:
         lines, first = inspect.getsourcelines(code)
-    except (OSError, TypeError):
-        return None
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        lines, first = [], 0
     file = code.co_filename
+    now = code.co_firstlineno
+    if _may_have_changed(file):
+        found = _first_line_now(code)
+        if found is None:
+            raise exc.SourceChanged(name=code.co_name, file=file)
+        if found != now:
+            lines, first = inspect.getblock(linecache.getlines(file)[found - 1 :]), found
+            now = found
+    if not lines:
+        return None
     if code.co_name == "<lambda>":
-        found = _find_lambda(code, code.co_firstlineno)
-        return None if found is None else FunctionSource(found, file, "<lambda>")
+        found_lambda = _find_lambda(code, now)
+        return None if found_lambda is None else FunctionSource(found_lambda, file, "<lambda>")
     text = "".join(lines)
     # an indented function stands in a block of its own; taking the indentation away would change strings over many lines
     indented = text[:1].isspace()
@@ -89,6 +127,78 @@ def _parse(code: types.CodeType) -> FunctionSource | None:
     if indented and isinstance(block, ast.If):
         block = block.body[0]
     return FunctionSource(block, file, code.co_name) if isinstance(block, ast.FunctionDef) else None
+
+
+def _may_have_changed(file: str) -> bool:
+    """Whether a file may say something else than when it was imported: it was touched since this process began."""
+    try:
+        found = os.stat(file)
+    except OSError:  # a cell of a notebook, say, whose text nobody can change
+        return False
+    return max(found.st_mtime, found.st_ctime) > _BEGAN
+
+
+def _first_line_now(code: types.CodeType) -> int | None:
+    """The line at which the function of ``code`` begins in its file as it is now; None if it is not there any more."""
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename))
+    try:
+        functions = [*_functions(_compiled(text, code.co_filename, code.co_flags & _FUTURE), code.co_name)]
+    except (SyntaxError, ValueError):
+        return None
+    content = _content(code)
+    same = [each.co_firstlineno for each in functions if _content(each) == content]
+    if not same and _is_rewritten(code.co_filename):
+        same = [each.co_firstlineno for each in functions if not _reads(each) - _reads(code)]
+    return min(same, key=lambda line: abs(line - code.co_firstlineno), default=None)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(text: str, file: str, flags: int) -> types.CodeType:
+    return compile(text, file, "exec", flags, dont_inherit=True)
+
+
+def _functions(code: types.CodeType, name: str) -> Iterator[types.CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            if each.co_name == name:
+                yield each
+            yield from _functions(each, name)
+
+
+def _content(code: types.CodeType) -> tuple[Any, ...]:
+    """All of a code object that does not depend on where it stands in its file."""
+    return (
+        *(code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags),
+        *(code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
+        *(_constant(value) for value in code.co_consts),
+    )
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _content(value)
+    if isinstance(value, (tuple, frozenset)):
+        items = [_constant(item) for item in value]
+        return (type(value), *(items if isinstance(value, tuple) else sorted(items, key=repr)))
+    return (type(value), repr(value))
+
+
+def _is_rewritten(file: str) -> bool:
+    """Whether a tool has changed the module between its text and its code, as pytest does with tests."""
+    modules = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file]
+    loaders = [getattr(getattr(m, "__spec__", None), "loader", None) for m in modules]
+    return any(each is not None and type(each) is not importlib.machinery.SourceFileLoader for each in loaders)
+
+
+def _reads(code: types.CodeType) -> collections.Counter[Any]:
+    """The names and operators of a function, and how often each is used: what rewriting adds to but leaves in place."""
+    kinds = {"LOAD_METHOD": "LOAD_ATTR"}
+    return collections.Counter(
+        (kinds.get(i.opname, i.opname), str(i.argval) if "LOAD" in i.opname else i.argrepr)
+        for i in dis.get_instructions(code)
+        if i.opname.startswith(("BINARY", "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "STORE_FAST"))
+    )
 
 
 def _find_lambda(code: types.CodeType, first: int) -> ast.Lambda | None:
@@ -114,8 +224,11 @@ def _find_lambda(code: types.CodeType, first: int) -> ast.Lambda | None:
 
 
 def parse_function(fn: Callable[..., Any]) -> FunctionSource | None:
-    """The syntax tree of a Python function with positions in its file, or None when there is no source."""
-    return _parse(fn.__code__)
+    """The syntax tree of a Python function with positions in its file, or None when there is no source.
+
+    Raises ``exc.SourceChanged`` where the file no longer says what was imported.
+    """
+    return _parsed(fn.__code__)
 
 
 def parse_kernel(fn: Callable[..., Any]) -> FunctionSource:

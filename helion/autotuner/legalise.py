@@ -12,6 +12,9 @@ from ..hardware import Target
 from .heuristics.base import Proposal
 from .space import ConfigSpace
 
+#: Predictions of times that differ by less than this do not tell two configs apart.
+_HARDLY = 1.25
+
 
 class Predict(Protocol):
     """What ``resources.predict.predict`` is."""
@@ -35,7 +38,7 @@ def legalise(
     """The legal config nearest to ``proposal``, full and normalized, and what ``model`` predicts for it.
 
     Numbers out of range are brought into it. While the launch is predicted not to fit, it gets one pipeline stage
-    less, then, with one stage left, half of its largest tile, then chunks instead of whole rows. Gives a text that says
+    less, then, with one stage left, half of the tile that brings it nearest, then chunks instead of whole rows. Gives a text that says
     what is needed and what there is when nothing fits, or why a setting is refused. Raises KeyError when the proposal
     names a block, a root or a load that has no such setting.
     """
@@ -44,19 +47,39 @@ def legalise(
     except (exc.InvalidConfig, exc.NoFeasibleConfig) as error:
         return error.message
     while True:
-        sizes = space.sizes(config)
-        stages = _stages(config)
-        boxed = frozenset(i for i, way in enumerate(config["indexing"]) if way == "tensor_descriptor")
-        more: dict[str, Any] = {"boxed": boxed, "once": config["pid_type"] == "flat"} if boxed else {}
-        predicted = model(facts, sizes, num_warps=config["num_warps"], num_stages=stages, target=target, **more)
+        predicted = _predicted(config, space, facts, target, model)
         if predicted.fits:
             return config, predicted
+        stages = _stages(config)
         if stages > 1:
             config = _with_stages(config, space, stages - 1)
-        elif (smaller := _smaller(config, space)) is not None:
-            config = smaller
-        else:
-            return _refusal(predicted, space, sizes)
+            continue
+        options = _smaller(config, space)
+        if not options:
+            return _refusal(predicted, space, space.sizes(config))
+        config = _nearest(options, predicted, [_predicted(option, space, facts, target, model) for option in options])
+
+
+def _predicted(config: Config, space: ConfigSpace, facts: KernelFacts, target: Target, model: Predict) -> Predicted:
+    boxed = frozenset(i for i, way in enumerate(config["indexing"]) if way == "tensor_descriptor")
+    more: dict[str, Any] = {"boxed": boxed, "once": config["pid_type"] == "flat"} if boxed else {}
+    warps, stages = config["num_warps"], _stages(config)
+    return model(facts, space.sizes(config), num_warps=warps, num_stages=stages, target=target, **more)
+
+
+def _nearest(options: list[Config], now: Predicted, after: list[Predicted]) -> Config:
+    """Of ``options``, the first that brings the launch nearer to fitting and takes hardly longer than the others that do;
+    the first one where none does."""
+
+    def helps(predicted: Predicted) -> bool:
+        shared, columns = predicted.shared_bytes, predicted.tensor_memory_columns
+        return predicted.fits or shared < now.shared_bytes or columns < now.tensor_memory_columns
+
+    helpful = [(config, predicted) for config, predicted in zip(options, after, strict=True) if helps(predicted)]
+    fitting = [option for option in helpful if option[1].fits] or helpful
+    least = min((predicted.time_us for _, predicted in fitting), default=0.0)
+    near = (config for config, predicted in fitting if predicted.time_us <= _HARDLY * least)
+    return next(near, options[0])
 
 
 def _refusal(predicted: Predicted, space: ConfigSpace, sizes: dict[int, int]) -> str:
@@ -78,12 +101,13 @@ def _with_stages(config: Config, space: ConfigSpace, stages: int) -> Config:
     return space.repair({**config, "num_stages": min(config["num_stages"], stages), "range_num_stages": per_loop})
 
 
-def _smaller(config: Config, space: ConfigSpace) -> Config | None:
-    """Half of the largest tile, or with all at their minimum, half of the longest row; None if nothing can shrink."""
+def _smaller(config: Config, space: ConfigSpace) -> list[Config]:
+    """The config with one tile halved, or with all at their minimum, one row: the largest first. Empty if nothing can
+    shrink."""
     sizes = space.sizes(config)
     for blocks in (space.tunable, space.rollable):
         larger = [block for block in blocks if sizes[block] > space.lowest[block]]
         if larger:
-            largest = max(larger, key=lambda block: sizes[block])
-            return space.resized(config, {largest: sizes[largest] // 2})
-    return None
+            ordered = sorted(larger, key=lambda block: -sizes[block])
+            return [space.resized(config, {block: sizes[block] // 2}) for block in ordered]
+    return []

@@ -108,12 +108,14 @@ class Shadow:
     """What is known of a tensor besides its data.
 
     ``padded[level]`` is its version for each level below ``len(frames)``; ``axis`` identifies the loop axis or whole
-    dimension that the lanes of a 1-D tensor belong to.
+    dimension that the lanes of a 1-D tensor belong to. ``is_tile``: it is a tile, moved: like a tile, and unlike indices
+    that were computed, it may reach past the end of what it indexes.
     """
 
     frames: tuple[Frame, ...] = ()
     padded: tuple[Any, ...] = ()
     axis: object = None
+    is_tile: bool = False
 
     def at(self, value: Any, frames: tuple[Frame, ...], level: int) -> Any:
         common = 0
@@ -314,12 +316,16 @@ class Session:
             with torch._C.DisableTorchFunction():
                 try:
                     result = function(*args, **kwargs)
+                except exc.CheckFailed:
+                    raise
                 except RuntimeError:
                     aligned = self.aligned(args)
                     if aligned is args:
                         raise
                     result = function(*aligned, **kwargs)
                 return _inherit_axis(result, args)
+        except exc.CheckFailed:  # an error of the kernel's, not of this version of the values
+            raise
         except RuntimeError as error:
             return _Failed(error)
 
@@ -329,7 +335,9 @@ class Session:
         if isinstance(value, torch.Tensor):
             if any(isinstance(v, torch.Tensor) and v.shape != value.shape for v in versions):
                 padded = _with_lanes_in_range(versions) if comparable else versions[:-1]
-                setattr(value, _ATTRIBUTE, Shadow(self.frames, tuple(padded), axis_of(value)))
+                before = shadow_of(value)
+                is_tile = before is not None and before.is_tile
+                setattr(value, _ATTRIBUTE, Shadow(self.frames, tuple(padded), axis_of(value), is_tile))
             return value
         if type(value) is int and any(v != value for v in versions):
             size = LeveledInt(value)

@@ -1,8 +1,17 @@
-"""What ``tensor[index]`` reads and writes in reference mode: lanes out of range read 0 and write nothing."""
+"""What ``tensor[index]`` reads and writes in reference mode.
+
+Lanes of a tile that reaches past the end of the tensor read 0 and write nothing, unless the kernel is checked. Other
+indices out of range are errors, unless an ``extra_mask`` turns their lanes off: compiled code would reach elsewhere.
+"""
 
 from __future__ import annotations
 
 import functools
+import linecache
+import os
+import pathlib
+import sys
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +19,12 @@ from typing import Any
 import torch
 
 from .. import exc
-from ._reference import Session, axis_of, current, set_axis
+from ._reference import Session, axis_of, current, set_axis, shadow_of
+from ._unwritten import unwritten
 from .tiles import Span
+
+#: Files whose frames stand between the user's code and this.
+_BETWEEN = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[1]))
 
 #: Dtypes that torch moves around but cannot index or fill, by an integer of the same size.
 _BITS = {
@@ -32,7 +45,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class _Item:
     """The index of one dimension (``dim``; None for a new one): ``basic``, or ``indices``, whose dimensions start at
-    ``place`` of the result and of which those from ``stop`` on are out of range."""
+    ``place`` of the result and of which those from ``stop`` on are out of range. ``is_tile``: they are a tile's, or those
+    of one that was moved."""
 
     dim: int | None
     place: int
@@ -40,6 +54,7 @@ class _Item:
     basic: Any = None
     indices: torch.Tensor | None = None
     stop: int | None = None
+    is_tile: bool = False
 
     def values(self, size: int, device: torch.device) -> torch.Tensor:
         """The indices into a dimension of ``size`` elements, perhaps out of range."""
@@ -83,6 +98,22 @@ class Selection:
     def valid(self) -> tuple[torch.Tensor, ...]:
         return () if self.basic is not None else self._lanes_and_valid[1]
 
+    def spread(self, item: _Item) -> torch.Tensor:
+        """The indices into a dimension, perhaps out of range, broadcastable to ``shape``."""
+        assert item.dim is not None
+        values = item.values(self.tensor.shape[item.dim], self.tensor.device)
+        after = len(self.shape) - item.place - values.ndim
+        return values.reshape([1] * item.place + list(values.shape) + [1] * after)
+
+    @property
+    def in_tiles(self) -> torch.Tensor:
+        """Which lanes are those of tiles, not of their padding."""
+        inside = torch.ones(self.shape, dtype=torch.bool, device=self.tensor.device)
+        for item in self.items:
+            if item.stop is not None:
+                inside &= self.spread(item) < item.stop
+        return inside
+
     @functools.cached_property
     def _lanes_and_valid(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         lanes, valid = [], []
@@ -90,9 +121,7 @@ class Selection:
             if item.dim is None:
                 continue
             size = self.tensor.shape[item.dim]
-            values = item.values(size, self.tensor.device)
-            after = len(self.shape) - item.place - values.ndim
-            values = values.reshape([1] * item.place + list(values.shape) + [1] * after)
+            values = self.spread(item)
             inside = (values >= 0) & (values < (size if item.stop is None else min(size, item.stop)))
             if not bool(inside.all()):
                 valid.append(inside)
@@ -114,8 +143,9 @@ class Selection:
 def select(tensor: torch.Tensor, index: Any) -> Selection:
     """What ``tensor[index]`` selects, by the rules of compiled kernels.
 
-    Tiles and slices select ranges, integers drop a dimension. A lone index tensor's dimensions stand where it stands;
-    several broadcast together, unless all are 1-D and run over different axes. Raises ``exc.RankMismatch``,
+    Tiles and slices select ranges, integers drop a dimension. Of a dimension of size 1 every index selects element 0. A lone index tensor's dimensions stand where it stands;
+    several that are all 1-D select an outer product; with one of more dimensions, those next to each other broadcast
+    together. Raises ``exc.RankMismatch``,
     ``exc.InvalidIndexingType``, ``exc.DataDependentOutputShapeNotSupported`` and ``exc.ShapeMismatch``.
     """
     items, shape, axis = _place(tensor, _expanded(tensor, index))
@@ -127,7 +157,7 @@ def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[i
     items: list[_Item] = []
     shape: list[int] = []
     axes: list[object] = []
-    joint = _joint([i for i in index if isinstance(i, torch.Tensor) and i.ndim])
+    joint = _joint(index)
     joint_at: int | None = None
     dim = 0
     for entry in index:
@@ -139,6 +169,8 @@ def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[i
             continue
         size = tensor.shape[dim]
         if isinstance(entry, torch.Tensor) and entry.ndim:
+            if size == 1:  # every index selects its one element
+                entry = set_axis(torch.zeros_like(entry), axis_of(entry))
             if joint is not None:
                 if joint_at is None:
                     joint_at = place
@@ -149,7 +181,9 @@ def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[i
                 start = place
                 shape.extend(entry.shape)
                 axes.extend([axis_of(entry)] if entry.ndim == 1 else [None] * entry.ndim)
-            items.append(_Item(dim, start, entry.ndim, indices=entry))
+            shadow = shadow_of(entry)
+            is_tile = shadow is not None and shadow.is_tile
+            items.append(_Item(dim, start, entry.ndim, indices=entry, is_tile=is_tile))
         else:
             item, axis = _plain(tensor, entry, dim, place)
             items.append(item)
@@ -168,13 +202,13 @@ def _plain(tensor: torch.Tensor, entry: Any, dim: int, place: int) -> tuple[_Ite
     """A tile, a slice or a number as the index of dimension ``dim``, and the axis it walks."""
     size = tensor.shape[dim]
     if isinstance(entry, Span):
-        if size == 1 and entry.extent != 1:
-            return _Item(dim, place, 1, slice(0, 1)), None  # broadcast, whatever tile walks over it
+        if size == 1:
+            return _repeated(tensor, entry, dim, place), entry.axis
         end = entry.begin + entry.length
         if entry.begin >= 0 and end <= min(entry.stop, size):
             return _Item(dim, place, 1, slice(entry.begin, end)), entry.axis
         indices = torch.arange(entry.begin, end, device=tensor.device)
-        return _Item(dim, place, 1, indices=indices, stop=entry.stop), entry.axis
+        return _Item(dim, place, 1, indices=indices, stop=entry.stop, is_tile=True), entry.axis
     if isinstance(entry, slice):
         if not all(p is None or hasattr(p, "__index__") for p in (entry.start, entry.stop, entry.step)):
             raise exc.InvalidIndexingType(got=f"the slice {entry!r}")
@@ -182,6 +216,8 @@ def _plain(tensor: torch.Tensor, entry: Any, dim: int, place: int) -> tuple[_Ite
         if step > 0:
             return _Item(dim, place, 1, slice(start, max(start, stop), step)), ("whole", len(range(start, stop, step)))
         return _Item(dim, place, 1, indices=torch.arange(start, stop, step, device=tensor.device), stop=size), None
+    if size == 1:
+        return _Item(dim, place, 0, 0), None
     if isinstance(entry, torch.Tensor):  # a scalar: one place, perhaps out of range
         value = int(entry)
         if 0 <= value < size:
@@ -194,25 +230,31 @@ def _plain(tensor: torch.Tensor, entry: Any, dim: int, place: int) -> tuple[_Ite
     return _Item(dim, place, 0, int(entry) % size), None
 
 
-def _joint(tensors: list[torch.Tensor]) -> tuple[int, ...] | None:
-    """The shape that several index tensors broadcast to together, or None when each stands alone."""
-    if len(tensors) < 2:
+def _repeated(tensor: torch.Tensor, entry: Span, dim: int, place: int) -> _Item:
+    """A tile as the index of a dimension of one element, which every lane in range selects."""
+    inside = max(0, min(entry.length, entry.stop - entry.begin))
+    if entry.length == inside == 1:
+        return _Item(dim, place, 1, slice(0, 1))
+    indices = torch.arange(entry.length, device=tensor.device) >= inside
+    return _Item(dim, place, 1, indices=indices.to(torch.int64), stop=1 if inside < entry.length else None)
+
+
+def _joint(index: list[Any]) -> tuple[int, ...] | None:
+    """The shape that several index tensors broadcast to together, or None when each has dimensions of its own: 1-D ones,
+    and those with something that makes a dimension between them."""
+    places = [at for at, entry in enumerate(index) if isinstance(entry, torch.Tensor) and entry.ndim]
+    tensors = [index[at] for at in places]
+    if len(tensors) < 2 or all(t.ndim == 1 for t in tensors):
+        return None
+    if any(entry is None or isinstance(entry, (slice, Span)) for entry in index[places[0] : places[-1]]):
         return None
     shapes = [tuple(t.shape) for t in tensors]
     broadcast = _broadcast(shapes)
-    if all(t.ndim == 1 for t in tensors):
-        axes = [axis_of(t) for t in tensors]
-        if broadcast is None or (None not in axes and len({*map(_key, axes)}) == len(axes)):
-            return None
     if broadcast is None:
         raise exc.ShapeMismatch(
             lhs=list(shapes[0]), rhs=list(shapes[1]), detail=": index tensors must broadcast together"
         )
     return broadcast
-
-
-def _key(axis: object) -> Any:
-    return axis if isinstance(axis, tuple) else id(axis)
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -253,12 +295,79 @@ def _expanded(tensor: torch.Tensor, index: Any) -> list[Any]:
     return [*entries[: dots[0]], *fill, *entries[dots[0] + 1 :]] if dots else [*entries, *fill]
 
 
+# --- checks -------------------------------------------------------------------------------------------------------------
+
+
+def check_range(selection: Selection, verb: str, mask: Any = None) -> None:
+    """Raises ``exc.IndexOutOfRange`` where an index is out of range in a lane that nothing turns off.
+
+    Versions of a value that stand for its padding may be out of range.
+    """
+    session = current()
+    if selection.basic is not None or session.level != len(session.frames):
+        return
+    for item in selection.items:
+        if item.dim is None or item.indices is None or (item.is_tile and not session.settings.checked):
+            continue
+        size = selection.tensor.shape[item.dim]
+        values = selection.spread(item)
+        outside = (values < 0) | (values >= size)
+        if item.stop is not None:
+            outside &= values < item.stop
+        if not bool(outside.any()):
+            continue
+        outside = outside.expand(selection.shape) & selection.in_tiles
+        if mask is not None:
+            outside = outside & fitted_mask(mask, selection.shape)
+        if bool(outside.any()):
+            bad = int(values.expand(selection.shape)[outside].flatten()[0])
+            what = f"out of range in dimension {item.dim}, which has {size} elements, at index {bad}"
+            raise exc.IndexOutOfRange(_complaint(selection.tensor, verb, what))
+
+
+def check_written(tensor: torch.Tensor, values: torch.Tensor, verb: str) -> None:
+    """Raises ``exc.UnwrittenRead`` where a checked kernel found in ``tensor`` what nobody has written."""
+    session = current()
+    if not session.settings.checked or session.level != len(session.frames):
+        return
+    holes = unwritten(values)
+    if holes is not None and bool(holes.any()):
+        raise exc.UnwrittenRead(_complaint(tensor, verb, "where nobody has written it"))
+
+
+def _user_frame() -> types.FrameType | None:
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame
+
+
+def _name(frame: types.FrameType | None, tensor: torch.Tensor) -> str:
+    """The variable of the user's that holds a tensor."""
+    names = {} if frame is None else frame.f_locals
+    return next((name for name, value in names.items() if value is tensor), "a tensor")
+
+
+def _complaint(tensor: torch.Tensor, verb: str, what: str) -> str:
+    """A message with the user's file, line and name of the tensor."""
+    frame = _user_frame()
+    if frame is None:
+        return f"The kernel {verb} a tensor of shape {list(tensor.shape)} {what}."
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(file, line).strip()
+    return f"{os.path.basename(file)}:{line}: kernel {frame.f_code.co_name!r} {verb} {_name(frame, tensor)!r} {what}, in `{text}`"
+
+
 # --- reading ------------------------------------------------------------------------------------------------------------
 
 
 def load(tensor: torch.Tensor, index: Any, mask: Any = None) -> torch.Tensor:
-    """A copy of ``tensor[index]``; lanes out of range, and those where ``mask`` is false, are 0."""
+    """A copy of ``tensor[index]``; lanes of tiles that are out of range, and those where ``mask`` is false, are 0.
+
+    Raises ``exc.IndexOutOfRange``, and of a checked kernel ``exc.UnwrittenRead``.
+    """
     selection = select(tensor, index)
+    check_range(selection, "reads", mask)
     if selection.basic is not None:
         result = tensor[selection.basic].clone()
     elif tensor.numel() == 0:
@@ -268,6 +377,7 @@ def load(tensor: torch.Tensor, index: Any, mask: Any = None) -> torch.Tensor:
     hidden = selection.valid if mask is None else (*selection.valid, fitted_mask(mask, selection.shape))
     for valid in hidden:
         _bits(result).masked_fill_(~valid, 0)
+    check_written(tensor, result, "reads")
     return set_axis(result, selection.axis)
 
 
@@ -326,9 +436,10 @@ def stored_value(tensor: torch.Tensor, value: Any, shape: tuple[int, ...]) -> to
 def store(tensor: torch.Tensor, index: Any, value: Any, mask: Any = None) -> None:
     """``tensor[index] = value`` for the lanes in range and those where ``mask`` is true.
 
-    Raises ``exc.DuplicateStoreIndicesError`` when two lanes write the same element.
+    Raises ``exc.IndexOutOfRange``, and ``exc.DuplicateStoreIndicesError`` when two lanes write the same element.
     """
     selection = select(tensor, index)
+    check_range(selection, "writes", mask)
     values = stored_value(tensor, value, selection.shape)
     if selection.basic is not None and mask is None:
         tensor[selection.basic] = values

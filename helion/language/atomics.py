@@ -1,8 +1,9 @@
 """Atomic read-modify-write of host tensors. Each returns the values from before, as a tile of the selected shape.
 
 ``value`` is a number or a tile that broadcasts to the selected shape, cast to the tensor's dtype. ``sem`` is
-``relaxed``, ``acquire``, ``release`` or ``acq_rel``. Lanes out of range do nothing. Raises ``exc.AtomicOnDeviceTensor``
-when the target is a device value.
+``relaxed``, ``acquire``, ``release`` or ``acq_rel``. Lanes out of range do nothing. Tensors have elements of 32 or 64
+bits; ``atomic_add`` also takes float16 and bfloat16, and ``atomic_cas`` elements of 16 bits. Raises
+``exc.AtomicOnDeviceTensor`` when the target is a device value, and ``exc.TypeInferenceError`` for other dtypes.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ def atomic_min(target: Any, index: list[Any], value: Any, sem: str = "relaxed") 
 
 @declare("device")
 def atomic_and(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] &= value``, for integers and bools."""
+    """``target[index] &= value``, for integers of 32 and 64 bits."""
 
 
 @declare("device")
 def atomic_or(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] |= value``, for integers and bools."""
+    """``target[index] |= value``, for integers of 32 and 64 bits."""
 
 
 @declare("device")
 def atomic_xor(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] ^= value``, for integers and bools."""
+    """``target[index] ^= value``, for integers of 32 and 64 bits."""
 
 
 @declare("device")
@@ -55,6 +56,23 @@ def atomic_xchg(target: Any, index: list[Any], value: Any, sem: str = "relaxed")
 @declare("device")
 def atomic_cas(target: Any, index: list[Any], expected: Any, value: Any, sem: str = "relaxed") -> Any:
     """``target[index] = value`` where ``target[index] == expected``."""
+
+
+_BITS = ("and", "or", "xor")
+
+
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raises ``exc.TypeInferenceError`` where no GPU has ``hl.atomic_<name>`` on elements of ``dtype``."""
+    if name in _BITS and (dtype.is_floating_point or dtype.is_complex):
+        raise exc.TypeInferenceError(f"hl.atomic_{name} works on integers of 32 and 64 bits, got {dtype}.")
+    legal = dtype.itemsize >= 4 and not dtype.is_complex
+    legal = legal or (name == "add" and dtype in (torch.float16, torch.bfloat16))
+    legal = legal or (name == "cas" and dtype.itemsize == 2)
+    if not legal:
+        wide = "float32" if dtype.is_floating_point else "int32"
+        raise exc.TypeInferenceError(
+            f"hl.atomic_{name} of {dtype} is not supported: GPUs have no such operation; use a tensor of {wide} and convert it"
+        )
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------
@@ -74,17 +92,18 @@ def _register(function: Any, update: _Update, operands: tuple[str, ...] = ("valu
             raise exc.InvalidAPIUsage(f"sem of {name} must be relaxed, acquire, release or acq_rel, got {sem!r}.")
         if not isinstance(target, torch.Tensor):
             raise exc.TypeInferenceError(f"{name} works on host tensors, got a {type(target).__name__}.")
-        if update in _BITWISE and target.dtype.is_floating_point:
-            raise exc.TypeInferenceError(f"{name} works on integers and bools, got {target.dtype}.")
+        check_dtype(function.__name__.removeprefix("atomic_"), target.dtype)
         return _apply(update, target, index, [given[operand] for operand in operands])
 
 
 def _apply(update: _Update, target: torch.Tensor, index: Any, operands: Sequence[Any]) -> torch.Tensor:
     """The lanes of an operation one after the other: gives for each what it found."""
     selection = access.select(target, index)
+    access.check_range(selection, "updates")
     values = [access.stored_value(target, value, selection.shape) for value in operands]
     if selection.basic is not None:  # every lane has an element of its own
         before = target[selection.basic].clone()
+        access.check_written(target, before, "updates")
         target[selection.basic] = update(before, *values).to(target.dtype)
         return before
     chosen = selection.chosen()
@@ -92,6 +111,7 @@ def _apply(update: _Update, target: torch.Tensor, index: Any, operands: Sequence
     if chosen is None:
         chosen = torch.ones(selection.shape, dtype=torch.bool, device=target.device)
     found = target.new_zeros(selection.shape)
+    access.check_written(target, target[tuple(lane[chosen] for lane in lanes)], "updates")
     found[chosen] = _in_turn(update, target, [lane[chosen] for lane in lanes], [value[chosen] for value in values])
     return found
 
@@ -140,7 +160,6 @@ def _compare_and_swap(before: torch.Tensor, expected: torch.Tensor, value: torch
     return torch.where(before == expected, value, before)
 
 
-_BITWISE = (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor)
 _register(atomic_add, torch.add)
 _register(atomic_max, torch.maximum)
 _register(atomic_min, torch.minimum)

@@ -13,7 +13,11 @@ from ._registry import declare, reference
 
 @declare("device")
 def load(tensor: Any, index: list[Any], extra_mask: Any = None, eviction_policy: str | None = None) -> Any:
-    """Load ``tensor[index]``; lanes out of range, and those where ``extra_mask`` is false, read 0.
+    """Load ``tensor[index]``; lanes of tiles that are out of range, and those where ``extra_mask`` is false, read 0.
+
+    Nothing else is masked: numbers and index tensors must be in range; what lies beyond is read as it is, or reported where
+    the kernel is ``checked`` or runs eagerly (``exc.IndexOutOfRange``). A negative integer, a constant or an argument,
+    counts from the end; what is loaded or computed on the device does not.
 
     ``eviction_policy`` is ``""``, ``"evict_first"`` or ``"evict_last"`` and overrides the config.
     """
@@ -21,7 +25,8 @@ def load(tensor: Any, index: list[Any], extra_mask: Any = None, eviction_policy:
 
 @declare("device")
 def store(tensor: Any, index: list[Any], value: Any, extra_mask: Any = None) -> None:
-    """Store ``value`` (cast to the tensor's dtype, broadcast) at ``tensor[index]`` where ``extra_mask`` is true."""
+    """Store ``value`` (cast to the tensor's dtype, broadcast) at ``tensor[index]`` where ``extra_mask`` is true. Lanes of tiles
+    that are out of range are not stored; for other indices see ``hl.load``."""
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ def rand(shape: list[Any], seed: Any, device: Any = None, offsets: Any = None) -
 
 @declare("device")
 def randint(shape: list[Any], low: int, high: int, seed: Any, device: Any = None) -> Any:
-    """int32 numbers in [low, high)."""
+    """int32 numbers in [low, high): ``low + abs(word) % (high - low)`` of the signed 32-bit words of ``triton.language.randint``
+    at the place of each element. ``low`` and ``high`` are constants."""
 
 
 @declare("device")
@@ -97,4 +98,6 @@ def _rand4x(seed: Any, offsets: Any) -> tuple[torch.Tensor, ...]:
 def _randint(shape: Any, low: int, high: int, seed: Any, device: Any = None) -> torch.Tensor:
     if not (isinstance(low, int) and isinstance(high, int) and low < high):
         raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
-    return (_words(_places(shape), seed)[0] % (high - low) + low).to(torch.int32)
+    word = _words(_places(shape), seed)[0].to(torch.int32)
+    # in 32 bits, where the least integer has no absolute value, and with the remainder of C
+    return (torch.fmod(word.abs().to(torch.int64), high - low) + low).to(torch.int32)

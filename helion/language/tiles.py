@@ -9,7 +9,7 @@ import torch
 
 from .. import exc
 from .._shapes import cdiv
-from ._reference import Frame, Leveled, Session, current, set_axis
+from ._reference import Frame, Leveled, Session, axis_of, current, set_axis, shadow_of
 from ._registry import declare, reference
 
 
@@ -118,7 +118,11 @@ def _index(span: Span) -> torch.Tensor:
 
 
 def _plus(indices: torch.Tensor, shift: Any) -> torch.Tensor:
-    return indices + shift
+    moved = set_axis(indices + shift, axis_of(indices))
+    shadow = shadow_of(moved)
+    assert shadow is not None
+    shadow.is_tile = True
+    return moved
 
 
 class RefTile(Tile, Leveled):

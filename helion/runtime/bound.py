@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import pickle
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,10 @@ from ..config import Config
 from ..hardware import Target
 from ..settings import RefMode
 from . import codecache, failures
+from .checked import run_checked
 from .fast_launch import launcher
-from .remembered import recall, remember
+from .inputs import check_call
+from .remembered import described, recall, remember
 from .specialization import Key, any_device, pick
 from .standalone import OutputCodeOptions, without_helion
 
@@ -30,11 +33,12 @@ if TYPE_CHECKING:
     from .._compiler.toolchain.resources import Resources
     from ..autotuner.heuristics.base import Seed
     from ..autotuner.space import ConfigSpace
-    from . import explain, measure, ref_mode, repro
+    from . import explain, measure, observed, ref_mode, repro
     from .kernel import Kernel
 else:
     pipeline = lazy("helion.pipeline")
     measure = lazy("helion.runtime.measure")
+    observed = lazy("helion.runtime.observed")
     explain = lazy("helion.runtime.explain")
     ref_mode = lazy("helion.runtime.ref_mode")
     repro = lazy("helion.runtime.repro")
@@ -58,6 +62,7 @@ class BoundKernel:
         self.settings = kernel.settings
         self.target = target
         self.configs = kernel.configs
+        self._used = 0  # a time, for the table of bound kernels
         self._remembered = tuple(map(remember, values))
         self._compiled: dict[Config, Callable[..., Any]] = {}
         self._lock = threading.RLock()
@@ -67,6 +72,9 @@ class BoundKernel:
         self._by_default = False
         self._refused: set[Config] = set()
         self._reproduced: set[Config | None] = set()
+        self._warned: set[str] = set()
+        # what launches where host code made other tensors than was expected: by config, launch, and what it made
+        self._observed: dict[Any, Callable[..., Any]] = {}
         # numbers that the compiled code turned out to depend on: what they are called, where they come from, what they are
         self._numbers: tuple[tuple[str, tuple[Any, ...], Any], ...] = ()
         if self.is_eager:  # an eager kernel need not compile
@@ -78,11 +86,18 @@ class BoundKernel:
             self._show_repro(None, values)
             raise
         self._numbers = tuple((name, at, pick(values, at)) for name, at in self.specialized.items())
-        for warning in warnings:
-            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+        self._warn(warnings)
         if _LOG.isEnabledFor(logging.INFO):
             elapsed = 1e3 * (time.perf_counter() - start)
             _LOG.info("bound %s for %s in %.1f ms, key %s", kernel.name, target.name, elapsed, key)
+
+    def _warn(self, warnings: Iterable[exc.Base]) -> None:
+        """Print warnings that were not printed before."""
+        for warning in warnings:
+            text = f"WARNING[{type(warning).__name__}]: {warning}"
+            if text not in self._warned:
+                self._warned.add(text)
+                print(text, file=sys.stderr)
 
     @functools.cached_property
     def _analysis(self) -> pipeline.Analysis:
@@ -113,6 +128,23 @@ class BoundKernel:
         """Whether the globals that were compiled in still are what they were."""
         return self.is_eager or all(guard.holds() for guard in self._analysis.traced.guards)
 
+    def __copy__(self) -> BoundKernel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BoundKernel:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        raise pickle.PicklingError(
+            f"a bound kernel ({self.kernel.name!r}) cannot be pickled; pickle the kernel, and bind it where it is needed"
+        )
+
+    def __repr__(self) -> str:
+        arguments = zip(self.kernel.signature.parameters, self._remembered, strict=True)
+        shown = ", ".join(f"{name}={described(value)}" for name, value in arguments)
+        numbers = "".join(f", {name} is {value}" for name, _, value in self._numbers)
+        return f"<helion.BoundKernel {self.kernel.name}({shown}) for {self.target.name}{numbers}>"
+
     # --- what the compiler knows -----------------------------------------------------------------------------------------
 
     @property
@@ -136,8 +168,8 @@ class BoundKernel:
         return self._analysis.seeds.declined
 
     def default_config(self) -> Config:
-        """What runs when nothing was tuned: the first promoted seed, else the conservative config, unless that is
-        predicted to spill or not to fit and a seed is not."""
+        """What runs when nothing was tuned: the first promoted seed, unless another is predicted to be much faster; where
+        none is promoted, the fastest by prediction of the seeds and the conservative config."""
         return self._analysis.default_config
 
     def conservative_config(self) -> Config:
@@ -201,6 +233,7 @@ class BoundKernel:
         except exc.BaseError:
             self._show_repro(config, self._sample())
             raise
+        self._warn(code.plan.warnings)
         module = codecache.load(code.text, self.kernel.name)
         elapsed = 1e3 * (time.perf_counter() - start)
         _LOG.info("compiled %s in %.1f ms: %s: %r", self.kernel.name, elapsed, module.__file__, config)
@@ -215,6 +248,8 @@ class BoundKernel:
             **(loaded.__kwdefaults__ or {}),
             "_launcher": failures.launcher(launcher(loaded.__kwdefaults__["_launcher"], self.target), self, config),
         }
+        if "_otherwise" in function.__kwdefaults__:
+            function.__kwdefaults__["_otherwise"] = functools.partial(observed.otherwise, self, config)
         return function
 
     def _guarded(self, config: Config, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,6 +280,8 @@ class BoundKernel:
         run = self.compile_config(full)
         if self._analysis.code(full).plan.needs_alignment:
             run = self._guarded(full, run)
+        if self.settings.checked:
+            run = run_checked(self.kernel, run)
         if self.settings.print_repro:
             run = repro.at_first_call(self, full, run)
         self._config, self._run = full, run
@@ -294,6 +331,7 @@ class BoundKernel:
         Raises ``exc.BoundToOtherArguments`` where the generated code would not be right for them.
         """
         values = self.kernel.normalize_args(*args)
+        check_call(self.kernel, values)
         self._check_arguments(values)
         return self.run_unchecked(*values)
 

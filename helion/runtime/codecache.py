@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import linecache
 import os
 import pathlib
-import tempfile
 import types
 
-from .. import knobs
+from .. import _files, _logging, knobs
+from .compilable import make_compilable
 
 
 def cache_dir() -> pathlib.Path:
-    """``HELION_CACHE_DIR``, else ``~/.cache/helion``, else a temporary folder when that cannot be written."""
+    """``HELION_CACHE_DIR``, else ``~/.cache/helion``; where that cannot be written, which is said once, a temporary
+    folder of this user."""
     configured = knobs.CACHE_DIR.read()
-    base = pathlib.Path(configured) if configured else pathlib.Path.home() / ".cache" / "helion"
     try:
-        base.mkdir(parents=True, exist_ok=True)
-        if os.access(base, os.W_OK):
+        base = pathlib.Path(configured) if configured else pathlib.Path.home() / ".cache" / "helion"
+        if not base.is_dir():
+            base.mkdir(parents=True, exist_ok=True, mode=0o777 if configured else 0o700)
+        if os.access(base, os.W_OK | os.X_OK):
             return base
-    except OSError:
-        pass
-    if configured:
-        raise PermissionError(f"HELION_CACHE_DIR={configured!r} cannot be written")
-    fallback = pathlib.Path(tempfile.gettempdir()) / f"helion-{os.getuid()}"
-    fallback.mkdir(parents=True, exist_ok=True)
+        reason = "it is not writable"
+    except (OSError, RuntimeError) as error:  # pathlib raises RuntimeError where there is no home
+        reason = str(error)
+    fallback = _files.private_folder()
+    what = f"HELION_CACHE_DIR={configured!r}" if configured else "~/.cache/helion"
+    _logging.say_once(f"helion: {what} cannot be used ({reason}); using {fallback}")
     return fallback
 
 
@@ -35,19 +38,48 @@ def key(text: str) -> str:
 
 def module_path(text: str, name: str) -> pathlib.Path:
     """Where ``text`` is kept: ``code/ab/name_<key>.py``."""
+    return _path_in(cache_dir(), text, name)
+
+
+def _path_in(base: pathlib.Path, text: str, name: str) -> pathlib.Path:
     digest = key(text)
-    return cache_dir() / "code" / digest[:2] / f"{name}_{digest}.py"
+    return base / "code" / digest[:2] / f"{name[:100]}_{digest}.py"
 
 
 def load(text: str, name: str) -> types.ModuleType:
-    """Write ``text`` (whole or not at all) and run it as a module."""
-    path = module_path(text, name)
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)
+    """Keep ``text`` in its file and run it as a module.
+
+    What runs is ``text``, whatever the file says: one that was edited, cut off or emptied is written again, and who
+    reads the source of a function while the module runs, as Triton does, reads ``text``.
+    """
+    path = _kept(text, name)
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
-    exec(compile(text, str(path), "exec"), module.__dict__)
+    # entries without a time are never compared with the file
+    linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)
+        make_compilable(module.__dict__)
+    finally:
+        linecache.cache.pop(str(path), None)
     return module
+
+
+def _kept(text: str, name: str) -> pathlib.Path:
+    """The file that holds ``text``, in the cache or, where it cannot be written there, in a folder of this user."""
+    base = cache_dir()
+    path = _path_in(base, text, name)
+    try:
+        _keep(text, path, base)
+    except OSError as error:
+        base = _files.private_folder()
+        _logging.say_once(f"helion: {path.parent} cannot be written ({error.strerror}); using {base}")
+        path = _path_in(base, text, name)
+        _keep(text, path, base)
+    return path
+
+
+def _keep(text: str, path: pathlib.Path, base: pathlib.Path) -> None:
+    if not _files.holds(path, text):
+        _files.make_folder(path.parent, base)
+        _files.write_whole(path, text, shared=True)

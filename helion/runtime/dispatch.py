@@ -23,12 +23,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 
+from .. import settings
+from .._compiler.plan.effects import fresh_names
+from .._shapes import shared_memory, static_dims
 from .._syntax import parse
 from ..language.constants import ConstExpr
-from ..settings import RefMode
 from . import fast_launch, inline_launch, native, stub
-from .specialization import CONCRETE_TENSORS, Key
+from .specialization import CONCRETE_TENSORS, Key, TensorGuards, ask
 
 if TYPE_CHECKING:
     from .._compiler.frontend.guards import Guard
@@ -36,9 +39,6 @@ if TYPE_CHECKING:
     from ..pipeline import Code
     from .bound import BoundKernel
     from .kernel import Kernel
-
-# checks type, dispatch keys, dtype, device and sizes of any number of tensors in one call, 40 ns each
-TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
 #: Signatures kept per kernel, and functions written for one of them before it is left to the full way.
 MAX_SIGNATURES, MAX_VERSIONS = 256, 8
@@ -124,6 +124,20 @@ class Calls:
                 if line not in self._recent:
                     self._recent = (line, *self._recent[: _PROBED - 1])
 
+    def served(self) -> set[BoundKernel]:
+        """The bound kernels behind the functions that were used last."""
+        return {line.bound for line in self._recent}
+
+    def _make_room(self) -> None:
+        """Drop the functions and the counts that came first, but for the functions used last."""
+        kept = {line.key for line in self._recent}
+        spare = [key for key in self._lines if key not in kept][: len(self._lines) - MAX_SIGNATURES + 1]
+        for key in spare:
+            del self._lines[key]
+            self._versions.pop(key, None)
+        if len(self._versions) > 4 * MAX_SIGNATURES:
+            self._versions = {key: self._versions.get(key, 1) for key in self._lines}
+
     def learn(self, bound: BoundKernel, values: tuple[Any, ...], arguments: Key, generation: int) -> None:
         """Write a function for calls like this one, which has just gone the full way with ``generation`` read before."""
         key = signature_key(arguments, values)
@@ -136,11 +150,10 @@ class Calls:
         with self._lock:
             if generation != self.generation:
                 return
-            if len(self._lines) >= MAX_SIGNATURES:
-                self._lines, self._recent, self._versions = {}, (), {}
+            self._make_room()
             self._versions[key] = MAX_VERSIONS if line is None else version + 1
             if line is not None:
-                former = self._lines.get(key)
+                former = self._lines.pop(key, None)
                 self._lines[key] = line
                 self._recent = (line, *[r for r in self._recent if r is not former][: _PROBED - 1])
                 self._kernel.__call__ = line.run
@@ -158,6 +171,7 @@ def _forget_all() -> None:
 
 
 stub.on_change(_forget_all)
+settings.on_change(_forget_all)  # written functions look at no settings
 
 
 def signature_key(arguments: Key, values: Sequence[Any]) -> Key:
@@ -183,6 +197,7 @@ class _Guards:
         self.conditions: list[str] = []
         self.tensors: dict[str, torch.Tensor] = {}
         self.captured: set[str] = set()  # names of what functions close over
+        self.native = True
         self.type = self.cell(type)  # parameters may have the names of builtins
 
     def cell(self, value: Any) -> str:
@@ -228,6 +243,7 @@ class _Guards:
             return False
         kind, code = self.cell(types.FunctionType), self.cell(fn.__code__)
         self.first.append(f"{self.type}({name}) is {kind} and {name}.__code__ is {code}")
+        self.first.append(f"{name}.__globals__ is {self.cell(fn.__globals__)}")
         self.first.append(f"not {name}.__defaults__ and not {name}.__kwdefaults__")
         for i, cell in enumerate(fn.__closure__ or ()):
             if cell == types.CellType():  # not assigned yet
@@ -275,16 +291,18 @@ class _Guards:
     def native_checks(self, shapes: Mapping[str, _Shape], exactly: bool) -> str | None:
         """``tensor_checks``, and where not ``exactly`` ``extents`` as well, in one native call; None if there is none."""
         found = native.guard([*self.tensors.values()], *_numbers(shapes, exactly), classes=not exactly)
+        self.native = self.native and found is not None
         return None if found is None else f"{self.cell(found)}({', '.join(shapes)})"
 
     def by_attributes(self, name: str, sizes: Sequence[int | None], strides: Sequence[int | None]) -> str:
-        """What ``TensorGuards`` checks of one tensor, but for its dispatch keys."""
+        """What ``TensorGuards`` checks of one tensor, but for what the thread makes of its dispatch keys."""
         tensor = self.tensors[name]
         conditions = [
             f"{self.type}({name}) is {self.cell(type(tensor))}",
             f"{name}.dtype is {self.cell(tensor.dtype)}",
             f"{name}.device == {self.cell(tensor.device)}",
             f"{name}.requires_grad is {tensor.requires_grad}",
+            f"{self.cell(torch._C._dispatch_keys)}({name}).raw_repr() == {torch._C._dispatch_keys(tensor).raw_repr()}",
             f"{name}.dim() == {tensor.dim()}",
         ]
         if None not in (*sizes, *strides):
@@ -294,6 +312,15 @@ class _Guards:
             conditions += [f"{name}.size({i}) == {n}" for i, n in enumerate(sizes) if n is not None]
             conditions += [f"{name}.stride({i}) == {n}" for i, n in enumerate(strides) if n is not None]
         return " and ".join(conditions)
+
+    def autograd(self, told: bool) -> None:
+        """Conditions for a call to go unseen: no tracer, no dual tensors, and, unless the kernel has ``told`` about
+        gradients, nothing that wants one."""
+        if not self.native:  # the modes that trace are the very ones that TensorGuards does not mind
+            self.conditions.append(f"not {self.cell(torch._C._len_torch_dispatch_stack)}()")
+        self.conditions.append(f"{self.cell(forward_ad)}._current_level < 0")
+        if not told and any(tensor.requires_grad for tensor in self.tensors.values()):
+            self.conditions.append(f"not {self.cell(torch.is_grad_enabled)}()")
 
     def extents(self, shapes: list[_Shape]) -> list[str]:
         """Dynamic sizes and strides: none below 2, equal ones equal and different ones different, offsets as wide."""
@@ -317,9 +344,11 @@ class _Guards:
             text, value = names[at], values[at]
             if len(steps) > 1 or any(not isinstance(step, tuple) for step in steps):
                 return False
-            for kind, dim in steps:
-                text = f"{text}.{kind}({dim})"
-                value = value.size(dim) if kind == "size" else value.stride(dim)
+            for step in steps:
+                method, *given = step
+                name = "memory_format=" if method == "is_contiguous" else ""
+                text = f"{text}.{method}({', '.join(name + self.cell(each) for each in given)})"
+                value = ask(value, step)
             if type(value) not in (int, bool, str) and not isinstance(value, (int, torch.dtype)):
                 return False
             self.conditions.append(f"{text} == {self.cell(value)}")
@@ -330,7 +359,9 @@ class _Guards:
         for guard in guards:
             owner = vars(guard.owner) if isinstance(guard.owner, types.ModuleType) else guard.owner
             now = owner.get(guard.key) if isinstance(owner, dict) else None
-            if now is None or isinstance(now, torch.Tensor):
+            if guard.kind == "state":
+                self.conditions.append(f"{self.cell(guard.owner)}() == {self.cell(guard.value)}")
+            elif now is None or isinstance(now, torch.Tensor) or guard.kind not in ("item", "attribute"):
                 self.conditions.append(f"{self.cell(guard.holds)}()")
             elif dataclasses.replace(guard, kind="item", owner={guard.key: now}).holds():
                 self.conditions.append(f"{self.cell(owner.get)}({self.cell(guard.key)}) is {self.cell(now)}")
@@ -352,9 +383,9 @@ class _Shape:
     def __init__(self, name: str, tensor: torch.Tensor, static: bool) -> None:
         self.name = name
         self.tensor = tensor
-        fixed = getattr(tensor, "_dynamo_static_indices", ())
+        fixed = static_dims(tensor)
         self.sizes = [n if static or n < 2 or i in fixed else None for i, n in enumerate(tensor.shape)]
-        self.strides = [n if static or n < 2 or i in fixed else None for i, n in enumerate(tensor.stride())]
+        self.strides = [n if static or n < 2 else None for n in tensor.stride()]
         self.wide = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) >= 2**31
         at = range(tensor.dim())
         self.dynamic = [(tensor.size(i), f"{_PREFIX}{name}_n{i}") for i in at if self.sizes[i] is None]
@@ -402,10 +433,8 @@ def write_line(key: Key, bound: BoundKernel, values: tuple[Any, ...], miss: Call
         return None
     if not guards.world(traced.guards):
         return None
-    _memory(guards, code)
-    options = guards.cell(vars(kernel.settings))
-    for field, value in (("ref_mode", RefMode.OFF), ("static_shapes", kernel.settings.static_shapes)):
-        guards.conditions.append(f"{options}[{field!r}] is {guards.cell(value)}")
+    _memory(guards, code, static)
+    guards.autograd(kernel.told_about_gradients)
     body = inline_launch.body(host, code.text, kernel.name, _PREFIX)
     if body is None:
         return None
@@ -446,7 +475,7 @@ def _missed(*args: Any) -> Any:
     return MISSED
 
 
-def _memory(guards: _Guards, code: Code) -> None:
+def _memory(guards: _Guards, code: Code, static: bool) -> None:
     """Conditions on where tensors lie: which share memory if one of them is written, and where descriptors may begin."""
     tensors = guards.tensors
     if code.plan.needs_alignment:
@@ -454,23 +483,46 @@ def _memory(guards: _Guards, code: Code) -> None:
         guards.conditions.append(f"not ({pointers}) & 15")
     if len(tensors) < 2 or not _may_write_arguments(code.plan.program):
         return
+    ours = all(t.untyped_storage().resizable() for t in tensors.values())  # memory of torch's own does not overlap
+    if not ours:
+        _apart(guards, static)
     storages = {name: t.untyped_storage()._cdata for name, t in tensors.items()}
     where = [*storages.values()]
-    compiled = native.sharing([where.index(storage) for storage in where])
+    compiled = native.sharing([where.index(storage) for storage in where]) if ours else None
     if compiled is not None:
         guards.conditions.append(f"{guards.cell(compiled)}({', '.join(tensors)})")
         return
     first: dict[int, str] = {}
-    reads = [f"({_PREFIX}{name}_m := {name}.untyped_storage()._cdata)" for name in tensors]
+    reads = [f"({_PREFIX}{name}_m := ({_PREFIX}{name}_o := {name}.untyped_storage())._cdata)" for name in tensors]
     guards.conditions.append(f"{guards.cell(len)}({{{', '.join(reads)}}}) == {len(set(storages.values()))}")
+    guards.conditions += [f"{_PREFIX}{name}_o.resizable()" for name in tensors if ours]
     for name, storage in storages.items():
         if storage in first:
             guards.conditions.append(f"{_PREFIX}{name}_m == {_PREFIX}{first[storage]}_m")
         first.setdefault(storage, name)
 
 
-_ALLOCATORS = frozenset(f"{name}{like}" for name in ("empty", "zeros", "ones", "full") for like in ("", "_like"))
-_NEW = frozenset(("new_empty", "new_zeros", "new_ones", "new_full"))
+def _apart(guards: _Guards, static: bool) -> None:
+    """Conditions that tensors which shared no memory share none, also where storages overlap."""
+    names = [*guards.tensors]
+    first = shared_memory([*guards.tensors.values()])
+    storages = "" if static else ".untyped_storage()"
+    texts: dict[str, tuple[str, str]] = {}
+    for name, tensor in guards.tensors.items():
+        begin = f"{_PREFIX}{name}_b"
+        guards.conditions.append(f"({begin} := {name}{storages}.data_ptr()) is not None")
+        texts[name] = (begin, str(_extent(tensor)) if static else f"{name}{storages}.nbytes()")
+    for at, (name, group) in enumerate(zip(names, first, strict=True)):
+        for other, group_of_other in zip(names[:at], first[:at], strict=True):
+            if group != group_of_other:
+                (begin, size), (begin_of_other, size_of_other) = texts[name], texts[other]
+                guards.conditions.append(f"not -{size} < {begin} - {begin_of_other} < {size_of_other}")
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first to behind the last element."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
 def _may_write_arguments(program: Program) -> bool:
@@ -478,14 +530,7 @@ def _may_write_arguments(program: Program) -> bool:
 
     If it does not, it makes no difference which arguments share memory.
     """
-    function = program.host.function
-    stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    fresh = {
-        node.targets[0].id
-        for node in function.body
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-        if stores.count(node.targets[0].id) == 1 and _allocates(node.value)
-    }
+    fresh = fresh_names(program.host.function)
     for op in program.walk():
         if op.kind in ("inline", "asm"):
             return True
@@ -493,13 +538,6 @@ def _may_write_arguments(program: Program) -> bool:
         if op.kind in ("store", "atomic") and (at is None or program.tensors[at].source not in fresh):
             return True
     return False
-
-
-def _allocates(node: ast.expr) -> bool:
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-        return False
-    of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
-    return (of_torch and node.func.attr in _ALLOCATORS) or node.func.attr in _NEW
 
 
 _FILES: collections.deque[str] = collections.deque()

@@ -15,7 +15,9 @@ from .. import exc
 from .._compiler.ir.grammar import Launch
 from ..config import Config
 from . import fast_launch, stub
+from .checked import located
 from .fast_launch import FastLauncher
+from .inputs import UsualInputs, check_launch
 
 if TYPE_CHECKING:
     from .bound import BoundKernel
@@ -28,6 +30,8 @@ def launcher(ordinary: Callable[..., Any], bound: BoundKernel, config: Config) -
     """``ordinary``, a launcher, with Triton's errors as ``exc.TritonError``; a ``FastLauncher`` stays one."""
 
     def translated(error: Exception) -> exc.Base | None:
+        if isinstance(error, (AssertionError, IndexError)):
+            return located(error, bound.kernel.name, bound._analysis.code(config).plan.program)
         if not isinstance(error, TritonError) and _PASS_FAILED not in str(error):
             return None
         bound._show_repro(config, bound._sample())
@@ -49,12 +53,17 @@ class _Translating:
     def __init__(self, launch: Callable[..., Any], translated: Callable[[Exception], exc.Base | None]) -> None:
         self._inner = launch
         self._translated = translated
+        self._usual: dict[int, UsualInputs] = {}
         self.launched = False
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
+        usual = self._usual.get(id(kernel))
+        if usual is None or not usual.hold(args):
+            check_launch(kernel, args)
+            self._usual.setdefault(id(kernel), UsualInputs()).learn(args)
         try:
             result = self._inner(kernel, grid, *args, **options)
-        except (TritonError, RuntimeError) as error:
+        except (TritonError, RuntimeError, AssertionError, IndexError) as error:
             report = self._translated(error)
             if report is None:
                 raise

@@ -42,6 +42,7 @@ def body(host: types.FunctionType, module_text: str, name: str, prefix: str) -> 
         isinstance(n, (ast.Global, ast.Yield)) for n in ast.walk(function)
     ):
         return None
+    function.body = [s for s in function.body if not _is_argument_check(s)]  # the guard of a call has more of them
     launcher = (host.__kwdefaults__ or {}).get("_launcher")
     assert callable(launcher)
     stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -49,7 +50,16 @@ def body(host: types.FunctionType, module_text: str, name: str, prefix: str) -> 
     function = rewriter.visit(function)
     if any(isinstance(n, ast.Name) and n.id == "_launcher" for n in ast.walk(function)):
         return None
+    if "_otherwise" in names:
+        rewriter.cells["_otherwise"] = (host.__kwdefaults__ or {})["_otherwise"]
     return Body(statements=function.body, cells=rewriter.cells)
+
+
+def _is_argument_check(statement: ast.stmt) -> bool:
+    """``if not (..): return _otherwise(None, ..)``"""
+    inner = statement.body[0] if isinstance(statement, ast.If) else None
+    call = inner.value if isinstance(inner, ast.Return) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "_otherwise"
 
 
 class _Launches(ast.NodeTransformer):

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import itertools
+import pickle
+import sys
 import textwrap
 import threading
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import exc, hardware, knobs
+from .. import _logging, exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
 from .._lazy import lazy
-from .._names import RESERVED, SHARED_MODULES
-from ..config import Config
+from .._names import RESERVED, SHARED_MODULES, is_reserved
+from ..config import Config, as_config
 from ..language.constants import ConstExpr
 from ..settings import RefMode, Settings
 from . import bind_times
 from .bound import BoundKernel
 from .dispatch import Calls, dispatchable, leave_untraced
+from .inputs import UsualInputs, check_call
 from .launcher import DEFAULT_TARGET, register_source
 from .specialization import CONCRETE_TENSORS, Key, arguments_key, tensors_in
+from .table import BoundKernels
 
 if TYPE_CHECKING:
     from . import ref_mode
@@ -65,12 +70,14 @@ class Kernel:
         self.configs = list(configs)
         self.key = key
         self.announced = False
+        self.told_about_gradients = False
         self.signature = _signature(fn)
         self._constants = frozenset(_constant_parameters(fn, self.signature))
         self._constant_at = tuple(name in self._constants for name in self.signature.parameters)
-        self._bound: dict[Hashable, _Variants] = {}
+        self._bound = BoundKernels()
         self._lock = threading.Lock()
         self.__call__ = self._call
+        self.usual_inputs = UsualInputs()
         self._calls = Calls(self)
         _check_names(fn, self.signature)
         register_source(fn.__module__, fn.__code__.co_filename, fn.__globals__)
@@ -102,8 +109,13 @@ class Kernel:
         """The kernel for these arguments: CPU, CUDA, meta or fake tensors, and scalars.
 
         ``target`` is a name such as ``"sm_90"`` or a ``helion.hardware.Target``. None means the device of CUDA
-        arguments, else ``HELION_TARGET``, else sm_90. Raises ``exc.NoTensorArgs`` and every compile error.
+        arguments, else ``HELION_TARGET``, else sm_90. Raises ``exc.NoTensorArgs``, TypeError for ``args`` that are no tuple or
+        list, and every compile error.
         """
+        if not isinstance(args, (tuple, list)):
+            raise TypeError(
+                f"kernel {self.name!r}: bind takes a tuple of the arguments, got {type(args).__name__}; write bind((x,))"
+            )
         values = self.normalize_args(*args)
         if bind_times.ENABLED:
             with bind_times.measured(self.name):
@@ -112,19 +124,28 @@ class Kernel:
 
     def _bind(self, values: tuple[Any, ...], arguments: Key, target: str | hardware.Target | None) -> BoundKernel:
         chosen = self._target(values, target)
-        key = (arguments, None if self.key is None else self.key(*values), _token(chosen))
-        variants = self._bound.get(key)
-        if variants is not None:
-            found = variants.find(values)
-            if found is not None:
-                return found
-        with self._lock:
-            variants = self._bound.setdefault(key, _Variants())
-            found = variants.find(values)
-            if found is None:
-                found = BoundKernel(self, values, arguments, chosen)
-                variants.add(found)
+        key = (arguments, None if self.key is None else self.key(*values), _token(chosen), self.settings.checked)
+        if getattr(_THREAD, "binding", None) is not None:  # its host code runs while it is compiled
+            raise exc.NestedKernelCallsNotSupported(name=self.name)
+        found = self._bound.find(key, values)
+        if found is None:
+            with self._binding():
+                found = self._bound.find(key, values)
+                if found is None:
+                    found = BoundKernel(self, values, arguments, chosen)
+                    for gone in self._bound.add(key, found, self._calls.served):
+                        self._calls.forget(gone)
         return found
+
+    @contextlib.contextmanager
+    def _binding(self) -> Iterator[None]:
+        """The lock of the table. A thread holds no other kernel's at the same time, so that none can wait in a circle."""
+        with self._lock:
+            _THREAD.binding = self
+            try:
+                yield
+            finally:
+                _THREAD.binding = None
 
     def _target(self, values: tuple[Any, ...], target: str | hardware.Target | None) -> hardware.Target:
         if target is not None:
@@ -145,9 +166,10 @@ class Kernel:
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """A call on the full way: key, bound kernel, generated host function. Calls like it are quicker afterwards."""
         values = self.normalize_args(*args, **kwargs)
+        check_call(self, values)
         if self.settings.ref_mode is RefMode.EAGER:
             return ref_mode.call_eagerly(self, values)
-        if self.key is not None or bind_times.ENABLED or not dispatchable(values):
+        if self.key is not None or self.settings.checked or bind_times.ENABLED or not dispatchable(values):
             return self.bind(values).run_unchecked(*values)
         generation, arguments = self._calls.generation, self.arguments_key(values)
         bound = self._bind(values, arguments, None)
@@ -167,7 +189,7 @@ class Kernel:
     def reset(self) -> None:
         """Forget everything compiled."""
         with self._lock:
-            self._bound = {}
+            self._bound = BoundKernels()
         self._calls.forget()
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
@@ -184,6 +206,25 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<helion.Kernel {self.name}>"
+
+    # as functions are: copies are the kernel itself, and what is pickled is where to find it
+    def __copy__(self) -> Kernel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        name = self.fn.__qualname__
+        found: Any = sys.modules.get(self.fn.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is not self:
+            raise pickle.PicklingError(
+                f"kernel {self.name!r} cannot be pickled: kernels are pickled by reference, as functions are, and "
+                f"{self.fn.__module__}.{name} is not this kernel; define it with @helion.kernel at the top level of a module"
+            )
+        return name
 
     # functions wrapped by others are looked at through these
     @property
@@ -203,12 +244,14 @@ class Kernel:
         return self.signature
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _number_of(target: hardware.Target) -> int:
     return next(_NUMBERS)
 
 
 _NUMBERS = itertools.count()
+#: What a thread is binding, if it is.
+_THREAD = threading.local()
 _TOKENS: dict[int, tuple[hardware.Target, int]] = {}
 
 
@@ -216,21 +259,10 @@ def _token(target: hardware.Target) -> int:
     """A number for a target, equal for equal ones; hashing all of a target's fields takes longer than the whole call."""
     known = _TOKENS.get(id(target))
     if known is None or known[0] is not target:
+        if len(_TOKENS) >= 256:
+            _TOKENS.clear()
         known = _TOKENS[id(target)] = (target, _number_of(target))
     return known[1]
-
-
-class _Variants:
-    """Bound kernels of one key, told apart by the numbers their compilation turned out to depend on."""
-
-    def __init__(self) -> None:
-        self._bound: tuple[BoundKernel, ...] = ()
-
-    def find(self, values: tuple[Any, ...]) -> BoundKernel | None:
-        return next((b for b in self._bound if b.has_numbers_of(values) and b.is_current()), None)
-
-    def add(self, bound: BoundKernel) -> None:
-        self._bound = (*self._bound, bound)
 
 
 def _signature(fn: types.FunctionType) -> inspect.Signature:
@@ -268,12 +300,14 @@ def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
     if fn.__code__.co_freevars:
         name = fn.__code__.co_freevars[0]
         raise exc.ClosuresNotSupported(kernel=fn.__name__, name=name, location=first(name))
+    if is_reserved(fn.__name__):
+        raise exc.NamingConflict(name=fn.__name__, what="function", kernel=fn.__name__, location=first(fn.__name__))
     for name in signature.parameters:
-        if name in RESERVED or name in SHARED_MODULES:
+        if is_reserved(name) or name in SHARED_MODULES:
             raise exc.NamingConflict(name=name, what="parameter", kernel=fn.__name__, location=first(name))
     for name in (*fn.__code__.co_varnames, *fn.__code__.co_names):
         bound_to = fn.__globals__.get(name)
-        if name in fn.__code__.co_varnames and (name in RESERVED or name in SHARED_MODULES):
+        if name in fn.__code__.co_varnames and (is_reserved(name) or name in SHARED_MODULES):
             raise exc.NamingConflict(name=name, what="variable", kernel=fn.__name__, location=first(name))
         is_global = name in fn.__globals__ and name not in fn.__code__.co_varnames
         if (
@@ -303,7 +337,7 @@ def kernel(
 
     Args:
         config: compile with this config.
-        configs: pick the fastest of these on a GPU, the first legal one elsewhere.
+        configs: pick the fastest of these on a GPU, the first legal one elsewhere; an empty list is as none.
         key: called with the positional arguments; its result becomes part of the specialization key.
         settings: a ``helion.Settings``; or its fields by name as ``options``.
 
@@ -314,15 +348,32 @@ def kernel(
         raise TypeError("give either config= or configs=, not both")
     if settings is not None and options:
         raise TypeError(f"give either settings= or its fields, not both (got {', '.join(sorted(options))})")
-    chosen = [config] if config is not None else list(configs or ())
-    if configs is not None and not chosen:
-        raise exc.NotEnoughConfigs(kernel=getattr(fn, "__name__", "?"))
-    known = [c if isinstance(c, Config) else Config(**c) for c in chosen]
+    known = _configs(config, configs)
+    if settings is not None and not isinstance(settings, Settings):
+        raise TypeError(f"settings= takes a helion.Settings, got {settings!r}")
+    if key is not None and not callable(key):
+        raise TypeError(f"key= takes a function of the arguments, got {key!r}")
+    if unknown := knobs.unknown_variables():
+        _logging.say_once(f"helion: environment variables that nothing reads: {', '.join(unknown)}")
 
     def wrap(function: Callable[..., Any]) -> Kernel:
         return Kernel(function, configs=known, settings=settings or Settings(**options), key=key)
 
     return wrap if fn is None else wrap(fn)
+
+
+def _configs(config: Any, configs: Any) -> list[Config]:
+    if config is not None:
+        configs = [config]
+    if configs is None:
+        return []
+    if not isinstance(configs, Iterable) or isinstance(configs, (str, bytes, Mapping)):
+        raise TypeError(f"configs= takes a list of helion.Config or dicts, got {configs!r}")
+    configs = list(configs)
+    for given in configs:
+        if not isinstance(given, Mapping):
+            raise TypeError(f"config= takes a helion.Config or a dict, and configs= a list of them; got {given!r}")
+    return [as_config(given) for given in configs]
 
 
 def aot_kernel(

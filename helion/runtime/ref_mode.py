@@ -27,6 +27,7 @@ from ..language.constants import ConstExpr
 from ..language.creation import lanes_axis
 from ..language.loops import jagged_tile
 from ..language.matmul import FLOAT8, accumulator_dtype, product
+from .checked import checking
 from .specialization import tensors_in
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ def run_reference(kernel: Kernel, args: Sequence[Any], block_sizes: Sequence[int
     )
     token = ACTIVE.set(session)
     try:
-        with torch.no_grad(), _Eager(session):
-            return kernel.fn(*(value.value if isinstance(value, ConstExpr) else value for value in args))
+        given = (value.value if isinstance(value, ConstExpr) else value for value in args)
+        if not kernel.settings.checked:
+            with torch.no_grad(), _Eager(session):
+                return kernel.fn(*given)
+        with torch.no_grad(), checking(kernel) as finish, _Eager(session):
+            result = kernel.fn(*given)
+        return finish(result)
     finally:
         ACTIVE.reset(token)
 

@@ -21,6 +21,20 @@ def recall(value: Any) -> Any:
     return _mapped(value, RememberedTensor, RememberedTensor.tensor)
 
 
+def described(value: Any) -> str:
+    """A remembered value in a few words: ``float32[64, 128]``, with strides where it is not contiguous."""
+    if isinstance(value, (tuple, list)) and type(value) is not torch.Size:
+        inside = ", ".join(map(described, value))
+        return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {described(item)}' for key, item in value.items())}}}"
+    if not isinstance(value, RememberedTensor):
+        text = getattr(value, "__qualname__", None) or repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.size)}"
+    return text if value.tensor().is_contiguous() else f"{text}@{value.stride}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RememberedTensor:
     reference: weakref.ref[torch.Tensor]

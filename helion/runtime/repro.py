@@ -39,11 +39,8 @@ _SETTINGS = (
     "backend",
     "index_dtype",
     "dot_precision",
-    "fast_math",
     "persistent_reserved_sms",
     "allow_warp_specialize",
-    "debug_dtype_asserts",
-    "triton_do_not_specialize",
 )
 #: Integer tensors of up to this many elements are written out.
 _WRITTEN_OUT = 64

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
 import types
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from .._shapes import static_dims
+from .._shapes import shared_memory, static_dims
 from ..language.constants import ConstExpr
 
 
@@ -27,7 +30,9 @@ def arguments_key(values: Sequence[Any], constant_at: Sequence[bool], static: bo
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             try:
-                storages.append(value.untyped_storage()._cdata)
+                storage = value.untyped_storage()
+                storages.append(storage._cdata)
+                plain = plain and storage.resizable()  # memory of others may overlap
             except (RuntimeError, NotImplementedError):
                 check_layout(value)
                 plain = False
@@ -57,6 +62,7 @@ class Keys:
         self._static = static
         self._baked = baked
         self._seen: dict[int, int] = {}
+        self._inside: tuple[types.FunctionType, ...] = ()
 
     def of(self, value: Any, constant: bool = False) -> Hashable:
         """The part of an argument that compiled code depends on. Raises TypeError for a kind that kernels do not take."""
@@ -81,14 +87,23 @@ class Keys:
             return (dict, *((k, self.of(v)) for k, v in value.items()))
         if isinstance(value, types.FunctionType):
             return self.function(value)
+        if isinstance(value, types.MethodType) and isinstance(value.__func__, types.FunctionType):
+            return (types.MethodType, self.function(value.__func__), Same(value.__self__))
+        if isinstance(value, functools.partial):
+            static = Keys(static=True, baked=True)
+            keywords = tuple((name, static.of(v)) for name, v in value.keywords.items())
+            return (functools.partial, self.of(value.func), *map(static.of, value.args), keywords)
         if isinstance(value, _BUILTIN_FUNCTIONS):
             return value
         if isinstance(value, torch.fx.GraphModule):
             return (type(value).__name__, value.code)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return (type(value), *(self.of(getattr(value, f.name)) for f in dataclasses.fields(value)))
+        if isinstance(value, torch.nn.Module) or isinstance(vars(type(value)).get("__call__"), types.FunctionType):
+            return (type(value), Same(value))
         raise TypeError(
-            f"a kernel argument of type {type(value).__name__} is not supported; pass tensors, numbers, strings, dtypes, functions, or tuples, lists, dicts and dataclasses of them"
+            f"a kernel argument of type {type(value).__name__} is not supported; pass tensors, numbers, strings, dtypes, "
+            f"functions, or tuples, lists, dicts and dataclasses of them{_remedy(value)}"
         )
 
     def tensor(self, value: torch.Tensor) -> Hashable:
@@ -102,13 +117,16 @@ class Keys:
         fixed = static_dims(value) if hasattr(value, "_dynamo_static_indices") else ()
         seen = self._seen
         shape = tuple([(n,) if n < 2 or i in fixed else seen.setdefault(n, len(seen)) for i, n in enumerate(sizes)])
-        strides = tuple([(n,) if n < 2 or i in fixed else seen.setdefault(n, len(seen)) for i, n in enumerate(steps)])
+        strides = tuple([(n,) if n < 2 else seen.setdefault(n, len(seen)) for n in steps])
         last = sum([(size - 1) * step for size, step in zip(sizes, steps, strict=True)])
         return (value.dtype, shape, strides, value.device.type, last >= 2**31)
 
     def function(self, fn: types.FunctionType) -> Hashable:
         """A function by its code and all it closes over: numbers by value, tensors by type and shape."""
+        if any(fn is other for other in self._inside):  # a function that calls itself
+            return None
         static = Keys(static=True, baked=True)
+        static._inside = (*self._inside, fn)
         cells: list[Hashable] = []
         for cell in fn.__closure__ or ():
             try:
@@ -119,8 +137,52 @@ class Keys:
             cells.append(static.of(content))
         defaults = tuple(map(static.of, fn.__defaults__ or ()))
         keywords = tuple((name, static.of(v)) for name, v in (fn.__kwdefaults__ or {}).items())
-        return (fn.__code__, tuple(cells), defaults, keywords)
+        # equal code of two modules reads the globals of each
+        return (fn.__code__, Same(fn.__globals__), tuple(cells), defaults, keywords)
 
+
+class Same:
+    """Equal for one and the same object, which it does not keep alive."""
+
+    __slots__ = ("_hash", "_value")
+
+    def __init__(self, value: Any) -> None:
+        self._hash = id(value)
+        try:
+            self._value: Callable[[], Any] = weakref.ref(value)
+        except TypeError:  # namespaces of modules among others
+            self._value = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        value = self._value()
+        return isinstance(other, Same) and value is not None and other._value() is value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"the same {type(self._value()).__name__}"
+
+
+def _remedy(value: Any) -> str:
+    """What to pass instead of a value of a kind that kernels do not take."""
+    if isinstance(value, enum.Enum):
+        return "; annotate the parameter as hl.constexpr, or pass the member's value"
+    if isinstance(value, torch.nn.Module):
+        return "; pass its parameters as tensors, and what it computes as a plain function"
+    if type(value).__module__ == "numpy":
+        return "; pass torch.from_numpy(array), or int(number) and float(number)"
+    if isinstance(value, (set, frozenset, range)):
+        return "; pass a tuple of its items"
+    if isinstance(value, complex):
+        return "; pass its real and imaginary part"
+    if callable(value):
+        return "; write a plain function or lambda around what is called, which may close over tensors and numbers"
+    return "; a hashable constant can be passed to a parameter annotated as hl.constexpr"
+
+
+# checks type, dispatch keys, dtype, device and sizes of any number of tensors in one call, 40 ns each
+TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
 Key = tuple[Hashable, ...]
 
@@ -154,8 +216,8 @@ def aliasing(values: Sequence[Any]) -> Hashable:
     tensors = list(tensors_in(values, closures=True))
     if len(tensors) < 2:
         return None
-    storages = [_storage(t) for t in tensors]
-    return None if len(set(storages)) == len(storages) else _groups(storages)
+    first = shared_memory(tensors)
+    return None if len(set(first)) == len(first) else tuple(first)
 
 
 def _groups(storages: Sequence[int]) -> tuple[int, ...]:
@@ -180,11 +242,12 @@ def tensors_in(values: Iterable[Any], closures: bool = False) -> Iterator[torch.
             yield from tensors_in((*cells, *(value.__defaults__ or ())), closures)
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # wrapper subclasses may have no storage
-        return id(tensor)
+def ask(value: Any, step: tuple[Any, ...]) -> Any:
+    """What a method gives: its name, and its arguments."""
+    method, *given = step
+    if method == "is_contiguous" and given:
+        return value.is_contiguous(memory_format=given[0])
+    return getattr(value, method)(*given)
 
 
 def pick(values: tuple[Any, ...], origin: tuple[Any, ...]) -> Any:
@@ -193,8 +256,7 @@ def pick(values: tuple[Any, ...], origin: tuple[Any, ...]) -> Any:
     value = values[at]
     for step in rest:
         if isinstance(step, tuple):
-            kind, dim = step
-            value = value.shape[dim] if kind == "size" else value.stride(dim)
+            value = ask(value, step)
         elif isinstance(step, str) and not isinstance(value, dict):
             value = getattr(value, step)
         else:

@@ -35,8 +35,29 @@ class _helion_runtime:
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))
 
     @staticmethod
+    def modelled(*expected):
+        def agree(numbers, wanted, sizes):
+            return all(w is None or n == w or size == 1 for n, w, size in zip(numbers, wanted, sizes))
+
+        def one(tensor, dtype, shape, strides, device=None):
+            return (
+                str(tensor.dtype) == "torch." + dtype and tensor.dim() == len(shape)
+                and agree(tensor.shape, shape, [2] * len(shape)) and (not tensor.numel() or agree(tensor.stride(), strides, tensor.shape))
+            )
+
+        return lambda *tensors: all(one(tensor, *each) for tensor, each in zip(tensors, expected))
+
+    @staticmethod
+    def mismatch(number, names):
+        raise RuntimeError("this module was compiled for other tensors; bind the kernel to them")
+
+    @staticmethod
     def random_seed():
         return int(torch.randint(2**31, ()))
+
+    @staticmethod
+    def overwrites(kernel, names, *tensors):
+        torch.autograd.graph.increment_version(tensors)
 """
 _PACKAGE = """
 class helion:

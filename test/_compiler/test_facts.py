@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from sample_kernels import add, attention, bmm, row_sum, scan, softmax, transpose
+from harness import facts_of, program_of, tensor
+from sample_kernels import add, attention, bmm, matmul, row_sum, scan, softmax, transpose
 
 import helion.language as hl
-from helion._compiler.context import CompileContext
 from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.liveness import maximal
 from helion._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
-from helion._compiler.ir.grammar import Program
 from helion._compiler.passes.rolling import rollable_blocks
-from helion._compiler.pipeline import front_end
-from helion.hardware import target
-from helion.settings import Settings
 
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-def traced(fn: Callable[..., Any], *args: Any, **settings: Any) -> tuple[Program, tuple[int, ...]]:
-    context = CompileContext(
-        settings=Settings(**settings), target=target("sm_90"), device=torch.device("cpu"), index_dtype=torch.int32
-    )
-    arguments = dict(zip(inspect.signature(fn).parameters, args, strict=True))
-    program = front_end(fn, arguments, context, frozenset()).program
-    return program, rollable_blocks(program)[0]
-
-
-def facts_of(fn: Callable[..., Any], *args: Any, **settings: Any) -> KernelFacts:
-    return collect_facts(*traced(fn, *args, **settings))
 
 
 # --- kernels -------------------------------------------------------------------------------------------------------------
@@ -100,18 +77,6 @@ def norm_gradient(x, grad, weight):
             grad_x[inner, :] = upper * weight[:] - row * (row * upper).mean(-1, keepdim=True)
         partial[outer.id, :] = acc
     return partial, grad_x
-
-
-def matmul(x, y):
-    m, k = x.size()
-    n = y.size(1)
-    out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
-        for tile_k in hl.tile(k):
-            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
-        out[tile_m, tile_n] = acc
-    return out
 
 
 def matmul_cast(x, y):
@@ -307,7 +272,7 @@ def test_a_gather_of_the_reduced_tensor_is_no_second_read_of_its_rows() -> None:
     facts = facts_of(cross_entropy, tensor(64, 1000), tensor(64, dtype=torch.int64))
     fact = only(facts)
     assert fact.re_read and not fact.store_only_re_read
-    assert [op.gathered for op in facts.memory_ops if op.kind == "load"] == [False, False, True]
+    assert [None in op.subscript_axes for op in facts.memory_ops if op.kind == "load"] == [False, False, True]
     # in chunks, one pass finds the maximum and the sum of powers about it
     assert [op.walked for op in facts.memory_ops if op.kind == "load"] == [((1, 1),), (), ()]
     assert facts.memory_ops[0].reductions_fed == ((1, 2),)
@@ -335,18 +300,11 @@ def test_a_gradient_per_feature() -> None:
     outer, feature, inner = (axis.block_id for axis in facts.axes)
     by_axis = {fact.axis: fact for fact in facts.reductions}
     rows, features = by_axis[inner], by_axis[feature]
-    assert rows.per_feature_accumulator and rows.feature_footprint == 512 * 4
+    assert rows.per_feature_accumulator
     assert (rows.category, rows.extent) == ("user_tile", 0)
     assert not features.per_feature_accumulator and features.category == "full_slice"
     assert facts.primary_reduction == features
     assert all(outer not in axes for fact in facts.reductions for axes, _ in fact.live_tiles)
-
-
-def test_footprint_is_exact() -> None:
-    facts = facts_of(softmax, tensor(64, 1000))
-    sizes = {0: 4, 1: 256}
-    assert facts.footprint(only(facts).live_tiles, sizes) == 2 * 4 * 256 * 4 + 4 * 4
-    assert facts.footprint((((0, 1), 2),), {0: 4}) == 4 * 1024 * 2  # left out: held whole
 
 
 # --- matrix products -----------------------------------------------------------------------------------------------------
@@ -363,9 +321,9 @@ def test_matmul() -> None:
     assert (fact.m_block_id, fact.n_block_id, fact.k_block_id) == (0, 1, 2)
     assert (fact.static_m, fact.static_n, fact.static_k) == (256, 128, 64)
     assert (fact.lhs_rank, fact.rhs_rank, fact.batch_axes) == (2, 2, ())
-    assert (fact.lhs_dtype, fact.rhs_dtype, fact.acc_dtype, fact.out_dtype) == (BF16, BF16, FP32, BF16)
+    assert (fact.lhs_dtype, fact.rhs_dtype) == (BF16, BF16)
     assert (fact.lhs_layout, fact.rhs_layout) == ("k_major", "mn_major")
-    assert (fact.lhs_prologue, fact.rhs_prologue, fact.cast_bytes) == (False, False, 0)
+    assert (fact.lhs_prologue, fact.rhs_prologue) == (False, False)
     assert fact.accumulator_loop == 1 and fact.consumes == ()
     assert [op.matmul_operand for op in facts.memory_ops] == ["lhs", "rhs", None]
     assert [(s.role, s.axes, s.itemsize, s.direct) for s in facts.staged] == [
@@ -381,8 +339,8 @@ def test_operand_layouts_and_casts() -> None:
     fact = dot(facts_of(matmul, tensor(64, 256).T, tensor(128, 64).T))
     assert (fact.lhs_layout, fact.rhs_layout) == ("mn_major", "k_major")
     cast = dot(facts_of(matmul_cast, tensor(256, 64, dtype=FP32), tensor(64, 128)))
-    assert cast.lhs_prologue and not cast.rhs_prologue and cast.cast_bytes == 0  # narrowed, not widened
-    assert cast.accumulator_loop == 1 and cast.lhs_dtype == BF16 and cast.out_dtype == FP32
+    assert cast.lhs_prologue and not cast.rhs_prologue
+    assert cast.accumulator_loop == 1 and cast.lhs_dtype == BF16
 
 
 def test_bmm() -> None:
@@ -493,7 +451,6 @@ def test_attention() -> None:
     assert fact is not None
     names = {axis.name: axis.block_id for axis in facts.axes}
     assert fact.query_axis == names["tile_m"] and fact.key_axis == names["tile_n"]
-    assert fact.head_axis == fact.value_axis == names["r0"]
     assert (fact.scores.number, fact.output.number, fact.output.consumes) == (0, 1, (0,))
     assert fact.scores.accumulator_loop is None and fact.output.accumulator_loop == 1
     assert facts_of(matmul, tensor(64, 64), tensor(64, 64)).attention is None
@@ -534,7 +491,7 @@ def test_index_scales() -> None:
 def test_indices_do_not_widen_the_arithmetic() -> None:
     facts = facts_of(look_up, tensor(1000, 64), tensor(256, dtype=torch.int64))
     assert facts.pointwise is not None and facts.pointwise.compute_itemsize == 2
-    assert [op.gathered for op in facts.memory_ops] == [False, True, False]
+    assert [op.subscript_axes[0] is None for op in facts.memory_ops] == [False, True, False]
 
 
 def test_scans_and_atomics_are_no_elementwise_kernels() -> None:
@@ -542,7 +499,7 @@ def test_scans_and_atomics_are_no_elementwise_kernels() -> None:
     assert scanned.pointwise is None and [(s.kind, s.axis) for s in scanned.scans] == [("scan", 1)]
     counted = facts_of(count, tensor(64, dtype=torch.int64), tensor(10, dtype=torch.int32))
     assert counted.pointwise is None
-    assert [(a.kind, a.name, a.gathered) for a in counted.atomics] == [("atomic", "out", True)]
+    assert [(a.kind, a.name, a.subscript_axes) for a in counted.atomics] == [("atomic", "out", (None,))]
 
 
 # --- the rest ------------------------------------------------------------------------------------------------------------
@@ -578,7 +535,8 @@ def test_facts_are_values() -> None:
 
 def test_collecting_takes_less_than_a_millisecond() -> None:
     for fn, args in ((softmax, (tensor(64, 1000),)), (matmul, (tensor(64, 64), tensor(64, 64)))):
-        program, rollable = traced(fn, *args)
+        program = program_of(fn, *args)
+        rollable = rollable_blocks(program)[0]
         seconds = []
         for _ in range(20):
             start = time.perf_counter()

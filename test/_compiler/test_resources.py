@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import math
 import statistics
 from collections.abc import Callable
@@ -12,36 +11,21 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from sample_kernels import attention, row_sum, softmax, transpose
+from harness import facts_of, tensor
+from sample_kernels import attention, matmul, matmul_to_bf16, product_of_bytes, row_sum, softmax, transpose
 
 import helion
 import helion.language as hl
-from helion._compiler.context import CompileContext
-from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.records import KernelFacts
-from helion._compiler.passes.rolling import rollable_blocks
-from helion._compiler.pipeline import front_end
 from helion._compiler.resources.layouts import fragment_held, fragment_warps, moved_at_once, rounds, rows_held
 from helion._compiler.resources.matrix import unit_of
 from helion._compiler.resources.predict import Predicted, predict
 from helion._compiler.resources.registers import register_limit
 from helion._compiler.resources.traffic import grid_blocks
 from helion.hardware import Target, target
-from helion.settings import Settings
 
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 H100 = target("h100")
-
-
-def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-def facts_of(fn: Callable[..., Any], *args: Any) -> KernelFacts:
-    context = CompileContext(settings=Settings(), target=H100, device=torch.device("cpu"), index_dtype=torch.int64)
-    arguments = dict(zip(inspect.signature(fn).parameters, args, strict=True))
-    program = front_end(fn, arguments, context, frozenset()).program
-    return collect_facts(program, rollable_blocks(program)[0])
 
 
 def sizes_of(facts: KernelFacts, blocks: tuple[int, ...], chunk: int | None = None) -> dict[int, int]:
@@ -60,30 +44,6 @@ def sizes_of(facts: KernelFacts, blocks: tuple[int, ...], chunk: int | None = No
 
 
 # --- kernels -------------------------------------------------------------------------------------------------------------
-
-
-def matmul(x, y):
-    m, k = x.size()
-    n = y.size(1)
-    out = torch.empty([m, n], dtype=torch.promote_types(x.dtype, y.dtype), device=x.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
-        for tile_k in hl.tile(k):
-            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
-        out[tile_m, tile_n] = acc
-    return out
-
-
-def matmul_fp8(x, y):
-    m, k = x.size()
-    n = y.size(1)
-    out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
-        for tile_k in hl.tile(k):
-            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
-        out[tile_m, tile_n] = acc
-    return out
 
 
 def matmul_cast(x, y):
@@ -183,7 +143,7 @@ def column_sums(x, w):
 def running_sums(x):
     out = torch.empty_like(x)
     for tile_m, tile_n in hl.tile([x.size(0), x.size(1)]):
-        out[tile_m, tile_n] = torch.cumsum(x[tile_m, tile_n], dim=0)
+        out[tile_m, tile_n] = hl.cumsum(x[tile_m, tile_n], dim=0)
     return out
 
 
@@ -224,8 +184,10 @@ FACTS: dict[str, Callable[[], KernelFacts]] = {
     "bf16 matmul, K of 64": lambda: facts_of(matmul, tensor(4096, 64), tensor(64, 4096)),
     "bf16 matmul": lambda: square(matmul, BF16, BF16),
     "fp32 matmul": lambda: square(matmul, FP32, FP32),
-    "fp8 matmul": lambda: square(matmul_fp8, FP8, FP8),
-    "fp8 matmul, K-major": lambda: facts_of(matmul_fp8, tensor(4096, 4096, dtype=FP8), tensor(4096, 4096, dtype=FP8).T),
+    "fp8 matmul": lambda: square(matmul_to_bf16, FP8, FP8),
+    "fp8 matmul, K-major": lambda: facts_of(
+        matmul_to_bf16, tensor(4096, 4096, dtype=FP8), tensor(4096, 4096, dtype=FP8).T
+    ),
     "cast lhs": lambda: square(matmul_cast, FP32, BF16),
     "cast rhs": lambda: square(matmul_cast, BF16, FP32),
     "epilogue 512": lambda: epilogue(512),
@@ -290,9 +252,10 @@ POINTS = [
     Point("fp32 matmul", "sm_80", (64, 64, 32), None, 4, 4, 77, 0, 49152),
     Point("fp32 matmul", "sm_90", (128, 128, 32), None, 8, 3, 100, 0, 98304),
     Point("fp32 matmul", "sm_100", (128, 256, 32), None, 8, 3, 223, 0, 147472, 256),
-    Point("fp8 matmul", "sm_90", (128, 128, 64), None, 8, 3, 127, 0, 32768),
+    Point("fp8 matmul", "sm_90", (128, 128, 64), None, 8, 3, 158, 0, 32768),
     Point("fp8 matmul", "sm_100", (64, 128, 64), None, 4, 3, 86, 0, 36880, 128),
-    Point("fp8 matmul, K-major", "sm_90", (128, 256, 64), None, 8, 3, 216, 0, 49152),
+    Point("fp8 matmul, K-major", "sm_90", (128, 256, 64), None, 8, 3, 255, 240, 73728),
+    Point("fp8 matmul, K-major", "sm_90", (128, 128, 128), None, 8, 4, 179, 0, 131072),
     Point("cast lhs", "sm_80", (128, 128, 32), None, 4, 4, 210, 0, 73728),
     Point("cast lhs", "sm_90", (128, 128, 64), None, 8, 3, 124, 0, 114688),
     Point("cast lhs", "sm_100", (128, 256, 64), None, 8, 3, 158, 0, 163856, 512),
@@ -415,22 +378,11 @@ def test_rows_of_a_square_are_exchanged(columns: int) -> None:
     assert predicted.shared_bytes >= bound.resources(config).shared_bytes > 1024
 
 
-@helion.kernel()
-def product_of_bytes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    out = torch.empty([x.size(0), y.size(1)], dtype=torch.int32, device=x.device)
-    for tile_m, tile_n in hl.tile(out.size()):
-        acc = hl.zeros([tile_m, tile_n], dtype=torch.int32)
-        for tile_k in hl.tile(x.size(1)):
-            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
-        out[tile_m, tile_n] = acc
-    return out
-
-
 @pytest.mark.parametrize(("n", "stages", "real"), [(128, 4, 81920), (128, 5, 98304), (64, 4, 73728), (256, 7, 147456)])
 def test_integers_that_are_turned_are_not_prefetched(n: int, stages: int, real: int) -> None:
     """``real`` is what Triton 3.6 and 3.7 allocate."""
     matrix = torch.empty(4096, 4096, dtype=torch.int8, device="meta")
-    bound = product_of_bytes.bind((matrix, matrix), target="h200")
+    bound = helion.kernel(product_of_bytes).bind((matrix, matrix), target="h200")
     sizes = dict(zip((0, 1, 2), (128, n, 128), strict=True))
     assert predict(bound.facts, sizes, 8, stages, bound.target).shared_bytes == real
 
@@ -539,10 +491,14 @@ def test_units() -> None:
         ("mi300x", 128, 8, "mma"),
     ):
         assert unit_of(fact, {0: rows, 1: 128, 2: 64}, warps, target(gpu)) == unit, (gpu, rows, warps)
-    fp8 = named("fp8 matmul").matmuls[0]
-    assert unit_of(fp8, {0: 128, 1: 128, 2: 64}, 8, H100) == "mma"  # its right operand is not K-major
-    k_major = named("fp8 matmul, K-major").matmuls[0]
-    assert unit_of(k_major, {0: 128, 1: 128, 2: 64}, 8, H100) == "wgmma"
+    fp8 = named("fp8 matmul, K-major").matmuls[0]
+    assert unit_of(fp8, {0: 128, 1: 128, 2: 64}, 8, H100) == "wgmma"
+    assert unit_of(fp8, {0: 128, 1: 128, 2: 32}, 8, H100) == "wgmma"
+    assert unit_of(fp8, {0: 32, 1: 128, 2: 64}, 8, H100) == "mma"
+    # no partial sums are as short as this
+    assert unit_of(fp8, {0: 128, 1: 128, 2: 16}, 8, H100) == "mma"
+    # the asynchronous unit takes no 8-bit operand that is not contiguous along K
+    assert unit_of(named("fp8 matmul").matmuls[0], {0: 128, 1: 128, 2: 64}, 8, H100) == "mma"
 
 
 def test_shared_memory_at_the_limit() -> None:

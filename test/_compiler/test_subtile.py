@@ -218,7 +218,7 @@ def test_normal_form() -> None:
         config = spec.normalize({"block_sizes": [16, columns, 16], "epilogue_subtile": given})
         assert config["epilogue_subtile"] == normal
         assert spec.normalize(config) == config
-    for wrong in (3, 8, False, "2"):
+    for wrong in (3, 8, 1, "2"):
         with pytest.raises(exc.InvalidConfig, match="epilogue_subtile must be one of None, 2, 4"):
             spec.normalize({"epilogue_subtile": wrong})
 
@@ -302,11 +302,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("function", REFUSED)
-def test_refused(function: Callable[..., Any]) -> None:
+def test_nothing_to_split(function: Callable[..., Any]) -> None:
     bound = helion.kernel(function).bind((tensor(32, 32), tensor(32, 32)))
     assert subtile_blocks(bound._analysis.program) == ((), REFUSED[function])
-    assert "epilogue_subtile" not in bound.config_spec.keys
-    assert bound.config_spec.normalize({"epilogue_subtile": None}) == bound.conservative_config()
-    with pytest.raises(exc.InvalidConfig) as caught:
-        bound.compile_config({"epilogue_subtile": 2})
-    assert caught.value.message == f"epilogue_subtile cannot be 2: {REFUSED[function]}; leave it out."
+    assert bound.config_spec.field("epilogue_subtile").reason == REFUSED[function]
+    for without_effect in (None, False, 0, True, 2, 4):
+        config = {"epilogue_subtile": without_effect}
+        assert bound.config_spec.normalize(config) == bound.conservative_config()
+    with pytest.raises(exc.InvalidConfig, match="epilogue_subtile must be one of None, 2, 4, got 3"):
+        bound.compile_config({"epilogue_subtile": 3})

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from harness import tensor
+from sample_kernels import product_of_bytes
 
 import helion
 import helion.language as hl
@@ -16,43 +18,51 @@ from helion.hardware import known_targets, target
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
 def bound(example: str, *args: Any, name: str | None = None, gpu: str = "h200") -> Any:
     return getattr(import_path(EXAMPLES_DIR / f"{example}.py"), name or example).bind(args, target=gpu)
 
 
-def first(kernel: Any) -> tuple[str, list[int], list[int | None], int, int]:
+def first_of(kernel: Any) -> Any:
+    """The first seed, which is predicted to fit without spilling. test/seeds/seeds.tsv has such seeds in full, and
+    benchmarks/sweep.py how near to the best they are."""
     seed = kernel.seeds[0]
-    config = seed.config
-    return (
-        seed.heuristic.removeprefix("Triton").removesuffix("Heuristic"),
-        config["block_sizes"],
-        config["reduction_loops"],
-        config["num_warps"],
-        config["num_stages"],
-    )
+    assert seed.predicted.fits and seed.predicted.spill_risk == 0.0
+    return seed
 
 
 @pytest.mark.parametrize(
-    ("example", "args", "sizes", "loops", "warps"),
+    ("example", "args"),
     [
-        ("softmax", (tensor(131072, 1000),), [2], [None], 4),
-        ("softmax", (tensor(131072, 1000, dtype=FP32),), [1], [None], 4),
-        ("softmax", (tensor(32768, 4096),), [1], [None], 8),
-        ("softmax", (tensor(2048, 131072),), [1], [16384], 32),
-        ("layer_norm", (tensor(4096, 32768, dtype=FP32), tensor(32768), tensor(32768)), [1], [None], 32),
-        ("layer_norm", (tensor(4096, 32768), tensor(32768), tensor(32768)), [1], [4096], 32),
-        ("cross_entropy", (tensor(32768, 4096), tensor(32768, dtype=torch.int64)), [1], [None], 2),
-        ("cross_entropy", (tensor(2048, 131072), tensor(2048, dtype=torch.int64)), [1], [2048], 16),
-        ("jsd", (tensor(16384, 8192),) * 2, [1, 2048], [], 4),
-        ("welford", (tensor(32768, 4096), tensor(4096), tensor(4096)), [1, 4096, 4096], [], 8),
+        ("softmax", (tensor(131072, 1000),)),
+        ("softmax", (tensor(131072, 1000, dtype=FP32),)),
+        ("softmax", (tensor(32768, 4096),)),
+        ("softmax", (tensor(2048, 131072),)),
+        ("layer_norm", (tensor(4096, 32768, dtype=FP32), tensor(32768), tensor(32768))),
+        ("layer_norm", (tensor(4096, 32768), tensor(32768), tensor(32768))),
+        ("cross_entropy", (tensor(32768, 4096), tensor(32768, dtype=torch.int64))),
+        ("cross_entropy", (tensor(2048, 131072), tensor(2048, dtype=torch.int64))),
+        ("jsd", (tensor(16384, 8192),) * 2),
+        ("welford", (tensor(32768, 4096), tensor(4096), tensor(4096))),
     ],
 )
-def test_rows(example: str, args: Any, sizes: list[int], loops: list[int | None], warps: int) -> None:
-    assert first(bound(example, *args)) == ("StreamingReduction", sizes, loops, warps, 1)
+def test_rows_are_streamed(example: str, args: Any) -> None:
+    """A few rows a program, and no pipeline: there is one pass over memory, or the row comes from the cache."""
+    seed = first_of(bound(example, *args))
+    assert seed.heuristic == "TritonStreamingReductionHeuristic"
+    assert seed.config["block_sizes"][0] <= 2 and seed.config["num_stages"] == 1
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("example", ["softmax", "layer_norm"])
+def test_a_thread_holds_8_bytes_to_32_registers_of_a_row(example: str, dtype: torch.dtype) -> None:
+    rows = []
+    for length in (1024, 2048, 4096, 8192, 16384, 32768):
+        more = (tensor(length, dtype=dtype),) * 2 if example == "layer_norm" else ()
+        config = first_of(bound(example, tensor(2**27 // length, length, dtype=dtype), *more)).config
+        held = config["block_sizes"][0] * (config["reduction_loops"][0] or length) * dtype.itemsize
+        assert 8 <= held / (32 * config["num_warps"]) <= 4 * 32
+        rows.append(config["block_sizes"][0])
+    assert rows == sorted(rows, reverse=True)
 
 
 def test_rows_of_other_gpus_stay_with_what_is_published_for_them() -> None:
@@ -68,16 +78,19 @@ def test_programs_that_sum_up_many_rows_are_declined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "sizes", "warps", "stages"),
+    "args",
     [
-        ((tensor(4096, 4096, dtype=FP32), tensor(4096, 4096, dtype=FP32)), [128, 64, 32], 2, 3),
-        ((tensor(4097, 1000), tensor(1000, 4097)), [128, 128, 64], 8, 6),
-        ((tensor(4096, 4096), tensor(4096, 4096)), [128, 256, 64], 8, 3),
-        ((tensor(2048, 2048), tensor(2048, 2048)), [128, 256, 64], 8, 4),
+        (tensor(4096, 4096, dtype=FP32), tensor(4096, 4096, dtype=FP32)),
+        (tensor(4097, 1000), tensor(1000, 4097)),
+        (tensor(4096, 4096), tensor(4096, 4096)),
+        (tensor(2048, 2048), tensor(2048, 2048)),
     ],
 )
-def test_products(args: Any, sizes: list[int], warps: int, stages: int) -> None:
-    assert first(bound("matmul", *args)) == ("Matmul", sizes, [], warps, stages)
+def test_products_are_pipelined_in_large_tiles(args: Any) -> None:
+    seed = first_of(bound("matmul", *args))
+    m, n, _ = seed.config["block_sizes"]
+    assert seed.heuristic == "TritonMatmulHeuristic"
+    assert m * n >= 128 * 64 and seed.config["num_stages"] >= 3
 
 
 def test_descriptors_are_for_operands_of_two_bytes_that_fit() -> None:
@@ -92,21 +105,10 @@ def test_descriptors_are_for_operands_of_two_bytes_that_fit() -> None:
     assert single["pid_type"] == "flat" and set(single["indexing"]) == {"pointer"} and single["num_stages"] == 4
 
 
-@helion.kernel
-def product_of_bytes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    out = torch.empty([x.size(0), y.size(1)], dtype=torch.int32, device=x.device)
-    for tile_m, tile_n in hl.tile(out.size()):
-        acc = hl.zeros([tile_m, tile_n], dtype=torch.int32)
-        for tile_k in hl.tile(x.size(1)):
-            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
-        out[tile_m, tile_n] = acc
-    return out
-
-
 def test_integers_that_must_be_turned_have_tall_tiles() -> None:
-    x = tensor(4096, 4096, dtype=torch.int8)
-    assert product_of_bytes.bind((x, x), target="h200").seeds[0].config["block_sizes"][:2] == [256, 128]
-    assert product_of_bytes.bind((x, x.t()), target="h200").seeds[0].config["block_sizes"][:1] == [128]
+    x, kernel = tensor(4096, 4096, dtype=torch.int8), helion.kernel(product_of_bytes)
+    assert kernel.bind((x, x), target="h200").seeds[0].config["block_sizes"][:2] == [256, 128]
+    assert kernel.bind((x, x.t()), target="h200").seeds[0].config["block_sizes"][:1] == [128]
 
 
 def test_products_of_fp32_that_both_run_along_k_take_the_asynchronous_unit() -> None:
@@ -125,41 +127,42 @@ def test_a_short_k_takes_a_persistent_grid_with_descriptors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "n", "dtype", "sizes", "warps"),
+    ("m", "k", "n", "dtype"),
     [
-        (131072, 512, 512, BF16, [64, 64], 8),
-        (131072, 512, 512, FP32, [32, 16], 4),
-        (512, 512, 512, BF16, [16, 64], 4),
-        (1024, 1024, 1024, BF16, [16, 32], 8),
-        (1024, 1024, 1024, FP32, [16, 16], 4),
+        (131072, 512, 512, BF16),
+        (131072, 512, 512, FP32),
+        (512, 512, 512, BF16),
+        (1024, 1024, 1024, BF16),
+        (1024, 1024, 1024, FP32),
     ],
 )
-def test_whole_rows_behind_a_product(m: int, k: int, n: int, dtype: torch.dtype, sizes: list[int], warps: int) -> None:
+def test_whole_rows_behind_a_product(m: int, k: int, n: int, dtype: torch.dtype) -> None:
+    """The sums of the rows of a tile stay in registers; few rows give fewer rows a tile, so that SMs are busy."""
     kernel = bound("matmul_rms_norm", tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype), tensor(n, dtype=dtype))
     assert kernel.seeds[0].heuristic == "TritonMatmulReductionEpilogueHeuristic"
     default = kernel.default_config()
-    assert (default["block_sizes"], default["num_warps"], default["num_stages"]) == (sizes, warps, 3)
+    rows = default["block_sizes"][0]
+    assert default["num_stages"] == 3 and rows * n <= kernel.target.registers_per_sm and m // rows >= 32
+    (seed,) = (seed for seed in kernel.seeds if seed.config == default)
+    assert seed.predicted.fits
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "n", "dtype", "sizes", "warps"),
+    ("m", "k", "n", "dtype"),
     [
-        (131072, 512, 4096, BF16, [64, 256, 32, 256], 4),
-        (131072, 8192, 2048, BF16, [128, 256, 64, 256], 8),
-        (1024, 1024, 1024, BF16, [16, 512, 64, 256], 4),
-        (131072, 512, 2048, FP32, [64, 64, 32, 64], 2),
-        (2048, 2048, 2048, FP32, [32, 128, 32, 128], 4),
+        (131072, 512, 4096, BF16),
+        (131072, 8192, 2048, BF16),
+        (1024, 1024, 1024, BF16),
+        (131072, 512, 2048, FP32),
+        (2048, 2048, 2048, FP32),
     ],
 )
-def test_tiled_rows_behind_a_product(m: int, k: int, n: int, dtype: torch.dtype, sizes: list[int], warps: int) -> None:
+def test_tiled_rows_behind_a_product(m: int, k: int, n: int, dtype: torch.dtype) -> None:
     args = tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype), tensor(n, dtype=dtype)
-    assert first(bound("matmul_rms_norm_tiled", *args)) == (
-        "MatmulTiledReductionEpilogue",
-        sizes,
-        [],
-        warps,
-        4,
-    )
+    seed = first_of(bound("matmul_rms_norm_tiled", *args))
+    rows, columns, _, applied = seed.config["block_sizes"]
+    assert seed.heuristic == "TritonMatmulTiledReductionEpilogueHeuristic"
+    assert columns >= applied and seed.config["num_stages"] == 4 and m // rows >= 32
 
 
 @helion.kernel

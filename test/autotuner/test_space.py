@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from harness import program_of, space_of, tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_kernels import add
+from sample_kernels import add, bmm, matmul, softmax
 
 import helion.language as hl
 from helion import exc
-from helion._compiler.context import CompileContext
 from helion._compiler.ir.grammar import OperandRef, Program
 from helion._compiler.passes.rolling import rollable_blocks
-from helion._compiler.pipeline import front_end
 from helion._compiler.plan.build import build_plan
 from helion._shapes import Expr
 from helion.autotuner.heuristics.base import Proposal
@@ -33,37 +32,6 @@ from helion.settings import Settings
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Kernels
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    for tile in hl.tile(x.size(0)):
-        out[tile, :] = torch.softmax(x[tile, :], dim=1)
-    return out
-
-
-def matmul(x, y):
-    m, k = x.size()
-    _, n = y.size()
-    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
-    for tile_m, tile_n in hl.tile([m, n]):
-        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
-        for tile_k in hl.tile(k):
-            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
-        out[tile_m, tile_n] = acc
-    return out
-
-
-def bmm(x, y):
-    b, m, k = x.size()
-    n = y.size(2)
-    out = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
-    for tile_b, tile_m, tile_n in hl.tile([b, m, n]):
-        acc = hl.zeros([tile_b, tile_m, tile_n], dtype=torch.float32)
-        for tile_k in hl.tile(k):
-            acc = torch.baddbmm(acc, x[tile_b, tile_m, tile_k], y[tile_b, tile_k, tile_n])
-        out[tile_b, tile_m, tile_n] = acc
-    return out
 
 
 def matmul_rows(x, y):
@@ -137,23 +105,7 @@ def whole_argmax(x):
     return out
 
 
-def meta(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def program_of(kernel: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: Any) -> Program:
-    context = CompileContext(
-        settings=Settings(**settings), target=target(on), device=torch.device("meta"), index_dtype=torch.int32
-    )
-    names = kernel.__code__.co_varnames[: len(args)]
-    return front_end(kernel, dict(zip(names, args, strict=True)), context, frozenset()).program
-
-
-def space_of(kernel: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: Any) -> ConfigSpace:
-    program = program_of(kernel, *args, on=on, **settings)
-    return build_space(program, rollable_blocks(program)[0], target(on), Settings(**settings))
-
-
+meta = functools.partial(tensor, dtype=torch.float16)
 SOFTMAX = functools.partial(space_of, softmax)
 MATMUL = functools.partial(space_of, matmul, meta(512, 256), meta(256, 128))
 
@@ -210,6 +162,7 @@ def test_full_config_of_a_row_reduction() -> None:
         "load_eviction_policies": [""],
         "load_cache_modifiers": [""],
         "store_cache_modifiers": [""],
+        "epilogue_subtile": None,
         "advanced_controls_file": None,
     }
     assert tuple(space.conservative()) == space.keys
@@ -255,9 +208,8 @@ def test_keys_depend_on_the_target() -> None:
         ({"maxnreg": 128, "pid_type": "persistent_interleaved"}, "maxnreg", 128),
         ({"indexing": "pointer"}, "indexing", ["pointer"] * 3),
         ({"indexing": ["pointer"]}, "indexing", ["pointer"] * 3),
-        ({"indexing": ["pointer"] * 9}, "indexing", ["pointer"] * 3),
         ({"load_eviction_policies": ["first"]}, "load_eviction_policies", ["first", ""]),
-        ({"load_eviction_policies": ["first", "last", "", "last"]}, "load_eviction_policies", ["first", "last"]),
+        ({"load_eviction_policies": ["first", "last"]}, "load_eviction_policies", ["first", "last"]),
         ({"load_cache_modifiers": [".cg"]}, "load_cache_modifiers", [".cg", ""]),
         ({"store_cache_modifiers": [".wt"]}, "store_cache_modifiers", [".wt"]),
         ({"atomic_indexing": []}, "atomic_indexing", []),
@@ -319,7 +271,7 @@ REFUSED_BY_MATMUL = [
     ({"block_sizes": [16, 16, True]}, "block_sizes[2] (tile_k) must be an integer, got True."),
     ({"block_sizes": [16, 16, 0]}, "block_sizes[2] (tile_k) must be a power of two, got 0."),
     ({"block_sizes": [16, 16, -16]}, "block_sizes[2] (tile_k) must be a power of two, got -16."),
-    ({"block_sizes": 16}, "block_sizes must be a list with one entry per tiled dimension without a fixed size, got 16."),
+    ({"block_sizes": 16}, "block_sizes has 1 entry, expected 3 (one per tiled dimension without a fixed size: tile_m, tile_n, tile_k); is a dimension of an hl.tile, or an hl.register_block_size, forgotten?"),
     ({"loop_orders": [[0, 0]]}, "loop_orders[0] (tile_m, tile_n) must be a permutation of [0, 1], got [0, 0]."),
     ({"loop_orders": [["a", 0]]}, "loop_orders[0] (tile_m, tile_n) must be a permutation of [0, 1], got ['a', 0]."),
     ({"loop_orders": [[True, False]]}, "loop_orders[0] (tile_m, tile_n) must be a permutation of [0, 1], got [True, False]."),
@@ -344,6 +296,9 @@ REFUSED_BY_MATMUL = [
     ({"maxnreg": 100}, "maxnreg must be one of None, 32, 64, 128, 256, got 100."),
     ({"maxnreg": 128, "num_warps": 32, "pid_type": "persistent_blocked"}, "maxnreg=128 with num_warps=32 takes 131072 registers a block, and sm_90 (H100 SXM) has 65536; use fewer warps, a smaller maxnreg, or leave it out."),
     ({"indexing": ["pointer"] * 3 + ["fast"]}, "indexing[3] must be one of 'pointer', 'block_ptr', 'tensor_descriptor', got 'fast'."),
+    ({"indexing": ["pointer"] * 4}, "indexing has 4 entries, expected 3 (one per load and store: load of x, load of y, store of out)."),
+    ({"load_eviction_policies": ["first", "last", ""]}, "load_eviction_policies has 3 entries, expected 2 (one per load without an eviction policy of its own: load of x, load of y)."),
+    ({"store_cache_modifiers": [".wt", ""]}, "store_cache_modifiers has 2 entries, expected 1 (one per store: store of out)."),
     ({"indexing": "fast"}, "indexing must be one of 'pointer', 'block_ptr', 'tensor_descriptor', got 'fast'."),
     ({"indexing": [["pointer"]]}, "indexing[0] (load of x) must be one of 'pointer', 'block_ptr', 'tensor_descriptor', got ['pointer']."),
     ({"load_eviction_policies": ["", "evict_first"]}, "load_eviction_policies[1] (load of y) must be one of '', 'first', 'last', got 'evict_first'."),
@@ -575,7 +530,7 @@ def test_explicit_sizes_too_large_are_an_error() -> None:
     with pytest.raises(exc.InvalidConfig, match=r"With these sizes .* has 2097152 elements \(tile=1024 x r0=2048\), more than the 1048576 of one tile; make block_sizes or reduction_loops smaller") as info:  # fmt: skip
         wide.normalize(Config(block_sizes=[1024], reduction_loops=[None]))
     assert info.value.location is not None and info.value.location.function == "softmax"
-    assert "out[tile, :] = torch.softmax(x[tile, :], dim=1)" in str(info.value)
+    assert "out[tile, :] = torch.softmax(x[tile, :], dim=-1)" in str(info.value)
 
 
 def test_sizes_left_out_give_way() -> None:

@@ -15,8 +15,9 @@ from benchmarks.timing import RecordedTimer
 from helion._testing import map_tensors
 
 KEPT = sweep.parse(sweep.KEPT.read_text())
-#: Kernels that the seeds leave further from the best than a tenth: its two loops want different tiles.
-FAR = {"grpo_loss": 1.3}
+#: Kernels that the seeds leave further from the best than a tenth: two loops that want different tiles, and rows of 4096
+#: behind a product, held whole, which spill in the tiles that are fastest.
+FAR = {"grpo_loss": 1.3, "matmul_layernorm": 1.3}
 
 
 def test_what_is_kept_reads_back() -> None:
@@ -24,13 +25,12 @@ def test_what_is_kept_reads_back() -> None:
     assert {row.key for row in KEPT} <= {cell.key[1:] for cell in timed_cells()}
 
 
-def test_the_seeds_of_reductions_are_near_the_best_of_the_sweeps() -> None:
-    names = {cell.kernel for cell in timed_cells() if cell.suite in ("reductions", "transfer")}
+def test_the_seeds_are_near_the_best_of_the_sweeps() -> None:
     ratios = collections.defaultdict(list)
-    for score in sweep.scores(row for row in KEPT if row.kernel in names):
+    for score in sweep.scores(KEPT):
         if score.ratio is not None:
             ratios[score.cell.kernel, score.cell.dtype].append(score.ratio)
-    assert sum(map(len, ratios.values())) > 120
+    assert sum(map(len, ratios.values())) > 220
     for (kernel, dtype), found in ratios.items():
         mean = math.exp(sum(map(math.log, found)) / len(found))
         assert mean <= FAR.get(kernel, 1.1), f"{kernel} {dtype}: {mean:.2f} of the best"

@@ -11,6 +11,7 @@ import torch
 
 import helion
 from helion._testing import EXAMPLES_DIR, as_meta, check, import_path, map_tensors
+from helion.runtime.interpreter.races import detect_races
 
 # Shows kernels of the other files and has none of its own.
 NOT_EXAMPLES = ("demo",)
@@ -35,7 +36,8 @@ every_case = pytest.mark.parametrize(("kernel", "reference", "args"), tuple(_cas
 def test_result_equals_reference(
     kernel: helion.Kernel, reference: Callable[..., Any], args: tuple[Any, ...], request: pytest.FixtureRequest
 ) -> None:
-    check(request.node.name, kernel, reference, args)
+    with detect_races():
+        check(request.node.name, kernel, reference, args)
 
 
 @every_case

@@ -124,3 +124,33 @@ def test_what_it_takes_is_checked_eagerly_too() -> None:
 
     with pytest.raises(exc.BackendUnsupported, match="make the rows the grid loop's"):
         run_reference(of_an_inner_tile, (DENSE.clone(), LENGTHS))
+
+
+def test_a_value_without_the_rows_is_refused_at_its_line() -> None:
+    @helion.kernel
+    def without_rows(lengths: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(lengths)
+        for row in hl.tile(lengths.size(0)):
+            acc = hl.zeros([row], dtype=torch.int64)
+            for at in hl.jagged_tile(lengths[row]):
+                acc = acc + at.index.sum()
+            out[row] = acc
+        return out
+
+    with pytest.raises(exc.InvalidJaggedTileUsage, match="not that of the rows") as caught:
+        without_rows.bind((LENGTHS,))
+    assert "acc = acc + at.index.sum()" in str(caught.value)
+
+
+def test_an_index_of_the_jagged_dimension_needs_no_rows_where_nothing_is_masked() -> None:
+    @helion.kernel
+    def places(lengths: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(x.shape, dtype=torch.int64)
+        for row in hl.tile(x.size(0)):
+            for at in hl.jagged_tile(lengths[row]):
+                out[row, at] = (at.index * 2)[None, :] + row.index[:, None]
+        return out
+
+    columns = torch.arange(DENSE.size(1))
+    expected = torch.where(columns < LENGTHS[:, None], 2 * columns + torch.arange(DENSE.size(0))[:, None], 0)
+    torch.testing.assert_close(places(LENGTHS, DENSE), expected)

@@ -304,7 +304,7 @@ def embedding(weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 def pick(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     out = torch.empty([x.size(0)], dtype=x.dtype)
     for tile in hl.tile(x.size(0)):
-        out[tile] = x[tile.index, labels[tile]]
+        out[tile] = x[tile.index[:, None], labels[tile][:, None]].squeeze(1)
     return out
 
 

@@ -138,3 +138,18 @@ def test_refusals() -> None:
         bad_seed.bind((torch.empty(5),))
     with pytest.raises(exc.TypeInferenceError, match=r"use hl\.randint"):
         whole_numbers_of_torch.bind((torch.empty(5, dtype=torch.int32),))
+
+
+def test_randint_is_the_word_of_triton() -> None:
+    """``low + abs(word) % (high - low)`` of signed words; the first numbers of seed 3 in 17 x 19 are written out."""
+
+    @helion.kernel
+    def kernel(x: torch.Tensor, seed: int) -> torch.Tensor:
+        out = torch.empty(x.size(), dtype=torch.int32)
+        for a, b in hl.tile(x.size()):
+            out[a, b] = hl.randint([a, b], low=-11, high=23, seed=seed)
+        return out
+
+    for found in results(kernel, (torch.empty(17, 19), 3), [[8, 4], [1, 32]]):
+        assert found.flatten()[:4].tolist() == [-6, -4, -9, -8]
+        assert -11 <= found.min() and found.max() < 23

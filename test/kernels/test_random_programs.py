@@ -6,19 +6,17 @@ Rows mix elementwise functions, reductions and broadcasts; control flow mixes lo
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from generated_source import load
 
 import helion
 
-IMPORTS = "import torch\nimport helion\nimport helion.language as hl\n"
 ROW_KERNEL = """
 @helion.kernel
 def kernel(x, f):
@@ -119,16 +117,6 @@ class ControlFlow:
         loop = "hl.tile(x.size(0))" if device else "[slice(None)]"
         text = f"{head}    out = torch.empty([5, x.size(0)], dtype=x.dtype)\n    for tile in {loop}:\n{body}    return out\n"
         return text.replace("span(", "hl.grid(" if device else "range(")
-
-
-def load(source: str, directory: Path, name: str) -> ModuleType:
-    path = directory / f"{name}.py"
-    path.write_text(IMPORTS + source)
-    spec = importlib.util.spec_from_file_location(f"{directory.name}_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def compare(

@@ -549,8 +549,9 @@ def test_the_last_tile_does_not_disturb_lanes_of_the_accumulator(columns: int) -
 
 @helion.kernel
 def mean_of_tiles(x: torch.Tensor) -> torch.Tensor:
+    """Tiles of a constant size, which no config changes."""
     out = torch.empty_like(x)
-    for a, b in hl.tile(x.size()):
+    for a, b in hl.tile(x.size(), block_size=[4, 16]):
         v = x[a, b]
         out[a, b] = v - v.mean(-1, keepdim=True) + v.amax(-1)[:, None] - torch.var(v, -1, correction=0)[:, None]
     return out
@@ -569,7 +570,7 @@ def test_a_reduction_of_a_tile_counts_its_lanes_in_range() -> None:
             1,
         )
 
-    verify(mean_of_tiles, expected, (x,), {"block_sizes": [4, 16]}, rtol=1e-4)
+    verify(mean_of_tiles, expected, (x,), {"block_sizes": []}, rtol=1e-4)
 
 
 @helion.kernel

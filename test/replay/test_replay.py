@@ -22,7 +22,7 @@ def test_every_file_belongs_to_an_example() -> None:
 
 
 def test_files_name_no_machine_and_are_small() -> None:
-    files = list(replay.EXPECTED.glob("*.txt"))
+    files = list(replay.EXPECTED.rglob("*.txt"))
     assert sum(file.stat().st_size for file in files) < 1_500_000
     for file in files:
         text = file.read_text()

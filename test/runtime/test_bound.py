@@ -154,7 +154,7 @@ def test_configs_are_used_as_given() -> None:
 
 def test_configs_have_attributes_and_travel_between_processes() -> None:
     config = helion.Config(block_size=8, num_warps=2, my_tunable=3)
-    assert (config.block_sizes, config.num_warps, config.my_tunable, config.indexing) == ([8], 2, 3, None)
+    assert (config.block_sizes, config.num_warps, config.my_tunable, config.maxnreg) == ([8], 2, 3, None)
     with pytest.raises(AttributeError, match="blok_sizes"):
         config.blok_sizes  # noqa: B018
     hash(config)

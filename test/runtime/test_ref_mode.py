@@ -106,12 +106,12 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel
 def both_axes(x: torch.Tensor) -> torch.Tensor:
-    """Index tensors over different tiles span a plane, over the same tile a diagonal."""
+    """1-D index tensors span a plane, over the same tile too; with two dimensions they are paired: a diagonal."""
     n = x.size(0)
     out = torch.zeros([2, n, n], dtype=x.dtype)
     for i, j in hl.tile([n, n]):
         out[0, i, j] = x[i.index, j.index] + x[i.index[:, None], j.index[None, :]]
-        out[1, i, 0] = x[i.index, i.index]
+        out[1, i, 0] = x[i.index[:, None], i.index[:, None]].squeeze(1) + x[i.index, i.index].sum(1)
     return out
 
 
@@ -554,7 +554,8 @@ def test_duplicate_indices_of_a_store_are_refused() -> None:
     kernel = eager(stores_twice)
     x = torch.tensor([10.0, 20.0, 30.0])
     assert kernel(x, torch.tensor([2, 0, 1])).tolist() == [20.0, 30.0, 10.0]
-    assert kernel(x, torch.tensor([2, 9, -1])).tolist() == [0.0, 0.0, 10.0]
+    with pytest.raises(helion.exc.IndexOutOfRange, match="writes 'out' out of range in dimension 0, .* at index 9"):
+        kernel(x, torch.tensor([2, 9, -1]))
     with pytest.raises(helion.exc.DuplicateStoreIndicesError, match=r"1 lanes to elements of a tensor of shape \[3\]"):
         kernel(x, torch.tensor([2, 0, 2]))
 

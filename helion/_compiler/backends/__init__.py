@@ -7,22 +7,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...hardware import Target
+from ..passes.schedule import Step
 from ..plan.records import Plan
+from .triton.lowering import STEPS
 from .triton.module import render_module
 from .triton.signature import mechanisms, offline_signature
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """``render`` gives a plan as module text; ``signature`` the keyword arguments of ``toolchain.offline.compile_offline``
+    """``steps`` are its own rewrites, behind those that the config asks for, with names that begin with its own.
+    ``render`` gives a plan as module text; ``signature`` the keyword arguments of ``toolchain.offline.compile_offline``
     for the kernel of one phase, ``mechanisms`` the ways of indexing it has in the installed version."""
 
     name: str
+    steps: tuple[Step, ...]
     render: Callable[[Plan], str]
     signature: Callable[[Plan, Target, int], Mapping[str, Any]]
     mechanisms: Callable[[], frozenset[str]]
 
 
 BACKENDS: dict[str, Backend] = {
-    "triton": Backend(name="triton", render=render_module, signature=offline_signature, mechanisms=mechanisms),
+    "triton": Backend(
+        name="triton", steps=STEPS, render=render_module, signature=offline_signature, mechanisms=mechanisms
+    ),
 }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from ..._shapes import Expr, Number, hint_of, next_power_of_2
-from .records import AxisFact, AxisKind
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..._shapes import Expr, Number, cdiv, hint_of, next_power_of_2
+from .records import AxisFact, AxisKind, MemoryOpFact, RegionFact
 from .walk import Walk
 
 _KINDS: dict[str, AxisKind] = {"grid": "scalar", "full": "full"}
@@ -21,7 +25,7 @@ def axis_facts(walk: Walk, rollable: tuple[int, ...]) -> tuple[AxisFact, ...]:
                 loops.setdefault(axis, []).append(region.region)
     facts = []
     for block in walk.program.blocks:
-        extent = None if block.extent is None else int(hint_of(block.extent))
+        extent = None if block.extent is None else max(1, int(hint_of(block.extent)))
         facts.append(
             AxisFact(
                 block_id=block.id,
@@ -41,6 +45,37 @@ def axis_facts(walk: Walk, rollable: tuple[int, ...]) -> tuple[AxisFact, ...]:
             )
         )
     return tuple(facts)
+
+
+def with_means(
+    axes: tuple[AxisFact, ...], regions: Sequence[RegionFact], memory_ops: Sequence[MemoryOpFact]
+) -> tuple[AxisFact, ...]:
+    """``axes`` with an estimate of the extents that depend on data."""
+    unknown = [axis for axis in axes if axis.extent is None and axis.outer is None]
+    if not unknown:
+        return axes
+    means = {axis.block_id: _mean(axis.block_id, axes, regions, memory_ops) for axis in unknown}
+    return tuple(replace(axis, mean=means.get(axis.block_id)) for axis in axes)
+
+
+def _mean(
+    axis: int, axes: tuple[AxisFact, ...], regions: Sequence[RegionFact], memory_ops: Sequence[MemoryOpFact]
+) -> int | None:
+    """The reach of an access along ``axis``, divided by the extents of the grid's axes that it does not index: of all
+    accesses the one that indexes the most of them."""
+    found: list[tuple[int, int]] = []
+    for op in memory_ops:
+        if axis not in op.tile_axes:
+            continue
+        at = op.subscript_axes.index(axis) if axis in op.subscript_axes else None
+        gathered = [extent for a, extent in zip(op.subscript_axes, op.extents, strict=True) if a is None]
+        reach = op.extents[at] if at is not None else max(gathered, default=1)
+        root = regions[op.region].root
+        around = {a.block_id for a in axes if a.on_grid and root in a.roots} | set(op.tile_axes)
+        sharing = around - set(op.subscript_axes) - {axis}
+        parts = math.prod(max(1, axes[a].extent or axes[a].size or 1) for a in sharing)
+        found.append((parts, max(1, cdiv(reach, parts))))
+    return min(found)[1] if found else None
 
 
 def count(number: Number) -> int:

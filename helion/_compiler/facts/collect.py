@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.grammar import Op, Program, Value
 from ..passes.rolling import walked_in_chunks
-from .axes import axis_facts
+from .axes import axis_facts, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
 from .liveness import maximal, sweep
@@ -25,6 +25,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
     liveness = sweep(walk, direct)
     walked = {block: walked_in_chunks(program, block) for block in rollable}
     memory_ops = memory_facts(walk, flow, axes, operand_roles(staged), walked)
+    axes = with_means(axes, walk.regions, memory_ops)
     accumulators = accumulator_facts(walk, _dot_results(walk, matmuls))
     reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators, walked)
     products = reduced_products(walk, flow)
@@ -45,6 +46,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         resident_tiles=tuple(map(maximal, liveness.resident)),
         held_tiles=tuple(map(maximal, liveness.held)),
         scans=tuple(_scan(op, walk) for op in walk.scans),
+        random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind == "random"),
         atomics=atomic_facts(walk, flow, axes),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
@@ -54,9 +56,13 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
 
 
 def _scan(op: Op, walk: Walk) -> ScanFact:
-    value = next(op.values())
+    values = tuple(op.values())
     return ScanFact(
-        kind="scan" if op.kind == "scan" else "fold", region=walk.homes[id(op)], axis=value.dims[op.attrs.dim].block
+        kind="scan" if op.kind == "scan" else "fold",
+        region=walk.homes[id(op)],
+        axis=values[0].dims[op.attrs.dim].block,
+        tile=walk.tile(values[0])[0],
+        itemsize=sum(max(walk.tile(value)[1] for value in values) for _ in values),
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-
 from ..._shapes import Dim
 from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Value, accumulator_of
 from .axes import count
@@ -52,7 +50,6 @@ class _Side:
     def __init__(self, operand: Operand, walk: Walk) -> None:
         self.load: Op | None = None
         self.prologue = False
-        self.widest = 0
         for _ in range(MAX_HOPS):
             op = walk.makers.get(id(operand))
             if op is None:
@@ -65,14 +62,7 @@ class _Side:
                 return
             if op.kind not in _VIEWS:
                 self.prologue = True
-                self.widest = max(self.widest, op.results[0].dtype.itemsize)
             operand = values[0]
-
-    @property
-    def cast_bytes(self) -> int:
-        """Bytes of the widest element between load and dot, if that is wider than in memory."""
-        stored = 0 if self.load is None else self.load.results[0].dtype.itemsize
-        return self.widest if self.widest > stored > 0 else 0
 
 
 def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> MatmulFact:
@@ -93,7 +83,6 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
     scaled = op.attrs.scaled
     # two numbers of 4 bits are one element
     static_k, packed = static(lhs.dims[-1]), 2 if scaled is not None and scaled.lhs_format == "e2m1" else 1
-    result = op.results[0]
     return MatmulFact(
         number=number,
         region=walk.homes[id(op)],
@@ -111,8 +100,6 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         static_k=None if static_k is None else static_k * packed,
         lhs_dtype=lhs.dtype,
         rhs_dtype=rhs.dtype,
-        acc_dtype=result.dtype,
-        out_dtype=_out_dtype(flow.of(result), result.dtype, walk, flow),
         precision=op.attrs.precision,
         lhs_format=scaled.lhs_format if scaled is not None else "",
         rhs_format=scaled.rhs_format if scaled is not None else "",
@@ -122,7 +109,6 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         rhs_layout=_layout(sides[1].load, k, n, walk),
         lhs_prologue=sides[0].prologue,
         rhs_prologue=sides[1].prologue,
-        cast_bytes=max(side.cast_bytes for side in sides),
         accumulator_loop=_accumulator_loop(op, walk),
         consumes=tuple(i for i, other in enumerate(walk.dots) if other is not op and flow.of(other.results[0]) & own),
     )
@@ -130,14 +116,6 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
 
 def _slot(load: Op | None) -> int | None:
     return None if load is None else load.attrs.slot
-
-
-def _out_dtype(bits: int, otherwise: torch.dtype, walk: Walk, flow: Flow) -> torch.dtype:
-    """The dtype of the first tensor the product is stored to, by elementwise ops only."""
-    for store in walk.stores:
-        if bits & flow.store_bits[id(store)]:
-            return walk.program.tensors[store.attrs.tensor].dtype
-    return otherwise
 
 
 def _layout(load: Op | None, k: int | None, other: int | None, walk: Walk) -> Layout | None:
@@ -185,8 +163,6 @@ def attention_fact(
                     output=output,
                     query_axis=query,
                     key_axis=key,
-                    head_axis=scores.k_axis,
-                    value_axis=output.n_axis,
                 )
     return None
 

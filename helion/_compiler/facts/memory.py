@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from ..._shapes import Expr
 from ..ir.grammar import Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
 from ..passes.rolling import Walked
 from .axes import count
@@ -67,15 +68,14 @@ def _fact(
         gathered=any(
             index.kind == "tensor" and axis is None for index, (axis, _) in zip(attrs.indices, found, strict=True)
         ),
-        masked=attrs.mask is not None,
         accessed_numel=_accessed(attrs, found, strides, extents, axes),
-        uses=walk.uses.get(id(op.results[0]), 0) if op.kind == "load" else 0,
         matmul_operand=operands.get(attrs.slot) if op.kind == "load" else None,
         reductions_fed=tuple(sorted(fed.items())),
         feeds_store=bool(bits & flow.stores),
         walked=tuple(
             (axis, walked[axis].loads[attrs.slot]) for axis in tile_axes if axis in walked and op.kind == "load"
         ),
+        static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
     )
 
 

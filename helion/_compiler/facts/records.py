@@ -7,8 +7,6 @@ sequential loop, or of one branch; regions are numbered in program order.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,8 +33,10 @@ class AxisFact:
     - ``scalar``: ``hl.grid``; one element at a time, no dimension.
 
     ``extent`` is the true number of elements (the value seen when binding, where sizes are dynamic; then ``static`` is
-    False), None when it depends on data or on another tile. ``padded`` is its next power of two, at least ``min_size`` (0
-    when unknown).
+    False), None when it depends on data or on another tile. No elements count as one: nothing runs then, but a config is
+    chosen all the same. ``padded`` is its next power of two, at least ``min_size`` (0 when unknown).
+    ``mean`` is an estimate where the extent depends on data: how far the tensors reach that the axis walks over, shared
+    among the programs that walk over parts of them; None where there are none.
     ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` and ``loops`` are
     the regions whose grid or loop walks over the axis; ``min_size`` and ``max_size`` are the kernel's own bounds.
     """
@@ -55,6 +55,7 @@ class AxisFact:
     outer: int | None
     min_size: int
     max_size: int | None
+    mean: int | None = None
 
     @property
     def tunable(self) -> bool:
@@ -81,10 +82,11 @@ class MemoryOpFact:
     Per subscript: ``subscript_axes`` (the axis whose indices it holds, through affine arithmetic too; None for scalars
     and gathers), ``strides`` and ``extents`` of the host tensor in elements, and ``scales`` (2 for ``x[2 * tile.index]``).
     ``tile_axes`` are the axes of the accessed tile. ``accessed_numel`` is the number of different elements in reach:
-    dimensions of stride 0 count once. ``uses`` counts the ops that read a load. ``matmul_operand`` is ``lhs`` or ``rhs``
-    when the load feeds a dot through at most casts, views and one-operand ops. ``reductions_fed`` counts the reductions
-    the value reaches without crossing another reduction, per axis; ``feeds_store``: it reaches a store that way.
+    dimensions of stride 0 count once. ``matmul_operand`` is ``lhs`` or ``rhs`` when the load feeds a dot through at most
+    casts, views and one-operand ops. ``reductions_fed`` counts the reductions the value reaches without crossing another
+    reduction, per axis; ``feeds_store``: it reaches a store that way.
     ``walked``: how often a load of a row is done when the row is walked in chunks, per axis that can be.
+    ``static``: strides and extents are known when compiling; if not, they are those seen when binding.
     """
 
     slot: int
@@ -101,13 +103,12 @@ class MemoryOpFact:
     extents: tuple[int, ...]
     scales: tuple[int, ...]
     gathered: bool
-    masked: bool
     accessed_numel: int
-    uses: int
     matmul_operand: Literal["lhs", "rhs"] | None
     reductions_fed: tuple[tuple[int, int], ...]
     feeds_store: bool
     walked: tuple[tuple[int, int], ...] = ()
+    static: bool = True
 
     @property
     def itemsize(self) -> int:
@@ -125,11 +126,9 @@ class MatmulFact:
 
     ``m_block_id`` and its like are None where the dimension is not a tile (a specialised N, say); ``m_axis`` and its
     like name the axis whatever its kind, and ``batch_axes`` those in front. ``static_*`` are problem extents in
-    elements, not tile sizes, None if not known when compiling. ``cast_bytes``: widest element between load and dot,
-    where a cast widens it (0: the operands go from memory to the dot as they are). ``*_prologue`` says whether ops
-    other than views stand between load and dot. ``accumulator_loop``: the region of the loop that carries the
-    accumulator. ``consumes``: numbers of the dots whose results reach this one's operands. ``acc_dtype`` is the type of
-    the product, ``out_dtype`` the type the result is stored with. ``*_format`` are the microscaling formats of a scaled
+    elements, not tile sizes, None if not known when compiling. ``*_prologue`` says whether ops other than views stand
+    between load and dot. ``accumulator_loop``: the region of the loop that carries the accumulator. ``consumes``:
+    numbers of the dots whose results reach this one's operands. ``*_format`` are the microscaling formats of a scaled
     dot, "" for others; ``static_k`` then counts numbers, where the tile of a packed ``e2m1`` operand counts bytes.
     """
 
@@ -149,8 +148,6 @@ class MatmulFact:
     static_k: int | None
     lhs_dtype: torch.dtype
     rhs_dtype: torch.dtype
-    acc_dtype: torch.dtype
-    out_dtype: torch.dtype
     precision: str
     lhs_slot: int | None
     rhs_slot: int | None
@@ -158,7 +155,6 @@ class MatmulFact:
     rhs_layout: Layout | None
     lhs_prologue: bool
     rhs_prologue: bool
-    cast_bytes: int
     accumulator_loop: int | None
     consumes: tuple[int, ...]
     lhs_format: str = ""
@@ -182,9 +178,8 @@ class ReductionFact:
 
     ``live_tiles`` is the snapshot at the step with the most simultaneously live tiles (highest rank first), each op's
     operands and results together; ``body_live_tiles`` counts those that span the axis. ``per_feature_accumulator``: the
-    reduction feeds a loop-carried accumulator that spans other, whole axes only (``grad_weight[N]``);
-    ``feature_footprint`` is the bytes of all such accumulators at full width. ``walked_tiles``: where the axis can be
-    walked in chunks, the tiles over it that the pass with the most of them carries.
+    reduction feeds a loop-carried accumulator that spans other, whole axes only (``grad_weight[N]``). ``walked_tiles``:
+    where the axis can be walked in chunks, the tiles over it that the pass with the most of them carries.
     """
 
     axis: int
@@ -204,7 +199,6 @@ class ReductionFact:
     body_live_tiles: int
     live_tiles: LiveTiles
     per_feature_accumulator: bool
-    feature_footprint: int
     walked_tiles: LiveTiles = ()
 
     @property
@@ -224,17 +218,19 @@ class AccumulatorFact:
     loop: int
     axes: tuple[int, ...]
     itemsize: int
-    dtype: torch.dtype
     of_dot: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanFact:
-    """One running combination (``scan``) or combination by a function of the kernel's (``fold``) along ``axis``."""
+    """One running combination (``scan``) or combination by a function of the kernel's (``fold``) along ``axis``, of values
+    that span ``tile``: ``itemsize`` bytes for each place, of all values together."""
 
     kind: Literal["scan", "fold"]
     region: int
     axis: int | None
+    tile: tuple[int, ...] = ()
+    itemsize: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,16 +300,13 @@ class MatmulWithTiledReductionEpilogueFact:
 class AttentionFact:
     """Two dots in one loop, the second fed by the first through a reduction over the loop's axis.
 
-    ``query_axis`` is M of both, ``key_axis`` N of the first and K of the second; ``head_axis`` is K of the first and
-    ``value_axis`` N of the second.
+    ``query_axis`` is M of both, ``key_axis`` N of the first and K of the second.
     """
 
     scores: MatmulFact
     output: MatmulFact
     query_axis: int
     key_axis: int
-    head_axis: int | None
-    value_axis: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -350,7 +343,7 @@ class KernelFacts:
     ``live_tiles`` has one snapshot per root: the peak by rank, as in ``ReductionFact``. ``resident_tiles`` has the
     snapshots (per root, none contained in another) of what must be held between ops: elementwise chains work in place
     there, and masks and views cost nothing. ``held_tiles`` are the snapshots of what must be there whole, because it
-    crosses a reduction, a dot, a loop or a store.
+    crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers.
     """
 
     axes: tuple[AxisFact, ...]
@@ -367,6 +360,7 @@ class KernelFacts:
     resident_tiles: tuple[tuple[LiveTiles, ...], ...]
     held_tiles: tuple[tuple[LiveTiles, ...], ...]
     scans: tuple[ScanFact, ...] = ()
+    random_tiles: LiveTiles = ()
     atomics: tuple[MemoryOpFact, ...] = ()
     pointwise: PointwiseFact | None = None
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None
@@ -402,10 +396,6 @@ class KernelFacts:
             axes = (*self.regions[at].axes, *axes)
             at = self.regions[at].parent
         return axes
-
-    def footprint(self, tiles: LiveTiles, sizes: Mapping[int, int]) -> int:
-        """Bytes of ``tiles`` when axes have ``sizes`` elements; axes left out are held whole."""
-        return sum(itemsize * math.prod(sizes.get(a, self.axes[a].padded) for a in axes) for axes, itemsize in tiles)
 
     def summary(self) -> str:
         """One line for reports: what the kernel is made of."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from ..ir.grammar import Op, ReduceAttrs, Value
@@ -30,7 +29,6 @@ def reduction_facts(
         homes.setdefault(region, set()).add(axis)
     facts = []
     for (region, axis), found in groups.items():
-        features = [f for op, _ in found if (f := _feature(op, walk, axes)) is not None]
         loads = [op for op in memory_ops if op.kind == "load"]
         feeding = [op for op in loads if dict(op.reductions_fed).get(axis)]
         re_read = _re_read(axes[axis], feeding, loads, found, walk, flow)
@@ -55,8 +53,7 @@ def reduction_facts(
                 carried_2d=sum(len(a.axes) >= 2 and a.axes[-1] == axis for a in accumulators),
                 body_live_tiles=sum(axis in tile_axes for tile_axes, _ in tiles),
                 live_tiles=tiles,
-                per_feature_accumulator=bool(features),
-                feature_footprint=sum(features),
+                per_feature_accumulator=any(_feeds_features(op, walk, axes) for op, _ in found),
                 walked_tiles=_walked_tiles(axis, walked, walk),
             )
         )
@@ -135,13 +132,13 @@ def _store_only(feeding: list[MemoryOpFact], loads: list[MemoryOpFact], axis: in
     return any(op.storage in tensors and op.feeds_store and axis in op.tile_axes for op in loads)
 
 
-def _feature(op: Op, walk: Walk, axes: tuple[AxisFact, ...]) -> int | None:
-    """Bytes of the loop-carried accumulator over whole axes that the reduction's result is added to, if any."""
+def _feeds_features(op: Op, walk: Walk, axes: tuple[AxisFact, ...]) -> bool:
+    """Whether the reduction's result is added to a loop-carried accumulator over whole axes."""
     assert isinstance(op.attrs, ReduceAttrs)
     result = op.results[0]
     feature = walk.tile(result)[0]
     if not feature or any(axes[a].kind != "full" for a in feature):
-        return None
+        return False
     region = walk.homes[id(op)]
     body = walk.bodies[region]
     carried = {id(r) for r in body.results if isinstance(r, Value)}
@@ -149,9 +146,7 @@ def _feature(op: Op, walk: Walk, axes: tuple[AxisFact, ...]) -> int | None:
     for later in body.ops:
         if later.kind in ("pointwise", "view", "mask") and any(id(v) in reached for v in later.values()):
             reached.add(id(later.results[0]))
-    if not reached & carried:
-        return None
-    return walk.tile(result)[1] * math.prod(axes[a].padded for a in feature)
+    return bool(reached & carried)
 
 
 def accumulator_facts(walk: Walk, dot_loops: dict[int, set[int]]) -> tuple[AccumulatorFact, ...]:
@@ -168,7 +163,6 @@ def accumulator_facts(walk: Walk, dot_loops: dict[int, set[int]]) -> tuple[Accum
                         loop=region.region,
                         axes=axes,
                         itemsize=itemsize,
-                        dtype=param.dtype,
                         of_dot=id(after) in dot_loops.get(region.region, ()),
                     )
                 )

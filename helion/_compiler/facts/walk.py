@@ -18,7 +18,7 @@ _COMBINERS = frozenset(("scan", "fold"))
 class Walk:
     """What the walk found. ``bodies[n]`` is region number ``n``; values and ops go by their ``id``.
 
-    ``makers`` has the op that makes a value, ``uses`` how many operands are the value, ``homes`` the region of an op.
+    ``makers`` has the op that makes a value, ``homes`` the region of an op.
     ``order`` numbers the ops. ``inner`` and ``captured`` have, for loops and branches, their regions and the values
     those read.
     """
@@ -31,7 +31,6 @@ class Walk:
     order: dict[int, int] = field(default_factory=dict)
     inner: dict[int, tuple[int, ...]] = field(default_factory=dict)
     captured: dict[int, set[int]] = field(default_factory=dict)
-    uses: dict[int, int] = field(default_factory=dict)
     loads: list[Op] = field(default_factory=list)
     stores: list[Op] = field(default_factory=list)
     dots: list[Op] = field(default_factory=list)
@@ -89,15 +88,13 @@ def _region(
         "pointwise": walk.pointwise,
     }
     read: set[int] = set()
-    uses, makers, homes = walk.uses, walk.makers, walk.homes
+    makers, homes = walk.makers, walk.homes
     for op in region.ops:
         homes[id(op)] = number
         walk.order[id(op)] = len(walk.order)
         for operand in op.operands:
             if isinstance(operand, Value):
-                key = id(operand)
-                read.add(key)
-                uses[key] = uses.get(key, 0) + 1
+                read.add(id(operand))
         for made in op.results:
             makers[id(made)] = op
         by_kind.get(op.kind, walk.other).append(op)

@@ -29,11 +29,18 @@ Origin = tuple[Any, ...]
 @dataclass(frozen=True)
 class Symbol:
     """A run-time number of the arguments: ``source`` is the host expression, ``origin`` the path ``("arg", position,
-    step ...)`` that leads to it, where a step is an index, a key, an attribute name or ``("size" | "stride", dim)``."""
+    step ...)`` that leads to it, where a step is an index, a key, an attribute name or a method with its arguments, as in
+    ``("size", dim)``."""
 
     name: str
     source: str
     origin: Origin
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it is the size of a dimension that is neither 0 nor 1."""
+        step = self.origin[-1] if self.origin else None
+        return isinstance(step, tuple) and step[0] == "size"
 
 
 class Arguments:
@@ -76,16 +83,11 @@ class Arguments:
         name = source
         if not source.isidentifier() or source in self.reassigned:
             name = f"{identifier(source)}_arg"
-        return self.symbol(name, source, origin, value)
-
-    def symbol(self, name: str, source: str, origin: Origin, hint: Any) -> Expr:
-        while name in self.t.symbols and self.t.symbols[name].source != source:
-            name = f"{name}_"
-        self.t.symbols[name] = Symbol(name, source, origin)
-        return Expr("host", (name,), hint)
+        return self.t.symbol(name, source, origin, value)
 
     def tensor(self, value: torch.Tensor, source: str, origin: Origin) -> Any:
         known = lift_object(self.t, value, source)
+        known.origin = origin
         if self.static:
             return known
         fixed = static_dims(value)
@@ -94,16 +96,25 @@ class Arguments:
             for i, size in enumerate(known.shape)
         )
         strides = tuple(
-            self.extent(stride, f"{source}.stride({i})", (*origin, ("stride", i)), i in fixed)
+            self.extent(stride, f"{source}.stride({i})", (*origin, ("stride", i)), False)
             for i, stride in enumerate(known.strides)
         )
         lifted = HostTensorValue(self.t, shape, strides, value.dtype, value.device, known.storage, source)
+        lifted.origin = origin
+        lifted.offset = known.offset
+        lifted.python_type = type(value)
         self.t.lifted[(id(value), source)] = lifted
         return lifted
 
     def extent(self, value: Any, source: str, origin: Origin, fixed: bool) -> Number:
         if fixed or value in (0, 1):
+            self.t.argument_checks.append(f"{source} == {int(value)}")
             return int(value)
-        if value not in self.dynamic:
-            self.dynamic[value] = self.symbol(identifier(source), source, origin, int(value))
+        if value in self.dynamic:
+            name = self.dynamic[value].args[0]
+            self.t.argument_checks.append(f"{source} == {self.t.symbols[name].source}")
+        else:
+            if origin[-1][0] == "size":
+                self.t.argument_checks.append(f"{source} > 1")
+            self.dynamic[value] = self.t.symbol(identifier(source), source, origin, int(value))
         return self.dynamic[value]

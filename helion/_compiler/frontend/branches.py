@@ -24,6 +24,9 @@ class Branches(WalkerBase):
         e.at(node.test)
         if isinstance(test, Tile):
             raise exc.IncorrectTileUsage(how="as a condition")
+        if not self.t.on_device and e.is_open(test):
+            self.open_if(e, node, test)
+            return
         if not self.t.on_device or not isinstance(test, (DeviceValue, Expr)):
             self.execute_all(e, node.body if e.truth_on_host(test) else node.orelse)
             return
@@ -31,6 +34,10 @@ class Branches(WalkerBase):
         if any(not d.is_one for d in condition.dims):
             raise exc.ConditionNotScalar(statement=f"if {ast.unparse(node.test)}", shape=repr(condition))
         self._device_if(e, node, self.t.reshape(condition, ()))
+
+    def open_if(self, e: Expressions, node: ast.If, test: Any) -> None:
+        """A condition of host code that is known at run time only."""
+        raise NotImplementedError
 
     def _device_if(self, e: Expressions, node: ast.If, condition: DeviceValue) -> None:
         before = dict(e.frame.names)
@@ -81,7 +88,7 @@ class Branches(WalkerBase):
                 value = self._emit_into(ops, float(value) if mixed else value, model, widen=_is_float(number))
             elif _is_float(number) and not value.dtype.is_floating_point:
                 with self.t.builder.region() as extra:
-                    value = self.t.cast(value, torch.get_default_dtype())
+                    value = self.t.cast(value, self.t.default_dtype())
                 ops.extend(extra)
             joined.append(value)
         if (joined[0].dtype, joined[0].dims) != (joined[1].dtype, joined[1].dims):
@@ -109,7 +116,7 @@ class Branches(WalkerBase):
             result = self.t.number(value)
             if model is not None:
                 keep = model.dtype.is_floating_point or not widen
-                dtype = model.dtype if keep else torch.get_default_dtype()
+                dtype = model.dtype if keep else self.t.default_dtype()
                 result = self.t.broadcast(self.t.cast(result, dtype), model.dims)
         ops.extend(extra)
         return result

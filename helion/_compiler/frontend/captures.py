@@ -48,6 +48,10 @@ def _named(t: TraceState, value: Any, source: str) -> Any:
         return value
     if isinstance(value, HostTensorValue):
         value.made = source
+        seen = t.context.observed.get(source)
+        if seen is not None:
+            value.shape, value.strides, value.dtype = seen.shape, seen.strides, seen.dtype
+            value.checked, value.aligned = True, False
         return value
     if isinstance(value, Expr):
         name = source if source.isidentifier() else t.fresh_name("host_item", len(t.drawn))
@@ -55,3 +59,11 @@ def _named(t: TraceState, value: Any, source: str) -> Any:
         return Expr("host", (name,), value.hint)
     items = [_named(t, item, f"{source}[{at}]") for at, item in enumerate(value)]
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def keep_tensor(t: TraceState, tensor: HostTensorValue) -> str:
+    """A name for a tensor that statements have left in a variable."""
+    name = t.fresh_name("host_value", t.captured)
+    t.captured += 1
+    _named(t, tensor, name)
+    return name

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import functools
+import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +35,8 @@ def lift_object(t: Tracer, value: Any, source: str) -> Any:
                 value.device,
                 storage,
                 source,
+                python_type=type(value),
+                offset=int(value.storage_offset()),
             )
             t.lifted[(id(value), source)] = known
         return known
@@ -41,9 +46,25 @@ def lift_object(t: Tracer, value: Any, source: str) -> Any:
         return type(value)(lift_object(t, v, f"{source}[{i}]") for i, v in enumerate(value))
     if type(value) is dict:
         return {k: lift_object(t, v, f"{source}[{k!r}]") for k, v in value.items()}
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
         t.function_sources[id(value)] = source
+    elif source and hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)):
+        t.function_sources.setdefault(id(value), source)
+    if isinstance(value, types.MethodType):
+        t.function_sources[id(value.__self__)] = f"{source}.__self__" if source else ""
     return value
+
+
+def outside_object(t: Tracer, value: Any, source: str) -> Any:
+    """A global or what a function closes over. Containers are followed in one copy, whatever they are reached by."""
+    if not isinstance(value, (list, dict, set)):
+        return lift_object(t, value, source)
+    if id(value) in t.poisoned:
+        return t.poisoned[id(value)][1]
+    if id(value) not in t.copies:
+        copied = set(value) if isinstance(value, set) else lift_object(t, value, source)
+        t.copies[id(value)] = (value, copied)
+    return t.copies[id(value)][1]
 
 
 @dataclass
@@ -62,6 +83,22 @@ class Frame:
     is_kernel: bool = False
     #: How many regions were open when the function began.
     depth: int = 0
+    #: Where a function that the kernel's own code defines was defined.
+    outer: Frame | None = None
+
+    def holds(self, name: str) -> bool:
+        """Whether a name is a local variable."""
+        return name in self.names or (self.outer is not None and self.outer.holds(name))
+
+    def peek(self, name: str) -> Any:
+        """The value of a name as it is, None for one that has none, with nothing noted."""
+        if name in self.names:
+            return self.names[name]
+        if self.outer is not None:
+            return self.outer.peek(name)
+        if name in self.closure:
+            return self.closure[name][0]
+        return self.module_globals.get(name, getattr(builtins, name, None))
 
     def lookup(self, t: Tracer, name: str) -> Any:
         if name in self.names:
@@ -69,21 +106,51 @@ class Frame:
             if isinstance(value, Missing):
                 raise value.error()
             return value
+        if self.outer is not None:
+            return self.outer.lookup(t, name)
         if name in self.closure:
             value, source = self.closure[name]
-            return lift_object(t, value, source)
+            return outside_object(t, value, source)
         if name in self.module_globals:
             value = self.module_globals[name]
+            changed = t.attributes.get((id(self.module_globals), name))
+            if changed is not None:
+                return changed[1]
             t.assume("item", self.module_globals, name, value)
-            return lift_object(t, value, f"{self.globals_source}.{name}")
+            return outside_object(t, value, f"{self.globals_source}.{name}")
         if hasattr(builtins, name):
             return getattr(builtins, name)
         raise exc.UndefinedVariable(name=name, detail="")
 
 
+def defaults_of(t: Tracer, fn: types.FunctionType) -> list[tuple[str, Any, str]]:
+    """Parameters with defaults: their names, the defaults, and host expressions for them."""
+    where = t.function_sources.get(id(fn), "")
+    code = fn.__code__
+    positional = code.co_varnames[: code.co_argcount]
+    given = fn.__defaults__ or ()
+    found = [
+        (name, value, f"{where}.__defaults__[{at}]" if where else "")
+        for at, (name, value) in enumerate(zip(positional[len(positional) - len(given) :], given, strict=True))
+    ]
+    keywords = (fn.__kwdefaults__ or {}).items()
+    return [*found, *((n, v, f"{where}.__kwdefaults__[{n!r}]" if where else "") for n, v in keywords)]
+
+
+def _assume_function(t: Tracer, fn: types.FunctionType) -> None:
+    """What a function is can change while it stays the same object. Those of arguments are part of the key."""
+    for name in ("__code__", "__defaults__", "__kwdefaults__"):
+        t.assume("attribute", fn, name, getattr(fn, name))
+    for cell in fn.__closure__ or ():
+        if cell != types.CellType():
+            t.assume("attribute", cell, "cell_contents", cell.cell_contents)
+
+
 def function_frame(t: Tracer, fn: types.FunctionType, source: FunctionSource, caller: Frame) -> Frame:
     """A frame for a plain function called from device code; closure cells keep a host expression of their own."""
     where = t.function_sources.get(id(fn), "")
+    if not where or where.startswith(caller.globals_source or "_source_module"):
+        _assume_function(t, fn)
     closure = {}
     for at, (name, cell) in enumerate(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)):
         try:
@@ -141,11 +208,52 @@ def assigned_names(statements: list[Any]) -> list[str]:
             if type(node.ctx).__name__ == "Store":
                 found[node.id] = None
             continue
-        if kind in ("FunctionDef", "Lambda", "ListComp", "GeneratorExp"):
+        if kind == "FunctionDef":
+            found[node.name] = None
+        if kind in ("FunctionDef", "Lambda", "ListComp", "SetComp", "DictComp", "GeneratorExp"):
+            stack += [n for n in _walrus_targets(node) if kind not in ("FunctionDef", "Lambda")]
             continue
+        if kind in ("ExceptHandler", "MatchAs", "MatchStar", "ClassDef") and node.name:
+            found[node.name] = None
+        if kind == "alias":
+            found[(node.asname or node.name).split(".")[0]] = None
         for child in reversed([c for _, c in _fields(node)]):
             visit(child)
     return list(found)
+
+
+def _walrus_targets(node: Any) -> list[Any]:
+    """What ``:=`` binds outside of a comprehension that it stands in."""
+    return [inner.target for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)]
+
+
+_PLAIN_GETATTR = (torch.nn.Module, types.ModuleType)
+
+
+def is_plain_object(value: Any, name: str) -> bool:
+    """Whether reading an attribute runs no code of the user's."""
+    cls = type(value)
+    if isinstance(value, _PLAIN_GETATTR) or (cls.__module__ or "").split(".")[0] in _TRUSTED:
+        return True
+    described = inspect.getattr_static(cls, name, None)
+    if isinstance(described, property):
+        return False
+    if _runs_code(described) and name not in getattr(value, "__dict__", ()):
+        return False
+    if isinstance(value, type) or not hasattr(cls, "__getattr__"):
+        return not isinstance(cls.__getattribute__, types.FunctionType)
+    return inspect.getattr_static(value, name, None) is not None
+
+
+def _runs_code(described: Any) -> bool:
+    """Whether what a class has under a name is a descriptor that Python code answers for."""
+    cls = type(described)
+    getter = inspect.getattr_static(cls, "__get__", None)
+    return isinstance(getter, types.FunctionType) and (cls.__module__ or "").split(".")[0] not in ("enum", "types")
+
+
+#: Modules whose classes read attributes without effects.
+_TRUSTED = frozenset(("torch", "builtins", "enum", "numpy", "helion", "triton", "types", "collections", "functools"))
 
 
 def _fields(node: Any) -> list[tuple[str, Any]]:

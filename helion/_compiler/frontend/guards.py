@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from .purity import is_library_module
+
 #: Values that are compiled in when they are read.
 PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_MISSING = object()
+Kind = Literal["item", "attribute", "length", "content", "state"]
+_ALIASES = ("np", "hl", "tl", "F")
+_WHOLE: dict[str, Callable[[Any], Any]] = {"length": len, "content": frozenset, "state": lambda function: function()}
 
 
 def tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -21,28 +26,38 @@ def tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
 @dataclass(frozen=True)
 class Guard:
     """``owner[key]`` (of a namespace or a container) or ``owner.key`` still is what it was: equal for plain values, of
-    the same type and shape for tensors, the same object otherwise."""
+    the same type and shape for tensors, the same function and owner for methods, the same object otherwise. So are the ``length`` of a list or dict, the ``content``
+    of a set, and the ``state`` that a function reads."""
 
-    kind: Literal["item", "attribute"]
+    kind: Kind
     owner: Any
     key: Any
     value: Any
 
     def holds(self) -> bool:
         """Whether the world is as it was."""
+        if self.kind in _WHOLE:
+            return bool(_WHOLE[self.kind](self.owner) == self.value)
         try:
             now = self.owner[self.key] if self.kind == "item" else getattr(self.owner, self.key)
-        except (KeyError, IndexError, AttributeError):
+        except (KeyError, IndexError, AttributeError, ValueError):
             return False
         if isinstance(now, torch.Tensor):
             return tensor_key(now) == self.value
+        if isinstance(now, types.MethodType) and isinstance(self.value, types.MethodType):  # made anew for each reading
+            return now.__func__ is self.value.__func__ and now.__self__ is self.value.__self__
         return now is self.value or (isinstance(now, PLAIN) and type(now) is type(self.value) and now == self.value)
 
 
-def guard(kind: Literal["item", "attribute"], owner: Any, key: Any, value: Any) -> Guard | None:
-    """The assumption that reading ``value`` makes, or None for what does not change: modules, and what torch holds."""
-    if isinstance(value, types.ModuleType) or (
-        isinstance(owner, type(torch)) and owner.__name__.split(".")[0] == "torch"
+def guard(kind: Kind, owner: Any, key: Any, value: Any) -> Guard | None:
+    """The assumption that reading ``value`` makes, or None for what does not change: libraries under their usual names,
+    and what torch holds."""
+    if isinstance(owner, types.ModuleType) and owner.__name__.split(".")[0] == "torch":
+        return None
+    if (
+        isinstance(value, types.ModuleType)
+        and is_library_module(value)
+        and key in (*value.__name__.split("."), *_ALIASES)
     ):
         return None
     return Guard(kind, owner, key, tensor_key(value) if isinstance(value, torch.Tensor) else value)

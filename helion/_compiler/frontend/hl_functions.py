@@ -11,10 +11,12 @@ from ... import exc
 from ... import language as hl
 from ..._shapes import ONE, Expr, broadcast_dims, hint_of, is_power_of_2, next_power_of_2
 from ...fields import Fragment
+from ...language.atomics import check_dtype
 from .scaled_dot import dot_scaled
 from .torch_matmul import dot
 from .torch_pointwise import HALF, named
 from .torch_pointwise import rule as torch_rule
+from .torch_reductions import whole
 from .torch_shapes import arange, position
 from .tracer import Tracer
 from .values import DeviceValue, HostTensorValue, Tile, describe
@@ -157,7 +159,6 @@ def _barrier(t: Tracer) -> None:
 # --- atomics -----------------------------------------------------------------------------------------------------------
 
 _SEMANTICS = ("relaxed", "acquire", "release", "acq_rel")
-_BITWISE = ("and", "or", "xor")
 
 
 def _atomic(name: str) -> Callable[..., Any]:
@@ -171,8 +172,7 @@ def _atomic(name: str) -> Callable[..., Any]:
             *values, sem = values  # type: ignore[assignment]
         if sem not in _SEMANTICS:
             raise exc.InvalidAPIUsage(f"sem of {function} must be one of {', '.join(_SEMANTICS)}, got {sem!r}.")
-        if name in _BITWISE and tensor.dtype.is_floating_point:
-            raise exc.TypeInferenceError(f"{function} works on integers and bools, got {tensor!r}.")
+        check_dtype(name, tensor.dtype)
         return t.atomic(name, tensor, _index(index), values, sem)
 
     return call
@@ -277,13 +277,18 @@ def _cumprod(t: Tracer, input_tensor: Any, dim: int, reverse: bool = False) -> D
     return cumulative(t, "mul", _inputs(t, input_tensor, "hl.cumprod")[0], dim, reverse)
 
 
+_SCANS = "; take the whole dimension with `:`, or say with hl.cumsum or hl.cumprod that each tile begins anew"
+
+
 @torch_rule(*named("cumsum"))
 def _torch_cumsum(t: Tracer, input: DeviceValue, dim: int, *, dtype: Any = None) -> DeviceValue:
+    whole(t, input, [position(input, dim)], "cumsum", _SCANS)
     return cumulative(t, "add", input if dtype is None else t.cast(input, dtype), dim, False)
 
 
 @torch_rule(*named("cumprod"))
 def _torch_cumprod(t: Tracer, input: DeviceValue, dim: int, *, dtype: Any = None) -> DeviceValue:
+    whole(t, input, [position(input, dim)], "cumprod", _SCANS)
     return cumulative(t, "mul", input if dtype is None else t.cast(input, dtype), dim, False)
 
 

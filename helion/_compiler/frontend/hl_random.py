@@ -69,8 +69,10 @@ def _rand4x(t: Tracer, seed: Any, offsets: Any) -> tuple[DeviceValue, ...]:
 def _randint(t: Tracer, shape: Any, low: int, high: int, seed: Any, device: Any = None) -> DeviceValue:
     if not (isinstance(low, int) and isinstance(high, int) and low < high):
         raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
-    bits = t.cast(t.random("bits", _seed(t, seed), _offsets(t, t.dims_of(shape))), torch.int64)
-    return t.cast((bits & 0xFFFFFFFF) % (high - low) + low, torch.int32)
+    word = t.random("bits", _seed(t, seed), _offsets(t, t.dims_of(shape)))
+    # in 32 bits, where the least integer has no absolute value, and with the remainder of C: as tl.abs and % do
+    magnitude = t.cast(t.pointwise("abs", word), torch.int64)
+    return t.cast(t.pointwise("fmod", magnitude, high - low) + low, torch.int32)
 
 
 def _drawn(t: Tracer, dims: Dims) -> DeviceValue:
@@ -99,7 +101,7 @@ def _random_factory(t: Tracer, make: Callable[..., DeviceValue], dims: Dims, dty
 def _register_random(name: str, make: Callable[..., DeviceValue]) -> None:
     def of_sizes(t: Tracer, *size: Any, dtype: Any = None, device: Any = None, generator: None = None) -> DeviceValue:
         sizes = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
-        return _random_factory(t, make, t.dims_of(sizes), dtype or torch.get_default_dtype())
+        return _random_factory(t, make, t.dims_of(sizes), dtype or t.default_dtype())
 
     def like(t: Tracer, input: DeviceValue, *, dtype: Any = None, device: Any = None) -> DeviceValue:
         return _random_factory(t, make, input.dims, dtype or input.dtype)

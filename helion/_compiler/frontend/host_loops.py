@@ -26,10 +26,11 @@ from ..source import Place
 from .captures import UNNAMED
 from .expressions import Expressions
 from .frames import assigned_names, path_to
+from .host_data import one_of
 from .loops import Loops
 from .state import Snapshot
 from .values import HostTensorValue, Missing, describe
-from .walk import Return
+from .walk import Break, Continue, Return
 
 #: Iterations after which a pattern of shared memory that has not come back is taken for one that never does.
 _MAX_ROUNDS = 64
@@ -65,6 +66,8 @@ class _Saved:
     launch: list[ast.stmt] | None
     launches: int
     shared: dict[int, int]
+    relied: int
+    checks: list[list[Any]]
 
 
 class HostLoops(Loops):
@@ -85,6 +88,7 @@ class HostLoops(Loops):
         outer, before, changing = self.body, dict(e.frame.names), _Changing()
         first_new = self.t.new_storage()
         self.host_loops += 1
+        self.t.host_loops = self.host_loops
         while True:
             saved = self._save()
             e.frame.names = dict(before)
@@ -97,12 +101,17 @@ class HostLoops(Loops):
                 raise exc.StatementNotSupported(
                     statement="A return statement in a host loop around a grid loop", where="host", remedy=""
                 ) from None
+            except (Break, Continue):
+                raise exc.StatementNotSupported(
+                    statement="`break` or `continue` in a host loop around a grid loop", where="host", remedy=""
+                ) from None
             e.at(node)
             if not self._changes(start, e.frame.names, changing):
                 break
             self._restore(saved)
         self.open_barrier = None  # the next iteration waits for this one
         self.host_loops -= 1
+        self.t.host_loops = self.host_loops
         loop = copy.copy(node)
         loop.body = [*made, *self.body]
         self.body = outer
@@ -126,6 +135,8 @@ class HostLoops(Loops):
             self.launch,
             self.launches,
             dict(self.shared),
+            len(t.relied),
+            [list(checks) for checks in t.checks],
         )
 
     def _restore(self, saved: _Saved) -> None:
@@ -136,6 +147,8 @@ class HostLoops(Loops):
         t.captures = {place: list(names) for place, names in saved.captures.items()}
         t.captured = saved.captured
         del t.warnings[saved.warnings :]
+        del t.relied[saved.relied :]
+        t.checks[:] = [list(checks) for checks in saved.checks]
         del self.roots[saved.roots :]
         self.launch, self.launches, self.shared = saved.launch, saved.launches, dict(saved.shared)
 
@@ -291,6 +304,17 @@ class HostLoops(Loops):
         first, second = self._representative(first), self._representative(second)
         if first != second:
             self.shared[max(first, second)] = min(first, second)
+
+    def one_of(self, values: list[HostTensorValue]) -> HostTensorValue | None:
+        """A tensor that is one of several at run time."""
+        made = one_of(self.t, values)
+        for value in values if made is not None else ():
+            self._unite(values[0].storage, value.storage)
+        return made
+
+    def may_share(self, one: HostTensorValue, other: HostTensorValue) -> bool:
+        """Whether two tensors may have the same memory."""
+        return self._representative(one.storage) == self._representative(other.storage)
 
     def _representative(self, storage: int) -> int:
         while storage in self.shared:

@@ -1,8 +1,11 @@
 """torch calls in host code, evaluated on sizes and strides only.
 
-Allocations have rules of their own; views run on meta tensors, which is cheap; anything else also runs on meta tensors
-and warns that it computes on the host. (The first elementwise call on a meta tensor costs a second, because torch
-imports its compiler for it; kernels whose host code only allocates and views never pay that.)
+Common elementwise functions and reductions have rules of their own; everything else is asked of torch, on tensors without
+data (``host_meta``). What depends on numbers known at run time only has a rule (``host_views``, ``host_factories``), or is
+read off the real result right before the launch. Results that neither are plain allocations nor views of exact tensors are
+``checked``: launches compare them with what was modelled here.
+(The first elementwise call on a tensor without data costs a second, because torch imports its compiler for it; kernels
+whose host code only allocates and views never pay that.)
 """
 
 from __future__ import annotations
@@ -12,139 +15,131 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import exc
-from ..._shapes import Expr, Number
-from ..ir.pointwise import result_dtype
-from . import host_views
-from .captures import UNNAMED
+from ..._shapes import Expr, hint_of, number_key
+from ..ir.pointwise import POINTWISE, result_dtype
+from . import host_data, host_factories, host_views
+from .elementwise_layout import Layout, is_dense, result_layout
+from .host_data import late, late_tensor, number
+from .host_factories import allocate, contiguous_strides
+from .host_meta import Question, has_symbols, is_symbolic, refusal, tensors_in
 from .values import HostTensorValue, describe
 
 if TYPE_CHECKING:
     from .tracer import Tracer
 
-_FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
-_LIKE = (torch.empty_like, torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like, torch.full_like)
-_NEW = (torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones)
-#: Functions whose result shares memory with their first argument.
+#: Functions whose result shares memory with their first argument, as a rule.
 _VIEWS = frozenset(
     (
-        "view", "view_as", "reshape", "reshape_as", "t", "transpose", "swapaxes", "permute", "unsqueeze", "squeeze", "expand",
+        "view", "view_as", "reshape", "reshape_as", "t", "transpose", "swapaxes", "swapdims", "permute", "unsqueeze", "squeeze", "expand",
         "expand_as", "broadcast_to", "broadcast_tensors", "flatten", "unflatten", "select", "narrow", "__getitem__", "chunk", "split", "unbind", "detach",
-        "contiguous", "to", "float", "half", "bfloat16", "type", "movedim", "ravel", "diagonal", "as_strided", "unfold",
+        "contiguous", "to", "float", "half", "bfloat16", "double", "int", "long", "bool", "type", "movedim", "moveaxis", "ravel", "diagonal", "as_strided", "unfold",
+        "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes", "view_as_real", "view_as_complex", "adjoint", "atleast_1d", "atleast_2d", "atleast_3d",
     )
 )  # fmt: skip
 #: Views that may begin anywhere in their input.
 _SHIFTING = frozenset(
-    ("select", "narrow", "__getitem__", "chunk", "split", "unbind", "diagonal", "as_strided", "unfold")
-)
+    (
+        "select", "narrow", "__getitem__", "chunk", "split", "unbind", "diagonal", "as_strided", "unfold", "tensor_split", "hsplit", "vsplit",
+        "dsplit", "split_with_sizes", "as_strided_", "set_",
+    )
+)  # fmt: skip
+#: Functions that allocate, with sizes and strides that follow from their arguments in a way torch will not change.
+_ALLOCATORS = frozenset(("clone", *(host_factories.NAMES - host_factories.OF_DATA)))
+#: In-place functions that may change more than data.
+_RESHAPING = frozenset(
+    (
+        "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "resize_", "resize_as_", "set_", "as_strided_",
+    )
+)  # fmt: skip
 #: Words in the names of host calls that allocate rather than compute.
 _QUIET = (
-    "like",
-    "new",
-    "empty",
-    "zeros",
-    "full",
-    "ones",
-    "rand",
-    "promote",
-    "clone",
-    "arange",
-    "tensor",
-    "is_",
-    "finfo",
-    "iinfo",
-    "result_type",
-    "cumsum",
-    "manual_seed",
-    "device",
-    "cat",
-    "get_",
-)
-
-
-def contiguous_strides(shape: tuple[Number, ...]) -> tuple[Number, ...]:
-    """Row-major strides in elements."""
-    strides: list[Number] = []
-    step: Number = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * (max(size, 1) if isinstance(size, int) else size)
-    return tuple(reversed(strides))
-
-
-def allocate(
-    t: Tracer, shape: Any, dtype: torch.dtype | None, device: Any, strides: tuple[Number, ...] | None = None
-) -> HostTensorValue:
-    """A new tensor with memory of its own."""
-    shape = tuple(shape)
-    for size in shape:
-        if not isinstance(size, (int, Expr)):
-            raise exc.TypeInferenceError(f"A tensor size must be an integer, got {describe(size)}.")
-    where = t.device if device is None else torch.device(device)
-    return HostTensorValue(
-        t, shape, strides or contiguous_strides(shape), dtype or torch.get_default_dtype(), where, t.new_storage()
+    "like", "new", "empty", "zeros", "full", "ones", "rand", "promote", "clone", "arange", "tensor", "is_", "finfo", "iinfo", "result_type",
+    "cumsum", "manual_seed", "device", "cat", "get_",
+)  # fmt: skip
+_REDUCTIONS = ("sum", "mean", "prod", "amax", "amin")
+#: How many results they give depends on their arguments.
+_COUNTED = frozenset(("chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit"))
+#: Their result has the shape of the first argument.
+_SAME_SHAPE = frozenset(
+    (
+        "softmax", "log_softmax", "cumsum", "cumprod", "flip", "roll", "tril", "triu", "argsort", "layer_norm", "rms_norm", "gelu", "silu",
+        "clamp", "clamp_min", "clamp_max", "nan_to_num", "dropout", "leaky_relu", "elu", "softplus", "masked_fill", "bernoulli", "logsumexp_",
     )
-
-
-def _sizes(size: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(size) == 1 and isinstance(size[0], (tuple, list)):
-        return tuple(size[0])
-    return size
-
-
-def _dense_strides(value: HostTensorValue) -> tuple[Number, ...]:
-    """The strides ``empty_like`` gives: the input's when it is dense (a permuted tensor stays permuted)."""
-    sizes = [(stride, size) for stride, size in zip(value.strides, value.shape, strict=True)]
-    if any(isinstance(x, Expr) for pair in sizes for x in pair):
-        return value.strides
-    expected: Any = 1
-    for stride, size in sorted(pair for pair in sizes if pair[1] != 1):
-        if stride != expected:
-            # not dense: torch keeps the order of the dimensions by stride and packs them
-            return _packed(value)
-        expected *= size
-    return value.strides
-
-
-def _packed(value: HostTensorValue) -> tuple[Number, ...]:
-    fake = torch.empty_like(host_views.example(value))
-    return tuple(fake.stride())
+)  # fmt: skip
+_METADATA = frozenset(
+    (
+        "numel", "nelement", "dim", "ndimension", "size", "stride", "element_size", "is_contiguous", "is_floating_point", "is_complex",
+        "is_signed", "storage_offset", "data_ptr", "__len__",
+    )
+)  # fmt: skip
+#: Attributes that tell something of a tensor that launches may rely on.
+READS = _METADATA | frozenset(("shape", "ndim", "dtype", "device", "itemsize", "nbytes", "is_cuda", "is_cpu", "layout"))
+#: Elementwise host calls with a rule here, by the op that gives the dtype.
+_ELEMENTWISE = {
+    **{name: name for name, op in POINTWISE.items() if op.eager is not None and name not in ("truncdiv", "log1p_unit", "hypot")},
+    "truediv": "div", "floordiv": "floordiv", "floor_divide": "floordiv", "mod": "remainder", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor", "invert": "bitwise_not", "negative": "neg", "absolute": "abs", "multiply": "mul", "subtract": "sub", "divide": "div",
+    "radd": "add", "rsub": "sub", "rmul": "mul", "rtruediv": "div", "rdiv": "div", "rfloordiv": "floordiv", "rmod": "remainder", "rpow": "pow",
+}  # fmt: skip
+#: Functions whose results have the strides of their first argument, if that is dense.
+_KEEPING = frozenset(("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"))
+#: Keywords of elementwise functions, in the order of the operands they stand for.
+_OPERANDS = ("condition", "input", "self", "other", "exponent")
 
 
 def call(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One torch call in host code."""
+    name = getattr(func, "__name__", str(func))
     if func is torch.Tensor.item:
         return item(t, args[0].dtype)
     if func is torch.Tensor.tolist:
         return _items(t, args[0], 0)
-    if func in _FACTORIES:
-        size = kwargs.get("size", args)
-        return allocate(
-            t, _sizes(size if isinstance(size, tuple) else (size,)), kwargs.get("dtype"), kwargs.get("device", "cpu")
-        )
-    if func is torch.full:
-        size = args[0] if args else kwargs["size"]
-        fill = args[1] if len(args) > 1 else kwargs["fill_value"]
-        dtype = kwargs.get("dtype") or _fill_dtype(fill)
-        return allocate(t, size if isinstance(size, (tuple, list)) else (size,), dtype, kwargs.get("device", "cpu"))
-    if func in _LIKE:
-        like = args[0]
-        dtype = kwargs.get("dtype") or like.dtype
-        if host_views.is_symbolic(like):
-            return host_views.make(t, like, like.shape, None, dtype=dtype, own=True)
-        return allocate(t, like.shape, dtype, kwargs.get("device") or like.device, _dense_strides(like))
-    if func in _NEW:
-        like = args[0]
-        dtype = kwargs.get("dtype") or like.dtype
-        return allocate(t, _sizes(args[1:] or (kwargs["size"],)), dtype, kwargs.get("device") or like.device)
-    if func is torch.Tensor.new_full:
-        like = args[0]
-        return allocate(t, args[1], kwargs.get("dtype") or like.dtype, kwargs.get("device") or like.device)
-    name = getattr(func, "__name__", "").strip("_")
-    if name in _ELEMENTWISE or name.removeprefix("r") in _ELEMENTWISE:
-        return _elementwise(t, _ELEMENTWISE.get(name) or _ELEMENTWISE[name.removeprefix("r")], args)
-    if name in _REDUCTIONS and not any(isinstance(a, HostTensorValue) for a in args[1:]):
-        return _reduction(t, name, *args, **kwargs)
-    return _on_meta(t, func, args, kwargs)
+    if name in _METADATA and args and isinstance(args[0], HostTensorValue):
+        t.rely(args[0])
+        return getattr(args[0], name)(*args[1:], **kwargs)
+    by_data = _by_data(t, name, args, kwargs)
+    if by_data is not None:
+        return by_data
+    if _is_in_place(name, args):
+        return _change(t, func, name, args, kwargs)
+    made = _elementwise(t, name, args, kwargs)
+    if made is None:
+        made = _reduction(t, name, args, kwargs)
+    if made is not None:
+        t.warn(exc.TensorOperationInWrapper(name=f"torch.{_plain(name)}"))
+        return made
+    if name in ("to", "cpu", "cuda") and args and isinstance(args[0], HostTensorValue):
+        return _converted(t, name, args, kwargs)
+    if has_symbols((args, kwargs)):
+        return _symbolic(t, func, name, args, kwargs)
+    made = _dense_like(t, name, args, kwargs)
+    return _asked(t, func, name, args, kwargs) if made is None else made
+
+
+def _dense_like(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
+    """``empty_like`` and its kin of a dense tensor, whose strides they keep; None for other calls. Torch's own rule for
+    tensors without data is in Python, and the first call of it imports sympy, in 0.4 s."""
+    if name not in _KEEPING or kwargs.keys() - {"dtype", "device", "fill_value"} or not args:
+        return None
+    value, dtype, device = args[0], kwargs.get("dtype"), kwargs.get("device")
+    if not isinstance(value, HostTensorValue) or not is_dense(*_layout(value)):
+        return None
+    where = value.device if device is None else torch.device(device)
+    made = allocate(t, value.shape, dtype or value.dtype, where, tuple(value.strides))
+    return _noted(t, made, [value], exact=True, typed=dtype is not None, placed=device is not None)
+
+
+def view(t: Tracer, tensor: HostTensorValue, index: Any) -> Any:
+    """``tensor[index]`` in host code."""
+    return call(t, torch.Tensor.__getitem__, (tensor, index), {})
+
+
+def _plain(name: str) -> str:
+    bare = name.strip("_")
+    return bare if bare in POINTWISE or bare not in _ELEMENTWISE else bare.removeprefix("r")
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------------
 
 
 def item(t: Tracer, dtype: torch.dtype) -> Expr:
@@ -152,15 +147,9 @@ def item(t: Tracer, dtype: torch.dtype) -> Expr:
     return number(t, 1.0 if dtype.is_floating_point else dtype == torch.bool or 64)
 
 
-def number(t: Tracer, hint: Any) -> Expr:
-    """A number that an expression of the host code gives at run time, like ``hint``."""
-    name = t.fresh_name("host_item", len(t.drawn))
-    t.drawn[name] = UNNAMED
-    return Expr("host", (name,), hint)
-
-
 def _items(t: Tracer, tensor: HostTensorValue, dim: int) -> Any:
     """What ``tolist`` gives: numbers in nested lists."""
+    t.rely(tensor)
     if dim == tensor.ndim:
         return item(t, tensor.dtype)
     size = tensor.shape[dim]
@@ -172,109 +161,411 @@ def is_item(t: Tracer, value: Any) -> bool:
     return isinstance(value, Expr) and any(leaf.args[0] in t.drawn for leaf in value.leaves())
 
 
-#: Elementwise host calls with a shape rule here, by the op that gives the dtype.
-_ELEMENTWISE = {
-    **{n: n for n in ("add", "sub", "mul", "div", "pow", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sigmoid", "tanh", "relu", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum")},
-    "truediv": "div", "floordiv": "floordiv", "mod": "remainder",
-}  # fmt: skip
-_REDUCTIONS = ("sum", "mean", "prod", "amax", "amin")
+def is_contiguous(t: Tracer, value: HostTensorValue, memory_format: torch.memory_format) -> Any:
+    """Where sizes or strides are symbols: known by their form, a property of an argument that a branch makes part of the
+    specialization key, or read at run time."""
+    if not is_symbolic(value):
+        return value.meta.is_contiguous(memory_format=memory_format)
+    plain = memory_format is torch.contiguous_format
+    if plain and all(
+        (isinstance(n, int) and n == 1) or number_key(s) == number_key(e)
+        for n, s, e in zip(value.shape, value.strides, contiguous_strides(value.shape), strict=True)
+    ):
+        return True
+    hint = value.meta.is_contiguous(memory_format=memory_format)
+    return _property(t, value, "is_contiguous", () if plain else (memory_format,), hint)
 
 
-def _elementwise(t: Tracer, name: str, args: tuple[Any, ...]) -> HostTensorValue:
-    """A computation on the host, launched on its own: worth a warning."""
+def _property(t: Tracer, value: HostTensorValue, method: str, args: tuple[Any, ...], hint: Any) -> Expr:
+    """What a method gives at run time: of an argument a symbol, of other tensors a number read where it is asked for."""
+    if not value.origin or not value.source:
+        return number(t, hint)
+    text = ", ".join(f"memory_format={each!r}" for each in args)
+    name = f"{value.source}_{method}" if value.source.isidentifier() else f"argument_{method}_{len(t.symbols)}"
+    return t.symbol(name, f"{value.source}.{method}({text})", (*value.origin, (method, *args)), hint)
+
+
+def read_tensor(t: Tracer, value: HostTensorValue, method: str, hint: Any) -> Expr:
+    """A number that no model has: where a tensor lies, whether it wants gradients."""
+    return _property(t, value, method, (), hint) if method == "storage_offset" else number(t, hint)
+
+
+# --- data, and changes in place ----------------------------------------------------------------------------------------
+
+
+def _by_data(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function gives whose result depends on the data of tensors; None for other functions."""
+    if name == "__getitem__":
+        return host_data.by_mask(t, *args)
+    rule = host_data.rule(name, args)
+    if rule is None:
+        return None
+    given = {key: value for key, value in kwargs.items() if key not in ("input", "self")}
+    first = [kwargs[key] for key in ("input", "self") if key in kwargs]
+    for tensor in tensors_in((args, kwargs)):
+        t.rely(tensor)
+    try:
+        return rule(t, *first, *args, **given)
+    except TypeError as error:
+        raise refusal(f"torch.{name}", error) from None
+
+
+def _is_in_place(name: str, args: tuple[Any, ...]) -> bool:
+    return name.endswith("_") and not name.endswith("__") and bool(args) and isinstance(args[0], HostTensorValue)
+
+
+def update(t: Tracer, value: HostTensorValue, name: str, other: Any) -> HostTensorValue:
+    """``value += other`` and its like: the tensor stays the same, and so do its sizes, strides and dtype."""
     t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+    return value
+
+
+def _change(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An in-place call: its first argument is the result."""
+    value = args[0]
+    for other in t.lifted.values():
+        if name in _RESHAPING and other is not value and other.storage == value.storage:
+            other.checked = True  # it may be the very same tensor
+    if name not in _RESHAPING:
+        if not any(word in name for word in _QUIET):
+            t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+        return value
+    if value.chosen:
+        raise exc.TypeInferenceError(
+            f"Tensor.{name} of {describe(value)}, which is one of several tensors, is not supported; use the function that gives a new tensor."
+        )
+    if t.host_loops:
+        raise exc.TypeInferenceError(
+            f"Tensor.{name} in a host loop around a grid loop is not supported; use the function that gives a new tensor."
+        )
+    if not has_symbols((args, kwargs)):
+        return _asked(t, func, name, args, kwargs)
+    rule = host_views.rule(name.removesuffix("_"))
+    changed = None if rule is None or name == "squeeze_" else host_views.applied(rule, t, args, kwargs)
+    if changed is None or not _moved(t, value, changed):
+        raise exc.TypeInferenceError(
+            f"Tensor.{name} of {describe(value)}, whose sizes are known at run time only, is not supported; use the function that gives a new tensor."
+        )
+    value.shape, value.strides = changed.shape, changed.strides
+    return value
+
+
+def _moved(t: Tracer, value: HostTensorValue, changed: HostTensorValue) -> bool:
+    """Have what is read off ``value`` at run time be read where it stands after the change; whether all still does."""
+    places = {
+        number.args[0]: f"{what}({dim})"
+        for what, numbers in (("size", changed.shape), ("stride", changed.strides))
+        for dim, number in enumerate(numbers)
+        if isinstance(number, Expr) and number.op == "host"
+    }
+    own = [name for name, (owner, _) in t.late.items() if owner is value]
+    if any(owner is changed for owner, _ in t.late.values()) or any(name not in places for name in own):
+        return False
+    t.late.update({name: (value, places[name]) for name in own})
+    return True
+
+
+def _outs(kwargs: dict[str, Any]) -> Any:
+    """The tensors that a call writes into because ``out=`` names them."""
+    out = kwargs.get("out")
+    for tensor in tensors_in(out):
+        tensor.checked = True  # torch resizes what does not fit
+    return out
+
+
+# --- elementwise functions and reductions ------------------------------------------------------------------------------
+
+
+def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    """The operands of an elementwise call in order; None where there is more to it."""
+    if any(key not in (*_OPERANDS, "out", "alpha") for key in kwargs):
+        return None
+    named = {key: kwargs[key] for key in _OPERANDS if key in kwargs}
+    return [*(named.pop(key) for key in _OPERANDS[:3] if key in named and not args), *args, *named.values()]
+
+
+def _elementwise(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
+    """A computation of one element at a time, on the host; None for other calls."""
+    op = _ELEMENTWISE.get(name.strip("_"))
+    operands = _operands(args, kwargs) if op is not None else None
+    if op is None or operands is None or not POINTWISE[op].arity[0] <= len(operands) <= POINTWISE[op].arity[1]:
+        return None
+    tensors = [o for o in operands if isinstance(o, HostTensorValue)]
+    if not tensors or any(not isinstance(o, (HostTensorValue, Expr, int, float)) for o in operands):
+        return None
     kinds = [
-        (a.dtype, a.ndim) if isinstance(a, HostTensorValue) else a.kind if isinstance(a, Expr) else a for a in args
+        (o.dtype, o.ndim) if isinstance(o, HostTensorValue) else o.kind if isinstance(o, Expr) else o for o in operands
     ]
-    tensors = [a for a in args if isinstance(a, HostTensorValue)]
-    shape: list[Number] = []
-    rank = max(a.ndim for a in tensors)
-    for position in range(rank):
-        size: Number = 1
-        for tensor in tensors:
-            at = position - rank + tensor.ndim
-            if at >= 0 and not (isinstance(tensor.shape[at], int) and tensor.shape[at] == 1):
-                size = tensor.shape[at]
-        shape.append(size)
-    return allocate(t, shape, result_dtype(name, kinds), tensors[0].device)
+    if kwargs.get("out") is not None:
+        return _outs(kwargs) if isinstance(kwargs["out"], HostTensorValue) and _fits(kwargs["out"], operands) else None
+    try:
+        dtype = result_dtype(op, kinds)
+    except TypeError as error:
+        raise refusal(f"torch.{_plain(name)}", error) from None
+    result = _laid_out(t, operands, dtype, _device_of(t, tensors))
+    return _noted(t, result, tensors, exact=False)
 
 
-def _reduction(
-    t: Tracer, name: str, value: HostTensorValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> HostTensorValue:
-    t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
-    dims = range(value.ndim) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
-    reduced = {d % max(value.ndim, 1) for d in dims}
+def _fits(out: HostTensorValue, operands: list[Any]) -> bool:
+    if has_symbols([out, *operands]):
+        return True
+    found = result_layout([_layout(o) for o in operands])
+    return found is not None and found[0] == tuple(out.shape)
+
+
+def _laid_out(t: Tracer, operands: list[Any], dtype: torch.dtype, device: torch.device) -> HostTensorValue:
+    """A new tensor for what is computed of ``operands`` element by element."""
+    tensors = [o for o in operands if isinstance(o, HostTensorValue)]
+    if not any(map(is_symbolic, tensors)):
+        found = result_layout([_layout(o) for o in operands])
+        if found is None:
+            shapes = " and ".join(repr(list(o.shape)) for o in tensors)
+            raise exc.ShapeMismatch(lhs=shapes, rhs="a broadcast", detail=" in an elementwise call on the host")
+        return allocate(t, found[0], dtype, device, found[1])
+    result = HostTensorValue(t, (), (), dtype, device, t.new_storage())
+    sizes = host_views.broadcast(t, [o.shape for o in tensors])
+    hints = _hints([o.shape for o in tensors])
+    result.shape = tuple(late(t, result, "size", i, hints[i]) if n is None else n for i, n in enumerate(sizes))
+    plain = contiguous_strides(result.shape)
+    whole = [o for o in tensors if o.ndim]
+    alike = all(_keys(o.shape) == _keys(result.shape) and _keys(o.strides) == _keys(plain) for o in whole)
+    if None in sizes or not alike:
+        result.strides = tuple(late(t, result, "stride", i, hint_of(s)) for i, s in enumerate(plain))
+    else:
+        result.strides = plain
+    return result
+
+
+def _layout(operand: Any) -> Layout:
+    """Sizes and strides of an operand; numbers have none."""
+    if not isinstance(operand, HostTensorValue):
+        return (), ()
+    return tuple(map(hint_of, operand.shape)), tuple(map(hint_of, operand.strides))
+
+
+def _keys(numbers: Any) -> list[Any]:
+    return [number_key(n) for n in numbers]
+
+
+def _hints(shapes: list[Any]) -> list[int]:
+    """Sizes of the broadcast, as seen when binding."""
+    result = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for at, size in enumerate(shape, len(result) - len(shape)):
+            result[at] = hint_of(size) if hint_of(size) != 1 else result[at]
+    return result
+
+
+def _reduction(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
+    """``x.sum(dim)`` and its like; None for other calls."""
+    if name not in _REDUCTIONS:
+        return None
+    given = {_RENAMED.get(key, key): value for key, value in kwargs.items()}
+    order = ("input", "dim", "keepdim")
+    if len(args) > 3 or given.keys() - {*order, "dtype"}:
+        return None
+    given.update(zip(order, args, strict=False))
+    value, dim, keepdim = given.get("input"), given.get("dim"), given.get("keepdim", False)
+    dims = dim if isinstance(dim, (tuple, list)) else () if dim is None else (dim,)
+    if not isinstance(value, HostTensorValue) or not isinstance(keepdim, bool):
+        return None
+    if any(type(d) is not int or not -max(value.ndim, 1) <= d < max(value.ndim, 1) for d in dims):
+        return None
+    reduced = {d % max(value.ndim, 1) for d in dims or range(value.ndim)}
     shape = [1 if i in reduced else s for i, s in enumerate(value.shape) if keepdim or i not in reduced]
     integer = name in ("sum", "prod") and not value.dtype.is_floating_point
-    return allocate(t, shape, dtype or (torch.int64 if integer else value.dtype), value.device)
+    dtype = given.get("dtype") or (torch.int64 if integer else value.dtype)
+    return _noted(t, allocate(t, shape, dtype, value.device), [value], exact=False)
 
 
-def _fill_dtype(fill: Any) -> torch.dtype:
-    kind = fill.kind if isinstance(fill, Expr) else type(fill)
-    return torch.bool if kind is bool else torch.int64 if kind is int else torch.get_default_dtype()
+_RENAMED = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
 
 
-def view(t: Tracer, tensor: HostTensorValue, index: Any) -> Any:
-    """``tensor[index]`` in host code."""
-    return _on_meta(t, torch.Tensor.__getitem__, (tensor, index), {})
+# --- everything else ---------------------------------------------------------------------------------------------------
 
 
-def _on_meta(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    inputs: list[HostTensorValue] = []
-    name = getattr(func, "__name__", str(func))
-    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, HostTensorValue)]
-    symbolic = any(map(host_views.is_symbolic, tensors)) or any(isinstance(a, Expr) or _is_open_slice(a) for a in args)
-    rule = host_views.rule(name) if symbolic else None
-    if rule is not None:
-        return rule(t, *args, **kwargs)
-
-    def lower(item: Any) -> Any:
-        if isinstance(item, HostTensorValue):
-            inputs.append(item)
-            return host_views.example(item)
-        if isinstance(item, Expr):
-            return item.hint
-        if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
-            return type(item)(lower(x) for x in item)
-        if isinstance(item, dict):
-            return {key: lower(x) for key, x in item.items()}
-        return item
-
-    lowered_args, lowered_kwargs = lower(args), lower(kwargs)
-    device = lowered_kwargs.pop("device", None)
-    if device is not None or not inputs:
-        lowered_kwargs["device"] = "meta"
-    result = func(*lowered_args, **lowered_kwargs)
-    aliases = name in _VIEWS
-    if not aliases and _has_tensor(result) and not any(word in name for word in _QUIET):
+def _asked(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call whose arguments are all known, as torch answers it."""
+    inputs = tensors_in((args, kwargs))
+    device = kwargs.get("device")
+    plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
+    if device is not None or (not inputs and name in host_factories.NAMED_DEVICE):
+        plain["device"] = "meta"
+    question = Question(t, f"torch.{name}", func)
+    result = question.ask(args, plain)
+    question.take_changes()
+    for tensor in inputs if not _has_tensor(result) else ():
+        t.rely(tensor)
+    if _has_tensor(result) and name not in _VIEWS | _RESHAPING and not any(word in name for word in _QUIET):
         t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
-    storages = iter(inputs)
+    where = torch.device(device) if device is not None else _device_of(t, inputs, free=name in host_factories.NAMES)
+    _outs(kwargs)
+    exact = name in _VIEWS or name in _ALLOCATORS or name in _RESHAPING
 
-    def lift(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor):
-            if isinstance(item, (tuple, list)) and not isinstance(item, torch.Size) and not hasattr(item, "_fields"):
-                return type(item)(lift(x) for x in item)
-            return tuple(item) if isinstance(item, torch.Size) else item
-        if symbolic and inputs:
-            return host_views.lift_late(t, inputs[0], item, not aliases)
-        source = inputs[0] if inputs and (name != "broadcast_tensors") else next(storages, None)
-        where = torch.device(device) if device is not None else source.device if source is not None else t.device
-        storage = source.storage if aliases and source is not None else t.new_storage()
-        aligned = not aliases or (name not in _SHIFTING and (source is None or source.aligned))
-        return HostTensorValue(t, tuple(item.shape), tuple(item.stride()), item.dtype, where, storage, aligned=aligned)
+    def lift(value: Any) -> HostTensorValue:
+        origin = question.origin(value)
+        if origin is not None and origin[1]:
+            if name in _SHIFTING:
+                origin[0].aligned = False
+            return origin[0]
+        if origin is None:
+            made = HostTensorValue(t, tuple(value.shape), tuple(value.stride()), value.dtype, where, t.new_storage())
+            made.aligned = name not in host_factories.OF_DATA
+        else:
+            like = origin[0]
+            made = HostTensorValue(t, tuple(value.shape), tuple(value.stride()), value.dtype, where, like.storage)
+            made.aligned = like.aligned and name not in _SHIFTING and value.storage_offset() == 0
+        if value.is_meta:
+            made._meta = value
+        return _noted(t, made, inputs, exact, bool(kwargs.get("dtype")), placed=device is not None)
 
-    return lift(result)
+    return _lifted(result, lift)
 
 
-def _is_open_slice(index: Any) -> bool:
-    """Whether a subscript has a slice whose bounds are known at run time only."""
-    if isinstance(index, tuple):
-        return any(map(_is_open_slice, index))
-    return isinstance(index, slice) and any(isinstance(n, Expr) for n in (index.start, index.stop, index.step))
+def _lifted(result: Any, lift: Any) -> Any:
+    """``result`` with every tensor in it put through ``lift``."""
+    if isinstance(result, torch.Tensor):
+        return lift(result)
+    if isinstance(result, torch.Size):
+        return tuple(result)
+    if isinstance(result, (tuple, list)):
+        items = [_lifted(x, lift) for x in result]
+        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+    return result
+
+
+def _noted(
+    t: Tracer,
+    made: HostTensorValue,
+    inputs: list[HostTensorValue],
+    exact: bool,
+    typed: bool = False,
+    placed: bool = False,
+) -> HostTensorValue:
+    """A result with what is known of how sure it is, and what it depends on beside the arguments. ``typed``, ``placed``:
+    the call names dtype or device. Function modes, the default device among them, decide about what follows neither from
+    tensors nor from what is named."""
+    modes = torch._C._len_torch_function_stack()
+    if not (exact and (inputs or placed)):
+        t.assume("state", torch._C._len_torch_function_stack, None, modes)
+    made.checked = made.checked or not exact or modes > 0 or t.unsure or any(i.checked for i in inputs)
+    if not typed and not any(i.dtype.is_floating_point for i in inputs) and made.dtype is torch.get_default_dtype():
+        t.default_dtype()
+    return made
+
+
+def _device_of(t: Tracer, inputs: list[HostTensorValue], free: bool = False) -> torch.device:
+    """Where the result of a call on ``inputs`` lies: tensors without dimensions follow the others. ``free``: a call
+    without tensors makes one on the default device."""
+    if not inputs:
+        return torch.get_default_device() if free else t.device
+    return next((i.device for i in inputs if i.ndim and i.device.type != "cpu"), inputs[0].device)
+
+
+def _symbolic(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that depends on numbers known at run time only."""
+    inputs = tensors_in((args, kwargs))
+    rule = host_views.rule(name)
+    made = host_views.applied(rule, t, args, kwargs) if rule is not None else None
+    if made is None:
+        made = host_factories.symbolic(t, func, name, args, kwargs)
+        if made is not None and not inputs and kwargs.get("device") is None:
+            made.device = _device_of(t, [], free=True)
+    if made is not None:
+        exact = name in _ALLOCATORS or name in host_views.EXACT
+        for each in made if isinstance(made, tuple) else (made,):
+            if all(each is not known for known in inputs):
+                placed = kwargs.get("device") is not None
+                _noted(t, each, inputs, exact, bool(kwargs.get("dtype")), placed=placed)
+        return made
+    if kwargs.get("out") is not None:
+        return _outs(kwargs)
+    return _late_results(t, func, name, *_counted(t, name, args, kwargs))
+
+
+def _counted(
+    t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Where the number of results depends on run-time numbers, these become part of the specialization key."""
+    if name in _COUNTED and not any(isinstance(a, (tuple, list)) for a in (*args[1:], *kwargs.values())):
+        for value in (*args, *kwargs.values()):
+            for size in value.shape if isinstance(value, HostTensorValue) else [value]:
+                if isinstance(size, Expr):
+                    t.specialize(size)
+    return args, kwargs
+
+
+def _late_results(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Results known by example: numbers and sizes are read at run time."""
+    inputs = tensors_in((args, kwargs))
+    device = kwargs.get("device")
+    plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
+    if device is not None or (not inputs and name in host_factories.NAMED_DEVICE):
+        plain["device"] = "meta"
+    question = Question(t, f"torch.{name}", func)
+    result = question.ask(args, plain)
+    if _has_tensor(result) and name not in _VIEWS and not any(word in name for word in _QUIET):
+        t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+    shape = inputs[0].shape if name in _SAME_SHAPE and inputs else None
+
+    def lift(value: torch.Tensor) -> HostTensorValue:
+        origin = question.origin(value)
+        if origin is not None and origin[1]:
+            return origin[0]
+        like = inputs[0] if origin is None and inputs else None if origin is None else origin[0]
+        made = late_tensor(t, like, value, storage=None if origin is None else origin[0].storage, shape=shape)
+        made.device = torch.device(device) if device is not None else _device_of(t, inputs, free=not inputs)
+        return _noted(t, made, inputs, False, bool(kwargs.get("dtype")))
+
+    return _lifted(_numbers(t, result), lift)
+
+
+def _numbers(t: Tracer, result: Any) -> Any:
+    """The numbers in what a call gives, as what the same call gives at run time."""
+    if isinstance(result, (bool, int, float)):
+        return number(t, result)
+    if isinstance(result, torch.Size):
+        return tuple(number(t, n) for n in result)
+    if type(result) in (tuple, list):
+        return type(result)(_numbers(t, x) for x in result)
+    return result
 
 
 def _has_tensor(result: Any) -> bool:
     if isinstance(result, (tuple, list)):
         return any(map(_has_tensor, result))
     return isinstance(result, torch.Tensor)
+
+
+def _converted(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue:
+    """``x.to(...)``, ``x.cpu()``, ``x.cuda()``: the tensor itself where nothing is to be done."""
+    value, *rest = args
+    options = dict(kwargs)
+    flags = [a for a in rest if isinstance(a, bool)]
+    copy = options.get("copy", flags[1] if len(flags) > 1 else False)
+    wanted = [
+        *(a for a in rest if a is not None and not isinstance(a, bool)),
+        options.get("dtype"),
+        options.get("device"),
+        options.get("other"),
+    ]
+    like = next((w for w in wanted if isinstance(w, HostTensorValue)), None)
+    dtype = next((w for w in wanted if isinstance(w, torch.dtype)), like.dtype if like is not None else value.dtype)
+    place = next((torch.device(w) for w in wanted if isinstance(w, (str, int, torch.device))), None)
+    device = place or (torch.device(name) if name != "to" else like.device if like is not None else value.device)
+    indexed = None not in (device.index, value.device.index)
+    moved = device.type != value.device.type or (indexed and device != value.device)
+    layout = {key: options[key] for key in ("memory_format",) if options.get(key) is not None}
+    if is_symbolic(value):
+        if dtype == value.dtype and not (moved or copy or layout):
+            return value
+        shared = None if copy or moved or dtype != value.dtype else value.storage
+        example = value.meta.to(dtype)
+        made = late_tensor(t, value, example, storage=shared, shape=tuple(value.shape))
+        made.aligned = shared is None or value.aligned
+    else:
+        made = _asked(t, torch.Tensor.to, "to", (value, dtype), {"copy": bool(copy or moved), **layout})
+        if made is value:
+            return value
+    made.device = device
+    return _noted(t, made, [value], exact=not moved, typed=True)

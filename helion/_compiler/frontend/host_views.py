@@ -6,19 +6,26 @@ Where the sizes and strides of the result follow from those of the input they ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import exc
 from ..._shapes import Expr, Number, hint_of, number_key
+from .host_data import late
 from .values import HostTensorValue, describe
 
 if TYPE_CHECKING:
     from .tracer import Tracer
 
 Shape = tuple[Number, ...]
+Rule = Callable[..., Any]
+
+
+class Unruled(Exception):
+    """The rule is not for these arguments: what they give is read at run time."""
 
 
 def make(
@@ -38,19 +45,34 @@ def make(
     return result
 
 
-def late(t: Tracer, tensor: HostTensorValue, what: str, dim: int, hint: int) -> Expr:
-    """Size or stride ``dim`` of a tensor that the host code makes."""
-    name = f"host_{what}_{len(t.late)}"
-    t.late[name] = (tensor, f"{what}({dim})")
-    return Expr("host", (name,), hint)
+def may_be_one(t: Tracer, size: Number) -> bool:
+    """Whether a size can be 1 at run time: dimensions of arguments that are have that number in the key."""
+    if not isinstance(size, Expr):
+        return size == 1
+    if size.op != "host" or size.args[0] not in t.symbols:
+        return True
+    return not t.symbols[size.args[0]].is_size
 
 
-def is_symbolic(value: HostTensorValue) -> bool:
-    return any(isinstance(n, Expr) for n in (*value.shape, *value.strides))
+def broadcast(t: Tracer, shapes: Sequence[Shape]) -> list[Number | None]:
+    """The broadcast of shapes, None for sizes that are known at run time only: either of two may turn out to be 1."""
+    result: list[Number | None] = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for at, size in enumerate(shape, len(result) - len(shape)):
+            known = result[at]
+            if known is None:
+                result[at] = None if may_be_one(t, size) else size
+            elif isinstance(known, int) and known == 1:
+                result[at] = size
+            elif number_key(size) not in (1, number_key(known)) and may_be_one(t, known):
+                result[at] = None if may_be_one(t, size) else size
+    return result
 
 
-def _dim(value: HostTensorValue, dim: int, extra: int = 0) -> int:
+def _dim(value: HostTensorValue, dim: Any, extra: int = 0) -> int:
     rank = value.ndim + extra
+    if isinstance(dim, Expr):
+        raise Unruled
     if not isinstance(dim, int) or not -rank <= dim < rank:
         raise exc.InvalidReductionDim(dim=describe(dim), shape=repr(value))
     return dim % rank
@@ -62,6 +84,8 @@ def _flat(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _view(t: Tracer, value: HostTensorValue, *sizes: Any) -> HostTensorValue:
     if len(sizes) == 1 and isinstance(sizes[0], torch.dtype):
+        if sizes[0].itemsize != value.dtype.itemsize:
+            raise Unruled
         return make(t, value, value.shape, value.strides, dtype=sizes[0])
     wanted = _flat(sizes)
     total: Number = value.numel()
@@ -69,6 +93,12 @@ def _view(t: Tracer, value: HostTensorValue, *sizes: Any) -> HostTensorValue:
     for size in wanted:
         if not (isinstance(size, int) and size == -1):
             known = known * size
+    if {0, -1} <= {size for size in wanted if isinstance(size, int)}:
+        asked = ", ".join(map(str, wanted))
+        raise exc.TorchOpTracingError(
+            name="torch.Tensor.view",
+            reason=f"-1 can be any size in [{asked}], which has no elements; write the size out",
+        )
     shape = tuple(_quotient(total, known) if isinstance(s, int) and s == -1 else s for s in wanted)
     return make(t, value, shape, None)
 
@@ -86,11 +116,14 @@ def _quotient(total: Number, known: Number) -> Number:
     """``total // known`` with common factors cancelled, so that a size that stays keeps its symbol."""
     const, symbols = _factors(total)
     divisor, others = _factors(known)
-    for other in list(others):
-        match = next((s for s in symbols if number_key(s) == number_key(other)), None)
-        if match is not None:
-            symbols = [s for s in symbols if s is not match]
-            others.remove(other)
+    rest = []
+    for other in others:
+        match = next((i for i, s in enumerate(symbols) if number_key(s) == number_key(other)), None)
+        if match is None:
+            rest.append(other)
+        else:
+            del symbols[match]
+    others = rest
     if not others and const % divisor == 0:
         result: Number = const // divisor
         for symbol in symbols:
@@ -117,13 +150,16 @@ def _t(t: Tracer, value: HostTensorValue) -> HostTensorValue:
 
 def _unsqueeze(t: Tracer, value: HostTensorValue, dim: int) -> HostTensorValue:
     at = _dim(value, dim, extra=1)
-    return make(t, value, (*value.shape[:at], 1, *value.shape[at:]), (*value.strides[:at], 1, *value.strides[at:]))
+    step = value.shape[at] * value.strides[at] if at < value.ndim else 1
+    return make(t, value, (*value.shape[:at], 1, *value.shape[at:]), (*value.strides[:at], step, *value.strides[at:]))
 
 
 def _squeeze(t: Tracer, value: HostTensorValue, dim: int) -> HostTensorValue:
     at = _dim(value, dim)
     if not (isinstance(value.shape[at], int) and value.shape[at] == 1):
-        return value
+        if may_be_one(t, value.shape[at]):
+            raise Unruled
+        return make(t, value, value.shape, value.strides)
     return make(t, value, (*value.shape[:at], *value.shape[at + 1 :]), (*value.strides[:at], *value.strides[at + 1 :]))
 
 
@@ -131,22 +167,27 @@ def _expand(t: Tracer, value: HostTensorValue, *sizes: Any) -> HostTensorValue:
     wanted = _flat(sizes)
     lead = len(wanted) - value.ndim
     shape: list[Number] = []
-    strides: list[Number] = []
+    strides: list[Number | None] = []
     for at, size in enumerate(wanted):
         old = value.shape[at - lead] if at >= lead else 1
-        broadcast = isinstance(old, int) and old == 1
-        shape.append(old if (isinstance(size, int) and size == -1) or not broadcast else size)
-        strides.append(value.strides[at - lead] if at >= lead and not broadcast else 0)
-    return make(t, value, tuple(shape), tuple(strides))
+        keeps = isinstance(size, int) and size == -1
+        shape.append(old if keeps or not may_be_one(t, old) else size)
+        known = keeps or not may_be_one(t, old) or number_key(old) == number_key(size)
+        if at >= lead and known:
+            strides.append(value.strides[at - lead])
+        else:
+            strides.append(0 if isinstance(old, int) else None)
+    result = make(t, value, tuple(shape), ())
+    hints = enumerate(strides)
+    result.strides = tuple(late(t, result, "stride", i, 0) if s is None else s for i, s in hints)
+    return result
 
 
 def _broadcast_tensors(t: Tracer, *values: Any) -> tuple[HostTensorValue, ...]:
     tensors = _flat(values)
-    rank = max(v.ndim for v in tensors)
-    shape: list[Number] = []
-    for position in range(rank):
-        sizes = [v.shape[position - rank + v.ndim] for v in tensors if position - rank + v.ndim >= 0]
-        shape.append(next((s for s in sizes if not (isinstance(s, int) and s == 1)), 1))
+    shape = broadcast(t, [v.shape for v in tensors])
+    if any(size is None for size in shape):
+        raise Unruled
     return tuple(_expand(t, v, *shape) for v in tensors)
 
 
@@ -163,7 +204,11 @@ def _unflatten(t: Tracer, value: HostTensorValue, dim: int, sizes: Any) -> HostT
     return _view(t, value, (*value.shape[:at], *sizes, *value.shape[at + 1 :]))
 
 
-def _contiguous(t: Tracer, value: HostTensorValue, **_: Any) -> HostTensorValue:
+def _contiguous(t: Tracer, value: HostTensorValue, *, memory_format: Any = torch.contiguous_format) -> HostTensorValue:
+    if memory_format is not torch.contiguous_format:
+        result = make(t, value, value.shape, None)
+        result.checked = True
+        return result
     strides: list[Number] = []
     step: Number = 1
     for size in reversed(value.shape):
@@ -172,13 +217,12 @@ def _contiguous(t: Tracer, value: HostTensorValue, **_: Any) -> HostTensorValue:
     return make(t, value, value.shape, tuple(reversed(strides)))
 
 
-def _to(t: Tracer, value: HostTensorValue, *args: Any, **kwargs: Any) -> HostTensorValue:
-    items = [*args, *kwargs.values()]
-    dtype = next(
-        (i if isinstance(i, torch.dtype) else i.dtype for i in items if isinstance(i, (torch.dtype, HostTensorValue))),
-        value.dtype,
-    )
-    return value if dtype == value.dtype else make(t, value, value.shape, None, dtype=dtype)
+def _to(t: Tracer, value: HostTensorValue, dtype: torch.dtype) -> HostTensorValue:
+    return value if dtype == value.dtype else make(t, value, value.shape, None, dtype=dtype, own=True)
+
+
+def _cast(dtype: torch.dtype) -> Rule:
+    return lambda t, value: _to(t, value, dtype)
 
 
 def _clone(t: Tracer, value: HostTensorValue, **_: Any) -> HostTensorValue:
@@ -197,17 +241,60 @@ def _getitem(t: Tracer, value: HostTensorValue, index: Any) -> HostTensorValue:
     for item in items:
         if item is None:
             shape.append(1)
-            strides.append(1)
+            strides.append(value.shape[dim] * value.strides[dim] if dim < value.ndim else 1)
             continue
         if isinstance(item, slice):
             step = 1 if item.step is None else item.step
             shape.append(_slice_size(value.shape[dim], item))
             strides.append(value.strides[dim] * step)
-        elif not isinstance(item, (int, Expr)):
-            raise exc.InvalidIndexingType(got=describe(item))
+        elif isinstance(item, bool) or not isinstance(item, (int, Expr)):
+            raise Unruled
         dim += 1
     result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage, aligned=False)
-    result.shape = tuple(late(t, result, "size", i, 64) if s is None else s for i, s in enumerate(shape))
+    hints = _hints(value, items)
+    result.shape = tuple(late(t, result, "size", i, hints[i]) if s is None else s for i, s in enumerate(shape))
+    return result
+
+
+def _hints(value: HostTensorValue, items: list[Any]) -> list[int]:
+    """The sizes that the subscript gave when binding; made up where it could not be."""
+    known = [slice(*map(hint_of, (i.start, i.stop, i.step))) if isinstance(i, slice) else hint_of(i) for i in items]
+    try:
+        return [*value.meta[tuple(known)].shape]
+    except (IndexError, RuntimeError):
+        return [64] * (value.ndim + len(items))
+
+
+def _select(t: Tracer, value: HostTensorValue, dim: int, index: Any) -> HostTensorValue:
+    return _getitem(t, value, (*[slice(None)] * _dim(value, dim), index))
+
+
+def _narrow(t: Tracer, value: HostTensorValue, dim: int, start: Any, length: Any) -> HostTensorValue:
+    at = _dim(value, dim)
+    result = make(t, value, (*value.shape[:at], length, *value.shape[at + 1 :]), value.strides)
+    result.aligned = False
+    return result
+
+
+def _cat(t: Tracer, tensors: Any, dim: int = 0) -> HostTensorValue:
+    at = _dim(tensors[0], dim)
+    if any(v.ndim != tensors[0].ndim or v.dtype != tensors[0].dtype for v in tensors):
+        raise Unruled
+    total: Number = 0
+    for value in tensors:
+        total = value.shape[at] + total
+    result = make(t, tensors[0], (*tensors[0].shape[:at], total, *tensors[0].shape[at + 1 :]), None, own=True)
+    result.checked = True
+    return result
+
+
+def _stack(t: Tracer, tensors: Any, dim: int = 0) -> HostTensorValue:
+    at = _dim(tensors[0], dim, extra=1)
+    if any(v.dtype != tensors[0].dtype for v in tensors):
+        raise Unruled
+    shape = (*tensors[0].shape[:at], len(tensors), *tensors[0].shape[at:])
+    result = make(t, tensors[0], shape, None, own=True)
+    result.checked = True
     return result
 
 
@@ -221,31 +308,39 @@ def _slice_size(size: Number, item: slice) -> Number | None:
     return len(range(*item.indices(size)))
 
 
-_RULES: dict[str, Callable[..., Any]] = {
-    "view": _view, "reshape": _view, "view_as": lambda t, v, o: _view(t, v, o.shape), "reshape_as": lambda t, v, o: _view(t, v, o.shape),
-    "permute": _permute, "transpose": _transpose, "swapaxes": _transpose, "t": _t, "unsqueeze": _unsqueeze, "squeeze": _squeeze,
-    "expand": _expand, "broadcast_to": _expand, "expand_as": lambda t, v, o: _expand(t, v, o.shape),
-    "broadcast_tensors": _broadcast_tensors, "flatten": _flatten, "unflatten": _unflatten, "contiguous": _contiguous, "to": _to, "clone": _clone,
-    "detach": lambda t, v: v, "__getitem__": _getitem, "select": lambda t, v, d, i: _getitem(t, v, (*[slice(None)] * _dim(v, d), i)),
-    **{n: (lambda t, v, dtype=d, **_: _to(t, v, dtype)) for n, d in {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64, "int": torch.int32, "long": torch.int64, "bool": torch.bool}.items()},
+_DTYPES = {
+    "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64, "int": torch.int32, "long": torch.int64,
+    "bool": torch.bool, "short": torch.int16, "char": torch.int8, "byte": torch.uint8,
 }  # fmt: skip
+_RULES: dict[str, Rule] = {
+    "view": _view, "reshape": _view, "view_as": lambda t, v, other: _view(t, v, other.shape), "reshape_as": lambda t, v, other: _view(t, v, other.shape),
+    "permute": _permute, "transpose": _transpose, "swapaxes": _transpose, "swapdims": _transpose, "t": _t, "unsqueeze": _unsqueeze, "squeeze": _squeeze,
+    "expand": _expand, "broadcast_to": _expand, "expand_as": lambda t, v, other: _expand(t, v, other.shape),
+    "broadcast_tensors": _broadcast_tensors, "flatten": _flatten, "unflatten": _unflatten, "contiguous": _contiguous, "clone": _clone,
+    "detach": lambda t, v: make(t, v, v.shape, v.strides), "__getitem__": _getitem, "select": _select, "narrow": _narrow,
+    "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _stack,
+    **{name: _cast(dtype) for name, dtype in _DTYPES.items()},
+}  # fmt: skip
+#: Rules whose results are what torch gives, whatever the numbers are.
+EXACT = frozenset(_RULES) - {"cat", "concat", "concatenate", "stack"}
 
 
-def rule(name: str) -> Callable[..., Any] | None:
+def rule(name: str) -> Rule | None:
     """The rule for a view of a tensor with symbolic sizes."""
     return _RULES.get(name)
 
 
-def lift_late(t: Tracer, like: HostTensorValue, meta: torch.Tensor, own: bool) -> HostTensorValue:
-    """A result known by example only: every size and stride is read off it at run time."""
-    storage = t.new_storage() if own else like.storage
-    result = HostTensorValue(t, (), (), meta.dtype, like.device, storage, aligned=own)
-    result.shape = tuple(late(t, result, "size", i, int(s)) for i, s in enumerate(meta.shape))
-    result.strides = tuple(late(t, result, "stride", i, int(s)) for i, s in enumerate(meta.stride()))
-    return result
+def applied(rule: Rule, t: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a rule gives, or None for arguments that it is not for."""
+    given = {_RENAMED.get(key, key): value for key, value in kwargs.items()}
+    before = dict(t.late)
+    try:
+        inspect.signature(rule).bind(t, *args, **given)
+        return rule(t, *args, **given)
+    except (Unruled, TypeError):
+        t.late.clear()
+        t.late.update(before)
+        return None
 
 
-def example(value: HostTensorValue) -> torch.Tensor:
-    """A meta tensor with the sizes seen when binding."""
-    shape, strides = ([hint_of(n) for n in numbers] for numbers in (value.shape, value.strides))
-    return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
+_RENAMED = {"input": "value", "self": "value", "axis0": "dim0", "axis1": "dim1", "axis": "dim"}

@@ -12,14 +12,27 @@ import torch
 from ... import exc
 from ... import language as hl
 from ..._shapes import Expr, hint_of, next_power_of_2
-from ..ir.grammar import Block, Bound, ForAttrs, Keep, LoopAxis, Op, Operand, OperandRef, Region, Root
+from ..ir.grammar import (
+    Block,
+    Bound,
+    ForAttrs,
+    Keep,
+    LoopAxis,
+    Op,
+    Operand,
+    OperandRef,
+    Region,
+    Root,
+    WhileAttrs,
+)
 from . import host_tensors
 from .carried import Carried, CarriedValues, Trial
 from .expressions import Expressions
 from .frames import assigned_names
+from .runtime_values import Opaque, refuse_opaque
 from .torch_pointwise import truth
 from .values import DeviceValue, HostTensorValue, LoopSpec, Missing, Tile, TileTuple, describe
-from .walk import device_value_on_host
+from .walk import Break, Continue, device_value_on_host
 
 _LOOPS = {
     hl.jagged_tile: "hl.jagged_tile",
@@ -48,12 +61,11 @@ class Loops(CarriedValues):
 
     def _has_grid_loop(self, e: Expressions, node: ast.stmt) -> bool:
         """Whether a grid loop is a statement of a branch or of a loop, or of one in there."""
-        if not isinstance(node, (ast.If, ast.For, ast.While)):
+        if not isinstance(node, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
             return False
-        return any(
-            self._is_grid_loop(e, statement) or self._has_grid_loop(e, statement)
-            for statement in (*node.body, *node.orelse)
-        )
+        inner = [*node.body, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
+        inner += [statement for handler in getattr(node, "handlers", ()) for statement in handler.body]
+        return any(self._is_grid_loop(e, statement) or self._has_grid_loop(e, statement) for statement in inner)
 
     def do_For(self, e: Expressions, node: ast.For) -> None:
         function = e.eval(node.iter.func) if isinstance(node.iter, ast.Call) else None
@@ -96,8 +108,19 @@ class Loops(CarriedValues):
     def _unrolled(self, e: Expressions, node: ast.For, iterable: Any) -> None:
         for item in e.iterate(iterable, node.iter):
             self.bind(e, node.target, item)
-            self.execute_all(e, node.body)
+            if not self._iteration(e, node.body):
+                return
         self.execute_all(e, node.orelse)
+
+    def _iteration(self, e: Expressions, body: list[ast.stmt]) -> bool:
+        """Walks the body of a loop that is unrolled once; False if it ends the loop."""
+        try:
+            self.execute_all(e, body)
+        except Continue:
+            pass
+        except Break:
+            return False
+        return True
 
     def _loop_spec(self, e: Expressions, name: str, node: ast.For) -> LoopSpec:
         call = node.iter
@@ -105,6 +128,7 @@ class Loops(CarriedValues):
         args = [self._read_bound(e, a) for a in call.args]
         kwargs = {k.arg: e.eval(k.value) for k in call.keywords}
         e.at(call)
+        refuse_opaque((args, kwargs))
         if not 1 <= len(args) <= 3 or (len(args) == 3 and name == "hl.tile" and "block_size" in kwargs):
             raise exc.TypeInferenceError(f"{name} takes one or two bounds, got {len(args)} arguments.")
         extra_name = "block_size" if name == "hl.tile" else "step"
@@ -117,6 +141,10 @@ class Loops(CarriedValues):
             begins, ends = args[0], args[1]
         sequence = isinstance(ends, (tuple, list))
         ends = tuple(ends) if sequence else (ends,)
+        if not ends:
+            raise exc.TypeInferenceError(
+                f"{name} got no dimension to walk over; give a tensor without dimensions one, as x.reshape(1) does."
+            )
         if begins is None:
             begins = (0,) * len(ends)
         elif isinstance(begins, (tuple, list)) != sequence:
@@ -183,7 +211,7 @@ class Loops(CarriedValues):
         return [self._axis(spec, i, names[i] or f"axis_{i}", operands) for i in range(len(spec.ends))]
 
     def _axis(self, spec: LoopSpec, i: int, name: str, operands: list[Operand]) -> tuple[LoopAxis, Block]:
-        begin, end, size = spec.begins[i], spec.ends[i], spec.sizes[i]
+        begin, end, size = self.t.known(spec.begins[i]), self.t.known(spec.ends[i]), spec.sizes[i]
         for bound in (begin, end):
             if isinstance(bound, Tile):
                 raise exc.TileOfTile()
@@ -197,6 +225,8 @@ class Loops(CarriedValues):
                 raise exc.TypeInferenceError(
                     f"A bound of {spec.name} must be an integer, got {describe(bound)}; {remedy}."
                 )
+            if isinstance(bound, Opaque):
+                raise bound.error.with_traceback(None)
             if isinstance(bound, bool) or not isinstance(bound, (int, Expr, DeviceValue)):
                 raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, got {describe(bound)}.")
             if isinstance(bound, DeviceValue) and bound.dims:
@@ -349,9 +379,8 @@ class Loops(CarriedValues):
             self._device_while(e, node)
             return
         for _ in range(_MAX_HOST_ITERATIONS):
-            if not e.truth_on_host(e.eval(node.test)):
+            if not e.truth_on_host(e.eval(node.test)) or not self._iteration(e, node.body):
                 return
-            self.execute_all(e, node.body)
         raise exc.StatementNotSupported(
             statement=f"A while loop of more than {_MAX_HOST_ITERATIONS} iterations", where="host", remedy=""
         )
@@ -378,7 +407,7 @@ class Loops(CarriedValues):
         body = Region(tuple(c.param for c in carried), tuple(trial.ops), tuple(c.after for c in carried))
         operands = tuple(c.initial for c in carried)
         location = self.t.builder.location
-        self.t.builder.append(Op("while", operands, tuple(results.values()), None, (condition, body), location))
+        self.t.builder.append(Op("while", operands, tuple(results.values()), WhileAttrs(), (condition, body), location))
         e.frame.names = self._names_after(node, trial, before, results, temporaries)
 
     def _condition(self, e: Expressions, node: ast.While, carried: list[Carried], before: dict[str, Any]) -> Region:

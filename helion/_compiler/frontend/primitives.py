@@ -31,8 +31,26 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.pointwise import identity, result_dtype
+from .runtime_values import is_runtime
 from .state import Affine, TraceState
 from .values import DeviceValue, HostTensorValue, Tile, describe
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_AMD_FLOATS = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+_UNSIGNED = (torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool)
+#: What a value of device code can be.
+_DTYPES = frozenset((*_FLOATS, *_AMD_FLOATS, *_SIGNED, *_UNSIGNED))
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raises ``exc.TypeInferenceError`` for what no value of device code can have."""
+    if dtype in _DTYPES:
+        return
+    remedy = "use an integer type of 8 bits, as tensor.view(torch.uint8) gives"
+    if dtype.is_complex:
+        remedy = "pass torch.view_as_real(tensor), whose last dimension has the real and the imaginary part"
+    raise exc.TypeInferenceError(f"{dtype} is not supported in device code: {remedy}.")
 
 
 class Primitives(TraceState):
@@ -46,6 +64,7 @@ class Primitives(TraceState):
     def emit(
         self, kind: Any, operands: Sequence[Operand], dtype: torch.dtype, dims: Dims, attrs: Any = None
     ) -> DeviceValue:
+        check_dtype(dtype)
         return self.wrap(self.builder.emit(kind, operands, dtype, dims, attrs))
 
     def number(self, expr: Number) -> DeviceValue:
@@ -60,7 +79,7 @@ class Primitives(TraceState):
             )
             return self.emit("full", (expr,), dtype, ())
         kind = expr.kind
-        dtype = torch.bool if kind is bool else torch.float32 if kind is float else _integer_dtype(expr)
+        dtype = torch.bool if kind is bool else torch.float32 if kind is float else self._integer_dtype(expr)
         value = self.emit("number", (), dtype, (), NumberAttrs(expr))
         value.number = expr
         return value
@@ -125,6 +144,10 @@ class Primitives(TraceState):
         if dtype != torch.float64:
             return operands
         numbers = [o.number if isinstance(o, DeviceValue) else o for o in operands]
+        for n in numbers:
+            if isinstance(n, Expr) and n.kind is float and is_runtime(self, n) and not self.changes(n):
+                why = " (numbers are passed in float32; put one that a float64 value takes into a tensor)"
+                raise exc.KnownAtRunTime(what=f"`{n!r}`", because=why)
         return tuple(
             self.specialize(n) if isinstance(n, Expr) and n.kind is float else o
             for o, n in zip(operands, numbers, strict=True)
@@ -139,16 +162,21 @@ class Primitives(TraceState):
                 number = operand.number if isinstance(operand, DeviceValue) else operand
                 kinds.append(hint_of(number))  # type: ignore[arg-type]
         try:
-            return result_dtype(name, kinds)
+            result = result_dtype(name, kinds)
         except (TypeError, RuntimeError) as error:
             raise exc.TorchOpTracingError(name=name, reason=str(error)) from error
+        if result.is_floating_point and not any(type(k) is tuple and k[0].is_floating_point for k in kinds):
+            self.default_dtype()
+        return result
 
     def cast(self, value: Any, dtype: torch.dtype) -> DeviceValue:
         if isinstance(value, DeviceValue) and value.dtype == dtype:
             return value
+        check_dtype(dtype)
         return self.pointwise("cast", value, dtype=dtype)
 
     def full(self, dims: Dims, fill: Any, dtype: torch.dtype) -> DeviceValue:
+        check_dtype(dtype)
         if isinstance(fill, DeviceValue):
             if fill.dims:
                 raise exc.ShapeMismatch(
@@ -265,6 +293,7 @@ class Primitives(TraceState):
     def reduce(self, name: ReduceName, value: DeviceValue, positions: Sequence[int], dtype: torch.dtype) -> DeviceValue:
         """Reduce over the dimensions at ``positions``, which disappear."""
         positions = tuple(sorted(positions))
+        self._check_reducible(name, value, positions)
         for position in positions:
             dim = value.dims[position]
             if dim.block is None and not dim.is_one and any(self.blocks[b].kind == "tile" for b in dim.blocks):
@@ -288,6 +317,11 @@ class Primitives(TraceState):
                 return self.cast(value, dtype)
             positions = walked
         return self.emit("reduce", (value.value,), dtype, kept, ReduceAttrs(name, tuple(positions)))
+
+    def _check_reducible(self, name: ReduceName, value: DeviceValue, positions: Sequence[int]) -> None:
+        blocks = [self.blocks[b] for position in positions for b in value.dims[position].blocks]
+        if blocks:
+            self._refuse_float8(f"A reduction ({name})", value)
 
     def _inside_merged(self, dim: Dim) -> DeviceValue | None:
         """Which lanes of a dimension that merges tiles are in range; None where the order of the tiles is not known."""
@@ -358,6 +392,14 @@ class Primitives(TraceState):
             )
         return tuple(self.cast(self.as_device(r), v.dtype) for r, v in zip(results, left, strict=True))
 
+    def _refuse_float8(self, what: str, *values: DeviceValue) -> None:
+        for value in values:
+            if value.dtype.is_floating_point and value.dtype.itemsize == 1:
+                raise exc.TypeInferenceError(
+                    f"{what} of {value.dtype} is not supported: there is no arithmetic on 8-bit floats; convert to "
+                    "torch.float32 first."
+                )
+
     def fold(
         self, inputs: Sequence[DeviceValue], region: Region, dim: int, other: tuple[Any, ...]
     ) -> tuple[DeviceValue, ...]:
@@ -378,13 +420,15 @@ class Primitives(TraceState):
     def _combined(
         self, kind: Any, inputs: Sequence[DeviceValue], region: Region, results: list[Value], attrs: Any
     ) -> tuple[DeviceValue, ...]:
+        self._refuse_float8(f"A {kind}", *inputs)
         operands = tuple(v.value for v in inputs)
         self.builder.append(Op(kind, operands, tuple(results), attrs, (region,), self.builder.location))
         return tuple(map(self.wrap, results))
 
-    def gather(self, value: DeviceValue, index: DeviceValue, dim: int) -> DeviceValue:
-        """``result[.., i, ..] = value[.., index[.., i, ..], ..]`` along ``dim``; the other dimensions are equal."""
-        return self.emit("gather", (value.value, index.value), value.dtype, index.dims, GatherAttrs(dim))
+    def gather(self, value: DeviceValue, index: DeviceValue, dim: int, given: bool = False) -> DeviceValue:
+        """``result[.., i, ..] = value[.., index[.., i, ..], ..]`` along ``dim``; the other dimensions are equal.
+        ``given``: the index is the user's."""
+        return self.emit("gather", (value.value, index.value), value.dtype, index.dims, GatherAttrs(dim, given))
 
     def lanes(self, size: Any, rank: int, at: int) -> DeviceValue:
         """0, 1, 2 ... along dimension ``at`` of ``rank`` dimensions."""
@@ -410,15 +454,15 @@ class Primitives(TraceState):
         self.builder.append(Op("split", (value.value,), results, None, (), self.builder.location))
         return self.wrap(results[0]), self.wrap(results[1])
 
+    def _integer_dtype(self, expr: Expr) -> torch.dtype:
+        """int32 for arguments that fit it (the specialization key tells), int64 for others, for arithmetic on them, and
+        for what only the run of the host code knows."""
+        plain = expr.op in LEAVES and expr.args[0] not in self.drawn
+        return torch.int32 if plain and -(2**31) <= expr.hint < 2**31 else torch.int64
+
     def random(self, name: Any, seed: DeviceValue, offset: DeviceValue) -> DeviceValue:
         dtype = torch.float32 if name == "uniform" else torch.int32
         return self.emit("random", (seed.value, offset.value), dtype, offset.dims, RandomAttrs(name))
-
-
-def _integer_dtype(expr: Expr) -> torch.dtype:
-    """int32 for arguments that fit it (the specialization key tells), int64 for others and for arithmetic on them."""
-    plain = expr.op in LEAVES
-    return torch.int32 if plain and -(2**31) <= expr.hint < 2**31 else torch.int64
 
 
 def _takes(function: Any, count: int) -> bool:

@@ -11,6 +11,7 @@ import torch
 from ... import exc
 from ..._shapes import Expr, hint_of
 from . import host_tensors
+from .runtime_values import is_runtime
 from .values import DeviceValue, HostTensorValue
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def _reduce_pairs(name: str) -> Callable[..., Any]:
         if not e.t.on_device:
             pick: Callable[..., Any] = max if name == "maximum" else min
             kinds = {item.kind if isinstance(item, Expr) else type(item) for item in items}
-            if len(kinds) == 1 and any(host_tensors.is_item(e.t, item) or e.t.changes(item) for item in items):
+            if any(is_runtime(e.t, item) for item in items):
+                if len(kinds) > 1:
+                    return e.unknown(pick, ())
                 return functools.reduce(
                     lambda a, b: Expr(name.removesuffix("imum"), (a, b), pick(hint_of(a), hint_of(b))), items
                 )
@@ -52,8 +55,10 @@ def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
             if not (isinstance(value.numel(), int) and value.numel() == 1):
                 raise exc.TypeInferenceError(f"{fallback.__name__}() takes a tensor with one element, got {value!r}.")
             return host_tensors.item(e.t, dtype)
-        if host_tensors.is_item(e.t, value) or e.t.changes(value):
-            return value if value.kind is fallback else host_tensors.number(e.t, fallback(value.hint))
+        if value.kind is fallback:
+            return value
+        if is_runtime(e.t, value):
+            return host_tensors.number(e.t, fallback(value.hint))
         return fallback(e.t.specialize(value))
 
     return call
@@ -78,9 +83,7 @@ def _len(e: Expressions, value: Any) -> Any:
 def _abs(e: Expressions, value: Any) -> Any:
     if e.t.on_device:
         return e.t.pointwise("abs", value)
-    if host_tensors.is_item(e.t, value) or e.t.changes(value):
-        return host_tensors.number(e.t, abs(value.hint))
-    return abs(e.t.specialize(value))
+    return abs(value)
 
 
 BUILTINS: dict[Any, Callable[..., Any]] = {

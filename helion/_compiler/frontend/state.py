@@ -16,6 +16,7 @@ from ..ir.builder import Builder
 from ..ir.grammar import (
     Block,
     BlockKind,
+    Check,
     HostTensor,
     TileAttrs,
     Value,
@@ -66,9 +67,17 @@ class TraceState:
         self.late: dict[str, tuple[HostTensorValue, str]] = {}
         #: Lists made in device code, with the depth of regions they were made at.
         self.lists: dict[int, tuple[Any, int]] = {}
-        #: What was read through globals, by where.
+        #: What is read through globals, by where.
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.warnings: list[exc.Base] = []
+        #: Containers whose content is known at run time only, by identity, and what stands for them.
+        self.poisoned: dict[int, tuple[Any, Any]] = {}
+        #: Attributes and global names that the kernel's own code changes: the object and what it then holds.
+        self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
+        #: Containers from outside of the kernel, by identity, with the copies that are followed.
+        self.copies: dict[int, tuple[Any, Any]] = {}
+        #: How many calls and statements with effects of their own were met: they wait for the run of the host code.
+        self.effects = 0
         self._rules = rules
         self._full: dict[Any, Block] = {}
         self._affine: dict[Value, Affine] = {}
@@ -95,6 +104,16 @@ class TraceState:
         self.captured = 0
         #: Names that stand in the kernel's source.
         self.taken: frozenset[str] = frozenset()
+        #: Host tensors whose sizes, strides or dtype the host code has read, and may not be as modelled.
+        self.relied: list[HostTensorValue] = []
+        #: Whether one of them has no name by which it could be compared, so that whatever follows may be otherwise too.
+        self.unsure = False
+        #: What each launch has to compare.
+        self.checks: list[list[Check]] = []
+        #: With dynamic shapes: conditions on sizes and strides of the arguments that the trace assumes.
+        self.argument_checks: list[str] = []
+        #: How many host loops around launches are being walked.
+        self.host_loops = 0
         self.tunables: dict[str, Fragment] = {}
         self.tunable_calls: dict[tuple[int, int], str] = {}
 
@@ -137,6 +156,15 @@ class TraceState:
         elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
             for inner, content in enumerate(value):
                 self.assume("item", value, inner, content)
+        if isinstance(value, (list, dict)):
+            self.assume("length", value, None, len(value))
+        elif isinstance(value, set):
+            self.assume("content", value, None, frozenset(value))
+
+    def default_dtype(self) -> torch.dtype:
+        """The default dtype, which the compiled code depends on from here on."""
+        self.assume("state", torch.get_default_dtype, None, torch.get_default_dtype())
+        return torch.get_default_dtype()
 
     # --- blocks and sizes ------------------------------------------------------------------------------------------------
 
@@ -224,6 +252,50 @@ class TraceState:
             raise exc.ShapeSpecializingAllocation(size=describe(shape))
         return tuple(self.dim_of(size) for size in shape)
 
+    def symbol(self, name: str, source: str, origin: tuple[Any, ...], hint: Any) -> Expr:
+        """A run-time number of the arguments: ``source`` is the host expression, ``origin`` the path to it."""
+        while name in self.symbols and self.symbols[name].source != source:
+            name = f"{name}_"
+        self.symbols[name] = Symbol(name, source, origin)
+        return Expr("host", (name,), hint)
+
+    def begin_checks(self) -> None:
+        """A launch begins: what was relied on up to here is compared before it."""
+        self.checks.append([])
+        for tensor in self.relied:
+            self.check(tensor)
+
+    def check(self, tensor: HostTensorValue) -> None:
+        """Have the launch being recorded compare a tensor, if it may be otherwise than modelled."""
+        if not tensor.checked or not self.checks:
+            return
+        source = tensor.source or tensor.made
+        if not source:
+            self.unsure = True
+        elif all(known.source != source for known in self.checks[-1]):
+            self.checks[-1].append(
+                Check(
+                    source=source,
+                    made=tensor.made or source,
+                    dtype=tensor.dtype,
+                    shape=tuple(self._expected(tensor, n) for n in tensor.shape),
+                    strides=tuple(self._expected(tensor, n) for n in tensor.strides),
+                    device=None if tensor.device.type == self.device.type else tensor.device,
+                )
+            )
+
+    def _expected(self, tensor: HostTensorValue, number: Number) -> Number | None:
+        """A size or stride to compare; None for what is read off the tensor itself."""
+        number = self.known(number)
+        if isinstance(number, Expr) and number.op == "host" and number.args[0] in self.late:
+            return None if self.late[number.args[0]][0] is tensor else number
+        return number
+
+    def rely(self, tensor: HostTensorValue) -> None:
+        """What follows depends on the sizes, strides or dtype of a tensor."""
+        if tensor.checked and not any(known is tensor for known in self.relied):
+            self.relied.append(tensor)
+
     def specialize(self, value: Expr) -> Any:
         """The number seen when binding; the arguments it depends on become part of the specialization key."""
         for leaf in value.leaves():
@@ -240,9 +312,8 @@ class TraceState:
             return bool(number >= 0)
         if number.op == "host":
             name = number.args[0]
-            origin = self.symbols[name].origin if name in self.symbols else ()
             measure = self.late[name][1] if name in self.late else ""
-            return (origin[-1:] or ("",))[0][:1] == ("size",) or measure.startswith("size")
+            return (name in self.symbols and self.symbols[name].is_size) or measure.startswith("size")
         if number.op == "neg":  # -(-a // b) rounds up
             inner = number.args[0]
             negated = inner.args[0] if isinstance(inner, Expr) and inner.op == "floordiv" else None

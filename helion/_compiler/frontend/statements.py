@@ -14,12 +14,13 @@ from ..ir.grammar import Keep, Launch
 from ..source import FunctionSource, place_of
 from .expressions import Expressions
 from .frames import Frame
-from .host_loops import HostLoops
+from .host_statements import HostStatements
+from .runtime_values import Opaque
 from .values import DeviceValue, HostTensorValue, Tile, describe
-from .walk import Return
+from .walk import Raised, Return, UserError
 
 
-class Walker(HostLoops):
+class Walker(HostStatements):
     """The whole walk: functions, assignments and simple statements, with branches and loops from its bases."""
 
     # --- functions -------------------------------------------------------------------------------------------------------
@@ -37,12 +38,21 @@ class Walker(HostLoops):
                 e.node = self.open_barrier
                 raise exc.BarrierOnlyAllowedAtTopLevel()
         except Return as result:
+            self.skipped = self.skipped or any(map(self._has_loops, function.body))
             return result.value
+        except Raised:
+            self.skipped = True
+        except UserError as user:
+            raise user.error from None
         except exc.Base as error:
             raise error.at(e.location()) from None
         finally:
             self.settle_storages()
         return None
+
+    def _has_loops(self, statement: ast.stmt) -> bool:
+        e = Expressions(self, self.kernel_frame)
+        return any(self._is_grid_loop(e, part) for part in ast.walk(statement) if isinstance(part, ast.stmt))
 
     def _walk_host(self, e: Expressions, statements: list[ast.stmt]) -> None:
         """Walk host statements with the grid loops among them, and keep what the generated function will run."""
@@ -52,6 +62,8 @@ class Walker(HostLoops):
             elif self._has_grid_loop(e, statement):
                 if isinstance(statement, ast.If):
                     self._walk_taken(e, statement)
+                elif isinstance(statement, (ast.With, ast.Try)):
+                    self.walk_around(e, statement)
                 else:
                     assert isinstance(statement, (ast.For, ast.While))
                     self._walk_host_loop(e, statement)
@@ -62,11 +74,18 @@ class Walker(HostLoops):
                 continue
             else:
                 self.body.append(statement)
-            try:
+            if self._is_grid_loop(e, statement):
                 self.execute(e, statement)
-            except Return:
-                self.body += statements[position + 1 :]
-                raise
+            else:
+                try:
+                    self.execute_host(e, statement)
+                except Return:
+                    rest = statements[position + 1 :]
+                    if not any(self._is_grid_loop(e, s) or self._has_grid_loop(e, s) for s in rest):
+                        self.body += rest
+                    raise
+                if isinstance(statement, (ast.If, ast.Try, ast.With, ast.For, ast.While)):
+                    self.keep_numbers(e, statement)
 
     def _walk_taken(self, e: Expressions, node: ast.If) -> None:
         """Grid loops under a condition: the branch taken stands in its place, behind an assertion of the condition."""
@@ -96,7 +115,9 @@ class Walker(HostLoops):
 
     def _is_barrier(self, e: Expressions, statement: ast.stmt) -> bool:
         call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call) or e.try_eval(call.func) is not hl.barrier:
+        if not isinstance(call, ast.Call) or any(isinstance(part, ast.Call) for part in ast.walk(call.func)):
+            return False  # what a call in it does, it does once
+        if e.try_eval(call.func) is not hl.barrier:
             return False
         e.at(statement)
         if not any(isinstance(node, Launch) for known in self.body for node in ast.walk(known)):
@@ -104,16 +125,10 @@ class Walker(HostLoops):
         return True
 
     def _place_launch(self, e: Expressions, statement: ast.stmt) -> None:
-        """One launch stands for grid loops with nothing but barriers between them. Where host loops are involved there
-        may be several launches, in order."""
+        """One launch stands for grid loops with nothing but barriers between them; others are launched in order."""
         self.grid_loop, self.open_barrier = statement, None
-        if self.launch is self.body:
-            between = [known for known in self.body[self._launch_at() + 1 :] if not _is_docstring(known)]
-            if not between:
-                return
-            if not self.host_loops:
-                e.at(between[0])
-                raise exc.TopLevelStatementBetweenLoops()
+        if self.launch is self.body and all(map(_is_docstring, self.body[self._launch_at() + 1 :])):
+            return
         self._begin_launch(statement)
 
     def _launch_at(self) -> int:
@@ -125,6 +140,7 @@ class Walker(HostLoops):
         self.launch = self.body
         self.launches += 1
         self.t.first_tensor = len(self.t.tensors)
+        self.t.begin_checks()
         self.t.phase = self.roots[-1].phase + 1 if self.roots else 0
 
     def _place_header(self, node: ast.For, reads: bool) -> None:
@@ -163,7 +179,10 @@ class Walker(HostLoops):
             e.at(node)
             if isinstance(node.op, ast.Add) and isinstance(current, DeviceValue) and _is_product(node.value):
                 self.t.warn(exc.TiledKMatmulAccumulationWarning())
-            result = e.binary(type(node.op), current, value)
+            if isinstance(current, HostTensorValue) and not self.t.on_device:
+                result = e.in_place(type(node.op), current, value)
+            else:
+                result = e.binary(type(node.op), current, value)
             if self.t.on_device and isinstance(current, DeviceValue) and isinstance(result, DeviceValue):
                 if not torch.can_cast(result.dtype, current.dtype):
                     raise exc.TypeInferenceError(
@@ -177,6 +196,8 @@ class Walker(HostLoops):
                 result = self.t.cast(result, current.dtype)
             self.bind(e, node.target, result)
             return
+        if isinstance(node.target, ast.Subscript) and self.assign_outside(e, node.target):
+            return
         if isinstance(node.target, ast.Subscript):
             target, index = e.eval(node.target.value), e.eval(node.target.slice)
             value = e.eval(node.value)
@@ -188,14 +209,22 @@ class Walker(HostLoops):
                 return
             self._assign_item(e, target, index, e.binary(type(node.op), target[index], value), node.target)
             return
+        if isinstance(node.target, ast.Attribute) and not self.t.on_device:
+            current = e.attribute(e.eval(node.target.value), node.target.attr)
+            self.assign_attribute(e, node.target, e.binary(type(node.op), current, e.eval(node.value)))
+            return
         raise exc.InvalidAssignment(target=f"`{ast.unparse(node.target)}`")
 
     def bind(self, e: Expressions, target: ast.expr, value: Any) -> None:
         """Assign ``value`` to a name, a subscript, or a tuple of them."""
         if isinstance(target, ast.Name):
-            self._bind_name(e, target.id, value)
+            self._bind_name(e, target.id, e.kept(value))
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(e, target, value)
+        elif isinstance(target, ast.Attribute):
+            self.assign_attribute(e, target, value)
+        elif isinstance(target, ast.Subscript) and self.assign_outside(e, target):
+            pass
         elif isinstance(target, ast.Subscript):
             container, index = e.eval(target.value), e.eval(target.slice)
             e.at(target)
@@ -242,6 +271,10 @@ class Walker(HostLoops):
     def _unpack(self, e: Expressions, target: ast.Tuple | ast.List, value: Any) -> None:
         if isinstance(value, Tile):
             raise exc.FailedToUnpackTile(count=len(target.elts))
+        if isinstance(value, Opaque):
+            for element in target.elts:
+                self.bind(e, element.value if isinstance(element, ast.Starred) else element, value)
+            return
         if isinstance(value, (DeviceValue, HostTensorValue, Expr)) or not hasattr(value, "__iter__"):
             raise exc.FailedToUnpackTupleAssign(value=describe(value), count=len(target.elts))
         items = list(value)
@@ -262,6 +295,7 @@ class Walker(HostLoops):
         elif isinstance(container, DeviceValue):
             raise exc.DeviceTensorSubscriptAssignmentNotAllowed(name=ast.unparse(node.value))
         elif isinstance(container, (list, dict)) and (not self.t.on_device or e.may_change(container)):
+            index = e.plain(index)
             old = container[index] if isinstance(container, list) or index in container else None
             if isinstance(old, HostTensorValue):
                 old.source = ""
@@ -290,12 +324,6 @@ class Walker(HostLoops):
             )
         raise Return(None if node.value is None else e.eval(node.value))
 
-    def do_Try(self, e: Expressions, node: ast.Try) -> None:
-        """The way without an exception is what is compiled; the generated host code has the handlers too."""
-        if self.t.on_device:
-            raise exc.NotAllowedOnDevice(what="A try statement")
-        self.execute_all(e, [*node.body, *node.orelse, *node.finalbody])
-
     def do_Assert(self, e: Expressions, node: ast.Assert) -> None:
         if self.t.on_device:
             raise exc.StatementNotSupported(
@@ -304,12 +332,11 @@ class Walker(HostLoops):
         test = e.eval(node.test)
         if isinstance(test, Expr):
             self._learn(test)
-        if isinstance(test, (Expr, HostTensorValue)):
+        if isinstance(test, (Expr, HostTensorValue, Opaque)):
             return  # depends on run-time values: the generated host code checks it on every call
-        if not test:
+        if not e.truth_on_host(test):
             e.at(node)
-            message = "" if node.msg is None else str(e.eval(node.msg))
-            raise AssertionError(message or f"{ast.unparse(node)} ({e.frame.source.location(node).short()})")
+            self.fail_assertion(e, node)
 
     def _learn(self, test: Expr) -> None:
         """After ``assert x.size(1) == 64`` the size is that constant, and part of the specialization key."""
@@ -323,13 +350,6 @@ class Walker(HostLoops):
                 and number.args[0] in self.t.symbols
             ):
                 self.t.specialize(number)
-
-    def do_Import(self, e: Expressions, node: ast.Import) -> None:
-        raise exc.StatementNotSupported(
-            statement="An import statement", where=e.where, remedy="; import at the top of the file"
-        )
-
-    do_ImportFrom = do_Import
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims
-from ..ir.grammar import Index, Operand
+from ..ir.grammar import Index, Operand, unaddressed
 from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ class SubscriptPlan:
     indices: tuple[Index, ...]
     operands: tuple[Operand, ...]
     dims: Dims
+    #: Dimensions over which no index walks: the tile holds one element of the tensor many times there.
+    repeated: tuple[int, ...] = ()
     #: Lanes that are inside of the tensor, where slices with bounds of the device's own may reach past its end.
     inside: DeviceValue | None = None
 
@@ -48,9 +50,19 @@ class _Planner:
     def size(self, dim: int) -> Number:
         return self.tracer.known(self.tensor.shape[dim])
 
+    def is_one(self, dim: int) -> bool:
+        """Whether the dimension has one element, which every index selects."""
+        size = self.size(dim)
+        return isinstance(size, int) and size == 1
+
     def scalar(self, value: Any, dim: int) -> None:
         if isinstance(value, DeviceValue):
             _check_integer(value)
+        field = self.tracer.field_of(value) if isinstance(value, DeviceValue) else None
+        if self.is_one(dim) and not (field is not None and self.is_at_zero(field.block)):
+            self.indices.append(Index("scalar"))
+            return
+        if isinstance(value, DeviceValue):
             self.indices.append(Index("scalar", operand=self.operand(value)))
             return
         size = self.size(dim)
@@ -62,20 +74,27 @@ class _Planner:
             value = value % size
         elif isinstance(value, int) and value < 0:
             value = size + value
+        elif isinstance(value, Expr) and value.kind is int and all(leaf.op == "host" for leaf in value.leaves()):
+            # negative ones count from the end, as in Python; the host evaluates this before the launch
+            value = value + size * (value < 0)
         self.indices.append(Index("scalar", shift=value))
 
     def block(self, block: int, dim: int, shift: Number = 0, operand: DeviceValue | None = None) -> None:
-        extent = self.tracer.blocks[block].extent
         size = self.size(dim)
-        if isinstance(size, int) and size == 1 and (isinstance(extent, Expr) or extent != 1):
-            # a dimension of size 1 is broadcast, whatever tile walks over it
+        if self.is_one(dim) and not self.is_at_zero(block, shift, operand):
             self.indices.append(Index("scalar"))
-            self.dims.append(ONE)
+            self.dims.append(Dim(blocks=(block,)))
             return
         self.check_range(block, dim, size, shift, operand)
         at = None if operand is None else self.operand(operand)
         self.indices.append(Index("block", block=block, positions=(len(self.dims),), shift=shift, operand=at))
         self.dims.append(Dim(blocks=(block,)))
+
+    def is_at_zero(self, block: int, shift: Number = 0, operand: DeviceValue | None = None) -> bool:
+        """Whether all indices in range are 0, because the loop is over one element."""
+        extent, tile = self.tracer.blocks[block].extent, self.tracer.active_blocks.get(block)
+        plain = isinstance(extent, int) and extent == 1 and operand is None and isinstance(shift, int) and shift == 0
+        return plain and (tile is None or tile.last == 1)
 
     def check_range(self, block: int, dim: int, size: Number, shift: Number, operand: DeviceValue | None) -> None:
         """Refuse a tile that surely reaches past the end of the tensor, unless the user masks the access."""
@@ -92,7 +111,7 @@ class _Planner:
     def whole(self, item: slice, dim: int) -> None:
         size = self.size(dim)
         if _is_whole(item):
-            if isinstance(size, int) and size == 1:
+            if self.is_one(dim):
                 self.indices.append(Index("scalar"))
                 self.dims.append(ONE)
             else:
@@ -115,7 +134,7 @@ class _Planner:
                 places = self.tracer.iota(length)
                 places = places + item.start if isinstance(item.start, DeviceValue) else places
                 self.reaching.append((places, size))
-                self.tensor_index(places)
+                self.tensor_index(places, dim)
                 return
             raise exc.InvalidIndexingType(
                 got=f"the slice {_shown(item.start)}:{_shown(item.stop)}:{_shown(item.step)}, whose bounds are no constants,"
@@ -133,21 +152,25 @@ class _Planner:
         if step == 1:
             self.block(self.tracer.full_block(length).id, dim, shift=start)
             return
-        self.tensor_index(self.tracer.iota(length, start, step))
+        self.tensor_index(self.tracer.iota(length, start, step), dim)
 
-    def tensor_index(self, value: DeviceValue) -> None:
-        """An index tensor on its own: its dimensions stand where it stands."""
-        first = len(self.dims)
-        positions = tuple(range(first, first + value.ndim))
-        self.indices.append(Index("tensor", positions=positions, operand=self.operand(value)))
-        self.dims.extend(value.dims)
+    def tensor_index(self, value: DeviceValue, dim: int, first: int | None = None) -> None:
+        """An index tensor. On its own, its dimensions stand where it stands; with others, from ``first`` on."""
+        at = len(self.dims) if first is None else first
+        positions = tuple(range(at, at + value.ndim))
+        if self.is_one(dim):
+            self.indices.append(Index("scalar"))
+        else:
+            self.indices.append(Index("tensor", positions=positions, operand=self.operand(value)))
+        if first is None:
+            self.dims.extend(value.dims)
 
 
 def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0, checked: bool = False) -> SubscriptPlan:
     """What ``tensor[index]`` selects; ``checked``: the user masks the access. Raises RankMismatch and its like."""
     items = _expand(tracer, tensor, index)
     planner = _Planner(tracer, tensor, shift, checked)
-    joint = _joint(tracer, [item for item in items if isinstance(item, DeviceValue)])
+    joint = _joint(tracer, items)
     first_joint: int | None = None
     dim = 0
     for item in items:
@@ -168,19 +191,19 @@ def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0, ch
             if first_joint is None:
                 first_joint = len(planner.dims)
                 planner.dims.extend(joint.dims)
-            lead = first_joint + len(joint.dims) - item.ndim
-            positions = tuple(range(lead, lead + item.ndim))
-            planner.indices.append(Index("tensor", positions=positions, operand=planner.operand(item)))
+            planner.tensor_index(item, dim, first_joint + len(joint.dims) - item.ndim)
         else:
             _check_integer(item)
             affine = tracer.affine(item) if item.ndim == 1 else None
             if affine is not None:
                 planner.block(affine.block.id, dim, affine.shift, affine.operand)
             else:
-                planner.tensor_index(item)
+                planner.tensor_index(item, dim)
         dim += 1
     _check_jagged(tracer, planner)
-    return SubscriptPlan(tuple(planner.indices), tuple(planner.operands), tuple(planner.dims), _inside(tracer, planner))
+    indices, dims = tuple(planner.indices), tuple(planner.dims)
+    repeated = unaddressed(indices, [*[None] * shift, *planner.operands], dims)
+    return SubscriptPlan(indices, tuple(planner.operands), dims, repeated, _inside(tracer, planner))
 
 
 def _length(tracer: Tracer, item: slice) -> Number | None:
@@ -246,12 +269,15 @@ class _Joint:
     dims: Dims
 
 
-def _joint(tracer: Tracer, tensors: list[DeviceValue]) -> _Joint | None:
-    """Several index tensors broadcast together as in torch, unless they are 1-D over different dimensions."""
-    members = [t for t in tensors if t.dims]
-    if len(members) < 2:
+def _joint(tracer: Tracer, items: list[Any]) -> _Joint | None:
+    """Index tensors broadcast together as in torch where one has two dimensions or more and nothing that makes a dimension
+    stands between them. Otherwise each has its own: 1-D ones select an outer product."""
+    members = [item for item in items if isinstance(item, DeviceValue) and item.dims]
+    if len(members) < 2 or all(t.ndim == 1 for t in members):
         return None
-    if all(t.ndim == 1 for t in members) and len({t.dims for t in members}) == len(members):
+    places = [at for at, item in enumerate(items) if isinstance(item, DeviceValue) and item.dims]
+    between = items[places[0] : places[-1]]
+    if not all(isinstance(item, (int, Expr, DeviceValue)) for item in between):
         return None
     for member in members:
         _check_integer(member)

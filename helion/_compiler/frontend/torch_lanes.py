@@ -80,7 +80,7 @@ def _gather(t: Tracer, input: DeviceValue, dim: int, index: DeviceValue) -> Devi
         raise exc.ShapeMismatch(
             lhs=repr(input), rhs=repr(index), detail=f": torch.gather needs equal dimensions other than {at}"
         )
-    return t.gather(input, index, at)
+    return t.gather(input, index, at, given=True)
 
 
 @rule(*named("flip"))
@@ -160,7 +160,7 @@ def _pad(t: Tracer, input: DeviceValue, pad: Sequence[int], mode: str = "constan
 @rule(torch.eye)
 def _eye(t: Tracer, n: Any, m: Any = None, *, dtype: Any = None, device: Any = None) -> DeviceValue:
     rows, columns = t.lanes(n, 2, 0), t.lanes(n if m is None else m, 2, 1)
-    return t.cast(t.pointwise("eq", rows, columns), dtype or torch.get_default_dtype())
+    return t.cast(t.pointwise("eq", rows, columns), dtype or t.default_dtype())
 
 
 # --- sorting -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ def dot(
         batch = rhs.dims[0] if lhs.dims[0].is_one else lhs.dims[0]
         lhs, rhs = t.broadcast(lhs, (batch, *lhs.dims[1:])), t.broadcast(rhs, (batch, *rhs.dims[1:]))
     _raise_minimums(t, lhs, rhs)
+    lhs, rhs = _padded(t, lhs, -1, lhs.dtype.itemsize), _padded(t, rhs, -2, lhs.dtype.itemsize)
     wide = accumulator_dtype(lhs.dtype, rhs.dtype)
     result = out_dtype or (acc.dtype if acc is not None else wide)
     dims = (*lhs.dims[:-1], rhs.dims[-1])
@@ -86,6 +88,31 @@ def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
             t.update_block(block, min_size=max(least, t.blocks[block].min_size))
     if lhs.ndim == 3 and (batch := lhs.dims[0].block) is not None and t.blocks[batch].tunable:
         t.update_block(batch, max_size=1)
+
+
+def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValue:
+    """An operand whose dimension along K (``at``) has zeros between its elements if it has a fixed number of lanes, too few
+    for the matrix unit."""
+    dim = value.dims[at]
+    sizes = [t.blocks[block].size for block in dim.blocks]
+    if not all(isinstance(size, int) for size in sizes):  # the config's, which ``_raise_minimums`` has seen to
+        return value
+    lanes = dim.const * math.prod(size for size in sizes if isinstance(size, int))
+    _, _, least = t.context.target.min_dot(itemsize)
+    if lanes >= least:
+        return value
+    extra = t.dim_of(-(-least // lanes))
+    at %= value.ndim
+    first = t.pointwise("eq", t.iota(t.size_of(extra)), 0)
+    kept = t.reshape(first, (extra, *(ONE,) * (value.ndim - 1 - at)))
+    tile = None if dim.block is None else t.active_blocks.get(dim.block)
+    if tile is not None:
+        within = t.pointwise("lt", t.tile_index(tile), t.tile_field(tile, "end"))
+        kept = t.pointwise("logical_and", kept, t.reshape(within, (dim, ONE, *(ONE,) * (value.ndim - 1 - at))))
+    apart = t.reshape(value, (*value.dims[: at + 1], *(() if dim.is_one else (ONE,)), *value.dims[at + 1 :]))
+    spread = t.pointwise("where", kept, apart, 0)
+    merged = extra if dim.is_one else dim * extra
+    return t.reshape(spread, (*value.dims[:at], merged, *value.dims[at + 1 :]))
 
 
 def _torch_result(lhs: DeviceValue, rhs: DeviceValue, name: str) -> torch.dtype:

@@ -142,18 +142,25 @@ def _scaled(t: Tracer, value: Any, alpha: Any) -> Any:
     return value if isinstance(alpha, (int, float)) and alpha == 1 else t.pointwise("mul", value, alpha)
 
 
+def _scaled_sum(t: Tracer, name: str, input: Any, other: Any, alpha: Any) -> DeviceValue:
+    """``input`` plus or minus ``other * alpha``, in the dtype that it has without ``alpha``."""
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return t.pointwise(name, input, other)
+    dtype = t.promote(name, (input, other))
+    if isinstance(alpha, float) and not dtype.is_floating_point:
+        raise exc.TypeInferenceError(f"torch.{name} of integers takes an integer as alpha, got {alpha!r}.")
+    total = in_float32(lambda t, a, b: t.pointwise(name, a, b * alpha))(t, input, t.as_device(other))
+    return t.cast(total, dtype) if isinstance(alpha, int) else total
+
+
 @rule(*named("add"), torch.Tensor.__add__, torch.Tensor.__radd__)
 def _add(t: Tracer, input: Any, other: Any, *, alpha: Any = 1) -> DeviceValue:
-    if isinstance(alpha, (int, float)) and alpha == 1:
-        return t.pointwise("add", input, other)
-    return in_float32(lambda t, a, b: t.pointwise("add", a, b * alpha))(t, input, t.as_device(other))
+    return _scaled_sum(t, "add", input, other, alpha)
 
 
 @rule(*named("sub"), *named("subtract"), torch.Tensor.__sub__)
 def _sub(t: Tracer, input: Any, other: Any, *, alpha: Any = 1) -> DeviceValue:
-    if isinstance(alpha, (int, float)) and alpha == 1:
-        return t.pointwise("sub", input, other)
-    return in_float32(lambda t, a, b: t.pointwise("sub", a, b * alpha))(t, input, t.as_device(other))
+    return _scaled_sum(t, "sub", input, other, alpha)
 
 
 @rule(*named("mul"), *named("multiply"), torch.Tensor.__mul__, torch.Tensor.__rmul__)
@@ -166,6 +173,9 @@ def _div(t: Tracer, input: Any, other: Any, *, rounding_mode: str | None = None)
     names = {None: "div", "floor": "floordiv", "trunc": "truncdiv"}
     if rounding_mode not in names:
         raise TypeError(f"rounding_mode must be None, 'floor' or 'trunc', got {rounding_mode!r}")
+    if rounding_mode == "trunc" and t.promote("truncdiv", (input, other)) in HALF:
+        # eager rounds the quotient to its dtype before it truncates
+        return t.pointwise("trunc", t.pointwise("div", input, other))
     return t.pointwise(names[rounding_mode], input, other)
 
 
@@ -186,10 +196,16 @@ def _same(t: Tracer, input: DeviceValue, *, memory_format: Any = None) -> Device
     return input
 
 
-@rule(torch.where, torch.Tensor.where)
+@rule(torch.where)
 def _where(t: Tracer, condition: Any, input: Any = None, other: Any = None) -> DeviceValue:
     if input is None or other is None:
         raise exc.DataDependentOutputShapeNotSupported(name="torch.where with one argument")
+    return t.pointwise("where", condition, input, other)
+
+
+@rule(torch.Tensor.where)
+def _where_method(t: Tracer, input: DeviceValue, condition: Any, other: Any) -> DeviceValue:
+    """The method takes the condition second: what it is called on is chosen where that holds."""
     return t.pointwise("where", condition, input, other)
 
 
@@ -346,7 +362,10 @@ def _lerp(t: Tracer, input: DeviceValue, end: Any, weight: Any) -> DeviceValue:
 @rule(*named("addcmul"))
 @in_float32
 def _addcmul(t: Tracer, input: DeviceValue, tensor1: Any, tensor2: Any, *, value: Any = 1) -> DeviceValue:
-    return input + _scaled(t, tensor1 * tensor2, value)
+    product = tensor1 * tensor2
+    if not input.dtype.is_floating_point and not product.dtype.is_floating_point:
+        value = int(value) if isinstance(value, float) else value
+    return input + _scaled(t, product, value)
 
 
 @rule(*named("addcdiv"))

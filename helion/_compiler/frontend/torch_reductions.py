@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +13,13 @@ import torch.nn.functional as F
 from ... import exc
 from ..._shapes import ONE, Expr
 from ..ir.grammar import ReduceName
-from .torch_pointwise import HALF, in_float32, named, rule
+from .torch_pointwise import HALF, Rule, in_float32, named, rule
 from .torch_shapes import position
 from .tracer import Tracer
 from .values import DeviceValue
+
+#: What to write for a mean or a variance that is cut in tiles.
+_SUMS = "; sum over a loop and divide by the size of the dimension, or take the whole dimension with `:`"
 
 
 class _ValueAndIndex(NamedTuple):
@@ -39,6 +44,27 @@ def _reduce(
         dims = tuple(ONE if i in positions else d for i, d in enumerate(input.dims))
         result = t.reshape(result, dims)
     return result
+
+
+def whole(t: Tracer, input: DeviceValue, positions: Iterable[int], name: str, remedy: str = "") -> None:
+    """Refuses a function whose result says something about all elements of a dimension, along one that is cut in tiles:
+    it would be about each tile by itself, and change with the block size."""
+    for block in (t.blocks[id] for at in positions for id in input.dims[at].blocks):
+        least = block.size if isinstance(block.size, int) else block.min_size
+        # a constant block size is the user's own: no config changes it
+        covers = isinstance(block.size, int) or (isinstance(block.extent, int) and block.extent <= least)
+        if block.kind == "tile" and not covers:
+            own = f"; it would be that of each tile of {block.name!r} by itself: take the whole dimension with `:`"
+            raise exc.UnsupportedTorchFunction(name=f"torch.{name} along a tile", remedy=remedy or own)
+
+
+def _extremes(t: Tracer, name: str, input: DeviceValue, dim: Any) -> list[int]:
+    """``_positions`` of what has an extremum: elements. Raises as eager does where a whole dimension has none."""
+    positions = _positions(input, dim)
+    blocks = [t.blocks[block] for at in positions for block in input.dims[at].blocks]
+    if any(block.kind == "full" and isinstance(block.extent, int) and block.extent == 0 for block in blocks):
+        raise exc.TorchOpTracingError(name=f"torch.{name}", reason="the dimension to reduce has no elements")
+    return positions
 
 
 def _count(t: Tracer, input: DeviceValue, positions: list[int]) -> Any:
@@ -82,6 +108,7 @@ def _mean(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False,
         raise exc.TorchOpTracingError(name="torch.mean", reason=f"the input must be floating point, got {result}")
     wide = torch.float32 if result in HALF else result
     positions = _positions(input, dim)
+    whole(t, input, positions, "mean", _SUMS)
     total = _reduce(t, "sum", t.cast(input, wide), positions, keepdim, wide)
     return t.cast(total / _count(t, input, positions), result)
 
@@ -108,6 +135,7 @@ def _variance(
     if not input.dtype.is_floating_point:
         raise exc.TorchOpTracingError(name="torch.var", reason=f"the input must be floating point, got {input.dtype}")
     positions = _positions(input, dim)
+    whole(t, input, positions, "var", _SUMS)
     wide = t.cast(input, torch.float32) if input.dtype in HALF else input
     variance, mean = _moments(t, wide, positions, correction)
     if not keepdim:
@@ -159,12 +187,12 @@ def _var_mean(
 
 @rule(*named("amax"))
 def _amax(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> DeviceValue:
-    return _reduce(t, "max", input, _positions(input, dim), keepdim, input.dtype)
+    return _reduce(t, "max", input, _extremes(t, "amax", input, dim), keepdim, input.dtype)
 
 
 @rule(*named("amin"))
 def _amin(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> DeviceValue:
-    return _reduce(t, "min", input, _positions(input, dim), keepdim, input.dtype)
+    return _reduce(t, "min", input, _extremes(t, "amin", input, dim), keepdim, input.dtype)
 
 
 def _arg(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
@@ -174,7 +202,7 @@ def _arg(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: boo
                 name=f"torch.{name} over all dimensions", remedy="; give dim, one dimension at a time"
             )
         dim = 0
-    return _reduce(t, name, input, [position(input, dim)], keepdim, torch.int64)
+    return _reduce(t, name, input, _extremes(t, name, input, position(input, dim)), keepdim, torch.int64)
 
 
 @rule(*named("argmax"))
@@ -194,10 +222,10 @@ def _extremum(t: Tracer, name: ReduceName, input: DeviceValue, args: tuple[Any, 
     if "other" in kwargs:
         return t.pointwise({"max": "maximum", "min": "minimum"}[name], input, kwargs["other"])
     if not args and "dim" not in kwargs:
-        return _reduce(t, name, input, _positions(input, None), False, input.dtype)
+        return _reduce(t, name, input, _extremes(t, name, input, None), False, input.dtype)
     dim = args[0] if args else kwargs["dim"]
     keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
-    values = _reduce(t, name, input, [position(input, dim)], keepdim, input.dtype)
+    values = _reduce(t, name, input, _extremes(t, name, input, position(input, dim)), keepdim, input.dtype)
     return _ValueAndIndex(values, _arg(t, "argmax" if name == "max" else "argmin", input, dim, keepdim))
 
 
@@ -231,13 +259,27 @@ def _all(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) 
 # --- composites --------------------------------------------------------------------------------------------------------
 
 
+def _in_floats(fn: Rule) -> Rule:
+    """Compute a composite of integers in floats: its sums are sums of floats, which the dtype of the input cannot hold."""
+
+    @functools.wraps(fn)
+    def call(t: Tracer, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, DeviceValue) and not value.dtype.is_floating_point:
+            value = t.cast(value, t.promote("sqrt", (value,)))
+        return fn(t, value, *args, **kwargs)
+
+    return call
+
+
 def _softmax_dtype(t: Tracer, input: DeviceValue, dtype: Any) -> DeviceValue:
     return input if dtype is None else t.cast(input, dtype)
 
 
+@_in_floats
 @in_float32
 def _softmax_of(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
     at = [position(input, dim)]
+    whole(t, input, at, "softmax")
     high = _reduce(t, "max", input, at, True, input.dtype)
     powers = t.pointwise("exp", input - high)
     return powers / _reduce(t, "sum", powers, at, True, input.dtype)
@@ -255,9 +297,11 @@ def _torch_softmax(t: Tracer, input: DeviceValue, dim: int, dtype: Any = None) -
     return _softmax_of(t, _softmax_dtype(t, input, dtype), dim)
 
 
+@_in_floats
 @in_float32
 def _log_softmax_of(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
     at = [position(input, dim)]
+    whole(t, input, at, "log_softmax")
     shifted = input - _reduce(t, "max", input, at, True, input.dtype)
     return shifted - t.pointwise("log", _reduce(t, "sum", t.pointwise("exp", shifted), at, True, input.dtype))
 
@@ -275,6 +319,7 @@ def _torch_log_softmax(t: Tracer, input: DeviceValue, dim: int, dtype: Any = Non
 
 
 @rule(*named("logsumexp"), torch.special.logsumexp)
+@_in_floats
 @in_float32
 def _logsumexp(t: Tracer, input: DeviceValue, dim: Any, keepdim: bool = False) -> DeviceValue:
     at = _positions(input, dim)
@@ -302,11 +347,14 @@ def _extent(t: Tracer, dim: Any) -> Any:
 
 
 @rule(F.layer_norm, torch.layer_norm)
+@_in_floats
 @in_float32
 def _layer_norm(
     t: Tracer, input: DeviceValue, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> DeviceValue:
-    variance, mean = _moments(t, input, _trailing(t, input, normalized_shape), 0)
+    positions = _trailing(t, input, normalized_shape)
+    whole(t, input, positions, "nn.functional.layer_norm")
+    variance, mean = _moments(t, input, positions, 0)
     result = (input - mean) * t.pointwise("rsqrt", variance + eps)
     if weight is not None:
         result = result * weight
@@ -314,11 +362,13 @@ def _layer_norm(
 
 
 @rule(F.rms_norm, torch.rms_norm)
+@_in_floats
 @in_float32
 def _rms_norm(
     t: Tracer, input: DeviceValue, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> DeviceValue:
     positions = _trailing(t, input, normalized_shape)
+    whole(t, input, positions, "nn.functional.rms_norm")
     count = _count(t, input, positions)
     power = _reduce(t, "sum", input * input, positions, True, input.dtype) / count
     result = input * t.pointwise("rsqrt", power + (torch.finfo(input.dtype).eps if eps is None else eps))
@@ -326,9 +376,18 @@ def _rms_norm(
 
 
 @rule(*named("norm"), torch.linalg.vector_norm)
+@_in_floats
 @in_float32
 def _norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: bool = False) -> DeviceValue:
     at = _positions(input, dim)
+    if p not in (1, 1.0, math.inf):  # sums and maxima of magnitudes, which tiles have parts of
+        whole(
+            t,
+            input,
+            at,
+            "norm",
+            "; sum the powers over a loop and take the root of the total, or take the whole dimension with `:`",
+        )
     magnitude = t.pointwise("abs", input)
     if p in ("fro", 2, 2.0):
         return t.pointwise("sqrt", _reduce(t, "sum", input * input, at, keepdim, input.dtype))

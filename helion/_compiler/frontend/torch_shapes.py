@@ -29,29 +29,29 @@ def _check_factory(kwargs: dict[str, Any]) -> torch.dtype | None:
     return dtype
 
 
-def default_dtype(fill: Any) -> torch.dtype:
+def default_dtype(t: Tracer, fill: Any) -> torch.dtype:
     """The dtype ``torch.full`` takes for a fill value."""
     if isinstance(fill, DeviceValue):
         return fill.dtype
     kind = fill.kind if isinstance(fill, Expr) else type(fill)
-    return torch.bool if kind is bool else torch.int64 if kind is int else torch.get_default_dtype()
+    return torch.bool if kind is bool else torch.int64 if kind is int else t.default_dtype()
 
 
 @rule(torch.zeros)
 def _zeros(t: Tracer, *size: Any, **kwargs: Any) -> DeviceValue:
-    dtype = _check_factory(kwargs) or torch.get_default_dtype()
+    dtype = _check_factory(kwargs) or t.default_dtype()
     return t.full(t.dims_of(_sizes(size)), 0, dtype)
 
 
 @rule(torch.ones)
 def _ones(t: Tracer, *size: Any, **kwargs: Any) -> DeviceValue:
-    dtype = _check_factory(kwargs) or torch.get_default_dtype()
+    dtype = _check_factory(kwargs) or t.default_dtype()
     return t.full(t.dims_of(_sizes(size)), 1, dtype)
 
 
 @rule(torch.full)
 def _full(t: Tracer, size: Any, fill_value: Any, **kwargs: Any) -> DeviceValue:
-    return t.full(t.dims_of(size), fill_value, _check_factory(kwargs) or default_dtype(fill_value))
+    return t.full(t.dims_of(size), fill_value, _check_factory(kwargs) or default_dtype(t, fill_value))
 
 
 # what memory that nobody wrote holds is undefined; zeros are as good as anything
@@ -69,7 +69,7 @@ def _item(t: Tracer, value: DeviceValue) -> DeviceValue:
 def _tensor(t: Tracer, data: Any, **kwargs: Any) -> DeviceValue:
     if not isinstance(data, (bool, int, float, Expr)):
         raise exc.UnsupportedTorchFunction(name=f"torch.tensor of {describe(data)}", remedy="; make it in host code")
-    return t.full((), data, _check_factory(kwargs) or default_dtype(data))
+    return t.full((), data, _check_factory(kwargs) or default_dtype(t, data))
 
 
 @rule(torch.zeros_like, torch.empty_like)

@@ -65,6 +65,7 @@ def trace(
     frame = kernel_source_frame(source, fn.__globals__, {})
     assert isinstance(source.node, ast.FunctionDef)
     lift = Arguments(t, frozenset(assigned_names(source.node.body)), context.settings.static_shapes)
+    t.meeting(_tensors(tuple(arguments.values())))
     for at, (name, value) in enumerate(arguments.items()):
         frame.names[name] = lift.lift(value, name, at, name in constants)
     walker = Walker(t, frame)
@@ -91,6 +92,9 @@ def _with_body(function: ast.FunctionDef, body: list[ast.stmt]) -> ast.FunctionD
 def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker) -> HostModule:
     function = source.node
     assert isinstance(function, ast.FunctionDef)
+    assigned = frozenset(assigned_names(function.body))
+    tensors = (v.source for v in walker.t.lifted.values() if len(v.origin) == 2)
+    reference = next((name for name in tensors if name.isidentifier() and name not in assigned), "")
     return HostModule(
         name=fn.__name__,
         function=_with_body(function, walker.body),
@@ -106,4 +110,7 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker)
         },
         captures={place: tuple(names) for place, names in walker.t.captures.items()},
         module_globals=fn.__globals__,
+        checks=tuple(map(tuple, walker.t.checks)),
+        reference=reference,
+        argument_checks=tuple(walker.t.argument_checks),
     )

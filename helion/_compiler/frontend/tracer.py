@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import Dims, Expr, broadcast_dims, hint_of
+from ..._shapes import ONE, Dims, Expr, broadcast_dims, hint_of, shared_memory
 from ..ir.grammar import (
     HostTensor,
     MemoryAttrs,
     Operand,
 )
 from . import host_tensors, subscripts
-from .primitives import Primitives
+from .primitives import Primitives, check_dtype
 from .values import DeviceValue, HostTensorValue, describe
 
 
@@ -29,14 +29,19 @@ class Tracer(Primitives):
         return self._storages
 
     def storage_of(self, tensor: torch.Tensor) -> int:
-        """One number per memory: arguments that are views of one tensor share it."""
-        try:
-            key = tensor.untyped_storage()._cdata
-        except (RuntimeError, NotImplementedError):  # wrapper subclasses may have no storage
-            key = id(tensor)
+        """One number per memory: arguments that are views of one tensor share it, and so do those that ``meeting`` gave."""
+        key = _storage_key(tensor)
         if key not in self._storage_ids:
             self._storage_ids[key] = self.new_storage()
         return self._storage_ids[key]
+
+    def meeting(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Arguments whose memory may meet though their storages differ are taken to share it."""
+        numbers: dict[int, int] = {}
+        for tensor, first in zip(tensors, shared_memory(tensors), strict=True):
+            if tensor.layout is torch.strided:
+                numbers[first] = self.storage_of(tensor) if first not in numbers else numbers[first]
+                self._storage_ids[_storage_key(tensor)] = numbers[first]
 
     def tensor_id(self, tensor: HostTensorValue) -> int:
         """The number of a host tensor in the program; the first use adds it."""
@@ -48,7 +53,13 @@ class Tracer(Primitives):
             raise exc.InvalidAPIUsage(
                 "This host tensor has no name that the launch could pass it by; assign it to a variable first."
             )
+        check_dtype(tensor.dtype)
         self._check_offsets(tensor)
+        if tensor.device.type == "cpu" and self.device.type == "cuda":
+            raise exc.InvalidAPIUsage(
+                f"The host tensor {source!r} is on the CPU, but the kernel runs on {self.device}; give it device=, or move it there."
+            )
+        self.check(tensor)
         self.used_tensors.append(tensor)
         self.tensors.append(
             HostTensor(
@@ -88,13 +99,17 @@ class Tracer(Primitives):
             mask=mask_at,
             eviction=eviction,
         )
-        return self.emit("load", operands, tensor.dtype, plan.dims, attrs)
+        if mask_at is not None:
+            return self.emit("load", operands, tensor.dtype, plan.dims, attrs)
+        once = tuple(ONE if at in plan.repeated else dim for at, dim in enumerate(plan.dims))
+        return self.broadcast(self.emit("load", operands, tensor.dtype, once, attrs), plan.dims)
 
     def store(self, tensor: HostTensorValue, index: Any, value: Any, mask: Any = None) -> None:
         if not isinstance(value, (DeviceValue, int, float, Expr)):
             self.refuse_operand(value, "as the stored value")
             raise exc.RequiresTensorInAssignment(got=describe(value))
         plan = subscripts.plan(self, tensor, index, shift=1, checked=mask is not None)
+        self._check_repeated(tensor, plan, value)
         stored = self._stored(tensor, plan.dims, value)
         operands: list[Operand] = [stored.value, *plan.operands]
         mask_at = self._mask(plan, mask, operands)
@@ -149,6 +164,20 @@ class Tracer(Primitives):
         operands.append(mask.value)
         return len(operands) - 1
 
+    def _check_repeated(self, tensor: HostTensorValue, plan: subscripts.SubscriptPlan, value: Any) -> None:
+        """Lanes that all write one element, since its dimension has no other, must write one value."""
+        dims = value.dims if isinstance(value, DeviceValue) else ()
+        own = {len(plan.dims) - back: dim for back, dim in enumerate(reversed(dims), 1)}
+        for at in plan.repeated:
+            dim = own.get(at, ONE)
+            size = self.size_of(dim)
+            if not (isinstance(size, int) and size == 1):
+                raise exc.ShapeMismatch(
+                    lhs=self.dims_text(dims),
+                    rhs=f"a dimension of 1 of {self.source_name(tensor)!r}",
+                    detail=f": all of {self.dims_text((dim,))} would be stored into one element; reduce it, or use an atomic",
+                )
+
     def _stored(self, tensor: HostTensorValue, dims: Dims, value: Any) -> DeviceValue:
         if not isinstance(value, DeviceValue):
             if isinstance(value, (int, float)):
@@ -188,6 +217,16 @@ class Tracer(Primitives):
             # a rule's own signature refuses the arguments: say so in the user's terms
             raise exc.TypeInferenceError(f"{torch_name(func)}: {error}") from error
 
+    def is_contiguous(self, value: HostTensorValue, memory_format: torch.memory_format) -> Any:
+        return host_tensors.is_contiguous(self, value, memory_format)
+
+    def read_tensor(self, value: HostTensorValue, method: str, hint: Any) -> Any:
+        return host_tensors.read_tensor(self, value, method, hint)
+
+    def update(self, value: HostTensorValue, name: str, other: Any) -> Any:
+        """``value += other`` and its like in host code."""
+        return host_tensors.update(self, value, name, other)
+
     def load_or_view(self, tensor: HostTensorValue, index: Any) -> Any:
         return self.load(tensor, index) if self.on_device else host_tensors.view(self, tensor, index)
 
@@ -197,6 +236,13 @@ class Tracer(Primitives):
 
     def subscript_device(self, value: DeviceValue, index: Any) -> DeviceValue:
         return subscripts.subscript_device(self, value, index)
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):  # wrapper subclasses may have no storage
+        return id(tensor)
 
 
 def torch_name(func: Any) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from ... import exc
-from ..._shapes import Dim, Dims, Expr, Number
+from ..._shapes import Dim, Dims, Expr, Number, hint_of, number_key
 from ..ir.grammar import Block, Value
 from ..ir.printer import dim_text
 
@@ -72,8 +72,29 @@ class Shape(tuple[Number, ...]):
         return total
 
     def __getitem__(self, at: Any) -> Any:
+        if type(at) is int and not -len(self) <= at < len(self):
+            raise exc.InvalidAPIUsage(f"Dimension {at} is out of range for a tensor of {len(self)} dimensions.")
         item = super().__getitem__(at)
         return Shape(item) if isinstance(at, slice) else item
+
+    def __eq__(self, other: Any) -> Any:
+        """A condition that the sizes decide: a number where some are known at run time only."""
+        if not isinstance(other, tuple) or len(other) != len(self):
+            return False
+        result: Any = True
+        for a, b in zip(self, other, strict=True):
+            if number_key(a) == number_key(b):
+                continue
+            if not isinstance(a, Expr) and not isinstance(b, Expr):
+                return False
+            result = a == b if result is True else result * (a == b)
+        return result
+
+    def __ne__(self, other: Any) -> Any:
+        same = self == other
+        return not same if isinstance(same, bool) else same == 0
+
+    __hash__ = tuple.__hash__
 
 
 @dataclass(eq=False)
@@ -94,9 +115,36 @@ class HostTensorValue(_Operators):
     aligned: bool = True
     #: A host expression that gives it however its variables change, if it was made by an expression of the host code.
     made: str = ""
+    #: The class of the tensor.
+    python_type: type = torch.Tensor
+    #: Whether it may be otherwise at run time: launches compare it before they rely on it.
+    checked: bool = False
+    #: Whether it is one of several tensors, which only the run knows.
+    chosen: bool = False
+    #: The path that leads to it in the arguments, if it is one.
+    origin: tuple[Any, ...] = ()
+    #: Where it begins in its storage as seen when binding, in elements, if it comes from outside of the kernel.
+    offset: int = 0
+    _meta: torch.Tensor | None = field(init=False, default=None, repr=False)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("shape", "strides", "dtype"):
+            super().__setattr__("_meta", None)
         super().__setattr__(name, Shape(value) if name == "shape" else value)
+
+    @property
+    def meta(self) -> torch.Tensor:
+        """A tensor of its sizes (those seen when binding, where they are symbols) and strides without data: what torch is
+        asked about. One for its whole life, so that it is known again in results."""
+        if self._meta is None:
+            shape, strides = ([hint_of(n) for n in numbers] for numbers in (self.shape, self.strides))
+            self._meta = torch.empty_strided(shape, strides, dtype=self.dtype, device="meta")
+        return self._meta
+
+    def become(self, meta: torch.Tensor) -> None:
+        """Take the sizes, strides and dtype that torch gave ``meta``, and keep it."""
+        self.shape, self.strides, self.dtype = tuple(meta.shape), tuple(meta.stride()), meta.dtype
+        self._meta = meta
 
     # -- reading its type, as kernels do on the host and on the device --
 
@@ -107,17 +155,28 @@ class HostTensorValue(_Operators):
     def dim(self) -> int:
         return len(self.shape)
 
+    ndimension = dim
+
     def __len__(self) -> Any:
         return self.shape[0]
 
     def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
+        return self.shape if dim is None else self.shape[self._known(dim)]
 
     def stride(self, dim: int | None = None) -> Any:
-        return self.strides if dim is None else self.strides[dim]
+        return self.strides if dim is None else self.strides[self._known(dim)]
+
+    def _known(self, dim: Any) -> int:
+        return self.tracer.specialize(dim) if isinstance(dim, Expr) else dim
 
     def numel(self) -> Number:
         return Shape(self.shape).numel()
+
+    nelement = numel
+
+    @property
+    def nbytes(self) -> Number:
+        return self.numel() * self.dtype.itemsize
 
     def element_size(self) -> int:
         return self.dtype.itemsize
@@ -133,15 +192,32 @@ class HostTensorValue(_Operators):
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
 
-    def is_contiguous(self) -> bool:
-        expected: Number = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if isinstance(size, Expr) or isinstance(stride, Expr):
-                return False
-            if size != 1 and stride != expected:
-                return False
-            expected = expected * size
-        return True
+    @property
+    def is_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
+    @property
+    def requires_grad(self) -> Any:
+        return self.tracer.read_tensor(self, "requires_grad", False)
+
+    @property
+    def layout(self) -> torch.layout:
+        return torch.strided
+
+    def is_complex(self) -> bool:
+        return self.dtype.is_complex
+
+    def is_signed(self) -> bool:
+        return self.dtype.is_signed
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+        return self.tracer.is_contiguous(self, memory_format)
+
+    def storage_offset(self) -> Any:
+        return self.tracer.read_tensor(self, "storage_offset", self.offset)
+
+    def data_ptr(self) -> Any:
+        return self.tracer.read_tensor(self, "data_ptr", 0)
 
     # -- everything else is a torch call --
 
@@ -156,6 +232,10 @@ class HostTensorValue(_Operators):
     @property
     def mT(self) -> Any:
         return self.tracer.torch_call(torch.transpose, (self, -1, -2), {})
+
+    @property
+    def data(self) -> Any:
+        return self.tracer.torch_call(torch.Tensor.detach, (self,), {})
 
     def __getattr__(self, name: str) -> Any:
         return _method(self, name, "a host tensor")
@@ -178,7 +258,7 @@ class HostTensorValue(_Operators):
 
     def __bool__(self) -> NoReturn:
         raise exc.TypeInferenceError(
-            f"The value of the tensor {self.source!r} is not known when the kernel is compiled."
+            f"The value of {describe(self)} is not known when the kernel is compiled; pass the condition as an argument, or branch outside of the kernel."
         )
 
 
@@ -264,6 +344,10 @@ def _method(value: HostTensorValue | DeviceValue, name: str, what: str) -> Calla
     method = getattr(torch.Tensor, name, None)
     if method is None or name.startswith("__"):
         raise AttributeError(f"{what} has no attribute {name!r}")
+    if not callable(method) and what == "a host tensor":
+        raise exc.TypeInferenceError(
+            f"Tensor.{name} of a host tensor is not supported in a kernel; read it before the call and pass it as an argument."
+        )
     if not callable(method):
         raise exc.UnsupportedTorchFunction(name=f"Tensor.{name}", remedy="")
 
@@ -277,6 +361,7 @@ def _method(value: HostTensorValue | DeviceValue, name: str, what: str) -> Calla
 _OPERATORS = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift",
 )  # fmt: skip
+_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _REFLECTED = frozenset(("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"))
 
 
@@ -308,6 +393,17 @@ for _class in (HostTensorValue, DeviceValue):
     for _name in ("neg", "invert", "abs", "pos"):
         setattr(_class, f"__{_name}__", _unary(_name))
     _class.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    def call(self: HostTensorValue, other: Any) -> Any:
+        return self.tracer.update(self, name, other)
+
+    return call
+
+
+for _name in _IN_PLACE:
+    setattr(HostTensorValue, f"__i{_name}__", _in_place(_name))
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ import ast
 from typing import Any
 
 from ... import exc
+from ..._shapes import NeedsValue
 from ..ir.grammar import Keep, Root
 from .expressions import Expressions
 from .frames import Frame
@@ -18,6 +19,30 @@ class Return(Exception):
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+class Raised(Exception):
+    """Ends the walk where the host code raises an error of its own at run time."""
+
+
+class Break(Exception):
+    """Ends a loop of host code that is unrolled."""
+
+
+class Continue(Exception):
+    """Ends one iteration of a loop of host code that is unrolled."""
+
+
+class UserError(Exception):
+    """Carries an error of the user's out of the walk."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+#: What leaves statements.
+LEAVING = (Return, Raised, Break, Continue, UserError, AssertionError)
 
 
 class WalkerBase:
@@ -43,10 +68,27 @@ class WalkerBase:
         #: How many host loops around grid loops are being walked, and which memory is shared in some iteration.
         self.host_loops = 0
         self.shared: dict[int, int] = {}
+        #: How many conditions that are known at run time only, and handlers of errors, are around what is being walked.
+        self.uncertain = 0
+        #: How deep calls of the user's functions are nested.
+        self.depth = 0
+        #: The statements made for a body that was walked apart.
+        self.left_body: list[ast.stmt] = []
 
     def execute_all(self, e: Expressions, statements: list[ast.stmt]) -> None:
         for statement in statements:
-            self.execute(e, statement)
+            if self.t.on_device:
+                self.execute(e, statement)
+            else:
+                self.execute_host(e, statement)
+
+    def execute_host(self, e: Expressions, statement: ast.stmt) -> None:
+        """A statement of host code, which may run at run time without being followed."""
+        raise NotImplementedError
+
+    def _forget_sources(self, name: str) -> None:
+        """Host expressions that begin with a name lose their meaning when the name is bound again."""
+        raise NotImplementedError
 
     def execute(self, e: Expressions, statement: ast.stmt) -> None:
         method = getattr(self, f"do_{type(statement).__name__}", None)
@@ -58,10 +100,10 @@ class WalkerBase:
             raise exc.StatementNotSupported(statement=f"A {name} statement", where="host", remedy="")
         try:
             method(e, statement)
-        except (exc.Base, Return, AssertionError):
+        except (exc.Base, *LEAVING):
             raise
         except Exception as error:
-            if not e.t.on_device:
+            if not e.t.on_device and not isinstance(error, NeedsValue):
                 raise
             # whatever a call of the user's raised: say on which line
             raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.", location=e.location()) from error

@@ -28,11 +28,13 @@
     join       None           two values                      a new last dimension of 2
     split      None           value                           both halves of a last dimension of 2
     print      PrintAttrs     values                          from every program
+    check      CheckAttrs     index values, mask              an error where it does not hold (checked mode only)
     asm        AsmAttrs       values                          inline assembly on elements
     inline     InlineAttrs    values                          Triton source of the user's
     random     RandomAttrs    seed, offset                    numbers that depend on seed and offset only
+    barrier    None           -                               the program's threads wait for each other's accesses
     for        ForAttrs       carried, bounds                 sequential loop; region params are the carried values
-    while      None           carried                         a region that gives the condition, and the body
+    while      WhileAttrs     carried                         a region that gives the condition, and the body
     if         None           condition                       two regions; results merge
 
 The region of a scan or a fold combines two sets of scalars into one.
@@ -43,13 +45,13 @@ Everything is immutable. A value is identified by its object (``is``), its numbe
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Union
 
 import torch
 
-from ..._shapes import Dims, Expr, Number
+from ..._shapes import Dim, Dims, Expr, Number
 from ...fields import Fragment
 from ..source import Location, Place
 
@@ -98,7 +100,7 @@ class IotaAttrs:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """How one dimension of a host tensor is addressed.
+    """How one dimension of a host tensor is addressed. One of size 1 is a scalar 0, whatever the dimensions of its index.
 
     - ``block``: the indices of ``block`` plus ``shift`` (plus operand ``operand``, a scalar), along result
       dimension ``positions[0]``.
@@ -133,6 +135,19 @@ class MemoryAttrs:
     sem: str = "relaxed"
 
 
+def unaddressed(indices: tuple[Index, ...], operands: Sequence[Operand | None], dims: Dims) -> tuple[int, ...]:
+    """Dimensions of an accessed tile over which no index walks: those of indices into dimensions of size 1."""
+    walked: set[int] = set()
+    for index in indices:
+        value = operands[index.operand] if index.kind == "tensor" and index.operand is not None else None
+        if isinstance(value, Value):
+            pairs = zip(index.positions[::-1], value.dims[::-1], strict=False)
+            walked.update(position for position, dim in pairs if not dim.is_one)
+        else:
+            walked.update(index.positions)
+    return tuple(at for at, dim in enumerate(dims) if at not in walked and not dim.is_one)
+
+
 @dataclass(frozen=True, slots=True)
 class PointwiseAttrs:
     name: str
@@ -143,10 +158,11 @@ ReduceName = Literal["sum", "max", "min", "prod", "argmax", "argmin", "any", "al
 
 @dataclass(frozen=True, slots=True)
 class ReduceAttrs:
-    """``dims`` are positions in the operand, ascending."""
+    """``dims`` are positions in the operand, ascending. One that is ``kept`` must not move out of its loop."""
 
     name: ReduceName
     dims: tuple[int, ...]
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +226,12 @@ class FoldAttrs:
 
 @dataclass(frozen=True, slots=True)
 class GatherAttrs:
+    """``given``: the user's own index, which may be out of range. ``doubled``: how often the value is put beside itself along
+    ``dim`` before lanes are picked."""
+
     dim: int
+    given: bool = False
+    doubled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +244,21 @@ class RandomAttrs:
 @dataclass(frozen=True, slots=True)
 class PrintAttrs:
     prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAttrs:
+    """What must hold of the lanes of an access, or a gather, of a tile of dimensions ``dims``: ``message`` says what does not.
+
+    With ``index``, that it is at least 0 and below ``size``, or the lanes of a dimension. Without, that the operand holds nothing that only memory
+    which nobody has written does (``language/_unwritten.py``). ``mask`` is the operand that holds the access's extra mask.
+    """
+
+    message: str
+    dims: Dims
+    index: Index | None = None
+    size: Number | Dim = 0
+    mask: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,21 +310,44 @@ class LoopAxis:
 
 
 @dataclass(frozen=True, slots=True)
+class Variables:
+    """How the values that a loop carries live in variables, for generated code that has those: positions of values.
+
+    - ``taken``: nothing else reads the initial value, so that its variable may become that of the carried value.
+    - ``fresh``: it begins as a value of its own, because it may take the place of another one.
+    - ``updated``: what the body yields is assigned where it is computed, as nothing reads the old value from there on.
+    """
+
+    taken: frozenset[int]
+    fresh: frozenset[int]
+    updated: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ForAttrs:
     """``chunked``: the loop was made from a full-width block, by rolling a reduction. ``carried``: how many operands
-    (the first ones) are initial values of the region's params; the others are bounds."""
+    (the first ones) are initial values of the region's params; the others are bounds. ``variables`` are known from the
+    code generator's own steps on."""
 
     axes: tuple[LoopAxis, ...]
     carried: int
     chunked: bool = False
+    variables: Variables | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WhileAttrs:
+    """``variables`` as in ``ForAttrs``."""
+
+    variables: Variables | None = None
 
 
 Kind = Literal[
     "number", "tile", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "dot", "view", "mask", "scan", "fold", "gather",
-    "join", "split", "sort", "random", "print", "inline", "asm", "for", "while", "if",
+    "join", "split", "sort", "random", "print", "check", "inline", "asm", "barrier", "for", "while", "if",
 ]  # fmt: skip
 #: Ops that must stay even when nothing reads their results.
-EFFECTS = frozenset(("store", "atomic", "print", "inline", "asm"))
+EFFECTS = frozenset(("store", "atomic", "print", "check", "inline", "asm", "barrier"))
 #: Ops that address host tensors.
 MEMORY = frozenset(("load", "store", "atomic"))
 
@@ -309,6 +368,12 @@ class Op:
     def values(self) -> Iterator[Value]:
         """The operands that are values."""
         return (operand for operand in self.operands if isinstance(operand, Value))
+
+    def reads(self) -> Iterator[Value]:
+        """The values it reads itself: its operands, and what its regions yield."""
+        yield from self.values()
+        for region in self.regions:
+            yield from (result for result in region.results if isinstance(result, Value))
 
     def walk(self) -> Iterator[Op]:
         """This op and the ops in its regions, in program order."""
@@ -411,6 +476,22 @@ class HostTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What a launch relies on of a tensor that host code made, which the host expression ``source`` gives.
+
+    ``shape`` and ``strides`` count elements, None for what is read off it anyway. ``device`` is None for that of the
+    arguments. ``made`` names it in every variant of the program.
+    """
+
+    source: str
+    made: str
+    dtype: torch.dtype
+    shape: tuple[Number | None, ...]
+    strides: tuple[Number | None, ...]
+    device: torch.device | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
     """One grid loop: the axes it spreads over programs, and what each program does."""
 
@@ -464,6 +545,12 @@ class HostModule:
     late_symbols: Mapping[str, str]
     captures: Mapping[Place, tuple[str, ...]]
     module_globals: Mapping[str, Any] = field(repr=False)
+    #: What is compared before each launch.
+    checks: tuple[tuple[Check, ...], ...] = ()
+    #: A parameter that holds a tensor from the first statement to the last, if there is one.
+    reference: str = ""
+    #: With dynamic shapes: what the code assumes of sizes and strides of the arguments.
+    argument_checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..._shapes import Dim, dtype_name
 from .grammar import (
     Bound,
+    CheckAttrs,
     DotAttrs,
     FoldAttrs,
     ForAttrs,
@@ -26,7 +27,9 @@ from .grammar import (
     ScanAttrs,
     TileAttrs,
     Value,
+    Variables,
     ViewAttrs,
+    WhileAttrs,
 )
 
 
@@ -100,6 +103,12 @@ def _index(index: Index, op: Op) -> str:
     return f"{text}@{','.join(map(str, index.positions))}" if index.kind == "tensor" else text
 
 
+def _variables(variables: Variables | None) -> str:
+    parts = () if variables is None else ("taken", "fresh", "updated")
+    found = [(part, sorted(getattr(variables, part))) for part in parts]
+    return "".join(f" {part} {', '.join(map(str, at))}" for part, at in found if at)
+
+
 def _op(op: Op, program: Program) -> str:
     operands = ", ".join(map(_operand, op.operands))
     match op.attrs:
@@ -120,8 +129,8 @@ def _op(op: Op, program: Program) -> str:
             return f"{text} <- {_operand(op.operands[0])}" if op.kind == "store" else text
         case PointwiseAttrs(name):
             return f"{name} {operands}"
-        case ReduceAttrs(name, dims):
-            return f"reduce {name} {operands} over {', '.join(map(str, dims))}"
+        case ReduceAttrs(name, dims, kept):
+            return f"reduce {name} {operands} over {', '.join(map(str, dims))}{' kept' if kept else ''}"
         case DotAttrs(precision, scaled):
             how = precision if scaled is None else f"scaled {scaled.lhs_format} {scaled.rhs_format}"
             return f"dot {operands} {how}"
@@ -133,13 +142,19 @@ def _op(op: Op, program: Program) -> str:
             axes = ", ".join(_axis(axis, op) for axis in op.attrs.axes)
             params = op.regions[0].params
             carried = ", ".join(f"{_operand(p)} = {_operand(i)}" for p, i in zip(params, op.operands, strict=False))
-            return f"for {axes}{' chunked' if op.attrs.chunked else ''} carrying ({carried}):"
+            chunked = " chunked" if op.attrs.chunked else ""
+            return f"for {axes}{chunked} carrying ({carried}){_variables(op.attrs.variables)}:"
+        case WhileAttrs(variables):
+            return f"while {operands}{_variables(variables)}:"
         case ScanAttrs(dim, reverse, _):
             return f"scan {operands} along {dim}{' reversed' if reverse else ''}:"
         case FoldAttrs(dim, other):
             return f"fold {operands} along {dim} with {other!r} out of range:"
-        case GatherAttrs(dim):
-            return f"gather {operands} along {dim}"
+        case CheckAttrs():
+            what = "written" if op.attrs.index is None else f"0 <= {_index(op.attrs.index, op)} < {op.attrs.size!r}"
+            return f"check {what}"
+        case GatherAttrs(dim=dim, doubled=doubled):
+            return f"gather {operands} along {dim}" + (f" doubled {doubled}" if doubled else "")
         case RandomAttrs(name):
             return f"random {name} {operands}"
-    return f"{op.kind} {operands}" + (":" if op.regions else "")
+    return f"{op.kind} {operands}".rstrip() + (":" if op.regions else "")

@@ -10,6 +10,7 @@ from .grammar import (
     Block,
     DotAttrs,
     ForAttrs,
+    GatherAttrs,
     IotaAttrs,
     MaskAttrs,
     MemoryAttrs,
@@ -21,7 +22,9 @@ from .grammar import (
     Region,
     TileAttrs,
     Value,
+    Variables,
     ViewAttrs,
+    WhileAttrs,
     accumulator_of,
 )
 from .pointwise import POINTWISE
@@ -110,6 +113,9 @@ class _Verifier:
     def op_atomic(self, op: Op, active: frozenset[int]) -> None:
         self._memory(op, op.results[0])
 
+    def op_barrier(self, op: Op, active: frozenset[int]) -> None:
+        self.check(not op.operands and not op.results and not op.regions, "a barrier has operands, results or regions")
+
     def op_fold(self, op: Op, active: frozenset[int]) -> None:
         self._combine(op, 1)
 
@@ -130,7 +136,32 @@ class _Verifier:
                 f"a {op.kind} gives {type_text(result)} of {type_text(value)}",
             )
 
+    def op_gather(self, op: Op, active: frozenset[int]) -> None:
+        assert isinstance(op.attrs, GatherAttrs)
+        value, index = op.values()
+        self.check(
+            op.result.dims == index.dims and len(value.dims) == len(index.dims),
+            f"a gather from {type_text(value)} by {type_text(index)} gives {type_text(op.result)}",
+        )
+        self.check(0 <= op.attrs.dim < len(value.dims) and op.attrs.doubled >= 0, "a gather along no dimension")
+
+    def _variables(self, op: Op, variables: Variables | None) -> None:
+        """Positions are those of carried values; what is assigned where it is computed is computed in the body."""
+        if variables is None:
+            return
+        body = op.regions[-1]
+        places = frozenset(range(len(body.params)))
+        known = variables.taken | variables.fresh | variables.updated <= places
+        self.check(known, "a loop has variables of values that it does not carry")
+        made = {id(result) for inner in body.ops for result in inner.results}
+        self.check(
+            all(id(body.results[at]) in made for at in variables.updated & places),
+            "a loop updates a variable with a value that its body does not compute",
+        )
+
     def op_while(self, op: Op, active: frozenset[int]) -> None:
+        assert isinstance(op.attrs, WhileAttrs)
+        self._variables(op, op.attrs.variables)
         condition, body = op.regions
         self.check(len(condition.results) == 1, "a while loop has one condition")
         self.check(
@@ -212,6 +243,7 @@ class _Verifier:
 
     def op_for(self, op: Op, active: frozenset[int]) -> None:
         assert isinstance(op.attrs, ForAttrs)
+        self._variables(op, op.attrs.variables)
         (region,) = op.regions
         carried = op.operands[: op.attrs.carried]
         self.check(

@@ -41,6 +41,7 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
+from .iterations import may_permute
 
 #: Reading one of these pins the lanes of a tile to one dimension each.
 _POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
@@ -53,11 +54,13 @@ _MOST_LANES = 2**31 - 2**20
 @dataclass(frozen=True, kw_only=True)
 class Nest:
     """A loop over several dimensions; ``root`` is its number if it is a grid loop. ``mergeable`` ones have an entry in
-    ``flatten_loops``: tiles from 0 whose positions are not read."""
+    ``flatten_loops``: tiles from 0 whose positions are not read. ``permutable``: its order does not matter, as that of
+    programs does not."""
 
     axes: tuple[LoopAxis, ...]
     root: int | None
     mergeable: bool
+    permutable: bool
 
 
 class _Declined(Exception):
@@ -75,14 +78,19 @@ def positional_blocks(program: Program) -> frozenset[int]:
 
 def nests(program: Program) -> tuple[Nest, ...]:
     """Loops over several dimensions in program order, a grid loop before those in it."""
-    loops: list[tuple[tuple[LoopAxis, ...], int | None]] = []
+    loops: list[tuple[tuple[LoopAxis, ...], int | None, Op | None]] = []
     for number, root in enumerate(program.roots):
-        loops.append((root.axes, number))
-        loops += [(op.attrs.axes, None) for op in root.body.walk() if isinstance(op.attrs, ForAttrs)]
+        loops.append((root.axes, number, None))
+        loops += [(op.attrs.axes, None, op) for op in root.body.walk() if isinstance(op.attrs, ForAttrs)]
     positional = positional_blocks(program)
     return tuple(
-        Nest(axes=axes, root=number, mergeable=all(_from_zero(a) and a.block not in positional for a in axes))
-        for axes, number in loops
+        Nest(
+            axes=axes,
+            root=number,
+            mergeable=all(_from_zero(a) and a.block not in positional for a in axes),
+            permutable=loop is None or may_permute(program, loop),
+        )
+        for axes, number, loop in loops
         if len(axes) > 1
     )
 

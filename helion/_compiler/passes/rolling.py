@@ -28,17 +28,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..._shapes import Number
+from ..ir.effects import apart_along, effects_of, may_meet
 from ..ir.grammar import (
-    EFFECTS,
-    MEMORY,
     Block,
     ForAttrs,
     IotaAttrs,
-    MemoryAttrs,
     Op,
     Program,
     ReduceAttrs,
@@ -53,6 +51,8 @@ from .simplify import drop_dead
 
 #: How two partial results combine.
 _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+#: Programs with some blocks rolled that the next one is tried on; beyond that, the first and that with all of them.
+_COMBINATIONS = 16
 _ALLOWED = frozenset(("load", "store", "pointwise", "reduce", "view", "mask", "iota", "full"))
 
 
@@ -61,18 +61,21 @@ class _Declined(Exception):
 
 
 def rollable_blocks(program: Program) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Blocks that can be walked in chunks, together too, in order, and why the other whole dimensions cannot."""
+    """Blocks that can be walked in chunks, in any combination, in order, and why the other whole dimensions cannot."""
     good: list[int] = []
     reasons: dict[int, str] = {}
-    rolled = program
+    combinations = [program]
     for block in program.blocks:
         if block.kind == "full" and _is_used(program, block.id):
             try:
-                rolled = _roll_block(rolled, block)
+                rolled = [_roll_block(each, block) for each in combinations]
             except _Declined as reason:
                 reasons[block.id] = str(reason)
             else:
                 good.append(block.id)
+                combinations += rolled
+                if len(combinations) > _COMBINATIONS:
+                    combinations = [program, rolled[-1]]
     return tuple(good), reasons
 
 
@@ -106,6 +109,11 @@ def _is_used(program: Program, block: int) -> bool:
 
 def _carries(value: Value, block: int) -> bool:
     return any(block in dim.blocks for dim in value.dims)
+
+
+def _reads(op: Op) -> Iterator[Value]:
+    yield from op.values()
+    yield from (v for region in op.regions for v in region.results if isinstance(v, Value))
 
 
 def _roll_block(program: Program, block: Block) -> Program:
@@ -148,10 +156,15 @@ class _Roller:
         self.whole = block
         self.block = block.id
         self.numbers = numbers
+        # by id, with the op, so that no other one can have that id
+        self.wide: dict[int, tuple[Op, bool]] = {}
 
     def is_wide(self, op: Op) -> bool:
         """Whether the op itself touches the block's dimension."""
-        return any(_carries(v, self.block) for v in (*op.values(), *op.results))
+        known = self.wide.get(id(op))
+        if known is None:
+            known = self.wide[id(op)] = (op, any(_carries(v, self.block) for v in (*op.values(), *op.results)))
+        return known[1]
 
     def region(self, region: Region) -> Region:
         """The region with its uses of the block rolled; nested regions roll by themselves."""
@@ -171,7 +184,6 @@ class _Roller:
             raise _Declined("a loop carries a value that spans the dimension")
         makers = {id(r): op for op in ops for r in op.results}
         schedule = self.schedule(ops, makers)
-        self.check_memory(ops, schedule.levels)
         return Region(region.params, tuple(self.staged(ops, schedule, makers)), region.results)
 
     def check(self, op: Op, defined: set[int]) -> None:
@@ -197,16 +209,71 @@ class _Roller:
 
     def schedule(self, ops: list[Op], makers: Mapping[int, Op]) -> _Schedule:
         """Sums are taken early where that saves loads of the row."""
+        pairs = self.pairs(ops)
+        plain = self.levels(ops, {}, pairs, makers)
         found = [online.centred_sum(op, makers, self.block) for op in ops if self.is_sink(op)]
         centred = {id(one.total): one for one in found if one is not None}
-        schedule = self.levels(ops, centred)
-        for key in centred:
-            without = self.levels(ops, {k: one for k, one in schedule.centred.items() if k != key})
-            if self.loads(ops, without, makers) <= self.loads(ops, schedule, makers):
+        schedule = self.levels(ops, centred, pairs, makers) if centred else plain
+        for key in centred if schedule is not None else ():
+            assert schedule is not None
+            fewer = {k: one for k, one in schedule.centred.items() if k != key}
+            without = self.levels(ops, fewer, pairs, makers)
+            if without is not None and self.loads(ops, without, makers) <= self.loads(ops, schedule, makers):
                 schedule = without
+        schedule = schedule or plain
+        if schedule is None:
+            raise _Declined("what is loaded and stored would change places")
         return schedule
 
-    def levels(self, ops: list[Op], centred: Mapping[int, Centred]) -> _Schedule:
+    def pairs(self, ops: list[Op]) -> list[tuple[Op, Op, bool]]:
+        """Ops that must keep their order, the earlier one first, and whether they may share a pass over the row."""
+        effects = [(op, effects_of(self.program, op)) for op in ops]
+        effects = [(op, found) for op, found in effects if found]
+        return [
+            (a, b, self.is_wide(a) and self.is_wide(b) and apart_along(self.program, a, b, self.block))
+            for at, (a, before) in enumerate(effects)
+            for b, after in effects[at + 1 :]
+            if any(may_meet(one, other) for one in before for other in after)
+        ]
+
+    def levels(
+        self, ops: list[Op], centred: Mapping[int, Centred], pairs: list[tuple[Op, Op, bool]], makers: Mapping[int, Op]
+    ) -> _Schedule | None:
+        """The earliest passes in which ``pairs`` keep their order; None when each pass would have to wait for another."""
+        floors: dict[int, int] = {}
+        schedule = self.earliest(ops, centred, floors)
+        # each reduction, and each op of a pair, puts off what follows it by one pass at most
+        most = sum(self.is_sink(op) for op in ops) + 2 * len(pairs)
+        while pairs and self.raise_floors(ops, schedule, pairs, makers, floors):
+            schedule = self.earliest(ops, centred, floors)
+            if schedule.last > most:
+                return None
+        return schedule
+
+    def raise_floors(
+        self,
+        ops: list[Op],
+        schedule: _Schedule,
+        pairs: list[tuple[Op, Op, bool]],
+        makers: Mapping[int, Op],
+        floors: dict[int, int],
+    ) -> bool:
+        """Puts off ops that would come too early; whether there were any."""
+        passes = [self.closure(self.sinks(ops, schedule, at), schedule, makers) for at in range(schedule.last + 1)]
+        raised = False
+        for a, b, together in pairs:
+            if self.is_wide(a):
+                # a load is done in every pass that needs it
+                last = max((at for at, needed in enumerate(passes) if id(a) in needed), default=-1)
+                floor = last if together else last + 1
+            else:
+                floor = schedule.levels[id(a)]
+            if floor > schedule.levels[id(b)]:
+                floors[id(b)] = max(floor, floors.get(id(b), 0))
+                raised = True
+        return raised
+
+    def earliest(self, ops: list[Op], centred: Mapping[int, Centred], floors: Mapping[int, int]) -> _Schedule:
         ready: dict[int, int] = {}
         levels: dict[int, int] = {}
         for op in ops:
@@ -215,9 +282,9 @@ class _Roller:
                 levels[id(op)] = level = ready.get(id(early.value), 0)
                 ready[id(op.result)] = max(level + 1, ready.get(id(early.centre), 0))
                 continue
-            reads = [*op.values(), *(v for r in op.regions for inner in r.walk() for v in inner.values())]
+            reads = [v for inner in op.walk() for v in _reads(inner)]
             level = max((ready.get(id(v), 0) for v in reads), default=0)
-            levels[id(op)] = level
+            levels[id(op)] = level = max(level, floors.get(id(op), 0))
             for result in op.results:
                 narrow = op.kind == "reduce" and self.is_wide(op) and not _carries(result, self.block)
                 ready[id(result)] = level + 1 if narrow else level
@@ -230,29 +297,6 @@ class _Roller:
 
     def sinks(self, ops: list[Op], schedule: _Schedule, level: int) -> list[Op]:
         return [op for op in ops if self.is_wide(op) and schedule.levels[id(op)] == level and self.is_sink(op)]
-
-    def check_memory(self, ops: list[Op], levels: dict[int, int]) -> None:
-        """A row that is stored and loaded again must be the same elements, stored in the last pass that loads them."""
-        stored = {self.storage(inner) for op in ops for inner in op.walk() if inner.kind in EFFECTS}
-        last = max((levels[id(op)] for op in ops if self.is_wide(op)), default=0)
-        for storage in stored:
-            accesses = [
-                op for op in ops for inner in op.walk() if inner.kind in MEMORY and self.storage(inner) == storage
-            ]
-            if len(accesses) == 1:
-                continue
-            if not all(self.is_wide(op) and op.kind in ("load", "store") for op in accesses):
-                raise _Declined("a tensor is stored and loaded in different shapes")
-            first_store = next(i for i, op in enumerate(accesses) if op.kind == "store")
-            same = all(op.attrs.indices == accesses[0].attrs.indices for op in accesses)
-            if not same or any(op.kind == "load" for op in accesses[first_store:]):
-                raise _Declined("a tensor is loaded after it is stored")
-            if levels[id(accesses[first_store])] < last:
-                raise _Declined("a tensor is stored before the last pass that loads it")
-
-    def storage(self, op: Op) -> int:
-        assert isinstance(op.attrs, MemoryAttrs)
-        return self.program.tensors[op.attrs.tensor].storage
 
     def staged(self, ops: list[Op], schedule: _Schedule, makers: Mapping[int, Op]) -> list[Op]:
         result: list[Op] = []

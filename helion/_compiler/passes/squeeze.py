@@ -152,7 +152,7 @@ class _Squeezer:
             case FoldAttrs(dim, other):
                 return replace(made, attrs=FoldAttrs(dim - 1, other))
             case GatherAttrs(dim):
-                return replace(made, attrs=GatherAttrs(dim - 1))
+                return replace(made, attrs=replace(op.attrs, dim=dim - 1))
         return made
 
     def access(self, op: Op, attrs: MemoryAttrs, before: list[Op]) -> Op:

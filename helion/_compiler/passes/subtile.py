@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..._shapes import Dim
+from ..ir.effects import apart_along, ordered
 from ..ir.grammar import (
     MEMORY,
     Block,
@@ -242,29 +243,15 @@ class _Splitter:
 
     def check_memory(self, region: Region, epilogue: _Epilogue) -> None:
         """Stores of the first subtile come before loads of the second, and all of them after what stood between."""
-        inside = {id(op) for op in epilogue.ops}
         mine = [op for op in epilogue.ops if op.kind in MEMORY]
-        stored = {self.storage(op) for op in mine if op.kind == "store"}
-        loaded = {self.storage(op) for op in mine if op.kind == "load"}
-        for storage in stored:
-            accesses = [op for op in mine if self.storage(op) == storage]
-            attrs = [op.attrs for op in accesses]
-            same = all(a.indices == attrs[0].indices and a.tensor == attrs[0].tensor for a in attrs)
-            scattered = any(index.kind == "tensor" for a in attrs for index in a.indices)
-            if len(accesses) > 1 and (scattered or not same):
+        for a, b in itertools.combinations(mine, 2):
+            if ordered(self.program, a, b) and not apart_along(self.program, a, b, self.block):
                 raise _Declined("a tensor is accessed at several places of the epilogue")
-        between = itertools.dropwhile(lambda op: op is not mine[0], region.ops)
-        for op in itertools.takewhile(lambda op: op is not mine[-1], between):
-            for inner in op.walk() if id(op) not in inside else ():
-                clash = inner.kind in MEMORY and self.storage(inner) in (
-                    stored if inner.kind == "load" else stored | loaded
-                )
-                if clash or inner.kind == "inline":
-                    raise _Declined("other accesses to a tensor of the epilogue stand in between")
-
-    def storage(self, op: Op) -> int:
-        assert isinstance(op.attrs, MemoryAttrs)
-        return self.program.tensors[op.attrs.tensor].storage
+        inside = {id(op) for op in epilogue.ops}
+        places = [at for at, op in enumerate(region.ops) if id(op) in inside and op.kind in MEMORY]
+        for op in region.ops[places[0] : places[-1]]:
+            if id(op) not in inside and any(ordered(self.program, op, each) for each in mine):
+                raise _Declined("other accesses to a tensor of the epilogue stand in between")
 
     # --- the subtiles ----------------------------------------------------------------------------------------------------
 

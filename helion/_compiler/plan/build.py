@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..._names import NameSpace
+from ..._names import LAUNCH_OPTIONS, RESERVED, NameSpace
 from ..._shapes import Expr, Number, cdiv, hint_of
 from ...hardware import Target
 from ...settings import Settings
-from ..ir.grammar import MEMORY, Block, ForAttrs, InlineAttrs, LoopAxis, NumberAttrs, Program, Root
-from ..passes.flatten import flatten, nests
-from ..passes.rolling import roll
-from ..passes.squeeze import batch_blocks, squeeze
-from ..passes.subtile import subtile
+from ..ir.grammar import MEMORY, Block, CheckAttrs, ForAttrs, InlineAttrs, LoopAxis, NumberAttrs, Program, Region, Root
+from ..passes.flatten import nests
+from ..passes.programs import check_programs
+from ..passes.schedule import SCHEDULE, Scheduled, Step, run_steps
 from .chains import may_unroll, most_warps
+from .dots import partial_sums
+from .effects import overwritten
 from .indexing import Box, plan_boxes
 from .records import (
     AxisPlan,
@@ -38,6 +39,8 @@ _RANGE_KEYS = (
     "range_flattens",
     "range_warp_specializes",
 )
+#: What launch options under any name begin with.
+_VERBATIM = "_triton_config_"
 #: Config keys that are passed to the launch as they are, where present.
 _LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "num_ctas")
 
@@ -49,34 +52,50 @@ def build_plan(
     settings: Settings,
     target: Target,
     mechanisms: frozenset[str],
+    steps: tuple[Step, ...] = (),
 ) -> Plan:
     """Every decision of ``config`` about ``program``. ``config`` must be normalised by the program's space.
 
-    ``mechanisms`` are the ways of indexing that the code generator has.
+    ``mechanisms`` are the ways of indexing that the code generator has, ``steps`` its own rewrites.
     """
-    looped = frozenset(chunks(rollable, config))
-    rolled = _flattened(roll(program, looped), program, config)
-    sizes = block_sizes(rolled, rollable, config)
-    for batch in sorted(batch_blocks(rolled)):
-        if sizes[batch] == 1:
-            rolled = squeeze(rolled, batch)
-    if config.get("epilogue_subtile"):
-        rolled = subtile(rolled, config["epilogue_subtile"], sizes)
-        sizes = block_sizes(rolled, rollable, config)
+    scheduled = _scheduled(program, rollable, config, settings, target)
+    rolled = run_steps(program, scheduled, (*SCHEDULE, *steps))
+    sizes = scheduled.sizes_in(rolled)
     wanted = dict(enumerate(config.get("indexing") or ()))
-    boxes = plan_boxes(rolled, sizes, wanted, mechanisms, target)
-    return _Planner(program, rolled, sizes, looped, config, settings, boxes, target).plan()
+    boxes = plan_boxes(rolled, sizes, wanted, mechanisms, scheduled.launched(rolled), target)
+    plan = _Planner(program, rolled, sizes, scheduled.chunked, config, settings, boxes, target).plan()
+    ignored = settings.ignore_warnings
+    return replace(plan, warnings=tuple(w for w in check_programs(program, sizes) if type(w).__name__ not in ignored))
 
 
-def _flattened(rolled: Program, program: Program, config: Mapping[str, Any]) -> Program:
-    """``rolled`` with those grids flattened that ``config`` says; slots are numbered over ``program``, as traced."""
+def _scheduled(
+    program: Program, rollable: tuple[int, ...], config: Mapping[str, Any], settings: Settings, target: Target
+) -> Scheduled:
+    """What ``config`` asks of the steps that rewrite ``program``."""
+    moving = any(stages > 1 for stages in config.get("range_num_stages") or ())
+    return Scheduled(
+        sizes=block_sizes(program, rollable, config),
+        chunked=frozenset(chunks(rollable, config)),
+        # lanes of a flattened loop do not say in which dimension they are out of range
+        flattened={} if settings.checked else _flattened(program, config),
+        subtiles=config.get("epilogue_subtile") or 0,
+        threads=config["num_warps"] * target.warp_size,
+        steady=not moving and not any(config.get("range_warp_specializes") or ()),
+        boxed=frozenset(slot for slot, way in enumerate(config.get("indexing") or ()) if way != "pointer"),
+        checked=settings.checked,
+    )
+
+
+def _flattened(program: Program, config: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
+    """The loop orders of the grids that ``config`` flattens, by root."""
     slots = _Slots(config, {})
+    found = {}
     for nest in nests(program):
         order = slots.take("loop_orders", ())
         if nest.mergeable and slots.take("flatten_loops", False):
             assert nest.root is not None
-            rolled = flatten(rolled, nest.root, order)
-    return rolled
+            found[nest.root] = tuple(order)
+    return found
 
 
 @dataclass
@@ -114,7 +133,8 @@ class _Planner:
         self.config = config
         self.settings = settings
         self.slots = _Slots(config, {})
-        self.names = NameSpace()
+        verbatim = {key.removeprefix(_VERBATIM) for key in config if key.startswith(_VERBATIM)}
+        self.names = NameSpace(RESERVED | LAUNCH_OPTIONS | verbatim | {program.host.name})
         self.blocks = tuple(self.block(block) for block in rolled.blocks)
 
     def plan(self) -> Plan:
@@ -134,6 +154,7 @@ class _Planner:
             cache_modifiers=self.cache_modifiers(evictions),
             launch=self.launch(),
             boxes=self.boxes,
+            partial_sums=partial_sums(self.rolled, self.sizes, self.config["num_warps"], self.target),
             origin_lines=self.settings.output_origin_lines,
             tunables={name: self.config[name] for name, _ in self.program.tunables},
             full_masked=frozenset(
@@ -170,7 +191,8 @@ class _Planner:
         size = self.sizes[block]
         if isinstance(extent, int):
             return extent == 0 or extent % size != 0
-        return size != 1
+        # the size of a whole dimension held at once is that seen when binding, and another one in other calls
+        return size != 1 or self.rolled.blocks[block].kind == "full"
 
     # --- arguments -------------------------------------------------------------------------------------------------------
 
@@ -190,6 +212,7 @@ class _Planner:
                     tensors=tuple(t for t in tensors if t.tensor.id in used),
                     numbers=self.numbers(part, blocks, known),
                     blocks=tuple(block for block in self.blocks if block.id in blocks),
+                    overwritten=tuple(dict.fromkeys(t.source for t in overwritten(self.rolled, part))),
                 )
             )
         return tuple(launches)
@@ -267,8 +290,13 @@ class _Planner:
         loops = {}
         for op in self.rolled.walk():
             if isinstance(op.attrs, ForAttrs):
-                loops[id(op)] = self.chunks(op.attrs) if op.attrs.chunked else traced[id(op.location)]
-        return tuple(grids), tuple(ranges), loops
+                plan = self.chunks(op.attrs) if op.attrs.chunked else traced[id(op.location)]
+                loops[id(op)] = plan if not _waits(op.regions[0]) else replace(plan, ranges=_in_order(plan.ranges))
+        roots = (
+            _in_order((chosen,))[0] if _waits(planned.body) else chosen
+            for chosen, planned in zip(ranges, self.rolled.roots, strict=True)
+        )
+        return tuple(grids), tuple(roots), loops
 
     def grid(self, root: Root, planned: Root) -> GridPlan:
         """The grid of ``planned``; ``root`` is what it was before flattening, which its slots belong to."""
@@ -310,14 +338,29 @@ class _Planner:
         if self.config.get("advanced_controls_file"):
             # an option of the ptxas of CUDA 13; others say that they do not know it
             options.append(("ptx_options", f"--apply-controls {self.config['advanced_controls_file']}"))
-        prefix = "_triton_config_"
-        options += [(k.removeprefix(prefix), v) for k, v in self.config.items() if k.startswith(prefix)]
+        if self.settings.checked:
+            # Triton would turn overflowing integers, which hashes rely on, into failed assertions too
+            options += [("debug", True), ("sanitize_overflow", False)]
+        options += [(k.removeprefix(_VERBATIM), v) for k, v in self.config.items() if k.startswith(_VERBATIM)]
         return LaunchPlan(
             pid_type=pid_type,
             options=tuple(options),
             persistent=persistent if pid_type.startswith("persistent") else 0,
             reserved_sms=self.settings.persistent_reserved_sms,
         )
+
+
+def _waits(region: Region) -> bool:
+    """Whether a barrier stands in a region."""
+    return any(op.kind == "barrier" for op in region.walk())
+
+
+def _in_order(ranges: tuple[RangePlan, ...]) -> tuple[RangePlan, ...]:
+    """The ranges of a loop with a barrier inside: its loads stay in their iteration, its warps have one role."""
+    return tuple(
+        chosen if chosen.static else replace(chosen, num_stages=1, flatten=None, warp_specialize=None)
+        for chosen in ranges
+    )
 
 
 def _short(source: str) -> str:
@@ -366,6 +409,8 @@ def _expressions(program: Program, blocks: set[int]) -> list[Expr]:
                 found.append(op.attrs.expr)
             elif isinstance(op.attrs, ForAttrs):
                 found += [n for axis in op.attrs.axes for n in (axis.begin, axis.end, axis.step)]
+            elif isinstance(op.attrs, CheckAttrs) and op.attrs.index is not None:
+                found += [op.attrs.index.shift, op.attrs.size]
             elif op.kind in MEMORY:
                 found += [index.shift for index in op.attrs.indices]
                 tensor = program.tensors[op.attrs.tensor]

@@ -16,7 +16,21 @@ import torch
 
 from ..._shapes import Expr
 from ...hardware import DESCRIPTOR_RANKS, Target
-from ..ir.grammar import MEMORY, ForAttrs, HostTensor, Index, LoopAxis, MemoryAttrs, Op, Program, Region
+from ..ir.grammar import (
+    MEMORY,
+    ForAttrs,
+    HostTensor,
+    Index,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    Program,
+    Region,
+    Root,
+    unaddressed,
+)
+from ..passes.accesses import Launched
+from ..passes.order_memory import overlapping_storages
 
 Mechanism = Literal["pointer", "block_ptr", "tensor_descriptor"]
 
@@ -40,6 +54,7 @@ def plan_boxes(
     sizes: Mapping[int, int],
     wanted: Mapping[int, str],
     available: frozenset[str],
+    launched: Launched,
     target: Target,
 ) -> dict[int, Box]:
     """The accesses that do not use pointers, by op. ``wanted`` maps memory slots to mechanisms; ``available`` are those
@@ -48,19 +63,20 @@ def plan_boxes(
         return {}
     finder = _Finder(program, sizes, wanted, available, target)
     for root in program.roots:
-        finder.rewritten = _rewritten(program, root.body)
+        finder.rewritten = _rewritten(program, root, launched)
         finder.region(root.body, {axis.block: axis for axis in root.axes})
     return finder.boxes
 
 
-def _rewritten(program: Program, body: Region) -> frozenset[int]:
-    """The storages that one kernel both reads and writes."""
+def _rewritten(program: Program, root: Root, launched: Launched) -> frozenset[int]:
+    """The storages that one kernel both reads and writes, or whose elements it writes more than once."""
     seen: dict[str, set[int]] = {kind: set() for kind in MEMORY}
-    for op in body.walk():
+    for op in root.body.walk():
         if op.kind in MEMORY:
             assert isinstance(op.attrs, MemoryAttrs)
             seen[op.kind].add(program.tensors[op.attrs.tensor].storage)
-    return frozenset((seen["store"] | seen["atomic"]) & (seen["load"] | seen["atomic"]))
+    both = frozenset((seen["store"] | seen["atomic"]) & (seen["load"] | seen["atomic"]))
+    return both | overlapping_storages(program, root, launched)
 
 
 class _Finder:
@@ -106,6 +122,8 @@ class _Finder:
             return None
         if any(isinstance(n, Expr) for n in (*tensor.shape, *tensor.strides)):
             return None
+        if unaddressed(attrs.indices, op.operands, op.result.dims):
+            return None
         check: list[int] = []
         for dim, index in enumerate(attrs.indices):
             if not self.is_box(index, tensor, dim, active, check):
@@ -115,7 +133,7 @@ class _Finder:
             if not (self.target.has("tensor_descriptor") and self.fits_descriptor(tensor, attrs, unit)):
                 return None
             if tensor.storage in self.rewritten:
-                # the copy engine's stores are not ordered with later loads by a barrier between threads
+                # the copy engine's stores are not ordered with later accesses by a barrier between threads
                 return None
         elif not unit:
             unit = [tensor.ndim - 1]

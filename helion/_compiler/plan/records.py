@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ... import exc
 from ..._shapes import Expr, Number
 from ..ir.grammar import HostTensor, Program
 from .indexing import Box
@@ -93,12 +94,14 @@ class LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArguments:
-    """What the kernels of one place in the host code take. ``phases`` are theirs, ``blocks`` those they use."""
+    """What the kernels of one place in the host code take. ``phases`` are theirs, ``blocks`` those they use.
+    ``overwritten`` are tensors they write that something besides this call may know, by their host expressions."""
 
     phases: tuple[int, ...]
     tensors: tuple[TensorArgument, ...]
     numbers: tuple[NumberArgument, ...]
     blocks: tuple[BlockPlan, ...]
+    overwritten: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +124,12 @@ class Plan:
     origin_lines: bool
     full_masked: frozenset[int]
     tunables: Mapping[str, Any]
+    #: By dot of 8-bit floats: products along K that the matrix unit may add up before their sum is promoted to fp32.
+    partial_sums: Mapping[int, int]
     #: Accesses that do not use pointers, by op.
     boxes: Mapping[int, Box]
+    #: About the programs that this config makes.
+    warnings: tuple[exc.BaseWarning, ...] = ()
 
     def launch_of(self, phase: int) -> LaunchArguments:
         return next(launch for launch in self.launches if phase in launch.phases)

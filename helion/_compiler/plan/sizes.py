@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,17 +29,13 @@ def fixed_size(block: Block, config: Mapping[str, Any]) -> int:
 
 
 def block_sizes(program: Program, rollable: tuple[int, ...], config: Mapping[str, Any]) -> dict[int, int]:
-    """The size in elements of every block of the program, by block id."""
+    """The size in elements of every block of the program as traced, by block id."""
     tunable = [block.id for block in program.blocks if block.tunable]
     sizes = dict(zip(tunable, config["block_sizes"], strict=True))
     looped = chunks(rollable, config)
     for block in program.blocks:
         if block.kind == "full":
             sizes[block.id] = looped.get(block.id) or padded_extent(block)
-        elif block.merged:
-            sizes[block.id] = math.prod(sizes[part] for part in block.merged)
-        elif block.part is not None:
-            sizes[block.id] = sizes[block.part.block] // block.part.count
         elif not block.tunable:
             sizes[block.id] = fixed_size(block, config)
     return sizes

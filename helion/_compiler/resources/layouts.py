@@ -36,6 +36,25 @@ def rows_held(axes: Sequence[int], sizes: Mapping[int, int], vector: int, thread
     return held
 
 
+def spread(
+    axes: Sequence[int], sizes: Mapping[int, int], vector: int, num_warps: int, target: Target
+) -> dict[int, tuple[int, int, int]]:
+    """The same tile, by axis: neighbours of one thread, lanes of a warp and warps that stand along it."""
+    found: dict[int, tuple[int, int, int]] = {}
+    lanes, warps = target.warp_size, num_warps
+    first = vector
+    for at, axis in enumerate(reversed(axes)):
+        own = min(first, sizes[axis])
+        threads = min(lanes * warps, max(1, sizes[axis] // own))
+        along = min(threads, lanes)
+        beside = min(warps, threads // along)
+        if at == len(axes) - 1:  # the last one has all that are left, which repeat it
+            along, beside = lanes, warps
+        found[axis] = own, along, beside
+        lanes, warps, first = lanes // along, warps // beside, 1
+    return found
+
+
 def fragment_held(
     rows: tuple[int, int], columns: tuple[int, int], shape: tuple[int, int], num_warps: int, target: Target
 ) -> Held:

@@ -21,6 +21,8 @@ ASYNC_ROWS = 64
 #: Warps of a warp group, and the most that Triton lets share one tcgen05 product.
 _GROUP_WARPS = 4
 _TCGEN05_WARPS = 8
+#: Elements along K that one asynchronous product of 8-bit operands takes.
+_ASYNC_DEPTH = 32
 #: Columns of one accumulator of an asynchronous product; wider tiles are several.
 _ASYNC_COLUMNS = 256
 #: Rows of tensor memory, and bytes of one of its cells.
@@ -40,30 +42,80 @@ def tile_shape(fact: MatmulFact, sizes: Mapping[int, int]) -> tuple[int, int, in
 
 
 def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target) -> Unit:
-    """What Triton lowers the dot to (3.6 to 3.9; measured offline for sm_80, sm_90 and sm_100 with 3.7)."""
-    rows = tile_shape(fact, sizes)[0]
+    """What Triton lowers the dot of a kernel's facts to."""
+    rows, _, depth = tile_shape(fact, sizes)
     batched = any(sizes[axis] > 1 for axis in fact.batch_axes)
-    exact = fact.lhs_dtype == torch.float64 or (fact.lhs_dtype == torch.float32 and fact.precision != "tf32")
-    if rows < ASYNC_ROWS or num_warps < _GROUP_WARPS or batched or exact:
+    # a scaled product without a unit of its own is one of 16-bit numbers
+    scaled = bool(fact.lhs_format or fact.rhs_format)
+    dtypes = (torch.bfloat16,) * 2 if scaled else (fact.lhs_dtype, fact.rhs_dtype)
+    return unit_for(
+        rows=rows,
+        depth=depth,
+        batched=batched,
+        dtypes=dtypes,
+        k_major=is_k_major(fact),
+        precision=fact.precision,
+        warps=num_warps,
+        target=target,
+    )
+
+
+def is_k_major(fact: MatmulFact) -> bool:
+    """Whether both operands, as far as they come from memory, are contiguous along K."""
+    return all(layout in (None, "k_major") for layout in (fact.lhs_layout, fact.rhs_layout))
+
+
+def unit_for(
+    *,
+    rows: int,
+    depth: int,
+    batched: bool,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    k_major: bool,
+    precision: str,
+    warps: int,
+    target: Target,
+) -> Unit:
+    """What Triton lowers a dot to (3.6 to 3.9; measured offline for sm_80, sm_90 and sm_100 with 3.7): ``rows`` of the
+    left operand, ``depth`` elements along K, operands of ``dtypes``, contiguous along K or not.
+
+    Operands of 8-bit floats that are not are left to the synchronous unit: the asynchronous one takes none, so each would be
+    turned through registers first, which costs more than it gains. benchmarks/fp8.py times both layouts.
+    """
+    exact = dtypes[0] == torch.float64 or (dtypes[0] == torch.float32 and precision != "tf32")
+    if rows < ASYNC_ROWS or warps < _GROUP_WARPS or batched or exact:
         return "mma"
     if target.has("wgmma"):
-        # products of 8-bit operands must have both of them K-major; integers are turned, floats use the older unit
-        narrow = fact.lhs_dtype.itemsize == 1 and fact.rhs_layout not in (None, "k_major")
-        return "mma" if narrow and fact.lhs_dtype.is_floating_point else "wgmma"
-    return "tcgen05" if target.has("tcgen05") and num_warps <= _TCGEN05_WARPS else "mma"
+        limited = k_major and bool(partial_sum(dtypes, depth, target))
+        return "wgmma" if not are_float8(dtypes) or limited else "mma"
+    return "tcgen05" if target.has("tcgen05") and warps <= _TCGEN05_WARPS else "mma"
+
+
+def are_float8(dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
+    return all(dtype.itemsize == 1 and dtype.is_floating_point for dtype in dtypes)
+
+
+def partial_sum(dtypes: tuple[torch.dtype, torch.dtype], depth: int, target: Target) -> int:
+    """Products along K that the asynchronous matrix unit may add up by itself: as many as ``target`` says, and no more
+    than a tile has. 0 where every one is to be added in fp32, which the unit refuses for operands of 8-bit floats."""
+    most = min(target.fp8_partial_sum, depth)
+    return most if are_float8(dtypes) and most >= _ASYNC_DEPTH else 0
 
 
 def is_turned(fact: MatmulFact, unit: Unit) -> bool:
-    """Whether the right operand, of 8-bit integers, goes through registers to become K-major in shared memory."""
-    integers = fact.lhs_dtype.itemsize == 1 and not fact.lhs_dtype.is_floating_point
-    return unit == "wgmma" and integers and fact.rhs_layout not in (None, "k_major")
+    """Whether the right operand, of 8 bits, goes through registers to become K-major in shared memory."""
+    narrow = fact.lhs_dtype.itemsize == 1 and not fact.lhs_format
+    return unit == "wgmma" and narrow and fact.rhs_layout not in (None, "k_major")
 
 
-def is_waiting(fact: MatmulFact, unit: Unit) -> bool:
-    """Whether each product is waited for before the next begins, so that one buffer fewer is in flight: on ``mma``, and
-    on ``wgmma`` with 8-bit floats, whose partial sums are added up outside of the matrix unit."""
-    floats = fact.lhs_dtype.itemsize == 1 and fact.lhs_dtype.is_floating_point
-    return unit == "mma" or (unit == "wgmma" and floats)
+def is_promoted(fact: MatmulFact, unit: Unit) -> bool:
+    """Whether partial sums leave the matrix unit to be added to a second accumulator, in fp32."""
+    return unit == "wgmma" and not fact.lhs_format and are_float8((fact.lhs_dtype, fact.rhs_dtype))
+
+
+def is_waiting(unit: Unit) -> bool:
+    """Whether each product is waited for before the next begins, so that one buffer fewer is in flight."""
+    return unit == "mma"
 
 
 def keeps_rows(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> bool:

@@ -22,6 +22,10 @@ from .tiles import tile_bytes, vector_elements
 _BARRIER_BYTES = 64
 #: Where operands begin is a multiple of this many bytes, at most.
 _ALIGNMENT = 128
+#: Bytes of the numbers of which copies may be left behind a loop.
+_WIDE_BYTES = 4
+#: Bytes of a number that a scaled operand is decoded to, and how many of them share a scale.
+_DECODED_BYTES, _SCALED_GROUP = 2, 32
 #: Bytes of the narrowest asynchronous copy to shared memory.
 _ASYNC_COPY_BYTES = 4
 
@@ -122,6 +126,7 @@ class _Tally:
         """Operands that are loaded, and what is computed from one load alone."""
         slots = {op.slot: op for op in self.facts.memory_ops}
         prefetched: set[int] = set()
+        layouts: dict[int, set[str | None]] = {}
         for operand in self.facts.staged:
             fact, unit = self.facts.matmuls[operand.dot], self.units[operand.dot]
             loop = self.pipeline_of(operand.region)
@@ -130,9 +135,14 @@ class _Tally:
                 self.add(operand.region, max(loaded, computed), operand.dot, operand.after, operand.axes)
                 continue
             ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(slots[operand.slot]))
+            layout = fact.lhs_layout if operand.role == "lhs" else fact.rhs_layout
             if operand.slot not in prefetched:
                 self.loops[loop] = self.loops.get(loop, 0) + ahead
+            elif unit == "tcgen05" and layout not in layouts[operand.slot]:
+                # taken once along K and once across it: the unit has a copy for the second
+                self.loops[loop] = self.loops.get(loop, 0) + self.sides(operand, fact)[0]
             prefetched.add(operand.slot)
+            layouts.setdefault(operand.slot, set()).add(layout)
             self.add(operand.region, own, operand.dot, operand.after, operand.axes)
         self.sources(prefetched)
 
@@ -144,6 +154,7 @@ class _Tally:
         }
         known = prefetched | {operand.slot for operand in self.facts.staged}
         found: dict[int, int] = {}
+        shapes: dict[int, set[frozenset[int]]] = {}
         for op in self.facts.memory_ops:
             loop = self.pipeline_of(op.region)
             if op.kind != "load" or not op.tile_axes or op.slot in known or loop not in computing or loop is None:
@@ -151,15 +162,25 @@ class _Tally:
             if not self.is_narrow(op):
                 size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * max(1, self.num_stages - 1)
                 found[loop] = found.get(loop, 0) + size
-        into = self.turns if self.target.kind == "hip" else self.loops
+                shapes.setdefault(loop, set()).add(frozenset(op.tile_axes))
         for loop, size in found.items():
+            # tiles of several shapes do not come in the layout of the operand
+            into = self.turns if self.target.kind == "hip" and len(shapes[loop]) == 1 else self.loops
             into[loop] = into.get(loop, 0) + size
 
     def sides(self, operand: StagedOperand, fact: MatmulFact) -> tuple[int, int]:
         """Bytes of an operand as it is loaded, and as the dot takes it."""
         loaded = tile_bytes((operand.axes, operand.itemsize), self.sizes)
-        converted = (fact.lhs_dtype if operand.role == "lhs" else fact.rhs_dtype).itemsize
-        return loaded, loaded if operand.direct else loaded // operand.itemsize * converted
+        dtype = fact.lhs_dtype if operand.role == "lhs" else fact.rhs_dtype
+        if self.is_decoded(fact):
+            packed = (fact.lhs_format if operand.role == "lhs" else fact.rhs_format) == "e2m1"
+            numbers = loaded // dtype.itemsize * (2 if packed else 1)
+            return loaded, numbers * _DECODED_BYTES + numbers // _SCALED_GROUP * _WIDE_BYTES
+        return loaded, loaded if operand.direct else loaded // operand.itemsize * dtype.itemsize
+
+    def is_decoded(self, fact: MatmulFact) -> bool:
+        """Whether a scaled product becomes one of 16-bit numbers, for lack of a unit of its own."""
+        return bool(fact.lhs_format or fact.rhs_format) and not self.target.has("scaled_mma")
 
     def in_loop(self, operand: StagedOperand, fact: MatmulFact, unit: Unit, narrow: bool) -> tuple[int, int]:
         """Bytes of prefetched copies of the load, and of what the dot has of its own."""
@@ -176,8 +197,8 @@ class _Tally:
             )
         if operand.role == "rhs" and is_turned(fact, unit):
             return 0, max(loaded, computed)
-        if operand.direct:
-            return loaded * (waiting if is_waiting(fact, unit) else self.num_stages), 0
+        if operand.direct and not self.is_decoded(fact):
+            return loaded * (waiting if is_waiting(unit) else self.num_stages), 0
         if self.target.kind == "hip":
             # prefetched, or if the ops between are in the way, one turn of what they compute
             return loaded * waiting, max(0, computed - loaded * waiting)
@@ -195,9 +216,13 @@ class _Tally:
             m, n, k = tile_shape(fact, self.sizes)
             k = max(k, self.depth(fact, m))
             own_rows = unit != "mma" or keeps_rows(fact, self.facts, self.sizes, self.num_warps, self.target)
-            if fact.lhs_slot is None and not (fact.consumes and own_rows):
-                # it changes its layout on the way to the unit
-                self.add(fact.region, m * k * fact.lhs_dtype.itemsize, fact.number, fact.number)
+            # behind a loop of products that share their places, another product has places of its own
+            together = all(self.facts.matmuls[number].region == fact.region for number in fact.consumes)
+            apart = unit == "mma" and not together and fact.lhs_dtype.itemsize >= _WIDE_BYTES
+            if fact.lhs_slot is None and (apart or not (fact.consumes and own_rows)):
+                # it changes its layout on the way to the unit, and copies of fp32 may be left of the loop before
+                after = 0 if apart else fact.number
+                self.add(fact.region, m * k * fact.lhs_dtype.itemsize, fact.number, after)
             if fact.rhs_slot is None:
                 self.add(fact.region, k * n * fact.rhs_dtype.itemsize, fact.number, fact.number)
 

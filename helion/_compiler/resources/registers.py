@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ...hardware import Target
 from ..facts.records import KernelFacts, LiveTile, LiveTiles
 from .layouts import fragment_warps
-from .matrix import is_turned, tile_shape, unit_of
+from .matrix import is_promoted, is_turned, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 _REGISTER_BYTES = 4
@@ -47,6 +47,18 @@ _WIDE_BYTES = 4
 _ACCESS, _FREE_ACCESSES = 1.0, 16
 #: Rows of an accumulator fragment; products of fewer rows are padded.
 _FRAGMENT_ROWS = 16
+#: Registers of those that hold a warp's rows of a left operand that is contiguous along M, over all of K, where it goes
+#: through registers. Offline for sm_80, 1.2 to 1.9 with 3 stages, more with more of them.
+_TURNED_LEFT = 2.8
+#: Part of a tile of 4-byte numbers that is loaded to meet a product and in registers twice, as it is read and as fragments.
+#: Offline, a residual of fp32 beside 128 x 256 in 8 warps spills 312 to 480 bytes on sm_90 and sm_120.
+_MET = 0.6
+#: Registers of each random number of a thread while it is made: Philox works on four words, and the assembler makes all
+#: numbers of a tile at once. Offline for sm_90 and sm_100, with 4 to 32 of them a thread, 2 to 3.5.
+_RANDOM = 3.0
+#: Registers of each value of a thread that a scan combines, besides those that hold it. Offline for sm_90 and gfx942, 0.4 to
+#: 0.9.
+_SCAN = 0.6
 #: Resident registers over the limit by this factor do not fit in what elementwise reordering can save.
 _SLACK = 1.2
 #: Registers that addresses and temporaries cannot do without.
@@ -70,12 +82,17 @@ def _wanted(
     plain, dots = (_AMD_PLAIN, _AMD_DOTS) if target.kind == "hip" else (_PLAIN, _DOTS)
     weights = dots if facts.matmuls else plain
     tiles = weights.base + weights.held * held + weights.resident * resident
+    tiles += _SCAN * _scan_registers(facts, sizes, num_warps, target)
+    tiles += _RANDOM * _random_numbers(facts, sizes, num_warps, target)
     if not facts.matmuls:
         return tiles
     fragments = _fragment_registers(facts, sizes, num_warps, target)
     turned = _turned_registers(facts, sizes, num_warps, target)
-    accesses = max(0.0, operand_accesses(facts, sizes, num_warps, target) - _FREE_ACCESSES)
-    return tiles + weights.fragments * fragments + _TURNED * turned + _ACCESS * accesses
+    accesses = max(0.0, _addresses(facts, sizes, num_warps, target) - _FREE_ACCESSES)
+    met = 0.0 if target.kind == "hip" else _met_registers(facts, sizes, num_warps, target)
+    promoted = _promoted_registers(facts, sizes, num_warps, target) + _MET * met
+    promoted += _TURNED_LEFT * _turned_left_registers(facts, sizes, num_warps, target)
+    return tiles + weights.fragments * fragments + _TURNED * turned + _ACCESS * accesses + promoted
 
 
 def register_limit(num_warps: int, target: Target) -> int:
@@ -171,15 +188,81 @@ def _fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
 
 def operand_accesses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
     """Loads of one thread for operands of dots in one iteration, most of all loops."""
+    loads = _operand_loads(facts, sizes, num_warps, target)
+    by_region: dict[int, float] = {}
+    for (region, _), (count, _) in loads.items():
+        by_region[region] = by_region.get(region, 0.0) + count
+    return max(by_region.values(), default=0.0)
+
+
+def _addresses(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Addresses of operands that a thread has at the same time: those of one loop, and if each is of one element, of all
+    loops of a grid loop, which are made before the first."""
+    by_root: dict[int, float] = {}
+    for (region, _), (count, width) in _operand_loads(facts, sizes, num_warps, target).items():
+        root = facts.regions[region].root
+        by_root[root] = by_root.get(root, 0.0) + (count if width == 1 else 0.0)
+    return max(operand_accesses(facts, sizes, num_warps, target), *by_root.values(), 0.0)
+
+
+def _operand_loads(
+    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
+) -> dict[tuple[int, int], tuple[float, int]]:
+    """By region and slot: loads of one thread for operands of dots in one iteration, and elements of each."""
     threads = num_warps * target.warp_size
     slots = {op.slot: op for op in facts.memory_ops}
-    by_region: dict[int, dict[int, float]] = {}
+    found: dict[tuple[int, int], tuple[float, int]] = {}
     for operand in facts.staged:
         op = slots[operand.slot]
         elements = tile_bytes((operand.axes, operand.itemsize), sizes) / op.itemsize
-        loads = elements / threads / vector_elements(op, sizes, threads)
-        by_region.setdefault(operand.region, {})[operand.slot] = loads
-    return max((sum(loads.values()) for loads in by_region.values()), default=0.0)
+        width = vector_elements(op, sizes, threads)
+        found[operand.region, operand.slot] = elements / threads / width, width
+    return found
+
+
+def _scan_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Registers of the values that one scan combines, per thread."""
+    scans = (tile_bytes((fact.tile, fact.itemsize), sizes) for fact in facts.scans if fact.kind == "scan")
+    return max(scans, default=0) / _REGISTER_BYTES / (num_warps * target.warp_size)
+
+
+def _random_numbers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Random numbers that a thread makes together."""
+    tiles = (_numel(tile, sizes) for tile in facts.random_tiles)
+    return max(tiles, default=0) / (num_warps * target.warp_size)
+
+
+def _turned_left_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Registers of the largest left operand of a warp that is turned on its way to the unit, on CUDA."""
+    most = 0.0
+    for fact in facts.matmuls if target.kind == "cuda" else ():
+        if fact.lhs_layout == "mn_major" and unit_of(fact, sizes, num_warps, target) == "mma":
+            m, n, k = tile_shape(fact, sizes)
+            (of_warp, _), (down, _) = fragment_warps((m, n), num_warps, target)
+            rows = max(of_warp, m // down)
+            most = max(most, rows * k * fact.lhs_dtype.itemsize / (target.warp_size * _REGISTER_BYTES))
+    return most
+
+
+def _met_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Registers of the largest tile of 4 bytes or more that is loaded to meet a product that spans the same axes."""
+    products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
+    wide = [
+        op for op in facts.memory_ops if op.kind == "load" and op.itemsize >= _WIDE_BYTES and op.matmul_operand is None
+    ]
+    met = [op for op in wide if any(axes <= set(op.tile_axes) for axes in products)]
+    most = max((tile_bytes((op.tile_axes, op.itemsize), sizes) for op in met), default=0)
+    return most / _REGISTER_BYTES / (num_warps * target.warp_size)
+
+
+def _promoted_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Registers of partial sums that stand beside the accumulator they are added to."""
+    most = 0.0
+    for fact in facts.matmuls:
+        if is_promoted(fact, unit_of(fact, sizes, num_warps, target)):
+            m, n, _ = tile_shape(fact, sizes)
+            most = max(most, m * n / (num_warps * target.warp_size))
+    return most
 
 
 def _turned_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:

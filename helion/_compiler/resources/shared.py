@@ -11,7 +11,7 @@ import torch
 from ..._shapes import cdiv
 from ...hardware import DESCRIPTOR_RANKS, Target
 from ..facts.records import KernelFacts, MemoryOpFact, ReductionFact
-from .layouts import fragment_held, moved_at_once, rounds, rows_held
+from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
 from .matrix import is_turned, keeps_rows, tile_shape, unit_of
 from .operands import operand_bytes
 from .tiles import VECTOR_BYTES, inner_axis, tile_bytes, vector_elements
@@ -20,8 +20,8 @@ from .tiles import VECTOR_BYTES, inner_axis, tile_bytes, vector_elements
 _GROUP_WARPS = 4
 #: Rows of tensor memory.
 _LANES = 128
-#: Values that one scan combines, at a guess: a number and its key.
-_SCAN_OPERANDS = 2
+#: Bytes of an address.
+_POINTER_BYTES = 8
 #: Bytes of the numbers that narrower ones are widened to.
 _FLOAT_BYTES = 4
 #: One barrier of the copy engine, and to what several are aligned.
@@ -39,7 +39,8 @@ def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, n
         operand_bytes(facts, sizes, num_warps, num_stages, target, exchange),
         max(exchange.values(), default=0),
         _narrow_bytes(facts, sizes, num_warps, target),
-        _turned_bytes(facts, sizes, num_warps * target.warp_size),
+        _turned_bytes(facts, sizes, num_warps, target),
+        _expanded_bytes(facts, sizes, num_warps * target.warp_size),
         _scan_bytes(facts, sizes, num_warps, target),
     )
 
@@ -78,12 +79,13 @@ def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: froze
 
 
 def _may_be_boxed(op: MemoryOpFact, facts: KernelFacts) -> bool:
-    """Whether a descriptor may move it: no atomics, no vectors, and no storage that one launch reads and writes."""
-    if op.kind == "atomic" or len(op.strides) not in DESCRIPTOR_RANKS:
+    """Whether a descriptor may move it: no atomics, no vectors, no gathers, static strides, and no storage that one launch reads and writes, or
+    writes in two places."""
+    if op.kind == "atomic" or op.gathered or not op.static or len(op.strides) not in DESCRIPTOR_RANKS:
         return False
     root = facts.regions[op.region].root
-    kinds = {o.kind for o in facts.memory_ops if o.storage == op.storage and facts.regions[o.region].root == root}
-    return len(kinds) == 1
+    others = [o for o in facts.memory_ops if o.storage == op.storage and facts.regions[o.region].root == root]
+    return all(o is op or o.kind == op.kind == "load" for o in others)
 
 
 def warps_along(columns: int, itemsize: int, num_warps: int, target: Target) -> int:
@@ -104,7 +106,9 @@ def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
             warps = min(num_warps // max(1, min(num_warps, across)), sizes[fact.axis])
         else:
             warps = _sharing(fact, facts, sizes, num_warps, target)
-        size = result * warps * fact.itemsize if warps > 1 or result > 1 else 0
+        kept = set(fact.tile) - {fact.axis}
+        stored = result > 1 and any(op.tile_axes and kept.issuperset(op.tile_axes) for op in facts.memory_ops)
+        size = result * warps * fact.itemsize if warps > 1 or stored else 0
         if sizes[fact.axis] < facts.axes[fact.axis].padded and numel < threads:
             # chunks that leave threads over, which repeat them, are laid out anew behind the first one
             size = max(size, numel * fact.itemsize)
@@ -126,8 +130,9 @@ def _across(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], t
 
 
 def _sharing(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Warps that have parts of the same row, at most: all, but for products. Of those there is one in each group of warps
-    that share whole lanes of an asynchronous unit, and one on ``mma`` where the next product keeps rows in their warps."""
+    """Warps that have parts of the same row, at most. Of products there is one in each group of warps that share whole
+    lanes of an asynchronous unit, and one on ``mma`` where the next product keeps rows in their warps; of rows that are
+    accessed as they lie in memory, as many as stand along them."""
     most = 0
     for dot in facts.matmuls:
         if dot.n_axis != fact.axis or dot.m_axis not in fact.tile:
@@ -140,7 +145,20 @@ def _sharing(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], 
             own = all(keeps_rows(other, facts, sizes, num_warps, target) for other in consumers)
             sharing = 1 if unit == "mma" and consumers and own else num_warps
         most = max(most, sharing)
-    return most or num_warps
+    return most or _warps_in_row(fact, facts, sizes, num_warps, target)
+
+
+def _warps_in_row(
+    fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
+) -> int:
+    """The most warps that stand along the reduced axis, for each way in which such a tile is accessed."""
+    ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(fact.tile)]
+    rows = all(op.tile_axes == fact.tile and inner_axis(op) in (fact.axis, None) for op in ops)
+    if not rows or facts.matmuls:
+        return num_warps
+    threads = num_warps * target.warp_size
+    vectors = {1, *(vector_elements(op, sizes, threads) for op in ops)}
+    return max(spread(fact.tile, sizes, vector, num_warps, target)[fact.axis][2] for vector in vectors)
 
 
 def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
@@ -199,13 +217,34 @@ def _widths(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: in
     return {max(own) if op.kind == "load" else width for op, width in zip(ops, own, strict=True)}
 
 
-def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> int:
+def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> int:
+    """Tiles that are loaded to be spread over more axes than any access has, as all pairs of rows are: what they are
+    combined in has one element after another in neighbouring threads. Few elements are loaded in that layout at once."""
+    if facts.matmuls:
+        return 0
+    known = {frozenset(op.tile_axes) for op in facts.memory_ops}
+    found = {fact.tile for fact in facts.reductions} | {axes for tiles in facts.live_tiles for axes, _ in tiles}
+    most = 0
+    for axes in (axes for axes in found if frozenset(axes) not in known):
+        spread_out = rows_held(axes, sizes, 1, threads)
+        for op in facts.memory_ops:
+            own = op.tile_axes
+            if op.kind != "load" or not own or not set(own) < set(axes) or tile_bytes((own, 1), sizes) < threads:
+                continue
+            in_rows = inner_axis(op) in (own[-1], None)
+            held = rows_held(own if in_rows else own[::-1], sizes, vector_elements(op, sizes, threads), threads)
+            most = max(most, tile_bytes((own, op.itemsize), sizes) // rounds(held, spread_out, op.itemsize))
+    return most
+
+
+def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
     """Tiles change their layout in shared memory between accesses whose contiguous axis in memory or whose width
     differs."""
     if facts.matmuls:
         return 0
+    threads = num_warps * target.warp_size
     groups: dict[frozenset[int], list[MemoryOpFact]] = {}
-    for op in facts.memory_ops:
+    for op in (*facts.memory_ops, *facts.atomics):
         if op.tile_axes:
             groups.setdefault(frozenset(op.tile_axes), []).append(op)
     most = 0
@@ -217,10 +256,13 @@ def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) ->
         if len(inner) > 1 or pairs or len(widths) > 1:
             least = _FLOAT_BYTES if pairs else 1  # pairs are widened before
             rows = ops[0].tile_axes
-            in_rows = not pairs and all(op.tile_axes == rows and inner_axis(op) == rows[-1] for op in ops)
+            in_rows = not pairs and all(op.tile_axes == rows and inner_axis(op) in (rows[-1], None) for op in ops)
             for op in ops:
-                size = tile_bytes((op.tile_axes, max(least, op.itemsize)), sizes)
-                most = max(most, size // (_width_rounds(op, widths, sizes, threads) if in_rows else 1))
+                # where an atomic is gathered, what moves is its addresses
+                scattered = op.kind == "atomic" and op.gathered and target.kind == "cuda"
+                itemsize = _POINTER_BYTES if scattered else max(least, op.itemsize)
+                size = tile_bytes((op.tile_axes, itemsize), sizes)
+                most = max(most, size // (_width_rounds(op, widths, itemsize, sizes, threads) if in_rows else 1))
         numel = math.prod(sizes[axis] for axis in axes)
         shared = any(axes & other for other in groups if other != axes)
         if shared and numel < threads and any(op.kind == "store" for op in ops):
@@ -229,28 +271,37 @@ def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) ->
     return most
 
 
-def _width_rounds(op: MemoryOpFact, widths: set[int], sizes: Mapping[int, int], threads: int) -> int:
-    """In how many rounds a tile changes between accesses of different ``widths``."""
+def _width_rounds(op: MemoryOpFact, widths: set[int], itemsize: int, sizes: Mapping[int, int], threads: int) -> int:
+    """In how many rounds a tile of elements of ``itemsize`` bytes changes between accesses of different ``widths``."""
     held = [rows_held(op.tile_axes, sizes, width, threads) for width in sorted(widths)]
-    return min(rounds(one, other, op.itemsize) for one, other in itertools.combinations(held, 2))
+    return min((rounds(one, other, itemsize) for one, other in itertools.combinations(held, 2)), default=1)
 
 
 def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Scans along the contiguous axis pass on one number per warp; others what each warp has of every column."""
+    """Running combinations pass on one number for each warp, lane beside it, and part of the axis that all threads
+    together cover at once."""
     most = 0
+    threads = num_warps * target.warp_size
     for fact in facts.scans:
-        if fact.kind != "scan" or fact.axis is None:
-            continue
-        for axes, itemsize in (tile for tiles in facts.live_tiles for tile in tiles if fact.axis in tile[0]):
-            numel, along = math.prod(sizes[axis] for axis in axes), sizes[fact.axis]
-            if axes[-1] == fact.axis:
-                parts = numel // along * num_warps
-            else:
-                ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(axes)]
-                each = min((vector_elements(op, sizes, num_warps * target.warp_size) for op in ops), default=1)
-                parts = numel // max(1, min(along, target.warp_size * each // sizes[axes[-1]]))
-            most = max(most, _SCAN_OPERANDS * itemsize * parts)
+        if fact.kind == "scan" and fact.axis is not None:
+            ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(fact.tile)]
+            orders = {op.tile_axes if inner_axis(op) in (op.tile_axes[-1], None) else op.tile_axes[::-1] for op in ops}
+            vectors = {vector_elements(op, sizes, threads) for op in ops} or {1}
+            for axes, vector in itertools.product(orders or {fact.tile}, vectors):
+                most = max(most, fact.itemsize * _passed_on(fact.axis, axes, sizes, vector, num_warps, target))
     return most
+
+
+def _passed_on(
+    axis: int, axes: Sequence[int], sizes: Mapping[int, int], vector: int, num_warps: int, target: Target
+) -> int:
+    """Numbers that a scan along ``axis`` of a tile in rows passes on in shared memory."""
+    layout = spread(axes, sizes, vector, num_warps, target)
+    if layout[axis][2] == 1:
+        return 0
+    blocks = math.prod(cdiv(sizes[other], math.prod(layout[other])) for other in axes)
+    beside = math.prod(layout[other][0] * layout[other][1] for other in axes if other != axis)
+    return num_warps * beside * blocks
 
 
 def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
@@ -260,12 +311,18 @@ def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int,
     products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
     for op in (*facts.memory_ops, *facts.atomics) if products else ():
         product = any(axes <= set(op.tile_axes) for axes in products)
-        if op.kind == "load":
+        itemsize = op.itemsize
+        if op.kind == "load" and len(op.tile_axes) == 1:
+            # a number for each row or column
+            turned = any(op.tile_axes[0] in axes for axes in products)
+        elif op.kind == "load":
             turned = product and op.matmul_operand is None
+            if target.kind == "hip":  # widened before
+                itemsize = max(itemsize, _FLOAT_BYTES)
         else:
             turned = len(op.tile_axes) > 1 and not (target.kind == "hip" and op.kind == "store" and product)
         if turned:
-            size = tile_bytes((op.tile_axes, op.itemsize), sizes)
+            size = tile_bytes((op.tile_axes, itemsize), sizes)
             most[op.region] = max(most.get(op.region, 0), size // _product_rounds(op, facts, sizes, num_warps, target))
     return most
 
@@ -283,8 +340,9 @@ def _product_rounds(
     held = rows_held(axes, sizes, vector_elements(op, sizes, threads), threads)
     least = []
     for fact in facts.matmuls:
-        # products in a row share their warps' places
-        chained = fact.consumes or any(fact.number in other.consumes for other in facts.matmuls)
+        # products in a row, and those of one region, which share operands, share their warps' places
+        others_there = (other for other in facts.matmuls if other is not fact)
+        chained = fact.consumes or any(o.region == fact.region or fact.number in o.consumes for o in others_there)
         if chained or fact.m_axis != row or unit_of(fact, sizes, num_warps, target) != "mma":
             return 1
         m, n, _ = tile_shape(fact, sizes)

@@ -9,6 +9,8 @@ from ..facts.records import LiveTile, MemoryOpFact
 
 #: Bytes of the widest load or store of one thread.
 VECTOR_BYTES = 16
+#: Of a stride that comes with the launch, Triton knows no more than whether it is a multiple of this.
+_KNOWN_MULTIPLE = 16
 
 
 def tile_bytes(tile: LiveTile, sizes: Mapping[int, int]) -> int:
@@ -23,6 +25,8 @@ def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) ->
     share = math.prod(sizes[axis] for axis in op.tile_axes) // threads
     width = max(1, min(VECTOR_BYTES // op.itemsize, share))
     for axis, stride, scale in zip(op.subscript_axes, op.strides, op.scales, strict=True):
+        if not op.static and stride > 1 and stride % _KNOWN_MULTIPLE:
+            return 1
         if inner is None or (axis == inner and stride == 1 and scale != 1):
             return 1
         if axis != inner:

@@ -88,24 +88,29 @@ def time_us(done: Work, target: Target) -> float:
 
 
 def _trips(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
-    """Tiles along an axis; 1 when its extent is not known."""
+    """Tiles along an axis; 1 when nothing is known of its extent."""
     fact = facts.axes[axis]
-    if fact.extent is not None:
-        return max(1, cdiv(fact.extent, sizes[axis]))
+    extent = fact.mean if fact.extent is None else fact.extent
+    if extent is not None:
+        return max(1, cdiv(extent, sizes[axis]))
     return 1 if fact.outer is None else max(1, cdiv(sizes[fact.outer], sizes[axis]))
 
 
 def _span(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
     """Elements along an axis of all its tiles together."""
     fact = facts.axes[axis]
-    if fact.extent is not None:
-        return fact.extent
+    extent = fact.mean if fact.extent is None else fact.extent
+    if extent is not None:
+        return extent
     return sizes[axis] if fact.outer is None else max(sizes[fact.outer], sizes[axis])
 
 
 def _elements(facts: KernelFacts, sizes: Mapping[int, int], region: int, axes: tuple[int, ...]) -> int:
     """Elements of a tile over ``axes`` in ``region``, over all programs and iterations."""
     own = math.prod(_span(facts, sizes, axis) for axis in dict.fromkeys(axes))
+    # dimensions of one extent are one axis: those of a tile beyond the first have the tile's own elements
+    again = (axis for at, axis in enumerate(axes) if axis in axes[:at])
+    own *= math.prod(_span(facts, sizes, a) if facts.axes[a].kind == "full" else sizes[a] for a in again)
     around = facts.enclosing_axes(region)
     return own * math.prod(_trips(facts, sizes, axis) for axis in around if axis not in axes)
 

@@ -32,18 +32,12 @@ class OfflineCompileError(exc.BaseError):
 
     template = "Kernel {kernel!r} does not compile for {target} with options {options}:\n{detail}"
 
-    def __init__(self, *, kernel: str, target: str, options: Mapping[str, object], detail: str) -> None:
-        self.kernel = kernel
-        self.target = target
-        self.options = dict(options)
-        self.detail = detail
-        super().__init__(kernel=kernel, target=target, options=self.options, detail=detail)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        rebuild = functools.partial(
-            type(self), kernel=self.kernel, target=self.target, options=self.options, detail=self.detail
-        )
-        return rebuild, ()
+    def __getattr__(self, name: str) -> Any:
+        """``kernel``, ``target``, ``options`` and ``detail``."""
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,8 @@ _CARRIED_DIVISOR = 2
 #: A row that is needed again is held at once up to this many times the budget: the count of live tiles is that of the
 #: IR, and registers are reused within it. Rows that a second loop would read again only to store cost less when looped.
 _HOLD, _HOLD_STORE_ONLY = (3, 1), (6, 5)
+#: Rows of at most this many elements are held: a chunk of them would be less than a warp reads at once.
+_LEAST_CHUNK = 64
 #: Elements of a chunk at most.
 _MAX_CHUNK = 16384
 #: Waves of programs that remain when programs are given several rows, and rows at most.
@@ -181,7 +183,7 @@ class _Allocator:
         budget = self.budget // _CARRIED_DIVISOR if fact.carried_2d else self.budget
         whole = axis.padded or axis.max_size or _MAX_CHUNK
         chunk = min(_MAX_CHUNK, previous_power_of_2((budget - flat) // scale), whole)
-        if self.may_hold(fact, scale, flat):
+        if self.may_hold(fact, scale, flat) or (fact.full_extent and whole <= _LEAST_CHUNK):
             chunk = whole
         if fact.full_extent:
             held = chunk >= whole and self.hold

@@ -8,7 +8,7 @@ from ..._compiler.facts.records import KernelFacts
 from ..._compiler.resources.predict import Predicted
 from ...hardware import Target
 from .reduction_budget import Allocation
-from .sizing import estimate, is_wide, warps_for_threads
+from .sizing import Chunks, Sizes, estimate, halve, is_wide, warps_for_threads
 
 #: Threads by the length of the row in elements; longer rows get the last entry's double.
 _THREADS = ((1024, 128), (4096, 256), (16384, 512))
@@ -54,28 +54,32 @@ def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: in
     warps = warps_for_threads(threads or row_threads(found, facts, target), target)
     most = warps_for_threads(_MOST_THREADS, target)
     sizes, chunks = dict(found.sizes), dict(found.chunks)
+
+    def wanted(sizes: Sizes, chunks: Chunks) -> tuple[float, ...]:
+        predicted = estimate(facts, target, sizes, most, 1, chunks)
+        return predicted.spill_risk, predicted.registers_per_thread, predicted.time_us
+
     while True:
         predicted = estimate(facts, target, sizes, warps, 1, chunks)
         if not predicted.spill_risk:
             break
         if warps < most:
             warps *= 2
-        elif not _shrink(facts, sizes, chunks):
+            continue
+        smaller = halve(_able(facts, sizes, chunks), sizes, chunks, facts, wanted)
+        if smaller is None:
             break
+        sizes, chunks = smaller
     return Launch(num_warps=warps, sizes=sizes, chunks=chunks, predicted=predicted)
 
 
-def _shrink(facts: KernelFacts, sizes: dict[int, int], chunks: dict[int, int | None]) -> bool:
-    """Halve the largest chunk or tile that spans part of a row; False when nothing is left to halve."""
-    spanned = {axis for tiles in facts.live_tiles for axes, _ in tiles for axis in axes}
-    able: list[tuple[int, int]] = []
+def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
+    """The chunks and tiles that may be halved: those that some value of the kernel spans."""
+    able: list[int] = []
     for axis, chunk in chunks.items():
         size = facts.axes[axis].padded if chunk is None else chunk
         if size > max(1, facts.axes[axis].min_size) * _SMALLEST_CHUNK:
-            able.append((size, axis))
-    able += [(size, axis) for axis, size in sizes.items() if axis in spanned and size > facts.axes[axis].min_size]
-    if not able:
-        return False
-    size, axis = max(able)
-    (chunks if axis in chunks else sizes)[axis] = size // 2
-    return True
+            able.append(axis)
+    spanned = {axis for root in facts.resident_tiles for tiles in root for axes, _ in tiles for axis in axes}
+    able += [axis for axis, size in sizes.items() if axis in spanned and size > facts.axes[axis].min_size]
+    return tuple(able)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..._compiler.facts.records import AxisFact, KernelFacts
 from ..._compiler.resources.predict import Predicted, predict
@@ -48,6 +49,42 @@ def estimate(
     return predict(facts, all_sizes(facts, block_sizes, chunks), num_warps, num_stages, target)
 
 
+Sizes = dict[int, int]
+Chunks = dict[int, int | None]
+
+
+def halve(
+    able: Sequence[int],
+    sizes: Sizes,
+    chunks: Chunks,
+    facts: KernelFacts,
+    short: Callable[[Sizes, Chunks], tuple[float, ...]],
+) -> tuple[Sizes, Chunks] | None:
+    """``sizes`` and ``chunks`` with those of the axes ``able`` halved that help most: what is ``short`` becomes least.
+
+    One axis, or two or all of them where the pressure of several places is the same and none alone lowers it. The largest
+    where nothing helps at all; None where there is nothing to halve.
+    """
+    if not able:
+        return None
+    now = all_sizes(facts, sizes, chunks)
+
+    def halved(axes: Iterable[int]) -> tuple[Sizes, Chunks]:
+        half = {axis: now[axis] // 2 for axis in axes}
+        return (
+            sizes | {axis: size for axis, size in half.items() if axis not in chunks},
+            chunks | {axis: size for axis, size in half.items() if axis in chunks},
+        )
+
+    before = short(sizes, chunks)
+    for together in sorted({1, min(2, len(able)), len(able)}):
+        options = [halved(axes) for axes in itertools.combinations(able, together)]
+        after = [short(*option) for option in options]
+        if min(after) < before:
+            return options[after.index(min(after))]
+    return halved((max(able, key=lambda axis: (now[axis], axis)),))
+
+
 def wave_efficiency(blocks: int, target: Target) -> float:
     """Part of the SMs' time that is used when ``blocks`` equal blocks run one per SM."""
     return blocks / (cdiv(blocks, target.num_sms) * target.num_sms)
@@ -58,9 +95,10 @@ def extent_of(axis: AxisFact) -> int:
     return axis.extent if axis.extent is not None else axis.size or 1
 
 
-def grid_extent(facts: KernelFacts) -> int:
-    """Product of the extents of all grid axes."""
-    return math.prod(extent_of(facts.axes[a]) for a in facts.grid_axes)
+def grid_extent(facts: KernelFacts, root: int | None = None) -> int:
+    """Product of the extents of all grid axes, or of those of one root."""
+    axes = (facts.axes[a] for a in facts.grid_axes)
+    return math.prod(extent_of(axis) for axis in axes if root is None or root in axis.roots)
 
 
 def warps_for_threads(threads: int, target: Target) -> int:

@@ -5,15 +5,17 @@ Always applies, and comes last. Not measured on a GPU.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from ..._compiler.facts.records import AxisFact, KernelFacts
+from ..._compiler.facts.records import AxisFact, KernelFacts, StagedOperand
 from ..._compiler.resources.predict import Predicted
 from ..._shapes import next_power_of_2
 from ...hardware import Target
 from .base import Proposal, Verdict
-from .sizing import all_sizes, clamp, estimate
+from .sizing import Chunks, Sizes, all_sizes, clamp, estimate, halve
 
 #: Sides of the tile of a dot, and elements of any other program's tile.
 _DOT_SIDES = {"m": 64, "n": 64, "k": 32}
@@ -34,9 +36,7 @@ class TritonFallbackHeuristic:
 
     def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
         sizes = moderate_sizes(facts, _DOT_SIDES)
-        chunks: dict[int, int | None] = {
-            axis.block_id: None if axis.padded <= _HELD_ROW else _CHUNK for axis in facts.rolled_axes
-        }
+        chunks: Chunks = {axis.block_id: None if axis.padded <= _HELD_ROW else _CHUNK for axis in facts.rolled_axes}
         warps, stages = _WARPS, _STAGES if facts.matmuls else 1
         most = max(1, _MOST_THREADS // target.warp_size)
         while True:
@@ -47,10 +47,23 @@ class TritonFallbackHeuristic:
                 warps *= 2
             elif not predicted.fits and stages > 1:
                 stages -= 1
-            elif not _shrink(facts, sizes, chunks):
-                break
+            else:
+                short = functools.partial(_short, facts, target, warps, stages)
+                smaller = halve(_able(facts, sizes, chunks), sizes, chunks, facts, short)
+                if smaller is None:
+                    break
+                sizes, chunks = smaller
         reason = f"tiles of at most {max(sizes.values(), default=1)}, {_outcome(predicted)}"
         return (Proposal(reason=reason, block_sizes=sizes, reduction_loops=chunks, num_warps=warps, num_stages=stages),)
+
+
+def _short(
+    facts: KernelFacts, target: Target, warps: int, stages: int, sizes: Sizes, chunks: Chunks
+) -> tuple[float, ...]:
+    """What a launch lacks, the worst first."""
+    predicted = estimate(facts, target, sizes, warps, stages, chunks)
+    shared = 0 if predicted.fits else predicted.shared_bytes
+    return not predicted.fits, shared, predicted.spill_risk, predicted.registers_per_thread, predicted.time_us
 
 
 def _outcome(predicted: Predicted) -> str:
@@ -76,7 +89,7 @@ def moderate_sizes(facts: KernelFacts, sides: Mapping[str, int]) -> dict[int, in
         # a tile that a view merges into a side of the product: the unit takes 16 along K, and a tile of 1 gives none
         for axis in (facts.axes[a] for a in operand.axes if facts.axes[a].tunable and a not in sizes):
             wanted = sides["k"] if axis.extent is None else min(sides["k"], next_power_of_2(axis.extent))
-            sizes[axis.block_id] = clamp(wanted, axis)
+            sizes[axis.block_id] = clamp(max(1, wanted // _beside(facts, operand, axis.block_id)), axis)
     room = 1 if facts.matmuls else max(1, _TILE_ELEMENTS // _row(facts))
     for axis in reversed(facts.tunable_axes):
         if axis.block_id not in sizes:
@@ -84,6 +97,14 @@ def moderate_sizes(facts: KernelFacts, sides: Mapping[str, int]) -> dict[int, in
             sizes[axis.block_id] = size
             room = max(1, room // size)
     return sizes
+
+
+def _beside(facts: KernelFacts, operand: StagedOperand, axis: int) -> int:
+    """Elements along K that an operand has for each of a tile that a view merges into it: groups of 32 with a scale."""
+    fact = facts.matmuls[operand.dot]
+    stored = next(op.itemsize for op in facts.memory_ops if op.slot == operand.slot)
+    others = (a for a in operand.axes if a not in (axis, fact.m_axis, fact.n_axis) and not facts.axes[a].tunable)
+    return max(1, operand.itemsize // stored) * math.prod(max(1, facts.axes[a].padded) for a in others)
 
 
 def _row(facts: KernelFacts) -> int:
@@ -95,17 +116,15 @@ def _row(facts: KernelFacts) -> int:
     return row
 
 
-def _shrink(facts: KernelFacts, sizes: dict[int, int], chunks: dict[int, int | None]) -> bool:
-    """Halve the largest tile, or with all at their smallest the longest row; False when nothing is left to halve."""
+def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
+    """The tiles that may be halved, or with all at their smallest, the rows."""
 
     def least(axis: AxisFact) -> int:
         return max(axis.min_size, _SMALLEST_CHUNK if axis.block_id in chunks else 1)
 
     now = all_sizes(facts, sizes, chunks)
     for blocks in (tuple(sizes), tuple(chunks)):
-        able = [block for block in blocks if now[block] > least(facts.axes[block])]
+        able = tuple(block for block in blocks if now[block] > least(facts.axes[block]))
         if able:
-            largest = max(able, key=lambda block: (now[block], block))
-            (sizes if largest in sizes else chunks)[largest] = now[largest] // 2
-            return True
-    return False
+            return able
+    return ()

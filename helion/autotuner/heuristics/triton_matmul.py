@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..._compiler.facts.records import KernelFacts, MatmulFact
-from ..._compiler.resources.matrix import ASYNC_ROWS, is_turned
+from ..._compiler.resources.matrix import ASYNC_ROWS, is_k_major, is_turned, partial_sum
 from ..._compiler.resources.predict import Predicted, predict
 from ..._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ...hardware import Target
@@ -31,6 +31,9 @@ from .sizing import all_sizes, clamp, estimate, is_h200, wave_efficiency
 
 #: Caps of the starting tile, and of K.
 _START_M, _START_N, _MAX_K = 128, 256, 256
+#: Columns to start from where partial sums stand beside the accumulator: offline for sm_90, 128 x 256 in 8 warps spills 208
+#: to 368 bytes, 128 x 128 takes 171 registers.
+_PROMOTED_N = 128
 #: Part of the register file that fp32 accumulators may take.
 _ACCUMULATOR_SHARE = 2
 #: Stages the K tile is chosen for, and the most there are.
@@ -62,7 +65,8 @@ _SYNC_TILE = (128, 64, 32, 2, 3)
 _WIDE_ITEMSIZE = 4
 #: Tiles along K of a loop beside the product's, against those of the product: wider ones were faster on H200.
 _BESIDE = 2
-#: Columns and warps where rows of an operand are not aligned to this many bytes. Swept on H200; elsewhere, offline, 256
+#: Columns and warps where rows of an operand are not aligned to this many bytes; strides that come with the launch are
+#: known to be multiples of as many elements, or not at all. Swept on H200; elsewhere, offline, 256
 #: columns spill up to 1960 bytes where the product is added to a tensor or goes through an error function.
 _ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS, _UNALIGNED_TILE = 16, 128, 8, 8192
 #: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for three
@@ -135,6 +139,9 @@ class _Sizer:
         self.batch, self.span = found.batch, found.span
         sides = [facts.axes[b] for b in (fact.m_block_id, fact.n_block_id) if b is not None]
         self.spread = tuple(e if side.on_grid else 1 for e, side in zip(self.extents, sides, strict=False))
+        dtypes = (fact.lhs_dtype, fact.rhs_dtype)
+        #: Whether each accumulator has partial sums beside it.
+        self.promoted = not fact.lhs_format and is_k_major(fact) and bool(partial_sum(dtypes, _MAX_K, target))
         self.walked = any(side.extent is None for side in sides)
         self.caps = (_cap(found.m), _cap(found.n))
         staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
@@ -142,7 +149,9 @@ class _Sizer:
         self.saturated = self.batch >= _SATURATED * target.num_sms
         operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
         self.aligned = not any(
-            stride != 1 and stride * op.itemsize % _ALIGNED_BYTES for op in operands for stride in op.strides
+            stride != 1 and (stride * op.itemsize % _ALIGNED_BYTES or not (op.static or stride % _ALIGNED_BYTES == 0))
+            for op in operands
+            for stride in op.strides
         )
         k_major = (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
         self.sync = is_h200(target) and self.itemsize == _WIDE_ITEMSIZE and not k_major
@@ -150,7 +159,8 @@ class _Sizer:
         computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
         narrow = self.itemsize < _WIDE_ITEMSIZE
         #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
-        self.boxed = is_h200(target) and plain and self.aligned and narrow and not computed
+        movable = all(op.static and not op.gathered for op in operands)
+        self.boxed = is_h200(target) and plain and movable and self.aligned and narrow and not computed
         self.box_pays = self.boxed and fact.rhs_layout == "k_major"
 
     def tile(self) -> _Tile:
@@ -167,6 +177,8 @@ class _Sizer:
     def start(self) -> tuple[int, int]:
         cap_m, cap_n = self.caps
         m, n = min(_START_M, cap_m), min(_START_N, cap_n)
+        if self.promoted:
+            n = min(n, _PROMOTED_N)
         if is_h200(self.target) and is_turned(self.fact, "wgmma"):
             m, n = min(_START_N, cap_m), min(_START_M, cap_n)
         if self.sync:
@@ -175,7 +187,7 @@ class _Sizer:
             return m, min(n, _UNALIGNED_COLUMNS)
         if is_h200(self.target) and not self.walked and self.extents[2] <= _SHORT_K:
             return min(_SHORT_TILE[0], cap_m), min(_SHORT_TILE[1], cap_n)
-        budget = self.target.registers_per_sm // _ACCUMULATOR_SHARE
+        budget = self.target.registers_per_sm // (_ACCUMULATOR_SHARE * (2 if self.promoted else 1))
         if m * n < budget:
             n = min(cap_n, max(n, budget // m))
         if m * n < budget:

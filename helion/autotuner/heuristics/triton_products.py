@@ -39,8 +39,8 @@ _WARPS = (4, 8, 16)
 #: Waves are full enough at this efficiency.
 _WAVE_TARGET = 0.8
 #: Part of a thread's registers, in percent, that may be planned with: offline for sm_80, sm_90 and sm_100, 251 of 255
-#: planned with spill 272 to 508 bytes, 224 none.
-_REGISTER_PERCENT = 95
+#: planned with spill 272 to 508 bytes, 238 up to 88, 224 none.
+_REGISTER_PERCENT = 92
 #: The same where a thread has more than 256, half of them for matrix products alone: offline for gfx942 and gfx950, 329 of
 #: 512 planned with take 506, 347 spill 128 bytes and 403 up to 416.
 _WIDE_REGISTERS, _WIDE_PERCENT = 256, 60

@@ -197,10 +197,12 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, busy: bool)
     """Rows per program: its bytes, spread over the grid axes as they were; returns how many."""
     primary = found.primary
     row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
-    waves = previous_power_of_2(grid_extent(facts) // (target.num_sms * _MIN_WAVES))
+    waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _MIN_WAVES))
     room = _PROGRAM_BYTES // 2 if busy or _is_heavy(primary) else _PROGRAM_BYTES
     goal = max(1, min(_MAX_ROWS, room // row, waves))
-    axes = [facts.axes[a] for a in facts.grid_axes if facts.axes[a].tunable]
+    # other grid loops keep what they were given, and so do axes that memory is contiguous along
+    own = (facts.axes[a] for a in facts.grid_axes if a not in found.columns)
+    axes = [axis for axis in own if axis.tunable and primary.root in axis.roots]
     sizes = {axis.block_id: axis.min_size for axis in axes}
     while math.prod(sizes.values()) < goal:
         able = [a for a in axes if sizes[a.block_id] * 2 <= min(a.padded or 1, a.max_size or goal)]

@@ -108,8 +108,8 @@ def build_space(
         )
     )
     fields += _launch_fields(seen, target, absent)
-    fields += _memory_fields(seen)
-    fields += _epilogue_fields(program, target, absent)
+    fields += _memory_fields(seen, bool(rollable))
+    fields.append(_epilogue_field(program, target))
     taken = {field.key for field in fields} | set(absent)
     for name, choices in program.tunables:
         if name in taken:
@@ -252,7 +252,11 @@ def _loop_fields(seen: Survey, program: Program) -> list[Field]:
 
 def _order_slot(seen: Survey, nest: Nest) -> Slot:
     order = PermutationFragment(len(nest.axes))
-    return Slot(name=seen.axes_text(nest.axes), fragment=order, initial=list(order.default()), ids=_root_ids(nest))
+    initial, name = list(order.default()), seen.axes_text(nest.axes)
+    if not nest.permutable:
+        remedy = "an iteration of the loop may see what an earlier one did"
+        return Slot(name=name, fragment=EnumFragment((initial,)), initial=initial, ids=_root_ids(nest), remedy=remedy)
+    return Slot(name=name, fragment=order, initial=initial, ids=_root_ids(nest))
 
 
 def _flatten_slot(seen: Survey, program: Program, nest: Nest) -> Slot:
@@ -353,41 +357,45 @@ def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str,
     return PID_TYPES, {}
 
 
-def _memory_fields(seen: Survey) -> list[Field]:
+def _memory_fields(seen: Survey, copied: bool) -> list[Field]:
+    """``copied``: whether there is a reduction to roll, which repeats accesses."""
     # what an access cannot use falls back to pointers, so that one config serves many shapes and targets
-    pointers: dict[str, Any] = {"choice": EnumFragment(("pointer", "block_ptr", "tensor_descriptor"))}
+    pointers: dict[str, Any] = {"choice": EnumFragment(("pointer", "block_ptr", "tensor_descriptor")), "copied": copied}
     # "" caches at all levels. Loads: .cg bypasses L1. Stores: .cs is evicted first, .wt writes through L2.
     of_loads, of_stores = EnumFragment(("", ".cg")), EnumFragment(("", ".cs", ".wt"))
     eviction = EnumFragment(("", "first", "last"))
+
+    def modifiers(key: str, names: Sequence[str], per: str, choice: EnumFragment) -> PerAccess:
+        return PerAccess(key=key, slots=_access_slots(names, choice), per=per, choice=choice, copied=copied)
+
     return [
         Indexing(
             key="indexing", slots=_access_slots(seen.accesses, pointers["choice"]), per="load and store", **pointers
         ),
-        Indexing(key="atomic_indexing", slots=(), per="atomic operation", **pointers),
+        # atomic operations have one mechanism: entries are checked, and have no effect
+        Indexing(key="atomic_indexing", slots=(), per="atomic operation", **{**pointers, "copied": True}),
         PerAccess(
             key="load_eviction_policies",
             slots=_access_slots(seen.loads_left_open, eviction),
             per="load without an eviction policy of its own",
             wish="eviction",
             choice=eviction,
+            copied=copied,
         ),
-        PerAccess(key="load_cache_modifiers", slots=_access_slots(seen.loads, of_loads), per="load", choice=of_loads),
-        PerAccess(
-            key="store_cache_modifiers", slots=_access_slots(seen.stores, of_stores), per="store", choice=of_stores
-        ),
+        modifiers("load_cache_modifiers", seen.loads, "load", of_loads),
+        modifiers("store_cache_modifiers", seen.stores, "store", of_stores),
     ]
 
 
-def _epilogue_fields(program: Program, target: Target, absent: dict[str, str]) -> list[Field]:
+def _epilogue_field(program: Program, target: Target) -> Field:
     columns, why = subtile_blocks(program)
+    fragment = EnumFragment((None, *COUNTS))
     if not columns:
-        absent["epilogue_subtile"] = why
-        return []
+        return EpilogueSubtile(fragment=fragment, searched=EnumFragment((None,)), columns=(), reason=why)
     counts = [count for count, least in zip(COUNTS, SUBTILED_K, strict=True) if _summed(program) >= least]
     # where the accumulator lies in tensor memory, a subtile of it is all that has to be in registers at once
     searched = (None, *counts) if target.has("tcgen05") else (None,)
-    fragment = EnumFragment((None, *COUNTS))
-    return [EpilogueSubtile(fragment=fragment, searched=EnumFragment(searched), columns=columns)]
+    return EpilogueSubtile(fragment=fragment, searched=EnumFragment(searched), columns=columns)
 
 
 def _summed(program: Program) -> int:

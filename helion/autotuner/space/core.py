@@ -13,7 +13,7 @@ from ..._compiler.ir.grammar import Block, Bound, OperandRef
 from ..._compiler.passes.subtile import largest_count
 from ..._compiler.plan.sizes import fixed_size, padded_extent
 from ..._shapes import Expr, cdiv, hint_of
-from ...config import Config
+from ...config import EVERY_REDUCTION, Config, as_config
 from ...hardware import Target
 from ..heuristics.base import Proposal
 from .fields import EpilogueSubtile, Field, PerSlot, Scalar, values_of
@@ -195,7 +195,7 @@ class ConfigSpace:
     # --- normalizing ------------------------------------------------------------------------------------------------
 
     def _normalize(self, config: Config | Mapping[str, Any], *, repair: bool) -> Config:
-        given = config if isinstance(config, Config) else Config(**config)
+        given = self._spelt_out(as_config(config))
         verbatim = self._check_keys(given)
         values = {f.key: f.read(given[f.key]) if f.key in given else f.default() for f in self.fields}
         self._settle_grids(values)
@@ -207,10 +207,17 @@ class ConfigSpace:
             chosen.update(self.tunable if "block_sizes" in given else ())
             chosen.update(self.rollable[: len(given["reduction_loops"])] if "reduction_loops" in given else ())
         self._settle_sizes(values, chosen)
-        self._settle_epilogue(values)
+        self._settle_epilogue(values, repair)
         if values["pid_type"] == "xyz" and (excess := self._xyz_excess(values)):
             raise exc.InvalidConfig(excess)
         return Config(**values, **verbatim)
+
+    def _spelt_out(self, given: Config) -> Config:
+        """With one chunk for every whole dimension as a list of them."""
+        if EVERY_REDUCTION not in given:
+            return given
+        chunks = [given[EVERY_REDUCTION]] * len(self.rollable)
+        return Config(**{k: v for k, v in given.items() if k != EVERY_REDUCTION}, reduction_loops=chunks)
 
     def _check_keys(self, given: Config) -> Values:
         """The keys that are passed on as they are. Raises for those that nobody knows."""
@@ -291,13 +298,19 @@ class ConfigSpace:
             f"{self.target} has {self.target.registers_per_sm}; use fewer warps, a smaller maxnreg, or leave it out."
         )
 
-    def _settle_epilogue(self, values: Values) -> None:
-        """As many subtiles as the tiles are wide enough for."""
-        if values.get("epilogue_subtile") is not None:
-            field = self.field("epilogue_subtile")
-            assert isinstance(field, EpilogueSubtile)
-            count = largest_count(self.sizes(values), field.columns, values["epilogue_subtile"])
-            values["epilogue_subtile"] = count if count > 1 else None
+    def _settle_epilogue(self, values: Values, repair: bool) -> None:
+        """As many subtiles as the tiles are wide enough for; none where there is nothing to split."""
+        if values["epilogue_subtile"] is None:
+            return
+        if True in values["flatten_loops"] and not repair:
+            raise exc.InvalidConfig(
+                f"epilogue_subtile={values['epilogue_subtile']} splits tiles along their columns, which flatten_loops="
+                f"{values['flatten_loops']} leaves without any; keep one of them."
+            )
+        field = self.field("epilogue_subtile")
+        assert isinstance(field, EpilogueSubtile)
+        count = largest_count(self.sizes(values), field.columns, values["epilogue_subtile"])
+        values["epilogue_subtile"] = count if count > 1 and True not in values["flatten_loops"] else None
 
     def _reset_range(self, values: Values, entry: int) -> None:
         for field in self.fields:

@@ -130,15 +130,18 @@ class Scalar(Field):
 class EpilogueSubtile(Scalar):
     """Into how many column subtiles the epilogue of a matrix product is split; None keeps the tile whole.
 
-    ``columns`` are the blocks split.
+    ``columns`` are the blocks split; where there are none, every value means None, and ``reason`` says why.
     """
 
     key: str = "epilogue_subtile"
     initial: None = None
     columns: tuple[int, ...]
+    reason: str = ""
 
     def read(self, value: Any) -> Any:
-        return super().read(2 if value is True else value)
+        if value is True:
+            return super().read(2)
+        return super().read(None if isinstance(value, int) and value == 0 else value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +275,7 @@ class LoopOrders(PerSlot):
     def entry(self, at: int, slot: Slot, value: Any) -> list[int]:
         if not isinstance(value, (list, tuple)) or any(type(dim) is not int for dim in value):
             raise self.refusal(at, slot, f"must be a permutation of {slot.initial}, got {value!r}")
-        return super().entry(at, slot, value)
+        return super().entry(at, slot, list(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,16 +337,19 @@ class ReductionLoops(PerSlot):
 class PerAccess(PerSlot):
     """One entry per memory access, each out of ``choice``.
 
-    Lists may be too long: elsewhere the copies of an access count that rolling a reduction makes, while here they share
-    the entry of the access in the kernel's source.
+    With ``copied`` lists may be too long: elsewhere the copies of an access count that rolling a reduction makes, while
+    here they share the entry of the access in the kernel's source.
     """
 
     choice: EnumFragment
+    copied: bool = False
     remedies: Mapping[str, str] | None = None
 
     def check_length(self, value: Sequence[Any]) -> None:
         for at in range(len(self.slots), len(value)):
             self.check(f"{self.key}[{at}]", value[at])
+        if not self.copied:
+            super().check_length(value)
 
     def entry(self, at: int, slot: Slot, value: Any) -> Any:
         self.check(f"{self.key}[{at}]{f' ({slot.name})' if slot.name else ''}", value)

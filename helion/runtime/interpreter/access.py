@@ -13,6 +13,7 @@ from . import numerics
 from .elementwise import signed, unsigned
 from .memory import Memory
 from .numerics import HELD, NARROW, RAW
+from .races import RaceDetector
 from .values import Handle
 
 _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -43,6 +44,11 @@ def _raw_dtype(element: tl.dtype) -> np.dtype:
 
 def _ints(handles: Sequence[Handle]) -> tuple[int, ...]:
     return tuple(int(h.data.reshape(-1)[0]) for h in handles)
+
+
+def _acquires(sem: Any) -> bool:
+    """Whether an atomic operation of these semantics may wait for another program."""
+    return sem is None or "ACQUIRE" in str(sem).upper()
 
 
 class Window:
@@ -92,6 +98,8 @@ class Access:
     """Builder methods that reach memory."""
 
     memory: Memory
+    #: Watches a launch, where somebody asked for it.
+    races: RaceDetector | None = None
 
     @property
     def place(self) -> str:
@@ -103,6 +111,8 @@ class Access:
 
     def create_masked_load(self, pointers: Handle, mask: Handle | None, other: Handle | None, *_: Any) -> Handle:
         element = pointers.dtype.element_ty
+        if self.races is not None:
+            self.races.load(pointers, mask, _raw_dtype(element).itemsize)
         raw = self.memory.load(
             pointers.data,
             None if mask is None else mask.data,
@@ -116,6 +126,8 @@ class Access:
 
     def create_masked_store(self, pointers: Handle, value: Handle, mask: Handle | None, *_: Any) -> None:
         raw = numerics.encode(value.data, value.dtype.name)
+        if self.races is not None:
+            self.races.store(pointers, raw, mask)
         self.memory.store(pointers.data, raw, None if mask is None else mask.data)
 
     def create_addptr(self, pointer: Handle, offset: Handle) -> Handle:
@@ -217,11 +229,15 @@ class Access:
 
     # Atomics.
 
-    def create_atomic_rmw(self, operation: Any, pointers: Handle, value: Handle, mask: Handle, *_: Any) -> Handle:
-        return self._atomic(operation.name, pointers, value, mask)
+    def create_atomic_rmw(
+        self, operation: Any, pointers: Handle, value: Handle, mask: Handle, sem: Any = None, *_: Any
+    ) -> Handle:
+        return self._atomic(operation.name, pointers, value, mask, sem)
 
-    def _atomic(self, operation: str, pointers: Handle, value: Handle, mask: Handle) -> Handle:
+    def _atomic(self, operation: str, pointers: Handle, value: Handle, mask: Handle, sem: Any = None) -> Handle:
         name = value.dtype.name
+        if self.races is not None:
+            self.races.atomic(pointers, mask, _raw_dtype(value.dtype).itemsize, _acquires(sem))
         values = np.broadcast_to(value.data, pointers.full().shape).reshape(-1)
         if operation in ("MAX", "MIN"):
             values = signed(values)
@@ -239,8 +255,10 @@ class Access:
         old = self.memory.update(pointers.full(), every, _raw_dtype(value.dtype), change)
         return Handle(numerics.decode(old, name), value.dtype, pointers.shape)
 
-    def create_atomic_cas(self, pointers: Handle, compare: Handle, value: Handle, *_: Any) -> Handle:
+    def create_atomic_cas(self, pointers: Handle, compare: Handle, value: Handle, sem: Any = None, *_: Any) -> Handle:
         name, raw = value.dtype.name, _raw_dtype(value.dtype)
+        if self.races is not None:
+            self.races.atomic(pointers, None, raw.itemsize, _acquires(sem))
         addresses = pointers.full()
         bits = f"u{raw.itemsize}"
         expected, desired = (

@@ -211,6 +211,8 @@ class Builder(Elementwise, Access):
         return self._accumulate(product, acc)
 
     def _accumulate(self, product: np.ndarray, acc: Handle) -> Handle:
+        if self.races is not None:
+            self.races.multiply()
         result = np.add(product, acc.data)
         if acc.dtype.name in NARROW:
             result = numerics.round_narrow(result, acc.dtype.name)
@@ -261,9 +263,13 @@ class Builder(Elementwise, Access):
             raise AssertionError(f"{self.place}: tl.assume does not hold")
 
     def create_barrier(self, *_: Any) -> None:
+        if self.races is not None:
+            self.races.barrier()
+
+    def create_grid_dependency_wait(self, *_: Any) -> None:
         return None
 
-    create_grid_dependency_launch_dependents = create_grid_dependency_wait = create_barrier
+    create_grid_dependency_launch_dependents = create_grid_dependency_wait
 
 
 for _name, _format in _TYPES.items():

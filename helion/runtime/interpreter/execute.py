@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..._locks import TRITON_LOCK
 from .memory import Memory, Region
+from .races import WARP_LANES, RaceDetector, WatchedTensor, is_detecting
 from .rewrite import Interpreted, adapt, interpreted
 from .semantic import SEMANTIC
 from .values import Descriptor, Handle, Tensor, own, scalar
@@ -55,6 +56,7 @@ class _Arguments:
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
         self.storages: dict[int, tuple[int, list[str]]] = {}
+        self.watched: list[WatchedTensor] = []
 
     def regions(self) -> Iterator[Region]:
         for start, (size, names) in self.storages.items():
@@ -88,6 +90,8 @@ class _Arguments:
             known = self.storages.setdefault(start, (size, []))
             if name not in known[1]:
                 known[1].append(name)
+                if is_detecting():
+                    self.watched.append(WatchedTensor.of(name, value))
         return _pointer(value.data_ptr(), element)
 
     def value(self, name: str, value: Any, *, specialize: bool = True) -> Any:
@@ -175,6 +179,15 @@ def _annotate(error: BaseException, place: str) -> None:
         error.add_note(f"while interpreting {place} on CPU tensors")
 
 
+def _detector(
+    fn: JITFunction, memory: Memory, watched: Sequence[WatchedTensor], options: Mapping[str, object]
+) -> RaceDetector:
+    warps = options.get("num_warps", 4)
+    assert isinstance(warps, int)
+    file = fn.fn.__code__.co_filename
+    return RaceDetector(fn.__name__, file, memory.regions, watched, threads=warps * WARP_LANES)
+
+
 def interpret(fn: JITFunction, grid: tuple[int, ...], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Run a ``@triton.jit`` kernel on CPU tensors, in this process and thread.
 
@@ -193,6 +206,7 @@ def interpret(fn: JITFunction, grid: tuple[int, ...], args: Sequence[object], kw
 
     Raises:
         IndexError: an access that no mask turns off lies outside every argument's storage.
+        exc.DataRace: within ``races.detect_races()``, what a kernel computes depends on which thread comes first.
         AssertionError: a ``tl.device_assert``, ``assert``, ``tl.static_assert`` or ``tl.assume`` does not hold.
         NotImplementedError: the kernel uses inline assembly, or a device function that has no CPU counterpart.
         ValueError, TypeError: an argument or the grid is unsuitable, or Triton's own checks refuse an operation.
@@ -202,21 +216,24 @@ def interpret(fn: JITFunction, grid: tuple[int, ...], args: Sequence[object], kw
     sizes = _checked_grid(fn, grid)
     with TRITON_LOCK, np.errstate(all="ignore"):
         builder = SEMANTIC.builder
-        outer = (builder.kernel, builder.memory, builder.grid, builder.program)
+        outer = (builder.kernel, builder.memory, builder.grid, builder.program, builder.races)
         Interpreted.launch += 1
         builder.begin(fn.__name__, Memory((), lambda: builder.place), sizes)
         try:
             arguments = _Arguments(fn.__name__)
             values = arguments.all(fn, _bound(fn, args, kwargs))
             builder.memory = Memory(tuple(arguments.regions()), lambda: builder.place)
+            builder.races = _detector(fn, builder.memory, arguments.watched, kwargs) if is_detecting() else None
             function = interpreted(fn).refresh()
             for z in range(sizes[2]):
                 for y in range(sizes[1]):
                     for x in range(sizes[0]):
                         builder.program = (x, y, z)
+                        if builder.races is not None:
+                            builder.races.begin_program(builder.program)
                         function(**values)
         except Exception as error:
             _annotate(error, builder.place)
             raise
         finally:
-            builder.kernel, builder.memory, builder.grid, builder.program = outer
+            builder.kernel, builder.memory, builder.grid, builder.program, builder.races = outer

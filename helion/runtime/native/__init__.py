@@ -65,7 +65,7 @@ def guard(
 
 def sharing(first: Sequence[int]) -> Callable[..., bool] | None:
     """A function of as many tensors that says whether just those share memory that do here: ``first`` has for each the
-    position of the first tensor on the same storage."""
+    position of the first tensor on the same storage. False for memory that torch has not allocated."""
     module = build.module()
     return None if module is None else module.sharing(tuple(first))
 

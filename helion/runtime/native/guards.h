@@ -242,6 +242,9 @@ PyObject* sharing_call(PyObject* self, PyObject* const* args, size_t flagged, Py
       return answer(false);
     }
     storages[i] = impl->unsafe_storage().unsafeGetStorageImpl();
+    if (!impl->unsafe_storage().unsafeGetStorageImpl()->resizable()) {  // not torch's own: it may overlap with others
+      return answer(false);
+    }
     size_t found = 0;
     while (storages[found] != storages[i]) {
       ++found;
@@ -260,7 +263,7 @@ void sharing_dealloc(PyObject* self) {
 
 PyTypeObject sharing_type = callable<Sharing>("helion.runtime.native.Sharing", sharing_dealloc, nullptr);
 
-// sharing(first): a function of as many tensors that says whether just those share storages.
+// sharing(first): a function of as many tensors that says whether just those share storages, and all are torch's own.
 PyObject* make_sharing(PyObject*, PyObject* args) {
   PyObject* given;
   std::vector<int64_t> numbers;

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ...._shapes import Dims, Expr
-from ...ir.grammar import Index, MemoryAttrs, Op, Value
-
-if TYPE_CHECKING:
-    from .emit import _Emitter
+from ...ir.grammar import Index, MemoryAttrs, Op, Value, unaddressed
+from .emission import Emission
 
 
-def pointer(e: _Emitter, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
+def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
     """The pointers of an access whose value has the dimensions ``dims``."""
     tensor = e.program.tensors[attrs.tensor]
     parts = []
@@ -27,14 +23,14 @@ def pointer(e: _Emitter, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
             text = f"{text} * {e.number(stride)}"
         parts.append(text)
     name = e.tensor_names[attrs.tensor]
-    covered = {p for index in attrs.indices for p in index.positions}
-    if attrs.rank and not covered:
-        # nothing gives the pointers a shape: a tile of broadcast dimensions only
+    bare = attrs.rank and not any(index.positions for index in attrs.indices)
+    if bare or unaddressed(attrs.indices, op.operands, dims):
+        # the indices do not give the pointers their whole shape: some are into dimensions of size 1
         parts.append(f"tl.zeros({e.shape(dims)}, {e.index_dtype})")
     return f"{name} + ({' + '.join(parts)})" if len(parts) > 1 else f"{name} + {parts[0]}" if parts else name
 
 
-def index_text(e: _Emitter, op: Op, index: Index, rank: int) -> str:
+def index_text(e: Emission, op: Op, index: Index, rank: int) -> str:
     """One index of a subscript: a number, or lanes spread over the ``rank`` dimensions of the access."""
     kind, shift, positions = index.kind, index.shift, index.positions
     terms = []

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ...ir.grammar import Index, MemoryAttrs, Op, Value
 from ...plan.indexing import Box
 from .addresses import index_text
-
-if TYPE_CHECKING:
-    from .emit import _Emitter
+from .emission import Emission
 
 
-def load(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) -> str:
+def load(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) -> str:
     """The loaded tile as an expression of the result's shape. ``options`` are keyword arguments that block pointers
     take and descriptors, whose hardware knows none of them, do not."""
     if box.mechanism == "tensor_descriptor":
@@ -29,7 +25,7 @@ def load(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) 
     return text if sizes == wanted else f"tl.reshape({text}, {e.shape(op.result.dims)})"
 
 
-def store(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) -> str:
+def store(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) -> str:
     """The store as a statement; for ``options`` see ``load``."""
     dims = op.results[0].dims
     value = e.operand(op.operands[0])
@@ -44,11 +40,11 @@ def store(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box, options: list[str])
     return f"tl.store({', '.join([_block_pointer(e, op, attrs, box), value + checks, *options])})"
 
 
-def _size(e: _Emitter, index: Index) -> str:
+def _size(e: Emission, index: Index) -> str:
     return e.plan.blocks[index.block].symbol if index.kind == "block" else "1"  # type: ignore[index]
 
 
-def _offsets(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
+def _offsets(e: Emission, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
     offsets = []
     for dim in box.order:
         index = attrs.indices[dim]
@@ -64,7 +60,7 @@ def _offsets(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
     return offsets
 
 
-def _layout(e: _Emitter, attrs: MemoryAttrs, box: Box) -> tuple[str, str, str]:
+def _layout(e: Emission, attrs: MemoryAttrs, box: Box) -> tuple[str, str, str]:
     tensor = e.program.tensors[attrs.tensor]
     shape = ", ".join(str(tensor.shape[d]) for d in box.order)
     strides = ", ".join(str(tensor.strides[d]) for d in box.order)
@@ -72,7 +68,7 @@ def _layout(e: _Emitter, attrs: MemoryAttrs, box: Box) -> tuple[str, str, str]:
     return f"[{shape}]", f"[{strides}]", f"[{sizes}]"
 
 
-def _descriptor(e: _Emitter, attrs: MemoryAttrs, box: Box) -> str:
+def _descriptor(e: Emission, attrs: MemoryAttrs, box: Box) -> str:
     """The descriptor of a tensor and a box shape; made once, at the top of the kernel."""
     name = e.tensor_names[attrs.tensor]
     shape, strides, sizes = _layout(e, attrs, box)
@@ -82,7 +78,7 @@ def _descriptor(e: _Emitter, attrs: MemoryAttrs, box: Box) -> str:
     return e.descriptors[text]
 
 
-def _block_pointer(e: _Emitter, op: Op, attrs: MemoryAttrs, box: Box) -> str:
+def _block_pointer(e: Emission, op: Op, attrs: MemoryAttrs, box: Box) -> str:
     shape, strides, sizes = _layout(e, attrs, box)
     order = list(range(len(box.order)))[::-1]
     offsets = ", ".join(_offsets(e, op, attrs, box))

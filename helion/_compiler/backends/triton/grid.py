@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...._shapes import Number
 from ...ir.grammar import LoopAxis, MemoryAttrs, Root
 from ...plan.records import GridPlan, RangePlan
+from .emission import Emission
 from .printer import Active, Lines
 from .ranges import range_text
 
-if TYPE_CHECKING:
-    from .emit import _Emitter
 
-
-def emit_roots(e: _Emitter) -> None:
+def emit_roots(e: Emission) -> None:
     """Every root, each for its own range of program ids."""
     members = [at for at, root in enumerate(e.program.roots) if root.phase == e.phase]
     roots = [e.program.roots[at] for at in members]
@@ -34,7 +30,7 @@ def emit_roots(e: _Emitter) -> None:
     e.lines.depth = depth
 
 
-def _branches(e: _Emitter, pid: str, totals: list[str], roots: list[Root], grids: list[GridPlan]) -> None:
+def _branches(e: Emission, pid: str, totals: list[str], roots: list[Root], grids: list[GridPlan]) -> None:
     if len(roots) == 1:
         _body(e, roots[0], grids[0], _decompose(e, grids[0], roots[0], pid))
         return
@@ -55,11 +51,11 @@ def _branches(e: _Emitter, pid: str, totals: list[str], roots: list[Root], grids
             pid = shifted
 
 
-def _program_id(e: _Emitter, axis: int) -> str:
+def _program_id(e: Emission, axis: int) -> str:
     return f"tl.program_id({axis})" + (".to(tl.int64)" if e.wide else "")
 
 
-def _named(e: _Emitter, texts: list[str]) -> list[str]:
+def _named(e: Emission, texts: list[str]) -> list[str]:
     names = []
     for at, text in enumerate(texts):
         name = e.names.fresh(f"pid_{at}")
@@ -68,7 +64,7 @@ def _named(e: _Emitter, texts: list[str]) -> list[str]:
     return names
 
 
-def _count(e: _Emitter, count: Number | None, axis: LoopAxis) -> str:
+def _count(e: Emission, count: Number | None, axis: LoopAxis) -> str:
     """The number of tiles along an axis as text."""
     if isinstance(count, int):
         return str(count)
@@ -77,12 +73,12 @@ def _count(e: _Emitter, count: Number | None, axis: LoopAxis) -> str:
     return f"tl.cdiv({end} - {begin}, {step})" if begin != "0" else f"tl.cdiv({end}, {step})"
 
 
-def _total(e: _Emitter, root: Root, plan: GridPlan) -> str:
+def _total(e: Emission, root: Root, plan: GridPlan) -> str:
     counts = [_count(e, axis_plan.count, axis) for axis, axis_plan in zip(root.axes, plan.axes, strict=True)]
     return f"({' * '.join(counts)})" if len(counts) > 1 else counts[0]
 
 
-def _persistent_loop(e: _Emitter, options: RangePlan, total: str) -> str:
+def _persistent_loop(e: Emission, options: RangePlan, total: str) -> str:
     """Each program takes many tiles: blocks of neighbours, or every n-th."""
     launch = e.plan.launch
     programs = "_NUM_SM" if launch.persistent == 1 else f"(_NUM_SM * {launch.persistent})"
@@ -102,7 +98,7 @@ def _persistent_loop(e: _Emitter, options: RangePlan, total: str) -> str:
     return pid
 
 
-def _decompose(e: _Emitter, plan: GridPlan, root: Root, pid: str) -> list[str]:
+def _decompose(e: Emission, plan: GridPlan, root: Root, pid: str) -> list[str]:
     """One program id as a tile number per axis."""
     counts = {at: _count(e, plan.axes[at].count, root.axes[at]) for at in plan.order}
     names: dict[int, str] = {}
@@ -127,7 +123,7 @@ def _decompose(e: _Emitter, plan: GridPlan, root: Root, pid: str) -> list[str]:
     return [names[at] for at in range(len(plan.order))]
 
 
-def _grouped(e: _Emitter, plan: GridPlan, counts: dict[int, str], pid: str, names: dict[int, str]) -> str:
+def _grouped(e: Emission, plan: GridPlan, counts: dict[int, str], pid: str, names: dict[int, str]) -> str:
     """The two fastest axes in groups of ``plan.group`` tiles, so that programs that run together share operands in L2."""
     m, n = plan.order[0], plan.order[1]
     lines: Lines = e.lines
@@ -151,14 +147,14 @@ def _grouped(e: _Emitter, plan: GridPlan, counts: dict[int, str], pid: str, name
     return rest
 
 
-def _body(e: _Emitter, root: Root, plan: GridPlan, pids: list[str]) -> None:
+def _body(e: Emission, root: Root, plan: GridPlan, pids: list[str]) -> None:
     e.lines.origin(root.location)
     for at, (axis, axis_plan) in enumerate(zip(root.axes, plan.axes, strict=True)):
         _axis(e, axis, axis_plan.masked, pids[at])
     e.region(root.body)
 
 
-def _axis(e: _Emitter, axis: LoopAxis, masked: bool, pid: str) -> None:
+def _axis(e: Emission, axis: LoopAxis, masked: bool, pid: str) -> None:
     from_zero = isinstance(axis.begin, int) and axis.begin == 0
     begin, end = e.bound(axis.begin, None), e.bound(axis.end, None)
     step = e.number(axis.step) if axis.scalar else e.plan.blocks[axis.block].symbol
@@ -170,7 +166,7 @@ def _axis(e: _Emitter, axis: LoopAxis, masked: bool, pid: str) -> None:
         _merged_indices(e, axis)
 
 
-def _merged_indices(e: _Emitter, axis: LoopAxis) -> None:
+def _merged_indices(e: Emission, axis: LoopAxis) -> None:
     """The index along each axis of a flattened grid that every lane stands for, where an access needs it."""
     accesses = (op.attrs for op in e.program.walk() if isinstance(op.attrs, MemoryAttrs))
     used = {index.block for attrs in accesses for index in attrs.indices}

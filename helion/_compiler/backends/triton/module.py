@@ -10,7 +10,7 @@ from typing import Any
 
 from .... import exc
 from ...._names import RESERVED
-from ...._shapes import Expr, Number
+from ...._shapes import Expr, Number, dtype_name
 from ...._syntax import parse
 from ...ir.grammar import HostModule, Keep, Launch
 from ...plan.records import GridPlan, Plan
@@ -36,6 +36,7 @@ def render_module(plan: Plan) -> str:
     lines += dict.fromkeys(f"{b.symbol} = tl.constexpr({b.size})" for b in sizes)
     if sizes:
         lines.append("")
+    lines += [*host.modelled, *([""] if host.modelled else [])]
     for helper in helpers:
         lines += ["", helper.rstrip(), ""]
     lines += ["", body, "", "", function, ""]
@@ -50,6 +51,8 @@ class _Host:
         self.module: HostModule = plan.program.host
         self.modules: dict[str, str] = {}
         self.uses_source_module = False
+        #: Lines that make the checks before launches.
+        self.modelled: list[str] = []
         #: Numbers and names that launches need.
         self.used: dict[str, None] = {}
         #: Names of results of the user's code: where each is made, and the how manieth time that is.
@@ -59,13 +62,13 @@ class _Host:
         node = copy.copy(self.module.function)
         node.decorator_list = []
         node.returns = None
-        node.args = self.arguments(node.args)
         self.several = _places_of_several(self.module)
         launches = [self.launch(at) for at in range(len(self.plan.launches))]
+        node.args = self.arguments(node.args)
         rewriter = _Rewriter(self, launches)
         node.body = copy.deepcopy(self.module.function.body)
         rewriter.generic_visit(ast.Module(node.body, []))
-        node.body = [*self.symbols(), *rewriter.lists(node), *node.body]
+        node.body = [*self.argument_checks(node), *self.symbols(), *rewriter.lists(node), *node.body]
         return ast.unparse(ast.fix_missing_locations(node))
 
     def arguments(self, arguments: ast.arguments) -> ast.arguments:
@@ -74,14 +77,25 @@ class _Host:
         defaults: list[ast.expr] = [
             d if isinstance(d, ast.Constant) else ast.Constant(None) for d in arguments.defaults
         ]
-        launcher = ast.arg("_launcher")
+        given: dict[str, ast.expr] = {"_launcher": ast.Name("_default_launcher", ast.Load())}
+        if self.modelled or self.module.argument_checks:
+            self.modules["_helion_runtime"] = "helion.runtime"
+            given["_otherwise"] = parse("_helion_runtime.mismatch").body[0].value  # type: ignore[attr-defined]
         return ast.arguments(
             posonlyargs=[],
             args=bare,
-            kwonlyargs=[launcher],
-            kw_defaults=[ast.Name("_default_launcher", ast.Load())],
+            kwonlyargs=[ast.arg(name) for name in given],
+            kw_defaults=[*given.values()],
             defaults=defaults,
         )
+
+    def argument_checks(self, node: ast.FunctionDef) -> list[ast.stmt]:
+        """Sends arguments of another class than those bound elsewhere: callers that have a key have checked it."""
+        if not self.module.argument_checks:
+            return []
+        condition = " and ".join(self.module.argument_checks)
+        given = "".join(f"{a.arg}, " for a in node.args.args)
+        return parse(f"if not ({condition}):\n    return _otherwise(None, ({given}))").body
 
     def symbols(self) -> list[ast.stmt]:
         """Sizes, strides and reassigned numbers of the arguments, before the user's code can change them."""
@@ -94,9 +108,9 @@ class _Host:
         self.used.update(dict.fromkeys(re.findall(r"\w+", text)))
         return text
 
-    def late_symbols(self) -> list[str]:
-        """Numbers that are known right before the launch: sizes and strides of tensors that the user's code made, and
-        what it made several times."""
+    def late_symbols(self) -> tuple[list[str], list[str]]:
+        """What is known right before the launch: what the user's code made several times, and sizes and strides of
+        tensors that it made."""
         late: dict[str, str] = {}
 
         def need(name: str) -> None:
@@ -117,7 +131,7 @@ class _Host:
             self.modules["_helion_runtime"] = "helion.runtime"
         each = [name for name in self.used if name in self.captures and self.captures[name][0] in self.several]
         items = [f"{name} = {self.list_of(self.captures[name][0])}[{self.captures[name][1]}]" for name in each]
-        return [*items, *(f"{name} = {text}" for name, text in late.items())]
+        return items, [f"{name} = {text}" for name, text in late.items()]
 
     def list_of(self, place: Place) -> str:
         """The list of results of an expression that is evaluated several times."""
@@ -135,7 +149,8 @@ class _Host:
             if block.dynamic is not None:
                 size = f"triton.next_power_of_2({block.dynamic.render(self.leaf)})"
                 least = plan.program.blocks[block.id].min_size
-                lines.append(f"{block.symbol} = {size}" if least <= 1 else f"{block.symbol} = max({size}, {least})")
+                enough = least <= 1 and self.is_size(block.dynamic)
+                lines.append(f"{block.symbol} = {size}" if enough else f"{block.symbol} = max({size}, {least})")
         if plan.launch.persistent:
             device = self.source(launch.tensors[0].tensor.source)
             reserved = f", {plan.launch.reserved_sms}" if plan.launch.reserved_sms else ""
@@ -145,13 +160,57 @@ class _Host:
             # Triton keeps what allocates for descriptors per thread, so loading the module is too early
             lines.append("_helion_runtime.set_triton_allocator()")
             self.modules["_helion_runtime"] = "helion.runtime"
+        if launch.overwritten:
+            tensors = ", ".join(map(self.source, launch.overwritten))
+            lines.append(f"_helion_runtime.overwrites({self.module.name!r}, {launch.overwritten!r}, {tensors})")
+            self.modules["_helion_runtime"] = "helion.runtime"
         arguments += constexpr_parameters(plan, launch)
         for phase in launch.phases:
             call = ", ".join([plan.kernel_names[phase], self.grid(phase), *arguments, *options])
             lines.append(f"_launcher({call})")
-        lines = self.late_symbols() + lines
+        check, numbers = self.check(number)
+        items, late = self.late_symbols()
         self.used = {**before, **self.used}
-        return parse("\n".join(lines)).body
+        guarded = _guarded(check, [*late, *_guarded(numbers, lines, number)], number)
+        return [self.with_builtins(statement) for statement in parse("\n".join([*items, *guarded])).body]
+
+    def with_builtins(self, statement: ast.stmt) -> ast.stmt:
+        """A statement of ours that calls builtin functions, whatever the user's variables are called."""
+        local = {*_local_names(self.module.function), self.module.name}
+        for node in ast.walk(statement):
+            name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            if isinstance(node, ast.Call) and name in ("max", "min") and name in local:
+                self.modules["_builtins"] = "builtins"
+                node.func = ast.Attribute(ast.Name("_builtins", ast.Load()), name, ast.Load())
+        return statement
+
+    def check(self, number: int) -> tuple[str, str]:
+        """Conditions for a launch: on kinds and known sizes of what the host code made, and on sizes that are known only
+        right before it."""
+        checks = self.module.checks[number] if number < len(self.module.checks) else ()
+        if not checks:
+            return "", ""
+        self.modules["_helion_runtime"] = "helion.runtime"
+        expected, numbers = [], []
+        for check in checks:
+            source = self.source(check.source)
+            shape, strides = (_plain(each) for each in (check.shape, check.strides))
+            device = () if check.device is None else (str(check.device),)
+            expected.append(repr((dtype_name(check.dtype), shape, strides, *device)))
+            for method, each in (("size", check.shape), ("stride", check.strides)):
+                symbols = ((dim, n) for dim, n in enumerate(each) if isinstance(n, Expr))
+                numbers += [f"{source}.{method}({dim}) == {n.render(self.leaf, parent=True)}" for dim, n in symbols]
+        name = f"_modelled_{len(self.modelled)}"
+        self.modelled.append(f"{name} = _helion_runtime.modelled({', '.join(expected)})")
+        reference = [self.source(self.module.reference)] if self.module.reference else []
+        given = [*(check.source for check in checks), *(r for r in reference if r not in {c.source for c in checks})]
+        return f"{name}({', '.join(given)})", " and ".join(numbers)
+
+    def is_size(self, number: Expr) -> bool:
+        """Whether a number is a product of sizes of arguments, none of which is 0 where it is a symbol."""
+        if number.op == "mul":
+            return all(self.is_size(n) if isinstance(n, Expr) else n > 0 for n in number.args)
+        return number.op == "host" and ".size(" in self.module.symbols.get(number.args[0], "")
 
     def source(self, text: str) -> str:
         self.use(text)
@@ -219,6 +278,22 @@ class _Host:
         return ast.Attribute(ast.Name("_source_module", ast.Load()), name, ast.Load())
 
 
+#: Expressions whose results launches may need.
+_CAPTURED = (ast.Call, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.BinOp)
+
+
+def _plain(numbers: tuple[Number | None, ...]) -> tuple[Any, ...]:
+    return tuple(None if isinstance(n, Expr) else n for n in numbers)
+
+
+def _guarded(condition: str, lines: list[str], number: int) -> list[str]:
+    """Lines of a launch that run under a condition; something else is done where it does not hold."""
+    if not condition:
+        return lines
+    inside = [f"    {line}" for line in lines]
+    return [f"if {condition}:", *inside, "else:", f"    _otherwise({number}, locals())"]
+
+
 class _Rewriter(ast.NodeTransformer):
     """Host statements: the launch is put in place, compile-time calls become constants, and globals are reached through
     the user's module."""
@@ -256,7 +331,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         made = super().visit(node)
-        if not isinstance(node, (ast.Call, ast.Subscript, ast.Attribute)):
+        if not isinstance(node, _CAPTURED):
             return made
         place = place_of(node)
         names = self.names(place)

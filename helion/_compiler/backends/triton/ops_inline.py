@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...ir.grammar import AsmAttrs, InlineAttrs, Op, PrintAttrs
+from .emission import Emission
 from .ops_pointwise import TRITON_DTYPES
 
-if TYPE_CHECKING:
-    from .emit import _Emitter
 
-
-def device_print(e: _Emitter, op: Op) -> None:
+def device_print(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, PrintAttrs)
     values = [e.operand(o) for o in op.operands]
     e.lines.add(f"tl.device_print({', '.join([repr(op.attrs.prefix), *values])})")
 
 
-def inline(e: _Emitter, op: Op) -> None:
+def inline(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, InlineAttrs)
     operands = [e.operand(o) for o in op.operands] + [e.tensor_names[at] for at in op.attrs.tensors]
-    storages = {e.program.tensors[at].storage for at in op.attrs.tensors}
-    if storages & e.stored:
-        e.lines.add("tl.debug_barrier()")
-        e.stored.clear()
-    e.stored |= storages
     for helper in op.attrs.helpers:
         e.helpers[helper] = ""
     *before, last = (line.format(*operands) for line in op.attrs.lines)
@@ -34,7 +25,7 @@ def inline(e: _Emitter, op: Op) -> None:
     e.lines.add(f"{', '.join(names)} = {last}" if names else last)
 
 
-def asm(e: _Emitter, op: Op) -> None:
+def asm(e: Emission, op: Op) -> None:
     attrs = op.attrs
     assert isinstance(attrs, AsmAttrs)
     dtypes = [TRITON_DTYPES[d] for d in attrs.dtypes]

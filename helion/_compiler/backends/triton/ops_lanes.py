@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ...ir.grammar import FoldAttrs, GatherAttrs, Op, RandomAttrs, ScanAttrs
 from . import ops_reduction
 from .combine import render_combine
-
-if TYPE_CHECKING:
-    from .emit import _Emitter
+from .emission import Emission
 
 
-def _function(e: _Emitter, op: Op) -> str:
+def _function(e: Emission, op: Op) -> str:
     """The helper of a scan or a fold, written before the kernel; equal functions are written once."""
     text = render_combine("_combine", op.regions[0])
     if text not in e.helpers:
@@ -22,76 +18,74 @@ def _function(e: _Emitter, op: Op) -> str:
     return e.helpers[text]
 
 
-def _operands(e: _Emitter, op: Op) -> str:
+def _operands(e: Emission, op: Op) -> str:
     names = [e.names.of(v) for v in op.values()]
     return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
-def _assign(e: _Emitter, op: Op, text: str) -> None:
+def _assign(e: Emission, op: Op, text: str) -> None:
     if len(op.results) == 1:
         e.assign(op, op.kind, text)
         return
     e.lines.add(f"{', '.join(e.names.define(r, op.kind) for r in op.results)} = {text}")
 
 
-def scan(e: _Emitter, op: Op) -> None:
+def scan(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, ScanAttrs)
     reverse = ", reverse=True" if op.attrs.reverse else ""
     _assign(e, op, f"tl.associative_scan({_operands(e, op)}, {op.attrs.dim}, {_function(e, op)}{reverse})")
 
 
-def fold(e: _Emitter, op: Op) -> None:
+def fold(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, FoldAttrs)
     _assign(e, op, f"tl.reduce({_operands(e, op)}, {op.attrs.dim}, {_function(e, op)})")
 
 
-def gather(e: _Emitter, op: Op) -> None:
+def gather(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, GatherAttrs)
     value, index = op.values()
     narrow = e.names.of(index) if index.dtype == torch.int32 else f"{e.names.of(index)}.to(tl.int32)"
     source = e.names.of(value)
     if value.dtype == torch.bool:
         source = f"{source}.to(tl.int8)"
-    source = _as_wide(e, op, source)
+    source = _doubled(e, op, source)
     text = f"tl.gather({source}, {narrow}, {op.attrs.dim})"
     e.assign(op, "gather", f"({text} != 0)" if value.dtype == torch.bool else text)
 
 
-def _as_wide(e: _Emitter, op: Op, source: str) -> str:
-    """The source repeated along the axis of a gather until it has as many lanes as the index.
-
-    Triton has no layout for a gather with more index than source lanes (an assertion fails in its optimizer).
-    """
-    value, index = op.values()
+def _doubled(e: Emission, op: Op, source: str) -> str:
+    """The source of a gather, put beside itself along its axis as often as the op says."""
+    assert isinstance(op.attrs, GatherAttrs)
+    value, _ = op.values()
     dim = op.attrs.dim
     sizes = [e.size(d) for d in value.dims]
     last = len(sizes)
-    doubled = [*range(dim), last, *range(dim, last)]
-    while sizes[dim] < e.size(index.dims[dim]):
+    order = [*range(dim), last, *range(dim, last)]
+    for _ in range(op.attrs.doubled):
         sizes[dim] *= 2
         wide = e.names.fresh("wide")
-        e.lines.add(f"{wide} = tl.reshape(tl.permute(tl.join({source}, {source}), {doubled}), {sizes})")
+        e.lines.add(f"{wide} = tl.reshape(tl.permute(tl.join({source}, {source}), {order}), {sizes})")
         source = wide
     return source
 
 
-def sort(e: _Emitter, op: Op) -> None:
+def sort(e: Emission, op: Op) -> None:
     (value,) = op.values()
     e.assign(op, "sort", f"tl.sort({e.names.of(value)})")
 
 
-def join(e: _Emitter, op: Op) -> None:
+def join(e: Emission, op: Op) -> None:
     first, second = op.values()
     e.assign(op, "join", f"tl.join({e.names.of(first)}, {e.names.of(second)})")
 
 
-def split(e: _Emitter, op: Op) -> None:
+def split(e: Emission, op: Op) -> None:
     (value,) = op.values()
     names = [e.names.define(r, "half") for r in op.results]
     e.lines.add(f"{', '.join(names)} = tl.split({e.names.of(value)})")
 
 
-def random(e: _Emitter, op: Op) -> None:
+def random(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, RandomAttrs)
     seed, offset = (e.names.of(v) for v in op.values())
     function = "tl.rand" if op.attrs.name == "uniform" else "tl.randint"

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ...ir.grammar import DotAttrs, Op, Scaled, Value, accumulator_of
+from .emission import Emission
 from .ops_pointwise import TRITON_DTYPES
 
-if TYPE_CHECKING:
-    from .emit import _Emitter
 
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-def dot(e: _Emitter, op: Op) -> None:
+def dot(e: Emission, op: Op) -> None:
     attrs = op.attrs
     assert isinstance(attrs, DotAttrs)
     if attrs.scaled is not None:
@@ -33,15 +27,14 @@ def dot(e: _Emitter, op: Op) -> None:
         arguments.append(f"acc={texts[2]}")
     if lhs.dtype in (torch.float32, torch.float64):
         arguments.append(f"input_precision={attrs.precision!r}")
-    if lhs.dtype in _FLOAT8:
-        # promote every partial sum: the matrix unit's own accumulation of fp8 products loses bits (5 % at K = 8192)
-        arguments.append("max_num_imprecise_acc=0")
+    if id(op) in e.plan.partial_sums:
+        arguments.append(f"max_num_imprecise_acc={e.plan.partial_sums[id(op)]}")
     arguments.append(f"out_dtype={TRITON_DTYPES[op.result.dtype]}")
     text = f"tl.dot({', '.join(arguments)})"
     e.assign(op, "dot", f"tl.reshape({text}, {e.shape(op.result.dims)})" if single else text)
 
 
-def _scaled(e: _Emitter, op: Op, scaled: Scaled) -> None:
+def _scaled(e: Emission, op: Op, scaled: Scaled) -> None:
     arguments = []
     sides = ((0, scaled.lhs_scale, scaled.lhs_format), (1, scaled.rhs_scale, scaled.rhs_format))
     for at, scale, name in sides:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ...._shapes import Dims
 from ...ir.grammar import MemoryAttrs, Op
 from . import boxes
 from .addresses import pointer
-
-if TYPE_CHECKING:
-    from .emit import _Emitter
+from .emission import Emission
 
 
-def _mask(e: _Emitter, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
+def _mask(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
     mask = e.mask_of(dims, range(len(dims)))
     if attrs.mask is not None:
         extra = e.operand(op.operands[attrs.mask])
@@ -23,10 +19,9 @@ def _mask(e: _Emitter, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
     return mask
 
 
-def load(e: _Emitter, op: Op) -> None:
+def load(e: Emission, op: Op) -> None:
     attrs = op.attrs
     assert isinstance(attrs, MemoryAttrs)
-    _wait_for_stores(e, attrs)
     policy = attrs.eviction if attrs.load_slot is None else e.plan.evictions.get(attrs.load_slot, "")
     policy = (policy or "").removeprefix("evict_")
     options = [f"eviction_policy='evict_{policy}'"] if policy else []
@@ -47,11 +42,10 @@ def load(e: _Emitter, op: Op) -> None:
     e.assign(op, "load", text)
 
 
-def store(e: _Emitter, op: Op) -> None:
+def store(e: Emission, op: Op) -> None:
     attrs = op.attrs
     assert isinstance(attrs, MemoryAttrs)
     dims = op.results[0].dims
-    e.stored.add(e.program.tensors[attrs.tensor].storage)
     box = e.plan.boxes.get(id(op))
     if box is not None:
         e.lines.add(boxes.store(e, op, attrs, box, _cache_modifier(e, attrs)))
@@ -63,22 +57,14 @@ def store(e: _Emitter, op: Op) -> None:
     e.lines.add(f"tl.store({', '.join((*arguments, *_cache_modifier(e, attrs)))})")
 
 
-def _cache_modifier(e: _Emitter, attrs: MemoryAttrs) -> list[str]:
+def _cache_modifier(e: Emission, attrs: MemoryAttrs) -> list[str]:
     modifier = e.plan.cache_modifiers.get(attrs.slot)
     return [f"cache_modifier={modifier!r}"] if modifier else []
 
 
-def _wait_for_stores(e: _Emitter, attrs: MemoryAttrs) -> None:
-    """What other threads of the program stored must be visible before it is loaded again."""
-    if e.program.tensors[attrs.tensor].storage in e.stored:
-        e.lines.add("tl.debug_barrier()")
-        e.stored.clear()
-
-
-def atomic(e: _Emitter, op: Op) -> None:
+def atomic(e: Emission, op: Op) -> None:
     attrs = op.attrs
     assert isinstance(attrs, MemoryAttrs)
-    _wait_for_stores(e, attrs)
     dims = op.result.dims
     count = 2 if attrs.atomic == "cas" else 1
     values = [e.operand(o) for o in op.operands[:count]]
@@ -97,11 +83,14 @@ def atomic(e: _Emitter, op: Op) -> None:
         arguments.append(f"mask={mask}")
     arguments.append(f"sem={attrs.sem!r}")
     text = f"tl.atomic_{attrs.atomic}({', '.join(arguments)})"
-    if e.uses[id(op.result)]:
+    if id(op.result) in e.read:
         e.assign(op, f"atomic_{attrs.atomic}", text)
     else:
         e.lines.add(text)
-    e.stored.add(e.program.tensors[attrs.tensor].storage)
 
 
-OPS = {"load": load, "store": store, "atomic": atomic}
+def barrier(e: Emission, op: Op) -> None:
+    e.lines.add("tl.debug_barrier()")
+
+
+OPS = {"load": load, "store": store, "atomic": atomic, "barrier": barrier}

@@ -178,6 +178,8 @@ def cast(text: str, src: torch.dtype, dst: torch.dtype) -> str:
     """
     if src is dst:
         return text
+    if dst is torch.bool:
+        return _against_zero(text, src, "!=")
     text = _atom(text)
     single = torch.float32
     if src is not single and (
@@ -187,8 +189,6 @@ def cast(text: str, src: torch.dtype, dst: torch.dtype) -> str:
         text, src = f"{text}.to(tl.float32)", single
         if dst is single:
             return text
-    if dst is torch.bool:
-        return f"{text} != {'0.0' if src.is_floating_point else '0'}"
     if dst is torch.uint8 and src.is_floating_point:
         return f"{text}.to(tl.int32).to(tl.uint8)"
     converted = f"{text}.to({TRITON_DTYPES[dst]})"
@@ -199,6 +199,14 @@ def cast(text: str, src: torch.dtype, dst: torch.dtype) -> str:
         bits = f"tl.where(tl.abs({text}) >= 61440.0, {infinite}, {converted}.to(tl.uint8, bitcast=True))"
         return f"{bits}.to(tl.float8e5, bitcast=True)"
     return converted
+
+
+def _against_zero(text: str, src: torch.dtype, symbol: str) -> str:
+    """``text``, of a dtype other than bool, compared with zero."""
+    text = _atom(text)
+    if src in _FP8:
+        text = f"{text}.to(tl.float32)"
+    return f"{text} {symbol} {'0.0' if src.is_floating_point else '0'}"
 
 
 def bitcast(text: str, src: torch.dtype, dst: torch.dtype) -> str:
@@ -593,13 +601,13 @@ def _given(text: str, source: torch.dtype | None, dtype: torch.dtype) -> _Arg:
 def _truth(text: str, dtype: torch.dtype | None) -> str:
     if dtype is None:
         value = _number(text)
-        return repr(bool(value)) if value is not None else f"(tl.cast({text}, tl.float32) != 0.0)"
-    return _atom(cast(text, dtype, torch.bool))
+        return repr(bool(value)) if value is not None else f"tl.cast({text}, tl.float32) != 0.0"
+    return cast(text, dtype, torch.bool)
 
 
 def _logical(symbol: str) -> Callable[[Sequence[str], _Dtypes, torch.dtype], str]:
     def render_logical(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> str:
-        return f" {symbol} ".join(map(_truth, operands, dtypes))
+        return f" {symbol} ".join(map(_atom, map(_truth, operands, dtypes)))
 
     return render_logical
 
@@ -608,7 +616,7 @@ def _logical_not(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) 
     dtype = dtypes[0]
     if dtype is None or dtype is torch.bool:
         return f"~{_given(operands[0], dtype, torch.bool).typed}"
-    return cast(operands[0], dtype, torch.bool).replace(" != ", " == ")
+    return _against_zero(operands[0], dtype, "==")
 
 
 def _signbit(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> str:
@@ -622,11 +630,7 @@ def _signbit(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> s
 
 
 def _where(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> str:
-    condition = (
-        _truth(operands[0], dtypes[0]).removeprefix("(").removesuffix(")")
-        if dtypes[0] is not torch.bool
-        else operands[0]
-    )
+    condition = _truth(operands[0], dtypes[0])
     values = [_given(text, dtype, result) for text, dtype in zip(operands[1:], dtypes[1:], strict=True)]
     texts = [value.bare for value in values]
     if result in _FP8:  # Triton has no fp8 constants

@@ -9,7 +9,11 @@ where it is.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...ir.grammar import Op, PointwiseAttrs, Program, ReduceAttrs, Region, Value
+from ...ir.mapping import map_ops
+from ...passes.schedule import Scheduled
 
 _MOVED = frozenset(("sum", "prod", "max", "min"))
 #: Kinds of ops, and names of elementwise ones, that read each operand once in the generated code.
@@ -17,8 +21,20 @@ _SINGLE_KINDS = frozenset(("store", "view"))
 _SINGLE_NAMES = frozenset(("cast", "add", "sub", "mul", "div"))
 
 
-def pinned_sums(program: Program) -> frozenset[int]:
-    """The ids of the reductions that must stay in their loop."""
+def keep_sums(program: Program, scheduled: Scheduled) -> Program:
+    """The program with ``kept`` set of the reductions that must stay in their loop."""
+    pinned = _all_pinned(program)
+    if not pinned:
+        return program
+
+    def keep(op: Op) -> Op:
+        # a reduction has no regions, so it is still the object that was found
+        return replace(op, attrs=replace(op.attrs, kept=True)) if id(op) in pinned else op
+
+    return map_ops(program, keep)
+
+
+def _all_pinned(program: Program) -> frozenset[int]:
     readers: dict[int, list[Op]] = {}
     loops = []
     for op in program.walk():

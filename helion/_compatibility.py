@@ -1,0 +1,101 @@
+"""What the public API has and nothing here uses, so that kernels written for it run unchanged: settings that have no
+effect, which say so once when they are set, and errors that are never raised but may be named in an ``except``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from . import exc
+
+_NO_SEARCH = "kernel.autotune() times the given configs or the seeds and searches no further"
+_NO_FUSION = "torch.compile fuses nothing into kernels"
+
+#: Settings that nothing reads, and why.
+SETTINGS: Mapping[str, str] = {
+    "fast_math": "no approximate functions are generated",
+    "debug_dtype_asserts": "generated code asserts no dtypes; HELION_VERIFY=1 checks them in the device IR",
+    "triton_do_not_specialize": "Triton specializes integer arguments as it does by itself",
+    "torch_compile_fusion": _NO_FUSION,
+    "autotune_with_torch_compile_fusion": _NO_FUSION,
+    "distributed": "configs follow from arguments and GPU, so that equal ranks have equal ones",
+    "force_autotune": "nothing is tuned but by kernel.autotune()",
+    **dict.fromkeys(
+        (
+            "autotune_force_persistent",
+            "autotune_log_level",
+            "autotune_log",
+            "autotune_log_details",
+            "autotune_compile_timeout",
+            "autotune_adaptive_timeout",
+            "autotune_precompile",
+            "autotune_precompile_jobs",
+            "autotune_benchmark_subprocess",
+            "autotune_benchmark_timeout",
+            "autotune_random_seed",
+            "autotune_best_of_k",
+            "autotune_accuracy_check",
+            "autotune_rebenchmark_threshold",
+            "autotune_suspicious_rebenchmark_ratio",
+            "autotune_max_generations",
+            "autotune_budget_seconds",
+            "autotune_log_search_space",
+            "autotune_progress_bar",
+            "autotune_ignore_errors",
+            "autotune_config_overrides",
+            "autotune_cache",
+            "autotune_search_acf",
+            "autotune_initial_population_strategy",
+            "autotune_best_available_max_configs",
+            "autotune_best_available_max_cache_scan",
+            "autotune_baseline_fn",
+            "autotune_baseline_atol",
+            "autotune_baseline_rtol",
+            "autotune_baseline_accuracy_check_fn",
+            "autotune_seed_configs",
+            "autotune_config_filter",
+            "autotune_benchmark_fn",
+        ),
+        _NO_SEARCH,
+    ),
+}
+
+#: Classes of ``helion.exc`` that nothing raises, nor any class derived from them.
+ERRORS = frozenset(
+    {
+        "BackendImplementationMissing",
+        "BarrierRequiresPersistent",
+        "CacheAssertionError",
+        "CantReadOnDevice",
+        "ConfigSpecFragmentWithSymInt",
+        "CuteBackendUnavailable",
+        "MissingEnableTile",
+        "MultipleReductionDims",
+        "NoAOTHeuristicWarning",
+        "NotEnoughConfigs",
+        "ReductionDimInvalidForShape",
+        "ReductionOnNonTile",
+        "TensorOperationsInHostCall",
+        "TopLevelStatementBetweenLoops",
+        "TracedArgNotSupported",
+        "TritonUnrecoverableRuntimeError",
+        "WrongDevice",
+    }
+)
+
+_said: set[str] = set()
+
+
+def announce(values: Mapping[str, Any], defaults: Mapping[str, Any], ignored: Collection[str]) -> None:
+    """Says on stderr, once per process and setting, which of ``values`` are not at their default and have no effect.
+
+    ``ignored`` are names of warnings that are not wanted.
+    """
+    if exc.SettingHasNoEffect.__name__ in ignored:
+        return
+    for name, why in SETTINGS.items():
+        if name in values and name not in _said and values[name] != defaults[name]:
+            _said.add(name)
+            warning = exc.SettingHasNoEffect(name=name, value=values[name], why=why)
+            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)

@@ -1,0 +1,62 @@
+"""The function that a method, or an object that can be called, stands for."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .purity import is_library, operator_of
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+#: Builtins that a method of the same meaning answers, by its names without underscores.
+CONVERSIONS: dict[Any, tuple[str, ...]] = {
+    int: ("int", "index"), float: ("float", "index"), bool: ("bool", "len"), str: ("str", "repr"), abs: ("abs",), round: ("round",), len: ("len",),
+    repr: ("repr",),
+}  # fmt: skip
+_ANSWERS = (
+    "int", "float", "index", "bool", "len", "abs", "round", "str", "repr", "format", "iter", "next", "reversed", "getitem", "contains", "lt", "gt", "le",
+    "ge", "hash", "divmod", "pow", "add", "radd", "missing",
+)  # fmt: skip
+
+
+def answers_itself(value: Any) -> bool:
+    """Whether an object of the user's has methods that builtins call."""
+    cls = type(value)
+    return not is_library(cls) and any(operator_of(value, f"__{name}__") is not None for name in _ANSWERS)
+
+
+def method_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The plain function behind a method, or behind an object that can be called, with the object as an argument."""
+    if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
+        return function.__func__, (function.__self__, *args)
+    if isinstance(function, torch.nn.Module) and type(function).__call__ is torch.nn.Module.__call__:
+        own = vars(function).get("forward")
+        return method_of(own, args) if own is not None else (type(function).forward, (function, *args))
+    made = inspect.getattr_static(type(function), "__call__", None)
+    ours = (type(function).__module__ or "").split(".")[0] == "helion"
+    if isinstance(made, types.FunctionType) and not (ours or isinstance(function, (types.FunctionType, type))):
+        return made, (function, *args)
+    return function, args
+
+
+def assume_called(t: Tracer, function: Any) -> None:
+    """An object goes on being called the same way."""
+    if isinstance(function, torch.nn.Module):
+        assume_method(t, function, "forward")
+    if not isinstance(function, (types.FunctionType, types.MethodType, type)):
+        assume_method(t, function, "__call__")
+
+
+def assume_method(t: Tracer, value: Any, name: str) -> None:
+    """No other method takes the place of one of the user's: in its class, or in an object that is no argument."""
+    cls = type(value)
+    if is_library(cls):
+        return
+    source = t.function_sources.get(id(value), "")
+    owner = value if source.startswith("_source_module") else cls
+    t.assume("attribute", owner, name, getattr(owner, name, None))

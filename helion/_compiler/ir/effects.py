@@ -1,0 +1,120 @@
+"""What ops do to memory, and which of them must keep their order.
+
+Two effects may meet when both can touch one element and one of them writes it. A rewrite that moves, repeats or splits
+ops keeps the order of every such pair. Tensors that may share memory have one ``storage``; nothing is known about where
+in it each of them begins, so only accesses through one tensor can be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ..._shapes import Expr, Number
+from .grammar import AsmAttrs, HostTensor, Index, InlineAttrs, MemoryAttrs, Op, PrintAttrs, Program, TileAttrs
+
+_NONE: Mapping[int, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """One effect of an op. ``storage`` is the memory it touches, None for what all programs see in order: what is printed,
+    and what source of the user's does. ``fence``: an atomic that orders all memory around it."""
+
+    storage: int | None
+    writes: bool
+    fence: bool = False
+
+
+def effects_of(program: Program, op: Op) -> tuple[Effect, ...]:
+    """All effects of ``op`` and of the ops in its regions, each once."""
+    found: dict[Effect, None] = {}
+    for inner in op.walk():
+        found.update(dict.fromkeys(_own(program, inner)))
+    return tuple(found)
+
+
+def _own(program: Program, op: Op) -> tuple[Effect, ...]:
+    match op.attrs:
+        case MemoryAttrs(tensor=tensor, sem=sem):
+            fence = op.kind == "atomic" and sem != "relaxed"
+            return (Effect(storage=program.tensors[tensor].storage, writes=op.kind != "load", fence=fence),)
+        case InlineAttrs(tensors=tensors):
+            touched = (Effect(storage=program.tensors[at].storage, writes=True) for at in tensors)
+            return (Effect(storage=None, writes=True), *touched)
+        case AsmAttrs(is_pure=False) | PrintAttrs():
+            return (Effect(storage=None, writes=True),)
+    return ()
+
+
+def may_alias(a: HostTensor, b: HostTensor) -> bool:
+    """Whether two tensors may share an element."""
+    return a.storage == b.storage
+
+
+def may_meet(a: Effect, b: Effect) -> bool:
+    """Whether two effects must keep their order."""
+    if a.storage is not None and b.storage is not None and (a.fence or b.fence):
+        return True
+    return a.storage == b.storage and (a.writes or b.writes)
+
+
+def ordered(program: Program, a: Op, b: Op) -> bool:
+    """Whether the effects of two ops must keep their order."""
+    others = effects_of(program, b)
+    return any(may_meet(one, other) for one in effects_of(program, a) for other in others)
+
+
+def apart_along(program: Program, a: Op, b: Op, block: int, indices: Mapping[int, int] = _NONE) -> bool:
+    """Whether two accesses, which may meet, do so only where both have the same index of ``block``: parts of ``block``
+    that are taken one after the other, each with both accesses in their order, leave what one at a time would.
+    ``indices`` are ``scalar_indices``."""
+    if not isinstance(a.attrs, MemoryAttrs) or not isinstance(b.attrs, MemoryAttrs):
+        return False
+    if a.attrs.tensor != b.attrs.tensor or _overlaps_itself(program.tensors[a.attrs.tensor]):
+        return False
+    fences = any(effect.fence for op in (a, b) for effect in effects_of(program, op))
+    return not fences and any(
+        _walks(a, i, block, indices) and _place(a, i, indices) == _place(b, j, indices)
+        for i, j in zip(a.attrs.indices, b.attrs.indices, strict=True)
+    )
+
+
+def scalar_indices(program: Program) -> dict[int, int]:
+    """The scalars that are the index of a block of ``hl.grid``, by value."""
+    return {
+        id(op.result): op.attrs.block
+        for op in program.walk()
+        if isinstance(op.attrs, TileAttrs) and op.attrs.field == "index"
+    }
+
+
+def _walks(op: Op, index: Index, block: int, indices: Mapping[int, int]) -> bool:
+    if index.kind == "scalar" and index.operand is not None:
+        return indices.get(id(op.operands[index.operand])) == block
+    return index.kind == "block" and index.block == block
+
+
+def _place(op: Op, index: Index, indices: Mapping[int, int]) -> tuple[object, ...]:
+    """What tells an index that walks over a block from others over it."""
+    begin = None if index.operand is None else op.operands[index.operand]
+    return index.kind, index.block, _key(index.shift), indices.get(id(begin), id(begin))
+
+
+def _key(number: Number) -> object:
+    return number.key if isinstance(number, Expr) else number
+
+
+def _overlaps_itself(tensor: HostTensor) -> bool:
+    """Whether two places of a tensor may be one element. Sizes and strides of run time count as those of a tensor that may
+    be written: what a store leaves in an element that two of its lanes share is not defined."""
+    reach = 0
+    steps = [(step, n) for n, step in zip(tensor.shape, tensor.strides, strict=True) if isinstance(step, int)]
+    if any(step == 0 and not (isinstance(n, int) and n == 1) for step, n in steps):
+        return True
+    for step, n in sorted((step, n) for step, n in steps if isinstance(n, int) and n != 1):
+        if step <= reach:
+            return True
+        reach += step * (n - 1)
+    return False

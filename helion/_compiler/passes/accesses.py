@@ -1,0 +1,494 @@
+"""Where the memory accesses of a program lie relative to each other: which can meet, and in which threads.
+
+Two accesses *meet* when they can touch the same element, at least one of them writing. ``apart`` proves that they do not;
+``same_thread`` that where they meet, the order of one thread's instructions keeps the order of the source. Both answer
+no when in doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..._shapes import Expr, Number
+from ..ir.grammar import (
+    MEMORY,
+    ForAttrs,
+    HostTensor,
+    Index,
+    InlineAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    Program,
+    Region,
+    Root,
+    TileAttrs,
+    Value,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """What a config says about the threads of a program.
+
+    ``lanes`` is the least number of elements of each block; ``threads`` how many threads a program has at most.
+    ``steady``: no loop's loads are moved to other iterations or other threads (no pipelining, no roles of warps).
+    ``boxed`` are the slots of accesses that may not use pointers.
+    """
+
+    lanes: Mapping[int, int]
+    threads: int
+    steady: bool
+    boxed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """How one dimension of a tensor is addressed. ``loop`` gives ``block`` its position, 0 for a grid's or none's;
+    ``value`` is the operand, ``made_in`` the loops around what makes it. ``span``: the keys of the first index and of the
+    one behind the last that any lane has, where they are known."""
+
+    kind: str
+    block: int | None
+    loop: int
+    positions: tuple[int, ...]
+    value: int
+    made_in: frozenset[int]
+    shift: Any
+    span: tuple[Any, Any] | None = None
+
+    @property
+    def loops(self) -> frozenset[int]:
+        """The loops whose iterations change it."""
+        return self.made_in | {self.loop} if self.loop else self.made_in
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One op that touches the memory ``storage``; ``attrs`` is None for source of the user's, which may touch all of it.
+
+    ``loops`` are those around it, the outermost first, ``path`` the loops and branches, as (op, region) pairs.
+    """
+
+    op: Op
+    storage: int
+    attrs: MemoryAttrs | None
+    reads: bool
+    writes: bool
+    at: tuple[Coordinate, ...]
+    loops: tuple[int, ...]
+    path: tuple[tuple[int, int], ...]
+
+    @property
+    def is_atomic(self) -> bool:
+        return self.op.kind == "atomic"
+
+
+@dataclass(frozen=True)
+class Since:
+    """What happened between two accesses: a later iteration of loop ``later`` began; the loops ``left`` were left (and
+    perhaps entered again)."""
+
+    later: int = 0
+    left: frozenset[int] = frozenset()
+
+    @property
+    def loops(self) -> frozenset[int]:
+        return self.left | {self.later} if self.later else self.left
+
+
+NOW = Since()
+
+
+def key_of(number: Number) -> Any:
+    """What makes two numbers equal for certain."""
+    return number.key if isinstance(number, Expr) else number
+
+
+@dataclass
+class Accesses:
+    """The accesses of one root, by op, with what proofs about them need."""
+
+    program: Program
+    launched: Launched
+    grid: Mapping[int, LoopAxis]
+    of: dict[int, list[Access]] = field(default_factory=dict)
+    makers: dict[int, Op] = field(default_factory=dict)
+    loop_ops: dict[int, Op] = field(default_factory=dict)
+    #: Of ops, by id: their place in the program.
+    numbers: dict[int, int] = field(default_factory=dict)
+    _around: dict[int, frozenset[int]] = field(default_factory=dict)
+    _users: dict[int, list[Op]] = field(default_factory=dict)
+    _yielded: Counter[int] = field(default_factory=Counter)
+    _apart: dict[int, bool] = field(default_factory=dict)
+    _narrowest: int = 16
+    _has_dot: bool = False
+
+    @classmethod
+    def collect(cls, program: Program, root: Root, launched: Launched) -> Accesses:
+        made = cls(program, launched, {axis.block: axis for axis in root.axes})
+        made._region(root.body, (), ())
+        return made
+
+    def all(self) -> Iterator[Access]:
+        for found in self.of.values():
+            yield from found
+
+    # --- collecting ------------------------------------------------------------------------------------------------------
+
+    def _region(self, region: Region, loops: tuple[int, ...], path: tuple[tuple[int, int], ...]) -> None:
+        for param in region.params:
+            self._around[id(param)] = frozenset(loops)
+        for op in region.ops:
+            self.numbers[id(op)] = len(self.numbers)
+            for value in op.values():
+                self._users.setdefault(id(value), []).append(op)
+            for result in op.results:
+                self.makers[id(result)] = op
+                self._around[id(result)] = frozenset(loops)
+            self._has_dot |= op.kind == "dot"
+            self._note(op, loops, path)
+            inner = loops
+            if op.kind in ("for", "while"):
+                self.loop_ops[id(op)] = op
+                inner = (*loops, id(op))
+            for number, child in enumerate(op.regions):
+                self._region(child, inner, (*path, (id(op), number)))
+        self._yielded.update(id(v) for v in region.results if isinstance(v, Value))
+
+    def _note(self, op: Op, loops: tuple[int, ...], path: tuple[tuple[int, int], ...]) -> None:
+        if isinstance(op.attrs, InlineAttrs):
+            storages = dict.fromkeys(self.program.tensors[at].storage for at in op.attrs.tensors)
+            self.of[id(op)] = [Access(op, storage, None, True, True, (), loops, path) for storage in storages]
+            self._narrowest = 0
+        elif op.kind in MEMORY:
+            assert isinstance(op.attrs, MemoryAttrs)
+            tensor = self.program.tensors[op.attrs.tensor]
+            self._narrowest = min(self._narrowest, tensor.dtype.itemsize)
+            at = tuple(self._coordinate(op, index, loops) for index in op.attrs.indices)
+            reads, writes = op.kind != "store", op.kind != "load"
+            self.of[id(op)] = [Access(op, tensor.storage, op.attrs, reads, writes, at, loops, path)]
+
+    def _coordinate(self, op: Op, index: Index, loops: tuple[int, ...]) -> Coordinate:
+        value: Operand = op.operands[index.operand] if index.operand is not None else 0
+        kind, block, shift = index.kind, index.block if index.kind == "block" else None, index.shift
+        if kind != "tensor":
+            value, shift = self._without_constants(value, shift)
+        maker = self.makers.get(id(value))
+        loop = self._loop_of(block, loops)
+        if not isinstance(value, Value):
+            return Coordinate(
+                kind, block, loop, index.positions, 0, frozenset(), key_of(shift), self._span(block, loop, shift)
+            )
+        attrs = maker.attrs if maker is not None and kind == "scalar" else None
+        if isinstance(attrs, TileAttrs) and attrs.field in ("index", "begin", "id"):
+            around = self._around[id(value)]
+            loop = self._loop_of(attrs.block, tuple(at for at in loops if at in around))
+            span = self._span(attrs.block, loop, shift) if attrs.field != "id" else None
+            return Coordinate(f"scalar {attrs.field}", attrs.block, loop, (), 0, frozenset(), key_of(shift), span)
+        made_in = self._around.get(id(value), frozenset(loops))
+        return Coordinate(kind, block, loop, index.positions, id(value), made_in, key_of(shift))
+
+    def _without_constants(self, value: Operand, shift: Number) -> tuple[Operand, Number]:
+        """A scalar and a shift with the same sum, and what is known on the host in the shift."""
+        while isinstance(value, Value) and (op := self.makers.get(id(value))) is not None:
+            numbers = [o for o in op.operands if type(o) is int]
+            if isinstance(op.attrs, NumberAttrs):
+                return 0, _sum(shift, op.attrs.expr)
+            if op.kind != "pointwise" or len(numbers) != 1 or len(op.operands) != 2:
+                break
+            if op.attrs.name == "sub" and op.operands[1] is numbers[0]:
+                shift = _sum(shift, -numbers[0])
+            elif op.attrs.name == "add":
+                shift = _sum(shift, numbers[0])
+            else:
+                break
+            value = next(op.values())
+        return (value, shift) if isinstance(value, Value) else (0, _sum(shift, value))
+
+    def _loop_of(self, block: int | None, loops: tuple[int, ...]) -> int:
+        if block is None:
+            return 0
+        part = self.program.blocks[block].part
+        wanted = block if part is None else part.block
+        for loop in reversed(loops):
+            attrs = self.loop_ops[loop].attrs
+            if isinstance(attrs, ForAttrs) and any(axis.block == wanted for axis in attrs.axes):
+                return loop
+        return 0
+
+    def _span(self, block: int | None, loop: int, shift: Number) -> tuple[Any, Any] | None:
+        begin: Any = 0
+        end: Any = 1
+        if block is not None:
+            whole = self._whole(block)
+            axes = self.loop_ops[loop].attrs.axes if loop else tuple(self.grid.values())
+            axis = next((axis for axis in axes if axis.block == whole), None)
+            full = self.program.blocks[whole].extent if self.program.blocks[whole].kind == "full" else None
+            begin, end = (axis.begin, axis.end) if axis is not None else (0, full)
+        if end is None or isinstance(begin, OperandRef) or isinstance(end, OperandRef):
+            return None
+        return key_of(_sum(begin, shift)), key_of(_sum(end, shift))
+
+    # --- different elements ----------------------------------------------------------------------------------------------
+
+    def apart(self, first: Access, second: Access, since: Since) -> bool:
+        """Whether the two never touch one element, the second after the first with ``since`` in between."""
+        if first.attrs is None or second.attrs is None or first.attrs.tensor != second.attrs.tensor:
+            return False
+        tensor = self.program.tensors[first.attrs.tensor]
+        if not self.is_injective(tensor) or self._has_merged(first) or self._has_merged(second):
+            return False
+        pairs = list(zip(first.at, second.at, strict=True))
+        if any(self._differ(one, other, since) or _behind(one, other) or _behind(other, one) for one, other in pairs):
+            return True
+        if not since.later:
+            return False
+        attrs = self.loop_ops[since.later].attrs
+        # of the axes of a loop at least one is at another tile in a later iteration
+        return isinstance(attrs, ForAttrs) and all(
+            any(self._moves(one, other, axis.block, since) for one, other in pairs) for axis in attrs.axes
+        )
+
+    def _has_merged(self, access: Access) -> bool:
+        """Whether lanes count through several dimensions, past the end of the one that they index."""
+        return any(c.block is not None and bool(self.program.blocks[c.block].merged) for c in access.at)
+
+    def _differ(self, one: Coordinate, other: Coordinate, since: Since) -> bool:
+        if (one.loops | other.loops) & since.loops or (one.value, one.loop) != (other.value, other.loop):
+            return False
+        if one.kind == other.kind and one.kind.startswith("scalar") and one.block == other.block:
+            numbers = isinstance(one.shift, int) and isinstance(other.shift, int)
+            return numbers and one.shift != other.shift
+        if one.kind == other.kind == "block":
+            return self._lanes_differ(one, other)
+        return False
+
+    def _lanes_differ(self, one: Coordinate, other: Coordinate) -> bool:
+        """The same for lanes of one iteration of a loop."""
+        assert one.block is not None and other.block is not None
+        a, b = (self.program.blocks[c.block].part for c in (one, other) if c.block is not None)
+        if a is not None and b is not None:
+            return one.shift == other.shift and (a.block, a.count) == (b.block, b.count) and a.at != b.at
+        # of a merged dimension, one tile covers any of its indices
+        merged = any(one.block in block.merged for block in self.program.blocks)
+        if one.block != other.block or self.program.blocks[one.block].kind != "tile" or merged:
+            return False
+        numbers = isinstance(one.shift, int) and isinstance(other.shift, int)
+        return numbers and abs(one.shift - other.shift) >= self.launched.lanes.get(one.block, math.inf)
+
+    def _moves(self, one: Coordinate, other: Coordinate, block: int, since: Since) -> bool:
+        """Whether both follow the tiles of ``block``, whose loop is at another tile now."""
+        if one.loop != since.later or other.loop != since.later or one.block is None or other.block is None:
+            return False
+        if (one.kind, one.value, one.shift) != (other.kind, other.value, other.shift):
+            return False
+        if one.made_in & since.loops or one.kind == "tensor":
+            return False
+        return self._whole(one.block) == self._whole(other.block) == block
+
+    def _whole(self, block: int) -> int:
+        part = self.program.blocks[block].part
+        return block if part is None else part.block
+
+    def is_injective(self, tensor: HostTensor) -> bool:
+        """Whether different subscripts within its shape are different elements for certain."""
+        known = self._apart.get(tensor.id)
+        if known is None:
+            known = self._apart[tensor.id] = _is_injective(tensor)
+        return known
+
+    # --- one thread ------------------------------------------------------------------------------------------------------
+
+    def same_thread(self, first: Access, second: Access, since: Since) -> bool:
+        """Whether every lane of the second meets the same lane of the first only, in an order that one thread keeps.
+
+        Three reasons hold on a GPU:
+
+        - *what is stored comes from what was loaded*, lane by lane, and one thread loads each element: the store
+          cannot begin before the load has ended, whichever threads do them;
+        - the same, with elements that several threads load because there are more threads than elements, but only the
+          store uses what they loaded: the thread that stores has loaded before, what others read is not used;
+        - *layouts agree*: Triton spreads accesses over threads by their pointers and the width of their elements, so
+          accesses by the same pointers are done by the same threads, provided that no narrower element in the kernel
+          makes loads wider than stores can be, and that nothing moves loads to other threads.
+        """
+        if first.is_atomic or second.is_atomic or not self._same_lanes(first, second, since):
+            return False
+        many = self._elements(first) >= self.launched.threads
+        overwrites = first.reads and not second.reads and self._follows(first, second, since)
+        if overwrites and self._made_of(first.op, second.op) and (many or self._flows_only(first.op, second.op)):
+            return True
+        return many and self._layouts_agree(first, second)
+
+    def _same_lanes(self, first: Access, second: Access, since: Since) -> bool:
+        if first.attrs is None or second.attrs is None:
+            return False
+        if first.attrs.tensor != second.attrs.tensor or first.at != second.at:
+            return False
+        if first.op.result.dims != second.op.result.dims or first.op.result.dtype != second.op.result.dtype:
+            return False
+        if any(c.loops & since.loops for c in first.at):
+            return False
+        return self.is_injective(self.program.tensors[first.attrs.tensor]) and self._lanes_apart(first)
+
+    def _lanes_apart(self, access: Access) -> bool:
+        """Whether different lanes of an access are different elements."""
+        blocks = {(c.block, p) for c in access.at if c.kind == "block" for p in c.positions}
+        for position, dim in enumerate(access.op.result.dims):
+            if dim.is_one:
+                continue
+            if dim.block is None:
+                return False
+            merged = self.program.blocks[dim.block].merged
+            axes = [m for m in merged if self.program.blocks[m].extent != 1]
+            if (dim.block, position) not in blocks and not (axes and all((m, position) in blocks for m in axes)):
+                return False
+        return all(c.kind != "tensor" for c in access.at)
+
+    def _elements(self, access: Access) -> int:
+        sizes = (math.prod((self.launched.lanes[b] for b in d.blocks), start=d.const) for d in access.op.result.dims)
+        return math.prod(sizes)
+
+    def _follows(self, first: Access, second: Access, since: Since) -> bool:
+        """Whether the second stands behind the first in its region, or in a branch there, in the same iteration."""
+        depth = len(first.path)
+        deeper = second.path[depth:]
+        return (
+            not since.loops and second.path[:depth] == first.path and not any(at in self.loop_ops for at, _ in deeper)
+        )
+
+    def _layouts_agree(self, first: Access, second: Access) -> bool:
+        assert first.attrs is not None and second.attrs is not None
+        if not self.launched.steady or self._has_dot or {first.attrs.slot, second.attrs.slot} & self.launched.boxed:
+            return False
+        return self.program.tensors[first.attrs.tensor].dtype.itemsize <= self._narrowest
+
+    # --- what a store is made of -----------------------------------------------------------------------------------------
+
+    def _made_of(self, load: Op, store: Op) -> bool:
+        """Whether each lane that is stored is computed from the same lane that was loaded, in a way no compiler can
+        see through."""
+        return self._lane_of(store.operands[0], load.result, {})
+
+    def _lane_of(self, value: Operand, source: Value, known: dict[int, bool]) -> bool:
+        if value is source:
+            return True
+        op = self.makers.get(id(value))
+        if op is None or not isinstance(value, Value) or value.dims != source.dims:
+            return False
+        if id(value) not in known:
+            known[id(value)] = False
+            found = [o for o in op.operands if self._lane_of(o, source, known)]
+            known[id(value)] = bool(found) and self._keeps(op, found, source)
+        return known[id(value)]
+
+    def _keeps(self, op: Op, found: list[Operand], source: Value) -> bool:
+        """Whether an op needs the lanes ``found`` among its operands, whatever the others are."""
+        if op.kind == "mask":
+            return found[0] is op.operands[0]
+        if op.kind != "pointwise":
+            return False
+        name, values = op.attrs.name, [o for o in found if isinstance(o, Value)]
+        if name == "where":
+            return all(any(o is v for v in values) for o in op.operands[1:])
+        numbers = [o for o in op.operands if not isinstance(o, Value)]
+        if all(v.dtype.is_floating_point for v in (op.result, *values)):
+            return name in _KEPT_FLOATS and all(map(math.isfinite, numbers))
+        others = [o for o in op.operands if o is not values[0]]
+        if torch.bool in (op.result.dtype, values[0].dtype) or any(self._depends(o, source) for o in others):
+            return False
+        small = name == "mul" and len(numbers) == 1 and 0 < abs(numbers[0]) < 2**7
+        return small or (name in _KEPT and len(others) == len(op.operands) - 1)
+
+    def _depends(self, value: Operand, source: Value) -> bool:
+        """Whether a value is computed from another at all."""
+        seen: set[int] = set()
+        stack = [value]
+        while stack:
+            one = stack.pop()
+            if one is source:
+                return True
+            if id(one) in seen or not isinstance(one, Value):
+                continue
+            seen.add(id(one))
+            op = self.makers.get(id(one))
+            if op is None:
+                return True  # carried by a loop: unknown
+            stack += op.operands
+            stack += (v for region in op.regions for inner in region.walk() for v in inner.values())
+            stack += (v for region in op.regions for v in region.results)
+        return False
+
+    def _flows_only(self, load: Op, store: Op) -> bool:
+        """Whether what was loaded is used for the same lane of what is stored, and for nothing else."""
+        stack, seen = [load.result], {id(load.result)}
+        while stack:
+            value = stack.pop()
+            if self._yielded[id(value)]:
+                return False
+            for user in self._users.get(id(value), ()):
+                if user is store:
+                    continue
+                if user.kind not in ("pointwise", "mask") or user.result.dims != load.result.dims:
+                    return False
+                if id(user.result) not in seen:
+                    seen.add(id(user.result))
+                    stack.append(user.result)
+        return True
+
+
+#: Operations on floats whose result needs each operand, whatever the other is.
+_KEPT_FLOATS = frozenset(
+    ("add", "sub", "mul", "div", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "neg",
+     "abs", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "relu",
+     "erf", "erfc", "floor", "ceil", "round", "trunc", "frac", "maximum", "minimum", "hypot", "cast")
+)  # fmt: skip
+#: The same on integers, where the other operand does not depend on the first.
+_KEPT = frozenset(("add", "sub", "neg", "cast", "bitwise_xor", "bitwise_not"))
+
+
+def _sum(a: Number, b: Number) -> Number:
+    """With 0 left out, so that equal sums have equal keys more often."""
+    return b if isinstance(a, int) and a == 0 else a if isinstance(b, int) and b == 0 else a + b
+
+
+def _behind(one: Coordinate, other: Coordinate) -> bool:
+    """Whether all indices of one come behind all of the other."""
+    if one.span is None or other.span is None:
+        return False
+    first, end = one.span[0], other.span[1]
+    return first == end or (isinstance(first, int) and isinstance(end, int) and first >= end)
+
+
+def _is_injective(tensor: HostTensor) -> bool:
+    dims = [
+        (size, stride)
+        for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+        if not (isinstance(size, int) and size <= 1)
+    ]
+    if all(isinstance(n, int) for dim in dims for n in dim):
+        reach: Any = 0
+        for size, stride in sorted(dims, key=lambda dim: dim[1]):
+            if stride <= reach:
+                return False
+            reach += (size - 1) * stride
+        return True
+    # symbolic: each stride is that of the next denser dimension times its size
+    steps = {key_of(1)}
+    while dims:
+        found = next((at for at, dim in enumerate(dims) if key_of(dim[1]) in steps), None)
+        if found is None:
+            return False
+        size, stride = dims.pop(found)
+        steps = {key_of(stride * size), key_of(size * stride)}
+    return True

@@ -1,0 +1,105 @@
+"""Whether the iterations of a loop over several dimensions may come in another order.
+
+They may where no iteration sees what another one did: each writes elements of its own, and what the loop carries is a sum,
+a product or an extremum of parts that do not depend on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from ..ir.effects import apart_along, effects_of, ordered, scalar_indices
+from ..ir.grammar import (
+    ForAttrs,
+    MaskAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    Program,
+    Region,
+    Value,
+    accumulator_of,
+)
+
+#: Elementwise functions that give the same whatever the order in which values are combined.
+_COMMUTATIVE = frozenset(
+    ("add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or", "bitwise_xor")
+)
+_ATOMIC = frozenset(("add", "max", "min", "and", "or", "xor"))
+
+
+def may_permute(program: Program, loop: Op) -> bool:
+    """Whether the axes of ``loop``, a device loop, may be walked in any order."""
+    assert isinstance(loop.attrs, ForAttrs)
+    (region,) = loop.regions
+    makers = {id(r): op for op in region.walk() for r in op.results}
+    if not all(_accumulates(region, at, makers) for at in range(len(region.params))):
+        return False
+    indices = scalar_indices(program)
+    read = {id(v) for op in region.walk() for v in (*op.values(), *(r for x in op.regions for r in x.results))}
+    ops = [op for op in region.walk() if not op.regions and effects_of(program, op)]
+    for a, b in itertools.combinations_with_replacement(ops, 2):
+        if not ordered(program, a, b) or (
+            _commutes(a, read) and _commutes(b, read) and a.attrs.atomic == b.attrs.atomic
+        ):
+            continue
+        if not all(apart_along(program, a, b, axis.block, indices) for axis in loop.attrs.axes):
+            return False
+    return True
+
+
+def _commutes(op: Op, read: set[int]) -> bool:
+    """Whether an op is an atomic whose order among its like does not matter: nobody reads what it found."""
+    return op.kind == "atomic" and op.attrs.atomic in _ATOMIC and id(op.result) not in read
+
+
+def _accumulates(region: Region, at: int, makers: Mapping[int, Op]) -> bool:
+    """Whether carried value ``at`` becomes itself combined with parts that depend on nothing that is carried."""
+    param, value = region.params[at], region.results[at]
+    names: set[str] = set()
+    while value is not param:
+        op = makers.get(id(value)) if isinstance(value, Value) else None
+        found = None if op is None else _step(op, param, makers)
+        if op is None or found is None:
+            return False
+        value, others, name = found
+        if any(_depends(other, region, makers) for other in others):
+            return False
+        names |= {name} if name else set()
+    return len(names) <= 1
+
+
+def _step(op: Op, param: Value, makers: Mapping[int, Op]) -> tuple[Operand, list[Operand], str] | None:
+    """What ``op`` combines with others, these, and how; None where it is not of that kind."""
+    match op.attrs:
+        case PointwiseAttrs(name) if name in _COMMUTATIVE and len(op.operands) == 2:
+            first, second = op.operands
+            inner, other = (first, second) if _leads_to(first, param, makers) else (second, first)
+            return inner, [other], name
+        case MaskAttrs() if len(op.operands) == 2 and op.operands[1] is param:
+            return op.operands[0], [], ""
+    if op.kind == "dot" and (accumulator := accumulator_of(op)) is not None:
+        return accumulator, [operand for operand in op.operands if operand is not accumulator], "add"
+    return None
+
+
+def _leads_to(value: Operand, param: Value, makers: Mapping[int, Op]) -> bool:
+    """Whether ``value`` is made of ``param``."""
+    stack, seen = [value], set[int]()
+    while stack:
+        each = stack.pop()
+        if each is param:
+            return True
+        if not isinstance(each, Value) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        op = makers.get(id(each))
+        if op is not None:
+            stack += [*op.values(), *(v for x in op.walk() for r in x.regions for v in r.results)]
+            stack += [v for x in op.walk() for v in x.values()]
+    return False
+
+
+def _depends(value: Operand, region: Region, makers: Mapping[int, Op]) -> bool:
+    return any(_leads_to(value, param, makers) for param in region.params)

@@ -1,0 +1,57 @@
+"""Refuses values of which it cannot be known which lanes of a jagged loop they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ... import exc
+from ..._shapes import Dims
+from ..ir.grammar import MEMORY, ForAttrs, LoopAxis, MaskAttrs, Op, Program, Region, Value
+
+#: The blocks of the rows, by the block of the jagged loop around an op.
+_Rows = Mapping[int, frozenset[int]]
+
+
+def check_jagged(program: Program) -> Program:
+    """Lanes of a jagged loop are in range row by row, so what is masked along it must have the rows' dimensions too."""
+    if any(axis.jagged is not None for op in program.walk() for axis in _axes(op)):
+        for root in program.roots:
+            _region(root.body, {})
+    return program
+
+
+def _axes(op: Op) -> tuple[LoopAxis, ...]:
+    return op.attrs.axes if isinstance(op.attrs, ForAttrs) else ()
+
+
+def _region(region: Region, rows: _Rows) -> None:
+    for at, op in enumerate(region.ops):
+        dims = op.result.dims if op.results else ()
+        along = range(len(dims)) if op.kind in MEMORY else op.attrs.dims if isinstance(op.attrs, MaskAttrs) else ()
+        if any(_is_unknown(dims, position, rows) for position in along):
+            raise exc.InvalidJaggedTileUsage(
+                "a value has the jagged dimension but not that of the rows, so that it cannot be known which lanes exist.",
+                # a mask is nobody's line: it stands before the op that it was made for
+                location=next((other.location for other in region.ops[at:] if other.location is not None), None),
+            )
+        inner = _inside(op, rows)
+        for child in op.regions:
+            _region(child, inner)
+
+
+def _inside(op: Op, rows: _Rows) -> _Rows:
+    """``rows`` within a loop."""
+    inner = dict(rows)
+    for axis in _axes(op):
+        inner.pop(axis.block, None)
+        if axis.jagged is not None:
+            lengths = op.operands[axis.jagged.at]
+            assert isinstance(lengths, Value)
+            inner[axis.block] = frozenset(block for dim in lengths.dims for block in dim.blocks)
+    return inner
+
+
+def _is_unknown(dims: Dims, position: int, rows: _Rows) -> bool:
+    """Whether a dimension is that of a jagged loop, and the others lack one of its rows."""
+    block = dims[position].block
+    return block is not None and not rows.get(block, frozenset()) <= {dim.block for dim in dims}

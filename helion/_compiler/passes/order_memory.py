@@ -1,0 +1,229 @@
+"""Orders the accesses of a program's threads to global memory: inserts barriers.
+
+The ops of a program are in the order of the source, but its threads are not: what one thread stored, another sees only
+after a barrier, and may overwrite what another has not read yet. Before::
+
+    for i in 0..n: %1: [b0] = load x[b0 + 1]; store x[b0] <- %1
+
+After, with a barrier between the load and the store, and one on the way from the store to the next iteration's load::
+
+    for i in 0..n: %1: [b0] = load x[b0 + 1]; barrier; store x[b0] <- %1; barrier
+
+A dataflow analysis over the regions: the state is the set of accesses since the last barrier, a merge is their union, a
+loop is walked until nothing new comes around. Two accesses need a barrier between them where they can meet
+(``accesses.apart`` fails) in different threads (``same_thread`` fails). It stands right before the later one, at the end
+of the loop where only the way around leads from one to the other, or before the loop that holds only the later one.
+Barriers without which nothing is in conflict are left out again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ..._shapes import Expr
+from ..ir.grammar import MEMORY, Op, Program, Region, Root
+from .accesses import NOW, Access, Accesses, Launched, Since
+
+#: Before an op, or at the end of the body of a loop.
+Place = tuple[Literal["before", "end"], int]
+#: An access since the last barrier, and what happened since.
+Pending = tuple[Access, Since]
+_State = frozenset[Pending]
+_NONE: _State = frozenset()
+
+
+def order_memory(program: Program, launched: Launched) -> Program:
+    """The program with a barrier on every path between two accesses that different threads make to one element."""
+    return replace(program, roots=tuple(_ordered(program, root, launched) for root in program.roots))
+
+
+def overlapping_storages(program: Program, root: Root, launched: Launched) -> frozenset[int]:
+    """The storages of which some element is written by a root and touched by another access of it, or by the same one in
+    another iteration."""
+    found: set[int] = set()
+    accesses = Accesses.collect(program, root, launched)
+    groups: dict[int, list[Access]] = {}
+    for access in accesses.all():
+        groups.setdefault(access.storage, []).append(access)
+    for storage, members in groups.items():
+        pairs = ((a, b) for at, a in enumerate(members) for b in members[at:] if a.writes or b.writes)
+        if any(_overlap(accesses, a, b) for a, b in pairs):
+            found.add(storage)
+    return frozenset(found)
+
+
+def _overlap(accesses: Accesses, first: Access, second: Access) -> bool:
+    if first is not second and not (accesses.apart(first, second, NOW) and accesses.apart(second, first, NOW)):
+        return True
+    common = [loop for loop in first.loops if loop in second.loops]
+    for at, loop in enumerate(common):
+        for one, other in ((first, second), (second, first)):
+            if not accesses.apart(
+                one, other, Since(loop, frozenset(one.loops[at + 1 :]) | frozenset(other.loops[at + 1 :]))
+            ):
+                return True
+    return False
+
+
+def _ordered(program: Program, root: Root, launched: Launched) -> Root:
+    if not _rewrites(program, root.body):
+        return root
+    accesses = Accesses.collect(program, root, launched)
+    flow = _Flow(accesses, _contended(accesses.all()))
+    flow.solve(root.body)
+    return replace(root, body=_insert(root.body, flow.barriers)) if flow.barriers else root
+
+
+def _rewrites(program: Program, body: Region) -> bool:
+    """Whether a storage may be written and accessed again. Says so of nearly no kernel, and soon."""
+    ops = [op for op in body.walk() if op.kind in MEMORY or op.kind == "inline"]
+    counts = Counter(program.tensors[op.attrs.tensor].storage for op in ops if op.kind in MEMORY)
+    top = {id(op) for op in body.ops}
+    return any(
+        op.kind == "inline"
+        or (op.kind != "load" and (counts[program.tensors[op.attrs.tensor].storage] > 1 or id(op) not in top))
+        for op in ops
+    )
+
+
+def _contended(accesses: Iterable[Access]) -> frozenset[int]:
+    """Storages that are written, and accessed again: by another op or by another iteration."""
+    groups: dict[int, list[Access]] = {}
+    for access in accesses:
+        groups.setdefault(access.storage, []).append(access)
+    return frozenset(
+        storage
+        for storage, members in groups.items()
+        if any(a.writes for a in members) and (len(members) > 1 or members[0].loops)
+    )
+
+
+@dataclass
+class _Flow:
+    accesses: Accesses
+    storages: frozenset[int]
+    #: In the order in which they were found.
+    barriers: dict[Place, None] = field(default_factory=dict)
+    conflicts: dict[Place, None] = field(default_factory=dict)
+    _verdicts: dict[tuple[int, int, Since], bool] = field(default_factory=dict)
+
+    def solve(self, body: Region) -> None:
+        while self.missing(body):
+            # one at a time: a barrier may settle what was found behind it
+            self.barriers[next(iter(self.conflicts))] = None
+        for place in sorted(self.barriers, key=self.rank, reverse=True):
+            del self.barriers[place]
+            if self.missing(body):
+                self.barriers[place] = None
+
+    def missing(self, body: Region) -> bool:
+        self.conflicts = {}
+        self.region(body, _NONE)
+        return bool(self.conflicts)
+
+    def region(self, region: Region, state: _State) -> _State:
+        for op in region.ops:
+            if ("before", id(op)) in self.barriers:
+                state = _NONE
+            if id(op) in self.accesses.of:
+                state = self.access(op, state)
+            elif op.kind == "if":
+                state = frozenset().union(*(self.region(child, state) for child in op.regions))
+            elif op.kind in ("for", "while"):
+                state = self.loop(op, state)
+        return state
+
+    def loop(self, op: Op, state: _State) -> _State:
+        """The state behind a loop: after no iteration, or any number of them."""
+        *condition, body = op.regions
+        entry = state
+        while True:
+            checked = self.region(condition[0], entry) if condition else entry
+            end = self.region(body, checked)
+            if ("end", id(op)) in self.barriers:
+                end = _NONE
+            around = {(access, _next(since, access, id(op))) for access, since in end}
+            if around <= entry:
+                break
+            entry |= around
+        # a loop is left where its condition is checked
+        left = checked if condition else state | end
+        return frozenset((access, _left(since, access, id(op))) for access, since in left)
+
+    def access(self, op: Op, state: _State) -> _State:
+        mine = [a for a in self.accesses.of[id(op)] if a.storage in self.storages]
+        if not mine:
+            return state
+        found = [(p, a, since) for p, since in state for a in mine if self.conflict(p, a, since)]
+        places = {self.place(*entry) for entry in found}
+        # what stands right before the op serves all ways to it
+        here = ("before", id(op))
+        for place in [here] if here in places else sorted(places, key=self.rank):
+            assert place not in self.barriers, "a barrier does not separate what it stands between"
+            self.conflicts[place] = None
+        return state | {(access, NOW) for access in mine}
+
+    def conflict(self, first: Access, second: Access, since: Since) -> bool:
+        if first.storage != second.storage or not (first.writes or second.writes):
+            return False
+        if first.is_atomic and second.is_atomic:
+            return False
+        key = (id(first), id(second), since)
+        if key not in self._verdicts:
+            accesses = self.accesses
+            harmless = accesses.apart(first, second, since) or accesses.same_thread(first, second, since)
+            self._verdicts[key] = not harmless
+        return self._verdicts[key]
+
+    def rank(self, place: Place) -> tuple[bool, int]:
+        """Those at the ends of loops come last."""
+        return place[0] == "end", self.accesses.numbers[place[1]]
+
+    def place(self, first: Access, second: Access, since: Since) -> Place:
+        if since.later:
+            return ("end", since.later)
+        for loop in second.loops:
+            if loop not in first.loops or loop in since.left:
+                return ("before", loop)
+        return ("before", id(second.op))
+
+
+def _next(since: Since, access: Access, loop: int) -> Since:
+    """One iteration of ``loop`` later."""
+    return since if loop in since.left or loop not in access.loops else Since(loop, since.left)
+
+
+def _left(since: Since, access: Access, loop: int) -> Since:
+    if loop not in access.loops:
+        return since
+    return Since(0 if since.later == loop else since.later, since.left | {loop})
+
+
+def _insert(region: Region, barriers: dict[Place, None]) -> Region:
+    ops: list[Op] = []
+    for op in region.ops:
+        if ("before", id(op)) in barriers:
+            ops.append(_barrier(op))
+        made = tuple(_insert(child, barriers) for child in op.regions)
+        if ("end", id(op)) in barriers:
+            last = made[-1]
+            made = (*made[:-1], replace(last, ops=(*last.ops, _barrier(last.ops[-1]))))
+        changed = any(new is not old for new, old in zip(made, op.regions, strict=True))
+        ops.append(replace(op, regions=made) if changed else op)
+    same = len(ops) == len(region.ops) and all(new is old for new, old in zip(ops, region.ops, strict=True))
+    return region if same else Region(region.params, tuple(ops), region.results)
+
+
+def _barrier(at: Op) -> Op:
+    return Op("barrier", (), (), None, (), at.location)
+
+
+def least_lanes(program: Program, sizes: Mapping[int, int]) -> dict[int, int]:
+    """Of ``sizes``, with 1 for those that follow a dimension whose length is known at run time only."""
+    return {
+        block.id: 1 if block.kind == "full" and isinstance(block.extent, Expr) else sizes[block.id]
+        for block in program.blocks
+    }

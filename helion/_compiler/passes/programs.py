@@ -1,0 +1,232 @@
+"""Finds what the programs of a grid loop do to each other: they run in any order, and at the same time.
+
+Certain of being wrong, and refused, is an element that several programs read, change and store without an atomic
+operation. Warned about are a store whose place is the same for several programs while its value is not, and a load of
+what other programs store. What cannot be decided is let pass: subscripts that come from data, accesses under a
+condition that depends on the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ... import exc
+from ..._shapes import cdiv, hint_of
+from ..ir.grammar import (
+    ForAttrs,
+    IotaAttrs,
+    LoopAxis,
+    MaskAttrs,
+    MemoryAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    Program,
+    Region,
+    Root,
+    TileAttrs,
+)
+from .accesses import Access, Accesses, Coordinate, Launched
+
+#: Axes of the grid, by block id.
+_Axes = frozenset[int]
+_NONE: _Axes = frozenset()
+_NO_CONFIG = Launched(lanes={}, threads=0, steady=False)
+
+
+def check_programs(program: Program, sizes: Mapping[int, int]) -> tuple[exc.BaseWarning, ...]:
+    """Warnings about the programs of each root under block ``sizes``. Raises ``exc.ReadModifyWriteRace``."""
+    found: list[exc.BaseWarning] = []
+    for root in program.roots:
+        axes = {axis.block: axis for axis in root.axes if _several(axis, sizes)}
+        if not _are_separate(program, root, axes):
+            found += _Root.of(program, root, axes).check()
+    return tuple(found)
+
+
+def _are_separate(program: Program, root: Root, axes: Mapping[int, LoopAxis]) -> bool:
+    """Whether every store goes to a place of its program's own, in a tensor that is only stored to: so it is in nearly
+    every kernel."""
+    loads = {program.tensors[op.attrs.tensor].storage for op in root.body.walk() if op.kind == "load"}
+    return all(
+        program.tensors[op.attrs.tensor].storage not in loads and axes.keys() <= {i.block for i in op.attrs.indices}
+        for op in root.body.walk()
+        if op.kind == "store"
+    )
+
+
+def _several(axis: LoopAxis, sizes: Mapping[int, int]) -> bool:
+    """Whether an axis of a grid has more than one program."""
+    if isinstance(axis.begin, OperandRef) or isinstance(axis.end, OperandRef):
+        return True
+    extent = hint_of(axis.end) - hint_of(axis.begin)
+    step = axis.step if axis.scalar else sizes[axis.block]
+    return int(cdiv(extent, max(int(hint_of(step)), 1))) > 1
+
+
+@dataclass
+class _Root:
+    program: Program
+    accesses: Accesses
+    #: The axes with more than one program.
+    axes: dict[int, LoopAxis]
+    #: On which of them values, places of blocks, and whether an op runs at all depend.
+    values: dict[int, _Axes] = field(default_factory=dict)
+    blocks: dict[int, _Axes] = field(default_factory=dict)
+    around: dict[int, _Axes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: Program, root: Root, axes: dict[int, LoopAxis]) -> _Root:
+        made = cls(program, Accesses.collect(program, root, _NO_CONFIG), axes)
+        if axes:
+            made.blocks = {block: frozenset((block,)) for block in axes}
+            made._region(root.body, _NONE)
+        return made
+
+    # --- what depends on the program -------------------------------------------------------------------------------------
+
+    def _of(self, operands: Iterable[Operand]) -> _Axes:
+        return _NONE.union(*(self.values.get(id(o), _NONE) for o in operands))
+
+    def _region(self, region: Region, around: _Axes) -> None:
+        for op in region.ops:
+            self.around[id(op)] = around
+            found = self._own(op) | self._of(op.operands)
+            if op.kind in ("for", "while"):
+                found |= self._loop(op, around | found if op.kind == "for" else around)
+            elif op.kind == "if":
+                for child in op.regions:
+                    self._region(child, around | self._of(op.operands))
+                    found |= self._of(child.results)
+            for result in op.results:
+                self.values[id(result)] = found
+
+    def _own(self, op: Op) -> _Axes:
+        match op.attrs:
+            case TileAttrs(block, name):
+                return self.blocks.get(block, _NONE) if name in ("index", "begin", "end", "id") else _NONE
+            case IotaAttrs(block, relative):
+                return _NONE if relative else self.blocks.get(block, _NONE)
+            case MaskAttrs(dims, _):
+                value = next(op.values())
+                return _NONE.union(*(self.blocks.get(b, _NONE) for d in dims for b in value.dims[d].blocks))
+            case MemoryAttrs():
+                return frozenset(self.axes) if op.kind == "atomic" else self.place(op)
+            case ForAttrs(axes=axes):
+                for axis in axes:
+                    refs = [n.at for n in (axis.begin, axis.end, axis.jagged) if isinstance(n, OperandRef)]
+                    self.blocks[axis.block] = self._of(op.operands[at] for at in refs)
+        return frozenset(self.axes) if op.kind == "inline" else _NONE
+
+    def _loop(self, op: Op, around: _Axes) -> _Axes:
+        """What the results of a loop depend on: every carried value counts as depending on all of them."""
+        found = self._of(op.operands)
+        while True:
+            for region in op.regions:
+                for param in region.params:
+                    self.values[id(param)] = found
+                self._region(region, around | (found if op.kind == "while" else _NONE))
+            after = found.union(*(self._of(region.results) for region in op.regions))
+            if after == found:
+                return found
+            found = after
+
+    def place(self, op: Op) -> _Axes:
+        """What the address of an access depends on."""
+        assert isinstance(op.attrs, MemoryAttrs)
+        blocks = (self.blocks.get(i.block, _NONE) for i in op.attrs.indices if i.block is not None)
+        operands = [op.operands[i.operand] for i in op.attrs.indices if i.operand is not None]
+        return _NONE.union(*blocks) | self._of(operands)
+
+    def guard(self, op: Op) -> _Axes:
+        """What it depends on whether an access, or some of its lanes, happen at all."""
+        assert isinstance(op.attrs, MemoryAttrs)
+        mask = [op.operands[op.attrs.mask]] if op.attrs.mask is not None else []
+        return self.around[id(op)] | self._of(mask)
+
+    # --- what is wrong ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> Iterator[exc.BaseWarning]:
+        if not self.axes:
+            return
+        accesses = [access for access in self.accesses.all() if access.attrs is not None]
+        for store in accesses:
+            if store.op.kind == "store":
+                yield from self._check_store(store)
+                yield from self._check_loads(store, [a for a in accesses if a.op.kind == "load"])
+
+    def _check_store(self, store: Access) -> Iterator[exc.BaseWarning]:
+        op = store.op
+        shared = frozenset(self.axes) - self.place(op) - self.guard(op)
+        if not shared:
+            return
+        name, axis = self._tensor(store), self.program.blocks[min(shared)].name
+        for load in self._loads_of(op.operands[0]):
+            same = load.storage == store.storage and load.at == store.at
+            if same and not self.guard(load.op) & shared:
+                raise exc.ReadModifyWriteRace(name=name, axis=axis, location=op.location)
+        if self._of(op.operands[:1]) & shared:
+            yield exc.StoreFromSeveralPrograms(name=name, axis=axis).at(op.location)
+
+    def _tensor(self, access: Access) -> str:
+        assert access.attrs is not None
+        return self.program.tensors[access.attrs.tensor].name
+
+    def _loads_of(self, value: Operand) -> Iterator[Access]:
+        """The loads that a value is made of."""
+        seen: set[int] = set()
+        stack = [value]
+        while stack:
+            one = stack.pop()
+            op = self.accesses.makers.get(id(one))
+            if op is None or id(one) in seen:
+                continue
+            seen.add(id(one))
+            if op.kind == "load":
+                yield from self.accesses.of[id(op)]
+            stack += op.operands
+            for region in op.regions:
+                stack += region.results
+                stack += [v for inner in region.walk() for v in inner.values()] if op.kind != "if" else []
+
+    def _check_loads(self, store: Access, loads: list[Access]) -> Iterator[exc.BaseWarning]:
+        for load in loads:
+            assert store.attrs is not None and load.attrs is not None
+            if load.attrs.tensor != store.attrs.tensor:
+                continue
+            unclear = self.guard(load.op) | self.guard(store.op)
+            for block in sorted(set(self.axes) - unclear):
+                if self._reaches(load, store, block):
+                    name, axis = self._tensor(store), self.program.blocks[block].name
+                    yield exc.LoadOfOtherPrograms(name=name, axis=axis).at(load.op.location)
+                    break
+
+    def _reaches(self, load: Access, store: Access, block: int) -> bool:
+        """Whether a load certainly covers elements that programs at other places of the axis ``block`` store."""
+        pairs = list(zip(load.at, store.at, strict=True))
+        if any(one == other and self._follows(one, block) for one, other in pairs):
+            return False
+        own = [(one, other) for one, other in pairs if other.block == block and not other.value]
+        if len(own) != 1 or not all(self._overlap(one, other) for one, other in pairs):
+            return False
+        one, other = own[0]
+        if one.block == block and not one.value:
+            return isinstance(one.shift, int) and isinstance(other.shift, int) and one.shift != other.shift
+        return not self._follows(one, block)
+
+    def _follows(self, coordinate: Coordinate, block: int) -> bool:
+        """Whether a subscript changes from one place of the axis to the next."""
+        depends = self.blocks.get(coordinate.block, _NONE) if coordinate.block is not None else _NONE
+        return block in depends | self.values.get(coordinate.value, _NONE)
+
+    def _overlap(self, one: Coordinate, other: Coordinate) -> bool:
+        """Whether two subscripts of one dimension certainly have an index in common, at some places of the grid."""
+        if one == other:
+            return True
+        if one.span is None or other.span is None:
+            return False
+        (a, b), (c, d) = one.span, other.span
+        if all(isinstance(n, int) for n in (a, b, c, d)):
+            return bool(a < d and c < b)
+        return bool(a == c or b == d)

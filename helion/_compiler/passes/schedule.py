@@ -1,0 +1,117 @@
+"""The rewrites that a config asks for, in order. A backend's own steps run behind them, in the same way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..._lazy import lazy
+from ..ir.grammar import Program
+from ..ir.watch import watching
+from . import order_memory, rolling
+from .accesses import Launched
+
+if TYPE_CHECKING:
+    from . import checks, flatten, squeeze, subtile
+else:
+    # binding needs the names of the steps alone
+    checks = lazy("helion._compiler.passes.checks")
+    flatten = lazy("helion._compiler.passes.flatten")
+    squeeze = lazy("helion._compiler.passes.squeeze")
+    subtile = lazy("helion._compiler.passes.subtile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduled:
+    """What the steps know of a config.
+
+    ``sizes`` are those of the traced program's blocks, in elements. ``chunked`` are the whole dimensions walked in
+    chunks. ``flattened`` has the loop order of each grid that becomes one loop, by number of its root. ``subtiles`` is the
+    number of column subtiles of an epilogue, 0 for none. ``threads``, ``steady`` and ``boxed`` are those of
+    ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs.
+    """
+
+    sizes: Mapping[int, int]
+    chunked: frozenset[int] = frozenset()
+    flattened: Mapping[int, tuple[int, ...]]
+    subtiles: int = 0
+    threads: int
+    steady: bool
+    boxed: frozenset[int] = frozenset()
+    checked: bool = False
+
+    def sizes_in(self, program: Program) -> dict[int, int]:
+        """The size of every block of a program that steps made, which may have more blocks than the traced one."""
+        sizes = dict(self.sizes)
+        for block in program.blocks:
+            if block.merged:
+                sizes[block.id] = math.prod(sizes[part] for part in block.merged)
+            elif block.part is not None:
+                sizes[block.id] = sizes[block.part.block] // block.part.count
+        return sizes
+
+    def launched(self, program: Program) -> Launched:
+        """What the order of memory accesses depends on."""
+        lanes = order_memory.least_lanes(program, self.sizes_in(program))
+        return Launched(lanes=lanes, threads=self.threads, steady=self.steady, boxed=self.boxed)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rewrite, pure, under the name that dumps and the verifier give it."""
+
+    name: str
+    rewrite: Callable[[Program, Scheduled], Program]
+
+
+def _roll(program: Program, scheduled: Scheduled) -> Program:
+    return rolling.roll(program, scheduled.chunked)
+
+
+def _flatten(program: Program, scheduled: Scheduled) -> Program:
+    for root, order in scheduled.flattened.items():
+        program = flatten.flatten(program, root, order)
+    return program
+
+
+def _squeeze(program: Program, scheduled: Scheduled) -> Program:
+    for batch in sorted(squeeze.batch_blocks(program)):
+        if scheduled.sizes_in(program)[batch] == 1:
+            program = squeeze.squeeze(program, batch)
+    return program
+
+
+def _subtile(program: Program, scheduled: Scheduled) -> Program:
+    if not scheduled.subtiles:
+        return program
+    return subtile.subtile(program, scheduled.subtiles, scheduled.sizes_in(program))
+
+
+def _order_memory(program: Program, scheduled: Scheduled) -> Program:
+    return order_memory.order_memory(program, scheduled.launched(program))
+
+
+def _insert_checks(program: Program, scheduled: Scheduled) -> Program:
+    return checks.insert_checks(program) if scheduled.checked else program
+
+
+#: From the program that facts are made of to the one that a backend's own steps lower. Rolling includes taking centred
+#: sums in the pass of their centre (``online``).
+SCHEDULE: tuple[Step, ...] = (
+    Step("roll", _roll),
+    Step("flatten", _flatten),
+    Step("squeeze", _squeeze),
+    Step("subtile", _subtile),
+    Step("order_memory", _order_memory),
+    Step("insert_checks", _insert_checks),
+)
+
+
+def run_steps(program: Program, scheduled: Scheduled, steps: Iterable[Step]) -> Program:
+    """Each step in turn; ``HELION_DUMP`` prints after each, ``HELION_VERIFY`` checks after each."""
+    watch = watching()
+    for step in steps:
+        program = watch(step.name, step.rewrite(program, scheduled))
+    return program

@@ -1,0 +1,117 @@
+"""Which tensors a launch writes that others may know: what autograd has to hear of."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ..ir.grammar import HostTensor, InlineAttrs, Launch, Program
+
+_ALLOCATORS = frozenset(f"{name}{like}" for name in ("empty", "zeros", "ones", "full") for like in ("", "_like"))
+_NEW = frozenset(("new_empty", "new_zeros", "new_ones", "new_full"))
+_VIEWS = frozenset(("view", "reshape", "flatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "contiguous"))
+#: What host code may ask a tensor without handing it on.
+_METADATA = frozenset(
+    ("shape", "size", "dtype", "device", "stride", "numel", "dim", "ndim", "element_size", "is_contiguous", "layout")
+)
+#: What Triton source says where it writes.
+_STORES = ("store", "atomic")
+
+
+def fresh_names(function: ast.FunctionDef) -> frozenset[str]:
+    """Variables of host code that can only hold a tensor which this very call has allocated."""
+    stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    pairs = (pair for node in function.body if isinstance(node, ast.Assign) for pair in _assigned(node))
+    return frozenset(name for name, value in pairs if stores.count(name) == 1 and _allocates(value))
+
+
+def _assigned(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
+    """Variables and what each is bound to: ``a = x``, ``a, b = x, y``."""
+    (target, *others), value = node.targets, node.value
+    if others:
+        return
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        pairs = zip(target.elts, value.elts, strict=True)
+        yield from ((name.id, each) for name, each in pairs if isinstance(name, ast.Name))
+
+
+def _allocates(node: ast.expr) -> bool:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+    return (of_torch and node.func.attr in _ALLOCATORS) or node.func.attr in _NEW
+
+
+def overwritten(whole: Program, part: Program) -> tuple[HostTensor, ...]:
+    """The tensors that the kernels of ``part``, one launch of ``whole``, may write and that something else may have seen:
+    arguments, globals, views of them, and what host code had computed with before."""
+    private = _private_names(whole.host.function)
+    found: dict[int, HostTensor] = {}
+    for at in _written(part):
+        tensor = whole.tensors[at]
+        if tensor.source not in private:
+            found.setdefault(at, tensor)
+    return tuple(found.values())
+
+
+def _written(program: Program) -> Iterator[int]:
+    for op in program.walk():
+        if op.kind in ("store", "atomic"):
+            yield op.attrs.tensor
+        elif isinstance(op.attrs, InlineAttrs) and any(
+            word in text for text in (*op.attrs.lines, *op.attrs.helpers) for word in _STORES
+        ):
+            yield from op.attrs.tensors
+
+
+def _private_names(function: ast.FunctionDef) -> frozenset[str]:
+    """Fresh tensors, and views of them, that no host statement up to the last launch has handed to anything."""
+    names = set(fresh_names(function))
+    for node in function.body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            base = _viewed(node.value)
+            if base in names and _stored_once(function, node.targets[0].id):
+                names.add(node.targets[0].id)
+    launches = [i for i, s in enumerate(function.body) if any(isinstance(n, Launch) for n in ast.walk(s))]
+    before = function.body[: launches[-1] + 1] if launches else []
+    return frozenset(names - {name for statement in before for name in _handed_on(statement)})
+
+
+def _stored_once(function: ast.FunctionDef, name: str) -> bool:
+    stores = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
+    return sum(isinstance(n.ctx, ast.Store) for n in stores) == 1
+
+
+def _viewed(node: ast.expr) -> str | None:
+    """The variable that an expression is a view of, by its form: ``out.view(-1)``, ``out[0]``."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
+        node = node.func.value
+    elif isinstance(node, ast.Subscript):
+        node = node.value
+    else:
+        return None
+    return node.id if isinstance(node, ast.Name) else _viewed(node)
+
+
+def _handed_on(node: ast.AST) -> Iterator[str]:
+    """Variables that are read in other ways than to ask for metadata, to make a view, or to return them."""
+    if isinstance(node, ast.Return) and isinstance(node.value, (ast.Name, ast.Tuple)):
+        return
+    if isinstance(node, ast.Call) and _allocates(node):
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            yield from () if isinstance(argument, ast.Name) else _handed_on(argument)
+        return
+    if isinstance(node, ast.Attribute) and node.attr in _METADATA | _VIEWS and isinstance(node.value, ast.Name):
+        return
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield from _handed_on(node.slice)
+        return
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    for child in ast.iter_child_nodes(node):
+        yield from _handed_on(child)
+
+
+__all__ = ["fresh_names", "overwritten"]

@@ -1,0 +1,103 @@
+"""Files that appear whole or not at all, and folders that nobody else can write to."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pathlib
+import secrets
+import stat
+import tempfile
+
+from . import _logging
+
+_READ = stat.S_IRGRP | stat.S_IROTH
+_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def write_whole(path: pathlib.Path, data: str | bytes, *, shared: bool = False) -> None:
+    """Put ``data`` into ``path``, which others see as it was or as it will be, and nothing between.
+
+    It is written under a name that nobody can guess or plant, and then renamed; a link at ``path`` is replaced, not
+    followed. The mode is what the umask leaves; with ``shared`` whoever may read the folder may read the file.
+    Raises OSError.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    file = os.open(temporary, _NEW, 0o666)
+    try:
+        with os.fdopen(file, "wb") as opened:
+            opened.write(content)
+            if shared:
+                mode = stat.S_IMODE(os.fstat(file).st_mode)
+                os.fchmod(file, mode | (path.parent.stat().st_mode & _READ))
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def holds(path: pathlib.Path, data: str) -> bool:
+    """Whether ``path`` is a file with just this content."""
+    try:
+        return path.is_file() and path.read_bytes() == data.encode()
+    except OSError:
+        return False
+
+
+def make_folder(path: pathlib.Path, base: pathlib.Path) -> None:
+    """Make ``path`` below ``base``, which exists; new folders may be entered, read and written by whom ``base`` may be."""
+    missing = []
+    while path != base and not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    mode = stat.S_IMODE(base.stat().st_mode)
+    for folder in reversed(missing):
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another process was quicker
+            continue
+        with contextlib.suppress(OSError):
+            folder.chmod(mode)
+
+
+def is_private(path: pathlib.Path) -> bool:
+    """Whether ``path`` is a folder, no link to one, of this user, that nobody else may enter."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+
+
+def is_trusted(path: pathlib.Path) -> bool:
+    """Whether only this user and root can have put ``path`` where it is: they own it and every folder above it, and
+    nobody else may write there (into folders such as /tmp others may, but not exchange what is in them)."""
+    try:
+        for each in (path.absolute(), *path.absolute().parents):
+            found = each.lstat()
+            kept = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+            if found.st_uid not in (0, os.getuid()) or (found.st_mode & _WRITE and not kept) or each.is_symlink():
+                return False
+    except OSError:
+        return False
+    return True
+
+
+@functools.cache
+def private_folder() -> pathlib.Path:
+    """``helion-<uid>`` in the folder for temporary files, if it is this user's alone; else a new one for this process.
+
+    Raises OSError where nothing can be written.
+    """
+    folder = pathlib.Path(tempfile.gettempdir()) / f"helion-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if is_private(folder):
+        return folder
+    made = pathlib.Path(tempfile.mkdtemp(prefix=f"helion-{os.getuid()}-"))
+    _logging.say_once(f"helion: {folder} is not a folder of this user alone (mode 0700) and is not used; using {made}")
+    return made

@@ -1,0 +1,188 @@
+"""Checked mode around a call, and the user's line for what goes wrong inside of one.
+
+The generated code of a checked kernel has the assertions (``_compiler/passes/checks.py``). Here memory of
+``torch.empty`` is marked before anything writes it, and what a call returns is searched for the mark. Interpreted launches
+look for races.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import os
+import pathlib
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .. import exc
+from .._compiler.ir.grammar import CheckAttrs, Program
+from .._compiler.source import Location, parse_function
+from .._lazy import lazy
+from ..language._unwritten import mark_unwritten, unwritten
+from . import fast_launch, stub
+from .specialization import tensors_in
+
+if TYPE_CHECKING:
+    from .interpreter import races
+    from .kernel import Kernel
+else:
+    races = lazy("helion.runtime.interpreter.races")
+
+_ALLOCATORS = frozenset(
+    getattr(owner, name)
+    for owner in (torch, torch.Tensor)
+    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+    if hasattr(owner, name)
+)
+#: What a driver says after a failed assertion, and after an access that no check foresaw.
+_FAILURES = ("device-side assert", "illegal memory access", "unspecified launch failure")
+#: Files whose frames stand between host code and this.
+_BETWEEN = (str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """A tensor that host code allocated, and the place where it did: a file and a line."""
+
+    tensor: torch.Tensor
+    file: str
+    line: int
+
+
+class _Marking(TorchFunctionMode):
+    """Marks what torch allocates without filling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[_Made] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _ALLOCATORS and isinstance(result, torch.Tensor) and not result.is_meta:
+            mark_unwritten(result)
+            frame: types.FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+                frame = frame.f_back
+            if frame is not None:
+                self.made.append(_Made(tensor=result, file=frame.f_code.co_filename, line=frame.f_lineno))
+        return result
+
+    def of(self, tensor: torch.Tensor) -> _Made | None:
+        """Where the memory of a tensor was allocated."""
+        storage = tensor.untyped_storage()._cdata
+        return next((made for made in self.made if made.tensor.untyped_storage()._cdata == storage), None)
+
+
+@contextlib.contextmanager
+def checking(kernel: Kernel) -> Iterator[Callable[[Any], Any]]:
+    """Run host code of ``kernel`` inside; what this gives takes the result of the call, and warns of what is unwritten."""
+    with _Marking() as marking, races.detect_races():
+        yield lambda result: _warn(kernel, marking, result)
+
+
+def run_checked(kernel: Kernel, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, the function of a checked config, with the checks that stand outside of the generated code."""
+
+    def checked(*args: Any) -> Any:
+        if stub.active() or not any(map(fast_launch.on_gpu, tensors_in(args))):
+            with checking(kernel) as finish:
+                return finish(run(*args))
+        try:
+            with checking(kernel) as finish:
+                result = run(*args)
+            torch.cuda.synchronize()  # which is when a GPU tells of a failed assertion
+        except RuntimeError as error:
+            if not any(word in str(error) for word in _FAILURES):
+                raise
+            raise exc.CheckFailed(kernel=kernel.name, reason=str(error).partition("\n")[0]) from error
+        return finish(result)
+
+    return checked
+
+
+# --- results that nobody wrote ---------------------------------------------------------------------------------------------
+
+
+def _warn(kernel: Kernel, marking: _Marking, result: Any) -> Any:
+    for at, tensor in enumerate(tensors_in((result,))):
+        made = marking.of(tensor) if tensor.layout is torch.strided and marking.made else None
+        holes = None if made is None else unwritten(tensor.detach())
+        if made is None or holes is None or not bool(holes.any()):
+            continue
+        first = tuple(holes.nonzero()[0].tolist())
+        what = f"result {at}, {_place(kernel, made)},"
+        warning = exc.UnwrittenOutput(kernel=kernel.name, what=what, count=int(holes.sum()), first=list(first))
+        if type(warning).__name__ not in kernel.settings.ignore_warnings:
+            print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+    return result
+
+
+def _place(kernel: Kernel, made: _Made) -> str:
+    """The statement that allocated a tensor, with the user's file and line: generated host code has the same statement."""
+    text = linecache.getline(made.file, made.line).strip()
+    source = parse_function(kernel.fn)
+    if source is not None and made.file != source.file:
+        lines = (n.lineno for n in ast.walk(source.node) if isinstance(n, ast.stmt) and _unparsed(n) == text)
+        line = next(lines, None)
+        return f"`{text}`" if line is None else f"`{text}` ({os.path.basename(source.file)}:{line})"
+    return f"`{text}` ({os.path.basename(made.file)}:{made.line})"
+
+
+def _unparsed(node: ast.stmt) -> str:
+    return ast.unparse(node) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)) else ""
+
+
+# --- errors of the interpreter, by the user's line -------------------------------------------------------------------------
+
+_ORIGIN = re.compile(r"\s*# src\[(.*?)\]: ")
+
+
+def located(error: Exception, kernel: str, program: Program) -> exc.Base | None:
+    """What an interpreted launch raised, as an error about a line of the user's; None for what is not about an access."""
+    if isinstance(error, AssertionError):
+        failed = next((op for op in program.walk() if op.kind == "check" and op.attrs.message in str(error)), None)
+        if failed is None:
+            return None
+        assert isinstance(failed.attrs, CheckAttrs)
+        kind = exc.UnwrittenRead if failed.attrs.index is None else exc.IndexOutOfRange
+        found: exc.Base = kind(failed.attrs.message, location=failed.location)
+        return found
+    if not isinstance(error, IndexError) or "out-of-bounds access" not in str(error):
+        return None
+    place = _origin(error)
+    location = _location(program, place)
+    where = f"{place}: " if place else ""
+    return exc.IndexOutOfRange(
+        f"{where}kernel {kernel!r} reaches outside of the memory of a tensor: {error} HELION_CHECKED=1, or checked=True, "
+        "says which index of which tensor is out of range.",
+        location=location,
+    )
+
+
+def _origin(error: BaseException) -> str | None:
+    """File and line of the user's that the innermost generated line of a traceback comes from, by its comment."""
+    place = None
+    trace = error.__traceback__
+    while trace is not None:
+        file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        above = (_ORIGIN.match(linecache.getline(file, at)) for at in range(line, max(line - 200, 0), -1))
+        found = next((match for match in above if match), None)
+        place = place if found is None else found[1]
+        trace = trace.tb_next
+    return place
+
+
+def _location(program: Program, place: str | None) -> Location | None:
+    ops = (op.location for op in program.walk() if op.location is not None)
+    return next((location for location in ops if location.short() == place), None)
+
+
+__all__ = ["checking", "located", "run_checked"]

@@ -1,0 +1,269 @@
+"""The steps of the compiler: all named, in order, printed, and checked one by one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion import pipeline as whole
+from helion._compiler.backends import BACKENDS
+from helion._compiler.backends.triton import (
+    ops_checks,
+    ops_control,
+    ops_inline,
+    ops_lanes,
+    ops_matmul,
+    ops_memory,
+    ops_values,
+)
+from helion._compiler.backends.triton.carries import share_variables
+from helion._compiler.backends.triton.lowering import widen_gathers
+from helion._compiler.backends.triton.running_sums import keep_sums
+from helion._compiler.ir.grammar import (
+    ForAttrs,
+    GatherAttrs,
+    Kind,
+    Op,
+    Program,
+    ReduceAttrs,
+    Region,
+    Variables,
+    WhileAttrs,
+)
+from helion._compiler.ir.mapping import map_ops
+from helion._compiler.ir.printer import print_program
+from helion._compiler.ir.verifier import verify
+from helion._compiler.passes.schedule import SCHEDULE, Scheduled, Step, run_steps
+from helion._compiler.pipeline import PASSES, run_passes, step_names
+from helion._compiler.plan import build
+
+TRITON = BACKENDS["triton"].steps
+STEPS = (*SCHEDULE, *TRITON)
+FOLDER = Path(ops_control.__file__).parent
+
+
+@helion.kernel
+def sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out = torch.empty_like(x)
+    total = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    for row in hl.tile(x.size(0)):
+        before = hl.zeros([row], dtype=torch.float32)
+        for column in hl.tile(x.size(1)):
+            values = x[row, column]
+            out[row, column] = values + before[:, None]
+            before = before + values.sum(1)
+        total[row] = before
+    return out, total
+
+
+@helion.kernel
+def swapped(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        value = x[tile]
+        a, b = value, value
+        c = hl.zeros([tile])
+        for _ in hl.grid(9):
+            a, b = b, a + b
+            c = c + a
+        while c.sum() < 0:
+            c = c + 1
+        out[tile] = a + c
+    return out
+
+
+@helion.kernel
+def picked(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(index.shape, dtype=x.dtype, device=x.device)
+    for row in hl.tile(x.size(0)):
+        out[row, :] = torch.gather(x[row, :], 1, index[row, :])
+    return out
+
+
+ARGS: dict[str, tuple[helion.Kernel, tuple[Any, ...]]] = {
+    "sums": (sums, (torch.ones(5, 7),)),
+    "swapped": (swapped, (torch.ones(5),)),
+    "picked": (picked, (torch.ones(5, 3), torch.zeros(5, 11, dtype=torch.int64))),
+}
+
+
+def generate(name: str) -> Any:
+    """The code of the conservative config, made anew."""
+    kernel, args = ARGS[name]
+    bound = helion.kernel(kernel.fn).bind(args, target="sm_90")
+    return bound._analysis.code(bound.conservative_config())
+
+
+def scheduled(program: Program) -> Scheduled:
+    sizes = {block.id: 16 for block in program.blocks}
+    return Scheduled(sizes=sizes, flattened={}, threads=128, steady=True)
+
+
+def program_of(name: str) -> Program:
+    kernel, args = ARGS[name]
+    return kernel.bind(args)._analysis.program
+
+
+# --- names ---------------------------------------------------------------------------------------------------------------
+
+
+def test_every_step_is_dumped_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HELION_DUMP", "all")
+    generate("sums")
+    said = capsys.readouterr().err
+    assert tuple(re.findall(r"^--- after (\S+) ---$", said, re.MULTILINE)) == step_names()
+
+
+@pytest.mark.parametrize("name", step_names())
+def test_one_step_is_dumped(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HELION_DUMP", name)
+    generate("swapped")
+    said = capsys.readouterr().err
+    assert re.findall(r"^--- after (\S+) ---$", said, re.MULTILINE) == [name]
+    assert "names no step" not in said
+
+
+def test_an_unknown_name_lists_all_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HELION_DUMP", "rolls")
+    run_passes(program_of("sums"))
+    assert f"names no step rolls; there are {', '.join(step_names())}, all" in capsys.readouterr().err
+
+
+def test_names_differ_and_begin_with_the_backend() -> None:
+    assert len(set(step_names())) == len(step_names())
+    assert all(s.name.startswith(f"{name}.") for name, backend in BACKENDS.items() for s in backend.steps)
+    assert not any("." in step.name for step in SCHEDULE)
+
+
+# --- checks --------------------------------------------------------------------------------------------------------------
+
+
+def spoiled(program: Program) -> Program:
+    """``program`` with a barrier that has an operand, at the end of each root."""
+    wrong = Op("barrier", (1,), (), None)
+    return program.map_regions(lambda r: Region(r.params, (*r.ops, wrong), r.results))
+
+
+@pytest.mark.parametrize("at", range(len(PASSES)), ids=[step.__name__ for step in PASSES])
+def test_an_invalid_result_of_a_pass_names_it(at: int) -> None:
+    def planted(program: Program) -> Program:
+        return spoiled(PASSES[at](program))
+
+    planted.__name__ = PASSES[at].__name__
+    with pytest.raises(exc.VerifierError, match=rf"{planted.__name__}\b.*a barrier has operands"):
+        run_passes(program_of("sums"), (*PASSES[:at], planted, *PASSES[at + 1 :]))
+
+
+@pytest.mark.parametrize("name", [step.name for step in STEPS])
+def test_an_invalid_result_of_a_step_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the whole way to code, so that it is the list that is run."""
+
+    def planted(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        return tuple(replace(s, rewrite=_then_spoil(s)) if s.name == name else s for s in steps)
+
+    monkeypatch.setattr(build, "SCHEDULE", planted(SCHEDULE))
+    monkeypatch.setitem(whole.BACKENDS, "triton", replace(BACKENDS["triton"], steps=planted(TRITON)))
+    with pytest.raises(exc.VerifierError, match=rf"{re.escape(name)}\b.*a barrier has operands"):
+        generate("sums")
+
+
+def _then_spoil(step: Step) -> Callable[[Program, Scheduled], Program]:
+    return lambda program, given: spoiled(step.rewrite(program, given))
+
+
+def test_nothing_is_checked_that_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that changes nothing gives back its program, and the verifier is not asked again."""
+    program = spoiled(program_of("sums"))
+    monkeypatch.setenv("HELION_VERIFY", "0")
+    assert run_steps(program, scheduled(program), (Step("same", lambda p, _: p),)) is program
+    monkeypatch.setenv("HELION_VERIFY", "1")
+    with pytest.raises(exc.VerifierError, match="same"):
+        run_steps(program, scheduled(program), (Step("same", lambda p, _: p),))
+
+
+WRONG: list[tuple[str, type, Callable[[Any], Any], str]] = [
+    ("swapped", ForAttrs, lambda a: replace(a, variables=_at(taken=9)), "of values that it does not carry"),
+    ("swapped", WhileAttrs, lambda a: replace(a, variables=_at(fresh=1)), "of values that it does not carry"),
+    ("swapped", ForAttrs, lambda a: replace(a, variables=_at(updated=0)), "that its body does not compute"),
+    ("picked", GatherAttrs, lambda a: replace(a, doubled=-1), "a gather along no dimension"),
+    ("picked", GatherAttrs, lambda a: replace(a, dim=2), "a gather along no dimension"),
+]
+
+
+def _at(**positions: int) -> Variables:
+    chosen = {part: frozenset({at}) for part, at in positions.items()}
+    return Variables(**{"taken": frozenset(), "fresh": frozenset(), "updated": frozenset(), **chosen})
+
+
+@pytest.mark.parametrize(("name", "kind", "change", "message"), WRONG)
+def test_wrong_attributes_are_refused(name: str, kind: type, change: Callable[[Any], Any], message: str) -> None:
+    def spoil(op: Op) -> Op:
+        return replace(op, attrs=change(op.attrs)) if isinstance(op.attrs, kind) else op
+
+    program = map_ops(program_of(name), spoil)
+    with pytest.raises(exc.VerifierError, match=message):
+        verify(program, "test")
+
+
+# --- printing ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_op_has_one_printer() -> None:
+    tables = (ops_values, ops_memory, ops_checks, ops_matmul, ops_lanes, ops_inline, ops_control)
+    assert sorted(kind for table in tables for kind in table.OPS) == sorted(get_args(Kind))
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_only_the_steps_import_passes(path: Path) -> None:
+    """What prints is told everything by the plan."""
+    imported = [n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+    steps = path.stem in ("lowering", "carries", "running_sums")
+    assert any(re.match(r"(passes|facts|resources|frontend)\b", name) for name in imported) == steps
+
+
+# --- the steps of Triton -------------------------------------------------------------------------------------------------
+
+
+def test_running_sums_that_the_body_reads_are_kept() -> None:
+    program = program_of("sums")
+    made = keep_sums(program, scheduled(program))
+    assert [op.attrs.kept for op in made.walk() if isinstance(op.attrs, ReduceAttrs)] == [True]
+    assert "over 1 kept" in print_program(made)
+    other = program_of("swapped")
+    assert keep_sums(other, scheduled(other)) is other
+
+
+@pytest.mark.parametrize(("lanes", "doubled"), [((4, 4), 0), ((16, 4), 0), ((4, 8), 1), ((4, 16), 2), ((1, 64), 6)])
+def test_sources_of_gathers_are_doubled_up_to_the_index(lanes: tuple[int, int], doubled: int) -> None:
+    program = program_of("picked")
+    (op,) = (op for op in program.walk() if op.kind == "gather")
+    value, index = op.values()
+    sizes = {value.dims[1].blocks[0]: lanes[0], index.dims[1].blocks[0]: lanes[1]}
+    given = replace(scheduled(program), sizes={**scheduled(program).sizes, **sizes})
+    made = widen_gathers(program, given)
+    assert [op.attrs.doubled for op in made.walk() if isinstance(op.attrs, GatherAttrs)] == [doubled]
+    assert (made is program) == (doubled == 0)
+
+
+def test_carried_values_share_variables_where_they_can() -> None:
+    """``a`` and ``b`` begin as one value, read at two positions; ``a`` takes the place of ``b``."""
+    program = program_of("swapped")
+    made = share_variables(program, scheduled(program))
+    loops = {op.kind: op for op in made.walk() if isinstance(op.attrs, (ForAttrs, WhileAttrs))}
+    names = [param.name for param in loops["for"].regions[0].params]
+    variables = loops["for"].attrs.variables
+    parts = {p: sorted(names[at] for at in getattr(variables, p)) for p in ("taken", "fresh", "updated")}
+    assert parts == {"taken": ["c"], "fresh": ["a"], "updated": ["c"]}
+    # what the first loop leaves is read by the second alone
+    assert loops["while"].attrs.variables == Variables(frozenset({0}), frozenset(), frozenset({0}))
+    assert verify(made, "test") is made

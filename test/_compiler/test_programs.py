@@ -1,0 +1,285 @@
+"""What programs of one launch do to each other: refused where changes get lost, warned about where only luck orders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc
+
+
+def warnings(kernel: Callable[..., Any], *args: Any, **config: Any) -> list[str]:
+    bound = helion.kernel(kernel).bind(args)
+    plan = bound._analysis.code(bound._analysis.space.normalize(config)).plan
+    return [type(w).__name__ for w in plan.warnings]
+
+
+def x(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
+# --- changes that get lost ----------------------------------------------------------------------------------------------
+
+
+def total(x, out):
+    for t in hl.tile(x.size(0)):
+        out[0] += x[t].sum()  # here
+    return out
+
+
+def total_in_a_loop(x, out):
+    for t in hl.tile(x.size(0)):
+        for i in range(3):
+            out[i] = out[i] + x[t].sum()  # here
+    return out
+
+
+def total_of_columns(x, out):
+    for a in hl.tile(x.size(0)):
+        for b in hl.tile(x.size(1)):
+            out[b] += x[a, b].sum(0)  # here
+    return out
+
+
+def total_of_whole_rows(x, out):
+    for a in hl.tile(x.size(0)):
+        out[:] = torch.maximum(out[:], x[a, :].amax(0))  # here
+    return out
+
+
+def count(x, out):
+    for _ in hl.grid(x.size(0)):
+        out[0] = out[0] + 1  # here
+    return out
+
+
+def total_over_rows(x, out):
+    for a, b in hl.tile(x.size()):
+        out[a] += x[a, b].sum(-1)  # here
+    return out
+
+
+LOST: list[tuple[Callable[..., Any], tuple[Any, ...], list[int], list[int]]] = [
+    # with the sizes of several programs, and of one
+    (total, (x(100), x(1)), [32], [128]),
+    (total_in_a_loop, (x(100), x(3)), [32], [128]),
+    (total_of_columns, (x(30, 40), x(40)), [8, 16], [32, 16]),
+    (total_of_whole_rows, (x(30, 40), x(40)), [8], [32]),
+    (total_over_rows, (x(30, 40), x(30)), [8, 8], [8, 64]),
+]
+
+
+@pytest.mark.parametrize(("kernel", "args", "many", "one"), LOST, ids=lambda v: getattr(v, "__name__", ""))
+def test_lost_changes_are_refused(
+    kernel: Callable[..., Any], args: tuple[Any, ...], many: list[int], one: list[int]
+) -> None:
+    with pytest.raises(exc.ReadModifyWriteRace, match=r"store the same elements of 'out'.*hl.atomic_add") as caught:
+        warnings(kernel, *args, block_sizes=many)
+    assert "# here" in str(caught.value)
+    assert warnings(kernel, *args, block_sizes=one) == []
+
+
+def test_lost_counts_are_refused() -> None:
+    with pytest.raises(exc.ReadModifyWriteRace, match="Programs at every tile of '_'"):
+        warnings(count, x(100), x(1))
+    assert warnings(count, x(1), x(1)) == []
+
+
+def test_refused_when_called() -> None:
+    kernel = helion.kernel(total, config=helion.Config(block_sizes=[32]))
+    with pytest.raises(exc.ReadModifyWriteRace):
+        kernel(x(100), x(1))
+    ones = torch.ones(100)
+    assert helion.kernel(total, config=helion.Config(block_sizes=[128]))(ones, x(1)).item() == 100
+
+
+# --- what only luck orders ----------------------------------------------------------------------------------------------
+
+
+def last_tile(x, out):
+    for t in hl.tile(x.size(0)):
+        out[0] = x[t].sum()  # here
+    return out
+
+
+def before(x, out):
+    for t in hl.tile(1, x.size(0)):
+        x[t] = hl.load(x, [t.index - 1]) + 1  # here
+    return x
+
+
+def after(x, out):
+    for i in hl.grid(x.size(0) - 1):
+        x[i] = x[i + 1] + 1  # here
+    return x
+
+
+def first(x, out):
+    for t in hl.tile(x.size(0)):
+        x[t] = x[t] - x[0]  # here
+    return x
+
+
+def whole(x, out):
+    for t in hl.tile(x.size(0)):
+        x[t] = x[t] - x[:].sum()  # here
+    return x
+
+
+def inner_loop(x, out):
+    for t in hl.tile(x.size(0)):
+        acc = hl.zeros([t])
+        for b in hl.tile(x.size(0)):
+            acc += x[b].sum()  # here
+        x[t] = acc
+    return x
+
+
+def rows_of_others(x, out):
+    for a, b in hl.tile(x.size()):
+        x[a, b] = x[a, b] - x[a, :].mean(-1)[:, None]  # here
+    return x
+
+
+LUCK: list[tuple[Callable[..., Any], torch.Tensor, list[int], str]] = [
+    (last_tile, x(100), [32], "StoreFromSeveralPrograms"),
+    (before, x(100), [32], "LoadOfOtherPrograms"),
+    (after, x(100), [], "LoadOfOtherPrograms"),
+    (first, x(100), [32], "LoadOfOtherPrograms"),
+    (whole, x(100), [32], "LoadOfOtherPrograms"),
+    (inner_loop, x(100), [32, 16], "LoadOfOtherPrograms"),
+    (rows_of_others, x(30, 40), [8, 8], "LoadOfOtherPrograms"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "data", "sizes", "name"), LUCK, ids=lambda v: getattr(v, "__name__", ""))
+def test_luck_is_warned_about(
+    kernel: Callable[..., Any], data: torch.Tensor, sizes: list[int], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"block_sizes": sizes} if sizes else {}
+    assert warnings(kernel, data, x(100), **config) == [name]
+    if sizes:
+        assert warnings(kernel, data, x(100), block_sizes=[128] * len(sizes)) == []
+    run = helion.kernel(kernel, config=helion.Config(**config))
+    run(data.clone(), x(100))
+    printed = capsys.readouterr().err
+    assert len(re.findall(rf"WARNING\[{name}\]", printed)) == 1
+    assert "# here" in printed
+    run(data.clone(), x(100))
+    assert name not in capsys.readouterr().err
+    helion.kernel(kernel, config=helion.Config(**config), ignore_warnings=[name])(data.clone(), x(100))
+    assert name not in capsys.readouterr().err
+
+
+# --- what is let pass ---------------------------------------------------------------------------------------------------
+
+
+def same_value(x, out):
+    for _ in hl.tile(x.size(0)):
+        out[0] = 1.0
+    return out
+
+
+def by_one(x, out):
+    for t in hl.tile(x.size(0)):
+        if t.id == 0:
+            out[0] = x[t].sum()
+    return out
+
+
+def masked(x, out):
+    for t in hl.tile(x.size(0)):
+        hl.store(out, [t.index * 0], x[t], extra_mask=t.index == 0)
+    return out
+
+
+def atomically(x, out):
+    for t in hl.tile(x.size(0)):
+        hl.atomic_add(out, [0], x[t].sum())
+    return out
+
+
+def pairs(x, out):
+    for i in hl.grid(x.size(0)):
+        out[i // 2] = x[i]
+    return out
+
+
+def scattered(x, out, index):
+    for t in hl.tile(x.size(0)):
+        out[index[t]] = x[t]
+    return out
+
+
+def by_tile(x, out):
+    for t in hl.tile(x.size(0)):
+        out[t.id] = x[t].sum()
+    return out
+
+
+def own_rows(x, out):
+    for a in hl.tile(x.size(0)):
+        for b in hl.tile(x.size(1)):
+            x[a, b] = x[a, b] + 1
+        for b in hl.tile(x.size(1)):
+            x[a, b] = x[a, b] - x[a, :].mean(-1)[:, None]
+    return x
+
+
+def other_plane(x, out):
+    for a, b in hl.tile([x.size(1), x.size(2)]):
+        x[0, a, b] = x[1, a, b] - x[1, a, :].mean(-1)[:, None]
+    return x
+
+
+def one_program(x, out):
+    for _ in hl.grid(1):
+        out[0] = out[0] + x[:].sum()
+    return out
+
+
+def two_phases(x, out):
+    for t in hl.tile(x.size(0)):
+        out[t] = x[t] + 1
+    hl.barrier()
+    for t in hl.tile(x.size(0)):
+        x[t] = out[t] + out[0]
+    return x
+
+
+def rows_of_a_jagged_tensor(x, out, offsets):
+    for r in hl.grid(offsets.size(0) - 1):
+        total = hl.zeros([1])
+        for c in hl.tile(offsets[r], offsets[r + 1]):
+            total = total + x[c].sum()
+            out[c] = x[c] + 1
+    return out
+
+
+PASS: list[tuple[Callable[..., Any], tuple[Any, ...], list[int]]] = [
+    (same_value, (x(100), x(1)), [32]),
+    (by_one, (x(100), x(1)), [32]),
+    (masked, (x(100), x(2)), [32]),
+    (atomically, (x(100), x(1)), [32]),
+    (pairs, (x(100), x(50)), []),
+    (scattered, (x(100), x(100), torch.arange(100)), [32]),
+    (by_tile, (x(100), x(100)), [32]),
+    (own_rows, (x(30, 40), x(1)), [8, 16, 16]),
+    (other_plane, (x(2, 30, 40), x(1)), [8, 8]),
+    (one_program, (x(100), x(1)), []),
+    (two_phases, (x(100), x(100)), [32, 32]),
+    (rows_of_a_jagged_tensor, (x(100), x(100), torch.tensor([0, 40, 100])), [16]),
+]
+
+
+@pytest.mark.parametrize(("kernel", "args", "sizes"), PASS, ids=lambda v: getattr(v, "__name__", ""))
+def test_what_is_in_order_or_unclear_passes(
+    kernel: Callable[..., Any], args: tuple[Any, ...], sizes: list[int]
+) -> None:
+    assert warnings(kernel, *args, **({"block_sizes": sizes} if sizes else {})) == []

@@ -1,0 +1,45 @@
+"""From a plain function and its arguments to what the compiler knows of it, for tests that run nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from helion._compiler.context import CompileContext
+from helion._compiler.facts.collect import collect_facts
+from helion._compiler.facts.records import KernelFacts
+from helion._compiler.ir.grammar import Program
+from helion._compiler.passes.rolling import rollable_blocks
+from helion._compiler.pipeline import front_end
+from helion.autotuner.space import ConfigSpace, build_space
+from helion.hardware import target
+from helion.settings import Settings
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A tensor without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def program_of(fn: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: Any) -> Program:
+    """The device program of a kernel that is not decorated, with 32-bit offsets."""
+    context = CompileContext(
+        settings=Settings(**settings), target=target(on), device=torch.device("meta"), index_dtype=torch.int32
+    )
+    arguments = dict(zip(inspect.signature(fn).parameters, args, strict=True))
+    return front_end(fn, arguments, context, frozenset()).program
+
+
+def facts_of(fn: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: Any) -> KernelFacts:
+    """The facts of a kernel; of the target they depend on the smallest dot alone."""
+    program = program_of(fn, *args, on=on, **settings)
+    return collect_facts(program, rollable_blocks(program)[0])
+
+
+def space_of(fn: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: Any) -> ConfigSpace:
+    """The configs of a kernel for a target."""
+    program = program_of(fn, *args, on=on, **settings)
+    return build_space(program, rollable_blocks(program)[0], target(on), Settings(**settings))

@@ -1,0 +1,66 @@
+"""Host code against plain Python: random programs, each called several times with other numbers, shapes, strides and
+globals. None may be wrong or crash, and few may be refused. `make prove` runs many more."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from host_programs import Program, build, judge, shrink
+
+from helion import exc
+
+#: The share of programs that may be refused.
+REFUSED = 0.10
+
+
+def loader(directory: Path) -> Callable[[str], dict[str, Any]]:
+    numbers = itertools.count()
+
+    def load(source: str) -> dict[str, Any]:
+        path = directory / f"program_{next(numbers)}.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location(f"{directory.name}_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return vars(module)
+
+    return load
+
+
+def failure(program: Program, kind: str, load: Callable[[str], dict[str, Any]]) -> str:
+    smallest = shrink(program, lambda p: judge(p, load, exc.Base).kind == kind)
+    return f"{judge(smallest, load, exc.Base).detail}\n{smallest.text()}"
+
+
+def check(seeds: range, directory: Path) -> None:
+    load, refused = loader(directory), []
+    for seed in seeds:
+        program = build(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            verdict = judge(program, load, exc.Base)
+        assert verdict.kind in ("right", "refused"), f"seed {seed}: {failure(program, verdict.kind, load)}"
+        refused += [f"{seed}: {verdict.detail}"] if verdict.kind == "refused" else []
+    assert len(refused) <= REFUSED * len(seeds), "\n".join(refused)
+
+
+# Parts of a range run side by side.
+@pytest.mark.parametrize("first", [0, 50, *(pytest.param(at, marks=pytest.mark.prove) for at in range(100, 5000, 100))])
+def test_random_host_programs(first: int, tmp_path: Path) -> None:
+    check(range(first, first + (50 if first < 100 else 100)), tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", [0, 100])
+def test_random_host_programs_on_a_gpu(first: int, tmp_path: Path) -> None:
+    """Where calls after the first go through guards, and where tensors are made follows torch's default device."""
+    with torch.device("cuda"):
+        check(range(first, first + 100), tmp_path)

@@ -1,0 +1,114 @@
+"""Several index tensors in one subscript: 1-D ones select an outer product, those of more dimensions are paired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc
+
+N = 8
+
+
+def lanes(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, out: torch.Tensor) -> None:
+    for _ in hl.grid(1):
+        a = hl.arange(8)
+        out[:, :] = x[i[a], j[a]]
+
+
+def one_tile(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, out: torch.Tensor) -> None:
+    for t in hl.tile(8, block_size=8):
+        out[t, t] = x[i[t], j[t]]
+
+
+def two_tiles(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, out: torch.Tensor) -> None:
+    for t, u in hl.tile([8, 8]):
+        out[t, u] = hl.load(x, [i[t], j[u]])
+
+
+def stored(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, out: torch.Tensor) -> None:
+    places = torch.arange(8)
+    for _ in hl.grid(1):
+        a = hl.arange(8)
+        rows = places[a]
+        out[rows, rows] = x[i[a], :][:, :] * 0 + x[i[a], j[a]]
+
+
+def added(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, out: torch.Tensor) -> None:
+    for _ in hl.grid(1):
+        a = hl.arange(8)
+        hl.atomic_add(out, [a, a], x[i[a], j[a]])
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("function", [lanes, one_tile, two_tiles, stored, added], ids=lambda f: f.__name__)
+def test_outer_products(function: Callable[..., None], eager: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(9, 10, generator=generator)
+    i, j = torch.randint(9, (N,), generator=generator), torch.randint(10, (N,), generator=generator)
+    x = x[:, : 8 if function is stored else 10]
+    j = j % x.size(1)
+    mode = helion.RefMode.EAGER if eager else helion.RefMode.OFF
+    out = torch.zeros(N, N)
+    helion.kernel(function, ref_mode=mode)(x, i, j, out)
+    assert torch.equal(out, x[i][:, j])
+
+
+def paired(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, out: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        rows, columns = i[t][:, None], j[t][:, None]
+        out[t, :, 0] = x[rows, columns, :].squeeze(1)
+        out[t, 0, 1] = x[rows, columns, 1].squeeze(1)
+        # a number between them makes no dimension
+        out[t, 1, 1] = x[rows, 1, columns].squeeze(1)
+
+
+def apart(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, out: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0), block_size=4):
+        rows = i[t][:, None]
+        out[t, :, :] = x[rows, :, j[:]].squeeze(1)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_pairs(eager: bool) -> None:
+    x = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(2))
+    i, j = torch.tensor([3, 0, 2, 1]), torch.tensor([1, 1, 0, 3])
+    mode = helion.RefMode.EAGER if eager else helion.RefMode.OFF
+    out = torch.zeros(4, 4, 4)
+    helion.kernel(paired, ref_mode=mode)(x, i, j, out)
+    assert torch.equal(out[:, 2:, 0], x[i, j][:, 2:])
+    assert torch.equal(out[:, 0, 1], x[i, j, 1]) and torch.equal(out[:, 1, 1], x[i, 1, j])
+    helion.kernel(apart, ref_mode=mode)(x, i, j, out)
+    assert torch.equal(out, x[i][:, :, j])
+
+
+def test_a_stored_value_of_fewer_dimensions_is_refused() -> None:
+    @helion.kernel
+    def kernel(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0)])
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t.index, i[t]]
+        return out
+
+    with pytest.raises(exc.RankMismatch):
+        kernel.bind((torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)))
+
+
+def picked(x: torch.Tensor, i: int, out: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        out[t, i] = x[t, i - 1] + x[i, 0]
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_negative_numbers_count_from_the_end(static: bool) -> None:
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(2))
+    kernel = helion.kernel(picked, static_shapes=static)
+    for i in (2, -1, 0, -3):
+        out, expected = torch.zeros(5, 7), torch.zeros(5, 7)
+        expected[:, i] = x[:, i - 1] + x[i, 0]
+        kernel(x, i, out)
+        assert torch.equal(out, expected)

@@ -1,0 +1,57 @@
+"""Composites of integers and booleans, whose inner sums are sums of floats, against eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import helion
+import helion.language as hl
+from helion import exc
+
+Row = Callable[[torch.Tensor], torch.Tensor]
+CONFIG = helion.Config(block_sizes=[2])
+
+
+@helion.kernel(config=CONFIG)
+def rows(x: torch.Tensor, f: Row) -> torch.Tensor:
+    out = torch.empty(x.shape, dtype=torch.float32)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = f(x[tile, :])
+    return out
+
+
+#: Of integers eager mode refuses all but the first; what they stand for is what it gives for the same numbers as floats.
+COMPOSITES: dict[str, Row] = {
+    "logsumexp": lambda v: v + torch.logsumexp(v, -1, keepdim=True),
+    "softmax": lambda v: torch.softmax(v, -1),
+    "log_softmax": lambda v: F.log_softmax(v, -1),
+    "layer_norm": lambda v: F.layer_norm(v, (7,)),
+    "norm": lambda v: v + torch.norm(v, dim=-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.bool], ids=str)
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_sums_inside_are_sums_of_floats(name: str, dtype: torch.dtype) -> None:
+    x = (torch.arange(35).reshape(5, 7) * 5 % 13 % 5).to(dtype)
+    expected = COMPOSITES[name](x.double()).float()
+    torch.testing.assert_close(rows(x, COMPOSITES[name]), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int32, torch.float16], ids=str)
+def test_alpha_keeps_the_dtype(dtype: torch.dtype) -> None:
+    x = (torch.arange(35).reshape(5, 7) % 3).to(dtype)
+    forms: list[Row] = [lambda v: torch.add(v, v, alpha=2)]
+    if dtype != torch.bool:
+        forms.append(lambda v: torch.sub(v, v, alpha=3))
+    for form in forms:
+        assert torch.equal(rows(x, form), form(x).float())
+
+
+def test_alpha_of_integers_is_an_integer() -> None:
+    with pytest.raises(exc.TypeInferenceError, match=r"torch\.add of integers takes an integer as alpha, got 0\.5"):
+        rows(torch.ones(5, 7, dtype=torch.int32), lambda v: torch.add(v, v, alpha=0.5))

@@ -1,0 +1,201 @@
+"""Products of matrices with sides that matrix units are too large for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc
+
+#: Of K, rows and columns: of one kind of tile each.
+TILES = ((1, None, None), (2, 16, 16), (4, None, 8), (8, 8, 8), (16, 1, None), (None, 1, 1), (None, 2, None))
+
+
+@helion.kernel
+def tiled(
+    x: torch.Tensor, y: torch.Tensor, tile_k: hl.constexpr, rows: hl.constexpr, columns: hl.constexpr
+) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([x.size(0), y.size(1)], block_size=[rows, columns]):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile in hl.tile(x.size(1), block_size=tile_k):
+            acc = hl.dot(x[tile_m, tile], y[tile, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel
+def whole(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(x.size(0)):
+        out[tile_m, :] = hl.dot(x[tile_m, :], y[:, :], out_dtype=torch.float32)
+    return out
+
+
+@helion.kernel
+def batched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), x.size(1), y.size(2)], dtype=torch.float32, device=x.device)
+    for tile_b, tile_m, tile_n in hl.tile([x.size(0), x.size(1), y.size(2)]):
+        acc = hl.zeros([tile_b, tile_m, tile_n])
+        for tile_k in hl.tile(x.size(2), block_size=4):
+            acc = torch.baddbmm(acc, x[tile_b, tile_m, tile_k], y[tile_b, tile_k, tile_n])
+        out[tile_b, tile_m, tile_n] = acc
+    return out
+
+
+def operands(m: int, k: int, n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randint(-3, 4, (m, k)).to(dtype), torch.randint(-3, 4, (k, n)).to(dtype)
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.double() @ y.double()).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+def test_tiles_of_few_lanes(tiles: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    x, y = operands(17, 37, 19, dtype)
+    assert torch.equal(tiled(x, y, *tiles), product(x, y))
+    assert tiled.bind((x, y, *tiles), target="sm_90").resources().registers > 0
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_few_columns_in_all(k: int) -> None:
+    for m, n in ((1, 1), (3, 17)):
+        x, y = operands(m, k, n, torch.float16)
+        assert torch.equal(whole(x, y), product(x, y))
+        assert whole.bind((x, y), target="sm_90").resources().registers > 0
+
+
+def test_batches_of_few_lanes() -> None:
+    x, y = torch.randn(3, 5, 10), torch.randn(3, 10, 7)
+    torch.testing.assert_close(batched(x, y), torch.bmm(x, y), rtol=1e-5, atol=1e-5)
+    assert batched.bind((x, y), target="sm_90").resources().registers > 0
+
+
+def test_values_that_are_not_finite_stay_in_their_column() -> None:
+    """Zeros between the lanes meet zeros, never an infinity or a nan."""
+    x, y = operands(4, 9, 4, torch.float32)
+    x[1, 8], y[3, 2] = float("inf"), float("nan")
+    expected = torch.stack([(x[:, i, None] * y[None, i]) for i in range(9)]).sum(0)
+    torch.testing.assert_close(tiled(x, y, 4, None, None), expected, equal_nan=True)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_all_small_products_compile(target: str) -> None:
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
+    for dtype in (
+        *dtypes,
+        *((torch.float8_e4m3fn,) if target != "sm_80" else ()),
+        *(() if "gfx" in target else (torch.float64,)),
+    ):
+        for tile_k, rows, columns in itertools.product((None, 1, 2, 4, 8, 16), (None, 1, 8), (None, 1, 8)):
+            x, y = operands(17, 37, 19, dtype)
+            assert tiled.bind((x, y, tile_k, rows, columns), target=target).resources().registers > 0
+        for m, k, n in itertools.product((1, 3, 33), (1, 2, 4, 8, 16), (1, 3, 24)):
+            assert whole.bind(operands(m, k, n, dtype), target=target).resources().registers > 0
+
+
+def test_products_of_float64_are_refused_for_amd() -> None:
+    with pytest.raises(exc.BackendUnsupported, match="a matrix product of float64 on gfx942"):
+        whole.bind(operands(16, 16, 16, torch.float64), target="gfx942")
+
+
+# --- dimensions without elements ---------------------------------------------------------------------------------------
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :], -1)
+    return out
+
+
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.size(0))
+    for tile in hl.tile(x.size(0)):
+        acc = hl.zeros([tile])
+        for tile_n in hl.tile(x.size(1)):
+            acc = acc + x[tile, tile_n].sum(-1)
+        out[tile] = acc
+    return out
+
+
+def by_rows(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for row in range(x.size(0)):
+        for tile in hl.tile(x.size(1)):
+            out[row, tile] = x[row, tile] + 1
+    return out
+
+
+def two_phases(x: torch.Tensor) -> torch.Tensor:
+    out, sums = torch.zeros_like(x), torch.empty(x.size(0))
+    for tile in hl.tile(x.size(0)):
+        sums[tile] = x[tile, :].sum(-1)
+    hl.barrier()
+    for tile_m, tile_n in hl.tile(x.size()):
+        out[tile_m, tile_n] = x[tile_m, tile_n] - sums[tile_m][:, None]
+    return out
+
+
+def column_sums(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(x.size(1))
+    for tile_m, tile_n in hl.tile(x.size()):
+        hl.atomic_add(out, [tile_n], x[tile_m, tile_n].sum(0))
+    return out
+
+
+REFERENCES: tuple[tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]], ...] = (
+    (softmax, lambda x: x.softmax(-1)),
+    (row_sums, lambda x: x.sum(-1)),
+    (by_rows, lambda x: x + 1),
+    (two_phases, lambda x: x - x.sum(-1, keepdim=True)),
+    (column_sums, lambda x: x.sum(0)),
+)
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("function", "reference"), REFERENCES, ids=lambda f: f.__name__)
+def test_no_rows_or_columns(
+    function: Callable[..., torch.Tensor], reference: Callable[..., torch.Tensor], static: bool
+) -> None:
+    kernel = helion.kernel(function, static_shapes=static)
+    for shape in itertools.product((0, 1, 3), (0, 1, 5)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(kernel(x), reference(x))
+        for target in ("sm_90", "gfx942"):
+            assert kernel.bind((x,), target=target).to_triton_code()
+
+
+def test_an_extremum_of_nothing_is_refused() -> None:
+    def largest(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(0))
+        for tile in hl.tile(x.size(0)):
+            out[tile] = x[tile, :].amax(-1)
+        return out
+
+    kernel = helion.kernel(largest)
+    assert kernel(torch.ones(0, 5)).shape == (0,)
+    with pytest.raises(
+        exc.TorchOpTracingError, match="amax was refused by torch: the dimension to reduce has no elements"
+    ):
+        kernel(torch.ones(3, 0))
+
+
+def test_a_tensor_without_dimensions_is_not_walked_over() -> None:
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size()):
+            out[tile] = x[tile]
+        return out
+
+    with pytest.raises(exc.TypeInferenceError, match="hl.tile got no dimension to walk over"):
+        helion.kernel(copied)(torch.tensor(1.0))

@@ -1,0 +1,156 @@
+"""Every setting, environment variable and error does something, or is listed as accepted for compatibility alone."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import textwrap
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import helion
+from helion import _compatibility, exc, knobs
+
+ROOT = Path(helion.__file__).parent
+#: Where a setting's name decides nothing: its own table, what shows it, and what tests import.
+SHOWING = ("_compatibility.py", "knobs.py", "settings.py", "runtime/repro.py", "_testing.py", "_testing_unittest.py")
+ERRORS = tuple(name for name, _, _ in exc._TABLE)
+
+
+def trees() -> dict[str, ast.Module]:
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
+
+
+TREES = trees()
+
+
+def attributes(trees: Mapping[str, ast.Module], owner: str, but: Collection[str] = ()) -> Iterator[str]:
+    """The names read as ``owner.NAME`` or ``....owner.NAME``."""
+    for path, tree in trees.items():
+        for node in ast.walk(tree) if path not in but else ():
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                held = node.value
+                if getattr(held, "id", getattr(held, "attr", None)) == owner:
+                    yield node.attr
+
+
+def unused(known: Collection[str], used: Collection[str], listed: Collection[str]) -> dict[str, list[str]]:
+    """What is neither used nor listed, what is listed and used, and what is listed and unknown."""
+    return {
+        "neither": sorted(set(known) - set(used) - set(listed)),
+        "both": sorted(set(used) & set(listed)),
+        "unknown": sorted(set(listed) - set(known)),
+    }
+
+
+NONE: dict[str, list[str]] = {"neither": [], "both": [], "unknown": []}
+
+
+def test_every_setting_is_read_or_listed() -> None:
+    known = helion.Settings().to_dict()
+    assert unused(known, {*attributes(TREES, "settings", SHOWING)} & set(known), _compatibility.SETTINGS) == NONE
+
+
+def test_every_environment_variable_is_read() -> None:
+    known = [name for name, value in vars(knobs).items() if isinstance(value, knobs.Knob)]
+    assert set(known) <= {*attributes(TREES, "knobs")}
+
+
+def raised(tree: ast.Module) -> set[str]:
+    """Errors that a file names anywhere but where they are caught or told from others."""
+    names = [n for n in ast.walk(tree) if isinstance(n, (ast.Name, ast.Attribute)) and _name(n) in ERRORS]
+    apart = [n.type for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler) and n.type is not None]
+    tests = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _name(n.func) in ("isinstance", "issubclass")]
+    apart += [arg for call in tests for arg in call.args[1:]]
+    told = {id(n) for each in apart for n in ast.walk(each)}
+    return {_name(n) for n in names if id(n) not in told}
+
+
+def _name(node: ast.expr) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def with_bases(names: Collection[str]) -> set[str]:
+    """Errors with those they derive from: who catches these meets them."""
+    return {base.__name__ for name in names for base in getattr(exc, name).__mro__} & set(ERRORS)
+
+
+def test_every_error_is_raised_or_listed() -> None:
+    found = with_bases(set().union(*(raised(tree) for path, tree in TREES.items() if path != "exc.py")))
+    assert unused(ERRORS, found, _compatibility.ERRORS) == NONE
+
+
+def test_errors_that_are_only_caught_are_not_raised() -> None:
+    text = """
+        try:
+            raise exc.WrongTarget(a) if b else refuse(exc.NotEnoughConfigs)
+        except (exc.WrongDevice, AutotuneError):
+            assert not isinstance(error, exc.TritonError)
+        """
+    assert raised(ast.parse(textwrap.dedent(text))) == {"WrongTarget", "NotEnoughConfigs"}
+    assert with_bases({"NoFeasibleConfig"}) == {"NoFeasibleConfig", "NoConfigFound"}
+
+
+def test_what_is_not_used_and_what_is_listed_for_nothing_is_noticed() -> None:
+    tree = ast.parse("x = bound.settings.read\nsettings.written = 1\nother.elsewhere")
+    used = {*attributes({"a.py": tree}, "settings")}
+    assert used == {"read"} and not {*attributes({"a.py": tree}, "settings", ["a.py"])}
+    assert unused(["read", "written", "listed"], used, ["read", "listed", "gone"]) == {
+        "neither": ["written"],
+        "both": ["read"],
+        "unknown": ["gone"],
+    }
+
+
+@pytest.fixture
+def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compatibility, "_said", set())
+
+
+#: A value of each that is not its default.
+OTHER: dict[type, Any] = {bool: None, int: 7, float: 7.0, str: "7", tuple: ("7",), dict: {"7": 7}, type(None): 7}
+
+
+def other(name: str) -> Any:
+    default = helion.Settings().to_dict()[name]
+    return (not default) if isinstance(default, bool) else OTHER[type(default)]
+
+
+@pytest.mark.parametrize("name", _compatibility.SETTINGS)
+def test_a_setting_without_an_effect_says_so_once(name: str, unsaid: None, capsys: pytest.CaptureFixture) -> None:
+    helion.Settings(**{name: other(name)})
+    message = f"The setting {name}={other(name)!r} is accepted for compatibility and has no effect: "
+    first = capsys.readouterr().err
+    assert first == f"WARNING[SettingHasNoEffect]: {message}{_compatibility.SETTINGS[name]}.\n"
+    helion.Settings(**{name: other(name)})
+    assert capsys.readouterr().err == ""
+
+
+def test_assigning_and_the_environment_say_so_too(
+    unsaid: None, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = helion.Settings()
+    copy.copy(settings).static_shapes = False
+    assert capsys.readouterr().err == ""
+    settings.fast_math = True
+    assert settings.fast_math and "The setting fast_math=True" in capsys.readouterr().err
+    monkeypatch.setenv("HELION_DISTRIBUTED", "1")
+    helion.Settings()
+    assert "The setting distributed=True" in capsys.readouterr().err
+
+
+def test_defaults_and_unwanted_warnings_say_nothing(unsaid: None, capsys: pytest.CaptureFixture) -> None:
+    helion.Settings(fast_math=False, autotune_log=None, autotune_config_overrides={})
+    helion.Settings(fast_math=True, ignore_warnings=["SettingHasNoEffect"])
+    helion.Settings(fast_math=True, ignore_warnings=[exc.SettingHasNoEffect])
+    assert capsys.readouterr().err == ""
+
+
+def test_assigning_an_unknown_setting_is_refused() -> None:
+    settings = helion.Settings()
+    with pytest.raises(AttributeError, match="Settings has no field 'fast_maths'"):
+        settings.fast_maths = True
+    assert not hasattr(settings, "fast_maths")
