@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from timing import seconds
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language.extra import libdevice
@@ -386,14 +386,7 @@ def empty_kernel(x):
 def test_a_launch_costs_little() -> None:
     x = torch.empty(1)
     interpret(empty_kernel, (1,), (x,), {})
-    best = min(timed(lambda: interpret(empty_kernel, (1,), (x,), {})) for _ in range(20))
-    assert best < 0.5e-3
-
-
-def timed(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    assert seconds(lambda: interpret(empty_kernel, (1,), (x,), {})) < 0.5e-3
 
 
 def test_nothing_heavy_is_imported(tmp_path) -> None:
