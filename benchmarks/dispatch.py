@@ -33,7 +33,7 @@ import torch  # noqa: E402
 
 import helion  # noqa: E402
 from helion._testing import import_path  # noqa: E402
-from helion.runtime import native  # noqa: E402
+from helion.backends.triton.execute import native  # noqa: E402
 
 ELEMENTS = 4096
 COUNTS = (2, 8, 16)

@@ -20,7 +20,7 @@ import triton
 import helion
 
 from . import exc, hardware, knobs
-from ._compiler.toolchain.offline import ptxas_version
+from .backends.triton.toolchain.offline import ptxas_version
 from .runtime.codecache import cache_dir
 from .runtime.kernel import DEFAULT_TARGET, Kernel
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _logging, exc
-from ._compiler.backends import BACKENDS
 from ._compiler.context import CompileContext, Observed
 from ._compiler.frontend.trace import Traced, index_dtype
 from ._compiler.ir.grammar import Program
@@ -19,6 +18,7 @@ from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
 from ._lazy import lazy
 from ._shapes import hint_of
+from .backends import BACKENDS
 from .config import Config
 from .hardware import Target
 from .settings import Settings
@@ -26,17 +26,17 @@ from .settings import Settings
 if TYPE_CHECKING:
     from ._compiler.facts import collect
     from ._compiler.facts.records import KernelFacts
-    from ._compiler.plan import build
-    from ._compiler.plan.records import Plan
-    from ._compiler.resources import predict
     from .autotuner import default, legalise, seeds, space
     from .autotuner.seeds import SeedReport
     from .autotuner.space import ConfigSpace
+    from .backends.triton.plan import build
+    from .backends.triton.plan.records import Plan
+    from .backends.triton.resources import predict
 else:
     # binding needs the front end alone
     collect = lazy("helion._compiler.facts.collect")
-    build = lazy("helion._compiler.plan.build")
-    predict = lazy("helion._compiler.resources.predict")
+    build = lazy("helion.backends.triton.plan.build")
+    predict = lazy("helion.backends.triton.resources.predict")
     default = lazy("helion.autotuner.default")
     legalise = lazy("helion.autotuner.legalise")
     seeds = lazy("helion.autotuner.seeds")

@@ -137,7 +137,7 @@ def why_spilled(bound: BoundKernel, config: Any, real: Any) -> str:
 def compile_seed(seeds: Any, cell: Any, target: str) -> Row | str | None:
     """The line of one cell, why it does not compile, or None where the table has no seed for it."""
     from helion import exc
-    from helion._compiler.toolchain.offline import OfflineCompileError
+    from helion.backends.triton.toolchain.offline import OfflineCompileError
 
     try:
         bound = seeds.bind(cell, target)

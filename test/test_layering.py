@@ -38,6 +38,7 @@ LAYERS = (
     "language",
     "_compiler",
     "autotuner",
+    "backends",
     "pipeline",
     "runtime",
     "__init__",
@@ -52,21 +53,18 @@ INNER = {
         "source",
         "symbols",
         "ir",
+        "host",
+        "sizes",
         "frontend",
         "passes",
         "facts",
-        "resources",
-        "plan",
-        "backends",
-        "toolchain",
         "pipeline",
     ),
-    # The search space turns a heuristic's proposal into lists, so what a proposal is stands above it, the rules below.
+    # The search space turns a heuristic's proposal into lists, so what a proposal is stands above it.
     "autotuner": (
-        "heuristics.base",
+        "proposal",
         "space",
         "legalise",
-        "heuristics",
         "seeds",
         "default",
         "search",
@@ -76,12 +74,12 @@ INNER = {
     ),
 }
 # Each folder in here is one backend; nobody outside names one.
-BACKENDS = "_compiler.backends"
+BACKENDS = "backends"
 # Where a backend must not even be mentioned, outside of its folder and of the list of all backends.
 NEUTRAL_ROOMS = ("_compiler", "autotuner", "pipeline")
 # What a backend is written with, and who may import it.
 BACKEND_LIBRARIES = ("triton", "cutlass")
-LIBRARY_ROOMS = (BACKENDS, "_compiler.toolchain", "autotuner.measure", "runtime", "_testing", "__main__")
+LIBRARY_ROOMS = (BACKENDS, "runtime", "_testing", "__main__")
 # Functions that import the module whose name they are given.
 IMPORTERS = frozenset({"import_module", "__import__", "lazy"})
 # The only file that imports what it is told to.
@@ -405,16 +403,16 @@ CLEAN = {
     "_compiler/ir/verify.py": "import math",
     "_compiler/facts/__init__.py": "",
     "_compiler/facts/axes.py": "from helion._compiler.ir.grammar import Op",
-    "_compiler/backends/__init__.py": "from helion._compiler.backends import registry",
-    "_compiler/backends/registry.py": "from helion._compiler.backends.triton import emit",
-    "_compiler/backends/triton/__init__.py": "",
-    "_compiler/backends/triton/emit.py": "from helion._compiler.facts import axes\ndef f():\n    import triton",
-    "_compiler/pipeline.py": "from helion._compiler.backends import registry",
+    "backends/__init__.py": "from helion.backends import registry",
+    "backends/registry.py": "from helion.backends.triton import emit",
+    "backends/triton/__init__.py": "",
+    "backends/triton/codegen/emit.py": "from helion._compiler.facts import axes\ndef f():\n    import triton",
+    "pipeline.py": "from helion.backends import registry",
     "autotuner/__init__.py": "",
-    "autotuner/heuristics/__init__.py": "from helion.autotuner.heuristics import matmul",
-    "autotuner/heuristics/base.py": "from helion._compiler.facts.axes import Axis",
-    "autotuner/heuristics/matmul.py": "from helion.autotuner.heuristics.base import Seed",
-    "autotuner/space.py": "from helion.autotuner.heuristics.base import Seed",
+    "backends/triton/heuristics/__init__.py": "from helion.backends.triton.heuristics import matmul",
+    "autotuner/proposal.py": "from helion._compiler.facts.axes import Axis",
+    "backends/triton/heuristics/matmul.py": "from helion.autotuner.proposal import Seed",
+    "autotuner/space.py": "from helion.autotuner.proposal import Seed",
     "runtime/__init__.py": "",
     "runtime/kernel.py": "json = importlib.import_module('json')\nimport helion.autotuner.space",
 }
@@ -437,9 +435,9 @@ PLANTED = [
     ("_compiler/context.py", "from helion._compiler.ir import grammar", "1: import from below"),
     ("_compiler/ir/grammar.py", "from ..facts.axes import Axis", "1: import from below"),
     ("_compiler/ir/grammar.py", "from helion import _compiler", "1: import from below"),
-    ("_compiler/facts/axes.py", "from helion._compiler.backends import registry", "1: import from below"),
-    ("autotuner/space.py", "from helion.autotuner.heuristics import REGISTRY", "1: import from below"),
-    ("autotuner/heuristics/base.py", "from helion.autotuner.space import Space", "1: import from below"),
+    ("_compiler/facts/axes.py", "from helion.backends import registry", "1: import from below"),
+    ("autotuner/space.py", "from helion.backends.triton.heuristics import REGISTRY", "1: import from below"),
+    ("autotuner/proposal.py", "from helion.autotuner.space import Space", "1: import from below"),
     # import inside a function
     ("config.py", "def f():\n    from helion import exc", "2: import inside a function"),
     ("config.py", "async def f():\n    from .exc import Error", "2: import inside a function"),
@@ -451,7 +449,7 @@ PLANTED = [
     ("config.py", "later = lazy('helion.runtime.kernel')", "1: import from below"),
     ("config.py", "from .exc import lazy as late\nlater = late(name='helion.runtime')", "2: import from below"),
     ("config.py", "later = importlib.import_module('.runtime', __package__)", "1: import from below"),
-    ("runtime/kernel.py", "x = lazy('helion._compiler.backends.triton.emit')", "1: backend named"),
+    ("runtime/kernel.py", "x = lazy('helion.backends.triton.codegen.emit')", "1: backend named"),
     ("runtime/kernel.py", "def f():\n    return lazy('helion.config')", "2: import inside a function"),
     ("config.py", "x = importlib.import_module(f'helion.{name}')", "1: import of a computed name"),
     ("_compiler/ir/verify.py", "x = lazy(name=NAME)", "1: import of a computed name"),
@@ -469,9 +467,9 @@ PLANTED = [
     ("config.py", "from os import environ as e", "1: environment"),
     ("runtime/kernel.py", "import os.path, os\nos.putenv('X', '1')", "2: environment"),
     # backends
-    ("_compiler/pipeline.py", "from helion._compiler.backends.triton import emit", "1: backend named"),
-    ("_compiler/pipeline.py", "from helion._compiler.backends import triton", "1: backend named"),
-    ("runtime/kernel.py", "import helion._compiler.backends.triton.emit", "1: backend named"),
+    ("_compiler/pipeline.py", "from helion.backends.triton import emit", "1: backend named"),
+    ("_compiler/pipeline.py", "from helion.backends import triton", "1: backend named"),
+    ("runtime/kernel.py", "import helion.backends.triton.codegen.emit", "1: backend named"),
     ("config.py", "import triton", "1: backend library"),
     ("_compiler/facts/axes.py", "def f():\n    from triton.language import dot", "2: backend library"),
     ("autotuner/space.py", "import cutlass.cute as cute", "1: backend library"),
@@ -504,12 +502,12 @@ def test_planted_violation(tmp_path: Path, path: str, text: str, expected: str) 
 
 
 def test_one_line_may_break_several_rules(tmp_path: Path) -> None:
-    line = "def f():\n    from helion._compiler.backends.triton import emit"
+    line = "def f():\n    from helion.backends.triton import emit"
     found = violations(plant(tmp_path, {**CLEAN, "_compiler/facts/axes.py": line}))
     found = [v for v in found if v.kind not in CONSEQUENCES]
     assert [v.kind for v in found] == ["backend named", "import from below", "import inside a function"]
     assert {str(v) for v in found} == {
-        f"_compiler/facts/axes.py:2: {v.kind}: helion._compiler.backends.triton.emit" for v in found
+        f"_compiler/facts/axes.py:2: {v.kind}: helion.backends.triton.codegen.emit" for v in found
     }
 
 
@@ -549,8 +547,8 @@ def test_a_known_circle_has_exactly_the_members_it_is_said_to_have(tmp_path: Pat
         ("_compiler/pipeline.py", "KEY = '_TRITON_config'", 1),
         ("autotuner/space.py", "class TritonSpace: ...", 1),
         ("pipeline.py", '"""Through triton."""', 1),
-        ("autotuner/heuristics/triton_matmul.py", "", 0),
-        ("_compiler/backends/cute/emit.py", "triton = 1", 1),
+        ("backends/triton/heuristics/matmul.py", "", 0),
+        ("backends/cute/emit.py", "triton = 1", 1),
     ],
 )
 def test_a_mention_of_a_backend_is_reported(tmp_path: Path, path: str, text: str, line: int) -> None:
@@ -563,8 +561,8 @@ def test_a_mention_of_a_backend_is_reported(tmp_path: Path, path: str, text: str
 
 def test_backends_may_be_mentioned_elsewhere(tmp_path: Path) -> None:
     free = {
-        "_compiler/backends/triton/emit.py": "# Triton",
-        "_compiler/backends/registry.py": "from helion._compiler.backends.triton import emit  # Triton",
+        "backends/triton/codegen/emit.py": "# Triton",
+        "backends/registry.py": "from helion.backends.triton import emit  # Triton",
         "runtime/kernel.py": "# Triton launches it",
         "config.py": "PREFIX = '_triton_config_'",
     }

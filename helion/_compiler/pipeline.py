@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import _logging, knobs
-from .backends import BACKENDS
+from ..backends import BACKENDS
 from .context import CompileContext
 from .frontend.trace import Traced, trace
 from .ir.grammar import Program

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .._compiler.facts.records import KernelFacts
-from .._compiler.resources.predict import Predicted, predict
-from .._compiler.resources.registers import register_limit
+from ..backends.triton.resources.predict import Predicted, predict
+from ..backends.triton.resources.registers import register_limit
 from ..config import Config
 from ..hardware import Target
 from .seeds import SeedReport

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 from .. import exc
 from .._compiler.facts.records import KernelFacts
-from .._compiler.resources.predict import Predicted, predict
+from ..backends.triton.resources.predict import Predicted, predict
 from ..config import Config
 from ..hardware import Target
-from .heuristics.base import Proposal
+from .proposal import Proposal
 from .space import ConfigSpace
 
 #: Predictions of times that differ by less than this do not tell two configs apart.

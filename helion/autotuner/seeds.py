@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .._compiler.facts.records import KernelFacts
-from .._compiler.resources.predict import Predicted
+from ..backends.triton.heuristics.registry import HEURISTICS
+from ..backends.triton.resources.predict import Predicted
 from ..config import Config
 from ..hardware import Target
-from .heuristics.base import Proposal, Seed
-from .heuristics.registry import HEURISTICS
+from .proposal import Proposal, Seed
 
 #: Seeds kept per kernel; enough for the alternates of two heuristics and the fallback.
 MAX_SEEDS = 10

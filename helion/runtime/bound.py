@@ -16,23 +16,23 @@ import torch
 
 from .. import _logging, exc
 from .._lazy import lazy
+from ..backends.triton.execute.fast_launch import launcher
+from ..backends.triton.execute.standalone import OutputCodeOptions, without_helion
 from ..config import Config
 from ..hardware import Target
 from ..settings import RefMode
 from . import codecache, failures
 from .checked import run_checked
-from .fast_launch import launcher
 from .inputs import check_call
 from .remembered import described, recall, remember
 from .specialization import Key, any_device, pick
-from .standalone import OutputCodeOptions, without_helion
 
 if TYPE_CHECKING:
     from .. import pipeline
     from .._compiler.facts.records import KernelFacts
-    from .._compiler.toolchain.resources import Resources
-    from ..autotuner.heuristics.base import Seed
+    from ..autotuner.proposal import Seed
     from ..autotuner.space import ConfigSpace
+    from ..backends.triton.toolchain.resources import Resources
     from . import explain, measure, observed, ref_mode, repro
     from .kernel import Kernel
 else:

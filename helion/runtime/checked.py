@@ -26,15 +26,16 @@ from .. import exc
 from .._compiler.ir.grammar import CheckAttrs, Program
 from .._compiler.source import Location, parse_function
 from .._lazy import lazy
+from ..backends.triton.execute import fast_launch
 from ..language._unwritten import mark_unwritten, unwritten
-from . import fast_launch, stub
+from . import stub
 from .specialization import tensors_in
 
 if TYPE_CHECKING:
-    from .interpreter import races
+    from ..backends.triton.execute.interpreter import races
     from .kernel import Kernel
 else:
-    races = lazy("helion.runtime.interpreter.races")
+    races = lazy("helion.backends.triton.execute.interpreter.races")
 
 _ALLOCATORS = frozenset(
     getattr(owner, name)

@@ -9,7 +9,7 @@ import pathlib
 import types
 
 from .. import _files, _logging, knobs
-from .compilable import make_compilable
+from ..backends.triton.execute.compilable import make_compilable
 
 
 def cache_dir() -> pathlib.Path:

@@ -26,11 +26,12 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import settings
-from .._compiler.plan.effects import fresh_names
+from .._compiler.host.effects import fresh_names
 from .._shapes import shared_memory, static_dims
 from .._syntax import parse
+from ..backends.triton.execute import fast_launch, inline_launch, native
 from ..language.constants import ConstExpr
-from . import fast_launch, inline_launch, native, stub
+from . import stub
 from .specialization import CONCRETE_TENSORS, Key, TensorGuards, ask
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from .. import exc
-from .._compiler.toolchain.offline import OfflineCompileError
+from ..backends.triton.toolchain.offline import OfflineCompileError
 
 if TYPE_CHECKING:
     from .bound import BoundKernel

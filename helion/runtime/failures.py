@@ -13,10 +13,11 @@ from triton.runtime.errors import OutOfResources
 
 from .. import exc
 from .._compiler.ir.grammar import Launch
+from ..backends.triton.execute import fast_launch
+from ..backends.triton.execute.fast_launch import FastLauncher
 from ..config import Config
-from . import fast_launch, stub
+from . import stub
 from .checked import located
-from .fast_launch import FastLauncher
 from .inputs import UsualInputs, check_launch
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from .. import _logging, exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
 from .._lazy import lazy
 from .._names import RESERVED, SHARED_MODULES, is_reserved
+from ..backends.triton.execute.launcher import DEFAULT_TARGET, register_source
 from ..config import Config, as_config
 from ..language.constants import ConstExpr
 from ..settings import RefMode, Settings
@@ -28,7 +29,6 @@ from . import bind_times
 from .bound import BoundKernel
 from .dispatch import Calls, dispatchable, leave_untraced
 from .inputs import UsualInputs, check_call
-from .launcher import DEFAULT_TARGET, register_source
 from .specialization import CONCRETE_TENSORS, Key, arguments_key, tensors_in
 from .table import BoundKernels
 

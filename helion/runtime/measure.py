@@ -10,10 +10,10 @@ import torch
 import triton
 
 from .. import exc
-from .._compiler.backends import BACKENDS
-from .._compiler.plan.records import Plan
-from .._compiler.toolchain.offline import compile_offline
-from .._compiler.toolchain.resources import Resources, measure
+from ..backends import BACKENDS
+from ..backends.triton.plan.records import Plan
+from ..backends.triton.toolchain.offline import compile_offline
+from ..backends.triton.toolchain.resources import Resources, measure
 from ..config import Config
 from ..hardware import Target
 

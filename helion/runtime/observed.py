@@ -19,8 +19,9 @@ from .._compiler.context import Observed
 from .._compiler.ir.grammar import Check
 from .._shapes import dtype_name
 from .._syntax import parse
+from ..backends.triton.execute import fast_launch
 from ..config import Config
-from . import codecache, fast_launch
+from . import codecache
 from .modelled import Modelled
 
 if TYPE_CHECKING:

@@ -12,7 +12,13 @@ import helion
 from helion._compiler.facts import records
 
 ROOT = Path(helion.__file__).parent
-READERS = ("_compiler/resources/**/*.py", "autotuner/**/*.py", "pipeline.py", "runtime/explain.py", "runtime/bound.py")
+READERS = (
+    "backends/triton/resources/**/*.py",
+    "autotuner/**/*.py",
+    "pipeline.py",
+    "runtime/explain.py",
+    "runtime/bound.py",
+)
 FACTS = tuple(each for _, each in inspect.getmembers(records, dataclasses.is_dataclass))
 
 #: What nobody reads and why it is there; one that is read fails.

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.backends.triton.signature import offline_signature
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
 from helion._compiler.passes.flatten import can_flatten, flatten
-from helion._compiler.toolchain.offline import compile_offline
 from helion._testing import map_tensors
+from helion.backends.triton.toolchain.offline import compile_offline
+from helion.backends.triton.toolchain.signature import offline_signature
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

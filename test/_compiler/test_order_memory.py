@@ -13,11 +13,11 @@ from memory_kernels import CASES
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.backends.triton.signature import offline_signature
 from helion._compiler.ir.grammar import Op, Program, Region
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
-from helion._compiler.toolchain.offline import compile_offline
+from helion.backends.triton.toolchain.offline import compile_offline
+from helion.backends.triton.toolchain.signature import offline_signature
 
 
 def _plan(kernel: Callable[..., Any], args: tuple[Any, ...], static: bool = True, **config: Any) -> Any:

@@ -16,19 +16,6 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion import pipeline as whole
-from helion._compiler.backends import BACKENDS
-from helion._compiler.backends.triton import (
-    ops_checks,
-    ops_control,
-    ops_inline,
-    ops_lanes,
-    ops_matmul,
-    ops_memory,
-    ops_values,
-)
-from helion._compiler.backends.triton.carries import share_variables
-from helion._compiler.backends.triton.lowering import widen_gathers
-from helion._compiler.backends.triton.running_sums import keep_sums
 from helion._compiler.ir.grammar import (
     ForAttrs,
     GatherAttrs,
@@ -45,7 +32,20 @@ from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
 from helion._compiler.passes.schedule import SCHEDULE, Scheduled, Step, run_steps
 from helion._compiler.pipeline import PASSES, run_passes, step_names
-from helion._compiler.plan import build
+from helion.backends import BACKENDS
+from helion.backends.triton.codegen import (
+    ops_checks,
+    ops_control,
+    ops_inline,
+    ops_lanes,
+    ops_matmul,
+    ops_memory,
+    ops_values,
+)
+from helion.backends.triton.lower.carries import share_variables
+from helion.backends.triton.lower.lowering import widen_gathers
+from helion.backends.triton.lower.running_sums import keep_sums
+from helion.backends.triton.plan import build
 
 TRITON = BACKENDS["triton"].steps
 STEPS = (*SCHEDULE, *TRITON)

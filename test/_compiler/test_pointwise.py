@@ -23,12 +23,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from helion._compiler.backends.triton import ops_pointwise
-from helion._compiler.backends.triton.ops_pointwise import SIGNATURE_DTYPES, TRITON_DTYPES, literal, render
 from helion._compiler.ir import pointwise
 from helion._compiler.ir.pointwise import POINTWISE, common_dtype, fold_cast, result_dtype
 from helion._locks import TRITON_LOCK
-from helion.runtime.interpreter import interpret
+from helion.backends.triton.codegen import ops_pointwise
+from helion.backends.triton.codegen.ops_pointwise import SIGNATURE_DTYPES, TRITON_DTYPES, literal, render
+from helion.backends.triton.execute.interpreter import interpret
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -16,7 +16,7 @@ from helion import exc
 from helion._compiler.ir.grammar import DotAttrs
 from helion._compiler.ir.verifier import verify
 from helion._compiler.passes.subtile import subtile, subtile_blocks
-from helion._compiler.plan.sizes import block_sizes
+from helion._compiler.sizes import block_sizes
 from helion._testing import check, map_tensors
 
 

@@ -17,10 +17,10 @@ from sample_kernels import matmul, softmax
 from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.records import KernelFacts
 from helion._compiler.passes.rolling import rollable_blocks
-from helion._compiler.resources.predict import Predicted
-from helion.autotuner.heuristics.base import Proposal
 from helion.autotuner.legalise import legalise
+from helion.autotuner.proposal import Proposal
 from helion.autotuner.space import ConfigSpace, build_space
+from helion.backends.triton.resources.predict import Predicted
 from helion.hardware import Target, target
 from helion.settings import Settings
 

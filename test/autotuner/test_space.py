@@ -20,11 +20,11 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.ir.grammar import OperandRef, Program
 from helion._compiler.passes.rolling import rollable_blocks
-from helion._compiler.plan.build import build_plan
 from helion._shapes import Expr
-from helion.autotuner.heuristics.base import Proposal
+from helion.autotuner.proposal import Proposal
 from helion.autotuner.space import ConfigSpace, build_space
 from helion.autotuner.space.fields import adjacent, nearest, values_of
+from helion.backends.triton.plan.build import build_plan
 from helion.config import Config
 from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
 from helion.hardware import target

@@ -14,7 +14,7 @@ from triton.runtime.errors import OutOfResources
 
 import helion
 from helion._testing import EXAMPLES_DIR, check, import_path
-from helion.runtime.interpreter.races import detect_races
+from helion.backends.triton.execute.interpreter.races import detect_races
 
 #: Random configs per case: a sample, and what `make prove` runs.
 SAMPLED, PROVEN = 1, 20

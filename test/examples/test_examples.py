@@ -11,7 +11,7 @@ import torch
 
 import helion
 from helion._testing import EXAMPLES_DIR, as_meta, check, import_path, map_tensors
-from helion.runtime.interpreter.races import detect_races
+from helion.backends.triton.execute.interpreter.races import detect_races
 
 # Shows kernels of the other files and has none of its own.
 NOT_EXAMPLES = ("demo",)

@@ -15,7 +15,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._testing import check, map_tensors
-from helion.runtime.interpreter.races import detect_races
+from helion.backends.triton.execute.interpreter.races import detect_races
 
 
 @helion.kernel

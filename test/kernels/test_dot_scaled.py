@@ -12,7 +12,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.frontend import scaled_dot
-from helion._compiler.resources.matrix import tile_shape
+from helion.backends.triton.resources.matrix import tile_shape
 from helion.runtime.ref_mode import run_reference
 
 Args = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None, str, str]

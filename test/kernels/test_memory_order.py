@@ -13,7 +13,7 @@ from memory_kernels import CASES, MemoryCase
 
 import helion
 from helion import exc
-from helion.runtime.interpreter.races import detect_races
+from helion.backends.triton.execute.interpreter.races import detect_races
 
 
 def config(case: MemoryCase, **options: Any) -> helion.Config:

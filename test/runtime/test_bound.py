@@ -25,7 +25,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion.__main__ import main, parse_argument
-from helion.autotuner.heuristics.registry import HEURISTICS
+from helion.backends.triton.heuristics.registry import HEURISTICS
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")

@@ -15,12 +15,12 @@ import torch
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.backends import BACKENDS
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
 from helion._compiler.passes.checks import insert_checks
-from helion._compiler.toolchain import offline
 from helion._testing import EXAMPLES_DIR, check, import_path
+from helion.backends import BACKENDS
+from helion.backends.triton.toolchain import offline
 from helion.language._unwritten import PATTERNS, mark_unwritten, unwritten
 
 CONFIG = helion.Config(block_sizes=[16])

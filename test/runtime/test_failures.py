@@ -16,9 +16,9 @@ from triton.runtime.errors import OutOfResources, PTXASError
 import helion
 import helion.language as hl
 from helion import Config, exc
+from helion.backends.triton.execute.fast_launch import FastLauncher
 from helion.runtime import bound as bound_module
 from helion.runtime import repro, stub_driver
-from helion.runtime.fast_launch import FastLauncher
 from helion.runtime.ref_mode import run_reference
 
 

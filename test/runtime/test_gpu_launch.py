@@ -13,7 +13,8 @@ from triton import knobs as triton_knobs
 
 import helion
 import helion.language as hl
-from helion.runtime import native, stub_driver
+from helion.backends.triton.execute import native
+from helion.runtime import stub_driver
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +28,9 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HELION_NATIVE_LAUNCH", "1" if request.param == "native" else "0")
         if request.param == "native":
-            assert native.wanted(), "no extension was built: see the warning of helion.runtime.native.build"
+            assert native.wanted(), (
+                "no extension was built: see the warning of helion.backends.triton.execute.native.build"
+            )
         yield request.param
 
 

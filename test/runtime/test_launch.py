@@ -26,7 +26,8 @@ from triton.runtime.errors import OutOfResources
 import helion
 import helion.language as hl
 from helion import exc
-from helion.runtime import dispatch, fast_launch, launcher, native
+from helion.backends.triton.execute import fast_launch, launcher, native
+from helion.runtime import dispatch
 
 N = 300
 

@@ -26,14 +26,7 @@ from .frames import Frame, defaults_of, function_frame, lift_object
 from .hl_functions import HL_RULES
 from .local_functions import LocalFunction
 from .methods import CONVERSIONS, answers_itself, assume_called, method_of
-from .purity import (
-    WIDE,
-    is_library,
-    is_pure,
-    is_transparent,
-    kind_of_result,
-    runs_at_run_time,
-)
+from .purity import WIDE, is_library, is_pure, is_transparent, kind_of_result, runs_at_run_time
 from .python_functions import BUILTINS, is_builtin_argument
 from .queries import QUERIES
 from .runtime_values import (

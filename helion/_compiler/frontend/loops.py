@@ -12,19 +12,7 @@ import torch
 from ... import exc
 from ... import language as hl
 from ..._shapes import Expr, hint_of, next_power_of_2
-from ..ir.grammar import (
-    Block,
-    Bound,
-    ForAttrs,
-    Keep,
-    LoopAxis,
-    Op,
-    Operand,
-    OperandRef,
-    Region,
-    Root,
-    WhileAttrs,
-)
+from ..ir.grammar import Block, Bound, ForAttrs, Keep, LoopAxis, Op, Operand, OperandRef, Region, Root, WhileAttrs
 from . import host_tensors
 from .carried import Carried, CarriedValues, Trial
 from .expressions import Expressions

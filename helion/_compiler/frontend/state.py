@@ -13,14 +13,7 @@ from ..._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, number_key
 from ...fields import Fragment
 from ..context import CompileContext
 from ..ir.builder import Builder
-from ..ir.grammar import (
-    Block,
-    BlockKind,
-    Check,
-    HostTensor,
-    TileAttrs,
-    Value,
-)
+from ..ir.grammar import Block, BlockKind, Check, HostTensor, TileAttrs, Value
 from ..source import Place
 from .arguments import Symbol
 from .guards import Guard, guard

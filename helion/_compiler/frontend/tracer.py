@@ -9,11 +9,7 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE, Dims, Expr, broadcast_dims, hint_of, shared_memory
-from ..ir.grammar import (
-    HostTensor,
-    MemoryAttrs,
-    Operand,
-)
+from ..ir.grammar import HostTensor, MemoryAttrs, Operand
 from . import host_tensors, subscripts
 from .primitives import Primitives, check_dtype
 from .values import DeviceValue, HostTensorValue, describe

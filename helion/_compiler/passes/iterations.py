@@ -10,17 +10,7 @@ import itertools
 from collections.abc import Mapping
 
 from ..ir.effects import apart_along, effects_of, ordered, scalar_indices
-from ..ir.grammar import (
-    ForAttrs,
-    MaskAttrs,
-    Op,
-    Operand,
-    PointwiseAttrs,
-    Program,
-    Region,
-    Value,
-    accumulator_of,
-)
+from ..ir.grammar import ForAttrs, MaskAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value, accumulator_of
 
 #: Elementwise functions that give the same whatever the order in which values are combined.
 _COMMUTATIVE = frozenset(

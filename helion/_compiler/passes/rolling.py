@@ -33,16 +33,7 @@ from dataclasses import dataclass, field, replace
 
 from ..._shapes import Number
 from ..ir.effects import apart_along, effects_of, may_meet
-from ..ir.grammar import (
-    Block,
-    ForAttrs,
-    IotaAttrs,
-    Op,
-    Program,
-    ReduceAttrs,
-    Region,
-    Value,
-)
+from ..ir.grammar import Block, ForAttrs, IotaAttrs, Op, Program, ReduceAttrs, Region, Value
 from ..ir.pointwise import identity
 from . import online
 from .chunks import Pass, Writer

@@ -10,16 +10,9 @@ from ... import exc
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
 from ..._compiler.passes.flatten import Nest, can_flatten, nests
 from ..._compiler.passes.subtile import COUNTS, subtile_blocks
-from ..._compiler.plan.sizes import padded_extent
+from ..._compiler.sizes import padded_extent
 from ..._shapes import cdiv, hint_of, next_power_of_2, previous_power_of_2
-from ...fields import (
-    BooleanFragment,
-    EnumFragment,
-    Fragment,
-    IntegerFragment,
-    PermutationFragment,
-    PowerOfTwoFragment,
-)
+from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
 from ...hardware import Target
 from ...settings import Settings
 from .core import ConfigSpace, RangeEntries

@@ -11,11 +11,11 @@ from typing import Any
 from ... import exc
 from ..._compiler.ir.grammar import Block, Bound, OperandRef
 from ..._compiler.passes.subtile import largest_count
-from ..._compiler.plan.sizes import fixed_size, padded_extent
+from ..._compiler.sizes import fixed_size, padded_extent
 from ..._shapes import Expr, cdiv, hint_of
 from ...config import EVERY_REDUCTION, Config, as_config
 from ...hardware import Target
-from ..heuristics.base import Proposal
+from ..proposal import Proposal
 from .fields import EpilogueSubtile, Field, PerSlot, Scalar, values_of
 from .survey import Survey, Volume
 

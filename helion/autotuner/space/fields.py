@@ -16,15 +16,8 @@ from typing import Any
 
 from ... import exc
 from ..._shapes import previous_power_of_2
-from ...fields import (
-    BooleanFragment,
-    EnumFragment,
-    Fragment,
-    IntegerFragment,
-    PermutationFragment,
-    PowerOfTwoFragment,
-)
-from ..heuristics.base import Proposal
+from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
+from ..proposal import Proposal
 
 _ANY_POWER_OF_TWO = PowerOfTwoFragment(1, 2**31)
 

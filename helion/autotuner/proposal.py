@@ -1,0 +1,72 @@
+"""What a heuristic is, what it proposes, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from .._compiler.facts.records import KernelFacts
+from ..backends.triton.resources.predict import Predicted
+from ..config import Config
+from ..hardware import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether a heuristic applies, and why (the reason is shown to users, also when it does)."""
+
+    eligible: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A wish, in terms of the program: sizes by block id, memory settings by slot, loop settings by block id.
+
+    Only ``ConfigSpace`` turns it into positional lists. What is left out takes the space's default. ``block_sizes``
+    are elements; ``reduction_loops`` maps a whole dimension's block id to a chunk in elements, or None to hold the
+    row at once; ``eviction`` maps a load slot to ``""``, ``"first"`` or ``"last"``; ``l2_groupings`` and
+    ``loop_orders`` go by root number; ``range_*`` go by the block id of the loop; ``launch`` holds further config
+    keys verbatim (``waves_per_eu`` ...).
+    """
+
+    reason: str
+    block_sizes: Mapping[int, int] = field(default_factory=dict)
+    reduction_loops: Mapping[int, int | None] = field(default_factory=dict)
+    l2_groupings: Mapping[int, int] = field(default_factory=dict)
+    loop_orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    eviction: Mapping[int, str] = field(default_factory=dict)
+    range_num_stages: Mapping[int, int] = field(default_factory=dict)
+    range_unroll_factors: Mapping[int, int] = field(default_factory=dict)
+    range_multi_buffers: Mapping[int, bool] = field(default_factory=dict)
+    range_flattens: Mapping[int, bool] = field(default_factory=dict)
+    num_warps: int | None = None
+    num_stages: int | None = None
+    pid_type: str | None = None
+    launch: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed:
+    """A legal, full, normalised config with where it comes from and what it is predicted to take."""
+
+    config: Config
+    heuristic: str
+    reason: str
+    predicted: Predicted
+
+
+class Heuristic(Protocol):
+    """Stateless and pure: sees facts and target, nothing else."""
+
+    name: ClassVar[str]
+    backend: ClassVar[str]
+    #: Whether its first seed may become the default config.
+    promote_seed_to_default: ClassVar[bool]
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict: ...
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        """Ranked proposals; the first is *the* seed. Called only when eligible."""
+        ...

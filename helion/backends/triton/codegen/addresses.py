@@ -1,0 +1,47 @@
+"""Prints subscripts as sums of offsets."""
+
+from __future__ import annotations
+
+import torch
+
+from ...._compiler.ir.grammar import Index, MemoryAttrs, Op, Value, unaddressed
+from ...._shapes import Dims, Expr
+from .emission import Emission
+
+
+def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
+    """The pointers of an access whose value has the dimensions ``dims``."""
+    tensor = e.program.tensors[attrs.tensor]
+    parts = []
+    for index, stride in zip(attrs.indices, tensor.strides, strict=True):
+        text = index_text(e, op, index, attrs.rank)
+        if text == "0" or (isinstance(stride, int) and stride == 0 and not index.positions):
+            continue
+        if isinstance(stride, int) and stride == 0:
+            text = f"{text} * 0"
+        elif not (isinstance(stride, int) and stride == 1):
+            text = f"{text} * {e.number(stride)}"
+        parts.append(text)
+    name = e.tensor_names[attrs.tensor]
+    bare = attrs.rank and not any(index.positions for index in attrs.indices)
+    if bare or unaddressed(attrs.indices, op.operands, dims):
+        # the indices do not give the pointers their whole shape: some are into dimensions of size 1
+        parts.append(f"tl.zeros({e.shape(dims)}, {e.index_dtype})")
+    return f"{name} + ({' + '.join(parts)})" if len(parts) > 1 else f"{name} + {parts[0]}" if parts else name
+
+
+def index_text(e: Emission, op: Op, index: Index, rank: int) -> str:
+    """One index of a subscript: a number, or lanes spread over the ``rank`` dimensions of the access."""
+    kind, shift, positions = index.kind, index.shift, index.positions
+    terms = []
+    if index.block is not None and kind == "block":
+        terms.append(e.active(index.block).index)
+    if index.operand is not None:
+        value = op.operands[index.operand]
+        text = e.operand(value)
+        narrow = isinstance(value, Value) and value.dtype != torch.int64
+        terms.append(f"{text}.to(tl.int64)" if e.wide and narrow else text)
+    if isinstance(shift, Expr) or shift != 0:
+        terms.append(e.number(shift))
+    text = f"({' + '.join(terms)})" if len(terms) > 1 else terms[0] if terms else "0"
+    return text if kind == "scalar" else e.spread(text, positions, rank)

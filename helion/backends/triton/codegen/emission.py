@@ -1,0 +1,166 @@
+"""A kernel while it is printed, and the words that every op's printer uses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ...._compiler.ir.grammar import Bound, LoopAxis, Op, Operand, OperandRef, Region, Value
+from ...._names import RESERVED, NameSpace
+from ...._shapes import Dim, Dims, Expr, Number
+from ..plan.records import Plan
+from .ops_pointwise import TRITON_DTYPES, literal
+from .printer import Active, Lines, Names
+
+
+@dataclass
+class Scope:
+    """Blocks with a loop around the current line."""
+
+    active: dict[int, Active] = field(default_factory=dict)
+
+
+class Emission:
+    """``ops`` prints each kind of op. What is written so far stands in ``lines``, ``descriptors`` and ``helpers``."""
+
+    def __init__(self, plan: Plan, phase: int, ops: Mapping[str, Printer]) -> None:
+        self.plan = plan
+        self.phase = phase
+        self.ops = ops
+        self.program = plan.program
+        taken = (
+            {a.name for launch in plan.launches for a in launch.tensors}
+            | {a.name for launch in plan.launches for a in launch.numbers}
+            | {b.symbol for b in plan.blocks}
+            | set(RESERVED)
+        )
+        self.names = Names(NameSpace(frozenset(taken)))
+        self.lines = Lines(plan.origin_lines)
+        self.launch = plan.launch_of(phase)
+        self.tensor_names = {a.tensor.id: a.name for a in self.launch.tensors}
+        self.number_names = {a.expr.key: a.name for a in self.launch.numbers}
+        self.scope = Scope()
+        self.number_kinds: dict[int, type] = {}
+        #: Tensor descriptors, by the expression that makes them.
+        self.descriptors: dict[str, str] = {}
+        #: Functions of scans and folds: text with a placeholder name, and the name.
+        self.helpers: dict[str, str] = {}
+        self.read = {id(v) for op in self.program.walk() for v in op.reads()}
+        self.index_dtype = TRITON_DTYPES[self.program.index_dtype]
+        self.wide = self.program.index_dtype == torch.int64
+
+    def vector(self, block: int, offset: str, masked: bool, end: str, begin: str = "0") -> Active:
+        """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``."""
+        symbol = self.plan.blocks[block].symbol
+        lanes = f"tl.arange(0, {symbol})" + (".to(tl.int64)" if self.wide else "")
+        label = self.program.blocks[block].label
+        index = self.names.fresh(f"indices_{label}")
+        self.lines.add(f"{index} = {offset} + {lanes}" if offset else f"{index} = {lanes}")
+        mask = ""
+        if masked:
+            mask = self.names.fresh(f"mask_{label}")
+            self.lines.add(f"{mask} = {index} < {end}")
+        return Active(offset or "0", index, mask, begin, end)
+
+    def is_active(self, block: int) -> bool:
+        """Whether there is a loop over a block, or over the block it is a part of, around the current line."""
+        part = self.program.blocks[block].part
+        return (block if part is None else part.block) in self.scope.active
+
+    def active(self, block: int) -> Active:
+        """The variables of the loop over a block around the current line; those of a subtile are defined where it is
+        first used."""
+        part = self.program.blocks[block].part
+        if part is not None and block not in self.scope.active:
+            whole = self.scope.active[part.block]
+            offset = whole.offset
+            if part.at:
+                symbol = self.plan.blocks[block].symbol
+                offset = self.names.fresh(f"offset_{self.program.blocks[block].label}")
+                self.lines.add(f"{offset} = {whole.offset} + {symbol if part.at == 1 else f'{part.at} * {symbol}'}")
+            self.scope.active[block] = self.vector(block, offset, bool(whole.mask), whole.end, whole.begin)
+        return self.scope.active[block]
+
+    def number(self, number: Number | None) -> str:
+        if not isinstance(number, Expr):
+            return repr(number)
+        if number.key in self.number_names:
+            return self.number_names[number.key]
+        if number.op == "block":
+            return self.plan.blocks[number.args[0]].symbol
+        if number.op == "tunable":
+            return repr(self.plan.tunables[number.args[0]])
+        return f"({number.combine(self.number)})"
+
+    def operand(self, operand: Operand) -> str:
+        return self.names.of(operand) if isinstance(operand, Value) else literal(operand)
+
+    def bound(self, bound: Bound, op: Op | None) -> str:
+        if isinstance(bound, OperandRef):
+            assert op is not None
+            text = self.operand(op.operands[bound.at])
+            return text
+        return self.number(bound)
+
+    def size_text(self, dim: Dim) -> str:
+        parts = [self.plan.blocks[b].symbol for b in dim.blocks]
+        if dim.const != 1 or not parts:
+            parts.insert(0, str(dim.const))
+        return " * ".join(parts)
+
+    def shape(self, dims: Dims) -> str:
+        return f"[{', '.join(map(self.size_text, dims))}]"
+
+    def size(self, dim: Dim) -> int:
+        return math.prod(map(self.plan.size, dim.blocks), start=dim.const)
+
+    def is_single(self, dim: Dim) -> bool:
+        return self.size(dim) == 1
+
+    def region(self, region: Region) -> None:
+        for op in region.ops:
+            self.lines.origin(op.location)
+            self.ops[op.kind](self, op)
+
+    def assign(self, op: Op, base: str, text: str) -> None:
+        self.lines.add(f"{self.names.define(op.result, base)} = {text}")
+
+    def mask_of(self, dims: Dims, along: Sequence[int]) -> str:
+        """The lanes in range along some dimensions of a value; empty when all are."""
+        parts = []
+        for position in along:
+            block = dims[position].block
+            loop = self.active(block) if block is not None and self.is_active(block) else None
+            if loop is not None and loop.rows_mask:
+                parts.append(self.jagged_mask(loop, dims, position))
+            elif loop is not None and loop.mask:
+                parts.append(self.spread(loop.mask, (position,), len(dims)))
+        return " & ".join(parts)
+
+    def jagged_mask(self, loop: Active, dims: Dims, position: int) -> str:
+        """The lanes of a jagged loop that exist in their row."""
+        rows = [i for block in loop.rows for i, d in enumerate(dims) if d.block == block]
+        wanted = [*rows, position]
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        text = loop.rows_mask if order == sorted(order) else f"tl.permute({loop.rows_mask}, {order})"
+        return self.spread(text, sorted(wanted), len(dims))
+
+    def spread(self, text: str, positions: Sequence[int], rank: int) -> str:
+        """A value whose dimensions stand at ``positions`` of ``rank`` dimensions, with 1 elsewhere."""
+        if rank == len(positions):
+            return text
+        return f"{text}[{', '.join(':' if i in positions else 'None' for i in range(rank))}]"
+
+    def activate(self, axis: LoopAxis, offset: str, masked: bool, begin: str, end: str) -> None:
+        """Enter a loop over an axis whose current position is ``offset``."""
+        if axis.scalar:
+            self.scope.active[axis.block] = Active(offset, offset, "", begin, end)
+        else:
+            self.scope.active[axis.block] = self.vector(axis.block, offset, masked, end, begin)
+
+
+#: Prints an op of one kind.
+Printer = Callable[[Emission, Op], None]

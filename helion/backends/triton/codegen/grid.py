@@ -1,0 +1,181 @@
+"""Prints how program ids become tiles: flat, grouped, 3-D and persistent grids."""
+
+from __future__ import annotations
+
+from ...._compiler.ir.grammar import LoopAxis, MemoryAttrs, Root
+from ...._shapes import Number
+from ..plan.records import GridPlan, RangePlan
+from .emission import Emission
+from .printer import Active, Lines
+from .ranges import range_text
+
+
+def emit_roots(e: Emission) -> None:
+    """Every root, each for its own range of program ids."""
+    members = [at for at, root in enumerate(e.program.roots) if root.phase == e.phase]
+    roots = [e.program.roots[at] for at in members]
+    grids = [e.plan.grids[at] for at in members]
+    if e.plan.launch.pid_type == "xyz":
+        order = grids[0].order
+        _body(e, roots[0], grids[0], _named(e, [_program_id(e, order.index(at)) for at in range(len(order))]))
+        return
+    totals = [_total(e, root, plan) for root, plan in zip(roots, grids, strict=True)]
+    if e.plan.launch.persistent:
+        pid = _persistent_loop(e, e.plan.root_ranges[members[0]], " + ".join(totals))
+    else:
+        pid = e.names.fresh("pid")
+        e.lines.add(f"{pid} = {_program_id(e, 0)}")
+    depth = e.lines.depth
+    _branches(e, pid, totals, roots, grids)
+    e.lines.depth = depth
+
+
+def _branches(e: Emission, pid: str, totals: list[str], roots: list[Root], grids: list[GridPlan]) -> None:
+    if len(roots) == 1:
+        _body(e, roots[0], grids[0], _decompose(e, grids[0], roots[0], pid))
+        return
+    full = dict(e.scope.active)
+    for at, root in enumerate(roots):
+        last = at == len(roots) - 1
+        if not last:
+            e.lines.add(f"if {pid} < {totals[at]}:")
+            e.lines.depth += 1
+        _body(e, root, grids[at], _decompose(e, grids[at], root, pid))
+        e.scope.active = dict(full)
+        if not last:
+            e.lines.depth -= 1
+            e.lines.add("else:")
+            e.lines.depth += 1
+            shifted = e.names.fresh("pid")
+            e.lines.add(f"{shifted} = {pid} - {totals[at]}")
+            pid = shifted
+
+
+def _program_id(e: Emission, axis: int) -> str:
+    return f"tl.program_id({axis})" + (".to(tl.int64)" if e.wide else "")
+
+
+def _named(e: Emission, texts: list[str]) -> list[str]:
+    names = []
+    for at, text in enumerate(texts):
+        name = e.names.fresh(f"pid_{at}")
+        e.lines.add(f"{name} = {text}")
+        names.append(name)
+    return names
+
+
+def _count(e: Emission, count: Number | None, axis: LoopAxis) -> str:
+    """The number of tiles along an axis as text."""
+    if isinstance(count, int):
+        return str(count)
+    step = e.number(axis.step) if axis.scalar else e.plan.blocks[axis.block].symbol
+    begin, end = e.bound(axis.begin, None), e.bound(axis.end, None)
+    return f"tl.cdiv({end} - {begin}, {step})" if begin != "0" else f"tl.cdiv({end}, {step})"
+
+
+def _total(e: Emission, root: Root, plan: GridPlan) -> str:
+    counts = [_count(e, axis_plan.count, axis) for axis, axis_plan in zip(root.axes, plan.axes, strict=True)]
+    return f"({' * '.join(counts)})" if len(counts) > 1 else counts[0]
+
+
+def _persistent_loop(e: Emission, options: RangePlan, total: str) -> str:
+    """Each program takes many tiles: blocks of neighbours, or every n-th."""
+    launch = e.plan.launch
+    programs = "_NUM_SM" if launch.persistent == 1 else f"(_NUM_SM * {launch.persistent})"
+    pid = e.names.fresh("virtual_pid")
+    total_name = e.names.fresh("total_pids")
+    e.lines.add(f"{total_name} = {total}")
+    if launch.pid_type == "persistent_interleaved":
+        bounds = [_program_id(e, 0), total_name, programs]
+    else:
+        share = e.names.fresh("pids_per_program")
+        start = e.names.fresh("start_pid")
+        e.lines.add(f"{share} = tl.cdiv({total_name}, {programs})")
+        e.lines.add(f"{start} = {_program_id(e, 0)} * {share}")
+        bounds = [start, f"tl.minimum({start} + {share}, {total_name})", "1"]
+    e.lines.add(f"for {pid} in {range_text(options, bounds)}:")
+    e.lines.depth += 1
+    return pid
+
+
+def _decompose(e: Emission, plan: GridPlan, root: Root, pid: str) -> list[str]:
+    """One program id as a tile number per axis."""
+    counts = {at: _count(e, plan.axes[at].count, root.axes[at]) for at in plan.order}
+    names: dict[int, str] = {}
+    if len(plan.order) == 1:
+        return [pid]
+    rest, order = pid, list(plan.order)
+    if plan.group > 1:
+        rest = _grouped(e, plan, counts, pid, names)
+        order = order[2:]
+        if len(order) == 1:
+            names[order[0]] = rest
+            order = []
+    for position, at in enumerate(order):
+        last = position == len(order) - 1
+        name = names[at] = e.names.fresh(f"pid_{at}")
+        e.lines.add(f"{name} = {rest}" if last else f"{name} = {rest} % {counts[at]}")
+        if not last:
+            following = e.names.fresh("pid_rest") if position < len(order) - 2 else f"{rest} // {counts[at]}"
+            if position < len(order) - 2:
+                e.lines.add(f"{following} = {rest} // {counts[at]}")
+            rest = following
+    return [names[at] for at in range(len(plan.order))]
+
+
+def _grouped(e: Emission, plan: GridPlan, counts: dict[int, str], pid: str, names: dict[int, str]) -> str:
+    """The two fastest axes in groups of ``plan.group`` tiles, so that programs that run together share operands in L2."""
+    m, n = plan.order[0], plan.order[1]
+    lines: Lines = e.lines
+    tiles = f"({counts[m]} * {counts[n]})"
+    inner = pid
+    if len(plan.order) > 2:
+        inner = e.names.fresh("pid_inner")
+        lines.add(f"{inner} = {pid} % {tiles}")
+    group, first, rows, within = (e.names.fresh(x) for x in ("group_id", "first_pid", "group_size", "pid_in_group"))
+    lines.add(f"{group} = {inner} // ({plan.group} * {counts[n]})")
+    lines.add(f"{first} = {group} * {plan.group}")
+    lines.add(f"{rows} = tl.minimum({counts[m]} - {first}, {plan.group})")
+    lines.add(f"{within} = {inner} % ({plan.group} * {counts[n]})")
+    names[m], names[n] = e.names.fresh(f"pid_{m}"), e.names.fresh(f"pid_{n}")
+    lines.add(f"{names[m]} = {first} + {within} % {rows}")
+    lines.add(f"{names[n]} = {within} // {rows}")
+    if len(plan.order) <= 2:
+        return ""
+    rest = e.names.fresh("pid_rest")
+    lines.add(f"{rest} = {pid} // {tiles}")
+    return rest
+
+
+def _body(e: Emission, root: Root, plan: GridPlan, pids: list[str]) -> None:
+    e.lines.origin(root.location)
+    for at, (axis, axis_plan) in enumerate(zip(root.axes, plan.axes, strict=True)):
+        _axis(e, axis, axis_plan.masked, pids[at])
+    e.region(root.body)
+
+
+def _axis(e: Emission, axis: LoopAxis, masked: bool, pid: str) -> None:
+    from_zero = isinstance(axis.begin, int) and axis.begin == 0
+    begin, end = e.bound(axis.begin, None), e.bound(axis.end, None)
+    step = e.number(axis.step) if axis.scalar else e.plan.blocks[axis.block].symbol
+    offset = e.names.fresh(f"offset_{e.program.blocks[axis.block].label}")
+    scaled = pid if step == "1" else f"{pid} * {step}"
+    e.lines.add(f"{offset} = {scaled}" if from_zero else f"{offset} = {begin} + {scaled}")
+    e.activate(axis, offset, masked, begin, end)
+    if axis.merged:
+        _merged_indices(e, axis)
+
+
+def _merged_indices(e: Emission, axis: LoopAxis) -> None:
+    """The index along each axis of a flattened grid that every lane stands for, where an access needs it."""
+    accesses = (op.attrs for op in e.program.walk() if isinstance(op.attrs, MemoryAttrs))
+    used = {index.block for attrs in accesses for index in attrs.indices}
+    rest = e.scope.active[axis.block].index
+    for at, part in reversed(list(enumerate(axis.merged))):
+        # a dimension without elements starts no program, but Triton would still fold a division by its 0
+        count = e.bound(max(part.end, 1) if isinstance(part.end, int) else part.end, None)
+        if part.block in used:
+            index = e.names.fresh(f"indices_{part.block}")
+            e.lines.add(f"{index} = {rest} % {count}" if at else f"{index} = {rest}")
+            e.scope.active[part.block] = Active(index, index)
+        rest = f"{rest} // {count}"

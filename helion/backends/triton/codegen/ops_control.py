@@ -1,0 +1,136 @@
+"""Loops and branches."""
+
+from __future__ import annotations
+
+from ...._compiler.ir.grammar import ForAttrs, LoopAxis, Op, Operand, Region, Value, Variables, WhileAttrs
+from ..plan.records import LoopPlan
+from .emission import Emission
+from .ranges import range_text
+
+
+def while_loop(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, WhileAttrs)
+    condition, body = op.regions
+    carried = _carry_all(e, op, op.attrs.variables)
+    for param, name in zip(condition.params, carried, strict=True):
+        e.names.reuse(param, name)
+    again = e.names.fresh("again")
+    e.region(condition)
+    e.lines.add(f"{again} = {e.operand(condition.results[0])}")
+    e.lines.add(f"while {again}:")
+    with e.lines.indent():
+        e.region(body)
+        _yield_values(e, body, carried)
+        e.region(condition)
+        e.lines.add(f"{again} = {e.operand(condition.results[0])}")
+    for result, name in zip(op.results, carried, strict=True):
+        e.names.reuse(result, name)
+
+
+def for_loop(e: Emission, op: Op) -> None:
+    attrs = op.attrs
+    assert isinstance(attrs, ForAttrs)
+    (region,) = op.regions
+    plan = e.plan.loops[id(op)]
+    carried = _carry_all(e, op, attrs.variables)
+    outer = dict(e.scope.active)
+    depth = e.lines.depth
+    for at in plan.order:
+        _loop_header(e, op, attrs.axes[at], plan, at)
+    e.region(region)
+    _yield_values(e, region, carried)
+    e.lines.depth = depth
+    e.scope.active = outer
+    for result, name in zip(op.results, carried, strict=True):
+        e.names.reuse(result, name)
+
+
+def _carry_all(e: Emission, op: Op, variables: Variables | None) -> list[str]:
+    """The variables of a loop's carried values, with their initial values."""
+    assert variables is not None, "the steps of this backend have not run"
+    body = op.regions[-1]
+    names = []
+    for at, (initial, param) in enumerate(zip(op.operands, body.params, strict=False)):
+        name = _carry(e, initial, param, at in variables.taken)
+        names.append(name)
+        if at in variables.fresh:
+            e.lines.add(f"{name} = tl.where(True, {name}, {name})")
+        if at in variables.updated:
+            after = body.results[at]
+            assert isinstance(after, Value)
+            e.names.promise(after, name)
+    return names
+
+
+def _carry(e: Emission, initial: Operand, param: Value, taken: bool) -> str:
+    """The variable of a carried value. Where the initial value is another name for something, it is not its own."""
+    if taken and isinstance(initial, Value) and e.names.is_own(initial):
+        name = e.names.of(initial)
+        e.names.reuse(param, name)
+        return name
+    name = e.names.define(param, "carried")
+    e.lines.add(f"{name} = {e.operand(initial)}")
+    return name
+
+
+def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -> None:
+    begin, end = e.bound(axis.begin, op), e.bound(axis.end, op)
+    chosen = plan.axes[at]
+    block = e.plan.blocks[axis.block]
+    step = e.number(axis.step) if axis.scalar else block.symbol
+    offset = e.names.fresh(f"offset_{axis.block}")
+    arguments = [begin, end, step]
+    range_plan = plan.ranges[at]
+    e.lines.add(f"for {offset} in {range_text(range_plan, arguments)}:")
+    e.lines.depth += 1
+    if e.wide and not range_plan.static:
+        e.lines.add(f"{offset} = tl.cast({offset}, tl.int64)")
+    e.activate(axis, offset, chosen.masked, begin, end)
+    if axis.jagged is not None:
+        _jagged(e, axis, op)
+
+
+def _jagged(e: Emission, axis: LoopAxis, op: Op) -> None:
+    """The mask of a jagged loop: lanes within each row's own length."""
+    assert axis.jagged is not None
+    lengths = op.operands[axis.jagged.at]
+    assert isinstance(lengths, Value)
+    loop = e.scope.active[axis.block]
+    rank = len(lengths.dims)
+    lanes = f"{loop.index}[{', '.join(['None'] * rank)}, :]"
+    rows = f"{e.names.of(lengths)}[{', '.join([':'] * rank)}, None]"
+    loop.rows_mask = e.names.fresh(f"rows_mask_{axis.block}")
+    loop.rows = tuple(d.blocks[0] for d in lengths.dims)
+    e.lines.add(f"{loop.rows_mask} = {lanes} < {rows}")
+
+
+def _yield_values(e: Emission, region: Region, carried: list[str]) -> None:
+    afters = [e.operand(value) for value in region.results]
+    # a value that is another carried variable must be read before that variable changes
+    for at, text in enumerate(afters):
+        if text in carried and text != carried[at]:
+            afters[at] = e.names.fresh(f"{text}_before")
+            e.lines.add(f"{afters[at]} = {text}")
+    for name, text in zip(carried, afters, strict=True):
+        if name != text:
+            e.lines.add(f"{name} = {text}")
+    if not region.ops and not carried:
+        e.lines.add("pass")
+
+
+def branch(e: Emission, op: Op) -> None:
+    names = [e.names.define(result, "merged") for result in op.results]
+    for at, (head, region) in enumerate(zip((f"if {e.operand(op.operands[0])}:", "else:"), op.regions, strict=True)):
+        if at and not region.ops and not region.results:
+            continue
+        e.lines.add(head)
+        with e.lines.indent():
+            before = len(e.lines.lines)
+            e.region(region)
+            for name, value in zip(names, region.results, strict=True):
+                e.lines.add(f"{name} = {e.operand(value)}")
+            if len(e.lines.lines) == before:
+                e.lines.add("pass")
+
+
+OPS = {"while": while_loop, "for": for_loop, "if": branch}

@@ -1,0 +1,40 @@
+"""What users write in the target's own words: prints, Triton source and PTX."""
+
+from __future__ import annotations
+
+from ...._compiler.ir.grammar import AsmAttrs, InlineAttrs, Op, PrintAttrs
+from .emission import Emission
+from .ops_pointwise import TRITON_DTYPES
+
+
+def device_print(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, PrintAttrs)
+    values = [e.operand(o) for o in op.operands]
+    e.lines.add(f"tl.device_print({', '.join([repr(op.attrs.prefix), *values])})")
+
+
+def inline(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, InlineAttrs)
+    operands = [e.operand(o) for o in op.operands] + [e.tensor_names[at] for at in op.attrs.tensors]
+    for helper in op.attrs.helpers:
+        e.helpers[helper] = ""
+    *before, last = (line.format(*operands) for line in op.attrs.lines)
+    for line in before:
+        e.lines.add(line)
+    names = [e.names.define(r, "inline") for r in op.results]
+    e.lines.add(f"{', '.join(names)} = {last}" if names else last)
+
+
+def asm(e: Emission, op: Op) -> None:
+    attrs = op.attrs
+    assert isinstance(attrs, AsmAttrs)
+    dtypes = [TRITON_DTYPES[d] for d in attrs.dtypes]
+    kind = dtypes[0] if len(dtypes) == 1 else f"({', '.join(dtypes)})"
+    operands = attrs.places.format(*(e.operand(o) for o in op.operands))
+    names = [e.names.define(r, "asm") for r in op.results]
+    e.lines.add(
+        f"{', '.join(names)} = tl.inline_asm_elementwise({attrs.asm!r}, {attrs.constraints!r}, [{operands}], dtype={kind}, is_pure={attrs.is_pure}, pack={attrs.pack})"
+    )
+
+
+OPS = {"print": device_print, "inline": inline, "asm": asm}

@@ -1,0 +1,104 @@
+"""Ops that move or combine lanes: scans, folds, gathers, sorting, joining and splitting, random numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from ...._compiler.ir.grammar import FoldAttrs, GatherAttrs, Op, RandomAttrs, ScanAttrs
+from . import ops_reduction
+from .combine import render_combine
+from .emission import Emission
+
+
+def _function(e: Emission, op: Op) -> str:
+    """The helper of a scan or a fold, written before the kernel; equal functions are written once."""
+    text = render_combine("_combine", op.regions[0])
+    if text not in e.helpers:
+        e.helpers[text] = e.names.fresh("_combine")
+    return e.helpers[text]
+
+
+def _operands(e: Emission, op: Op) -> str:
+    names = [e.names.of(v) for v in op.values()]
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+def _assign(e: Emission, op: Op, text: str) -> None:
+    if len(op.results) == 1:
+        e.assign(op, op.kind, text)
+        return
+    e.lines.add(f"{', '.join(e.names.define(r, op.kind) for r in op.results)} = {text}")
+
+
+def scan(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, ScanAttrs)
+    reverse = ", reverse=True" if op.attrs.reverse else ""
+    _assign(e, op, f"tl.associative_scan({_operands(e, op)}, {op.attrs.dim}, {_function(e, op)}{reverse})")
+
+
+def fold(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, FoldAttrs)
+    _assign(e, op, f"tl.reduce({_operands(e, op)}, {op.attrs.dim}, {_function(e, op)})")
+
+
+def gather(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, GatherAttrs)
+    value, index = op.values()
+    narrow = e.names.of(index) if index.dtype == torch.int32 else f"{e.names.of(index)}.to(tl.int32)"
+    source = e.names.of(value)
+    if value.dtype == torch.bool:
+        source = f"{source}.to(tl.int8)"
+    source = _doubled(e, op, source)
+    text = f"tl.gather({source}, {narrow}, {op.attrs.dim})"
+    e.assign(op, "gather", f"({text} != 0)" if value.dtype == torch.bool else text)
+
+
+def _doubled(e: Emission, op: Op, source: str) -> str:
+    """The source of a gather, put beside itself along its axis as often as the op says."""
+    assert isinstance(op.attrs, GatherAttrs)
+    value, _ = op.values()
+    dim = op.attrs.dim
+    sizes = [e.size(d) for d in value.dims]
+    last = len(sizes)
+    order = [*range(dim), last, *range(dim, last)]
+    for _ in range(op.attrs.doubled):
+        sizes[dim] *= 2
+        wide = e.names.fresh("wide")
+        e.lines.add(f"{wide} = tl.reshape(tl.permute(tl.join({source}, {source}), {order}), {sizes})")
+        source = wide
+    return source
+
+
+def sort(e: Emission, op: Op) -> None:
+    (value,) = op.values()
+    e.assign(op, "sort", f"tl.sort({e.names.of(value)})")
+
+
+def join(e: Emission, op: Op) -> None:
+    first, second = op.values()
+    e.assign(op, "join", f"tl.join({e.names.of(first)}, {e.names.of(second)})")
+
+
+def split(e: Emission, op: Op) -> None:
+    (value,) = op.values()
+    names = [e.names.define(r, "half") for r in op.results]
+    e.lines.add(f"{', '.join(names)} = tl.split({e.names.of(value)})")
+
+
+def random(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, RandomAttrs)
+    seed, offset = (e.names.of(v) for v in op.values())
+    function = "tl.rand" if op.attrs.name == "uniform" else "tl.randint"
+    text = f"{function}({seed}, {offset})"
+    e.assign(op, "random", text if op.attrs.name == "uniform" else ops_reduction.cast(text, op.result.dtype))
+
+
+OPS = {
+    "scan": scan,
+    "fold": fold,
+    "gather": gather,
+    "sort": sort,
+    "join": join,
+    "split": split,
+    "random": random,
+}

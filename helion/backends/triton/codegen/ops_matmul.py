@@ -1,0 +1,50 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import torch
+
+from ...._compiler.ir.grammar import DotAttrs, Op, Scaled, Value, accumulator_of
+from .emission import Emission
+from .ops_pointwise import TRITON_DTYPES
+
+
+def dot(e: Emission, op: Op) -> None:
+    attrs = op.attrs
+    assert isinstance(attrs, DotAttrs)
+    if attrs.scaled is not None:
+        _scaled(e, op, attrs.scaled)
+        return
+    lhs, rhs, *acc = op.values()
+    texts = [e.names.of(v) for v in (lhs, rhs, *acc)]
+    batched = len(lhs.dims) == 3
+    single = batched and e.is_single(lhs.dims[0])
+    if single:
+        # one matrix: the 2-D product is what the matrix unit takes
+        texts = [f"tl.reshape({text}, {e.shape(v.dims[1:])})" for text, v in zip(texts, (lhs, rhs, *acc), strict=True)]
+    arguments = texts[:2]
+    if acc:
+        arguments.append(f"acc={texts[2]}")
+    if lhs.dtype in (torch.float32, torch.float64):
+        arguments.append(f"input_precision={attrs.precision!r}")
+    if id(op) in e.plan.partial_sums:
+        arguments.append(f"max_num_imprecise_acc={e.plan.partial_sums[id(op)]}")
+    arguments.append(f"out_dtype={TRITON_DTYPES[op.result.dtype]}")
+    text = f"tl.dot({', '.join(arguments)})"
+    e.assign(op, "dot", f"tl.reshape({text}, {e.shape(op.result.dims)})" if single else text)
+
+
+def _scaled(e: Emission, op: Op, scaled: Scaled) -> None:
+    arguments = []
+    sides = ((0, scaled.lhs_scale, scaled.lhs_format), (1, scaled.rhs_scale, scaled.rhs_format))
+    for at, scale, name in sides:
+        factor = "None" if scale is None else e.operand(op.operands[scale])
+        arguments += [e.operand(op.operands[at]), factor, repr(name)]
+    acc = accumulator_of(op)
+    if isinstance(acc, Value):
+        arguments.append(f"acc={e.names.of(acc)}")
+    arguments.append(f"out_dtype={TRITON_DTYPES[op.result.dtype]}")
+    e.assign(op, "dot", f"tl.dot_scaled({', '.join(arguments)})")
+
+
+OPS = {"dot": dot}

@@ -1,0 +1,200 @@
+"""Numbers, indices, elementwise operations, reductions, views and masks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ...._compiler.ir.grammar import (
+    IotaAttrs,
+    MaskAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    ReduceAttrs,
+    TileAttrs,
+    Value,
+    ViewAttrs,
+)
+from ...._compiler.ir.pointwise import POINTWISE, common_dtype
+from ...._shapes import Dims
+from . import ops_pointwise, ops_reduction
+from .emission import Emission
+from .ops_pointwise import TRITON_DTYPES, literal
+
+
+def number(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, NumberAttrs)
+    # an argument that equals 1 is a constexpr inside the kernel: make it a value either way
+    e.number_kinds[id(op.result)] = op.attrs.expr.kind
+    text = e.number(op.attrs.expr)
+    e.assign(op, "number", f"tl.cast({text}, {TRITON_DTYPES[op.result.dtype]})")
+
+
+def tile(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, TileAttrs)
+    loop = e.scope.active[op.attrs.block]
+    size = e.plan.blocks[op.attrs.block].symbol or "1"
+    text = {
+        "index": loop.offset,
+        "begin": loop.offset,
+        "end": f"tl.minimum({loop.offset} + {size}, {loop.end})" if loop.mask else f"{loop.offset} + {size}",
+        "id": f"{loop.offset} // {size}",
+        "count": f"tl.cdiv({loop.end} - {loop.begin}, {size})",
+    }[op.attrs.field]
+    e.assign(op, f"tile_{op.attrs.field}", f"tl.cast({text}, {e.index_dtype})")
+
+
+def iota(e: Emission, op: Op) -> None:
+    attrs = op.attrs
+    assert isinstance(attrs, IotaAttrs)
+    full = e.program.blocks[attrs.block].kind == "full"
+    if full or not attrs.relative:
+        text = e.active(attrs.block).index
+    else:
+        text = f"tl.arange(0, {e.plan.blocks[attrs.block].symbol})" + (".to(tl.int64)" if e.wide else "")
+    if attrs.relative:
+        text = f"{text} * {attrs.step}" if attrs.step != 1 else text
+        text = f"{text} + {attrs.start}" if attrs.start else text
+    if text.isidentifier():
+        e.names.alias(op.result, text)
+    else:
+        e.assign(op, "index", text)
+
+
+def full(e: Emission, op: Op) -> None:
+    (fill,) = op.operands
+    text = literal(fill, op.result.dtype) if not isinstance(fill, Value) else e.operand(fill)
+    negative_zero = isinstance(fill, float) and fill == 0 and math.copysign(1.0, fill) < 0
+    # Triton makes +0.0 of every constant that equals zero
+    made = f"tl.full({e.shape(op.result.dims)}, {'0.0' if negative_zero else text}, {TRITON_DTYPES[op.result.dtype]})"
+    e.assign(op, "full", f"{made} * -1.0" if negative_zero else made)
+
+
+def pointwise(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, PointwiseAttrs)
+    name, rank = op.attrs.name, len(op.result.dims)
+    operands = [_aligned(e, o, rank) for o in op.operands]
+    kinds = [_promotes_as(e, o) for o in op.operands]
+    if name in ("cast", "bitcast"):
+        dtypes = [o.dtype if isinstance(o, Value) else None for o in op.operands]
+    else:
+        dtypes = [k[0] if isinstance(k, tuple) else None for k in kinds]
+    common = common_dtype(name, kinds) if POINTWISE[name].result == "bool" else None
+    text = ops_pointwise.render(name, operands, dtypes, op.result.dtype, common_dtype=common)
+    e.assign(op, name, text)
+
+
+def _promotes_as(e: Emission, operand: Operand) -> Any:
+    """How an operand takes part in promotion: dtype and rank of a value, the number, or the type of a number that
+    is known at run time."""
+    if not isinstance(operand, Value):
+        return operand
+    return e.number_kinds.get(id(operand), (operand.dtype, len(operand.dims)))
+
+
+def _aligned(e: Emission, operand: Operand, rank: int) -> str:
+    """An operand with leading dimensions of 1 up to ``rank``."""
+    text = e.operand(operand)
+    if isinstance(operand, Value) and 0 < len(operand.dims) < rank:
+        subscript = ", ".join(["None"] * (rank - len(operand.dims)) + [":"] * len(operand.dims))
+        name = e.names.fresh(text)
+        e.lines.add(f"{name} = {text}[{subscript}]")
+        return name
+    return text
+
+
+def reduce(e: Emission, op: Op) -> None:
+    attrs = op.attrs
+    assert isinstance(attrs, ReduceAttrs)
+    (value,) = op.values()
+    text = e.names.of(value)
+    if attrs.name in ("argmax", "argmin"):
+        _arg_reduce(e, op, value, attrs.dims[0])
+        return
+    if value.dtype in (torch.float16, torch.bfloat16):
+        # the combine functions would give fp32 for half operands; extrema are exact in it
+        text = f"{text}.to(tl.float32)"
+    for axis in reversed(attrs.dims):
+        text = ops_reduction.render(attrs.name, text, axis, value.dtype)
+    narrow = not op.result.dtype.is_floating_point and op.result.dtype.itemsize < 4
+    if narrow or op.result.dtype in (torch.float16, torch.bfloat16) or op.result.dtype != value.dtype:
+        text = ops_reduction.cast(text, op.result.dtype)
+    if attrs.kept:
+        text = f"{text} + 0.0"
+    e.assign(op, attrs.name, text)
+
+
+def _arg_reduce(e: Emission, op: Op, value: Value, axis: int) -> None:
+    attrs = op.attrs
+    rank = len(value.dims)
+    subscript = ", ".join(":" if i == axis else "None" for i in range(rank))
+    lanes = f"tl.arange(0, {e.size_text(value.dims[axis])})"
+    # positions within the value, not in the tensor: that is what argmax of a tile means
+    index = f"tl.broadcast_to({lanes}[{subscript}], {e.shape(value.dims)})" if rank > 1 else lanes
+    text = ops_reduction.render_arg(attrs.name, e.names.of(value), index, axis)
+    e.assign(op, attrs.name, ops_reduction.cast(text, op.result.dtype))
+
+
+def view(e: Emission, op: Op) -> None:
+    attrs = op.attrs
+    assert isinstance(attrs, ViewAttrs)
+    (value,) = op.values()
+    text = e.names.of(value)
+    if attrs.name == "permute":
+        e.assign(op, "permute", f"tl.permute({text}, {list(attrs.order)})")
+    elif attrs.name == "broadcast" or not value.dims:
+        e.assign(op, "expand", f"tl.broadcast_to({text}, {e.shape(op.result.dims)})")
+    elif not op.result.dims:
+        # a value of one element becomes a scalar
+        flat = text if len(value.dims) == 1 else f"tl.reshape({text}, [1])"
+        total = f"tl.max({flat}.to(tl.int32), 0)" if value.dtype == torch.bool else f"tl.sum({flat}, 0)"
+        e.assign(op, "scalar", ops_reduction.cast(total, value.dtype))
+    elif (subscript := _insertions(value.dims, op.result.dims)) is not None:
+        e.assign(op, "view", f"{text}[{subscript}]")
+    else:
+        e.assign(op, "view", f"tl.reshape({text}, {e.shape(op.result.dims)})")
+
+
+def mask(e: Emission, op: Op) -> None:
+    assert isinstance(op.attrs, MaskAttrs)
+    value, *other = op.values()
+    mask = e.mask_of(value.dims, op.attrs.dims)
+    if not mask:
+        e.names.alias(op.result, e.names.of(value))
+        return
+    fill = e.names.of(other[0]) if other else literal(op.attrs.fill, value.dtype)
+    text = f"tl.where({mask}, {e.names.of(value)}, {fill})"
+    if value.dtype != torch.float32 and not other:
+        text = ops_reduction.cast(text, value.dtype)
+    e.assign(op, "masked", text)
+
+
+def _insertions(before: Dims, after: Dims) -> str | None:
+    """The subscript that turns ``before`` into ``after`` by inserting dimensions of 1, if that is all it takes."""
+    items, at = [], 0
+    for position, dim in enumerate(after):
+        remaining = len(after) - position
+        if at < len(before) and dim == before[at] and (not dim.is_one or remaining == len(before) - at):
+            items.append(":")
+            at += 1
+        elif dim.is_one:
+            items.append("None")
+        else:
+            return None
+    return ", ".join(items) if at == len(before) else None
+
+
+OPS = {
+    "number": number,
+    "tile": tile,
+    "iota": iota,
+    "full": full,
+    "pointwise": pointwise,
+    "reduce": reduce,
+    "view": view,
+    "mask": mask,
+}

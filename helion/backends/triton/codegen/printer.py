@@ -1,0 +1,94 @@
+"""Lines of Python with indentation, names for values, and the variables of loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ...._compiler.ir.grammar import Value
+from ...._compiler.source import Location
+from ...._names import NameSpace
+
+
+@dataclass
+class Active:
+    """The variables of the innermost loop over a block. ``mask`` is empty where no tile reaches past the end."""
+
+    offset: str
+    index: str = ""
+    mask: str = ""
+    begin: str = "0"
+    end: str = ""
+    #: Of a jagged loop: the mask with the rows' dimensions before the loop's, and the blocks of those.
+    rows_mask: str = ""
+    rows: tuple[int, ...] = ()
+
+
+class Lines:
+    """Collects lines; remembers which line of the user's source it is about."""
+
+    def __init__(self, origin: bool) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+        self._origin = origin
+        self._last: tuple[str, int] | None = None
+
+    def add(self, text: str) -> None:
+        self.lines.append(f"{'    ' * self.depth}{text}" if text else "")
+
+    def origin(self, location: Location | None) -> None:
+        """A comment that names the user's line, once per run of ops of that line."""
+        if location is None or not self._origin:
+            return
+        key = (location.file, location.line)
+        if key != self._last:
+            self._last = key
+            self.add(f"# src[{location.short()}]: {location.text}")
+
+    @contextmanager
+    def indent(self) -> Iterator[None]:
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+
+class Names:
+    """Python names of IR values: the user's where known, else after the op."""
+
+    def __init__(self, space: NameSpace) -> None:
+        self.space = space
+        self._of: dict[int, str] = {}
+        self._promised: dict[int, str] = {}
+        self._shared: set[str] = set()
+
+    def fresh(self, base: str) -> str:
+        return self.space.fresh(base)
+
+    def of(self, value: Value) -> str:
+        return self._of[id(value)]
+
+    def define(self, value: Value, base: str) -> str:
+        """A variable for ``value``: the one promised to it, else a new one."""
+        name = self._promised.pop(id(value), None) or self.space.fresh(value.name or base)
+        self._of[id(value)] = name
+        return name
+
+    def alias(self, value: Value, name: str) -> None:
+        """``value`` is what the variable ``name`` holds, which another value may be, too."""
+        self._of[id(value)] = name
+        self._shared.add(name)
+
+    def promise(self, value: Value, name: str) -> None:
+        """``value`` will be assigned to the existing variable ``name``."""
+        self._promised[id(value)] = name
+
+    def is_own(self, value: Value) -> bool:
+        """Whether no other value is known by the variable of ``value``."""
+        return self._of[id(value)] not in self._shared
+
+    def reuse(self, value: Value, name: str) -> None:
+        """The variable ``name`` now belongs to ``value``; what it held before is no longer needed."""
+        self._of[id(value)] = name

@@ -1,0 +1,261 @@
+"""The statements of a generated host function with their launches written out.
+
+``_launcher(kernel, grid, x, n, BLOCK, num_warps=4)`` becomes: read the pointers, check that alignment and the classes
+of integers are those of the binary used last, and call the launch function of that binary. Anything else, an empty
+grid or a hook among it, is left to the launcher.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from triton import knobs as triton_knobs
+
+from ...._syntax import parse
+from . import native
+from .fast_launch import Entry, FastLauncher, Site, integer_class
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """Statements, and the objects they name by what this module made up."""
+
+    statements: list[ast.stmt]
+    cells: Mapping[str, Any]
+
+
+def body(host: types.FunctionType, module_text: str, name: str, prefix: str) -> Body | None:
+    """The statements of ``host``, which is the function ``name`` of the generated module with this text.
+
+    None if it does not look as expected: launches other than as statements of their own, or names that begin with
+    ``prefix``.
+    """
+    tree = parse(module_text)
+    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    names = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+    if any(n.startswith(prefix) for n in names) or any(
+        isinstance(n, (ast.Global, ast.Yield)) for n in ast.walk(function)
+    ):
+        return None
+    function.body = [s for s in function.body if not _is_argument_check(s)]  # the guard of a call has more of them
+    launcher = (host.__kwdefaults__ or {}).get("_launcher")
+    assert callable(launcher)
+    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    rewriter = _Launches(launcher, host.__globals__, frozenset(stored), prefix)
+    function = rewriter.visit(function)
+    if any(isinstance(n, ast.Name) and n.id == "_launcher" for n in ast.walk(function)):
+        return None
+    if "_otherwise" in names:
+        rewriter.cells["_otherwise"] = (host.__kwdefaults__ or {})["_otherwise"]
+    return Body(statements=function.body, cells=rewriter.cells)
+
+
+def _is_argument_check(statement: ast.stmt) -> bool:
+    """``if not (..): return _otherwise(None, ..)``"""
+    inner = statement.body[0] if isinstance(statement, ast.If) else None
+    call = inner.value if isinstance(inner, ast.Return) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "_otherwise"
+
+
+class _Launches(ast.NodeTransformer):
+    """Writes launches out, from what the launcher saw last at each of them."""
+
+    def __init__(
+        self, launcher: Callable[..., Any], namespace: Mapping[str, Any], stored: frozenset[str], prefix: str
+    ) -> None:
+        self.launcher = launcher
+        self.namespace = namespace
+        self.stored = stored
+        self.prefix = prefix
+        self.count = 0
+        self.cells: dict[str, Any] = {f"{prefix}launcher": launcher}
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        call = node.value
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "_launcher"):
+            return node
+        kernel, grid, *args = call.args
+        ordinary = ast.Expr(ast.Call(ast.Name(f"{self.prefix}launcher", ast.Load()), call.args, call.keywords))
+        if not isinstance(self.launcher, FastLauncher) or not isinstance(kernel, ast.Name):
+            return ordinary
+        site = self.launcher.site(self.namespace.get(kernel.id))
+        if site is None or site.last is None or not isinstance(grid, ast.Tuple) or len(args) != len(site.parameters):
+            return ordinary
+        self.count += 1
+        return _Written(self, site, call, f"{self.prefix}{self.count}").statements()
+
+
+@dataclass
+class _Written:
+    """One launch being written: ``before`` are assignments, ``unusual`` what sends it to the launcher."""
+
+    rewriter: _Launches
+    site: Site
+    call: ast.Call
+    prefix: str
+    before: list[str] = field(default_factory=list)
+    unusual: list[str] = field(default_factory=list)
+
+    def cell(self, name: str, value: Any) -> str:
+        self.rewriter.cells[f"{self.prefix}{name}"] = value
+        return f"{self.prefix}{name}"
+
+    def statements(self) -> list[ast.stmt]:
+        assert self.site.last is not None
+        key, constants, entry = self.site.last
+        _, grid, *args = self.call.args
+        assert isinstance(grid, ast.Tuple)
+        counts = [self.number(f"x{i}", c) for i, c in enumerate(grid.elts)]
+        x, y, z = [*counts, "1", "1"][:3]
+        compiled = self.compiled(key, entry)
+        if compiled is None:
+            self.unusual += [f"not {c}" for c in counts if not c.isdigit()]
+            launched, passed = self.arguments(args, key, constants)
+            self.circumstances(entry)
+            otherwise = ["else:", f"    {self.launch(entry, (x, y, z), launched)}"]
+        else:
+            given, passed = self.objects(args, constants)
+            self.globals_as_compiled(entry)
+            self.unusual.append(f"not {self.cell('launch', compiled)}({', '.join((x, y, z, *given))})")
+            self.cell("compiled", entry.compiled)  # unloaded when nobody holds it
+            otherwise = []
+        options = "".join(f", {k.arg}={ast.unparse(k.value)}" for k in self.call.keywords)
+        kernel = ast.unparse(self.call.args[0])
+        slow = f"{self.rewriter.prefix}launcher({kernel}, ({', '.join(counts)},), {', '.join(passed)}{options})"
+        text = [*self.before, f"if {' or '.join(self.unusual)}:", f"    {slow}", *otherwise]
+        return parse("\n".join(text)).body
+
+    def compiled(self, key: Sequence[Any], entry: Entry) -> Callable[..., bool] | None:
+        """The launch as one native function, which looks itself at arguments, knobs and hooks; None if there is none."""
+        if entry.binary is None:
+            return None
+        arguments = [
+            None if parameter.constexpr else native.Argument(part=part, specialized=parameter.specialized)
+            for parameter, part in zip(self.site.parameters, key, strict=True)
+        ]
+        containers = self.containers()
+        if containers is None or any(isinstance(each, list) and each for each in containers):
+            return None
+        empty = [each for each in containers if not each]
+        found = native.launch(entry.binary, arguments, empty, entry.current_stream, entry.device)
+        if found is not None:
+            self.unchanged([each for each in containers if each])
+        return found
+
+    def objects(self, args: Sequence[ast.expr], constants: Sequence[Any]) -> tuple[list[str], list[str]]:
+        """What the native launch takes, and what the launcher would."""
+        given, passed = [], []
+        for i, (node, parameter) in enumerate(zip(args, self.site.parameters, strict=True)):
+            text = self.number(f"a{i}", node) if not isinstance(node, ast.Name) else node.id
+            passed.append(text)
+            if not parameter.constexpr:
+                given.append(text)
+            elif not isinstance(node, ast.Constant):
+                self.unusual.append(f"{text} != {self.cell(f'c{i}', constants[i])}")
+        return given, passed
+
+    def number(self, name: str, node: ast.expr) -> str:
+        """The text of an expression that may be repeated."""
+        if isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in self.rewriter.stored):
+            return ast.unparse(node)
+        self.before.append(f"{self.prefix}{name} = {ast.unparse(node)}")
+        return f"{self.prefix}{name}"
+
+    def arguments(
+        self, args: Sequence[ast.expr], key: Sequence[Any], constants: Sequence[Any]
+    ) -> tuple[list[str], list[str]]:
+        """What the launch function takes, and what the launcher would."""
+        launched, passed, aligned = [], [], []
+        for i, (node, parameter, part) in enumerate(zip(args, self.site.parameters, key, strict=True)):
+            text = self.number(f"a{i}", node) if not isinstance(node, ast.Name) else node.id
+            passed.append(text)
+            if parameter.constexpr:
+                if not isinstance(node, ast.Constant):
+                    self.unusual.append(f"{text} != {self.cell(f'c{i}', constants[i])}")
+            elif isinstance(part, tuple) and isinstance(part[0], torch.dtype):
+                self.before.append(f"{self.prefix}p{i} = {text}.data_ptr()")
+                text = f"{self.prefix}p{i}"
+                if part[1]:
+                    aligned.append(text)
+                else:
+                    self.unusual.append(f"not {text} & 15")
+            elif isinstance(part, tuple):
+                self.integer(text, part, parameter.specialized)
+            launched.append(text)
+        if aligned:
+            pointers = " | ".join(aligned)
+            self.unusual.insert(0, f"({pointers}) & 15" if len(aligned) > 1 else f"{pointers} & 15")
+        return launched, passed
+
+    def integer(self, text: str, part: tuple[str, bool, bool], specialized: bool) -> None:
+        """Conditions for an integer of another class than the binary was compiled for."""
+        width, one, divisible = part
+        if width != "i32":
+            self.unusual.append(f"{self.cell('class', integer_class)}({text}, {specialized}) != {part!r}")
+            return
+        if specialized and one:
+            self.unusual.append(f"{text} != 1")
+            return
+        self.unusual.append(f"not -2147483648 <= {text} < 2147483648")
+        if specialized:
+            self.unusual.append(f"{text} & 15" if divisible else f"{text} == 1 or not {text} & 15")
+
+    def circumstances(self, entry: Entry) -> None:
+        """Conditions that have nothing to do with the arguments: globals, knobs, hooks, and the current device."""
+        self.globals_as_compiled(entry)
+        containers = self.containers()
+        if containers is None:
+            self.unusual.append("True")
+        else:
+            self.unchanged(containers)
+
+    def unchanged(self, containers: Sequence[Any]) -> None:
+        """Conditions on what ``containers`` gives: empty, or of knobs that were set as they were."""
+        for i, container in enumerate(containers):
+            was = f" != {self.cell(f'was{i}', dict(container))}" if container and isinstance(container, dict) else ""
+            self.unusual.append(f"{self.cell(f'state{i}', container)}{was}")
+
+    def globals_as_compiled(self, entry: Entry) -> None:
+        """Conditions on globals and on the current device."""
+        for i, (namespace, name, _) in enumerate(entry.globals_used):
+            value = self.cell(f"u{i}", namespace.get(name))
+            if namespace is self.rewriter.namespace and name not in self.rewriter.stored:
+                self.unusual.append(f"{name} is not {value}")
+            else:
+                self.unusual.append(f"{self.cell(f'n{i}', namespace.get)}({name!r}) is not {value}")
+        if entry.current_device is not None:
+            self.unusual.append(f"{self.cell('current', entry.current_device)}() != {entry.device}")
+
+    def containers(self) -> list[Any] | None:
+        """Knobs that were set and hooks to call: dicts and lists, empty as a rule. None if a hook is of another kind."""
+        runtime = triton_knobs.runtime
+        found: list[Any] = [vars(runtime), vars(triton_knobs.compilation), self.site.kernel.pre_run_hooks]
+        for name in ("launch_enter_hook", "launch_exit_hook"):
+            calls = getattr(getattr(runtime, name, None), "calls", None)
+            if calls is not None:
+                found.append(calls)
+            elif getattr(runtime, name, None) is not None:
+                return None
+        return found
+
+    def launch(self, entry: Entry, grid: tuple[str, str, str], args: Sequence[str]) -> str:
+        stream = f"{self.cell('stream', entry.current_stream)}({entry.device})"
+        function, packed = self.cell("function", entry.function), self.cell("packed", entry.packed)
+        self.cell("compiled", entry.compiled)  # unloaded when nobody holds it
+        where = f"{', '.join(grid)}, {stream}, {function}"
+        direct = entry.direct
+        if direct is None:
+            run = self.cell("run", entry.run)
+            return f"{run}({where}, {packed}, None, None, None, {', '.join(args)})"
+        modes = f"{self.cell('cooperative', direct.cooperative)}, {self.cell('pdl', direct.pdl)}"
+        layout = f"{self.cell('annotations', direct.annotations)}, {self.cell('signature', direct.signature)}"
+        launch = self.cell("launch", direct.launch)
+        return f"{launch}({where}, {modes}, {packed}, None, None, None, None, None, {layout}, ({', '.join(args)},))"
+
+
+__all__ = ["Body", "body"]

@@ -1,0 +1,359 @@
+"""Finds data races of interpreted kernels: elements whose value depends on which thread, or which program, comes first.
+
+The interpreter runs one operation after the other, so a missing barrier changes nothing here. ``RaceDetector`` watches
+every access to global memory and keeps, per element, who wrote and read it last.
+
+*Within a program*, between two barriers, an element that a thread wrote may be touched by that thread alone, and one that
+a thread read be written by that thread alone. Which thread does what is the compiler's choice; the model is that
+
+- lanes of two accesses belong to one thread where both have one *signature*: the same addresses in the same arrangement
+  (first address, and the step and length along each dimension, in any order of the dimensions). Triton chooses the
+  threads of an access by its pointers, so that is what an in-place update relies on. Every other pair of lanes counts
+  as different threads;
+- an access by fewer lanes than the program has threads is done by several threads at once, a store by one of them: what
+  such a store wrote may not be loaded again, not even by the same signature. (A load before a store of the same
+  signature passes: the thread that stores has loaded before.) Behind a matrix product that holds for any number of
+  lanes, because loads may be made for the operands of the next one;
+- lanes of one store that hit one element are one thread's;
+- atomic operations do not race with each other, and with everything else they do, whatever the signature.
+
+*Between programs* of a launch no order holds at all: an element that a program wrote may not be touched by another, and
+one that a program read not be written by another, except that atomic operations do not race with each other, that a
+store which leaves the element as it is counts for nothing, and that nothing is said of a program behind an atomic
+operation of its own with acquire semantics: it may have waited for the other.
+
+A kernel compiled by this package reports nothing; one that does not has a barrier too few, or programs in each other's
+way. Hand-written Triton may report what only its layouts make right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import math
+import re
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ..... import exc
+from .memory import Region
+from .values import Handle
+
+_DETECTING: ContextVar[bool] = ContextVar("helion_detect_races", default=False)
+_ORIGIN = re.compile(r"^\s*# (src\[.*)$")
+#: A program has this many threads times ``num_warps``.
+WARP_LANES = 32
+_OTHERS = -1
+
+
+@contextlib.contextmanager
+def detect_races() -> Iterator[None]:
+    """Within it, interpreted launches of this thread raise ``exc.DataRace`` at the first race."""
+    token = _DETECTING.set(True)
+    try:
+        yield
+    finally:
+        _DETECTING.reset(token)
+
+
+def is_detecting() -> bool:
+    """Whether launches are watched now."""
+    return _DETECTING.get()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedTensor:
+    """A tensor argument: where it begins, and sizes and strides in elements."""
+
+    name: str
+    address: int
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, value: torch.Tensor) -> WatchedTensor:
+        return cls(
+            name=name,
+            address=value.data_ptr(),
+            itemsize=value.element_size(),
+            shape=tuple(value.shape),
+            strides=tuple(value.stride()),
+        )
+
+    def subscript(self, address: int) -> str | None:
+        """The element at an address, as ``x[1, 2]``; None for an address that is none of its elements'."""
+        rest, step = divmod(address - self.address, self.itemsize)
+        places = [0] * len(self.shape)
+        for d in sorted(range(len(self.shape)), key=lambda d: self.strides[d], reverse=True):
+            if self.strides[d] > 0 and self.shape[d] > 1:
+                places[d], rest = divmod(rest, self.strides[d])
+        if rest or step or any(not 0 <= at < size for at, size in zip(places, self.shape, strict=True)):
+            return None
+        return f"{self.name}[{', '.join(map(str, places))}]"
+
+
+@dataclass(frozen=True)
+class _Event:
+    """One access as messages show it."""
+
+    verb: str
+    program: tuple[int, int, int]
+    line: str
+
+
+class _Shadow:
+    """What is known of each unit of a storage; 0 stands for never and for nobody."""
+
+    def __init__(self, region: Region, unit: int) -> None:
+        self.region = region
+        self.unit = unit
+        count = -(-region.size // unit)
+        fields = ("wrote", "write_sign", "write_event", "read", "read_sign", "read_event", "updated", "update_event")
+        programs = ("writer", "reader", "updater")
+        for name in (*fields, *programs):
+            setattr(self, name, np.zeros(count, np.int64))
+
+    wrote: np.ndarray
+    write_sign: np.ndarray
+    write_event: np.ndarray
+    read: np.ndarray
+    read_sign: np.ndarray
+    read_event: np.ndarray
+    updated: np.ndarray
+    update_event: np.ndarray
+    writer: np.ndarray
+    reader: np.ndarray
+    updater: np.ndarray
+
+
+@dataclass
+class RaceDetector:
+    """Watches one launch. ``threads`` is the number of threads of a program; ``file`` the kernel's source file."""
+
+    kernel: str
+    file: str
+    regions: Sequence[Region]
+    tensors: Sequence[WatchedTensor]
+    threads: int = 4 * WARP_LANES
+    _now: int = 0
+    _number: int = 0
+    _program: tuple[int, int, int] = (0, 0, 0)
+    _acquired: bool = False
+    _multiplied: bool = False
+    _signs: dict[object, int] = field(default_factory=dict)
+    _next_sign: int = 0
+    _events: list[_Event] = field(default_factory=lambda: [_Event("", (0, 0, 0), "")])
+    _shadows: dict[int, _Shadow] = field(default_factory=dict)
+
+    # --- what happens ----------------------------------------------------------------------------------------------------
+
+    def begin_program(self, program: tuple[int, int, int]) -> None:
+        self._number += 1
+        self._program, self._acquired, self._multiplied = program, False, False
+        self.barrier()
+
+    def barrier(self) -> None:
+        """All threads of the program have done what they did so far."""
+        self._now += 1
+        self._signs.clear()
+
+    def multiply(self) -> None:
+        """The program computes a matrix product."""
+        self._multiplied = True
+
+    def load(self, pointers: Handle, mask: Handle | None, itemsize: int) -> None:
+        sign, many = self._sign(pointers, mask, itemsize)
+        event = self._event("read")
+        for shadow, units in self._units(pointers, mask, itemsize):
+            same = (shadow.write_sign[units] == sign) & (many and not self._multiplied)
+            self._check(shadow, units, (shadow.wrote[units] == self._now) & ~same, shadow.write_event, event)
+            self._check(shadow, units, shadow.updated[units] == self._now, shadow.update_event, event)
+            self._check_programs(shadow, units, np.ones(units.shape, bool), event, readers=False)
+            again = (shadow.read[units] == self._now) & (shadow.read_sign[units] != sign)
+            shadow.read_sign[units] = np.where(again, _OTHERS, sign)
+            shadow.read[units], shadow.read_event[units] = self._now, event
+            _meet(shadow.reader, units, self._number)
+
+    def store(self, pointers: Handle, values: np.ndarray, mask: Handle | None) -> None:
+        """``values`` are the bits to be stored, before they are."""
+        itemsize = values.dtype.itemsize
+        sign, _ = self._sign(pointers, mask, itemsize)
+        event = self._event("written")
+        changes = self._changes(pointers, values)
+        for shadow, units, changed in self._units_with(pointers, mask, itemsize, changes):
+            other = (shadow.wrote[units] == self._now) & (shadow.write_sign[units] != sign)
+            self._check(shadow, units, other, shadow.write_event, event)
+            other = (shadow.read[units] == self._now) & (shadow.read_sign[units] != sign)
+            self._check(shadow, units, other, shadow.read_event, event)
+            self._check(shadow, units, shadow.updated[units] == self._now, shadow.update_event, event)
+            self._check_programs(shadow, units, changed, event, readers=True)
+            shadow.wrote[units], shadow.write_sign[units], shadow.write_event[units] = self._now, sign, event
+            shadow.writer[units] = self._number
+
+    def atomic(self, pointers: Handle, mask: Handle | None, itemsize: int, acquires: bool) -> None:
+        event = self._event("updated")
+        self._acquired |= acquires
+        for shadow, units in self._units(pointers, mask, itemsize):
+            self._check(shadow, units, shadow.wrote[units] == self._now, shadow.write_event, event)
+            self._check(shadow, units, shadow.read[units] == self._now, shadow.read_event, event)
+            self._check_programs(shadow, units, np.ones(units.shape, bool), event, readers=True, atomic=True)
+            shadow.updated[units], shadow.update_event[units] = self._now, event
+            _meet(shadow.updater, units, self._number)
+
+    # --- who it is -------------------------------------------------------------------------------------------------------
+
+    def _sign(self, pointers: Handle, mask: Handle | None, itemsize: int) -> tuple[int, bool]:
+        """The number of an access's signature since the last barrier, and whether it has a lane for every thread."""
+        key = _signature(pointers, mask, itemsize)
+        number = self._signs.get(key) if key is not None else None
+        if number is None:
+            self._next_sign += 1
+            number = self._next_sign
+            if key is not None:
+                self._signs[key] = number
+        return number, math.prod(pointers.shape) >= self.threads
+
+    def _changes(self, pointers: Handle, values: np.ndarray) -> np.ndarray:
+        """Which lanes of a store leave another value behind."""
+        addresses = np.broadcast_to(pointers.full(), np.broadcast_shapes(pointers.full().shape, values.shape))
+        changed = np.ones(addresses.shape, bool)
+        for region in self.regions:
+            inside = _inside(addresses, region, values.dtype.itemsize)
+            if inside.any():
+                at = (addresses[inside] - np.uint64(region.start)) // np.uint64(values.dtype.itemsize)
+                bits = f"u{values.dtype.itemsize}"
+                old = region.view(values.dtype)[at.astype(np.int64)].view(bits)
+                changed[inside] = old != np.broadcast_to(values, addresses.shape)[inside].view(bits)
+        return changed
+
+    def _units(self, pointers: Handle, mask: Handle | None, itemsize: int) -> Iterator[tuple[_Shadow, np.ndarray]]:
+        for shadow, units, _ in self._units_with(pointers, mask, itemsize, np.ones(1, bool)):
+            yield shadow, units
+
+    def _units_with(
+        self, pointers: Handle, mask: Handle | None, itemsize: int, extra: np.ndarray
+    ) -> Iterator[tuple[_Shadow, np.ndarray, np.ndarray]]:
+        """The units that active lanes touch, by storage, with the lanes' entries of ``extra``."""
+        addresses = pointers.full()
+        active = np.broadcast_to(True if mask is None else mask.full(), addresses.shape)
+        extra = np.broadcast_to(extra, addresses.shape)
+        for region in self.regions:
+            chosen = active & _inside(addresses, region, itemsize)
+            if not chosen.any():
+                continue
+            shadow = self._shadow(region)
+            first = (addresses[chosen] - np.uint64(region.start)).astype(np.int64) // shadow.unit
+            for step in range(max(itemsize // shadow.unit, 1)):
+                yield shadow, first + step, extra[chosen]
+
+    def _shadow(self, region: Region) -> _Shadow:
+        found = self._shadows.get(region.start)
+        if found is None:
+            sizes = [t.itemsize for t in self.tensors if region.start <= t.address < region.end]
+            found = self._shadows[region.start] = _Shadow(region, min(sizes, default=1))
+        return found
+
+    # --- what is wrong ---------------------------------------------------------------------------------------------------
+
+    def _check(self, shadow: _Shadow, units: np.ndarray, bad: np.ndarray, events: np.ndarray, event: int) -> None:
+        if bad.any():
+            unit = int(units[bad][0])
+            self._report(shadow, unit, self._events[int(events[unit])], event, "no barrier in between")
+
+    def _check_programs(
+        self, shadow: _Shadow, units: np.ndarray, counts: np.ndarray, event: int, *, readers: bool, atomic: bool = False
+    ) -> None:
+        if self._acquired:
+            return
+        sides = [(shadow.writer, shadow.write_event)]
+        sides += [(shadow.reader, shadow.read_event)] if readers else []
+        sides += [] if atomic else [(shadow.updater, shadow.update_event)]
+        for programs, events in sides:
+            who = programs[units]
+            bad = counts & (who != 0) & (who != self._number)
+            if bad.any():
+                unit = int(units[bad][0])
+                before = self._events[int(events[unit])]
+                self._report(shadow, unit, before, event, "and the programs of a launch run in any order")
+
+    def _event(self, verb: str) -> int:
+        self._events.append(_Event(verb, self._program, self._line()))
+        return len(self._events) - 1
+
+    def _line(self) -> str:
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.file:
+            frame = frame.f_back
+        if frame is None:
+            return "its source"
+        lines = linecache.getlines(self.file)
+        for text in reversed(lines[: frame.f_lineno]):
+            if found := _ORIGIN.match(text):
+                return found[1]
+            if text.startswith("def "):
+                break
+        return lines[frame.f_lineno - 1].strip() if frame.f_lineno <= len(lines) else "its source"
+
+    def _report(self, shadow: _Shadow, unit: int, before: _Event, event: int, why: str) -> None:
+        address = shadow.region.start + unit * shadow.unit
+        names = (tensor.subscript(address) for tensor in self.tensors)
+        element = next(filter(None, names), f"byte {address - shadow.region.start} of {shadow.region.owner}")
+        after = self._events[event]
+        raise exc.DataRace(
+            element=element,
+            kernel=self.kernel,
+            first=f"{before.verb} in program {before.program} at {before.line}",
+            second=f"{after.verb} in program {after.program} at {after.line}",
+            why=why,
+        )
+
+
+def _meet(programs: np.ndarray, units: np.ndarray, number: int) -> None:
+    """Note a program among those that did something to units: its number, or that there are several."""
+    who = programs[units]
+    programs[units] = np.where((who == 0) | (who == number), number, _OTHERS)
+
+
+def _inside(addresses: np.ndarray, region: Region, itemsize: int) -> np.ndarray:
+    return (addresses >= np.uint64(region.start)) & (addresses + np.uint64(itemsize) <= np.uint64(region.end))
+
+
+def _signature(pointers: Handle, mask: Handle | None, itemsize: int) -> object | None:
+    """What two accesses whose lanes belong to the same threads have in common; None where active lanes share elements."""
+    if not pointers.shape:
+        return (int(pointers.data.reshape(-1)[0]), (), itemsize)
+    addresses = np.asarray(pointers.full()).view(np.int64)
+    origin = (0,) * addresses.ndim
+    base = int(addresses[origin])
+    dims: list[tuple[int, int]] = []
+    expected = np.array(base)
+    for d, size in enumerate(addresses.shape):
+        if size > 1:
+            step = int(addresses[(*origin[:d], 1, *origin[d + 1 :])]) - base
+            dims.append((step, size))
+            expected = expected + (np.arange(size) * step).reshape((-1,) + (1,) * (addresses.ndim - 1 - d))
+    dims.sort(key=lambda dim: abs(dim[0]))
+    affine = np.array_equal(np.broadcast_to(expected, addresses.shape), addresses)
+    if not (affine and _are_apart(dims)):
+        # lanes beyond the end of a row may lie in the next one
+        active = addresses if mask is None else addresses[np.broadcast_to(mask.full(), addresses.shape)]
+        if np.unique(active).size != active.size:
+            return None
+    return (base, tuple(dims), itemsize) if affine else (np.ascontiguousarray(addresses).tobytes(), itemsize)
+
+
+def _are_apart(dims: list[tuple[int, int]]) -> bool:
+    """Whether steps, the shortest first, never lead to one place in two ways."""
+    reach = 0
+    for step, size in dims:
+        if abs(step) <= reach:
+            return False
+        reach += (size - 1) * abs(step)
+    return True

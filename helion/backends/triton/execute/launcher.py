@@ -1,0 +1,97 @@
+"""Runs a generated kernel: Triton on a GPU, Triton's interpreter on CPU tensors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.runtime import _allocation
+
+from .... import knobs
+from ....hardware import from_device_properties
+from ....runtime import stub
+from .fast_launch import launch_stub
+from .interpreter import interpret
+
+#: What kernels on tensors that are not on a GPU are compiled for, unless ``HELION_TARGET`` says otherwise.
+DEFAULT_TARGET = "sm_90"
+
+#: Namespaces of user functions by (module name, file): generated host code reads its globals from here.
+_SOURCES: dict[tuple[str, str], dict[str, Any]] = {}
+
+
+def register_source(name: str, file: str, namespace: dict[str, Any]) -> None:
+    """Make the globals of a user's module reachable from generated code."""
+    _SOURCES[(name, file)] = namespace
+
+
+def source_module(name: str, file: str) -> Any:
+    """The user's module, as generated code sees it: its globals as attributes, always their current values.
+
+    Raises ImportError when the module is neither loaded nor registered (a saved module run on its own must import
+    the user's module first).
+    """
+    namespace = _SOURCES.get((name, file))
+    if namespace is not None:
+        return _Namespace(namespace)
+    module = sys.modules.get(name)
+    if module is None:
+        raise ImportError(f"module {name!r} ({file}) is not loaded; import it before this generated module")
+    return module
+
+
+class _Namespace:
+    """A live view of a module's globals."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._names[name]
+        except KeyError:
+            raise AttributeError(f"the kernel's module has no global {name!r}") from None
+
+
+def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
+    """The number of SMs that persistent programs are spread over; 4 where the interpreter stands in for a GPU."""
+    if device.type != "cuda":
+        return 4
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return max(1, from_device_properties(index).num_sms - reserved_sms)
+
+
+def random_seed() -> int:
+    """A seed for one launch from torch's default generator: ``torch.manual_seed`` makes what follows repeatable."""
+    return int(torch.randint(2**31, ()))
+
+
+def set_triton_allocator() -> None:
+    """Give Triton device memory for the tensor descriptors that kernels make, in this thread, unless the user has."""
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        triton.set_allocator(_allocate)
+
+
+def _allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    return torch.empty(size, device="cuda", dtype=torch.int8)
+
+
+def default_launcher(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Launch ``kernel`` over ``grid`` programs. Empty grids launch nothing. CPU tensors are interpreted."""
+    for size in grid:
+        if size == 0:
+            return
+    if stub.active():
+        launch_stub(kernel, grid, args, options, knobs.TARGET.read() or DEFAULT_TARGET)
+        return
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            if arg.device.type == "cpu":
+                interpret(kernel, grid, args, options)
+                return
+            break
+    kernel[grid](*args, **options)

@@ -1,0 +1,95 @@
+"""Reductions across memory: ``x[:, tile]`` reduced over rows, where columns are what is contiguous.
+
+Matches kernels without a dot whose longest reduction runs over an axis along which none of its tensors is contiguous,
+while a tile of the grid is (statistics per feature, means over time, column sums, rows of a transposed tensor). A program
+takes as many columns as a memory transaction has bytes for, fewer while SMs would be idle, and walks their rows in
+chunks as large as registers allow. One column at a time would read a whole sector of 32 bytes for each element. Sizes
+come from a sweep over sums of columns in bf16 and fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ...._shapes import previous_power_of_2
+from ....autotuner.proposal import Proposal, Verdict
+from ....hardware import Target
+from .reduction_budget import Allocation, allocate, column_axis
+from .reduction_launch import launch
+from .sizing import estimate, warps_for_threads
+
+#: Elements of a chunk, and rows of it at most: there are few programs, so that each needs many loads in flight.
+_CHUNK, _CHUNK_ROWS = 65536, 8192
+#: Rows of a chunk that are not given up for fewer registers.
+_LEAST_CHUNK = 64
+#: Elements per thread, and threads at least and at most.
+_THREAD_ELEMENTS, _LEAST_THREADS, _MOST_THREADS = 64, 128, 512
+
+
+class TritonColumnReductionHeuristic:
+    name: ClassVar[str] = "TritonColumnReductionHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        if facts.matmuls:
+            return Verdict(eligible=False, reason="the kernel has a matrix product")
+        primary = facts.primary_reduction
+        if primary is None:
+            return Verdict(eligible=False, reason="no reduction of known extent inside of a program")
+        column = column_axis(facts, primary)
+        if column is None:
+            return Verdict(eligible=False, reason=f"rows along axis {primary.axis} are contiguous, or nothing is")
+        return Verdict(eligible=True, reason=f"{'+'.join(primary.names)} across columns of axis {column}")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        found = allocate(facts, target)
+        _set_chunk(found, facts)
+        threads = _threads(found, facts)
+        _fit_chunk(found, facts, target, threads)
+        chosen = launch(found, facts, target, threads=threads)
+        columns = ", ".join(str(chosen.sizes[axis]) for axis in found.columns)
+        width = chosen.chunks.get(found.primary.axis, chosen.sizes.get(found.primary.axis))
+        way = "at once" if width is None else f"in chunks of {width}"
+        return (
+            Proposal(
+                reason=f"{columns} columns of {found.primary.extent} per program, {way}, {chosen.num_warps} warps",
+                block_sizes=chosen.sizes,
+                reduction_loops=chosen.chunks,
+                num_warps=chosen.num_warps,
+                num_stages=1,
+            ),
+        )
+
+
+def _set_chunk(found: Allocation, facts: KernelFacts) -> None:
+    """Walk rows in chunks, unless all of them are no more than one."""
+    primary = found.primary
+    axis = facts.axes[primary.axis]
+    columns = math.prod(found.sizes.get(a) or facts.axes[a].padded or 1 for a in primary.tile if a != primary.axis)
+    room = max(axis.min_size, min(_CHUNK_ROWS, previous_power_of_2(_CHUNK // columns)))
+    if primary.axis in found.chunks:
+        found.chunks[primary.axis] = None if axis.padded <= room else room
+    elif primary.axis in found.sizes:
+        found.sizes[primary.axis] = min(room, axis.max_size or room, axis.padded or room)
+
+
+def _fit_chunk(found: Allocation, facts: KernelFacts, target: Target, threads: int) -> None:
+    """Halve the chunk of rows while it would spill: more warps would idle after that."""
+    axis = facts.axes[found.primary.axis]
+    sizes = found.chunks if axis.block_id in found.chunks else found.sizes
+    warps = warps_for_threads(threads, target)
+    while estimate(facts, target, found.sizes, warps, 1, found.chunks).spill_risk:
+        half = (sizes.get(axis.block_id) or axis.padded) // 2
+        if axis.block_id not in sizes or half < max(_LEAST_CHUNK, axis.min_size):
+            break
+        sizes[axis.block_id] = half
+
+
+def _threads(found: Allocation, facts: KernelFacts) -> int:
+    """Threads for the tile that is reduced."""
+    sizes = {**found.sizes, **{axis: chunk for axis, chunk in found.chunks.items() if chunk is not None}}
+    tile = math.prod(sizes.get(axis) or facts.axes[axis].padded or 1 for axis in found.primary.tile)
+    return max(_LEAST_THREADS, min(_MOST_THREADS, tile // _THREAD_ELEMENTS))

@@ -1,0 +1,70 @@
+"""Gradients of parameters on H200: every program sums up its share of the rows into a row of partial results.
+
+Matches kernels without a dot in which a loop over rows carries an accumulator along the feature axis (grad_weight[N],
+grad_bias[N] of a norm's backward pass), on such GPUs only, and comes before ``TritonReductionHeuristic``, whose choice
+is the one published for H100. By sweeps of six shapes (bf16 and fp32, 512 to 8192 features; CUDA 13.0, Triton 3.6,
+2026-11-20; `python benchmarks/sweep.py --score`), many programs with few threads beat one wave of large ones, as long as
+each sums up enough rows for its partial result to be cheap.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...._compiler.facts.records import AxisFact, KernelFacts
+from ...._shapes import previous_power_of_2
+from ....autotuner.proposal import Proposal, Verdict
+from ....hardware import Target
+from .reduction_budget import allocate
+from .reduction_launch import launch
+from .sizing import extent_of, is_h200
+
+#: Rows of a program at most, and of the tile that it reads at once.
+_ROWS, _TILE_ROWS = 64, 2
+#: Elements of that tile per thread, and threads at most before registers ask for more.
+_THREAD_ELEMENTS, _THREADS = 32, 512
+
+
+class TritonFeatureGradientHeuristic:
+    name: ClassVar[str] = "TritonFeatureGradientHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        if not is_h200(target):
+            return Verdict(eligible=False, reason=f"measured for H200, not for {target.device}")
+        if facts.matmuls:
+            return Verdict(eligible=False, reason="the kernel has a matrix product")
+        if facts.primary_reduction is None or not any(fact.per_feature_accumulator for fact in facts.reductions):
+            return Verdict(eligible=False, reason="no accumulator along features is carried through a loop over rows")
+        if not _summed_axes(facts):
+            return Verdict(eligible=False, reason="the rows of a program are not a tile")
+        return Verdict(eligible=True, reason=f"sums over rows of {facts.primary_reduction.extent} features")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        found = allocate(facts, target)
+        primary = found.primary
+        width = facts.axes[primary.axis].padded or primary.extent
+        for grid, inner in _summed_axes(facts):
+            shares = previous_power_of_2(max(1, extent_of(grid) // target.num_sms))
+            found.sizes[grid.block_id] = max(grid.min_size, min(_ROWS, shares))
+            found.sizes[inner.block_id] = max(inner.min_size, min(_TILE_ROWS, found.sizes[grid.block_id]))
+        threads = max(target.warp_size, min(_THREADS, _TILE_ROWS * width // _THREAD_ELEMENTS))
+        chosen = launch(found, facts, target, threads=threads)
+        rows = ", ".join(str(chosen.sizes[grid.block_id]) for grid, _ in _summed_axes(facts))
+        return (
+            Proposal(
+                reason=f"{rows} rows of {primary.extent} features per program, {chosen.num_warps} warps",
+                block_sizes=chosen.sizes,
+                reduction_loops=chosen.chunks,
+                num_warps=chosen.num_warps,
+                num_stages=1,
+            ),
+        )
+
+
+def _summed_axes(facts: KernelFacts) -> list[tuple[AxisFact, AxisFact]]:
+    """Tiles of the grid that the tile of an inner loop walks over, each with that tile."""
+    inner = [axis for axis in facts.tunable_axes if not axis.on_grid]
+    pairs = [(facts.axes[axis.outer], axis) for axis in inner if axis.outer is not None]
+    return [(grid, axis) for grid, axis in pairs if grid.on_grid and grid.tunable]

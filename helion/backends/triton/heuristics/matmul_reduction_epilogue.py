@@ -1,0 +1,125 @@
+"""Matrix products whose whole output row is reduced in the same program: matmul + rms_norm, layer_norm, softmax ...
+
+Matches exactly one dot and one reduction over its whole, untiled N. The [M_BLOCK, N] fp32 accumulator gets half of the
+register file, at most 64 rows; K is narrow, because a [K_BLOCK, N] slab of the right operand is staged per pipeline
+stage. Published for H100 (6.9x the conservative config over 15 shapes, 1.2 - 2.0x torch.compile for N <= 512); on
+H200 (2026-11-20) docs/performance.md has its times. Offline with Triton 3.7 for sm_80, sm_90 and sm_100: no spills up to N = 2048. At 4096 the 16 rows
+that a product has at least fill the register file, so that any number of warps spills (376 bytes a thread or more); a loop over
+tiles of N does not. Behind the published choice come twice its warps, and half of its rows.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts, MatmulWithReductionEpilogueFact
+from ...._shapes import next_power_of_2, previous_power_of_2
+from ....autotuner.proposal import Proposal, Verdict
+from ....hardware import Target
+from .sizing import estimate
+
+_ACCUMULATOR_BYTES = 4
+#: Part of the register file for the accumulator (131072 bytes on CUDA), and elements from which 8 warps share it.
+_ACCUMULATOR_SHARE = 2
+#: The same on AMD, whose file has twice the bytes for twice the lanes: offline, 64 x 1024 in 8 warps spills 72 bytes per
+#: lane before a layer norm on gfx942, 32 x 1024 none.
+_ACCUMULATOR_SHARE_AMD = 4
+_WIDE_SHARE = 4
+#: Rows at most: as many as keep a [rows, 1] column of the operand within 128 bytes, and 64.
+_MAX_ROWS, _ROW_BYTES = 64, 128
+#: Rows that a product is padded to.
+_LEAST_ROWS = 16
+_K, _NARROW_K, _STAGES = 32, 16, 3
+#: Shared memory is used for operands in steps of this many bytes (196608 of the 232448 of H100).
+_STAGED_STEP = 65536
+
+
+class TritonMatmulReductionEpilogueHeuristic:
+    name: ClassVar[str] = "TritonMatmulReductionEpilogueHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = False
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        fact = facts.matmul_with_reduction_epilogue
+        if fact is None:
+            return Verdict(eligible=False, reason="not one matrix product with one reduction over its output rows")
+        if fact.n_block_id is not None:
+            return Verdict(eligible=False, reason="N is tiled, so no program holds a whole output row")
+        if fact.m_block_id is None or fact.k_block_id is None:
+            return Verdict(eligible=False, reason="M or K of the product is not a tile")
+        first = self.get_seed_configs(facts, target)[0]
+        predicted = estimate(facts, target, first.block_sizes, first.num_warps or 4, first.num_stages or 1)
+        if not predicted.fits:
+            return Verdict(eligible=False, reason=f"N = {fact.n_extent} is out of reach: {predicted.reason}")
+        return Verdict(eligible=True, reason=f"one product, then a reduction over its rows of {fact.n_extent}")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        fact = facts.matmul_with_reduction_epilogue
+        assert fact is not None
+        rows, k, warps, stages = published(fact, target)
+        proposals = [self._proposal(fact, facts, target, rows, k, warps, stages)]
+        first = estimate(facts, target, proposals[0].block_sizes, warps, stages)
+        if rows * fact.n_extent * _ACCUMULATOR_BYTES < accumulator_budget(target):
+            return tuple(proposals)
+        # half of the accumulator for each warp, or for each of two blocks, leaves room to run loads ahead
+        for fewer, more, deep in ((rows, warps * 2, max(2, stages)), (rows // 2, warps, stages)):
+            if fewer < min(rows, _LEAST_ROWS) or more * target.warp_size > target.max_threads_per_block:
+                continue
+            other = self._proposal(fact, facts, target, fewer, k, more, deep)
+            predicted = estimate(facts, target, other.block_sizes, more, deep)
+            if predicted.fits and (predicted.spill_risk < 1 or first.spill_risk):
+                proposals.append(other)
+        return tuple(proposals)
+
+    def _proposal(
+        self,
+        fact: MatmulWithReductionEpilogueFact,
+        facts: KernelFacts,
+        target: Target,
+        rows: int,
+        k: int,
+        warps: int,
+        stages: int,
+    ) -> Proposal:
+        assert fact.m_block_id is not None and fact.k_block_id is not None
+        sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+        sizes[fact.m_block_id] = max(facts.axes[fact.m_block_id].min_size, rows)
+        sizes[fact.k_block_id] = max(facts.axes[fact.k_block_id].min_size, k)
+        staged = stages * k * fact.n_extent * fact.matmul.rhs_dtype.itemsize
+        return Proposal(
+            reason=(
+                f"accumulator of {rows} x {fact.n_extent} in {accumulator_budget(target)} bytes; "
+                f"{stages} stages of {k} x {fact.n_extent} take {staged} of {staged_budget(target)} bytes"
+            ),
+            block_sizes=sizes,
+            num_warps=warps,
+            num_stages=stages,
+        )
+
+
+def accumulator_budget(target: Target) -> int:
+    """Bytes of registers for the accumulator of one program."""
+    share = _ACCUMULATOR_SHARE if target.kind == "cuda" else _ACCUMULATOR_SHARE_AMD
+    return target.registers_per_sm * _ACCUMULATOR_BYTES // share
+
+
+def staged_budget(target: Target) -> int:
+    """Bytes of shared memory for staged operands; the rest is for exchanging partial sums and rows."""
+    return max(_STAGED_STEP // 2, target.smem_per_block_bytes // _STAGED_STEP * _STAGED_STEP)
+
+
+def published(fact: MatmulWithReductionEpilogueFact, target: Target) -> tuple[int, int, int, int]:
+    """(rows, K, warps, stages) of one program: rows by the accumulator; when the staged operand is too large, K goes
+    from 32 to 16 first, then stages."""
+    n, itemsize = fact.n_extent, fact.matmul.lhs_dtype.itemsize
+    extent = fact.matmul.static_k
+    budget = accumulator_budget(target)
+    most = min(_MAX_ROWS, _ROW_BYTES // itemsize)
+    rows = max(1, min(most, previous_power_of_2(budget // (_ACCUMULATOR_BYTES * n))))
+    warps = 4 if rows * n <= target.registers_per_sm // _WIDE_SHARE else 8
+    k, stages = min(_K, next_power_of_2(extent) if extent else _K), _STAGES
+    if stages * k * n * itemsize > staged_budget(target):
+        k = min(k, _NARROW_K)
+        while stages > 1 and stages * k * n * itemsize > staged_budget(target):
+            stages -= 1
+    return rows, k, warps, stages

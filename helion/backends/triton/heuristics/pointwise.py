@@ -1,0 +1,133 @@
+"""Elementwise kernels: as many bytes in flight per program as fit in its registers, and enough programs.
+
+Matches kernels that only map elements (add, gelu, swiglu, rope, transpose, embedding). The tile is filled along the
+axis that is contiguous in memory; where loads and stores disagree, it is square. The numbers are the published ones
+for H100 (8 KiB per tile, 8 waves) and, where memory is fast for the number of SMs, for B200 (16 KiB, 4 waves). On H200
+(2026-11-20) they and the order of programs are within 1 to 3 % of the best of a sweep in the mean of each kernel
+(`python benchmarks/sweep.py --score`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts, PointwiseFact
+from ...._shapes import previous_power_of_2
+from ....autotuner.proposal import Proposal, Verdict
+from ....hardware import Target
+from .sizing import is_wide, warps_for_threads
+
+_TILE_BYTES, _WIDE_TILE_BYTES = 8192, 16384
+_WAVES, _WIDE_WAVES = 8, 4
+#: The least elements along the contiguous axis, as far as registers allow: below, transactions are not full.
+_FLOOR = 256
+#: Threads by default; and with many transcendental ops, which have a quarter of the throughput.
+_THREADS = 128
+_SFU_THREADS = ((9, 512), (3, 256))
+_MAX_THREADS = 512
+#: Elements per warp at least.
+_WARP_ELEMENTS = 64
+#: Bytes of a full memory transaction.
+_TRANSACTION_BYTES = 128
+#: Elements per thread where memory is fast, by the stride of a gather.
+_WIDE_ELEMENTS = ((1, 16), (4, 4))
+_WIDE_GATHER_ELEMENTS = 2
+
+
+class TritonPointwiseHeuristic:
+    name: ClassVar[str] = "TritonPointwiseHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        if facts.pointwise is None:
+            return Verdict(eligible=False, reason="the kernel does more than map elements")
+        return Verdict(eligible=True, reason=f"{facts.pointwise.total_numel} elements are mapped")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        fact = facts.pointwise
+        assert fact is not None
+        goal, most = _tile_elements(fact, target)
+        sizes = _distribute(goal, most, fact, facts, target)
+        tile = math.prod(sizes.values())
+        threads = _wide_threads(tile, fact, target) if is_wide(target) else _threads(tile, fact)
+        warps = warps_for_threads(threads, target)
+        reason = f"{fact.slab_numel} elements of {fact.storage_itemsize} bytes per lane: tiles of {tile}, {warps} warps"
+        return (
+            Proposal(reason=reason, block_sizes=sizes, loop_orders=_order(sizes, facts), num_warps=warps, num_stages=1),
+        )
+
+
+def _order(sizes: dict[int, int], facts: KernelFacts) -> dict[int, tuple[int, ...]]:
+    """Neighbouring programs along the contiguous axis, so that those that run together share pages of memory."""
+    fact = facts.pointwise
+    assert fact is not None
+    axes = facts.grid_axes
+    if facts.num_roots != 1 or len(axes) < 2 or len(fact.contiguous_axes) != 1:
+        return {}
+    (first,) = fact.contiguous_axes
+    extent = facts.axes[first].extent
+    if first not in axes or (extent is not None and sizes.get(first, 1) >= extent):
+        return {}
+    at = axes.index(first)
+    return {0: (at, *(other for other in reversed(range(len(axes))) if other != at))}
+
+
+def _tile_elements(fact: PointwiseFact, target: Target) -> tuple[float, float]:
+    """Elements a tile should have, and the most that registers hold."""
+    wide = is_wide(target)
+    fetch = fact.slab_numel * fact.storage_itemsize * (fact.gather_stride if wide else 1)
+    budget = (_WIDE_TILE_BYTES if wide else _TILE_BYTES) / fetch
+    # a quarter of the register file, so that four blocks can share an SM
+    held = target.registers_per_sm / (fact.slab_numel * fact.compute_itemsize)
+    occupancy = fact.total_numel / (target.num_sms * (_WIDE_WAVES if wide else _WAVES))
+    return max(1.0, min(budget, held, occupancy)), held
+
+
+def _distribute(goal: float, most: float, fact: PointwiseFact, facts: KernelFacts, target: Target) -> dict[int, int]:
+    axes = facts.tunable_axes
+    sizes = {axis.block_id: axis.min_size for axis in axes}
+    highest = {a.block_id: min(a.padded or 2**30, a.max_size or 2**30) for a in axes}
+    if len(fact.contiguous_axes) >= 2:
+        run = _square_run(most, fact, target)
+        for block in fact.contiguous_axes:
+            sizes[block] = max(sizes[block], min(run, highest[block]))
+        return sizes
+    first = fact.contiguous_axes[0] if fact.contiguous_axes else axes[-1].block_id
+    floor = min(_FLOOR, previous_power_of_2(int(most)))
+    sizes[first] = max(sizes[first], min(max(floor, previous_power_of_2(int(goal))), highest[first]))
+    rest = goal / sizes[first]
+    for axis in reversed(axes):
+        if axis.block_id != first and rest >= 2:
+            sizes[axis.block_id] = max(axis.min_size, min(previous_power_of_2(int(rest)), highest[axis.block_id]))
+            rest /= sizes[axis.block_id]
+    return sizes
+
+
+def _square_run(most: float, fact: PointwiseFact, target: Target) -> int:
+    """Side of a tile whose loads run along one axis and whose stores run along another: as long as registers allow and
+    every SM gets a tile, but no shorter than full transactions."""
+    ways = len(fact.contiguous_axes)
+    run = previous_power_of_2(int(most))
+    while run > 1 and run**ways > most:
+        run //= 2
+    shortest = _TRANSACTION_BYTES // fact.storage_itemsize
+    while run > shortest and run**ways * target.num_sms > fact.total_numel:
+        run //= 2
+    return run
+
+
+def _threads(tile: int, fact: PointwiseFact) -> int:
+    wanted = next((threads for ops, threads in _SFU_THREADS if fact.sfu_ops >= ops), _THREADS)
+    return max(_THREADS, min(wanted, 32 * previous_power_of_2(tile // _WARP_ELEMENTS)))
+
+
+def _wide_threads(tile: int, fact: PointwiseFact, target: Target) -> int:
+    each = next((count for stride, count in _WIDE_ELEMENTS if fact.gather_stride <= stride), _WIDE_GATHER_ELEMENTS)
+    work = previous_power_of_2(tile // (32 * each))
+    programs = max(1, fact.total_numel // tile)
+    resident = previous_power_of_2(target.num_sms * target.max_warps_per_sm * 3 // 4 // programs)
+    floor = next((threads // 32 for ops, threads in _SFU_THREADS if fact.sfu_ops >= ops), 1)
+    warps = min(max(work, resident, floor), previous_power_of_2(tile * fact.max_op_slab // _WARP_ELEMENTS))
+    return 32 * max(1, min(warps, _MAX_THREADS // 32))

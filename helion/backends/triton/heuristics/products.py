@@ -1,0 +1,111 @@
+"""Matrix products that none of the special rules takes: chains of them, sums over their rows, scans along their columns.
+
+Takes the first of a few tiles, from large to small, that fits without spilling and gives every SM a program, else the one
+that leaves the fewest idle. Products have a default of their own because the conservative config gives the matrix unit
+single rows: it takes 16 of them, or 64, whatever it is given. Not measured on a GPU; the seeds are proved offline like
+all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ...._shapes import cdiv
+from ....autotuner.proposal import Proposal, Verdict
+from ....hardware import Target
+from ..resources.registers import register_limit
+from .attention import TritonAttentionHeuristic
+from .fallback import moderate_sizes
+from .matmul import TritonMatmulHeuristic
+from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueHeuristic
+from .row_epilogue import TritonRowEpilogueHeuristic
+from .sizing import estimate, extent_of, wave_efficiency
+
+#: The rules that promote and come before.
+_SPECIAL = (
+    TritonRowEpilogueHeuristic(),
+    TritonMatmulTiledReductionEpilogueHeuristic(),
+    TritonAttentionHeuristic(),
+    TritonMatmulHeuristic(),
+)
+#: M and N of the tiles, from large to small.
+_SIDES = ((128, 128), (128, 64), (64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32), (16, 16))
+#: Bytes of the tiles along K (a line of the swizzle in which matrix units read shared memory, or half) and stages.
+_PIPELINES = ((128, 3), (128, 2), (64, 3), (64, 2), (64, 1))
+_WARPS = (4, 8, 16)
+#: Waves are full enough at this efficiency.
+_WAVE_TARGET = 0.8
+#: Part of a thread's registers, in percent, that may be planned with: offline for sm_80, sm_90 and sm_100, 251 of 255
+#: planned with spill 272 to 508 bytes, 238 up to 88, 224 none.
+_REGISTER_PERCENT = 92
+#: The same where a thread has more than 256, half of them for matrix products alone: offline for gfx942 and gfx950, 329 of
+#: 512 planned with take 506, 347 spill 128 bytes and 403 up to 416.
+_WIDE_REGISTERS, _WIDE_PERCENT = 256, 60
+
+
+class TritonProductsHeuristic:
+    name: ClassVar[str] = "TritonProductsHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        if not facts.matmuls:
+            return Verdict(eligible=False, reason="the kernel has no matrix product")
+        for other in _SPECIAL:
+            if other.is_eligible(facts, target).eligible:
+                return Verdict(eligible=False, reason=f"{other.name} knows this kind of product")
+        if next(_feasible(facts, target), None) is None:
+            return Verdict(eligible=False, reason="no tile of the products fits without spilling")
+        return Verdict(eligible=True, reason=f"{len(facts.matmuls)} matrix products of no special kind")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        found = tuple(_feasible(facts, target))
+        sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
+        full = (p for p in sure if wave_efficiency(_programs(facts, p), target) >= _WAVE_TARGET)
+        best = next(full, None) or max(sure, key=lambda p: wave_efficiency(_programs(facts, p), target))
+        return (best,)
+
+
+def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[Proposal, bool]]:
+    """For each tile the widest K, the deepest pipeline and the fewest warps with which it is not predicted to spill, and
+    whether it leaves registers."""
+    itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
+    least = target.min_dot(itemsize)[2]
+    percent = _WIDE_PERCENT if target.max_registers_per_thread > _WIDE_REGISTERS else _REGISTER_PERCENT
+    for m, n in _SIDES:
+        for line, stages in _PIPELINES:
+            k = max(least, line // itemsize)
+            sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
+            warps = _fewest_warps(facts, target, sizes, stages)
+            if warps is not None:
+                predicted = estimate(facts, target, sizes, warps, stages)
+                most = register_limit(warps, target) * percent // 100
+                reason = f"{m} x {n} x {k} tiles, {stages} stages, {predicted.registers_per_thread} registers"
+                proposal = Proposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
+                yield proposal, predicted.registers_per_thread <= most
+                break
+
+
+def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], stages: int) -> int | None:
+    """The fewest warps that spill nothing; None where no number of them does, or the tile does not fit."""
+    for warps in _WARPS:
+        predicted = estimate(facts, target, sizes, warps, stages)
+        if not predicted.fits:
+            return None
+        if not predicted.spill_risk:
+            return warps
+    return None
+
+
+def _programs(facts: KernelFacts, proposal: Proposal) -> int:
+    """Programs of the largest grid that has a product."""
+    roots = {facts.regions[fact.region].root for fact in facts.matmuls}
+
+    def count(axis: int) -> int:
+        fact = facts.axes[axis]
+        return cdiv(extent_of(fact), proposal.block_sizes.get(axis) or fact.size or 1)
+
+    return max(math.prod(count(a) for a in facts.grid_axes if root in facts.axes[a].roots) for root in roots)

@@ -1,0 +1,236 @@
+"""One budget over live tiles, shared by both kinds of reduction kernels.
+
+Sizes of reduced axes and of grid axes follow from how many bytes of tiles are live at the same time, against the bytes
+of registers of one SM. The figures are the published ones for H100 (245760 bytes of row budget and its multiples),
+written as fractions of ``Target``'s register file, of which they are round ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ...._compiler.facts.records import AxisFact, KernelFacts, LiveTiles, ReductionFact
+from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
+from ....hardware import Target
+from .sizing import extent_of, is_wide
+
+_REGISTER_BYTES = 4
+#: Part of the register file that live tiles may fill; the rest holds addresses and temporaries.
+_ROW_SHARE = (15, 16)
+#: A reduction that carries a whole tile through its loop gets half of that.
+_CARRIED_DIVISOR = 2
+#: A row that is needed again is held at once up to this many times the budget: the count of live tiles is that of the
+#: IR, and registers are reused within it. Rows that a second loop would read again only to store cost less when looped.
+_HOLD, _HOLD_STORE_ONLY = (3, 1), (6, 5)
+#: Rows of at most this many elements are held: a chunk of them would be less than a warp reads at once.
+_LEAST_CHUNK = 64
+#: Elements of a chunk at most.
+_MAX_CHUNK = 16384
+#: Waves of programs that remain when programs are given several rows, and rows at most.
+_MIN_WAVES = 8
+_MAX_ROWS = 8
+#: Programs per SM that a very long grid is cut down to, and the rows that small ones (by elements) start from.
+_GRID_WAVES = 64
+_SMALL_ROWS = ((128, 32), (256, 16))
+#: Elements of the tile of a loop that only applies a result, where memory is fast.
+_WIDE_APPLY_TILE = 4096
+#: Bytes along the contiguous axis where that is not the reduced one: a full transaction, less while SMs are idle, and no
+#: less than memory is written in, or one load takes where nothing is stored or so many elements can be held at once.
+_LINE_BYTES, _SECTOR_BYTES, _VECTOR_BYTES, _HELD_COLUMNS = 128, 32, 16, 65536
+
+
+@dataclass
+class Allocation:
+    """``sizes`` of tunable axes and ``chunks`` of rollable ones (None: held at once), in elements. ``reduced_away``: a
+    grid axis starts above 1 and no live tile spans it, so each program sums up many of its tiles. ``columns``: the
+    grid axes that memory is contiguous along where a reduction runs across them, with the elements they start from."""
+
+    primary: ReductionFact
+    sizes: dict[int, int] = field(default_factory=dict)
+    chunks: dict[int, int | None] = field(default_factory=dict)
+    reduced_away: bool = False
+    columns: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def looped(self) -> bool:
+        return any(chunk is not None for chunk in self.chunks.values())
+
+
+def row_budget(target: Target) -> int:
+    """Bytes of live tiles per program."""
+    over, under = _ROW_SHARE
+    return target.registers_per_sm * _REGISTER_BYTES * over // under
+
+
+def allocate(facts: KernelFacts, target: Target, *, hold: bool = True) -> Allocation:
+    """Sizes for every tunable axis and every rollable one. Needs a sized reduction.
+
+    ``hold`` False walks every row that can be walked in chunks.
+    """
+    primary = facts.primary_reduction
+    assert primary is not None
+    return _Allocator(facts, target, primary, hold).run()
+
+
+def column_axis(facts: KernelFacts, fact: ReductionFact) -> int | None:
+    """The tile of the grid along which all tensors that ``fact`` reduces are contiguous, if there is one."""
+    found: set[int | None] = set()
+    for op in facts.memory_ops:
+        spans = op.kind == "load" and fact.axis in op.subscript_axes and len(set(op.tile_axes)) > 1
+        if spans and facts.regions[op.region].root == fact.root:
+            layout = zip(op.subscript_axes, op.strides, op.extents, strict=True)
+            found.update([axis for axis, stride, extent in layout if stride == 1 and extent > 1] or [None])
+    block = found.pop() if len(found) == 1 else None
+    if block is None or block == fact.axis:
+        return None
+    return block if facts.axes[block].on_grid and facts.axes[block].tunable else None
+
+
+class _Allocator:
+    def __init__(self, facts: KernelFacts, target: Target, primary: ReductionFact, hold: bool) -> None:
+        self.facts, self.target, self.primary, self.hold = facts, target, primary, hold
+        self.budget = row_budget(target)
+        self.result = Allocation(primary)
+        self.seated: dict[int, int] = {}
+
+    def run(self) -> Allocation:
+        facts = self.facts
+        for fact in facts.sized_reductions:
+            self.column(fact)
+        for axis in facts.axes:
+            if axis.on_grid:
+                self.seated[axis.block_id] = self.floor(axis) if axis.tunable else axis.size or 1
+        by_region: dict[int, list[ReductionFact]] = {}
+        for fact in facts.sized_reductions:
+            by_region.setdefault(fact.region, []).append(fact)
+        for group in by_region.values():
+            for fact in sorted(group, key=lambda f: (not f.full_extent, -f.extent)):
+                if fact.axis not in self.seated:
+                    self.reduced(fact)
+        for block in facts.grid_axes:
+            if facts.axes[block].tunable:
+                self.result.sizes[block] = self.seated[block] = self.grid(facts.axes[block])
+        for axis in facts.tunable_axes:
+            if axis.block_id not in self.seated:
+                self.result.sizes[axis.block_id] = self.seated[axis.block_id] = self.independent(axis)
+        return self.result
+
+    # --- footprints ------------------------------------------------------------------------------------------------------
+
+    def width(self, axis: int) -> int:
+        """Elements of an axis: what it was given, else all of it."""
+        fact = self.facts.axes[axis]
+        return self.seated.get(axis) or fact.padded or fact.size or 1
+
+    def polynomial(self, tiles: LiveTiles, axis: int) -> tuple[int, int]:
+        """(scale, flat): the bytes of ``tiles`` are scale * size of the axis + flat."""
+        scale = flat = 0
+        for axes, itemsize in tiles:
+            if axis in axes:
+                scale += itemsize * math.prod(self.width(a) for a in axes if a != axis)
+            else:
+                flat += itemsize * math.prod(map(self.width, axes))
+        return scale, flat
+
+    def worst(self, axis: int) -> tuple[int, int]:
+        """The polynomial of the group with the largest scale; one element per lane where no tile spans the axis."""
+        found = [self.polynomial(fact.live_tiles, axis) for fact in self.facts.sized_reductions]
+        scale, flat = max(found, key=lambda pair: pair[0], default=(0, 0))
+        return max(scale, self.primary.itemsize), flat
+
+    # --- one axis at a time ----------------------------------------------------------------------------------------------
+
+    def together(self, axis: AxisFact) -> list[AxisFact]:
+        """The axes of the grids that ``axis`` is on."""
+        axes = (self.facts.axes[a] for a in self.facts.grid_axes)
+        return [other for other in axes if set(other.roots) & set(axis.roots)]
+
+    def column(self, fact: ReductionFact) -> None:
+        """Seat the axis along which the reduced tensors are contiguous, if that is one of the grid."""
+        block = column_axis(self.facts, fact)
+        if block is None:
+            return
+        axis, itemsize = self.facts.axes[block], max(1, fact.input_load_itemsize)
+        programs = math.prod(map(extent_of, self.together(axis)))
+        size = min(max(1, axis.padded), _LINE_BYTES // itemsize)
+        stores = any(
+            op.kind == "store" and axis.block_id in op.tile_axes and op.rank > 1 for op in self.facts.memory_ops
+        )
+        held = self.facts.axes[fact.axis].padded * max(1, _VECTOR_BYTES // itemsize) <= _HELD_COLUMNS
+        least = _SECTOR_BYTES if stores and not held else _VECTOR_BYTES
+        while size * itemsize > least and programs // size < self.target.num_sms:
+            size //= 2
+        self.result.columns[block] = max(size, self.result.columns.get(block, 1))
+
+    def floor(self, axis: AxisFact) -> int:
+        """The smallest tile of a grid axis: larger where the grid is very long and rows are short, or where it is what
+        memory is contiguous along."""
+        along = {a.block_id for a in self.facts.axes if a.kind == "full"} | {self.primary.axis}
+        row = math.prod(max(1, self.facts.axes[a].padded) for a in along)
+        most = next((rows for limit, rows in _SMALL_ROWS if row <= limit), 1)
+        dims = sum(other.tunable for other in self.together(axis))
+        programs = math.ceil((_GRID_WAVES * self.target.num_sms) ** (1 / max(1, dims)))
+        least = max(axis.min_size, self.result.columns.get(axis.block_id, 1))
+        return max(least, previous_power_of_2(min(extent_of(axis) // programs, most)))
+
+    def reduced(self, fact: ReductionFact) -> None:
+        axis = self.facts.axes[fact.axis]
+        if fact.category == "full_grid" or (fact.full_extent and not axis.rollable):
+            self.seated[fact.axis] = max(1, axis.padded)
+            return
+        scale, flat = self.worst(fact.axis)
+        budget = self.budget // _CARRIED_DIVISOR if fact.carried_2d else self.budget
+        whole = axis.padded or axis.max_size or _MAX_CHUNK
+        chunk = min(_MAX_CHUNK, previous_power_of_2((budget - flat) // scale), whole)
+        if self.may_hold(fact, scale, flat) or (fact.full_extent and whole <= _LEAST_CHUNK):
+            chunk = whole
+        if fact.full_extent:
+            held = chunk >= whole and self.hold
+            chunk = chunk if held else min(chunk, max(axis.min_size, whole // 2))
+            self.result.chunks[fact.axis] = None if held else chunk
+            self.seated[fact.axis] = whole if held else chunk
+        else:
+            self.result.sizes[fact.axis] = self.seated[fact.axis] = max(axis.min_size, chunk)
+
+    def may_hold(self, fact: ReductionFact, scale: int, flat: int) -> bool:
+        """Whether a row beyond the budget is still held, because looping would read it again. A loop that the kernel
+        spells out reads its row again in any case."""
+        if (
+            not (fact.full_extent and fact.re_read)
+            or fact.carried_2d
+            or not 0 < fact.extent <= self.target.max_tensor_numel
+        ):
+            return False
+        over, under = _HOLD_STORE_ONLY if fact.store_only_re_read else _HOLD
+        return (scale * fact.extent + flat) * under <= self.budget * over
+
+    def grid(self, axis: AxisFact) -> int:
+        facts, floor = self.facts, self.floor(axis)
+        rows = math.prod(map(extent_of, self.together(axis)))
+        tiles = [tile for fact in facts.sized_reductions for tile in fact.live_tiles]
+        whole = axis.padded or floor
+        if not any(axis.block_id in axes for axes, _ in tiles):
+            self.result.reduced_away |= floor > 1
+            # each program sums up its share, and what is left is about one wave of partial results
+            return max(floor, min(next_power_of_2(cdiv(rows, self.target.num_sms)), whole))
+        if any(fact.carried_2d for fact in facts.reductions):
+            return floor
+        scale, flat = self.worst(axis.block_id)
+        budget = self.budget // _CARRIED_DIVISOR if self.primary.carried_2d else self.budget
+        fitting = previous_power_of_2((budget - flat) // scale)
+        # rows of a program are those along all of its grid axes
+        others = math.prod(self.seated[a.block_id] for a in self.together(axis) if a != axis and a.tunable)
+        occupancy = previous_power_of_2(rows // (self.target.num_sms * _MIN_WAVES * others))
+        most = whole if self.primary.category == "full_grid" else max(1, _MAX_ROWS // others)
+        return max(floor, min(fitting, occupancy, most, whole))
+
+    def independent(self, axis: AxisFact) -> int:
+        """A tile of a loop that reduces nothing, such as one that applies a result."""
+        if any(fact.axis == axis.block_id for fact in self.facts.reductions):
+            return axis.min_size
+        size = previous_power_of_2(self.budget // self.primary.itemsize)
+        if axis.padded:
+            size = min(size, axis.padded)
+        applies = axis.extent is not None and axis.extent == self.primary.extent
+        return max(axis.min_size, min(size, _WIDE_APPLY_TILE) if applies and is_wide(self.target) else size)

@@ -1,0 +1,85 @@
+"""Warps for reductions, and what to do when registers would run out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...._compiler.facts.records import KernelFacts
+from ....hardware import Target
+from ..resources.predict import Predicted
+from .reduction_budget import Allocation
+from .sizing import Chunks, Sizes, estimate, halve, is_wide, warps_for_threads
+
+#: Threads by the length of the row in elements; longer rows get the last entry's double.
+_THREADS = ((1024, 128), (4096, 256), (16384, 512))
+_MOST_THREADS = 1024
+#: On GPUs with much bandwidth per SM, fewer threads per row leave more rows in flight: by bytes of the row's loads, then
+#: by its length.
+_LIGHT_ROW_BYTES = 65536
+_WIDE_THREADS = ((1024, 64), (16384, 128))
+_WIDE_HEAVY_ROW, _WIDE_HEAVY_THREADS = 16384, 256
+#: No chunk becomes smaller than this many times the axis's minimum.
+_SMALLEST_CHUNK = 64
+#: Threads at least when a grid axis is summed up in each program, and where memory is fast.
+_AWAY_THREADS, _WIDE_AWAY_THREADS = 256, 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """``num_warps``, and the smaller tiles it took until registers suffice, if any."""
+
+    num_warps: int
+    sizes: dict[int, int]
+    chunks: dict[int, int | None]
+    predicted: Predicted
+
+
+def row_threads(found: Allocation, facts: KernelFacts, target: Target) -> int:
+    """Threads for the primary reduction's rows."""
+    primary = found.primary
+    extent = primary.extent
+    threads = next((count for limit, count in _THREADS if extent <= limit), _MOST_THREADS)
+    if found.reduced_away:
+        return max(threads, _WIDE_AWAY_THREADS if is_wide(target) else _AWAY_THREADS)
+    applies = any(a.extent == extent and a.block_id != primary.axis and not a.on_grid for a in facts.tunable_axes)
+    if not is_wide(target) or found.looped or applies or len(facts.sized_reductions) != 1:
+        return threads
+    if extent * max(1, primary.input_load_itemsize) * max(1, primary.num_loads) <= _LIGHT_ROW_BYTES:
+        return next((count for limit, count in _WIDE_THREADS if extent <= limit), _WIDE_THREADS[-1][1])
+    return _WIDE_HEAVY_THREADS if extent <= _WIDE_HEAVY_ROW else threads
+
+
+def launch(found: Allocation, facts: KernelFacts, target: Target, *, threads: int | None = None) -> Launch:
+    """Start from ``threads``, or those for the row; while spills are predicted, take more warps, then halve tiles."""
+    warps = warps_for_threads(threads or row_threads(found, facts, target), target)
+    most = warps_for_threads(_MOST_THREADS, target)
+    sizes, chunks = dict(found.sizes), dict(found.chunks)
+
+    def wanted(sizes: Sizes, chunks: Chunks) -> tuple[float, ...]:
+        predicted = estimate(facts, target, sizes, most, 1, chunks)
+        return predicted.spill_risk, predicted.registers_per_thread, predicted.time_us
+
+    while True:
+        predicted = estimate(facts, target, sizes, warps, 1, chunks)
+        if not predicted.spill_risk:
+            break
+        if warps < most:
+            warps *= 2
+            continue
+        smaller = halve(_able(facts, sizes, chunks), sizes, chunks, facts, wanted)
+        if smaller is None:
+            break
+        sizes, chunks = smaller
+    return Launch(num_warps=warps, sizes=sizes, chunks=chunks, predicted=predicted)
+
+
+def _able(facts: KernelFacts, sizes: Sizes, chunks: Chunks) -> tuple[int, ...]:
+    """The chunks and tiles that may be halved: those that some value of the kernel spans."""
+    able: list[int] = []
+    for axis, chunk in chunks.items():
+        size = facts.axes[axis].padded if chunk is None else chunk
+        if size > max(1, facts.axes[axis].min_size) * _SMALLEST_CHUNK:
+            able.append(axis)
+    spanned = {axis for root in facts.resident_tiles for tiles in root for axes, _ in tiles for axis in axes}
+    able += [axis for axis, size in sizes.items() if axis in spanned and size > facts.axes[axis].min_size]
+    return tuple(able)

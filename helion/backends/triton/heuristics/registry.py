@@ -1,0 +1,40 @@
+"""Which heuristics there are, per backend, the most specific first. The last one of each always applies."""
+
+from __future__ import annotations
+
+from ....autotuner.proposal import Heuristic
+from .attention import TritonAttentionHeuristic
+from .column_reduction import TritonColumnReductionHeuristic
+from .fallback import TritonFallbackHeuristic
+from .feature_gradient import TritonFeatureGradientHeuristic
+from .matmul import TritonMatmulHeuristic
+from .matmul_reduction_epilogue import TritonMatmulReductionEpilogueHeuristic
+from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueHeuristic
+from .pointwise import TritonPointwiseHeuristic
+from .products import TritonProductsHeuristic
+from .reduction import TritonReductionHeuristic
+from .row_epilogue import TritonRowEpilogueHeuristic
+from .scatter import TritonScatterHeuristic
+from .skinny_gemm import TritonSkinnyGemmHeuristic
+from .streaming_reduction import TritonStreamingReductionHeuristic
+from .user_tiled_reduction import TritonUserTiledReductionHeuristic
+
+HEURISTICS: dict[str, tuple[Heuristic, ...]] = {
+    "triton": (
+        TritonMatmulReductionEpilogueHeuristic(),
+        TritonRowEpilogueHeuristic(),
+        TritonMatmulTiledReductionEpilogueHeuristic(),
+        TritonAttentionHeuristic(),
+        TritonMatmulHeuristic(),
+        TritonSkinnyGemmHeuristic(),
+        TritonProductsHeuristic(),
+        TritonColumnReductionHeuristic(),
+        TritonFeatureGradientHeuristic(),
+        TritonStreamingReductionHeuristic(),
+        TritonReductionHeuristic(),
+        TritonUserTiledReductionHeuristic(),
+        TritonPointwiseHeuristic(),
+        TritonScatterHeuristic(),
+        TritonFallbackHeuristic(),
+    ),
+}

@@ -1,0 +1,90 @@
+"""Elementwise kernels that data steers: atomics into histograms and rows of a table, loops to where data says.
+
+Matches kernels without dots, reductions of known extent and scans that are not pure maps. A tile of moderate size lies
+along what is contiguous in memory, then along the kernel's own loops, and leaves every SM some programs. The conservative
+config gives each program 32 elements a side whatever there is to do. Not measured on a GPU; the seeds are proved
+offline like all others.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...._compiler.facts.records import AxisFact, KernelFacts
+from ...._shapes import previous_power_of_2
+from ....autotuner.proposal import Proposal, Verdict
+from ....hardware import Target
+from .sizing import clamp, estimate, extent_of, grid_extent
+
+#: Elements of a tile at most and at least, and at most of one that a loop walks over.
+_MOST, _LEAST, _WALKED = 2048, 128, 4096
+#: Elements along the contiguous axis where there are others; fewer where tiles are summed up across it before an atomic,
+#: which leaves fewer of these.
+_RUN, _SUMMED_RUN = 256, 64
+#: Programs per SM that are left.
+_WAVES = 4
+_WARPS = 4
+
+
+class TritonScatterHeuristic:
+    name: ClassVar[str] = "TritonScatterHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        if facts.matmuls or facts.primary_reduction is not None:
+            return Verdict(eligible=False, reason="the kernel has a matrix product or a reduction of known extent")
+        if facts.pointwise is not None:
+            return Verdict(eligible=False, reason="the kernel only maps elements")
+        if facts.scans:
+            return Verdict(eligible=False, reason="the kernel scans its tiles")
+        if not facts.tunable_axes or not (facts.atomics or any(axis.extent is None for axis in facts.axes)):
+            return Verdict(eligible=False, reason="no atomics, and no loop from or to where data says")
+        return Verdict(eligible=True, reason=f"{len(facts.atomics)} atomics over {grid_extent(facts)} elements")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        sizes = _sizes(facts, target)
+        while estimate(facts, target, sizes, _WARPS, 1).spill_risk:
+            able = [axis for axis in facts.tunable_axes if sizes[axis.block_id] > axis.min_size]
+            if not able:
+                break
+            sizes[max(able, key=lambda axis: sizes[axis.block_id]).block_id] //= 2
+        reason = f"tiles of {' x '.join(map(str, sizes.values()))} along contiguous memory, {_WARPS} warps"
+        return (Proposal(reason=reason, block_sizes=sizes, num_warps=_WARPS, num_stages=1),)
+
+
+def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
+    """The elements of a tile, given to the contiguous axes first, then to loops, then to the grid."""
+    share = previous_power_of_2(grid_extent(facts) // (_WAVES * target.num_sms))
+    walks = any(not axis.on_grid for axis in facts.tunable_axes)
+    room = {True: max(_LEAST, min(_MOST, share)), False: _WALKED if walks else _MOST}
+    for axis in facts.axes:
+        if axis.kind == "full":
+            room = {on_grid: max(1, left // max(1, axis.padded)) for on_grid, left in room.items()}
+    summed = bool(facts.atomics) and any(fact.category == "grid_tile" for fact in facts.reductions)
+    longest = _SUMMED_RUN if summed else _RUN
+    axes = facts.tunable_axes
+    sizes = {axis.block_id: axis.min_size for axis in axes}
+    for axis in sorted(axes, key=lambda axis: _rank(axis, facts)):
+        run = longest if len(axes) > 1 and _is_contiguous(axis, facts) else _MOST
+        # what is left of the whole tile, and of the part of it that lies on the grid
+        most = min(room[False], room[True]) if axis.on_grid else room[False]
+        size = clamp(min(run, most, axis.padded or most), axis)
+        sizes[axis.block_id] = size
+        room[False] = max(1, room[False] // size)
+        if axis.on_grid:
+            room[True] = max(1, room[True] // size)
+    return sizes
+
+
+def _rank(axis: AxisFact, facts: KernelFacts) -> tuple[bool, bool, int, int]:
+    return not _is_contiguous(axis, facts), axis.on_grid, -extent_of(axis), axis.block_id
+
+
+def _is_contiguous(axis: AxisFact, facts: KernelFacts) -> bool:
+    accesses = (*facts.memory_ops, *facts.atomics)
+    return any(
+        found == axis.block_id and stride == 1 and op.rank > 1
+        for op in accesses
+        for found, stride in zip(op.subscript_axes, op.strides, strict=True)
+    )

@@ -1,0 +1,134 @@
+"""Arithmetic that several heuristics share: sizes, waves and eviction."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ...._compiler.facts.records import AxisFact, KernelFacts
+from ...._shapes import cdiv, previous_power_of_2
+from ....hardware import Target
+from ..resources.predict import Predicted, predict
+
+#: GB/s per SM that part H100 from H200, and H200 from B200.
+_BRISK, _WIDE = 30, 45
+
+
+def clamp(size: int, axis: AxisFact) -> int:
+    """``size`` within what the kernel itself allows for the axis."""
+    high = axis.max_size if axis.max_size is not None else size
+    return max(axis.min_size, min(size, high))
+
+
+def all_sizes(
+    facts: KernelFacts, block_sizes: Mapping[int, int], chunks: Mapping[int, int | None] | None = None
+) -> dict[int, int]:
+    """The size of every axis: tiles as given, else their smallest; whole dimensions in ``chunks``, else padded."""
+    sizes: dict[int, int] = {}
+    for axis in facts.axes:
+        if axis.tunable:
+            sizes[axis.block_id] = block_sizes.get(axis.block_id, axis.min_size)
+        elif axis.kind == "full":
+            chunk = (chunks or {}).get(axis.block_id)
+            sizes[axis.block_id] = max(1, axis.padded) if chunk is None else chunk
+        else:
+            sizes[axis.block_id] = axis.size or 1
+    return sizes
+
+
+def estimate(
+    facts: KernelFacts,
+    target: Target,
+    block_sizes: Mapping[int, int],
+    num_warps: int,
+    num_stages: int,
+    chunks: Mapping[int, int | None] | None = None,
+) -> Predicted:
+    """What a launch with these sizes is predicted to take."""
+    return predict(facts, all_sizes(facts, block_sizes, chunks), num_warps, num_stages, target)
+
+
+Sizes = dict[int, int]
+Chunks = dict[int, int | None]
+
+
+def halve(
+    able: Sequence[int],
+    sizes: Sizes,
+    chunks: Chunks,
+    facts: KernelFacts,
+    short: Callable[[Sizes, Chunks], tuple[float, ...]],
+) -> tuple[Sizes, Chunks] | None:
+    """``sizes`` and ``chunks`` with those of the axes ``able`` halved that help most: what is ``short`` becomes least.
+
+    One axis, or two or all of them where the pressure of several places is the same and none alone lowers it. The largest
+    where nothing helps at all; None where there is nothing to halve.
+    """
+    if not able:
+        return None
+    now = all_sizes(facts, sizes, chunks)
+
+    def halved(axes: Iterable[int]) -> tuple[Sizes, Chunks]:
+        half = {axis: now[axis] // 2 for axis in axes}
+        return (
+            sizes | {axis: size for axis, size in half.items() if axis not in chunks},
+            chunks | {axis: size for axis, size in half.items() if axis in chunks},
+        )
+
+    before = short(sizes, chunks)
+    for together in sorted({1, min(2, len(able)), len(able)}):
+        options = [halved(axes) for axes in itertools.combinations(able, together)]
+        after = [short(*option) for option in options]
+        if min(after) < before:
+            return options[after.index(min(after))]
+    return halved((max(able, key=lambda axis: (now[axis], axis)),))
+
+
+def wave_efficiency(blocks: int, target: Target) -> float:
+    """Part of the SMs' time that is used when ``blocks`` equal blocks run one per SM."""
+    return blocks / (cdiv(blocks, target.num_sms) * target.num_sms)
+
+
+def extent_of(axis: AxisFact) -> int:
+    """Elements along the axis; its size, or 1, where the extent is not known."""
+    return axis.extent if axis.extent is not None else axis.size or 1
+
+
+def grid_extent(facts: KernelFacts, root: int | None = None) -> int:
+    """Product of the extents of all grid axes, or of those of one root."""
+    axes = (facts.axes[a] for a in facts.grid_axes)
+    return math.prod(extent_of(axis) for axis in axes if root is None or root in axis.roots)
+
+
+def warps_for_threads(threads: int, target: Target) -> int:
+    """``threads`` (of 32 lanes each, as on CUDA) as a legal number of the target's warps."""
+    most = target.max_threads_per_block // target.warp_size
+    return max(1, min(most, previous_power_of_2(threads // target.warp_size)))
+
+
+def is_wide(target: Target) -> bool:
+    """Whether memory feeds one SM so fast (over 45 GB/s; B200 has 54, H200 36, A100 19) that more, smaller blocks per
+    SM are needed to keep enough loads in flight."""
+    return target.bandwidth_gb_per_s / target.num_sms > _WIDE
+
+
+def is_h200(target: Target) -> bool:
+    """Whether choices measured on H200 hold: memory feeds an SM with wgmma at 30 to 45 GB/s (H200 36; H100, for which
+    others are published, 25; B200, likewise, 54)."""
+    return target.has("wgmma") and _BRISK < target.bandwidth_gb_per_s / target.num_sms <= _WIDE
+
+
+def stream_loads(facts: KernelFacts) -> dict[int, str]:
+    """Every load leaves the cache first: nothing is read twice."""
+    return dict.fromkeys(_load_slots(facts), "first")
+
+
+def keep_load(facts: KernelFacts, slot: int | None) -> dict[int, str]:
+    """The load in ``slot`` stays in the cache, the others leave it first; nothing where the slot is not known."""
+    slots = _load_slots(facts)
+    return {} if slot is None else {s: "last" if s == slot else "first" for s in slots}
+
+
+def _load_slots(facts: KernelFacts) -> tuple[int, ...]:
+    return tuple(op.load_slot for op in facts.memory_ops if op.load_slot is not None)

@@ -1,0 +1,50 @@
+"""Matrix products that are much wider than tall, or the other way round: memory-bound, so K is read in long runs.
+
+Matches exactly one 2-D dot of known extents with an aspect of 8 or more. Published for H100 and MI355X as an
+alternate, never the default; not measured on a GPU here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ...._shapes import previous_power_of_2
+from ....autotuner.proposal import Proposal, Verdict
+from ....hardware import Target
+
+_ASPECT = 8
+_TILE = (64, 64, 256)
+
+
+class TritonSkinnyGemmHeuristic:
+    name: ClassVar[str] = "TritonSkinnyGemmHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = False
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        if len(facts.matmuls) != 1:
+            return Verdict(eligible=False, reason=f"the kernel has {len(facts.matmuls)} matrix products, not one")
+        fact = facts.matmuls[0]
+        if fact.lhs_rank != 2 or fact.rhs_rank != 2:
+            return Verdict(eligible=False, reason="the product is batched")
+        if None in (fact.m_block_id, fact.n_block_id, fact.k_block_id):
+            return Verdict(eligible=False, reason="M, N and K of the product are not three tiles")
+        if not all(facts.axes[block].on_grid for block in (fact.m_block_id, fact.n_block_id) if block is not None):
+            return Verdict(eligible=False, reason="M or N of the product is not on the grid")
+        m, n, k = fact.static_m, fact.static_n, fact.static_k
+        if m is None or n is None or k is None:
+            return Verdict(eligible=False, reason="an extent of the product is not known when the kernel is compiled")
+        if max(m, n) < _ASPECT * min(m, n):
+            return Verdict(eligible=False, reason=f"{m} x {n} is not skinny: the aspect is below {_ASPECT}")
+        return Verdict(eligible=True, reason=f"{m} x {n} is skinny")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        fact = facts.matmuls[0]
+        blocks = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
+        extents = (fact.static_m, fact.static_n, fact.static_k)
+        sizes = {}
+        for block, extent, wanted in zip(blocks, extents, _TILE, strict=True):
+            assert block is not None and extent is not None
+            sizes[block] = max(facts.axes[block].min_size, previous_power_of_2(min(wanted, extent)))
+        return (Proposal(reason=f"long runs of K for a product of {extents[0]} x {extents[1]}", block_sizes=sizes),)

@@ -1,0 +1,240 @@
+"""Reductions over rows on H200 and its like: small programs with few threads, many at once.
+
+Matches what the two other reduction heuristics match, on such GPUs only, and comes before them. The numbers come from
+sweeps over rows of 1000 to 131072 in bf16 and fp32 (H200, CUDA 13.0, Triton 3.6, 2026-11-20), by which
+`python benchmarks/sweep.py --score` compares the seeds with the best config: by kernel and dtype 1.00 to 1.07 of its time
+in the geometric mean.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts, ReductionFact
+from ...._shapes import next_power_of_2, previous_power_of_2
+from ....autotuner.proposal import Proposal, Verdict
+from ....hardware import Target
+from ..resources.traffic import work
+from .reduction_budget import Allocation, allocate
+from .reduction_launch import launch
+from .sizing import all_sizes, grid_extent, is_h200
+
+#: Bytes of a program's rows: one 16-byte load for each of 256 threads, or two for 128. Half of it for heavy bodies.
+_PROGRAM_BYTES = 4096
+_MAX_ROWS, _MIN_WAVES = 16, 8
+#: Bytes per thread of a program's rows up to ``_SHORT`` elements, and of longer ones; from ``_LONG`` on all threads. Where
+#: no row is stored, those of longer ones, of all loads together, and half of it with many tiles in a loop or short rows.
+_THREAD_BYTES, _LONG_THREAD_BYTES, _SHORT, _LONG = 32, 128, 4096, 32768
+_SHORT_ROW = 512
+#: Threads at least for a row of two dimensions or more.
+_DEEP_THREADS = 64
+#: Elements per thread where one number per row is all that is stored: latency counts, and small blocks hide it.
+_THREAD_ELEMENTS = 64
+#: Rows up to this many elements are held at once; up to twice as many if reading them again would miss the caches (L1
+#: has 64 KiB for each of the rows that run on an SM), or if a loop would correct its sum for each new maximum.
+_HELD, _CACHED_BYTES, _ONE_PASS = 16384, 65536, frozenset(("max", "sum"))
+#: Elements of the chunks of longer rows, divided by the number of loads that span a row, and of rows of twice ``_HELD``;
+#: a block has all threads for them, half of them where chunks of so many bytes have this many live tiles.
+_CHUNK, _SHORT_CHUNK, _MANY_TILES = 16384, 4096, 3
+#: Where one number per row is all that is stored, a row is read once however it is walked. A loop of the kernel's own
+#: has these chunks too where rows are not aligned for loads of so many bytes.
+_VECTOR_BYTES = 16
+_SCALAR_CHUNK, _SCALAR_THREADS = 2048, 512
+#: A body is heavy from this many live tiles on: elements of a row that is held, of a chunk, and per thread.
+_HEAVY_TILES, _HEAVY_HELD, _HEAVY_CHUNK = 6, 4096, 2048
+_HEAVY_THREAD_ELEMENTS, _HEAVY_THREADS = 16, 256
+#: A loop whose row is read again is busy when its arithmetic is predicted to take this many times as long as its memory:
+#: then it runs behind other programs' loads, and more of these fit. Elements of its tile at most, and per thread; threads
+#: at least.
+_BUSY, _BUSY_TILE, _BUSY_THREAD_ELEMENTS, _BUSY_THREADS = 1.25, 8192, 32, 64
+#: Part of the registers that the live tiles of a loop fill which reads nothing twice: 4 programs share an SM.
+_SHARED_BY = 4
+_REGISTER_BYTES = 4
+
+
+class TritonStreamingReductionHeuristic:
+    name: ClassVar[str] = "TritonStreamingReductionHeuristic"
+    backend: ClassVar[str] = "triton"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+        if not is_h200(target):
+            return Verdict(eligible=False, reason=f"measured for H200, not for {target.device}")
+        if facts.matmuls:
+            return Verdict(eligible=False, reason="the kernel has a matrix product")
+        primary = facts.primary_reduction
+        if primary is None:
+            return Verdict(eligible=False, reason="no reduction of known extent inside of a program")
+        sums_up = any(fact.per_feature_accumulator for fact in facts.reductions)
+        if sums_up or primary.carried_2d or allocate(facts, target).reduced_away:
+            return Verdict(eligible=False, reason="programs sum up many rows")
+        if primary.category not in ("user_tile", "full_slice"):
+            return Verdict(eligible=False, reason=f"axis {primary.axis} is spread over the grid")
+        return Verdict(eligible=True, reason=f"{'+'.join(primary.names)} over rows of {primary.extent}")
+
+    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+        found = allocate(facts, target)
+        primary = found.primary
+        busy = _is_busy(facts, primary, target)
+        width = _width(facts, primary, target, busy)
+        _set_width(found, facts, width)
+        rows = _set_rows(found, facts, target, busy)
+        chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target, busy))
+        way = "at once" if width >= facts.axes[primary.axis].padded else f"in chunks of {width}"
+        reason = f"{rows} rows of {primary.extent} per program, {way}, {chosen.num_warps} warps"
+        return (
+            Proposal(
+                reason=reason,
+                block_sizes=chosen.sizes,
+                reduction_loops=chosen.chunks,
+                num_warps=chosen.num_warps,
+                num_stages=1,
+                eviction=_eviction(facts, primary, width),
+            ),
+        )
+
+
+def _itemsize(primary: ReductionFact) -> int:
+    return max(2, primary.input_load_itemsize)
+
+
+def _row_loads(facts: KernelFacts, axis: int) -> int:
+    """Loads that read a row of their own in every program: no weights."""
+    return sum(
+        op.kind == "load" and axis in op.tile_axes and any(a in facts.grid_axes for a in op.tile_axes)
+        for op in facts.memory_ops
+    )
+
+
+def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[int, str]:
+    """Long rows that are read again to store something stay in the cache until then."""
+    again = primary.re_read and _stores_rows(facts, primary)
+    if not again or width >= primary.extent or primary.extent <= 2 * _HELD:
+        return {}
+    along, grid = _along(facts, primary), frozenset(facts.grid_axes)
+    return {
+        op.load_slot: "last" if op.region == primary.region else "first"
+        for op in facts.memory_ops
+        if op.load_slot is not None and along.intersection(op.tile_axes) and grid.intersection(op.tile_axes)
+    }
+
+
+def _is_heavy(primary: ReductionFact) -> bool:
+    return primary.full_extent and primary.body_live_tiles >= _HEAVY_TILES
+
+
+def _is_busy(facts: KernelFacts, primary: ReductionFact, target: Target) -> bool:
+    if primary.full_extent or not primary.re_read:
+        return False
+    done = work(facts, all_sizes(facts, {}), 1, target)
+    return done.scalar_us > _BUSY * done.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+
+
+def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
+    """Whether every row of the loads begins where a vector of elements may."""
+    loads = (op for op in facts.memory_ops if op.kind == "load" and primary.axis in op.tile_axes)
+    return not any(stride != 1 and stride * op.itemsize % _VECTOR_BYTES for op in loads for stride in op.strides)
+
+
+def _inside(facts: KernelFacts, primary: ReductionFact) -> int:
+    """Elements of the other whole dimensions that a row has, as in a reduction over two of them."""
+    return math.prod(facts.axes[a].padded for a in primary.tile if a != primary.axis and facts.axes[a].kind == "full")
+
+
+def _along(facts: KernelFacts, primary: ReductionFact) -> frozenset[int]:
+    """The axes that run along the row, in this loop or another."""
+    return frozenset(a.block_id for a in facts.axes if a.extent == primary.extent and not a.on_grid)
+
+
+def _stores_rows(facts: KernelFacts, primary: ReductionFact) -> bool:
+    along = _along(facts, primary)
+    return any(op.kind == "store" and along.intersection(op.tile_axes) for op in facts.memory_ops)
+
+
+def _width(facts: KernelFacts, primary: ReductionFact, target: Target, busy: bool) -> int:
+    """Elements of a row that are held at once."""
+    axis = facts.axes[primary.axis]
+    whole = axis.padded or next_power_of_2(primary.extent)
+    loads = max(1, _row_loads(facts, primary.axis))
+    if not primary.full_extent and not primary.re_read:
+        scale = sum(size for axes, size in primary.live_tiles if primary.axis in axes)
+        room = target.registers_per_sm * _REGISTER_BYTES // _SHARED_BY
+        width = min(whole, previous_power_of_2(room // max(1, scale)))
+        return width if _is_aligned(facts, primary) else min(width, _SCALAR_CHUNK)
+    if _is_heavy(primary):
+        return whole if whole <= _HEAVY_HELD else _HEAVY_CHUNK
+    if primary.full_extent and not _stores_rows(facts, primary):
+        return whole if whole <= _HELD else _SCALAR_CHUNK
+    if busy:
+        return min(whole, _BUSY_TILE)
+    again = primary.re_read and (
+        whole * _itemsize(primary) * loads > _CACHED_BYTES or _ONE_PASS.issubset(primary.names)
+    )
+    if whole <= (2 * _HELD if again else _HELD):
+        return whole
+    if not primary.full_extent:
+        return _HELD if whole <= 2 * _HELD else 2 * _HELD
+    if loads > 1 and _ONE_PASS.issubset(primary.names):
+        return _SHORT_CHUNK
+    return (_SHORT_CHUNK if whole <= 2 * _HELD else _CHUNK) // previous_power_of_2(loads)
+
+
+def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
+    primary = found.primary
+    axis = facts.axes[primary.axis]
+    if primary.full_extent:
+        for block in found.chunks:
+            if facts.axes[block].extent == axis.extent:
+                found.chunks[block] = None if width >= axis.padded else width
+        return
+    for other in facts.tunable_axes:
+        if not other.on_grid and other.extent == axis.extent:
+            found.sizes[other.block_id] = max(other.min_size, min(width, other.max_size or width))
+
+
+def _set_rows(found: Allocation, facts: KernelFacts, target: Target, busy: bool) -> int:
+    """Rows per program: its bytes, spread over the grid axes as they were; returns how many."""
+    primary = found.primary
+    row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
+    waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _MIN_WAVES))
+    room = _PROGRAM_BYTES // 2 if busy or _is_heavy(primary) else _PROGRAM_BYTES
+    goal = max(1, min(_MAX_ROWS, room // row, waves))
+    # other grid loops keep what they were given, and so do axes that memory is contiguous along
+    own = (facts.axes[a] for a in facts.grid_axes if a not in found.columns)
+    axes = [axis for axis in own if axis.tunable and primary.root in axis.roots]
+    sizes = {axis.block_id: axis.min_size for axis in axes}
+    while math.prod(sizes.values()) < goal:
+        able = [a for a in axes if sizes[a.block_id] * 2 <= min(a.padded or 1, a.max_size or goal)]
+        if not able:
+            break
+        sizes[able[-1].block_id] *= 2
+    found.sizes.update(sizes)
+    return math.prod(sizes.values())
+
+
+def _threads(elements: int, width: int, facts: KernelFacts, primary: ReductionFact, target: Target, busy: bool) -> int:
+    """Threads for a program of ``elements``, of which ``width`` lie along the row."""
+    least, most = target.warp_size, target.max_threads_per_block
+    looped = width < primary.extent and primary.full_extent
+    if _is_heavy(primary):
+        return _HEAVY_THREADS if looped else max(least, elements // _HEAVY_THREAD_ELEMENTS)
+    if primary.full_extent and not _stores_rows(facts, primary):
+        return _SCALAR_THREADS if looped else max(least, min(most, elements // _THREAD_ELEMENTS))
+    if looped:
+        crowded = width * _itemsize(primary) >= _CACHED_BYTES and primary.body_live_tiles >= _MANY_TILES
+        return most // 2 if crowded else most
+    if busy:
+        return max(_BUSY_THREADS, elements // _BUSY_THREAD_ELEMENTS)
+    if elements >= _LONG:
+        return most
+    inside = _inside(facts, primary)
+    if inside > 1:
+        return max(_DEEP_THREADS, min(most, elements * inside * _itemsize(primary) // _LONG_THREAD_BYTES))
+    if not _stores_rows(facts, primary):
+        each = _LONG_THREAD_BYTES // (_itemsize(primary) * max(1, _row_loads(facts, primary.axis)))
+        if primary.body_live_tiles >= _MANY_TILES and (width < primary.extent or width <= _SHORT_ROW):
+            each //= 2
+    else:
+        each = (_THREAD_BYTES if elements <= _SHORT else _LONG_THREAD_BYTES) // _itemsize(primary)
+    return max(least, min(most, elements // each))

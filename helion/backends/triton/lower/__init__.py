@@ -1,0 +1,1 @@
+"""Triton's own rewrites of a program, behind those that a config asks for."""

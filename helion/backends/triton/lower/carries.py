@@ -1,0 +1,92 @@
+"""Which values of a loop share a variable: how the program leaves SSA.
+
+Triton decides that a name is carried by a loop when it stands for another SSA value after a trial visit of the body. In
+that visit a name still stands for its initial value, so that with ``d = a; e = a`` a body that does ``d = e`` seems to
+leave ``d`` as it was, and the loop silently loses it (Triton 3.6 to 3.7). A name that may take the place of another
+therefore begins as a value of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ...._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Value, Variables, WhileAttrs
+from ...._compiler.passes.schedule import Scheduled
+
+#: Ops whose result may stand in the variable of an operand, or that assign in regions of their own.
+_NO_UPDATES = frozenset(("for", "while", "if", "mask", "iota"))
+#: Ops by which another value may come to live in the variable of an operand.
+_SHARING = frozenset(("for", "while", "mask"))
+
+
+def share_variables(program: Program, scheduled: Scheduled) -> Program:
+    """The program with the ``variables`` of its loops."""
+    if not any(op.kind in ("for", "while") for op in program.walk()):
+        return program
+    uses = Counter(id(v) for op in program.walk() for v in op.reads())
+    return program.map_regions(lambda region: _region(region, uses))
+
+
+def _region(region: Region, uses: Mapping[int, int]) -> Region:
+    local = {id(v) for v in region.params} | {id(r) for op in region.ops for r in op.results}
+    return replace(region, ops=tuple(_op(op, local, uses) if op.regions else op for op in region.ops))
+
+
+def _op(op: Op, local: set[int], uses: Mapping[int, int]) -> Op:
+    attrs = op.attrs
+    if isinstance(attrs, (ForAttrs, WhileAttrs)):
+        attrs = replace(attrs, variables=_variables(op, local, uses))
+    return replace(op, attrs=attrs, regions=tuple(_region(child, uses) for child in op.regions))
+
+
+def _variables(op: Op, local: set[int], uses: Mapping[int, int]) -> Variables:
+    """``local`` are the values of the region around the loop: one from outside of that is needed again in its next
+    iteration."""
+    body = op.regions[-1]
+    initial = op.operands[: len(body.params)]
+    return Variables(
+        taken=frozenset(at for at, value in enumerate(initial) if id(value) in local and uses[id(value)] == 1),
+        fresh=frozenset(at for at in changing_places(body) if isinstance(initial[at], Value)),
+        updated=frozenset(_updated(body)),
+    )
+
+
+def _updated(body: Region) -> Iterator[int]:
+    """``acc = tl.dot(a, b, acc=acc)`` instead of a new variable, where the old value is not needed any more."""
+    for at, (param, after) in enumerate(zip(body.params, body.results, strict=True)):
+        made = next((i for i, op in enumerate(body.ops) if any(r is after for r in op.results)), None)
+        if made is None or body.ops[made].kind in _NO_UPDATES:
+            continue
+        if any(op.kind in _SHARING and any(v is param for v in op.values()) for op in body.ops):
+            continue
+        later = (v for op in body.ops[made + 1 :] for inner in op.walk() for v in inner.reads())
+        others = (v for i, v in enumerate(body.results) if i != at)
+        if not any(v is param for v in later) and not any(v is param or v is after for v in others):
+            yield at
+
+
+def changing_places(region: Region) -> frozenset[int]:
+    """Positions of the carried values that may become another carried value as it is, with no op on the way."""
+    makers = {id(result): op for op in region.walk() for result in op.results}
+    params = {id(param): at for at, param in enumerate(region.params)}
+    found = []
+    for at, result in enumerate(region.results):
+        if _sources(result, makers, params, set()) - {at}:
+            found.append(at)
+    return frozenset(found)
+
+
+def _sources(value: Operand, makers: dict[int, Op], params: dict[int, int], seen: set[int]) -> set[int]:
+    """The parameters that ``value`` may be, looking through branches and loops but not through ops."""
+    if not isinstance(value, Value) or id(value) in seen:
+        return set()
+    seen.add(id(value))
+    if id(value) in params:
+        return {params[id(value)]}
+    op = makers.get(id(value))
+    if op is None or not op.regions or op.kind not in ("if", "for", "while"):
+        return set()
+    passed: list[Operand] = [*op.operands, *(result for region in op.regions for result in region.results)]
+    return set().union(*(_sources(one, makers, params, seen) for one in passed))

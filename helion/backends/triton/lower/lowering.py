@@ -1,0 +1,50 @@
+"""Triton's own rewrites of a program, behind those that a config asks for. They settle in the program what the printer
+would have to decide: which values share a variable, which reductions stay in their loop, how wide a gather's source is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...._compiler.ir.grammar import GatherAttrs, Op, Program
+from ...._compiler.ir.mapping import map_ops
+from ...._compiler.passes.schedule import Scheduled, Step
+from ...._shapes import Dim
+from .carries import share_variables
+from .running_sums import keep_sums
+
+
+def dim_size(dim: Dim, sizes: Mapping[int, int]) -> int:
+    """The number of lanes of a dimension."""
+    return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
+
+
+def widen_gathers(program: Program, scheduled: Scheduled) -> Program:
+    """The source of a gather is doubled along its axis until it has as many lanes as the index.
+
+    Triton has no layout for a gather with more index than source lanes (an assertion fails in its optimizer).
+    """
+    if not any(op.kind == "gather" for op in program.walk()):
+        return program
+    sizes = scheduled.sizes_in(program)
+
+    def widen(op: Op) -> Op:
+        if not isinstance(op.attrs, GatherAttrs):
+            return op
+        value, index = (dim_size(v.dims[op.attrs.dim], sizes) for v in op.values())
+        doubled = 0
+        while value << doubled < index:
+            doubled += 1
+        return replace(op, attrs=replace(op.attrs, doubled=doubled)) if doubled else op
+
+    return map_ops(program, widen)
+
+
+#: In order; the printer relies on all of them.
+STEPS: tuple[Step, ...] = (
+    Step("triton.running_sums", keep_sums),
+    Step("triton.gathers", widen_gathers),
+    Step("triton.carries", share_variables),
+)

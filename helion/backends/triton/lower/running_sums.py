@@ -1,0 +1,78 @@
+"""Which reductions Triton must not move behind the loop that adds them up.
+
+Of a sum that a loop carries, and of each tile's part of it as loaded, Triton keeps a part per thread and adds these up
+behind the loop (OptimizeThreadLocality, Triton 3.6 to 3.7, seen on sm_90 and gfx942). It takes for granted that nothing
+else reads the sum: where the body does, that reads the initial value instead, and where not exactly one op behind the loop
+does, compilation ends with ``Assertion `loopResult.hasOneUse()' failed``. An op between the reduction and the sum keeps it
+where it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...._compiler.ir.grammar import Op, PointwiseAttrs, Program, ReduceAttrs, Region, Value
+from ...._compiler.ir.mapping import map_ops
+from ...._compiler.passes.schedule import Scheduled
+
+_MOVED = frozenset(("sum", "prod", "max", "min"))
+#: Kinds of ops, and names of elementwise ones, that read each operand once in the generated code.
+_SINGLE_KINDS = frozenset(("store", "view"))
+_SINGLE_NAMES = frozenset(("cast", "add", "sub", "mul", "div"))
+
+
+def keep_sums(program: Program, scheduled: Scheduled) -> Program:
+    """The program with ``kept`` set of the reductions that must stay in their loop."""
+    pinned = _all_pinned(program)
+    if not pinned:
+        return program
+
+    def keep(op: Op) -> Op:
+        # a reduction has no regions, so it is still the object that was found
+        return replace(op, attrs=replace(op.attrs, kept=True)) if id(op) in pinned else op
+
+    return map_ops(program, keep)
+
+
+def _all_pinned(program: Program) -> frozenset[int]:
+    readers: dict[int, list[Op]] = {}
+    loops = []
+    for op in program.walk():
+        read = [*op.operands, *(result for region in op.regions for result in region.results)]
+        for operand in read:
+            if isinstance(operand, Value):
+                readers.setdefault(id(operand), []).append(op)
+        if op.kind == "for":
+            loops.append(op)
+    return frozenset(found for op in loops for found in _pinned(op, op.regions[-1], readers))
+
+
+def _pinned(op: Op, region: Region, readers: dict[int, list[Op]]) -> list[int]:
+    makers = {id(result): maker for maker in region.ops for result in maker.results}
+    found: list[int] = []
+    for param, after, result in zip(region.params, region.results, op.results, strict=True):
+        combined = makers.get(id(after))
+        if combined is None or combined.kind != "pointwise" or not any(v is param for v in combined.values()):
+            continue
+        if len(readers[id(after)]) > 1:  # Triton leaves it
+            continue
+        behind = readers.get(id(result), [])
+        alone = len(readers[id(param)]) == 1 and len(behind) == 1 and _reads_once(behind[0])
+        if not alone:
+            parts = (makers.get(id(value)) for value in combined.values())
+            found += [id(part) for part in parts if part is not None and _is_moved(part, makers)]
+    return found
+
+
+def _is_moved(op: Op, makers: dict[int, Op]) -> bool:
+    """Whether this reduces a tile as it is loaded; masks and views may turn out to be no ops."""
+    if not isinstance(op.attrs, ReduceAttrs) or op.attrs.name not in _MOVED or not op.result.dtype.is_floating_point:
+        return False
+    maker = makers.get(id(op.operands[0]))
+    while maker is not None and maker.kind in ("mask", "view"):
+        maker = makers.get(id(maker.operands[0]))
+    return maker is not None and maker.kind == "load"
+
+
+def _reads_once(op: Op) -> bool:
+    return op.kind in _SINGLE_KINDS or (isinstance(op.attrs, PointwiseAttrs) and op.attrs.name in _SINGLE_NAMES)

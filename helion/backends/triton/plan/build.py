@@ -1,0 +1,433 @@
+"""Makes a plan: a program and a normalised config in, decisions out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...._compiler.host.effects import overwritten
+from ...._compiler.ir.grammar import (
+    MEMORY,
+    Block,
+    CheckAttrs,
+    ForAttrs,
+    InlineAttrs,
+    LoopAxis,
+    NumberAttrs,
+    Program,
+    Region,
+    Root,
+)
+from ...._compiler.passes.flatten import nests
+from ...._compiler.passes.programs import check_programs
+from ...._compiler.passes.schedule import SCHEDULE, Scheduled, Step, run_steps
+from ...._compiler.sizes import block_sizes, chunks
+from ...._names import LAUNCH_OPTIONS, RESERVED, NameSpace
+from ...._shapes import Expr, Number, cdiv, hint_of
+from ....hardware import Target
+from ....settings import Settings
+from .chains import may_unroll, most_warps
+from .dots import partial_sums
+from .indexing import Box, plan_boxes
+from .records import (
+    AxisPlan,
+    BlockPlan,
+    GridPlan,
+    LaunchArguments,
+    LaunchPlan,
+    LoopPlan,
+    NumberArgument,
+    Plan,
+    RangePlan,
+    TensorArgument,
+)
+
+_RANGE_KEYS = (
+    "range_num_stages",
+    "range_unroll_factors",
+    "range_multi_buffers",
+    "range_flattens",
+    "range_warp_specializes",
+)
+#: What launch options under any name begin with.
+_VERBATIM = "_triton_config_"
+#: Config keys that are passed to the launch as they are, where present.
+_LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "num_ctas")
+
+
+def build_plan(
+    program: Program,
+    rollable: tuple[int, ...],
+    config: Mapping[str, Any],
+    settings: Settings,
+    target: Target,
+    mechanisms: frozenset[str],
+    steps: tuple[Step, ...] = (),
+) -> Plan:
+    """Every decision of ``config`` about ``program``. ``config`` must be normalised by the program's space.
+
+    ``mechanisms`` are the ways of indexing that the code generator has, ``steps`` its own rewrites.
+    """
+    scheduled = _scheduled(program, rollable, config, settings, target)
+    rolled = run_steps(program, scheduled, (*SCHEDULE, *steps))
+    sizes = scheduled.sizes_in(rolled)
+    wanted = dict(enumerate(config.get("indexing") or ()))
+    boxes = plan_boxes(rolled, sizes, wanted, mechanisms, scheduled.launched(rolled), target)
+    plan = _Planner(program, rolled, sizes, scheduled.chunked, config, settings, boxes, target).plan()
+    ignored = settings.ignore_warnings
+    return replace(plan, warnings=tuple(w for w in check_programs(program, sizes) if type(w).__name__ not in ignored))
+
+
+def _scheduled(
+    program: Program, rollable: tuple[int, ...], config: Mapping[str, Any], settings: Settings, target: Target
+) -> Scheduled:
+    """What ``config`` asks of the steps that rewrite ``program``."""
+    moving = any(stages > 1 for stages in config.get("range_num_stages") or ())
+    return Scheduled(
+        sizes=block_sizes(program, rollable, config),
+        chunked=frozenset(chunks(rollable, config)),
+        # lanes of a flattened loop do not say in which dimension they are out of range
+        flattened={} if settings.checked else _flattened(program, config),
+        subtiles=config.get("epilogue_subtile") or 0,
+        threads=config["num_warps"] * target.warp_size,
+        steady=not moving and not any(config.get("range_warp_specializes") or ()),
+        boxed=frozenset(slot for slot, way in enumerate(config.get("indexing") or ()) if way != "pointer"),
+        checked=settings.checked,
+    )
+
+
+def _flattened(program: Program, config: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
+    """The loop orders of the grids that ``config`` flattens, by root."""
+    slots = _Slots(config, {})
+    found = {}
+    for nest in nests(program):
+        order = slots.take("loop_orders", ())
+        if nest.mergeable and slots.take("flatten_loops", False):
+            assert nest.root is not None
+            found[nest.root] = tuple(order)
+    return found
+
+
+@dataclass
+class _Slots:
+    """Reads positional lists: the next slot of a key belongs to the next entity in program order."""
+
+    config: Mapping[str, Any]
+    at: dict[str, int]
+
+    def take(self, key: str, default: Any) -> Any:
+        values = self.config.get(key) or ()
+        position = self.at.get(key, 0)
+        self.at[key] = position + 1
+        return values[position] if position < len(values) else default
+
+
+class _Planner:
+    def __init__(
+        self,
+        program: Program,
+        rolled: Program,
+        sizes: dict[int, int],
+        looped: frozenset[int],
+        config: Mapping[str, Any],
+        settings: Settings,
+        boxes: Mapping[int, Box],
+        target: Target,
+    ) -> None:
+        self.boxes = boxes
+        self.target = target
+        self.program = program
+        self.rolled = rolled
+        self.sizes = sizes
+        self.looped = looped
+        self.config = config
+        self.settings = settings
+        self.slots = _Slots(config, {})
+        verbatim = {key.removeprefix(_VERBATIM) for key in config if key.startswith(_VERBATIM)}
+        self.names = NameSpace(RESERVED | LAUNCH_OPTIONS | verbatim | {program.host.name})
+        self.blocks = tuple(self.block(block) for block in rolled.blocks)
+
+    def plan(self) -> Plan:
+        arguments = self.arguments()
+        grids, root_ranges, loops = self.loops()
+        policies = self.config.get("load_eviction_policies") or ()
+        evictions = {slot: policy for slot, policy in enumerate(policies) if policy}
+        return Plan(
+            program=self.rolled,
+            kernel_names=self.kernel_names(),
+            blocks=self.blocks,
+            grids=grids,
+            root_ranges=root_ranges,
+            loops=loops,
+            launches=arguments,
+            evictions=evictions,
+            cache_modifiers=self.cache_modifiers(evictions),
+            launch=self.launch(),
+            boxes=self.boxes,
+            partial_sums=partial_sums(self.rolled, self.sizes, self.config["num_warps"], self.target),
+            origin_lines=self.settings.output_origin_lines,
+            tunables={name: self.config[name] for name, _ in self.program.tunables},
+            full_masked=frozenset(
+                b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)
+            ),
+        )
+
+    def kernel_names(self) -> tuple[str, ...]:
+        base = f"_helion_{self.program.host.name}"
+        phases = 1 + max(root.phase for root in self.program.roots)
+        return tuple(base if phase == 0 else f"{base}_{phase}" for phase in range(phases))
+
+    # --- blocks ----------------------------------------------------------------------------------------------------------
+
+    def block(self, block: Block) -> BlockPlan:
+        if block.kind == "grid":
+            return BlockPlan(id=block.id, size=1, symbol="")
+        if block.part is not None:
+            return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_SUBTILE_SIZE_{block.part.block}")
+        if block.kind == "tile":
+            return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_BLOCK_SIZE_{block.label}")
+        name = "_REDUCTION_BLOCK" if block.id in self.looped else "_RDIM_SIZE"
+        looped = block.id in self.looped
+        return BlockPlan(
+            id=block.id,
+            size=self.sizes[block.id],
+            symbol=f"{name}_{block.id}",
+            looped=looped,
+            dynamic=block.extent if isinstance(block.extent, Expr) and not looped else None,
+        )
+
+    def is_ragged(self, extent: Number | None, block: int) -> bool:
+        """Whether tiles of ``block`` may reach past ``extent`` elements."""
+        size = self.sizes[block]
+        if isinstance(extent, int):
+            return extent == 0 or extent % size != 0
+        # the size of a whole dimension held at once is that seen when binding, and another one in other calls
+        return size != 1 or self.rolled.blocks[block].kind == "full"
+
+    # --- arguments -------------------------------------------------------------------------------------------------------
+
+    def arguments(self) -> tuple[LaunchArguments, ...]:
+        """By place in the host code: what its kernels take."""
+        tensors = self.tensors()
+        known: dict[Any, NumberArgument] = {}
+        launches = []
+        for number in range(1 + max(root.launch for root in self.rolled.roots)):
+            roots = tuple(root for root in self.rolled.roots if root.launch == number)
+            part = self.rolled if len(roots) == len(self.rolled.roots) else replace(self.rolled, roots=roots)
+            blocks = set(range(len(self.blocks))) if part is self.rolled else _blocks(part)
+            used = _tensors(part)
+            launches.append(
+                LaunchArguments(
+                    phases=tuple(dict.fromkeys(root.phase for root in roots)),
+                    tensors=tuple(t for t in tensors if t.tensor.id in used),
+                    numbers=self.numbers(part, blocks, known),
+                    blocks=tuple(block for block in self.blocks if block.id in blocks),
+                    overwritten=tuple(dict.fromkeys(t.source for t in overwritten(self.rolled, part))),
+                )
+            )
+        return tuple(launches)
+
+    def tensors(self) -> tuple[TensorArgument, ...]:
+        used = _tensors(self.rolled)
+        return tuple(
+            TensorArgument(name=self.names.fresh(_short(t.name)), tensor=t)
+            for t in self.program.tensors
+            if t.id in used
+        )
+
+    def numbers(self, part: Program, blocks: set[int], known: dict[Any, NumberArgument]) -> tuple[NumberArgument, ...]:
+        """One argument for each host number the device code reads: whole expressions are evaluated on the host."""
+        found: dict[Any, NumberArgument] = {}
+        for expr in _expressions(part, blocks):
+            for each in host_parts(expr):
+                if each.key not in known:
+                    name = self.names.fresh(_argument_name(each))
+                    known[each.key] = NumberArgument(name=name, expr=each)
+                found[each.key] = known[each.key]
+        return tuple(found.values())
+
+    def cache_modifiers(self, evictions: Mapping[int, str]) -> dict[int, str]:
+        """By memory slot; an entry of the config belongs to the next load, or store, in program order."""
+        found: dict[int, str] = {}
+        for kind, key in (("load", "load_cache_modifiers"), ("store", "store_cache_modifiers")):
+            accesses = {op.attrs.slot: op.attrs for op in self.program.walk() if op.kind == kind}
+            for slot, modifier in zip(sorted(accesses), self.config.get(key) or (), strict=False):
+                attrs = accesses[slot]
+                evicts = attrs.eviction if attrs.load_slot is None else evictions.get(attrs.load_slot)
+                # an instruction of PTX has a cache operator or an eviction priority, never both: the assembler
+                # refuses ld.global.cg.L1::evict_first. The policy is the finer instruction, so it stays.
+                if modifier and not evicts:
+                    found[slot] = modifier
+        return found
+
+    # --- loops -----------------------------------------------------------------------------------------------------------
+
+    def axis(self, axis: LoopAxis) -> AxisPlan:
+        if not isinstance(axis.begin, (int, Expr)) or not isinstance(axis.end, (int, Expr)):
+            return AxisPlan(block=axis.block, masked=not axis.scalar and self.sizes[axis.block] != 1)
+        extent = axis.end - axis.begin
+        step = axis.step if axis.scalar else self.sizes[axis.block]
+        masked = not axis.scalar and (axis.jagged is not None or self.is_ragged(extent, axis.block))
+        if isinstance(extent, int) and isinstance(step, int):
+            extent = max(extent, 0)
+        return AxisPlan(block=axis.block, masked=masked, count=cdiv(extent, step))  # type: ignore[arg-type]
+
+    def order(self, axes: tuple[LoopAxis, ...]) -> tuple[int, ...]:
+        identity = tuple(range(len(axes)))
+        return tuple(self.slots.take("loop_orders", identity)) if len(axes) > 1 else identity
+
+    def range(self) -> RangePlan:
+        stages, unroll, buffer, flatten, specialize = (
+            self.slots.take(key, None if key.endswith(("buffers", "flattens", "specializes")) else 0)
+            for key in _RANGE_KEYS
+        )
+        return RangePlan(
+            num_stages=stages, unroll=unroll, multi_buffer=buffer, flatten=flatten, warp_specialize=specialize
+        )
+
+    def loops(self) -> tuple[tuple[GridPlan, ...], tuple[RangePlan, ...], dict[int, LoopPlan]]:
+        """Slots are numbered over the program as traced, which rolling may reorder; a loop keeps its location object."""
+        grids: list[GridPlan] = []
+        ranges: list[RangePlan] = []
+        traced: dict[int, LoopPlan] = {}
+        for root, planned in zip(self.program.roots, self.rolled.roots, strict=True):
+            grids.append(self.grid(root, planned))
+            ranges.append(self.range())
+            for op in root.body.walk():
+                if isinstance(op.attrs, ForAttrs):
+                    unrollable = may_unroll(op.regions[0], self.sizes, self.config["num_warps"], self.target)
+                    traced[id(op.location)] = self.loop(op.attrs, unrollable)
+        loops = {}
+        for op in self.rolled.walk():
+            if isinstance(op.attrs, ForAttrs):
+                plan = self.chunks(op.attrs) if op.attrs.chunked else traced[id(op.location)]
+                loops[id(op)] = plan if not _waits(op.regions[0]) else replace(plan, ranges=_in_order(plan.ranges))
+        roots = (
+            _in_order((chosen,))[0] if _waits(planned.body) else chosen
+            for chosen, planned in zip(ranges, self.rolled.roots, strict=True)
+        )
+        return tuple(grids), tuple(roots), loops
+
+    def grid(self, root: Root, planned: Root) -> GridPlan:
+        """The grid of ``planned``; ``root`` is what it was before flattening, which its slots belong to."""
+        order = self.order(root.axes)
+        group = self.slots.take("l2_groupings", 1) if len(root.axes) > 1 else 1
+        axes = tuple(map(self.axis, planned.axes))
+        if len(axes) < len(root.axes):
+            return GridPlan(axes=axes, order=(0,))
+        return GridPlan(axes=axes, order=order, group=group)
+
+    def chunks(self, attrs: ForAttrs) -> LoopPlan:
+        """A loop that rolling made: no slots of its own."""
+        return LoopPlan(axes=tuple(map(self.axis, attrs.axes)), order=(0,), ranges=(RangePlan(),))
+
+    def loop(self, attrs: ForAttrs, unrollable: bool) -> LoopPlan:
+        axes = tuple(map(self.axis, attrs.axes))
+        ranges = []
+        for axis, plan in zip(attrs.axes, axes, strict=True):
+            chosen = self.range()
+            if isinstance(axis.begin, int) and isinstance(axis.end, int) and isinstance(plan.count, int):
+                static = bool(self.slots.take("static_ranges", False)) if self.may_unroll(axis) else False
+                chosen = RangePlan(static=True) if static and unrollable else chosen
+            ranges.append(chosen if unrollable else replace(chosen, unroll=0))
+        return LoopPlan(axes=axes, order=self.order(attrs.axes), ranges=tuple(ranges))
+
+    def may_unroll(self, axis: LoopAxis) -> bool:
+        """Whether the axis has a slot of ``static_ranges``: constant bounds and few iterations at any block size."""
+        assert isinstance(axis.begin, int) and isinstance(axis.end, int)
+        block = self.program.blocks[axis.block]
+        step = axis.step if axis.scalar else block.size if block.size is not None else 1
+        return isinstance(step, int) and cdiv(axis.end - axis.begin, step) <= 8
+
+    def launch(self) -> LaunchPlan:
+        pid_type = self.config["pid_type"]
+        persistent = self.config.get("num_sm_multiplier") or 1
+        warps = most_warps(self.program, self.sizes, self.config["num_warps"], self.target)
+        launched = {**self.config, "num_warps": warps}
+        options = [(key, launched[key]) for key in _LAUNCH_KEYS if launched.get(key) is not None]
+        if self.config.get("advanced_controls_file"):
+            # an option of the ptxas of CUDA 13; others say that they do not know it
+            options.append(("ptx_options", f"--apply-controls {self.config['advanced_controls_file']}"))
+        if self.settings.checked:
+            # Triton would turn overflowing integers, which hashes rely on, into failed assertions too
+            options += [("debug", True), ("sanitize_overflow", False)]
+        options += [(k.removeprefix(_VERBATIM), v) for k, v in self.config.items() if k.startswith(_VERBATIM)]
+        return LaunchPlan(
+            pid_type=pid_type,
+            options=tuple(options),
+            persistent=persistent if pid_type.startswith("persistent") else 0,
+            reserved_sms=self.settings.persistent_reserved_sms,
+        )
+
+
+def _waits(region: Region) -> bool:
+    """Whether a barrier stands in a region."""
+    return any(op.kind == "barrier" for op in region.walk())
+
+
+def _in_order(ranges: tuple[RangePlan, ...]) -> tuple[RangePlan, ...]:
+    """The ranges of a loop with a barrier inside: its loads stay in their iteration, its warps have one role."""
+    return tuple(
+        chosen if chosen.static else replace(chosen, num_stages=1, flatten=None, warp_specialize=None)
+        for chosen in ranges
+    )
+
+
+def _short(source: str) -> str:
+    """A name for a host expression: ``epilogue.__closure__[0].cell_contents`` becomes ``epilogue_0``."""
+    return source.replace(".__closure__[", "_").replace("].cell_contents", "").replace("_source_module.", "")
+
+
+def _argument_name(expr: Expr) -> str:
+    """The variable that an argument is, or is at most: ``max(0, n)`` is ``n`` too."""
+    if expr.op == "max":
+        (*_, last) = expr.args
+        return _argument_name(last) if isinstance(last, Expr) else "number"
+    return str(expr.args[0]) if expr.op == "host" else "number"
+
+
+def host_parts(expr: Expr) -> list[Expr]:
+    """The largest parts of an expression that do not depend on block sizes."""
+    kinds = {leaf.op for leaf in expr.leaves()}
+    if "block" not in kinds:
+        return [expr] if "host" in kinds else []
+    return [part for arg in expr.args if isinstance(arg, Expr) for part in host_parts(arg)]
+
+
+def _tensors(program: Program) -> set[int]:
+    """Tensors that the device code uses."""
+    used = {op.attrs.tensor for op in program.walk() if op.kind in MEMORY}
+    return used | {at for op in program.walk() if isinstance(op.attrs, InlineAttrs) for at in op.attrs.tensors}
+
+
+def _blocks(program: Program) -> set[int]:
+    """Blocks that the device code walks over or has values of."""
+    axes = [axis for root in program.roots for axis in root.axes]
+    axes += [axis for op in program.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes]
+    used = {b for op in program.walk() for v in (*op.results, *op.values()) for dim in v.dims for b in dim.blocks}
+    return used | {axis.block for axis in axes}
+
+
+def _expressions(program: Program, blocks: set[int]) -> list[Expr]:
+    """Every host number the device code reads: values, loop bounds, shifts of subscripts."""
+    found: list[Any] = []
+    for root in program.roots:
+        axes = [*root.axes, *(part for axis in root.axes for part in axis.merged)]
+        found += [n for axis in axes for n in (axis.begin, axis.end, axis.step)]
+        for op in root.body.walk():
+            if isinstance(op.attrs, NumberAttrs):
+                found.append(op.attrs.expr)
+            elif isinstance(op.attrs, ForAttrs):
+                found += [n for axis in op.attrs.axes for n in (axis.begin, axis.end, axis.step)]
+            elif isinstance(op.attrs, CheckAttrs) and op.attrs.index is not None:
+                found += [op.attrs.index.shift, op.attrs.size]
+            elif op.kind in MEMORY:
+                found += [index.shift for index in op.attrs.indices]
+                tensor = program.tensors[op.attrs.tensor]
+                found += tensor.strides
+    found += [block.extent for block in program.blocks if block.kind == "full" and block.id in blocks]
+    return [n for n in found if isinstance(n, Expr)]
+
+
+__all__ = ["build_plan", "hint_of"]

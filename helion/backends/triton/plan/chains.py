@@ -1,0 +1,61 @@
+"""Matrix products that add to each other's accumulator in a row, where the asynchronous matrix unit miscomputes them.
+
+Triton gives products that feed another product all warps along M, and the last of the row its own layout. With more
+warps than 16 rows of M each, warps of the former hold copies of rows, and the accumulator's way into the latter's layout
+is wrong: results are off, or memory is (Triton 3.6, H200, 2026-11-20: two and three products of 64 and 128 rows in 16
+warps). Unrolling a loop makes such rows of products, so loops whose products have too few rows are not unrolled; where
+the kernel itself writes the products out, fewer warps run it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ...._compiler.ir.grammar import Op, Program, Region, accumulator_of
+from ....hardware import Target
+
+#: Rows of a warp, and the fewest warps that the unit takes.
+_WARP_ROWS, _LEAST_WARPS = 16, 4
+
+
+def rows_of(op: Op, sizes: Mapping[int, int]) -> int:
+    """Rows of the product of a dot."""
+    dim = op.result.dims[-2]
+    return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
+
+
+def may_unroll(region: Region, sizes: Mapping[int, int], num_warps: int, target: Target) -> bool:
+    """Whether a loop of ``region`` computes the same when it is unrolled."""
+    if not target.has("wgmma"):
+        return True
+    return all(rows_of(op, sizes) >= _WARP_ROWS * num_warps for op in _straight(region) if op.kind == "dot")
+
+
+def most_warps(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """``num_warps``, or as many as the rows of products allow that the kernel adds up in a row."""
+    if not target.has("wgmma"):
+        return num_warps
+    for root in program.roots:
+        for region in _regions(root.body):
+            dots = {id(op.result): op for op in region.ops if op.kind == "dot"}
+            for op in dots.values():
+                added = accumulator_of(op)
+                if added is not None and id(added) in dots and rows_of(op, sizes) >= _WARP_ROWS * _LEAST_WARPS:
+                    num_warps = min(num_warps, max(_LEAST_WARPS, rows_of(op, sizes) // _WARP_ROWS))
+    return num_warps
+
+
+def _straight(region: Region) -> list[Op]:
+    """The ops of a region and of branches in it, without those of loops."""
+    found = []
+    for op in region.ops:
+        found.append(op)
+        if op.kind == "if":
+            for branch in op.regions:
+                found += _straight(branch)
+    return found
+
+
+def _regions(region: Region) -> list[Region]:
+    return [region, *(inner for op in region.ops for child in op.regions for inner in _regions(child))]

@@ -1,0 +1,68 @@
+"""How matrix products of 8-bit floats are summed up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ...._compiler.ir.grammar import DotAttrs, MemoryAttrs, Op, Program, Value
+from ...._shapes import Dim, hint_of
+from ....hardware import Target
+from ..resources.matrix import are_float8, partial_sum, unit_for
+from .chains import most_warps
+
+
+def partial_sums(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
+    """By dot of 8-bit floats: how many products along K the matrix unit may add up before their sum is promoted to fp32.
+
+    0, every one, except on a unit that adds fewer bits than fp32 has and refuses products without a limit.
+    """
+    warps = most_warps(program, sizes, num_warps, target)
+    dots = [op for op in program.walk() if op.kind == "dot" and _is_float8(op)]
+    makers = {id(result): op for op in program.walk() for result in op.results} if dots else {}
+    return {id(op): _of(program, op, makers, sizes, warps, target) for op in dots}
+
+
+def _is_float8(op: Op) -> bool:
+    assert isinstance(op.attrs, DotAttrs)
+    lhs, rhs = list(op.values())[:2]
+    return op.attrs.scaled is None and are_float8((lhs.dtype, rhs.dtype))
+
+
+def _of(
+    program: Program, op: Op, makers: Mapping[int, Op], sizes: Mapping[int, int], warps: int, target: Target
+) -> int:
+    assert isinstance(op.attrs, DotAttrs)
+    lhs, rhs = list(op.values())[:2]
+
+    def size(dim: Dim) -> int:
+        return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
+
+    depth, dtypes = size(lhs.dims[-1]), (lhs.dtype, rhs.dtype)
+    unit = unit_for(
+        rows=size(lhs.dims[-2]),
+        depth=depth,
+        batched=any(size(dim) > 1 for dim in lhs.dims[:-2]),
+        dtypes=dtypes,
+        k_major=all(_is_k_major(program, makers, *side) for side in ((lhs, lhs.dims[-1]), (rhs, rhs.dims[-2]))),
+        precision=op.attrs.precision,
+        warps=warps,
+        target=target,
+    )
+    return partial_sum(dtypes, depth, target) if unit == "wgmma" else 0
+
+
+def _is_k_major(program: Program, makers: Mapping[int, Op], value: Value, k: Dim) -> bool:
+    """Whether an operand is contiguous along ``k`` in memory, or does not come from there as it is."""
+    op = makers.get(id(value))
+    while op is not None and op.kind in ("view", "mask", "pointwise"):
+        values = list(op.values())
+        if op.kind == "pointwise" and len(values) != 1:
+            return True
+        op = makers.get(id(values[0]))
+    if op is None or op.kind != "load":
+        return True
+    assert isinstance(op.attrs, MemoryAttrs)
+    strides = program.tensors[op.attrs.tensor].strides
+    unit = [i.block for i, stride in zip(op.attrs.indices, strides, strict=True) if hint_of(stride) == 1]
+    return k.block is None or k.block in unit

@@ -1,0 +1,180 @@
+"""How each load and store computes its addresses: pointers, block pointers or tensor descriptors.
+
+A config asks for a mechanism per access; what cannot use it falls back to pointers, which always work. Block pointers and
+descriptors move boxes and check against the *tensor's* bounds, so they are right only where a tile's lanes out of range
+are the lanes beyond the end of the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ...._compiler.ir.grammar import (
+    MEMORY,
+    ForAttrs,
+    HostTensor,
+    Index,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    Program,
+    Region,
+    Root,
+    unaddressed,
+)
+from ...._compiler.passes.accesses import Launched
+from ...._compiler.passes.order_memory import overlapping_storages
+from ...._shapes import Expr
+from ....hardware import DESCRIPTOR_RANKS, Target
+
+Mechanism = Literal["pointer", "block_ptr", "tensor_descriptor"]
+
+#: A descriptor's rows, and each of its strides, are multiples of this many bytes (CUDA's tensor maps); boxes of fewer
+#: bytes than the copy engine's alignment in shared memory are placed too closely by Triton 3.6: "misaligned address".
+_DESCRIPTOR_BYTES, _LEAST_BOX_BYTES = 16, 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """An access that moves a box. ``order`` lists the tensor's dimensions with the contiguous one last; ``check`` the
+    dimensions where the box may reach past the end."""
+
+    mechanism: Mechanism
+    order: tuple[int, ...]
+    check: tuple[int, ...]
+
+
+def plan_boxes(
+    program: Program,
+    sizes: Mapping[int, int],
+    wanted: Mapping[int, str],
+    available: frozenset[str],
+    launched: Launched,
+    target: Target,
+) -> dict[int, Box]:
+    """The accesses that do not use pointers, by op. ``wanted`` maps memory slots to mechanisms; ``available`` are those
+    the code generator has."""
+    if all(mechanism == "pointer" for mechanism in wanted.values()):
+        return {}
+    finder = _Finder(program, sizes, wanted, available, target)
+    for root in program.roots:
+        finder.rewritten = _rewritten(program, root, launched)
+        finder.region(root.body, {axis.block: axis for axis in root.axes})
+    return finder.boxes
+
+
+def _rewritten(program: Program, root: Root, launched: Launched) -> frozenset[int]:
+    """The storages that one kernel both reads and writes, or whose elements it writes more than once."""
+    seen: dict[str, set[int]] = {kind: set() for kind in MEMORY}
+    for op in root.body.walk():
+        if op.kind in MEMORY:
+            assert isinstance(op.attrs, MemoryAttrs)
+            seen[op.kind].add(program.tensors[op.attrs.tensor].storage)
+    both = frozenset((seen["store"] | seen["atomic"]) & (seen["load"] | seen["atomic"]))
+    return both | overlapping_storages(program, root, launched)
+
+
+class _Finder:
+    def __init__(
+        self,
+        program: Program,
+        sizes: Mapping[int, int],
+        wanted: Mapping[int, str],
+        available: frozenset[str],
+        target: Target,
+    ) -> None:
+        self.program = program
+        self.sizes = sizes
+        self.wanted = wanted
+        self.available = available
+        self.target = target
+        self.boxes: dict[int, Box] = {}
+        self.rewritten: frozenset[int] = frozenset()
+
+    def region(self, region: Region, active: Mapping[int, LoopAxis]) -> None:
+        for op in region.ops:
+            if op.kind in MEMORY and op.kind != "atomic":
+                assert isinstance(op.attrs, MemoryAttrs)
+                box = self.box(op, op.attrs, active)
+                if box is not None:
+                    self.boxes[id(op)] = box
+            inner = active
+            if isinstance(op.attrs, ForAttrs):
+                inner = {**active, **{axis.block: axis for axis in op.attrs.axes}}
+            for child in op.regions:
+                self.region(child, inner)
+
+    def box(self, op: Op, attrs: MemoryAttrs, active: Mapping[int, LoopAxis]) -> Box | None:
+        mechanism = self.wanted.get(attrs.slot, "pointer")
+        tensor = self.program.tensors[attrs.tensor]
+        if mechanism == "pointer" or mechanism not in self.available:
+            return None
+        if attrs.mask is not None or self.program.index_dtype != torch.int32:
+            return None
+        if tensor.dtype == torch.bool:  # block pointers and descriptors know bytes only
+            return None
+        if not any(index.kind == "block" for index in attrs.indices):  # one element, a scalar in generated code
+            return None
+        if any(isinstance(n, Expr) for n in (*tensor.shape, *tensor.strides)):
+            return None
+        if unaddressed(attrs.indices, op.operands, op.result.dims):
+            return None
+        check: list[int] = []
+        for dim, index in enumerate(attrs.indices):
+            if not self.is_box(index, tensor, dim, active, check):
+                return None
+        unit = [d for d, stride in enumerate(tensor.strides) if stride == 1 and tensor.shape[d] != 1]
+        if mechanism == "tensor_descriptor":
+            if not (self.target.has("tensor_descriptor") and self.fits_descriptor(tensor, attrs, unit)):
+                return None
+            if tensor.storage in self.rewritten:
+                # the copy engine's stores are not ordered with later accesses by a barrier between threads
+                return None
+        elif not unit:
+            unit = [tensor.ndim - 1]
+        order = (*(d for d in range(tensor.ndim) if d != unit[-1]), unit[-1])
+        return Box(mechanism=mechanism, order=order, check=tuple(check))  # type: ignore[arg-type]
+
+    def is_box(
+        self, index: Index, tensor: HostTensor, dim: int, active: Mapping[int, LoopAxis], check: list[int]
+    ) -> bool:
+        """Whether one subscript is a scalar or a plain tile whose lanes out of range lie beyond the tensor's end."""
+        if index.kind != "block":
+            return index.kind == "scalar"
+        assert index.block is not None
+        block = self.program.blocks[index.block]
+        walked = index.block if block.part is None else block.part.block
+        size, axis = self.sizes[walked], active.get(walked)
+        if index.operand is not None or not isinstance(index.shift, int) or block.merged:
+            return False
+        if axis is None and block.kind != "full":
+            return False
+        begin, end = (axis.begin, axis.end) if axis is not None else (0, block.extent)
+        if not isinstance(begin, int) or not isinstance(end, int):
+            return False
+        if (end - begin) % size == 0 and end > begin:
+            return index.shift >= 0
+        check.append(dim)
+        return index.shift == 0 and end == tensor.shape[dim]
+
+    def fits_descriptor(self, tensor: HostTensor, attrs: MemoryAttrs, unit: list[int]) -> bool:
+        """The rules of CUDA's tensor maps."""
+        if tensor.ndim not in DESCRIPTOR_RANKS or len(unit) != 1 or not tensor.aligned or tensor.dtype == torch.bool:
+            return False
+        itemsize = tensor.dtype.itemsize
+        for dim, (stride, index) in enumerate(zip(tensor.strides, attrs.indices, strict=True)):
+            assert isinstance(stride, int)
+            if dim == unit[0]:
+                if index.kind != "block" or self.sizes[index.block] * itemsize < _DESCRIPTOR_BYTES:  # type: ignore[index]
+                    return False
+            elif stride * itemsize % _DESCRIPTOR_BYTES or stride == 0:
+                return False
+            if index.kind == "block" and self.sizes[index.block] > tensor.shape[dim]:  # type: ignore[index]
+                return False
+        sides = (self.sizes[index.block] for index in attrs.indices if index.kind == "block")  # type: ignore[index]
+        return math.prod(sides) * itemsize >= _LEAST_BOX_BYTES

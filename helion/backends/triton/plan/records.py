@@ -1,0 +1,152 @@
+"""What a plan is: every decision one config takes about a program, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .... import exc
+from ...._compiler.ir.grammar import HostTensor, Program
+from ...._shapes import Expr, Number
+from .indexing import Box
+
+PidType = Literal["flat", "xyz", "persistent_blocked", "persistent_interleaved"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPlan:
+    """``size`` in elements; ``symbol`` is its name in generated code, empty for scalar axes. ``dynamic``: the whole
+    dimension whose next power of two is the size, known at run time only (``size`` is what it was when binding)."""
+
+    id: int
+    size: int
+    symbol: str
+    looped: bool = False
+    dynamic: Expr | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisPlan:
+    """One axis of a grid or of a loop. ``masked``: some tile may reach past the end. ``count`` is the number of tiles,
+    None when only the device knows it."""
+
+    block: int
+    masked: bool
+    count: Number | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridPlan:
+    """How program ids map to tiles of one root. ``order`` lists axis positions, fastest first; ``group`` > 1 groups the
+    two fastest axes for the L2 cache."""
+
+    axes: tuple[AxisPlan, ...]
+    order: tuple[int, ...]
+    group: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangePlan:
+    """Keyword arguments of one ``tl.range``, without those at their defaults; ``static`` loops are unrolled."""
+
+    num_stages: int = 0
+    unroll: int = 0
+    multi_buffer: bool | None = None
+    flatten: bool | None = None
+    warp_specialize: bool | None = None
+    static: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberArgument:
+    """A host number passed to the kernel under ``name``: ``expr`` evaluated on the host."""
+
+    name: str
+    expr: Expr
+
+    @property
+    def kind(self) -> type:
+        """int, float or bool."""
+        return self.expr.kind
+
+    @property
+    def hint(self) -> Any:
+        """The value seen when binding."""
+        return self.expr.hint
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorArgument:
+    name: str
+    tensor: HostTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """``options`` are the keyword arguments of the launch. ``persistent`` is programs per SM, 0 for other grids."""
+
+    pid_type: PidType
+    options: tuple[tuple[str, Any], ...]
+    persistent: int = 0
+    reserved_sms: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchArguments:
+    """What the kernels of one place in the host code take. ``phases`` are theirs, ``blocks`` those they use.
+    ``overwritten`` are tensors they write that something besides this call may know, by their host expressions."""
+
+    phases: tuple[int, ...]
+    tensors: tuple[TensorArgument, ...]
+    numbers: tuple[NumberArgument, ...]
+    blocks: tuple[BlockPlan, ...]
+    overwritten: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """``program`` is rolled and flattened as the config says. ``grids`` go with its roots; ``ranges`` with its device
+    loops' axes, by loop op.
+    ``kernel_names`` has one kernel per phase; ``launches`` says what they take."""
+
+    program: Program
+    kernel_names: tuple[str, ...]
+    blocks: tuple[BlockPlan, ...]
+    grids: tuple[GridPlan, ...]
+    root_ranges: tuple[RangePlan, ...]
+    loops: Mapping[int, LoopPlan]
+    launches: tuple[LaunchArguments, ...]
+    evictions: Mapping[int, str]
+    #: By memory slot, without those that have none.
+    cache_modifiers: Mapping[int, str]
+    launch: LaunchPlan
+    origin_lines: bool
+    full_masked: frozenset[int]
+    tunables: Mapping[str, Any]
+    #: By dot of 8-bit floats: products along K that the matrix unit may add up before their sum is promoted to fp32.
+    partial_sums: Mapping[int, int]
+    #: Accesses that do not use pointers, by op.
+    boxes: Mapping[int, Box]
+    #: About the programs that this config makes.
+    warnings: tuple[exc.BaseWarning, ...] = ()
+
+    def launch_of(self, phase: int) -> LaunchArguments:
+        return next(launch for launch in self.launches if phase in launch.phases)
+
+    @property
+    def needs_alignment(self) -> bool:
+        """Whether tensors that do not begin at a multiple of 16 bytes need other code."""
+        return any(box.mechanism == "tensor_descriptor" for box in self.boxes.values())
+
+    def size(self, block: int) -> int:
+        return self.blocks[block].size
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopPlan:
+    """One device loop: its axes in nesting order (outermost first, as positions) with masks and range options."""
+
+    axes: tuple[AxisPlan, ...]
+    order: tuple[int, ...]
+    ranges: tuple[RangePlan, ...]

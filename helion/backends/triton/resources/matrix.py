@@ -1,0 +1,152 @@
+"""Which matrix unit a dot runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from ...._compiler.facts.records import KernelFacts, MatmulFact
+from ...._shapes import next_power_of_2
+from ....hardware import Target
+from .layouts import fragment_warps
+
+#: ``mma``: operands go through registers. ``wgmma``: one warp group (4 warps) reads them from shared memory. ``tcgen05``:
+#: the same, and the accumulator is in tensor memory.
+Unit = Literal["mma", "wgmma", "tcgen05"]
+
+#: Rows that the asynchronous matrix units take at least.
+ASYNC_ROWS = 64
+#: Warps of a warp group, and the most that Triton lets share one tcgen05 product.
+_GROUP_WARPS = 4
+_TCGEN05_WARPS = 8
+#: Elements along K that one asynchronous product of 8-bit operands takes.
+_ASYNC_DEPTH = 32
+#: Columns of one accumulator of an asynchronous product; wider tiles are several.
+_ASYNC_COLUMNS = 256
+#: Rows of tensor memory, and bytes of one of its cells.
+_LANES = 128
+_CELL_BYTES = 4
+#: Tensor memory is given out in powers of two of at least this many columns.
+_MIN_COLUMNS = 32
+
+
+def tile_shape(fact: MatmulFact, sizes: Mapping[int, int]) -> tuple[int, int, int]:
+    """(M, N, K) of the product of one tile by one, in elements."""
+
+    def size(axis: int | None, constant: int | None) -> int:
+        return sizes[axis] if axis is not None else constant or 1
+
+    return size(fact.m_axis, fact.static_m), size(fact.n_axis, fact.static_n), size(fact.k_axis, fact.static_k)
+
+
+def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target) -> Unit:
+    """What Triton lowers the dot of a kernel's facts to."""
+    rows, _, depth = tile_shape(fact, sizes)
+    batched = any(sizes[axis] > 1 for axis in fact.batch_axes)
+    # a scaled product without a unit of its own is one of 16-bit numbers
+    scaled = bool(fact.lhs_format or fact.rhs_format)
+    dtypes = (torch.bfloat16,) * 2 if scaled else (fact.lhs_dtype, fact.rhs_dtype)
+    return unit_for(
+        rows=rows,
+        depth=depth,
+        batched=batched,
+        dtypes=dtypes,
+        k_major=is_k_major(fact),
+        precision=fact.precision,
+        warps=num_warps,
+        target=target,
+    )
+
+
+def is_k_major(fact: MatmulFact) -> bool:
+    """Whether both operands, as far as they come from memory, are contiguous along K."""
+    return all(layout in (None, "k_major") for layout in (fact.lhs_layout, fact.rhs_layout))
+
+
+def unit_for(
+    *,
+    rows: int,
+    depth: int,
+    batched: bool,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    k_major: bool,
+    precision: str,
+    warps: int,
+    target: Target,
+) -> Unit:
+    """What Triton lowers a dot to (3.6 to 3.9; measured offline for sm_80, sm_90 and sm_100 with 3.7): ``rows`` of the
+    left operand, ``depth`` elements along K, operands of ``dtypes``, contiguous along K or not.
+
+    Operands of 8-bit floats that are not are left to the synchronous unit: the asynchronous one takes none, so each would be
+    turned through registers first, which costs more than it gains. benchmarks/fp8.py times both layouts.
+    """
+    exact = dtypes[0] == torch.float64 or (dtypes[0] == torch.float32 and precision != "tf32")
+    if rows < ASYNC_ROWS or warps < _GROUP_WARPS or batched or exact:
+        return "mma"
+    if target.has("wgmma"):
+        limited = k_major and bool(partial_sum(dtypes, depth, target))
+        return "wgmma" if not are_float8(dtypes) or limited else "mma"
+    return "tcgen05" if target.has("tcgen05") and warps <= _TCGEN05_WARPS else "mma"
+
+
+def are_float8(dtypes: tuple[torch.dtype, torch.dtype]) -> bool:
+    return all(dtype.itemsize == 1 and dtype.is_floating_point for dtype in dtypes)
+
+
+def partial_sum(dtypes: tuple[torch.dtype, torch.dtype], depth: int, target: Target) -> int:
+    """Products along K that the asynchronous matrix unit may add up by itself: as many as ``target`` says, and no more
+    than a tile has. 0 where every one is to be added in fp32, which the unit refuses for operands of 8-bit floats."""
+    most = min(target.fp8_partial_sum, depth)
+    return most if are_float8(dtypes) and most >= _ASYNC_DEPTH else 0
+
+
+def is_turned(fact: MatmulFact, unit: Unit) -> bool:
+    """Whether the right operand, of 8 bits, goes through registers to become K-major in shared memory."""
+    narrow = fact.lhs_dtype.itemsize == 1 and not fact.lhs_format
+    return unit == "wgmma" and narrow and fact.rhs_layout not in (None, "k_major")
+
+
+def is_promoted(fact: MatmulFact, unit: Unit) -> bool:
+    """Whether partial sums leave the matrix unit to be added to a second accumulator, in fp32."""
+    return unit == "wgmma" and not fact.lhs_format and are_float8((fact.lhs_dtype, fact.rhs_dtype))
+
+
+def is_waiting(unit: Unit) -> bool:
+    """Whether each product is waited for before the next begins, so that one buffer fewer is in flight."""
+    return unit == "mma"
+
+
+def keeps_rows(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> bool:
+    """Whether on ``mma`` each warp has rows of its own in dot ``fact`` and in those that it consumes, so that their result
+    need not pass through shared memory on the way."""
+    m, n, k = tile_shape(fact, sizes)
+    if target.kind == "cuda":
+        return m >= n
+    # AMD spreads the second product by itself, which comes to the same if there are as many rows as warps
+    (rows, _), _ = fragment_warps((m, n), num_warps, target)
+    (consumed_rows, _), _ = fragment_warps((m, k), num_warps, target)
+    together = all(facts.matmuls[number].region == fact.region for number in fact.consumes)
+    return target.kind == "hip" and together and rows == consumed_rows and m >= rows * num_warps
+
+
+def tensor_memory_columns(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Columns of 128 x 4 bytes that the accumulators, and left operands that are computed, take per block.
+
+    Tiles of 64 rows fill half of the lanes and are paired.
+    """
+    whole, halves = 0, []
+    for fact in facts.matmuls:
+        if unit_of(fact, sizes, num_warps, target) != "tcgen05":
+            continue
+        m, n, k = tile_shape(fact, sizes)
+        if m < _LANES:
+            halves += [min(n, _ASYNC_COLUMNS)] * -(-n // _ASYNC_COLUMNS)
+        else:
+            whole += m // _LANES * n
+        if fact.lhs_prologue or fact.lhs_slot is None:
+            whole += -(-m // _LANES) * k * fact.lhs_dtype.itemsize // _CELL_BYTES
+    halves.sort(reverse=True)
+    columns = whole + sum(halves[::2])
+    return max(_MIN_COLUMNS, next_power_of_2(columns)) if columns else 0

@@ -1,0 +1,272 @@
+"""Shared memory that the operands of dots take: an upper bound.
+
+What Triton 3.7 does with an operand, as its GPU dialect shows for sm_80, sm_90, sm_100 and gfx942: in a loop, loads of at
+least 4 bytes a thread are prefetched, a copy per stage. A loop of one iteration is no loop. A left operand that is
+computed from another product stays in registers, or goes to tensor memory; from loads, it changes its layout before.
+On AMD every operand returns to registers as soon as it is written, so that all but the prefetched take turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
+from ...._shapes import cdiv
+from ....hardware import Target
+from .matrix import Unit, is_turned, is_waiting, keeps_rows, tile_shape, unit_of
+from .tiles import tile_bytes, vector_elements
+
+#: What Triton takes for the barriers of tcgen05 products: 8 bytes each.
+_BARRIER_BYTES = 64
+#: Where operands begin is a multiple of this many bytes, at most.
+_ALIGNMENT = 128
+#: Bytes of the numbers of which copies may be left behind a loop.
+_WIDE_BYTES = 4
+#: Bytes of a number that a scaled operand is decoded to, and how many of them share a scale.
+_DECODED_BYTES, _SCALED_GROUP = 2, 32
+#: Bytes of the narrowest asynchronous copy to shared memory.
+_ASYNC_COPY_BYTES = 4
+
+
+def operand_bytes(
+    facts: KernelFacts,
+    sizes: Mapping[int, int],
+    num_warps: int,
+    num_stages: int,
+    target: Target,
+    exchange: Mapping[int, int],
+) -> int:
+    """Bytes per block for the operands of all dots; each grid loop is a kernel of its own.
+
+    ``exchange`` has, by region, the bytes that something else takes there while operands of the loops around it wait.
+    """
+    if not facts.matmuls:
+        return 0
+    units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
+    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, exchange)
+    tally.staged()
+    tally.computed()
+    barriers = _BARRIER_BYTES if "tcgen05" in units else 0
+    return max(tally.total(root) for root in range(facts.num_roots)) + barriers
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Passing:
+    """Bytes that nothing keeps: in ``region``, from behind dot ``after`` - 1 to dot ``until``, which stands in region
+    ``used``. ``lasting``: the dot may not be over before loops behind it are."""
+
+    region: int
+    after: int
+    until: int
+    used: int
+    size: int
+    lasting: bool
+
+
+@dataclass
+class _Tally:
+    """``loops`` has the bytes of each loop; ``turns``, by region, the largest of those of operands that pass through the
+    same memory one after the other."""
+
+    facts: KernelFacts
+    sizes: Mapping[int, int]
+    num_warps: int
+    num_stages: int
+    target: Target
+    units: tuple[Unit, ...]
+    exchange: Mapping[int, int]
+    loops: dict[int, int] = field(default_factory=dict)
+    turns: dict[int, int] = field(default_factory=dict)
+    passing: list[_Passing] = field(default_factory=list)
+    homes: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for region in self.facts.regions:  # parents come first
+            gone = region.kind == "loop" and self.runs_once(region.region)
+            self.homes.append(self.homes[region.parent] if gone and region.parent is not None else region.region)
+
+    def home(self, region: int) -> int:
+        """The region that ops of ``region`` end up in: loops of one iteration disappear."""
+        return self.homes[region]
+
+    def runs_once(self, region: int) -> bool:
+        axes = [self.facts.axes[axis] for axis in self.facts.regions[region].axes]
+        if not axes or any(not axis.static or axis.extent is None for axis in axes):
+            return False
+        return math.prod(cdiv(axis.extent or 1, self.sizes[axis.block_id]) for axis in axes) == 1
+
+    def pipeline_of(self, region: int) -> int | None:
+        """The loop that prefetches for ops of ``region``; with one stage none does."""
+        region = self.home(region)
+        return region if self.num_stages > 1 and self.facts.regions[region].kind == "loop" else None
+
+    def add(self, region: int, size: int, dot: int, after: int, axes: tuple[int, ...] | None = None) -> None:
+        """``size`` bytes made in ``region`` for dot number ``dot``, of a tile that spans ``axes``."""
+        size = cdiv(size, _ALIGNMENT) * _ALIGNMENT
+        if self.target.kind == "hip":
+            # AMD reads an operand back into registers as soon as it is written
+            home = self.home(region)
+            self.turns[home] = max(self.turns.get(home, 0), size)
+            return
+        loop = self.pipeline_of(region)
+        if loop is not None:
+            self.loops[loop] = self.loops.get(loop, 0) + size
+            return
+        home, used = self.home(region), self.home(self.facts.matmuls[dot].region)
+        around = self.facts.regions[home]
+        lasting = self.units[dot] == "wgmma"
+        if around.kind == "loop" and axes is not None and not set(axes) & set(around.axes):
+            # the same in every iteration: loaded once, and there throughout
+            after, dot = 0, len(self.facts.matmuls)
+        self.passing.append(_Passing(region=home, after=after, until=dot, used=used, size=size, lasting=lasting))
+
+    def staged(self) -> None:
+        """Operands that are loaded, and what is computed from one load alone."""
+        slots = {op.slot: op for op in self.facts.memory_ops}
+        prefetched: set[int] = set()
+        layouts: dict[int, set[str | None]] = {}
+        for operand in self.facts.staged:
+            fact, unit = self.facts.matmuls[operand.dot], self.units[operand.dot]
+            loop = self.pipeline_of(operand.region)
+            if loop is None:
+                loaded, computed = self.sides(operand, fact)
+                self.add(operand.region, max(loaded, computed), operand.dot, operand.after, operand.axes)
+                continue
+            ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(slots[operand.slot]))
+            layout = fact.lhs_layout if operand.role == "lhs" else fact.rhs_layout
+            if operand.slot not in prefetched:
+                self.loops[loop] = self.loops.get(loop, 0) + ahead
+            elif unit == "tcgen05" and layout not in layouts[operand.slot]:
+                # taken once along K and once across it: the unit has a copy for the second
+                self.loops[loop] = self.loops.get(loop, 0) + self.sides(operand, fact)[0]
+            prefetched.add(operand.slot)
+            layouts.setdefault(operand.slot, set()).add(layout)
+            self.add(operand.region, own, operand.dot, operand.after, operand.axes)
+        self.sources(prefetched)
+
+    def sources(self, prefetched: set[int]) -> None:
+        """Whatever an operand is computed from in a loop is prefetched as well: on AMD instead of the operand's own turn,
+        when the ops between can do with the layout of the operand."""
+        computing = {
+            self.pipeline_of(fact.region) for fact in self.facts.matmuls if None in (fact.lhs_slot, fact.rhs_slot)
+        }
+        known = prefetched | {operand.slot for operand in self.facts.staged}
+        found: dict[int, int] = {}
+        shapes: dict[int, set[frozenset[int]]] = {}
+        for op in self.facts.memory_ops:
+            loop = self.pipeline_of(op.region)
+            if op.kind != "load" or not op.tile_axes or op.slot in known or loop not in computing or loop is None:
+                continue
+            if not self.is_narrow(op):
+                size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * max(1, self.num_stages - 1)
+                found[loop] = found.get(loop, 0) + size
+                shapes.setdefault(loop, set()).add(frozenset(op.tile_axes))
+        for loop, size in found.items():
+            # tiles of several shapes do not come in the layout of the operand
+            into = self.turns if self.target.kind == "hip" and len(shapes[loop]) == 1 else self.loops
+            into[loop] = into.get(loop, 0) + size
+
+    def sides(self, operand: StagedOperand, fact: MatmulFact) -> tuple[int, int]:
+        """Bytes of an operand as it is loaded, and as the dot takes it."""
+        loaded = tile_bytes((operand.axes, operand.itemsize), self.sizes)
+        dtype = fact.lhs_dtype if operand.role == "lhs" else fact.rhs_dtype
+        if self.is_decoded(fact):
+            packed = (fact.lhs_format if operand.role == "lhs" else fact.rhs_format) == "e2m1"
+            numbers = loaded // dtype.itemsize * (2 if packed else 1)
+            return loaded, numbers * _DECODED_BYTES + numbers // _SCALED_GROUP * _WIDE_BYTES
+        return loaded, loaded if operand.direct else loaded // operand.itemsize * dtype.itemsize
+
+    def is_decoded(self, fact: MatmulFact) -> bool:
+        """Whether a scaled product becomes one of 16-bit numbers, for lack of a unit of its own."""
+        return bool(fact.lhs_format or fact.rhs_format) and not self.target.has("scaled_mma")
+
+    def in_loop(self, operand: StagedOperand, fact: MatmulFact, unit: Unit, narrow: bool) -> tuple[int, int]:
+        """Bytes of prefetched copies of the load, and of what the dot has of its own."""
+        loaded, computed = self.sides(operand, fact)
+        waiting = max(1, self.num_stages - 1)
+        if narrow and self.target.kind == "hip":
+            return 0, max(loaded, computed)
+        if narrow:
+            # ``mma`` converts behind shared memory, for every dot that reads the load
+            return (
+                (loaded, 0)
+                if unit == "mma"
+                else (0, max(loaded, computed) * (2 if unit == "tcgen05" and operand.direct else 1))
+            )
+        if operand.role == "rhs" and is_turned(fact, unit):
+            return 0, max(loaded, computed)
+        if operand.direct and not self.is_decoded(fact):
+            return loaded * (waiting if is_waiting(unit) else self.num_stages), 0
+        if self.target.kind == "hip":
+            # prefetched, or if the ops between are in the way, one turn of what they compute
+            return loaded * waiting, max(0, computed - loaded * waiting)
+        # what ops compute from the load: the left operand stays in registers or tensor memory, the right one is written
+        # back
+        return loaded * waiting, computed if operand.role == "rhs" and unit != "mma" else 0
+
+    def is_narrow(self, op: MemoryOpFact) -> bool:
+        """Whether a load moves fewer bytes at once than an asynchronous copy takes, so that it is not prefetched."""
+        return vector_elements(op, self.sizes, 1) * op.itemsize < _ASYNC_COPY_BYTES
+
+    def computed(self) -> None:
+        """Operands that are computed from more than one load."""
+        for fact, unit in zip(self.facts.matmuls, self.units, strict=True):
+            m, n, k = tile_shape(fact, self.sizes)
+            k = max(k, self.depth(fact, m))
+            own_rows = unit != "mma" or keeps_rows(fact, self.facts, self.sizes, self.num_warps, self.target)
+            # behind a loop of products that share their places, another product has places of its own
+            together = all(self.facts.matmuls[number].region == fact.region for number in fact.consumes)
+            apart = unit == "mma" and not together and fact.lhs_dtype.itemsize >= _WIDE_BYTES
+            if fact.lhs_slot is None and (apart or not (fact.consumes and own_rows)):
+                # it changes its layout on the way to the unit, and copies of fp32 may be left of the loop before
+                after = 0 if apart else fact.number
+                self.add(fact.region, m * k * fact.lhs_dtype.itemsize, fact.number, after)
+            if fact.rhs_slot is None:
+                self.add(fact.region, k * n * fact.rhs_dtype.itemsize, fact.number, fact.number)
+
+    def depth(self, fact: MatmulFact, m: int) -> int:
+        """K of a tile whose axes a view has merged: elements of the left operand's load over its rows."""
+        loads = [o for o in self.facts.staged if o.dot == fact.number and o.role == "lhs"]
+        return max((self.sides(o, fact)[1] // (m * fact.lhs_dtype.itemsize) for o in loads), default=1)
+
+    def total(self, root: int) -> int:
+        """Bytes of one kernel: what is there during a loop, or between loops."""
+        first = next(region.region for region in self.facts.regions if region.root == root)
+        own = [p for p in self.passing if p.region == first]
+        between = max(self.peak(own) + self.unrolled(first), self.turns.get(first, 0))
+        nested = self.nested(first)
+        return max(between, self.held(own, first) + nested) if nested else between
+
+    def nested(self, region: int) -> int:
+        """Bytes of the regions in ``region``, which run one after the other."""
+        return max((self.inside(r.region) for r in self.facts.regions if r.parent == region), default=0)
+
+    def inside(self, region: int) -> int:
+        """Bytes of a loop or branch: its operands wait while loops and exchanges in it run."""
+        own = [p for p in self.passing if p.region == region]
+        if self.home(region) != region:
+            return self.nested(region)
+        there = max(self.exchange.get(region, 0), self.unrolled(region), self.turns.get(region, 0))
+        passing = self.peak(own) + there
+        return self.loops.get(region, 0) + max(passing, self.held(own, region) + self.nested(region))
+
+    def unrolled(self, region: int) -> int:
+        """Bytes that are exchanged in loops of one iteration in ``region``."""
+        inner = (size for other, size in self.exchange.items() if other != region and self.home(other) == region)
+        return max(inner, default=0)
+
+    def held(self, passing: list[_Passing], region: int) -> int:
+        """Bytes of ``passing``, made in ``region``, that are there while a loop or branch in it runs."""
+        inner = [fact.number for fact in self.facts.matmuls if self.home(fact.region) != region]
+        return sum(
+            p.size for p in passing if p.lasting or p.used != region or any(p.after <= i < p.until for i in inner)
+        )
+
+    def peak(self, passing: list[_Passing]) -> int:
+        """Most bytes at the same dot."""
+        return max(
+            (sum(p.size for p in passing if p.after <= fact.number <= p.until) for fact in self.facts.matmuls),
+            default=0,
+        )

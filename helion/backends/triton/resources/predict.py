@@ -1,0 +1,156 @@
+"""How many registers, bytes, blocks and microseconds a kernel takes with given tile sizes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...._compiler.facts.records import KernelFacts
+from ....hardware import Target
+from .matrix import tensor_memory_columns
+from .registers import pressure, register_limit
+from .shared import boxed_bytes, shared_bytes, stored_behind_loops
+from .traffic import Work, time_us, work
+
+#: What a CUDA driver takes of an SM's shared memory for every resident block.
+_RESERVED_SHARED_BYTES = 1024
+#: How much longer a kernel that certainly spills runs, at a guess.
+_SPILL_SLOWDOWN = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predicted:
+    """What one launch takes.
+
+    ``registers_per_thread`` before any cap, in 32-bit registers; ``spill_risk`` from 0 (none) to 1 (certain).
+    ``shared_bytes`` per block is an upper bound. ``waves`` is blocks over all that run at once. ``fits``: the launch is
+    possible (shared memory, tensor memory, threads, tile size); if not, ``reason`` says what is needed and what there
+    is. ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline.
+    """
+
+    registers_per_thread: int
+    spill_risk: float
+    shared_bytes: int
+    tensor_memory_columns: int
+    waves: float
+    occupancy_blocks: int
+    fits: bool
+    bytes_moved: int
+    flops: int
+    time_us: float
+    reason: str = ""
+
+
+def predict(
+    facts: KernelFacts,
+    sizes: Mapping[int, int],
+    num_warps: int,
+    num_stages: int,
+    target: Target,
+    *,
+    boxed: frozenset[int] = frozenset(),
+    once: bool = False,
+) -> Predicted:
+    """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk).
+
+    ``boxed`` are the memory slots that tensor descriptors move; ``once``: a program does not go on to another tile, so
+    that what it stores behind its loops may lie where operands were. Asked again for the same, it answers the same object:
+    heuristics and the legaliser look at one launch several times.
+    """
+    return _predict(_Same(facts), tuple(sorted(sizes.items())), num_warps, num_stages, target, boxed, once)
+
+
+class _Same:
+    """Facts, equal to themselves alone: comparing all of them would take longer than the prediction."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, facts: KernelFacts) -> None:
+        self.facts = facts
+
+    def __hash__(self) -> int:
+        return id(self.facts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.facts is self.facts
+
+
+@functools.lru_cache(maxsize=256)
+def _predict(
+    same: _Same,
+    sorted_sizes: tuple[tuple[int, int], ...],
+    num_warps: int,
+    num_stages: int,
+    target: Target,
+    boxed: frozenset[int],
+    once: bool,
+) -> Predicted:
+    facts, sizes = same.facts, dict(sorted_sizes)
+    registers, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
+    last = stored_behind_loops(facts) & boxed if once else frozenset()
+    shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
+    shared += boxed_bytes(facts, sizes, boxed - last, num_stages)
+    shared = max(shared, boxed_bytes(facts, sizes, last, num_stages))
+    columns = tensor_memory_columns(facts, sizes, num_warps, target)
+    occupancy = _occupancy(min(registers, register_limit(num_warps, target)), shared, columns, num_warps, target)
+    waves = done.blocks / (target.num_sms * max(1, occupancy))
+    reason = _why_not(facts, sizes, num_warps, shared, columns, target)
+    return Predicted(
+        registers_per_thread=registers,
+        spill_risk=risk,
+        shared_bytes=shared,
+        tensor_memory_columns=columns,
+        waves=waves,
+        occupancy_blocks=occupancy,
+        fits=not reason,
+        bytes_moved=done.bytes_moved,
+        flops=done.flops,
+        time_us=time_us(done, target) * (1 + _SPILL_SLOWDOWN * risk),
+        reason=reason,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _unstaged(
+    same: _Same, sorted_sizes: tuple[tuple[int, int], ...], num_warps: int, target: Target
+) -> tuple[int, float, Work]:
+    """Registers, spill risk and work: what does not depend on the number of stages."""
+    sizes = dict(sorted_sizes)
+    return *pressure(same.facts, sizes, num_warps, target), work(same.facts, sizes, num_warps, target)
+
+
+def _occupancy(registers: int, shared: int, columns: int, num_warps: int, target: Target) -> int:
+    """Blocks that one SM runs at once; 0 when not even one fits."""
+    rounded = -(-max(1, registers) // target.register_granularity) * target.register_granularity
+    reserved = _RESERVED_SHARED_BYTES if target.kind == "cuda" else 0
+    limits = [
+        target.registers_per_sm // (rounded * num_warps * target.warp_size),
+        target.max_warps_per_sm // num_warps,
+        target.max_blocks_per_sm,
+    ]
+    if shared + reserved:
+        limits.append(target.smem_per_sm_bytes // (shared + reserved))
+    if columns:
+        limits.append(target.tensor_memory_columns // columns)
+    return min(limits)
+
+
+def _why_not(
+    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, shared: int, columns: int, target: Target
+) -> str:
+    """What the launch needs and the target lacks; empty if it fits."""
+    if shared > target.smem_per_block_bytes:
+        return f"{shared} bytes of shared memory are needed, {target} has {target.smem_per_block_bytes}"
+    if columns > target.tensor_memory_columns:
+        return f"{columns} columns of tensor memory are needed, {target} has {target.tensor_memory_columns}"
+    threads = num_warps * target.warp_size
+    if threads > target.max_threads_per_block:
+        return f"{threads} threads per block are needed, {target} has {target.max_threads_per_block}"
+    for tiles in facts.live_tiles:
+        for axes, _ in tiles:
+            numel = math.prod(sizes[axis] for axis in axes)
+            if numel > target.max_tensor_numel:
+                return f"a tile of {numel} elements is needed, {target.max_tensor_numel} are the most for one"
+    return ""

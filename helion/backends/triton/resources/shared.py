@@ -1,0 +1,351 @@
+"""Shared memory per block: an upper bound."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+
+from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
+from ...._shapes import cdiv
+from ....hardware import DESCRIPTOR_RANKS, Target
+from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
+from .matrix import is_turned, keeps_rows, tile_shape, unit_of
+from .operands import operand_bytes
+from .tiles import VECTOR_BYTES, inner_axis, tile_bytes, vector_elements
+
+#: Warps of the group that shares an asynchronous product.
+_GROUP_WARPS = 4
+#: Rows of tensor memory.
+_LANES = 128
+#: Bytes of an address.
+_POINTER_BYTES = 8
+#: Bytes of the numbers that narrower ones are widened to.
+_FLOAT_BYTES = 4
+#: One barrier of the copy engine, and to what several are aligned.
+_BARRIER_BYTES, _BARRIER_ALIGNMENT = 8, 16
+#: To what the copy engine aligns tiles.
+_BOX_ALIGNMENT = 128
+
+
+def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target) -> int:
+    """Operands of dots and what is exchanged between them, or whatever else goes through shared memory."""
+    exchange = _reduction_bytes(facts, sizes, num_warps, target)
+    for region, size in _product_bytes(facts, sizes, num_warps, target).items():
+        exchange[region] = max(exchange.get(region, 0), size)
+    return max(
+        operand_bytes(facts, sizes, num_warps, num_stages, target, exchange),
+        max(exchange.values(), default=0),
+        _narrow_bytes(facts, sizes, num_warps, target),
+        _turned_bytes(facts, sizes, num_warps, target),
+        _expanded_bytes(facts, sizes, num_warps * target.warp_size),
+        _scan_bytes(facts, sizes, num_warps, target),
+    )
+
+
+def boxed_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
+    """What the accesses in memory ``slots`` take besides, when tensor descriptors move them: the copy engine goes
+    through shared memory, where operands of products are in any case, and there is a barrier for each stage."""
+    moved = [op for op in facts.memory_ops if op.slot in slots and _may_be_boxed(op, facts)]
+    own = [tile_bytes((op.tile_axes, op.itemsize), sizes) for op in moved if op.matmul_operand is None]
+    tiles = sum(cdiv(size, _BOX_ALIGNMENT) * _BOX_ALIGNMENT for size in own)
+    barriers = cdiv(_BARRIER_BYTES * num_stages, _BARRIER_ALIGNMENT) * _BARRIER_ALIGNMENT
+    return tiles + _prefetched_bytes(facts, sizes, slots, num_stages) + barriers * len(moved)
+
+
+def stored_behind_loops(facts: KernelFacts) -> frozenset[int]:
+    """The memory slots of what a program stores outside of loops with products, whose operands and which then take turns.
+    Not with operands of fp32, of which copies may be left."""
+    sizes = [max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls]
+    if not sizes or max(sizes) > 2 or any(fact.accumulator_loop is None for fact in facts.matmuls):
+        return frozenset()
+    outside = {region.region for region in facts.regions if region.kind == "root"}
+    return frozenset(op.slot for op in facts.memory_ops if op.kind == "store" and op.region in outside)
+
+
+def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
+    """Copies that the copy engine prefetches besides of operands that go through registers: integers that are turned,
+    which registers would hold otherwise, and fp32, which is rounded there."""
+    copies: dict[int | None, int] = {}
+    for fact in facts.matmuls:
+        if is_turned(fact, "wgmma"):
+            copies[fact.rhs_slot] = max(0, num_stages - 1)
+        if fact.lhs_dtype == torch.float32:
+            copies |= dict.fromkeys((fact.lhs_slot, fact.rhs_slot), num_stages)
+    ops = (op for op in facts.memory_ops if op.slot in slots)
+    return sum(tile_bytes((op.tile_axes, op.itemsize), sizes) * copies.get(op.slot, 0) for op in ops)
+
+
+def _may_be_boxed(op: MemoryOpFact, facts: KernelFacts) -> bool:
+    """Whether a descriptor may move it: no atomics, no vectors, no gathers, static strides, and no storage that one launch reads and writes, or
+    writes in two places."""
+    if op.kind == "atomic" or op.gathered or not op.static or len(op.strides) not in DESCRIPTOR_RANKS:
+        return False
+    root = facts.regions[op.region].root
+    others = [o for o in facts.memory_ops if o.storage == op.storage and facts.regions[o.region].root == root]
+    return all(o is op or o.kind == op.kind == "load" for o in others)
+
+
+def warps_along(columns: int, itemsize: int, num_warps: int, target: Target) -> int:
+    """Warps side by side along the contiguous axis of a tile, when each thread holds one vector of it."""
+    threads = columns * itemsize // VECTOR_BYTES
+    return max(1, min(num_warps, threads // target.warp_size))
+
+
+def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
+    """By region, partial results of warps that share a row or a column, and results that one warp turns to store them."""
+    most: dict[int, int] = {}
+    threads = num_warps * target.warp_size
+    for fact in facts.reductions:
+        numel = math.prod(sizes[axis] for axis in fact.tile)  # dimensions of one length are one axis, maybe twice there
+        result = numel // sizes[fact.axis]
+        if fact.tile[-1] != fact.axis:
+            across = _across(fact, facts, sizes, threads) // target.warp_size
+            warps = min(num_warps // max(1, min(num_warps, across)), sizes[fact.axis])
+        else:
+            warps = _sharing(fact, facts, sizes, num_warps, target)
+        kept = set(fact.tile) - {fact.axis}
+        stored = result > 1 and any(op.tile_axes and kept.issuperset(op.tile_axes) for op in facts.memory_ops)
+        size = result * warps * fact.itemsize if warps > 1 or stored else 0
+        if sizes[fact.axis] < facts.axes[fact.axis].padded and numel < threads:
+            # chunks that leave threads over, which repeat them, are laid out anew behind the first one
+            size = max(size, numel * fact.itemsize)
+        if size:
+            most[fact.region] = max(most.get(fact.region, 0), size)
+    return most
+
+
+def _across(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> int:
+    """Threads that stand along the axes behind the one that is reduced, at least: they are given out from the contiguous
+    axis on, where each has as many elements as some access moves."""
+    ops = [op for op in facts.memory_ops if op.tile_axes]
+    if any(set(op.tile_axes) == set(fact.tile) and inner_axis(op) == fact.axis for op in ops):
+        return 1
+    inner = [op for op in ops if op.tile_axes[-1] == fact.tile[-1]]
+    least = VECTOR_BYTES // min((op.itemsize for op in ops), default=1)
+    together = max((vector_elements(op, sizes, threads) for op in inner), default=least)
+    return math.prod(sizes[axis] for axis in fact.tile[fact.tile.index(fact.axis) + 1 :]) // together
+
+
+def _sharing(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Warps that have parts of the same row, at most. Of products there is one in each group of warps that share whole
+    lanes of an asynchronous unit, and one on ``mma`` where the next product keeps rows in their warps; of rows that are
+    accessed as they lie in memory, as many as stand along them."""
+    most = 0
+    for dot in facts.matmuls:
+        if dot.n_axis != fact.axis or dot.m_axis not in fact.tile:
+            continue
+        rows, unit = tile_shape(dot, sizes)[0], unit_of(dot, sizes, num_warps, target)
+        if unit == "wgmma" or (unit == "tcgen05" and rows >= _LANES):
+            sharing = cdiv(num_warps, _GROUP_WARPS)
+        else:
+            consumers = [other for other in facts.matmuls if dot.number in other.consumes]
+            own = all(keeps_rows(other, facts, sizes, num_warps, target) for other in consumers)
+            sharing = 1 if unit == "mma" and consumers and own else num_warps
+        most = max(most, sharing)
+    return most or _warps_in_row(fact, facts, sizes, num_warps, target)
+
+
+def _warps_in_row(
+    fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
+) -> int:
+    """The most warps that stand along the reduced axis, for each way in which such a tile is accessed."""
+    ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(fact.tile)]
+    rows = all(op.tile_axes == fact.tile and inner_axis(op) in (fact.axis, None) for op in ops)
+    if not rows or facts.matmuls:
+        return num_warps
+    threads = num_warps * target.warp_size
+    vectors = {1, *(vector_elements(op, sizes, threads) for op in ops)}
+    return max(spread(fact.tile, sizes, vector, num_warps, target)[fact.axis][2] for vector in vectors)
+
+
+def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Tiles that span some axes of a larger one (weights of a row, a mask for all heads) are loaded in one layout and used
+    in another: with the same contiguous axis when warps are spread over several rows or accesses of different widths
+    meet, else unless there is a thread for each element, which then loads what it needs."""
+    if facts.matmuls:
+        return 0
+    threads = num_warps * target.warp_size
+    most = 0
+    for op in facts.memory_ops:
+        if not op.tile_axes:
+            continue
+        own, inner = set(op.tile_axes), op.tile_axes[-1]
+        larger = [o for o in facts.memory_ops if own < set(o.tile_axes)]
+        wider = [o for o in larger if o.tile_axes[-1] == inner]
+        rows = max((math.prod(sizes[a] for a in set(o.tile_axes) - own) for o in wider), default=1)
+        widest = max((o.itemsize for o in wider), default=4)
+        spread = rows > 1 and warps_along(sizes[inner], widest, num_warps, target) < num_warps
+        across = len(wider) < len(larger) and math.prod(sizes[a] for a in own) >= threads
+        moved = wider and (spread or _widths(wider, sizes, threads) != {vector_elements(op, sizes, threads)})
+        # numbers may be widened first
+        for itemsize in {op.itemsize} if op.dtype == torch.bool else {op.itemsize, max(_FLOAT_BYTES, op.itemsize)}:
+            size = tile_bytes((op.tile_axes, itemsize), sizes)
+            if across:
+                most = max(most, size)
+            elif moved:
+                most = max(most, size // _narrow_rounds(op, wider, sizes, itemsize, threads, target))
+    return most
+
+
+def _narrow_rounds(
+    op: MemoryOpFact,
+    wider: Sequence[MemoryOpFact],
+    sizes: Mapping[int, int],
+    itemsize: int,
+    threads: int,
+    target: Target,
+) -> int:
+    """In how many rounds what ``op`` loads goes to the layout of ``wider`` tiles."""
+    if any(inner_axis(o) not in (o.tile_axes[-1], None) for o in (op, *wider)):
+        return 1
+    own = vector_elements(op, sizes, threads)
+    held = rows_held(op.tile_axes, sizes, own, threads)
+    least = []
+    for other in wider:
+        for width in _widths(wider, sizes, threads):
+            moved = moved_at_once(min(VECTOR_BYTES, own * itemsize), min(VECTOR_BYTES, width * itemsize), target)
+            least.append(rounds(held, rows_held(other.tile_axes, sizes, width, threads), itemsize, moved))
+    return min(least)
+
+
+def _widths(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: int) -> set[int]:
+    """Elements per thread of accesses of one tile: loads take the most that any of them can, stores their own."""
+    own = [vector_elements(op, sizes, threads) for op in ops]
+    return {max(own) if op.kind == "load" else width for op, width in zip(ops, own, strict=True)}
+
+
+def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> int:
+    """Tiles that are loaded to be spread over more axes than any access has, as all pairs of rows are: what they are
+    combined in has one element after another in neighbouring threads. Few elements are loaded in that layout at once."""
+    if facts.matmuls:
+        return 0
+    known = {frozenset(op.tile_axes) for op in facts.memory_ops}
+    found = {fact.tile for fact in facts.reductions} | {axes for tiles in facts.live_tiles for axes, _ in tiles}
+    most = 0
+    for axes in (axes for axes in found if frozenset(axes) not in known):
+        spread_out = rows_held(axes, sizes, 1, threads)
+        for op in facts.memory_ops:
+            own = op.tile_axes
+            if op.kind != "load" or not own or not set(own) < set(axes) or tile_bytes((own, 1), sizes) < threads:
+                continue
+            in_rows = inner_axis(op) in (own[-1], None)
+            held = rows_held(own if in_rows else own[::-1], sizes, vector_elements(op, sizes, threads), threads)
+            most = max(most, tile_bytes((own, op.itemsize), sizes) // rounds(held, spread_out, op.itemsize))
+    return most
+
+
+def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Tiles change their layout in shared memory between accesses whose contiguous axis in memory or whose width
+    differs."""
+    if facts.matmuls:
+        return 0
+    threads = num_warps * target.warp_size
+    groups: dict[frozenset[int], list[MemoryOpFact]] = {}
+    for op in (*facts.memory_ops, *facts.atomics):
+        if op.tile_axes:
+            groups.setdefault(frozenset(op.tile_axes), []).append(op)
+    most = 0
+    for axes, ops in groups.items():
+        inner = {inner_axis(op) for op in ops} - {None}
+        # halves of a pair are taken apart within a thread
+        pairs = any(sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops)
+        widths = _widths(ops, sizes, threads)
+        if len(inner) > 1 or pairs or len(widths) > 1:
+            least = _FLOAT_BYTES if pairs else 1  # pairs are widened before
+            rows = ops[0].tile_axes
+            in_rows = not pairs and all(op.tile_axes == rows and inner_axis(op) in (rows[-1], None) for op in ops)
+            for op in ops:
+                # where an atomic is gathered, what moves is its addresses
+                scattered = op.kind == "atomic" and op.gathered and target.kind == "cuda"
+                itemsize = _POINTER_BYTES if scattered else max(least, op.itemsize)
+                size = tile_bytes((op.tile_axes, itemsize), sizes)
+                most = max(most, size // (_width_rounds(op, widths, itemsize, sizes, threads) if in_rows else 1))
+        numel = math.prod(sizes[axis] for axis in axes)
+        shared = any(axes & other for other in groups if other != axes)
+        if shared and numel < threads and any(op.kind == "store" for op in ops):
+            # with fewer elements than threads it is computed in the layout of another tile
+            most = max(most, *(numel * max(_FLOAT_BYTES, op.itemsize) for op in ops))
+    return most
+
+
+def _width_rounds(op: MemoryOpFact, widths: set[int], itemsize: int, sizes: Mapping[int, int], threads: int) -> int:
+    """In how many rounds a tile of elements of ``itemsize`` bytes changes between accesses of different ``widths``."""
+    held = [rows_held(op.tile_axes, sizes, width, threads) for width in sorted(widths)]
+    return min((rounds(one, other, itemsize) for one, other in itertools.combinations(held, 2)), default=1)
+
+
+def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Running combinations pass on one number for each warp, lane beside it, and part of the axis that all threads
+    together cover at once."""
+    most = 0
+    threads = num_warps * target.warp_size
+    for fact in facts.scans:
+        if fact.kind == "scan" and fact.axis is not None:
+            ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(fact.tile)]
+            orders = {op.tile_axes if inner_axis(op) in (op.tile_axes[-1], None) else op.tile_axes[::-1] for op in ops}
+            vectors = {vector_elements(op, sizes, threads) for op in ops} or {1}
+            for axes, vector in itertools.product(orders or {fact.tile}, vectors):
+                most = max(most, fact.itemsize * _passed_on(fact.axis, axes, sizes, vector, num_warps, target))
+    return most
+
+
+def _passed_on(
+    axis: int, axes: Sequence[int], sizes: Mapping[int, int], vector: int, num_warps: int, target: Target
+) -> int:
+    """Numbers that a scan along ``axis`` of a tile in rows passes on in shared memory."""
+    layout = spread(axes, sizes, vector, num_warps, target)
+    if layout[axis][2] == 1:
+        return 0
+    blocks = math.prod(cdiv(sizes[other], math.prod(layout[other])) for other in axes)
+    beside = math.prod(layout[other][0] * layout[other][1] for other in axes if other != axis)
+    return num_warps * beside * blocks
+
+
+def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
+    """By region, tiles of a kernel with dots that are stored, or loaded and combined with a product: threads hold
+    fragments of a product but read and write whole rows, save for AMD's plain stores, which write the fragments."""
+    most: dict[int, int] = {}
+    products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
+    for op in (*facts.memory_ops, *facts.atomics) if products else ():
+        product = any(axes <= set(op.tile_axes) for axes in products)
+        itemsize = op.itemsize
+        if op.kind == "load" and len(op.tile_axes) == 1:
+            # a number for each row or column
+            turned = any(op.tile_axes[0] in axes for axes in products)
+        elif op.kind == "load":
+            turned = product and op.matmul_operand is None
+            if target.kind == "hip":  # widened before
+                itemsize = max(itemsize, _FLOAT_BYTES)
+        else:
+            turned = len(op.tile_axes) > 1 and not (target.kind == "hip" and op.kind == "store" and product)
+        if turned:
+            size = tile_bytes((op.tile_axes, itemsize), sizes)
+            most[op.region] = max(most.get(op.region, 0), size // _product_rounds(op, facts, sizes, num_warps, target))
+    return most
+
+
+def _product_rounds(
+    op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
+) -> int:
+    """In how many rounds a tile goes from fragments of the kernel's products to rows, or back."""
+    axes = op.tile_axes[-2:]
+    others = op.tile_axes[:-2]
+    if len(axes) < 2 or inner_axis(op) != axes[1] or any(sizes[axis] > 1 for axis in others):
+        return 1
+    row, column = axes
+    threads = num_warps * target.warp_size
+    held = rows_held(axes, sizes, vector_elements(op, sizes, threads), threads)
+    least = []
+    for fact in facts.matmuls:
+        # products in a row, and those of one region, which share operands, share their warps' places
+        others_there = (other for other in facts.matmuls if other is not fact)
+        chained = fact.consumes or any(o.region == fact.region or fact.number in o.consumes for o in others_there)
+        if chained or fact.m_axis != row or unit_of(fact, sizes, num_warps, target) != "mma":
+            return 1
+        m, n, _ = tile_shape(fact, sizes)
+        fragments = fragment_held((row, sizes[row]), (column, sizes[column]), (m, n), num_warps, target)
+        least.append(rounds(fragments, held, op.itemsize))
+    return min(least)

@@ -1,0 +1,42 @@
+"""Bytes of tiles, and how many of their elements one access moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ...._compiler.facts.records import LiveTile, MemoryOpFact
+
+#: Bytes of the widest load or store of one thread.
+VECTOR_BYTES = 16
+#: Of a stride that comes with the launch, Triton knows no more than whether it is a multiple of this.
+_KNOWN_MULTIPLE = 16
+
+
+def tile_bytes(tile: LiveTile, sizes: Mapping[int, int]) -> int:
+    axes, itemsize = tile
+    return itemsize * math.prod(sizes[axis] for axis in axes)
+
+
+def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) -> int:
+    """Elements that one thread accesses together: neighbours in memory, as many as the strides keep aligned, and no
+    more than there are for each thread."""
+    inner = inner_axis(op)
+    share = math.prod(sizes[axis] for axis in op.tile_axes) // threads
+    width = max(1, min(VECTOR_BYTES // op.itemsize, share))
+    for axis, stride, scale in zip(op.subscript_axes, op.strides, op.scales, strict=True):
+        if not op.static and stride > 1 and stride % _KNOWN_MULTIPLE:
+            return 1
+        if inner is None or (axis == inner and stride == 1 and scale != 1):
+            return 1
+        if axis != inner:
+            width = math.gcd(width, stride)
+    return width
+
+
+def inner_axis(op: MemoryOpFact) -> int | None:
+    """The axis along which neighbours of the tile are neighbours in memory."""
+    for axis, stride in zip(op.subscript_axes, op.strides, strict=True):
+        if stride == 1 and axis in op.tile_axes:
+            return axis
+    return None

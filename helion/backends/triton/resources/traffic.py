@@ -1,0 +1,150 @@
+"""Work: blocks and waves, bytes, floating-point operations, and a roofline of the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
+from ...._shapes import cdiv
+from ....hardware import Target
+from .matrix import unit_of
+
+#: Bandwidth of the L2 cache over that of memory (about 3 on A100 and H100 by their published figures).
+_L2_SPEEDUP = 3.0
+#: Part of the L2 cache that one tensor may take and still be there when it is read again.
+_L2_SHARE = 0.5
+#: Part of repeated reads that goes to memory when the tensor does not fit: neighbours in the grid share most of them.
+_MISS = 0.25
+#: Part of its data sheet's rate a matrix unit reaches, by unit; ``mma`` on a GPU that also has a faster one is half.
+_EFFICIENCY = {"mma": 0.75, "wgmma": 0.8, "tcgen05": 0.8}
+_LEGACY_EFFICIENCY = 0.4
+#: Operations that one transcendental op counts for.
+_SFU_OPS = 8
+#: One SM in this many can saturate memory.
+_SMS_TO_SATURATE = 2.0
+#: Time from launch to first instruction.
+_LAUNCH_US = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """``blocks`` of the whole grid. ``bytes_moved`` from and to memory, ``bytes_read`` through the L2 cache. ``flops`` of
+    useful elements. ``matrix_us`` and ``scalar_us``: time on all SMs together with padding included."""
+
+    blocks: int
+    bytes_moved: int
+    bytes_read: int
+    flops: int
+    matrix_us: float
+    scalar_us: float
+
+
+def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> Work:
+    moved = read = 0
+    for op in facts.memory_ops:
+        once = op.accessed_numel * op.itemsize
+        total = _elements(facts, sizes, op.region, op.tile_axes) * op.itemsize * _passes(op, facts, sizes)
+        once = min(once, total)
+        fits = once <= target.l2_bytes * _L2_SHARE
+        moved += once + (0 if fits else round((total - once) * _MISS))
+        read += total
+    flops, matrix_us = 0, 0.0
+    for fact in facts.matmuls:
+        useful, padded = _dot_flops(fact, facts, sizes)
+        flops += useful
+        matrix_us += padded / (_dot_tflops(fact, sizes, num_warps, target) * 1e6)
+    scalar = 0
+    for item in facts.work:
+        count = item.ops + (_SFU_OPS - 1) * item.sfu_ops
+        scalar += count * _elements(facts, sizes, item.region, item.axes)
+    return Work(
+        blocks=grid_blocks(facts, sizes),
+        bytes_moved=moved,
+        bytes_read=read,
+        flops=flops + scalar,
+        matrix_us=matrix_us,
+        scalar_us=scalar / (target.fp32_tflops * 1e6 / 2),
+    )
+
+
+def grid_blocks(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    """Programs of the launch: each root has its own."""
+    roots = [r for r in facts.regions if r.kind == "root"]
+    return sum(math.prod(_trips(facts, sizes, axis) for axis in root.axes) for root in roots)
+
+
+def time_us(done: Work, target: Target) -> float:
+    """The slowest of memory, cache and arithmetic, with idle SMs of the last wave counted."""
+    active = min(1.0, done.blocks / target.num_sms)
+    saturation = min(1.0, active * _SMS_TO_SATURATE)
+    bandwidth = target.bandwidth_gb_per_s * 1e3 * saturation
+    memory = max(done.bytes_moved / bandwidth, done.bytes_read / (bandwidth * _L2_SPEEDUP))
+    per_sm = done.blocks / target.num_sms
+    tail = max(1.0, math.ceil(per_sm) / per_sm) if per_sm >= 1 else 1.0
+    arithmetic = (done.matrix_us + done.scalar_us) / active * tail
+    return max(memory, arithmetic) + _LAUNCH_US
+
+
+def _trips(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
+    """Tiles along an axis; 1 when nothing is known of its extent."""
+    fact = facts.axes[axis]
+    extent = fact.mean if fact.extent is None else fact.extent
+    if extent is not None:
+        return max(1, cdiv(extent, sizes[axis]))
+    return 1 if fact.outer is None else max(1, cdiv(sizes[fact.outer], sizes[axis]))
+
+
+def _span(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
+    """Elements along an axis of all its tiles together."""
+    fact = facts.axes[axis]
+    extent = fact.mean if fact.extent is None else fact.extent
+    if extent is not None:
+        return extent
+    return sizes[axis] if fact.outer is None else max(sizes[fact.outer], sizes[axis])
+
+
+def _elements(facts: KernelFacts, sizes: Mapping[int, int], region: int, axes: tuple[int, ...]) -> int:
+    """Elements of a tile over ``axes`` in ``region``, over all programs and iterations."""
+    own = math.prod(_span(facts, sizes, axis) for axis in dict.fromkeys(axes))
+    # dimensions of one extent are one axis: those of a tile beyond the first have the tile's own elements
+    again = (axis for at, axis in enumerate(axes) if axis in axes[:at])
+    own *= math.prod(_span(facts, sizes, a) if facts.axes[a].kind == "full" else sizes[a] for a in again)
+    around = facts.enclosing_axes(region)
+    return own * math.prod(_trips(facts, sizes, axis) for axis in around if axis not in axes)
+
+
+def _passes(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> int:
+    """How often a load is done when its row is walked in chunks: once for each reduction, and once for a store."""
+    fed = dict(op.reductions_fed)
+    most = 1
+    for axis in op.tile_axes:
+        if facts.axes[axis].rollable and sizes[axis] < facts.axes[axis].padded:
+            most = max(most, min(2, fed.get(axis, 0)) + op.feeds_store)
+    return most
+
+
+def _dot_flops(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int]) -> tuple[int, int]:
+    """Useful operations, and those of whole tiles."""
+    useful = padded = 2
+    inside = (*fact.batch_axes, fact.m_axis, fact.n_axis, fact.k_axis)
+    for axis in inside:
+        if axis is not None:
+            useful *= _span(facts, sizes, axis)
+            padded *= _trips(facts, sizes, axis) * sizes[axis]
+    for axis, constant in ((fact.m_axis, fact.static_m), (fact.n_axis, fact.static_n), (fact.k_axis, fact.static_k)):
+        if axis is None:
+            useful *= constant or 1
+            padded *= constant or 1
+    others = math.prod(_trips(facts, sizes, a) for a in facts.enclosing_axes(fact.region) if a not in inside)
+    return useful * others, padded * others
+
+
+def _dot_tflops(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    name = str(fact.lhs_dtype).removeprefix("torch.")
+    if name == "float32" and fact.precision != "ieee":
+        name = "tf32"
+    unit = unit_of(fact, sizes, num_warps, target)
+    faster = target.has("wgmma") or target.has("tcgen05")
+    return target.matrix_tflops_for(name) * (_LEGACY_EFFICIENCY if unit == "mma" and faster else _EFFICIENCY[unit])

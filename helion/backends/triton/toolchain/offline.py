@@ -1,0 +1,263 @@
+"""Compile a Triton kernel for a GPU that is not here, with Triton's own compiler and the real ``ptxas`` or LLVM.
+
+No driver is asked and nothing is launched. Compilations run one at a time, under the process's Triton lock.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import functools
+import re
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .... import exc
+from ...._locks import TRITON_LOCK
+from ....hardware import Target
+
+if TYPE_CHECKING:
+    import triton
+    from triton.backends.compiler import BaseBackend, GPUTarget
+    from triton.compiler import CompiledKernel
+
+_DETAIL_LINES = 10
+
+
+class OfflineCompileError(exc.BaseError):
+    """Triton or ``ptxas`` refused a kernel. ``__cause__`` is the original error, with the whole message."""
+
+    template = "Kernel {kernel!r} does not compile for {target} with options {options}:\n{detail}"
+
+    def __getattr__(self, name: str) -> Any:
+        """``kernel``, ``target``, ``options`` and ``detail``."""
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(name)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What Triton specializes a kernel on, by argument name: the facts that a launch derives from its arguments."""
+
+    types: Mapping[str, str]
+    """Triton's type of every argument: ``*bf16``, ``i32``, ``fp32`` ... An entry may be left out for the rest."""
+    constexprs: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    """Value of every ``tl.constexpr`` argument (one with a default may be left out) and of arguments that are None."""
+    divisible: frozenset[str] = frozenset()
+    """Pointers aligned to 16 bytes, and integers that are multiples of 16."""
+    equal_to_one: frozenset[str] = frozenset()
+    """Integers equal to 1, which Triton compiles in."""
+    small_pointers: frozenset[str] = frozenset()
+    """Pointers to less than 2 GiB: AMD's backend uses buffer instructions for them. Without effect elsewhere."""
+
+
+def compile_offline(
+    fn: triton.JITFunction,
+    *,
+    signature: Mapping[str, str] | Signature,
+    constexprs: Mapping[str, object] | None = None,
+    divisible: Iterable[str] = (),
+    equal_to_one: Iterable[str] = (),
+    small_pointers: Iterable[str] = (),
+    target: Target,
+    options: Mapping[str, object] | None = None,
+) -> CompiledKernel:
+    """Compile `fn` for `target`; the result's ``asm`` and ``metadata`` are Triton's, and so is the cache on disk.
+
+    `signature` is a whole ``Signature``, or its ``types`` with the other fields given beside it. `options` are Triton's
+    (``num_warps``, ``num_stages``, ``maxnreg``, ``waves_per_eu`` ...). `fn` must stand in a real file. A launch with
+    equal facts and options finds the result in Triton's cache.
+
+    Raises ``OfflineCompileError`` if Triton, LLVM or ``ptxas`` refuses the kernel, or has no compiler for `target`;
+    ``ValueError`` for arguments or options that do not exist or are missing; ``TypeError`` if `fn` is not compilable.
+    Too much shared memory is no error: see ``resources.measure``. On a refusal Triton prints the kernel's whole PTX;
+    that text is dropped. MLIR's own diagnostics go from C++ to the process's stderr and are left alone.
+    """
+    import triton  # 0.25 s
+
+    if not isinstance(fn, triton.JITFunction):
+        raise TypeError(
+            f"compile_offline takes a function made by triton.jit, got {fn!r}; unset TRITON_INTERPRET if set."
+        )
+    if not isinstance(signature, Signature):
+        signature = Signature(
+            types=signature,
+            constexprs=constexprs or {},
+            divisible=frozenset(divisible),
+            equal_to_one=frozenset(equal_to_one),
+            small_pointers=frozenset(small_pointers),
+        )
+    options = dict(options or {})
+    refuse = functools.partial(OfflineCompileError, kernel=fn.__name__, target=str(target), options=options)
+    if (reason := _no_compiler(target)) is not None:
+        raise refuse(detail=reason)
+    gpu = _gpu_target(target)
+    _check_options(fn.__name__, options, gpu)
+    source = _ast_source(fn, signature, gpu)
+    # Only the exceptions of this one call into third-party code are translated. For kernels that it cannot handle,
+    # Triton raises its own TritonError, but also ValueError, AssertionError, KeyError and RuntimeError (a failed pass).
+    try:
+        with TRITON_LOCK, _without_ptx_dump():
+            return triton.compile(source, target=gpu, options=options)
+    except Exception as error:
+        raise refuse(detail=_tail(error)) from error
+
+
+def ptxas_version(target: Target | None = None) -> str:
+    """Release of the ``ptxas`` that Triton uses for `target` (sm_80 if None), such as ``12.8``."""
+    return str(_ptxas(80 if target is None else target.capability).version)
+
+
+def ptxas_path(target: Target) -> str:
+    """The ``ptxas`` that Triton uses for `target`, a CUDA one."""
+    return str(_ptxas(target.capability).path)
+
+
+def ptxas_architecture(target: Target) -> str:
+    """What ``ptxas --gpu-name`` is for `target`, a CUDA one: ``sm_80``, but ``sm_90a`` from 9.0 on."""
+    from triton.backends.nvidia.compiler import sm_arch_from_capability
+
+    return str(sm_arch_from_capability(target.capability))
+
+
+def _ptxas(capability: int) -> Any:
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    return get_ptxas(capability)
+
+
+@functools.cache
+def _ptxas_architectures(path: str) -> frozenset[str]:
+    helped = subprocess.run([path, "--help"], capture_output=True, text=True, check=True).stdout
+    return frozenset(re.findall(r"'(sm_\d+[af]?)'", helped))
+
+
+def _no_compiler(target: Target) -> str | None:
+    """Why this Triton cannot compile for `target`, or None.
+
+    ``ptxas`` is asked beforehand because LLVM ends the whole process ("LLVM ERROR: Cannot select") when it is asked
+    for instructions on an architecture it does not know, sm_101 for one.
+    """
+    from triton.backends import backends
+    from triton.backends.compiler import GPUTarget
+
+    gpu = GPUTarget(target.kind, target.arch, target.warp_size)
+    if not any(backend.compiler.supports_target(gpu) for backend in backends.values()):
+        return f"This Triton has no {target.kind} backend (it has {', '.join(sorted(backends))}); install one that has."
+    if target.kind == "cuda":
+        ptxas, wanted = _ptxas(target.capability), ptxas_architecture(target)
+        if wanted not in (known := _ptxas_architectures(ptxas.path)):
+            known_text = ", ".join(sorted(known, key=lambda name: (len(name.rstrip("af")), name)))
+            return f"ptxas {ptxas.version} of this Triton does not know {wanted}; compile for one of {known_text}."
+    return None
+
+
+def _gpu_target(target: Target) -> GPUTarget:
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget(target.kind, target.arch, target.warp_size)
+
+
+def _backend(gpu: GPUTarget) -> BaseBackend:
+    from triton.compiler.compiler import make_backend
+
+    return make_backend(gpu)
+
+
+def _check_options(kernel: str, options: Mapping[str, object], gpu: GPUTarget) -> None:
+    """A misspelt option would be ignored silently: ``triton.compile`` drops what it does not know."""
+    known = vars(_backend(gpu).parse_options({}))
+    if unknown := [name for name in options if name not in known]:
+        raise ValueError(
+            f"Triton's {gpu.backend} backend has no option {', '.join(map(repr, unknown))} for kernel {kernel!r}; "
+            f"its options are {', '.join(sorted(known))}."
+        )
+
+
+def _ast_source(fn: triton.JITFunction, signature: Signature, gpu: GPUTarget) -> Any:
+    """Triton's source object, spelt exactly as a launch spells it, so that both have one key in Triton's cache."""
+    from triton.compiler import ASTSource
+
+    named = {
+        *signature.types,
+        *signature.constexprs,
+        *signature.divisible,
+        *signature.equal_to_one,
+        *signature.small_pointers,
+    }
+    if stray := sorted(named - set(fn.arg_names)):
+        raise ValueError(
+            f"kernel {fn.__name__!r} has no argument {', '.join(map(repr, stray))}; it has {fn.arg_names}."
+        )
+    backend = _backend(gpu)
+    types: dict[str, str] = {}
+    constants: dict[tuple[int], object] = {}
+    attributes: dict[tuple[int], object] = {}
+    for parameter in fn.params:
+        name, at = parameter.name, (parameter.num,)
+        types[name] = signature.types.get(name, "constexpr")
+        if name in signature.equal_to_one:
+            constants[at] = 1
+        elif name in signature.constexprs:
+            constants[at] = signature.constexprs[name]
+        elif types[name] == "constexpr" and parameter.is_constexpr and parameter.has_default:
+            constants[at] = parameter.default
+        elif types[name] == "constexpr":
+            raise ValueError(f"argument {name!r} of kernel {fn.__name__!r} has neither a type nor a constexpr value.")
+        if at in constants:
+            types[name] = "constexpr"
+        facts = "D" * (name in signature.divisible) + "S" * (name in signature.small_pointers)
+        if _has_attributes(parameter, types[name]):
+            attributes[at] = backend.parse_attr("" if at in constants else facts)
+    return ASTSource(fn, signature=types, constexprs=constants, attrs=attributes)
+
+
+def _has_attributes(parameter: Any, type_name: str) -> bool:
+    """Whether a launch lists the argument's attributes at all, be they none; the list is in Triton's cache key."""
+    import triton
+
+    if type_name == "constexpr":
+        return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+    return not parameter.do_not_specialize and re.match(r"\*|[iu](8|16|32|64)$", type_name) is not None
+
+
+@contextlib.contextmanager
+def _without_ptx_dump() -> Iterator[None]:
+    """Drop the whole-PTX dump that Triton prints before a PTXASError, and print everything else as before.
+
+    Redirecting ``sys.stdout`` would take other threads' output too. This shadows ``print`` in the one module of Triton
+    that dumps, and drops a text only if it comes from this thread and ends in that dump's last sentence.
+    """
+    from triton.backends.nvidia import compiler as nvidia
+
+    me = threading.get_ident()
+    outer = vars(nvidia).get("print")
+
+    def print_but_no_dump(*values: Any, **kwargs: Any) -> None:
+        dump = any("please share the reproducer above" in str(value)[-200:] for value in values)
+        if not (dump and threading.get_ident() == me):
+            (outer or builtins.print)(*values, **kwargs)
+
+    vars(nvidia)["print"] = print_but_no_dump
+    try:
+        yield
+    finally:
+        if outer is None:
+            del vars(nvidia)["print"]
+        else:
+            vars(nvidia)["print"] = outer
+
+
+def _tail(error: BaseException) -> str:
+    """The last lines of an error's message, without ptxas's command line, and of the error that it wraps."""
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip() and not line.startswith("Repro command")]
+    lines = [line[:300] for line in lines[-_DETAIL_LINES:]] or ["(no message)"]
+    cause = error.__cause__
+    if cause is not None and str(cause).strip() and str(cause).strip().splitlines()[-1].rstrip()[:300] not in lines:
+        lines.append(f"{type(cause).__name__}: {str(cause).strip().splitlines()[-1][:300]}")
+    return "\n".join([f"{type(error).__name__}: {lines[0]}", *lines[1:]])

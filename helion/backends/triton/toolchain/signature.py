@@ -1,0 +1,59 @@
+"""What Triton knows of a kernel's arguments at a launch, for compiling with no GPU."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from ...._compiler.ir.grammar import HostTensor
+from ...._shapes import hint_of
+from ....hardware import Target
+from ..codegen.ops_pointwise import SIGNATURE_DTYPES
+from ..plan.records import NumberArgument, Plan
+
+#: Below this size AMD's backend addresses a tensor with buffer instructions.
+_SMALL_BYTES = 2**31
+
+
+def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, Any]:
+    """As for a launch of the kernel of one phase with tensors aligned to 16 bytes and the numbers seen when binding."""
+    launch = plan.launch_of(phase)
+    types = {a.name: f"*{SIGNATURE_DTYPES[a.tensor.dtype]}" for a in launch.tensors}
+    types.update({a.name: _number_type(a) for a in launch.numbers})
+    constexprs = {b.symbol: b.size for b in launch.blocks if b.dynamic is not None}
+    if plan.launch.persistent:
+        constexprs["_NUM_SM"] = target.num_sms
+    types.update(dict.fromkeys(constexprs, "constexpr"))
+    integers = [a for a in launch.numbers if a.kind is int]
+    return {
+        "signature": types,
+        "constexprs": constexprs,
+        "divisible": frozenset((*(a.name for a in launch.tensors), *(a.name for a in integers if a.hint % 16 == 0))),
+        "equal_to_one": frozenset(a.name for a in integers if a.hint == 1),
+        "small_pointers": frozenset(a.name for a in launch.tensors if _bytes(a.tensor) < _SMALL_BYTES),
+        "target": target,
+        "options": dict(plan.launch.options),
+    }
+
+
+@functools.cache
+def mechanisms() -> frozenset[str]:
+    """Ways of indexing in the installed Triton: 3.9 has no block pointers."""
+    import triton  # 0.2 s, paid when the first kernel is compiled
+
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return frozenset(("pointer", "tensor_descriptor", *(("block_ptr",) if version < (3, 9) else ())))
+
+
+def _number_type(argument: NumberArgument) -> str:
+    """How Triton types a Python number that is passed to a kernel."""
+    if argument.kind is bool:
+        return "u1"
+    if argument.kind is float:
+        return "fp32"
+    return "i32" if -(2**31) <= argument.hint < 2**31 else "i64"
+
+
+def _bytes(tensor: HostTensor) -> int:
+    return math.prod(hint_of(size) for size in tensor.shape) * tensor.dtype.itemsize

@@ -1,0 +1,83 @@
+"""What Triton makes of sums that a loop carries: moved behind the loop only where nothing else reads them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion.backends import BACKENDS
+from helion.backends.triton.toolchain import compile_offline
+
+#: What the pass leaves of a tile whose parts are summed up behind the loop.
+MOVED = "efficient_layout"
+
+
+def ttgir(kernel: helion.Kernel, target: str) -> str:
+    bound = kernel.bind((torch.empty(63, 5000, device="meta"),), target=target)
+    config = bound.config_spec.normalize({"block_sizes": [1, 1024], "num_warps": 4})
+    function = bound.compile_config(config)
+    (jit,) = (v for k, v in function.__globals__.items() if k.startswith("_helion_"))
+    signature = BACKENDS["triton"].signature(bound._analysis.code(config).plan, bound.target)
+    return compile_offline(jit, **signature).asm["ttgir"]
+
+
+@helion.kernel
+def read_in_the_loop(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out = torch.empty_like(x)
+    total = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    for row in hl.tile(x.size(0)):
+        before = hl.zeros([row], dtype=torch.float32)
+        for column in hl.tile(x.size(1)):
+            values = x[row, column]
+            out[row, column] = values + before[:, None]
+            before = before + values.sum(1)
+        total[row] = before
+    return out, total
+
+
+@helion.kernel
+def read_in_the_loop_alone(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for row in hl.tile(x.size(0)):
+        before = hl.zeros([row], dtype=torch.float32)
+        for column in hl.tile(x.size(1)):
+            values = x[row, column]
+            out[row, column] = values + before[:, None]
+            before = before + values.sum(1)
+    return out
+
+
+@helion.kernel
+def read_twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    total = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    square = torch.empty_like(total)
+    for row in hl.tile(x.size(0)):
+        acc = hl.zeros([row], dtype=torch.float32)
+        for column in hl.tile(x.size(1)):
+            acc = acc + x[row, column].sum(1)
+        total[row] = acc
+        square[row] = acc * acc
+    return total, square
+
+
+@helion.kernel
+def read_once(x: torch.Tensor) -> torch.Tensor:
+    total = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    for row in hl.tile(x.size(0)):
+        acc = hl.zeros([row], dtype=torch.float32)
+        for column in hl.tile(x.size(1)):
+            acc = acc + x[row, column].sum(1)
+        total[row] = acc
+    return total
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("kernel", [read_in_the_loop, read_in_the_loop_alone, read_twice])
+def test_sums_that_something_else_reads_stay_in_the_loop(kernel: helion.Kernel, target: str) -> None:
+    assert MOVED not in ttgir(kernel, target)
+
+
+def test_other_sums_are_left_to_triton() -> None:
+    assert MOVED in ttgir(read_once, "sm_90")
