@@ -24,18 +24,18 @@ CIRCLES = (
     ),
     frozenset(
         {
-            "_compiler/frontend/branches.py",
-            "_compiler/frontend/calls.py",
-            "_compiler/frontend/carried.py",
-            "_compiler/frontend/expressions.py",
-            "_compiler/frontend/host_loops.py",
-            "_compiler/frontend/host_statements.py",
-            "_compiler/frontend/local_functions.py",
-            "_compiler/frontend/loops.py",
-            "_compiler/frontend/python_functions.py",
-            "_compiler/frontend/queries.py",
-            "_compiler/frontend/statements.py",
-            "_compiler/frontend/walk.py",
+            "_compiler/frontend/statements/branches.py",
+            "_compiler/frontend/expressions/calls.py",
+            "_compiler/frontend/statements/carried.py",
+            "_compiler/frontend/expressions/operators.py",
+            "_compiler/frontend/statements/host_loops.py",
+            "_compiler/frontend/walk/unfollowed.py",
+            "_compiler/frontend/expressions/functions.py",
+            "_compiler/frontend/statements/loops.py",
+            "_compiler/frontend/expressions/builtin_functions.py",
+            "_compiler/frontend/expressions/queries.py",
+            "_compiler/frontend/statements/assignments.py",
+            "_compiler/frontend/walk/scope.py",
         }
     ),
     frozenset(
@@ -61,10 +61,10 @@ MENTIONS = {
     "triton": frozenset(
         {
             "_compiler/__init__.py",
-            "_compiler/frontend/calls.py",
+            "_compiler/frontend/expressions/calls.py",
             "_compiler/frontend/frames.py",
             "_compiler/frontend/hl_escape.py",
-            "_compiler/frontend/loops.py",
+            "_compiler/frontend/statements/loops.py",
             "_compiler/frontend/primitives.py",
             "_compiler/frontend/purity.py",
             "_compiler/frontend/scaled_dot.py",

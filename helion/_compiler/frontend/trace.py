@@ -17,7 +17,7 @@ from ..source import FunctionSource, parse_kernel
 from .arguments import Arguments
 from .frames import assigned_names
 from .guards import Guard
-from .statements import Walker, kernel_source_frame
+from .statements.assignments import Walker, kernel_source_frame
 from .torch_functions import RULES
 from .tracer import Tracer
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from ... import exc
-from ..._shapes import NeedsValue
-from ..ir.grammar import Keep, Root
-from .expressions import Expressions
-from .frames import Frame
-from .tracer import Tracer
-from .values import Missing
+from .... import exc
+from ...._shapes import NeedsValue
+from ...ir.grammar import Keep, Root
+from ..expressions.operators import Expressions
+from ..frames import Frame
+from ..tracer import Tracer
+from ..values import Missing
 
 
 class Return(Exception):

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr
-from ..ir.grammar import Op, Region, Value
-from .expressions import Expressions
-from .torch_pointwise import truth
-from .values import DeviceValue, Missing, Tile, describe
-from .walk import WalkerBase, defined_in_one_branch
+from .... import exc
+from ...._shapes import Expr
+from ...ir.grammar import Op, Region, Value
+from ..expressions.operators import Expressions
+from ..torch_pointwise import truth
+from ..values import DeviceValue, Missing, Tile, describe
+from ..walk.scope import WalkerBase, defined_in_one_branch
 
 
 class Branches(WalkerBase):

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr
-from ..ir.grammar import Op, Operand, Value
+from .... import exc
+from ...._shapes import Expr
+from ...ir.grammar import Op, Operand, Value
+from ..values import DeviceValue, Missing, describe
+from ..walk.scope import loop_local
 from .branches import Branches
-from .values import DeviceValue, Missing, describe
-from .walk import loop_local
 
 
 @dataclass

@@ -14,22 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import exc
-from ... import language as hl
-from ..._shapes import Expr, NeedsValue
-from ...language._registry import DECLARED
-from ...language.constants import ConstExpr
-from ..source import FunctionSource, parse_function, place_of
-from . import host_tensors
-from .captures import capture
-from .frames import Frame, defaults_of, function_frame, lift_object
-from .hl_functions import HL_RULES
-from .local_functions import LocalFunction
-from .methods import CONVERSIONS, answers_itself, assume_called, method_of
-from .purity import WIDE, is_library, is_pure, is_transparent, kind_of_result, runs_at_run_time
-from .python_functions import BUILTINS, is_builtin_argument
-from .queries import QUERIES
-from .runtime_values import (
+from .... import exc
+from .... import language as hl
+from ...._shapes import Expr, NeedsValue
+from ....language._registry import DECLARED
+from ....language.constants import ConstExpr
+from ...source import FunctionSource, parse_function, place_of
+from .. import host_tensors
+from ..captures import capture
+from ..frames import Frame, defaults_of, function_frame, lift_object
+from ..hl_functions import HL_RULES
+from ..methods import CONVERSIONS, answers_itself, assume_called, method_of
+from ..purity import WIDE, is_library, is_pure, is_transparent, kind_of_result, runs_at_run_time
+from ..runtime_values import (
     MUTABLE,
     SAMPLES,
     Opaque,
@@ -42,12 +39,15 @@ from .runtime_values import (
     refuse_opaque,
     settle,
 )
-from .torch_shapes import refuse_host
-from .tracer import Tracer, torch_name
-from .values import DeviceValue, HostTensorValue, Tile, describe
+from ..torch_shapes import refuse_host
+from ..tracer import Tracer, torch_name
+from ..values import DeviceValue, HostTensorValue, Tile, describe
+from .builtin_functions import BUILTINS, is_builtin_argument
+from .functions import LocalFunction
+from .queries import QUERIES
 
 if TYPE_CHECKING:
-    from .statements import Walker
+    from ..statements.assignments import Walker
 
 _TORCH_FACTORIES = (
     torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.tensor, torch.eye, torch.linspace

@@ -19,21 +19,21 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr
-from ...language._registry import DECLARED
-from ..ir.grammar import Keep
-from .calls import HARD, MUTATORS
-from .captures import UNNAMED, keep_tensor
-from .expressions import Expressions
-from .frames import Frame, assigned_names
-from .host_loops import HostLoops
-from .local_functions import define
-from .purity import is_pure, may_swallow
-from .queries import type_of
-from .runtime_values import MUTABLE, Opaque, containers_in, hinted, is_runtime, opaque, opaques
-from .values import HostTensorValue, Missing, describe
-from .walk import LEAVING, Break, Continue, Raised, Return, UserError
+from .... import exc
+from ...._shapes import Expr
+from ....language._registry import DECLARED
+from ...ir.grammar import Keep
+from ..captures import UNNAMED, keep_tensor
+from ..expressions.calls import HARD, MUTATORS
+from ..expressions.functions import define
+from ..expressions.operators import Expressions
+from ..expressions.queries import type_of
+from ..frames import Frame, assigned_names
+from ..purity import is_pure, may_swallow
+from ..runtime_values import MUTABLE, Opaque, containers_in, hinted, is_runtime, opaque, opaques
+from ..statements.host_loops import HostLoops
+from ..values import HostTensorValue, Missing, describe
+from .scope import LEAVING, Break, Continue, Raised, Return, UserError
 
 #: Methods, and attributes to assign, that change what a tensor is rather than what it holds.
 _METADATA = frozenset(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr, NeedsValue
-from .purity import operator_of
-from .runtime_values import SAMPLES, Opaque, is_runtime
-from .values import DeviceValue, HostTensorValue, Shape, Tile
+from .... import exc
+from ...._shapes import Expr, NeedsValue
+from ..purity import operator_of
+from ..runtime_values import SAMPLES, Opaque, is_runtime
+from ..values import DeviceValue, HostTensorValue, Shape, Tile
 
 if TYPE_CHECKING:
-    from .expressions import Expressions
+    from .operators import Expressions
 
 #: Attributes of abstract values that the objects they stand for do not have, or have as methods.
 _INTERNAL = {

@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr, NeedsValue
-from ..source import Location
-from . import hl_escape, hl_random, host_tensors
+from .... import exc
+from ...._shapes import Expr, NeedsValue
+from ...source import Location
+from .. import hl_escape, hl_random, host_tensors
+from ..frames import Frame, assigned_names, is_plain_object, lift_object, resolve_source
+from ..methods import assume_method
+from ..purity import operator_of
+from ..runtime_values import MUTABLE, SAMPLES, Opaque, is_runtime, numbers_in, opaque, opaques, settle
+from ..torch_pointwise import truth
+from ..torch_shapes import refuse_host
+from ..tracer import Tracer
+from ..values import DeviceValue, HostTensorValue, Tile, TileTuple, describe
 from .calls import ABSTRACT, HARD, Calls, _tensors_in, is_torch_function, refuse_host_on_device
-from .frames import Frame, assigned_names, is_plain_object, lift_object, resolve_source
-from .local_functions import define
-from .methods import assume_method
-from .purity import operator_of
+from .functions import define
 from .queries import attribute_of_number, attribute_of_tensor, contains, is_same, type_of
-from .runtime_values import MUTABLE, SAMPLES, Opaque, is_runtime, numbers_in, opaque, opaques, settle
-from .torch_pointwise import truth
-from .torch_shapes import refuse_host
-from .tracer import Tracer
-from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe
 
 if TYPE_CHECKING:
-    from .statements import Walker
+    from ..statements.assignments import Walker
 
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,

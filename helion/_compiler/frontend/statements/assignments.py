@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ... import language as hl
-from ..._shapes import Expr
-from ..ir.grammar import Keep, Launch
-from ..source import FunctionSource, place_of
-from .expressions import Expressions
-from .frames import Frame
-from .host_statements import HostStatements
-from .runtime_values import Opaque
-from .values import DeviceValue, HostTensorValue, Tile, describe
-from .walk import Raised, Return, UserError
+from .... import exc
+from .... import language as hl
+from ...._shapes import Expr
+from ...ir.grammar import Keep, Launch
+from ...source import FunctionSource, place_of
+from ..expressions.operators import Expressions
+from ..frames import Frame
+from ..runtime_values import Opaque
+from ..values import DeviceValue, HostTensorValue, Tile, describe
+from ..walk.scope import Raised, Return, UserError
+from ..walk.unfollowed import HostStatements
 
 
 class Walker(HostStatements):

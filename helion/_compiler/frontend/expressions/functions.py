@@ -8,10 +8,10 @@ import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ... import exc
+from .... import exc
 
 if TYPE_CHECKING:
-    from .expressions import Expressions
+    from .operators import Expressions
 
 
 @dataclass(eq=False)

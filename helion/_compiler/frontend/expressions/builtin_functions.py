@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import exc
-from ..._shapes import Expr, hint_of
-from . import host_tensors
-from .runtime_values import is_runtime
-from .values import DeviceValue, HostTensorValue
+from .... import exc
+from ...._shapes import Expr, hint_of
+from .. import host_tensors
+from ..runtime_values import is_runtime
+from ..values import DeviceValue, HostTensorValue
 
 if TYPE_CHECKING:
-    from .expressions import Expressions
-    from .tracer import Tracer
+    from ..tracer import Tracer
+    from .operators import Expressions
 
 
 def _reduce_pairs(name: str) -> Callable[..., Any]:

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from ... import exc
-from ... import language as hl
-from ..._shapes import Expr, hint_of, next_power_of_2
-from ..ir.grammar import Block, Bound, ForAttrs, Keep, LoopAxis, Op, Operand, OperandRef, Region, Root, WhileAttrs
-from . import host_tensors
+from .... import exc
+from .... import language as hl
+from ...._shapes import Expr, hint_of, next_power_of_2
+from ...ir.grammar import Block, Bound, ForAttrs, Keep, LoopAxis, Op, Operand, OperandRef, Region, Root, WhileAttrs
+from .. import host_tensors
+from ..expressions.operators import Expressions
+from ..frames import assigned_names
+from ..runtime_values import Opaque, refuse_opaque
+from ..torch_pointwise import truth
+from ..values import DeviceValue, HostTensorValue, LoopSpec, Missing, Tile, TileTuple, describe
+from ..walk.scope import Break, Continue, device_value_on_host
 from .carried import Carried, CarriedValues, Trial
-from .expressions import Expressions
-from .frames import assigned_names
-from .runtime_values import Opaque, refuse_opaque
-from .torch_pointwise import truth
-from .values import DeviceValue, HostTensorValue, LoopSpec, Missing, Tile, TileTuple, describe
-from .walk import Break, Continue, device_value_on_host
 
 _LOOPS = {
     hl.jagged_tile: "hl.jagged_tile",

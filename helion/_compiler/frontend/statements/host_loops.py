@@ -18,19 +18,19 @@ import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ... import exc
-from ..._shapes import Expr, hint_of, number_key
-from ..._syntax import parse
-from ..ir.grammar import Keep
-from ..source import Place
-from .captures import UNNAMED
-from .expressions import Expressions
-from .frames import assigned_names, path_to
-from .host_data import one_of
+from .... import exc
+from ...._shapes import Expr, hint_of, number_key
+from ...._syntax import parse
+from ...ir.grammar import Keep
+from ...source import Place
+from ..captures import UNNAMED
+from ..expressions.operators import Expressions
+from ..frames import assigned_names, path_to
+from ..host_data import one_of
+from ..state import Snapshot
+from ..values import HostTensorValue, Missing, describe
+from ..walk.scope import Break, Continue, Return
 from .loops import Loops
-from .state import Snapshot
-from .values import HostTensorValue, Missing, describe
-from .walk import Break, Continue, Return
 
 #: Iterations after which a pattern of shared memory that has not come back is taken for one that never does.
 _MAX_ROUNDS = 64

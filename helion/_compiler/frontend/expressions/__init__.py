@@ -1,0 +1,1 @@
+"""What each expression of a kernel's source gives."""

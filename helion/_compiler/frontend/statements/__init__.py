@@ -1,0 +1,1 @@
+"""What each statement of a kernel's source does."""
