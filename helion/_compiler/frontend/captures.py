@@ -31,7 +31,7 @@ def capture(t: TraceState, result: Any, place: Place) -> Any:
     plain = isinstance(result, Expr) and result.op == "host"
     name = result.args[0] if plain else t.fresh_name("host_value", t.captured)
     t.captured += 1
-    t.captures.setdefault(place, []).append(name)
+    t.captures[place] = (*t.captures.get(place, ()), name)
     return _named(t, result, name)
 
 

@@ -12,11 +12,13 @@ from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, number_key
 from ...fields import Fragment
 from ..context import CompileContext
-from ..ir.builder import Builder
+from ..ir.builder import Builder, Mark
 from ..ir.grammar import Block, BlockKind, Check, HostTensor, TileAttrs, Value
 from ..source import Place
+from . import journal
 from .arguments import Symbol
 from .guards import Guard, guard
+from .journal import Snapshot
 from .values import DeviceValue, HostTensorValue, Tile, describe
 
 
@@ -30,17 +32,17 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    blocks: list[Block]
-    full: dict[Any, Block]
-    slots: int
-    load_slots: int
-    tensors: list[HostTensor]
-    first_tensor: int
+class TraceSnapshot:
+    """A trace as it was: its own attributes, its builder, and those of the host tensors it had made."""
+
+    own: Snapshot
+    builder: Mark
+    host_tensors: tuple[tuple[HostTensorValue, Snapshot], ...]
 
 
 class TraceState:
-    """What a trace has collected: blocks, tensors, symbols, guards."""
+    """What a trace has collected: blocks, tensors, symbols, guards. ``snapshot`` and ``restore`` cover every attribute;
+    collections hold what is not changed in place, host tensors apart."""
 
     def __init__(self, context: CompileContext, rules: dict[Any, Any]) -> None:
         self.context = context
@@ -48,6 +50,8 @@ class TraceState:
         self.builder = Builder()
         self.blocks: list[Block] = []
         self.tensors: list[HostTensor] = []
+        #: The abstract host tensors that were made.
+        self.host_tensors: list[HostTensorValue] = []
         self.used_tensors: list[HostTensorValue] = []
         #: The first of them that the launch being recorded passes; a variable may hold another tensor in the next one.
         self.first_tensor = 0
@@ -93,7 +97,7 @@ class TraceState:
         #: Numbers made anew for every launch: host expressions by name, empty where the name itself is one.
         self.drawn: dict[str, str] = {}
         #: Expressions of the host code whose results launches need: a name for each time that one was walked.
-        self.captures: dict[Place, list[str]] = {}
+        self.captures: dict[Place, tuple[str, ...]] = {}
         self.captured = 0
         #: Names that stand in the kernel's source.
         self.taken: frozenset[str] = frozenset()
@@ -102,7 +106,7 @@ class TraceState:
         #: Whether one of them has no name by which it could be compared, so that whatever follows may be otherwise too.
         self.unsure = False
         #: What each launch has to compare.
-        self.checks: list[list[Check]] = []
+        self.checks: list[tuple[Check, ...]] = []
         #: With dynamic shapes: conditions on sizes and strides of the arguments that the trace assumes.
         self.argument_checks: list[str] = []
         #: How many host loops around launches are being walked.
@@ -110,19 +114,18 @@ class TraceState:
         self.tunables: dict[str, Fragment] = {}
         self.tunable_calls: dict[tuple[int, int], str] = {}
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TraceSnapshot:
         """What ``restore`` needs to forget everything recorded from here on."""
-        return Snapshot(
-            list(self.blocks), dict(self._full), self._slots, self._load_slots, list(self.tensors), self.first_tensor
-        )
+        tensors = tuple((tensor, journal.snapshot(tensor)) for tensor in self.host_tensors)
+        return TraceSnapshot(journal.snapshot(self), self.builder.mark(), tensors)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        self.blocks[:] = snapshot.blocks
-        self._full = dict(snapshot.full)
-        self._slots, self._load_slots = snapshot.slots, snapshot.load_slots
-        self.tensors[:] = snapshot.tensors
-        del self.used_tensors[len(snapshot.tensors) :]
-        self.first_tensor = snapshot.first_tensor
+    def restore(self, saved: TraceSnapshot) -> None:
+        """Be as when ``saved`` was taken, which may be used again."""
+        journal.restore(self, saved.own)
+        self.builder.rewind(saved.builder)
+        for tensor, attributes in saved.host_tensors:
+            journal.restore(tensor, attributes)
+            tensor.forget_meta()
 
     def number_of(self, tensor: HostTensorValue) -> int | None:
         """The number of a tensor in the program, None before the launch being recorded uses it."""
@@ -254,7 +257,7 @@ class TraceState:
 
     def begin_checks(self) -> None:
         """A launch begins: what was relied on up to here is compared before it."""
-        self.checks.append([])
+        self.checks.append(())
         for tensor in self.relied:
             self.check(tensor)
 
@@ -266,16 +269,15 @@ class TraceState:
         if not source:
             self.unsure = True
         elif all(known.source != source for known in self.checks[-1]):
-            self.checks[-1].append(
-                Check(
-                    source=source,
-                    made=tensor.made or source,
-                    dtype=tensor.dtype,
-                    shape=tuple(self._expected(tensor, n) for n in tensor.shape),
-                    strides=tuple(self._expected(tensor, n) for n in tensor.strides),
-                    device=None if tensor.device.type == self.device.type else tensor.device,
-                )
+            check = Check(
+                source=source,
+                made=tensor.made or source,
+                dtype=tensor.dtype,
+                shape=tuple(self._expected(tensor, n) for n in tensor.shape),
+                strides=tuple(self._expected(tensor, n) for n in tensor.strides),
+                device=None if tensor.device.type == self.device.type else tensor.device,
             )
+            self.checks[-1] = (*self.checks[-1], check)
 
     def _expected(self, tensor: HostTensorValue, number: Number) -> Number | None:
         """A size or stride to compare; None for what is read off the tensor itself."""

@@ -108,9 +108,9 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker)
             **{name: f"{tensor.source or tensor.made}.{what}" for name, (tensor, what) in walker.t.late.items()},
             **{name: text for name, text in walker.t.drawn.items() if text},
         },
-        captures={place: tuple(names) for place, names in walker.t.captures.items()},
+        captures=dict(walker.t.captures),
         module_globals=fn.__globals__,
-        checks=tuple(map(tuple, walker.t.checks)),
+        checks=tuple(walker.t.checks),
         reference=reference,
         argument_checks=tuple(walker.t.argument_checks),
     )

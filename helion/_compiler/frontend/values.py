@@ -127,6 +127,9 @@ class HostTensorValue(_Operators):
     offset: int = 0
     _meta: torch.Tensor | None = field(init=False, default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        self.tracer.host_tensors.append(self)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("shape", "strides", "dtype"):
             super().__setattr__("_meta", None)
@@ -145,6 +148,10 @@ class HostTensorValue(_Operators):
         """Take the sizes, strides and dtype that torch gave ``meta``, and keep it."""
         self.shape, self.strides, self.dtype = tuple(meta.shape), tuple(meta.stride()), meta.dtype
         self._meta = meta
+
+    def forget_meta(self) -> None:
+        """Have the tensor without data made anew: calls may have changed it in place."""
+        self._meta = None
 
     # -- reading its type, as kernels do on the host and on the device --
 

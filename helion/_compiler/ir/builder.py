@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,16 +14,36 @@ from ..source import Location
 from .grammar import Kind, Op, Operand, Value
 
 
+@dataclass(frozen=True)
+class Mark:
+    """How far a builder has come: the numbers it has given, and how many ops each open region has."""
+
+    count: int
+    lengths: tuple[int, ...]
+    location: Location | None
+
+
 class Builder:
     """Collects ops. ``location`` is attached to each op and is set by whoever walks the source."""
 
     def __init__(self) -> None:
         self._stack: list[list[Op]] = []
-        self._numbers = itertools.count()
+        self._count = 0
         self.location: Location | None = None
 
     def value(self, dtype: torch.dtype, dims: Dims, name: str = "") -> Value:
-        return Value(next(self._numbers), dtype, dims, name)
+        self._count += 1
+        return Value(self._count - 1, dtype, dims, name)
+
+    def mark(self) -> Mark:
+        """Where ``rewind`` goes back to."""
+        return Mark(self._count, tuple(map(len, self._stack)), self.location)
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget what was built since ``mark`` was taken in the same region."""
+        self._count, self.location = mark.count, mark.location
+        for ops, length in zip(self._stack, mark.lengths, strict=True):
+            del ops[length:]
 
     def emit(
         self,

@@ -22,12 +22,11 @@ from .... import exc
 from ...._shapes import Expr, hint_of, number_key
 from ...._syntax import parse
 from ...ir.grammar import Keep
-from ...source import Place
 from ..captures import UNNAMED
 from ..expressions.operators import Expressions
 from ..frames import assigned_names, path_to
 from ..host_data import one_of
-from ..state import Snapshot
+from ..state import TraceSnapshot
 from ..values import HostTensorValue, Missing, describe
 from ..walk.scope import Break, Continue, Return
 from .loops import Loops
@@ -53,21 +52,11 @@ class _Changing:
 class _Saved:
     """What a walk of a body that has to be repeated leaves behind."""
 
-    trace: Snapshot
-    atomics: int
-    phase: int
-    tunables: dict[str, Any]
-    drawn: dict[str, str]
-    captures: dict[Place, list[str]]
-    captured: int
-    loop_numbers: dict[str, str]
-    warnings: int
+    trace: TraceSnapshot
     roots: int
     launch: list[ast.stmt] | None
     launches: int
     shared: dict[int, int]
-    relied: int
-    checks: list[list[Any]]
 
 
 class HostLoops(Loops):
@@ -120,35 +109,10 @@ class HostLoops(Loops):
         self._leave(e, changing)
 
     def _save(self) -> _Saved:
-        t = self.t
-        return _Saved(
-            t.snapshot(),
-            t._atomic_slots,
-            t.phase,
-            dict(t.tunables),
-            dict(t.drawn),
-            {place: list(names) for place, names in t.captures.items()},
-            t.captured,
-            dict(t.loop_numbers),
-            len(t.warnings),
-            len(self.roots),
-            self.launch,
-            self.launches,
-            dict(self.shared),
-            len(t.relied),
-            [list(checks) for checks in t.checks],
-        )
+        return _Saved(self.t.snapshot(), len(self.roots), self.launch, self.launches, dict(self.shared))
 
     def _restore(self, saved: _Saved) -> None:
-        t = self.t
-        t.restore(saved.trace)
-        t._atomic_slots, t.phase = saved.atomics, saved.phase
-        t.tunables, t.drawn, t.loop_numbers = dict(saved.tunables), dict(saved.drawn), dict(saved.loop_numbers)
-        t.captures = {place: list(names) for place, names in saved.captures.items()}
-        t.captured = saved.captured
-        del t.warnings[saved.warnings :]
-        del t.relied[saved.relied :]
-        t.checks[:] = [list(checks) for checks in saved.checks]
+        self.t.restore(saved.trace)
         del self.roots[saved.roots :]
         self.launch, self.launches, self.shared = saved.launch, saved.launches, dict(saved.shared)
 

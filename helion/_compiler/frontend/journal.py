@@ -1,0 +1,30 @@
+"""Puts an object back to what it was, so that what is followed twice leaves nothing of the first time behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+#: Collections are copied as they are: what they hold is not to be changed in place.
+_COLLECTIONS = (list, dict, set)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the attributes of an object held, with copies of its collections."""
+
+    attributes: dict[str, Any]
+
+
+def snapshot(owner: Any) -> Snapshot:
+    """All attributes of ``owner``."""
+    return Snapshot({name: _copied(value) for name, value in vars(owner).items()})
+
+
+def restore(owner: Any, saved: Snapshot) -> None:
+    """Gives ``owner`` the attributes it had; a snapshot may be used again."""
+    vars(owner).update((name, _copied(value)) for name, value in saved.attributes.items())
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if type(value) in _COLLECTIONS else value
