@@ -191,13 +191,24 @@ def analyse(
         observed=observed or {},
     )
     try:
-        traced = front_end(fn, arguments, context, constants)
+        traced = _traced(fn, arguments, context, constants)
     except exc.IndexOffsetOutOfRangeForInt32:
         if wanted != "auto":
             raise
         wide = replace(context, index_dtype=torch.int64)
-        traced = front_end(fn, arguments, wide, constants)
+        traced = _traced(fn, arguments, wide, constants)
     return Analysis(traced, name, target, settings)
+
+
+def _traced(
+    fn: Callable[..., Any], arguments: Mapping[str, Any], context: CompileContext, constants: frozenset[str]
+) -> Traced:
+    steps = (step for backend in BACKENDS.values() for step in backend.steps)
+    traced = front_end(fn, arguments, context, constants, steps)
+    refused = BACKENDS[context.settings.backend].refusal(traced.program, context.target)
+    if refused is not None:
+        raise refused
+    return traced
 
 
 def _device(name: str, arguments: Mapping[str, Any]) -> torch.device:

@@ -1,17 +1,16 @@
 """The compiler's table of contents: source to program, program and config to text. A step's name is its dump name.
 
-PASSES are the same for every config. SCHEDULE is what a config asks for, and the steps of a backend, which stand in its
-folder and whose names begin with the backend's, lower the result for its printer; ``plan/build.py`` runs these two.
+PASSES are the same for every config. What a config asks for are the steps of a backend, which its planner runs: those of
+``passes/schedule.py`` in the backend's order, and its own, whose names begin with the backend's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from .. import _logging, knobs
-from ..backends import BACKENDS
 from .context import CompileContext
 from .frontend.trace import Traced, trace
 from .ir.grammar import Program
@@ -19,9 +18,8 @@ from .ir.watch import watching
 from .passes.dependencies import check_dependencies
 from .passes.jagged import check_jagged
 from .passes.masks import mask_tails
-from .passes.schedule import SCHEDULE
+from .passes.schedule import Step
 from .passes.simplify import drop_dead, merge_common
-from .passes.support import check_support
 
 Pass = Callable[[Program], Program]
 
@@ -35,18 +33,19 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def step_names(passes: tuple[Pass, ...] = PASSES) -> tuple[str, ...]:
-    """Every step, in order, with those of each backend."""
-    lowering = (step.name for backend in BACKENDS.values() for step in backend.steps)
-    return ("trace", *(step.__name__ for step in passes), *(step.name for step in SCHEDULE), *lowering)
+def step_names(steps: Iterable[Step], passes: tuple[Pass, ...] = PASSES) -> tuple[str, ...]:
+    """Every step up to those of the backends, which are ``steps``, each once and in order."""
+    names = ("trace", *(step.__name__ for step in passes), *(step.name for step in steps))
+    return tuple(dict.fromkeys(names))
 
 
-def run_passes(program: Program, passes: tuple[Pass, ...] = PASSES) -> Program:
-    """Each pass in turn; ``HELION_DUMP`` prints after a step, ``HELION_VERIFY`` checks after each."""
+def run_passes(program: Program, steps: Iterable[Step] = (), passes: tuple[Pass, ...] = PASSES) -> Program:
+    """Each pass in turn; ``HELION_DUMP`` prints after a step, ``HELION_VERIFY`` checks after each. ``steps`` are what may
+    follow."""
     watch = watching()
     watch("trace", program)
     if wanted := knobs.DUMP.read():
-        _name_unknown(wanted, (*step_names(passes), "all"))
+        _name_unknown(wanted, (*step_names(steps, passes), "all"))
     for step in passes:
         program = watch(step.__name__, step(program))
     return program
@@ -58,11 +57,15 @@ def _name_unknown(wanted: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 
 def front_end(
-    fn: Callable[..., Any], arguments: Mapping[str, Any], context: CompileContext, constants: frozenset[str]
+    fn: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    context: CompileContext,
+    constants: frozenset[str],
+    steps: Iterable[Step] = (),
 ) -> Traced:
-    """A kernel and its arguments as a program, ready for facts and plans."""
+    """A kernel and its arguments as a program, ready for facts and plans. ``steps`` are those of the backends."""
     traced = trace(fn, arguments, context, constants)
-    return replace(traced, program=check_support(run_passes(traced.program), context.target))
+    return replace(traced, program=run_passes(traced.program, steps))
 
 
-__all__ = ["PASSES", "SCHEDULE", "Pass", "front_end", "run_passes", "step_names"]
+__all__ = ["PASSES", "Pass", "front_end", "run_passes", "step_names"]

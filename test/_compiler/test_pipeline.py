@@ -30,7 +30,16 @@ from helion._compiler.ir.grammar import (
 from helion._compiler.ir.mapping import map_ops
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
-from helion._compiler.passes.schedule import SCHEDULE, Scheduled, Step, run_steps
+from helion._compiler.passes.schedule import (
+    FLATTEN,
+    INSERT_CHECKS,
+    ORDER_MEMORY,
+    ROLL,
+    SUBTILE,
+    Scheduled,
+    Step,
+    run_steps,
+)
 from helion._compiler.pipeline import PASSES, run_passes, step_names
 from helion.backends import BACKENDS
 from helion.backends.triton.codegen import (
@@ -45,10 +54,9 @@ from helion.backends.triton.codegen import (
 from helion.backends.triton.lower.carries import share_variables
 from helion.backends.triton.lower.lowering import widen_gathers
 from helion.backends.triton.lower.running_sums import keep_sums
-from helion.backends.triton.plan import build
 
-TRITON = BACKENDS["triton"].steps
-STEPS = (*SCHEDULE, *TRITON)
+STEPS = BACKENDS["triton"].steps
+NAMES = step_names(STEPS)
 FOLDER = Path(ops_control.__file__).parent
 
 
@@ -121,10 +129,10 @@ def test_every_step_is_dumped_in_order(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setenv("HELION_DUMP", "all")
     generate("sums")
     said = capsys.readouterr().err
-    assert tuple(re.findall(r"^--- after (\S+) ---$", said, re.MULTILINE)) == step_names()
+    assert tuple(re.findall(r"^--- after (\S+) ---$", said, re.MULTILINE)) == NAMES
 
 
-@pytest.mark.parametrize("name", step_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_one_step_is_dumped(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HELION_DUMP", name)
     generate("swapped")
@@ -135,14 +143,21 @@ def test_one_step_is_dumped(name: str, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_an_unknown_name_lists_all_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HELION_DUMP", "rolls")
-    run_passes(program_of("sums"))
-    assert f"names no step rolls; there are {', '.join(step_names())}, all" in capsys.readouterr().err
+    run_passes(program_of("sums"), STEPS)
+    assert f"names no step rolls; there are {', '.join(NAMES)}, all" in capsys.readouterr().err
 
 
 def test_names_differ_and_begin_with_the_backend() -> None:
-    assert len(set(step_names())) == len(step_names())
-    assert all(s.name.startswith(f"{name}.") for name, backend in BACKENDS.items() for s in backend.steps)
-    assert not any("." in step.name for step in SCHEDULE)
+    shared = (ROLL, FLATTEN, SUBTILE, ORDER_MEMORY, INSERT_CHECKS)
+    assert len(NAMES) == len(PASSES) + len(STEPS) + 1
+    for name, backend in BACKENDS.items():
+        assert all(s.name.startswith(f"{name}.") for s in backend.steps if s not in shared)
+    assert not any("." in step.name for step in shared)
+
+
+def test_steps_of_several_backends_are_named_once() -> None:
+    own = Step("toy.own", lambda program, _: program)
+    assert step_names((*STEPS, ROLL, own)) == (*NAMES, "toy.own")
 
 
 # --- checks --------------------------------------------------------------------------------------------------------------
@@ -161,18 +176,15 @@ def test_an_invalid_result_of_a_pass_names_it(at: int) -> None:
 
     planted.__name__ = PASSES[at].__name__
     with pytest.raises(exc.VerifierError, match=rf"{planted.__name__}\b.*a barrier has operands"):
-        run_passes(program_of("sums"), (*PASSES[:at], planted, *PASSES[at + 1 :]))
+        run_passes(program_of("sums"), passes=(*PASSES[:at], planted, *PASSES[at + 1 :]))
 
 
 @pytest.mark.parametrize("name", [step.name for step in STEPS])
 def test_an_invalid_result_of_a_step_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the whole way to code, so that it is the list that is run."""
 
-    def planted(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        return tuple(replace(s, rewrite=_then_spoil(s)) if s.name == name else s for s in steps)
-
-    monkeypatch.setattr(build, "SCHEDULE", planted(SCHEDULE))
-    monkeypatch.setitem(whole.BACKENDS, "triton", replace(BACKENDS["triton"], steps=planted(TRITON)))
+    planted = tuple(replace(s, rewrite=_then_spoil(s)) if s.name == name else s for s in STEPS)
+    monkeypatch.setitem(whole.BACKENDS, "triton", replace(BACKENDS["triton"], steps=planted))
     with pytest.raises(exc.VerifierError, match=rf"{re.escape(name)}\b.*a barrier has operands"):
         generate("sums")
 

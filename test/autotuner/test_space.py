@@ -24,6 +24,7 @@ from helion._shapes import Expr
 from helion.autotuner.proposal import Proposal
 from helion.autotuner.space import ConfigSpace, build_space
 from helion.autotuner.space.fields import adjacent, nearest, values_of
+from helion.backends import BACKENDS
 from helion.backends.triton.plan.build import build_plan
 from helion.config import Config
 from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
@@ -784,10 +785,9 @@ def test_random_configs_are_legal(kernel: str, on: str, seed: int) -> None:
     sizes = space.sizes(config)
     assert sizes.keys() == {block.id for block in program.blocks}
     assert all(volume.numel(sizes) <= space.target.max_tensor_numel for volume in space.survey.volumes)
-    assert (
-        build_plan(program, space.rollable, config, Settings(), space.target, frozenset(("pointer",))).launch.pid_type
-        == config["pid_type"]
-    )
+    mechanisms, steps = frozenset(("pointer",)), BACKENDS["triton"].steps
+    plan = build_plan(program, space.rollable, config, Settings(), space.target, mechanisms, steps)
+    assert plan.launch.pid_type == config["pid_type"]
 
 
 @pytest.mark.parametrize(

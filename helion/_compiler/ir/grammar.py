@@ -30,7 +30,7 @@
     print      PrintAttrs     values                          from every program
     check      CheckAttrs     index values, mask              an error where it does not hold (checked mode only)
     asm        AsmAttrs       values                          inline assembly on elements
-    inline     InlineAttrs    values                          Triton source of the user's
+    inline     InlineAttrs    values                          target source of the user's
     random     RandomAttrs    seed, offset                    numbers that depend on seed and offset only
     barrier    None           -                               the program's threads wait for each other's accesses
     for        ForAttrs       carried, bounds                 sequential loop; region params are the carried values
@@ -263,9 +263,9 @@ class CheckAttrs:
 
 @dataclass(frozen=True, slots=True)
 class InlineAttrs:
-    """Triton source: ``lines`` with ``{0}``, ``{1}`` ... for the operands and after them the pointers to ``tensors``, which
-    it may read and write; the last line is an expression of the results. ``helpers`` are functions the module must
-    contain."""
+    """Source of the user's in the target's language: ``lines`` with ``{0}``, ``{1}`` ... for the operands and after them
+    the pointers to ``tensors``, which it may read and write; the last line is an expression of the results. ``helpers``
+    are functions the module must contain."""
 
     lines: tuple[str, ...]
     helpers: tuple[str, ...] = ()
@@ -274,7 +274,7 @@ class InlineAttrs:
 
 @dataclass(frozen=True, slots=True)
 class AsmAttrs:
-    """Inline assembly on elements, with the arguments of ``triton.language.inline_asm_elementwise``."""
+    """Inline assembly on elements, with the arguments of ``hl.inline_asm_elementwise``."""
 
     asm: str
     constraints: str

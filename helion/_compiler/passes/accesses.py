@@ -318,9 +318,9 @@ class Accesses:
           cannot begin before the load has ended, whichever threads do them;
         - the same, with elements that several threads load because there are more threads than elements, but only the
           store uses what they loaded: the thread that stores has loaded before, what others read is not used;
-        - *layouts agree*: Triton spreads accesses over threads by their pointers and the width of their elements, so
-          accesses by the same pointers are done by the same threads, provided that no narrower element in the kernel
-          makes loads wider than stores can be, and that nothing moves loads to other threads.
+        - *layouts agree*: the target's compiler spreads accesses over threads by their pointers and the width of their
+          elements, so accesses by the same pointers are done by the same threads, provided that no narrower element in
+          the kernel makes loads wider than stores can be, and that nothing moves loads to other threads.
         """
         if first.is_atomic or second.is_atomic or not self._same_lanes(first, second, since):
             return False

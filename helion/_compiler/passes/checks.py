@@ -10,8 +10,8 @@ after::
     %3: [b0] = load x[%2@0] slot 0
     check written %3
 
-An index that is in range by construction, such as a tile of a loop over the dimension, is not checked; what Triton
-source of the user's accesses cannot be. The index of ``torch.gather`` is checked as that of an access is.
+An index that is in range by construction, such as a tile of a loop over the dimension, is not checked; what source
+of the user's accesses cannot be. The index of ``torch.gather`` is checked as that of an access is.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def check_dependencies(program: Program) -> Program:
 
 
 def _inline(program: Program, op: Op, attrs: InlineAttrs, touched: set[int]) -> None:
-    """Triton source of the user's may read and write every tensor that it gets."""
+    """Source of the user's may read and write every tensor that it gets."""
     for at in attrs.tensors:
         if program.tensors[at].storage in touched:
             raise exc.LoopDependencyError(name=program.tensors[at].name, location=op.location)

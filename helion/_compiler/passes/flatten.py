@@ -47,7 +47,7 @@ from .iterations import may_permute
 _POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
 _ALLOWED = frozenset(("load", "store", "atomic", "pointwise", "view", "full"))
 #: Numbers of lanes are 32 bits wide with 32-bit indices; the last tile may begin right before the end, and no tile has
-#: more than 2**20 elements (Triton's limit).
+#: more than 2**20 elements (``Target.max_tensor_numel``).
 _MOST_LANES = 2**31 - 2**20
 
 

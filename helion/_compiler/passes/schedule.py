@@ -1,4 +1,4 @@
-"""The rewrites that a config asks for, in order. A backend's own steps run behind them, in the same way."""
+"""The rewrites that a config asks for, as steps that backends put in order, with steps of their own among them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from . import order_memory, rolling
 from .accesses import Launched
 
 if TYPE_CHECKING:
-    from . import checks, flatten, squeeze, subtile
+    from . import checks, flatten, subtile
 else:
     # binding needs the names of the steps alone
     checks = lazy("helion._compiler.passes.checks")
     flatten = lazy("helion._compiler.passes.flatten")
-    squeeze = lazy("helion._compiler.passes.squeeze")
     subtile = lazy("helion._compiler.passes.subtile")
 
 
@@ -76,13 +75,6 @@ def _flatten(program: Program, scheduled: Scheduled) -> Program:
     return program
 
 
-def _squeeze(program: Program, scheduled: Scheduled) -> Program:
-    for batch in sorted(squeeze.batch_blocks(program)):
-        if scheduled.sizes_in(program)[batch] == 1:
-            program = squeeze.squeeze(program, batch)
-    return program
-
-
 def _subtile(program: Program, scheduled: Scheduled) -> Program:
     if not scheduled.subtiles:
         return program
@@ -97,16 +89,13 @@ def _insert_checks(program: Program, scheduled: Scheduled) -> Program:
     return checks.insert_checks(program) if scheduled.checked else program
 
 
-#: From the program that facts are made of to the one that a backend's own steps lower. Rolling includes taking centred
-#: sums in the pass of their centre (``online``).
-SCHEDULE: tuple[Step, ...] = (
-    Step("roll", _roll),
-    Step("flatten", _flatten),
-    Step("squeeze", _squeeze),
-    Step("subtile", _subtile),
-    Step("order_memory", _order_memory),
-    Step("insert_checks", _insert_checks),
-)
+#: Includes taking centred sums in the pass of their centre (``online``).
+ROLL = Step("roll", _roll)
+FLATTEN = Step("flatten", _flatten)
+SUBTILE = Step("subtile", _subtile)
+#: Behind every step that moves, repeats or splits accesses.
+ORDER_MEMORY = Step("order_memory", _order_memory)
+INSERT_CHECKS = Step("insert_checks", _insert_checks)
 
 
 def run_steps(program: Program, scheduled: Scheduled, steps: Iterable[Step]) -> Program:

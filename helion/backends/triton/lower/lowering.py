@@ -1,5 +1,6 @@
-"""Triton's own rewrites of a program, behind those that a config asks for. They settle in the program what the printer
-would have to decide: which values share a variable, which reductions stay in their loop, how wide a gather's source is.
+"""The steps from the program that facts are made of to the one that is printed: shared ones, and Triton's own, which
+settle in the program what the printer would have to decide: which values share a variable, which reductions stay in
+their loop, how wide a gather's source is.
 """
 
 from __future__ import annotations
@@ -7,13 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ...._compiler.ir.grammar import GatherAttrs, Op, Program
 from ...._compiler.ir.mapping import map_ops
-from ...._compiler.passes.schedule import Scheduled, Step
+from ...._compiler.passes.schedule import FLATTEN, INSERT_CHECKS, ORDER_MEMORY, ROLL, SUBTILE, Scheduled, Step
+from ...._lazy import lazy
 from ...._shapes import Dim
 from .carries import share_variables
 from .running_sums import keep_sums
+
+if TYPE_CHECKING:
+    from . import squeeze
+else:
+    squeeze = lazy("helion.backends.triton.lower.squeeze")
 
 
 def dim_size(dim: Dim, sizes: Mapping[int, int]) -> int:
@@ -42,8 +50,18 @@ def widen_gathers(program: Program, scheduled: Scheduled) -> Program:
     return map_ops(program, widen)
 
 
-#: In order; the printer relies on all of them.
+def _squeeze(program: Program, scheduled: Scheduled) -> Program:
+    return squeeze.squeeze_batches(program, scheduled)
+
+
+#: In order. The printer relies on all of Triton's own.
 STEPS: tuple[Step, ...] = (
+    ROLL,
+    FLATTEN,
+    Step("triton.squeeze", _squeeze),
+    SUBTILE,
+    ORDER_MEMORY,
+    INSERT_CHECKS,
     Step("triton.running_sums", keep_sums),
     Step("triton.gathers", widen_gathers),
     Step("triton.carries", share_variables),

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..ir.grammar import (
+from ...._compiler.ir.grammar import (
     FoldAttrs,
     GatherAttrs,
     Index,
@@ -34,6 +34,15 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ...._compiler.passes.schedule import Scheduled
+
+
+def squeeze_batches(program: Program, scheduled: Scheduled) -> Program:
+    """The program without the batch dimensions whose tiles are of size 1."""
+    for batch in sorted(batch_blocks(program)):
+        if scheduled.sizes_in(program)[batch] == 1:
+            program = squeeze(program, batch)
+    return program
 
 
 def batch_blocks(program: Program) -> frozenset[int]:

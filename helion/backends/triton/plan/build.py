@@ -21,7 +21,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.passes.flatten import nests
 from ...._compiler.passes.programs import check_programs
-from ...._compiler.passes.schedule import SCHEDULE, Scheduled, Step, run_steps
+from ...._compiler.passes.schedule import Scheduled, Step, run_steps
 from ...._compiler.sizes import block_sizes, chunks
 from ...._names import LAUNCH_OPTIONS, RESERVED, NameSpace
 from ...._shapes import Expr, Number, cdiv, hint_of
@@ -63,14 +63,14 @@ def build_plan(
     settings: Settings,
     target: Target,
     mechanisms: frozenset[str],
-    steps: tuple[Step, ...] = (),
+    steps: tuple[Step, ...],
 ) -> Plan:
     """Every decision of ``config`` about ``program``. ``config`` must be normalised by the program's space.
 
-    ``mechanisms`` are the ways of indexing that the code generator has, ``steps`` its own rewrites.
+    ``mechanisms`` are the ways of indexing that the code generator has, ``steps`` its rewrites.
     """
     scheduled = _scheduled(program, rollable, config, settings, target)
-    rolled = run_steps(program, scheduled, (*SCHEDULE, *steps))
+    rolled = run_steps(program, scheduled, steps)
     sizes = scheduled.sizes_in(rolled)
     wanted = dict(enumerate(config.get("indexing") or ()))
     boxes = plan_boxes(rolled, sizes, wanted, mechanisms, scheduled.launched(rolled), target)
