@@ -19,6 +19,7 @@ from ._compiler.pipeline import front_end
 from ._lazy import lazy
 from ._shapes import hint_of
 from .backends import BACKENDS
+from .backends.protocol import Backend
 from .config import Config
 from .hardware import Target
 from .settings import Settings
@@ -27,16 +28,12 @@ if TYPE_CHECKING:
     from ._compiler.facts import collect
     from ._compiler.facts.records import KernelFacts
     from .autotuner import default, legalise, seeds, space
+    from .autotuner.proposal import Predicted
     from .autotuner.seeds import SeedReport
     from .autotuner.space import ConfigSpace
-    from .backends.triton.plan import build
-    from .backends.triton.plan.records import Plan
-    from .backends.triton.resources import predict
 else:
     # binding needs the front end alone
     collect = lazy("helion._compiler.facts.collect")
-    build = lazy("helion.backends.triton.plan.build")
-    predict = lazy("helion.backends.triton.resources.predict")
     default = lazy("helion.autotuner.default")
     legalise = lazy("helion.autotuner.legalise")
     seeds = lazy("helion.autotuner.seeds")
@@ -49,9 +46,9 @@ _SHARED_FACTOR, _SHARED_BYTES = 1.10, 2048
 
 @dataclass(frozen=True)
 class Code:
-    """A plan and the module text made from it."""
+    """A plan, of the backend's own kind, and the module text made from it."""
 
-    plan: Plan
+    plan: Any
     text: str
 
 
@@ -69,6 +66,14 @@ class Analysis:
     @property
     def program(self) -> Program:
         return self.traced.program
+
+    @property
+    def backend(self) -> Backend[Any]:
+        return BACKENDS[self.settings.backend]
+
+    def predict(self, config: Config) -> Predicted:
+        """What a launch of a normalised config takes."""
+        return self.backend.predict(self.facts, self.space.sizes(config), config, self.target)
 
     @functools.cached_property
     def rollable(self) -> tuple[int, ...]:
@@ -95,8 +100,8 @@ class Analysis:
         report = seeds.make_seeds(
             self.facts,
             self.target,
-            self.settings.backend,
-            lambda proposal: legalise.legalise(proposal, self.space, self.facts, self.target),
+            self.backend.heuristics,
+            lambda proposal: legalise.legalise(proposal, self.space, self.predict, self.backend.lighter),
         )
         for at, seed in enumerate(report.seeds, 1):
             _LOG.debug("seed %d of %s, by %s (%s): %r", at, self.name, seed.heuristic, seed.reason, seed.config)
@@ -106,7 +111,10 @@ class Analysis:
 
     @functools.cached_property
     def default_config(self) -> Config:
-        config = default.choose_default(self.seeds, self.space, self.facts, self.target)
+        backend, target = self.backend, self.target
+        config = default.choose_default(
+            self.seeds, self.space, self.predict, lambda config: backend.wider(config, target)
+        )
         heuristic = next(
             (s.heuristic for s in self.seeds.seeds if s.config == config), "no heuristic: the conservative one"
         )
@@ -126,10 +134,10 @@ class Analysis:
         )
         if self.seeds.seeds or all(0 in extents for extents in grids):
             return None
-        space, warps = self.space, self.space.conservative()["num_warps"]
+        space = self.space
         needed = min(
-            predict.predict(self.facts, sizes, warps, 1, self.target).shared_bytes
-            for sizes in (space.fewest(space.conservative()), space.fewest(space.smallest()))
+            self.backend.predict(self.facts, space.fewest(config), config, self.target).shared_bytes
+            for config in (space.conservative(), space.smallest())
         )
         if (needed - _SHARED_BYTES) / _SHARED_FACTOR <= self.target.smem_per_block_bytes:
             return None
@@ -145,17 +153,8 @@ class Analysis:
         """The module for a normalised config; made once."""
         code = self._codes.get(config)
         if code is None:
-            backend = BACKENDS[self.settings.backend]
-            plan = build.build_plan(
-                self.program,
-                self.rollable,
-                config,
-                self.settings,
-                self.target,
-                backend.mechanisms(),
-                backend.steps,
-            )
-            code = self._codes[config] = Code(plan, backend.render(plan))
+            plan = self.backend.plan(self.program, self.rollable, config, self.settings, self.target)
+            code = self._codes[config] = Code(plan, self.backend.emit(plan))
         return code
 
     def text(self, config: Config, origin_lines: bool | None = None) -> str:
@@ -163,7 +162,7 @@ class Analysis:
         code = self.code(config)
         if origin_lines is None or origin_lines == code.plan.origin_lines:
             return code.text
-        return BACKENDS[self.settings.backend].render(replace(code.plan, origin_lines=origin_lines))
+        return self.backend.emit(replace(code.plan, origin_lines=origin_lines))
 
 
 def analyse(

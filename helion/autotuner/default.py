@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .._compiler.facts.records import KernelFacts
-from ..backends.triton.resources.predict import Predicted, predict
-from ..backends.triton.resources.registers import register_limit
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from ..config import Config
-from ..hardware import Target
+from .proposal import Predict, Predicted
 from .seeds import SeedReport
 from .space import ConfigSpace
 
@@ -20,14 +20,16 @@ _SPILLING = 4.0
 _SURE = 0.1
 
 _Option = tuple[Config, Predicted]
+#: Keys of a config with which a program has more registers; see ``backends.protocol.Backend.wider``.
+Wider = Callable[[Config], Mapping[str, Any]]
 
 
-def choose_default(report: SeedReport, space: ConfigSpace, facts: KernelFacts, target: Target) -> Config:
+def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wider: Wider) -> Config:
     """The first seed that a heuristic promotes and that fits without spilling, unless another is predicted much faster.
     Where there is none, the fastest by prediction of all seeds that fit and of the conservative config.
 
     Where all are predicted to spill: the first promoted one, else the one that is fastest for what it spills, with as
-    many warps as there are if that helps.
+    many registers as a program can have if that helps.
     """
     seeds = [(seed.config, seed.predicted) for seed in report.seeds]
     preferred = next((o for o in seeds if _is_good(o[1]) and o[0] in report.promoted), None)
@@ -37,11 +39,11 @@ def choose_default(report: SeedReport, space: ConfigSpace, facts: KernelFacts, t
     conservative = space.conservative()
     if not seeds:
         return conservative
-    everything = [*seeds, (conservative, _predict(conservative, space, facts, target))]
+    everything = [*seeds, (conservative, predict(conservative))]
     if any(_is_good(predicted) for _, predicted in everything):
         return min((option for option in everything if option[1].fits), key=_cost)[0]
     promoted = next((config for config, _ in seeds if config in report.promoted), None)
-    return promoted or _least_short(everything, space, facts, target)
+    return promoted or _least_short(everything, space, predict, wider)
 
 
 def _cost(option: _Option) -> float:
@@ -49,25 +51,18 @@ def _cost(option: _Option) -> float:
     return predicted.time_us * (_SPILLING if predicted.spill_risk >= _SURE else 1.0)
 
 
-def _least_short(options: list[_Option], space: ConfigSpace, facts: KernelFacts, target: Target) -> Config:
-    """Of the configs that fit, and these with the most warps, the one that is fastest for what it spills; the conservative
-    one, which stands last, where none fits."""
+def _least_short(options: list[_Option], space: ConfigSpace, predict: Predict, wider: Wider) -> Config:
+    """Of the configs that fit, and these made ``wider``, the one that is fastest for what it spills; the conservative one, which stands last, where none fits."""
     conservative = options[-1][0]
-    most = target.max_threads_per_block // target.warp_size
-    wide = [space.repair({**config, "num_warps": most}) for config, _ in options]
-    found = options + [(config, _predict(config, space, facts, target)) for config in wide]
+    wide = [space.repair({**config, **wider(config)}) for config, _ in options]
+    found = options + [(config, predict(config)) for config in wide]
 
     def cost(option: _Option) -> float:
-        config, predicted = option
-        short = predicted.registers_per_thread / register_limit(config["num_warps"], target)
+        predicted = option[1]
+        short = predicted.registers_per_thread / predicted.register_limit
         return predicted.time_us * max(1.0, short) ** 2
 
     return min((option for option in found if option[1].fits), key=cost, default=(conservative, None))[0]
-
-
-def _predict(config: Config, space: ConfigSpace, facts: KernelFacts, target: Target) -> Predicted:
-    sizes = space.sizes(config)
-    return predict(facts, sizes, num_warps=config["num_warps"], num_stages=config["num_stages"], target=target)
 
 
 def _is_good(predicted: Predicted) -> bool:

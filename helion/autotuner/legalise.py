@@ -2,69 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from .. import exc
-from .._compiler.facts.records import KernelFacts
-from ..backends.triton.resources.predict import Predicted, predict
 from ..config import Config
-from ..hardware import Target
-from .proposal import Proposal
+from .proposal import Predict, Predicted, Proposal
 from .space import ConfigSpace
 
 #: Predictions of times that differ by less than this do not tell two configs apart.
 _HARDLY = 1.25
 
 
-class Predict(Protocol):
-    """What ``resources.predict.predict`` is."""
-
-    def __call__(
-        self,
-        facts: KernelFacts,
-        sizes: dict[int, int],
-        *,
-        num_warps: int,
-        num_stages: int,
-        target: Target,
-        boxed: frozenset[int] = ...,
-        once: bool = ...,
-    ) -> Predicted: ...
+#: Keys of a config with which it takes less, None when there are none; see ``backends.protocol.Backend.lighter``.
+Lighter = Callable[[Config], Mapping[str, Any] | None]
 
 
 def legalise(
-    proposal: Proposal, space: ConfigSpace, facts: KernelFacts, target: Target, *, model: Predict = predict
+    proposal: Proposal, space: ConfigSpace, predict: Predict, lighter: Lighter
 ) -> tuple[Config, Predicted] | str:
-    """The legal config nearest to ``proposal``, full and normalized, and what ``model`` predicts for it.
+    """The legal config nearest to ``proposal``, full and normalized, and what ``predict`` says of it.
 
-    Numbers out of range are brought into it. While the launch is predicted not to fit, it gets one pipeline stage
-    less, then, with one stage left, half of the tile that brings it nearest, then chunks instead of whole rows. Gives a text that says
-    what is needed and what there is when nothing fits, or why a setting is refused. Raises KeyError when the proposal
-    names a block, a root or a load that has no such setting.
+    Numbers out of range are brought into it. While the launch is predicted not to fit, it gets ``lighter``, and where it
+    cannot, half of the tile that brings it nearest, then chunks instead of whole rows. Gives a text that says what is
+    needed and what there is when nothing fits, or why a setting is refused. Raises KeyError when the proposal names a
+    block, a root or a load that has no such setting.
     """
     try:
         config = space.repair(space.encode(proposal))
     except (exc.InvalidConfig, exc.NoFeasibleConfig) as error:
         return error.message
     while True:
-        predicted = _predicted(config, space, facts, target, model)
+        predicted = predict(config)
         if predicted.fits:
             return config, predicted
-        stages = _stages(config)
-        if stages > 1:
-            config = _with_stages(config, space, stages - 1)
+        changed = lighter(config)
+        if changed is not None:
+            config = space.repair({**config, **changed})
             continue
         options = _smaller(config, space)
         if not options:
             return _refusal(predicted, space, space.sizes(config))
-        config = _nearest(options, predicted, [_predicted(option, space, facts, target, model) for option in options])
-
-
-def _predicted(config: Config, space: ConfigSpace, facts: KernelFacts, target: Target, model: Predict) -> Predicted:
-    boxed = frozenset(i for i, way in enumerate(config["indexing"]) if way == "tensor_descriptor")
-    more: dict[str, Any] = {"boxed": boxed, "once": config["pid_type"] == "flat"} if boxed else {}
-    warps, stages = config["num_warps"], _stages(config)
-    return model(facts, space.sizes(config), num_warps=warps, num_stages=stages, target=target, **more)
+        config = _nearest(options, predicted, [predict(option) for option in options])
 
 
 def _nearest(options: list[Config], now: Predicted, after: list[Predicted]) -> Config:
@@ -89,16 +68,6 @@ def _refusal(predicted: Predicted, space: ConfigSpace, sizes: dict[int, int]) ->
         f"{predicted.shared_bytes} bytes of shared memory are needed, and a block has {space.target.smem_per_block_bytes}"
     )
     return f"does not fit {space.target}, even with one stage and the smallest tiles ({tiles}): {needs}"
-
-
-def _stages(config: Config) -> int:
-    """The most iterations of a loop that are in flight; a loop's own number replaces the launch's there."""
-    return max(config["num_stages"], *config["range_num_stages"], 1)
-
-
-def _with_stages(config: Config, space: ConfigSpace, stages: int) -> Config:
-    per_loop = [min(own, stages) for own in config["range_num_stages"]]
-    return space.repair({**config, "num_stages": min(config["num_stages"], stages), "range_num_stages": per_loop})
 
 
 def _smaller(config: Config, space: ConfigSpace) -> list[Config]:

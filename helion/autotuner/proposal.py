@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from .._compiler.facts.records import KernelFacts
-from ..backends.triton.resources.predict import Predicted
 from ..config import Config
 from ..hardware import Target
 
@@ -47,6 +46,30 @@ class Proposal:
     launch: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predicted:
+    """What one launch takes.
+
+    ``registers_per_thread`` before any cap, in 32-bit registers, of which there are ``register_limit``; ``spill_risk`` from 0 (none) to 1 (certain).
+    ``shared_bytes`` per block is an upper bound. ``waves`` is blocks over all that run at once. ``fits``: the launch is
+    possible (shared memory, tensor memory, threads, tile size); if not, ``reason`` says what is needed and what there
+    is. ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline.
+    """
+
+    registers_per_thread: int
+    spill_risk: float
+    shared_bytes: int
+    tensor_memory_columns: int
+    waves: float
+    occupancy_blocks: int
+    fits: bool
+    bytes_moved: int
+    flops: int
+    time_us: float
+    register_limit: int
+    reason: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Seed:
     """A legal, full, normalised config with where it comes from and what it is predicted to take."""
@@ -55,6 +78,10 @@ class Seed:
     heuristic: str
     reason: str
     predicted: Predicted
+
+
+#: What a launch of a full config takes.
+Predict = Callable[[Config], Predicted]
 
 
 class Heuristic(Protocol):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .._compiler.facts.records import KernelFacts
-from ..backends.triton.heuristics.registry import HEURISTICS
-from ..backends.triton.resources.predict import Predicted
 from ..config import Config
 from ..hardware import Target
-from .proposal import Proposal, Seed
+from .proposal import Heuristic, Predicted, Proposal, Seed
 
 #: Seeds kept per kernel; enough for the alternates of two heuristics and the fallback.
 MAX_SEEDS = 10
@@ -29,15 +27,15 @@ class SeedReport:
     promoted: tuple[Config, ...] = ()
 
 
-def make_seeds(facts: KernelFacts, target: Target, backend: str, legalise: Legalise) -> SeedReport:
-    """Ask every heuristic of ``backend`` in the order of the registry.
+def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristic], legalise: Legalise) -> SeedReport:
+    """Ask every one of ``heuristics`` in their order.
 
     ``legalise`` turns a proposal into a full config and what it is predicted to take, or says why it cannot.
     """
     seeds: list[Seed] = []
     declined: list[tuple[str, str]] = []
     promoted: list[Config] = []
-    for heuristic in HEURISTICS.get(backend, ()):
+    for heuristic in heuristics:
         verdict = heuristic.is_eligible(facts, target)
         if not verdict.eligible:
             declined.append((heuristic.name, verdict.reason))

@@ -17,10 +17,11 @@ from sample_kernels import matmul, softmax
 from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.records import KernelFacts
 from helion._compiler.passes.rolling import rollable_blocks
-from helion.autotuner.legalise import legalise
-from helion.autotuner.proposal import Proposal
+from helion.autotuner import legalise as legaliser
+from helion.autotuner.proposal import Predicted, Proposal
 from helion.autotuner.space import ConfigSpace, build_space
-from helion.backends.triton.resources.predict import Predicted
+from helion.backends import BACKENDS
+from helion.config import Config
 from helion.hardware import Target, target
 from helion.settings import Settings
 
@@ -45,6 +46,7 @@ def prediction(*, shared_bytes: int, fits: bool) -> Predicted:
         bytes_moved=0,
         flops=0,
         time_us=1.0,
+        register_limit=255,
     )
 
 
@@ -55,6 +57,18 @@ def operands_in_shared_memory(
     m, n, k = (sizes[block] for block in range(3))
     shared_bytes = 2 * num_stages * k * (m + n)
     return prediction(shared_bytes=shared_bytes, fits=shared_bytes <= target.smem_per_block_bytes)
+
+
+def legalise(
+    proposal: Proposal, space: ConfigSpace, facts: KernelFacts, target: Target, model: Callable[..., Predicted]
+) -> tuple[Config, Predicted] | str:
+    """With a model of tiles, warps and stages."""
+
+    def predict(config: Config) -> Predicted:
+        stages = max(config["num_stages"], *config["range_num_stages"])
+        return model(facts, space.sizes(config), num_warps=config["num_warps"], num_stages=stages, target=target)
+
+    return legaliser.legalise(proposal, space, predict, BACKENDS["triton"].lighter)
 
 
 def rows_of_at_most(elements: int) -> Any:

@@ -12,9 +12,8 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, StagedOperand
 from ...._shapes import next_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Predicted, Proposal, Verdict
 from ....hardware import Target
-from ..resources.predict import Predicted
 from .sizing import Chunks, Sizes, all_sizes, clamp, estimate, halve
 
 #: Sides of the tile of a dot, and elements of any other program's tile.

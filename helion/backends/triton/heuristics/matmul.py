@@ -22,10 +22,10 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Predicted, Proposal, Verdict
 from ....hardware import Target
 from ..resources.matrix import ASYNC_ROWS, is_k_major, is_turned, partial_sum
-from ..resources.predict import Predicted, predict
+from ..resources.predict import predict
 from .product_extents import Extents, product_extents
 from .sizing import all_sizes, clamp, estimate, is_h200, wave_efficiency
 

@@ -19,10 +19,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MatmulWithTiledReductionEpilogueFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Predicted, Proposal, Verdict
 from ....hardware import Target
 from ..resources.matrix import ASYNC_ROWS
-from ..resources.predict import Predicted
 from ..resources.registers import operand_accesses, register_limit
 from .sizing import all_sizes, clamp, estimate, extent_of, is_h200
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...._compiler.facts.records import KernelFacts
+from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from ..resources.predict import Predicted
 from .reduction_budget import Allocation
 from .sizing import Chunks, Sizes, estimate, halve, is_wide, warps_for_threads
 

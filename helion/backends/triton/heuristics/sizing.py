@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import cdiv, previous_power_of_2
+from ....autotuner.proposal import Predicted
 from ....hardware import Target
-from ..resources.predict import Predicted, predict
+from ..resources.predict import predict
 
 #: GB/s per SM that part H100 from H200, and H200 from B200.
 _BRISK, _WIDE = 30, 45

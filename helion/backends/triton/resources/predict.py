@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ...._compiler.facts.records import KernelFacts
+from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from .matrix import tensor_memory_columns
 from .registers import pressure, register_limit
@@ -18,29 +18,6 @@ from .traffic import Work, time_us, work
 _RESERVED_SHARED_BYTES = 1024
 #: How much longer a kernel that certainly spills runs, at a guess.
 _SPILL_SLOWDOWN = 2.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Predicted:
-    """What one launch takes.
-
-    ``registers_per_thread`` before any cap, in 32-bit registers; ``spill_risk`` from 0 (none) to 1 (certain).
-    ``shared_bytes`` per block is an upper bound. ``waves`` is blocks over all that run at once. ``fits``: the launch is
-    possible (shared memory, tensor memory, threads, tile size); if not, ``reason`` says what is needed and what there
-    is. ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline.
-    """
-
-    registers_per_thread: int
-    spill_risk: float
-    shared_bytes: int
-    tensor_memory_columns: int
-    waves: float
-    occupancy_blocks: int
-    fits: bool
-    bytes_moved: int
-    flops: int
-    time_us: float
-    reason: str = ""
 
 
 def predict(
@@ -94,11 +71,13 @@ def _predict(
     shared += boxed_bytes(facts, sizes, boxed - last, num_stages)
     shared = max(shared, boxed_bytes(facts, sizes, last, num_stages))
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
-    occupancy = _occupancy(min(registers, register_limit(num_warps, target)), shared, columns, num_warps, target)
+    limit = register_limit(num_warps, target)
+    occupancy = _occupancy(min(registers, limit), shared, columns, num_warps, target)
     waves = done.blocks / (target.num_sms * max(1, occupancy))
     reason = _why_not(facts, sizes, num_warps, shared, columns, target)
     return Predicted(
         registers_per_thread=registers,
+        register_limit=limit,
         spill_risk=risk,
         shared_bytes=shared,
         tensor_memory_columns=columns,

@@ -16,7 +16,7 @@ from sample_kernels import add, attention, bmm, matmul_to_bf16, row_sum, scan, s
 
 import helion.language as hl
 from helion._compiler.facts.records import KernelFacts, LiveTile
-from helion.autotuner.proposal import Proposal
+from helion.autotuner.proposal import Predicted, Proposal
 from helion.autotuner.seeds import MAX_SEEDS, make_seeds
 from helion.backends.triton.heuristics.attention import TritonAttentionHeuristic
 from helion.backends.triton.heuristics.fallback import TritonFallbackHeuristic
@@ -35,7 +35,6 @@ from helion.backends.triton.heuristics.registry import HEURISTICS
 from helion.backends.triton.heuristics.sizing import all_sizes, estimate
 from helion.backends.triton.heuristics.skinny_gemm import TritonSkinnyGemmHeuristic
 from helion.backends.triton.heuristics.user_tiled_reduction import TritonUserTiledReductionHeuristic
-from helion.backends.triton.resources.predict import Predicted
 from helion.config import Config
 from helion.hardware import Target, known_targets, target
 
@@ -826,7 +825,7 @@ def legal(facts: KernelFacts, gpu: Target, seen: list[Proposal] | None = None) -
 )  # fmt: skip
 def test_seeds_are_ranked_and_every_heuristic_is_accounted_for(kernel: Any, args: Any, first: str) -> None:
     facts = facts_of(kernel, *args)
-    report = make_seeds(facts, H100, "triton", legal(facts, H100))
+    report = make_seeds(facts, H100, HEURISTICS["triton"], legal(facts, H100))
     assert report.seeds[0].heuristic == first
     assert 1 <= len(report.seeds) <= MAX_SEEDS
     assert len({seed.config for seed in report.seeds}) == len(report.seeds)
@@ -839,7 +838,7 @@ def test_seeds_are_ranked_and_every_heuristic_is_accounted_for(kernel: Any, args
 
 def test_refused_proposals_give_their_reasons() -> None:
     facts = facts_of(softmax, tensor(64, 64))
-    report = make_seeds(facts, H100, "triton", lambda proposal: "131072 bytes are needed, 65536 are there")
+    report = make_seeds(facts, H100, HEURISTICS["triton"], lambda proposal: "131072 bytes are needed, 65536 are there")
     assert report.seeds == ()
     assert dict(report.declined)["TritonFallbackHeuristic"] == "131072 bytes are needed, 65536 are there"
 
@@ -847,14 +846,14 @@ def test_refused_proposals_give_their_reasons() -> None:
 def test_equal_configs_are_one_seed_of_the_first_heuristic() -> None:
     facts = facts_of(softmax, tensor(64, 64))
     one = (Config(num_warps=4), estimate(facts, H100, {}, 4, 1))
-    report = make_seeds(facts, H100, "triton", lambda proposal: one)
+    report = make_seeds(facts, H100, HEURISTICS["triton"], lambda proposal: one)
     assert [seed.heuristic for seed in report.seeds] == ["TritonReductionHeuristic"]
     assert dict(report.declined)["TritonFallbackHeuristic"] == "same config as a seed of TritonReductionHeuristic"
 
 
 def test_unknown_backend_has_no_seeds() -> None:
     facts = facts_of(softmax, tensor(64, 64))
-    assert make_seeds(facts, H100, "none", legal(facts, H100)).seeds == ()
+    assert make_seeds(facts, H100, (), legal(facts, H100)).seeds == ()
 
 
 def test_seeds_do_not_depend_on_the_kernels_name() -> None:

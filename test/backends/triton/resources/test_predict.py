@@ -17,9 +17,10 @@ from sample_kernels import attention, matmul, matmul_to_bf16, product_of_bytes, 
 import helion
 import helion.language as hl
 from helion._compiler.facts.records import KernelFacts
+from helion.autotuner.proposal import Predicted
 from helion.backends.triton.resources.layouts import fragment_held, fragment_warps, moved_at_once, rounds, rows_held
 from helion.backends.triton.resources.matrix import unit_of
-from helion.backends.triton.resources.predict import Predicted, predict
+from helion.backends.triton.resources.predict import predict
 from helion.backends.triton.resources.registers import register_limit
 from helion.backends.triton.resources.traffic import grid_blocks
 from helion.hardware import Target, target

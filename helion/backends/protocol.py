@@ -1,0 +1,85 @@
+"""What a backend is: all that the way from a program to a launch asks of the folder it stands in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from .. import exc
+    from .._compiler.facts.records import KernelFacts
+    from .._compiler.ir.grammar import Program
+    from .._compiler.passes.schedule import Step
+    from ..autotuner.proposal import Heuristic, Predicted
+    from ..config import Config
+    from ..hardware import Target
+    from ..settings import Settings
+
+
+class Plan(Protocol):
+    """What everybody may read of a plan; the rest is between a backend's planner and its printer."""
+
+    @property
+    def program(self) -> Program: ...
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """One kernel per phase."""
+        ...
+
+    @property
+    def origin_lines(self) -> bool:
+        """Whether comments name the user's lines."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[exc.BaseWarning, ...]: ...
+
+
+P = TypeVar("P", bound=Plan)
+
+
+class Backend(Protocol[P]):
+    """Pure functions, but for what launches. Modules that binding a kernel does not need are imported when used."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All rewrites from the program that facts are made of to the one that is printed, in order; the names of those of
+        its own begin with its name."""
+        ...
+
+    @property
+    def heuristics(self) -> tuple[Heuristic, ...]:
+        """The most specific first; the last one always applies."""
+        ...
+
+    def refusal(self, program: Program, target: Target) -> exc.Base | None:
+        """What it cannot do on a target at all, whatever the config."""
+        ...
+
+    def predict(self, facts: KernelFacts, sizes: Mapping[int, int], config: Config, target: Target) -> Predicted:
+        """What one launch takes; ``sizes`` has the elements of every block under the normalised ``config``."""
+        ...
+
+    def lighter(self, config: Config) -> Mapping[str, Any] | None:
+        """Keys of ``config`` with which the same tiles take less memory of an SM; None when no key is left to change."""
+        ...
+
+    def wider(self, config: Config, target: Target) -> Mapping[str, Any]:
+        """Keys of ``config`` with which a tile is spread over as many registers as a program can have."""
+        ...
+
+    def plan(
+        self, program: Program, rollable: tuple[int, ...], config: Config, settings: Settings, target: Target
+    ) -> P:
+        """Every decision of the normalised ``config`` about ``program``."""
+        ...
+
+    def emit(self, plan: P) -> str:
+        """The text of a module."""
+        ...
+
+    def signature(self, plan: P, target: Target, phase: int = 0) -> Mapping[str, Any]:
+        """Keyword arguments of its offline compiler for the kernel of one phase."""
+        ...

@@ -1,0 +1,90 @@
+"""Triton, as the rest of the product knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..._compiler.passes.schedule import Step
+from ..._lazy import lazy
+from .lower.lowering import STEPS
+from .refusal import refusal
+
+if TYPE_CHECKING:
+    from ... import exc
+    from ..._compiler.facts.records import KernelFacts
+    from ..._compiler.ir.grammar import Program
+    from ...autotuner.proposal import Heuristic, Predicted
+    from ...hardware import Target
+    from ...settings import Settings
+    from .codegen import module
+    from .heuristics import registry
+    from .plan import build
+    from .plan.records import Plan
+    from .resources import predict
+    from .toolchain import signature
+else:
+    # binding needs the front end alone
+    module = lazy("helion.backends.triton.codegen.module")
+    registry = lazy("helion.backends.triton.heuristics.registry")
+    build = lazy("helion.backends.triton.plan.build")
+    predict = lazy("helion.backends.triton.resources.predict")
+    signature = lazy("helion.backends.triton.toolchain.signature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Triton:
+    """The backend that prints Triton; see ``backends.protocol.Backend``."""
+
+    name: str = "triton"
+    steps: tuple[Step, ...] = STEPS
+
+    @property
+    def heuristics(self) -> tuple[Heuristic, ...]:
+        return registry.HEURISTICS["triton"]
+
+    def refusal(self, program: Program, target: Target) -> exc.Base | None:
+        return refusal(program, target)
+
+    def predict(
+        self, facts: KernelFacts, sizes: Mapping[int, int], config: Mapping[str, Any], target: Target
+    ) -> Predicted:
+        boxed = frozenset(slot for slot, way in enumerate(config["indexing"]) if way == "tensor_descriptor")
+        return predict.predict(
+            facts,
+            sizes,
+            num_warps=config["num_warps"],
+            num_stages=_stages(config),
+            target=target,
+            boxed=boxed,
+            once=bool(boxed) and config["pid_type"] == "flat",
+        )
+
+    def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """One pipeline stage less."""
+        stages = _stages(config)
+        if stages == 1:
+            return None
+        per_loop = [min(own, stages - 1) for own in config["range_num_stages"]]
+        return {"num_stages": min(config["num_stages"], stages - 1), "range_num_stages": per_loop}
+
+    def wider(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
+        return {"num_warps": target.max_threads_per_block // target.warp_size}
+
+    def plan(
+        self, program: Program, rollable: tuple[int, ...], config: Mapping[str, Any], settings: Settings, target: Target
+    ) -> Plan:
+        mechanisms = signature.mechanisms()
+        return build.build_plan(program, rollable, config, settings, target, mechanisms, self.steps)
+
+    def emit(self, plan: Plan) -> str:
+        return module.render_module(plan)
+
+    def signature(self, plan: Plan, target: Target, phase: int = 0) -> Mapping[str, Any]:
+        return signature.offline_signature(plan, target, phase)
+
+
+def _stages(config: Mapping[str, Any]) -> int:
+    """The most iterations of a loop that are in flight; a loop's own number replaces the launch's there."""
+    return max(config["num_stages"], *config["range_num_stages"], 1)
