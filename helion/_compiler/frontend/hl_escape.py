@@ -14,9 +14,12 @@ from ... import exc
 from ... import language as hl
 from ..._shapes import broadcast_dims
 from ..ir.grammar import AsmAttrs, InlineAttrs, Op, PrintAttrs, Value
-from .hl_functions import rule
+from .rules import Rules
 from .tracer import Tracer
 from .values import DeviceValue, HostTensorValue, describe
+
+RULES = Rules()
+rule = RULES.register
 
 
 @rule(hl.breakpoint)

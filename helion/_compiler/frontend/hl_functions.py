@@ -12,24 +12,17 @@ from ... import language as hl
 from ..._shapes import ONE, Expr, broadcast_dims, hint_of, is_power_of_2, next_power_of_2
 from ...fields import Fragment
 from ...language.atomics import check_dtype
+from .rules import Rules
 from .scaled_dot import dot_scaled
 from .torch_matmul import dot
 from .torch_pointwise import HALF, named
-from .torch_pointwise import rule as torch_rule
 from .torch_reductions import whole
 from .torch_shapes import arange, position
 from .tracer import Tracer
 from .values import DeviceValue, HostTensorValue, Tile, describe
 
-HL_RULES: dict[Any, Callable[..., Any]] = {}
-
-
-def rule(function: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        HL_RULES[function] = fn
-        return fn
-
-    return register
+RULES, TORCH_RULES = Rules(), Rules()
+rule, torch_rule = RULES.register, TORCH_RULES.register
 
 
 @rule(hl.zeros)
@@ -117,7 +110,7 @@ for _function, _attribute in {
     hl.tile_index: "index", hl.tile_begin: "begin", hl.tile_end: "end", hl.tile_id: "id", hl.tile_count: "count",
     hl.tile_block_size: "block_size",
 }.items():  # fmt: skip
-    HL_RULES[_function] = lambda t, tile, name=_attribute: getattr(_tile(tile, f"hl.tile_{name}"), name)
+    rule(_function)(lambda t, tile, name=_attribute: getattr(_tile(tile, f"hl.tile_{name}"), name))
 
 
 @rule(hl.register_block_size)
@@ -189,7 +182,7 @@ def _atomic_keywords(name: str) -> Callable[..., Any]:
 
 
 for _name in ("add", "max", "min", "and", "or", "xor", "xchg", "cas"):
-    HL_RULES[getattr(hl, f"atomic_{_name}")] = _atomic_keywords(_name)
+    rule(getattr(hl, f"atomic_{_name}"))(_atomic_keywords(_name))
 
 
 # --- reductions and scans ----------------------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from ... import exc
 from ... import language as hl
 from ..._shapes import ONE, Dims, Expr
 from .hl_escape import inline
-from .hl_functions import rule
-from .torch_pointwise import rule as torch_rule
+from .rules import Rules
 from .tracer import Tracer
 from .values import DeviceValue, describe
+
+RULES, TORCH_RULES = Rules(), Rules()
+rule, torch_rule = RULES.register, TORCH_RULES.register
 
 
 def _offsets(t: Tracer, dims: Dims) -> DeviceValue:

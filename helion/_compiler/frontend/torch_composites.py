@@ -10,12 +10,16 @@ import torch.nn.functional as F
 
 from ... import exc
 from ..._shapes import ONE
+from .rules import Rules
 from .torch_matmul import dot
-from .torch_pointwise import in_float32, named, rule
+from .torch_pointwise import in_float32, named
 from .torch_reductions import _norm, _sum, _torch_softmax
 from .torch_shapes import insert_one, position
 from .tracer import Tracer
 from .values import DeviceValue
+
+RULES = Rules()
+rule = RULES.register
 
 
 @rule(*named("nan_to_num"))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ... import exc
-from . import torch_composites, torch_lanes, torch_matmul, torch_reductions, torch_shapes
-from .torch_pointwise import RULES, Rule
+from . import (
+    hl_functions,
+    hl_random,
+    torch_composites,
+    torch_lanes,
+    torch_matmul,
+    torch_pointwise,
+    torch_reductions,
+    torch_shapes,
+)
+from .rules import Rule, Rules, union
 
-#: The families register themselves in one table when imported.
-FAMILIES = (torch_shapes, torch_reductions, torch_matmul, torch_lanes, torch_composites)
+_REFUSALS = Rules()
 
 
 def _refusal(name: str, error: type[exc.Base]) -> Rule:
@@ -21,11 +27,21 @@ def _refusal(name: str, error: type[exc.Base]) -> Rule:
     return call
 
 
-for _name in ("chunk", "split", "unbind", "tensor_split"):
-    for _owner in (torch, torch.Tensor):
-        RULES[getattr(_owner, _name)] = _refusal(f"torch.{_name}", exc.UnsupportedSplitOperation)
-for _name in ("nonzero", "masked_select", "unique"):
-    for _owner in (torch, torch.Tensor):
-        RULES[getattr(_owner, _name)] = _refusal(f"torch.{_name}", exc.DataDependentOutputShapeNotSupported)
+for _names, _error in (
+    (("chunk", "split", "unbind", "tensor_split"), exc.UnsupportedSplitOperation),
+    (("nonzero", "masked_select", "unique"), exc.DataDependentOutputShapeNotSupported),
+):
+    for _name in _names:
+        _REFUSALS.register(*torch_pointwise.named(_name))(_refusal(f"torch.{_name}", _error))
 
-__all__ = ["FAMILIES", "RULES"]
+RULES = union(
+    torch_pointwise.RULES,
+    torch_shapes.RULES,
+    torch_reductions.RULES,
+    torch_matmul.RULES,
+    torch_lanes.RULES,
+    torch_composites.RULES,
+    hl_functions.TORCH_RULES,
+    hl_random.TORCH_RULES,
+    _REFUSALS,
+)

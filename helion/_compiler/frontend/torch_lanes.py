@@ -9,10 +9,14 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE
-from .torch_pointwise import named, rule
+from .rules import Rules
+from .torch_pointwise import named
 from .torch_shapes import insert_one, position
 from .tracer import Tracer
 from .values import DeviceValue, describe
+
+RULES = Rules()
+rule = RULES.register
 
 
 class _ValuesAndIndices(NamedTuple):

@@ -11,9 +11,13 @@ from ... import exc
 from ..._shapes import ONE
 from ...hardware import Target
 from ...language.matmul import accumulator_dtype
-from .torch_pointwise import named, rule
+from .rules import Rules
+from .torch_pointwise import named
 from .tracer import Tracer
 from .values import DeviceValue
+
+RULES = Rules()
+rule = RULES.register
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _DOT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, *_FLOAT8)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,11 +15,12 @@ import torch.nn.functional as F
 
 from ... import exc
 from ..._shapes import Expr
+from .rules import Rule, Rules
 from .tracer import Tracer
 from .values import DeviceValue, describe
 
-Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
+RULES = Rules()
+rule = RULES.register
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -82,17 +82,6 @@ _REFLECTED: dict[str, Any] = {
 }
 
 
-def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register a rule for torch functions; a rule gets the tracer and the call's arguments."""
-
-    def register(fn: Rule) -> Rule:
-        for function in functions:
-            RULES[function] = fn
-        return fn
-
-    return register
-
-
 def named(name: str) -> list[Any]:
     """``torch.name`` and ``torch.Tensor.name``, whichever exist."""
     return [getattr(owner, name) for owner in (torch, torch.Tensor) if hasattr(owner, name)]
@@ -115,10 +104,8 @@ def _direct(name: str) -> Rule:
     return call
 
 
-for _name in _DIRECT:
-    rule(*named(_name))(_direct(_name))
-for _name, _functions in _ALIASES.items():
-    rule(*_functions)(_direct(_name))
+for _name in dict.fromkeys((*_DIRECT, *_ALIASES)):
+    rule(*named(_name), *_ALIASES.get(_name, ()))(_direct(_name))
 for _name, _function in _REFLECTED.items():
     rule(_function)(lambda t, value, other, name=_name: t.pointwise(name, other, value))
 
@@ -318,13 +305,16 @@ def _elu(t: Tracer, input: DeviceValue, alpha: float = 1.0, inplace: bool = Fals
     return t.pointwise("where", input > 0, input, t.pointwise("expm1", input) * alpha)
 
 
-@rule(F.hardtanh, F.relu6)
+@rule(F.hardtanh)
 @in_float32
 def _hardtanh(t: Tracer, input: DeviceValue, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
     return _clamp(t, input, min_val, max_val)
 
 
-RULES[F.relu6] = in_float32(lambda t, input, inplace=False: _clamp(t, input, 0.0, 6.0))
+@rule(F.relu6)
+@in_float32
+def _relu6(t: Tracer, input: DeviceValue, inplace: bool = False) -> Any:
+    return _clamp(t, input, 0.0, 6.0)
 
 
 @rule(F.hardsigmoid)

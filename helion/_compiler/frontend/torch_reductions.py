@@ -13,10 +13,14 @@ import torch.nn.functional as F
 from ... import exc
 from ..._shapes import ONE, Expr
 from ..ir.grammar import ReduceName
-from .torch_pointwise import HALF, Rule, in_float32, named, rule
+from .rules import Rule, Rules
+from .torch_pointwise import HALF, in_float32, named
 from .torch_shapes import position
 from .tracer import Tracer
 from .values import DeviceValue
+
+RULES = Rules()
+rule = RULES.register
 
 #: What to write for a mean or a variance that is cut in tiles.
 _SUMS = "; sum over a loop and divide by the size of the dimension, or take the whole dimension with `:`"

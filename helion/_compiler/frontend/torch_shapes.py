@@ -9,9 +9,13 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, broadcast_dims, is_power_of_2, number_key
-from .torch_pointwise import named, rule
+from .rules import Rules
+from .torch_pointwise import named
 from .tracer import Tracer
 from .values import DeviceValue, HostTensorValue, Tile, describe
+
+RULES = Rules()
+rule = RULES.register
 
 # --- factories: their sizes are tiles, block sizes and constants -------------------------------------------------------
 

@@ -23,7 +23,7 @@ from ...source import FunctionSource, parse_function, place_of
 from .. import host_tensors
 from ..captures import capture
 from ..frames import Frame, defaults_of, function_frame, lift_object
-from ..hl_functions import HL_RULES
+from ..hl_rules import HL_RULES
 from ..methods import CONVERSIONS, answers_itself, assume_called, method_of
 from ..purity import WIDE, is_library, is_pure, is_transparent, kind_of_result, runs_at_run_time
 from ..runtime_values import (

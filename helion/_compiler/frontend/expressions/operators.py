@@ -16,7 +16,7 @@ import torch
 from .... import exc
 from ...._shapes import Expr, NeedsValue
 from ...source import Location
-from .. import hl_escape, hl_random, host_tensors
+from .. import host_tensors
 from ..frames import Frame, assigned_names, is_plain_object, lift_object, resolve_source
 from ..methods import assume_method
 from ..purity import operator_of
@@ -49,8 +49,6 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
-#: The families of rules that register themselves when imported.
-FAMILIES = (hl_escape, hl_random)
 #: Expressions besides calls, subscripts and attributes that may give a number at run time only.
 _CAPTURED = (ast.Compare, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.BinOp)
 
