@@ -80,6 +80,18 @@ NEUTRAL_ROOMS = ("_compiler", "autotuner", "backends", "pipeline")
 # What a backend is written with, and who may import it.
 BACKEND_LIBRARIES = ("triton", "cutlass")
 LIBRARY_ROOMS = (BACKENDS, "runtime", "_testing", "__main__")
+# The folder of a backend that prints what was decided, and what decides and therefore is not imported there, for types
+# neither.
+PRINTING_ROOM = "codegen"
+DECIDING = (
+    "_compiler.facts",
+    "_compiler.frontend",
+    "_compiler.passes",
+    "_compiler.pipeline",
+    "_compiler.ir.grammar.Program",
+    "autotuner",
+    "pipeline",
+)
 # Functions that import the module whose name they are given.
 IMPORTERS = frozenset({"import_module", "__import__", "lazy"})
 # The only file that imports what it is told to.
@@ -276,6 +288,17 @@ def wrong_imports(module: Module, modules: dict[str, Module]) -> Iterator[Violat
             yield violation("backend named")
 
 
+def deciding_printers(module: Module) -> Iterator[Violation]:
+    """Imports of what decides, in the folders that print."""
+    _, _, inner = module.name.removeprefix(BACKENDS + ".").partition(".")
+    if not module.inside(BACKENDS) or not inner.startswith(PRINTING_ROOM + "."):
+        return
+    for each in module.imports:
+        target = each.target.removeprefix(PACKAGE + ".")
+        if any(target == name or target.startswith(name + ".") for name in DECIDING):
+            yield Violation(path=module.path, line=each.line, kind="printing decides", detail=each.target)
+
+
 def environment_reads(module: Module) -> Iterator[Violation]:
     if module.inside(ENVIRONMENT_ROOM):
         return
@@ -378,7 +401,7 @@ def violations(
     wrong = [each for module in modules.values() for each in wrong_imports(module, modules)]
     found += unexpected_imports(wrong, known_imports)
     for module in modules.values():
-        found += [*unlisted(module), *environment_reads(module), *device_numbers(module)]
+        found += [*unlisted(module), *environment_reads(module), *device_numbers(module), *deciding_printers(module)]
     found += [*unexpected_circles(modules, known_circles), *backend_mentions(modules, mentions)]
     return sorted(found, key=lambda v: (v.path, v.line, v.kind))
 
@@ -416,7 +439,8 @@ CLEAN = {
     "backends/__init__.py": "from helion.backends import registry",
     "backends/registry.py": "from helion.backends.triton import emit",
     "backends/triton/__init__.py": "",
-    "backends/triton/codegen/emit.py": "from helion._compiler.facts import axes\ndef f():\n    import triton",
+    "backends/triton/codegen/emit.py": "from helion._compiler.ir.grammar import Op\ndef f():\n    import triton",
+    "backends/triton/lower/steps.py": "from helion._compiler.facts import axes",
     "pipeline.py": "from helion.backends import registry",
     "autotuner/__init__.py": "",
     "backends/triton/heuristics/__init__.py": "from helion.backends.triton.heuristics import matmul",
@@ -483,6 +507,12 @@ PLANTED = [
     ("config.py", "import triton", "1: backend library"),
     ("_compiler/facts/axes.py", "def f():\n    from triton.language import dot", "2: backend library"),
     ("autotuner/space.py", "import cutlass.cute as cute", "1: backend library"),
+    # printing
+    ("backends/triton/codegen/emit.py", "from helion._compiler.facts import axes", "1: printing decides"),
+    ("backends/triton/codegen/emit.py", "from helion._compiler.passes.masks import mask", "1: printing decides"),
+    ("backends/triton/codegen/emit.py", "from ...._compiler.ir.grammar import Op, Program", "1: printing decides"),
+    ("backends/triton/codegen/emit.py", "if TYPE_CHECKING:\n    from helion import pipeline", "2: printing decides"),
+    ("backends/triton/codegen/emit.py", "facts = lazy('helion._compiler.facts')", "1: printing decides"),
     # device numbers
     ("config.py", "def f(smem=232448):\n    return smem", "1: device number"),
     ("autotuner/space.py", "x = 1\nwaves = 4 * 132", "2: device number"),

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import itertools
 import math
+import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from helion._compiler.ir import pointwise
 from helion._compiler.ir.pointwise import POINTWISE, common_dtype, fold_cast, result_dtype
 from helion._locks import TRITON_LOCK
 from helion.backends.triton.codegen import ops_pointwise
-from helion.backends.triton.codegen.ops_pointwise import SIGNATURE_DTYPES, TRITON_DTYPES, literal, render
+from helion.backends.triton.codegen.expressions import LIBDEVICE, Expression, infix
+from helion.backends.triton.codegen.ops_pointwise import SIGNATURE_DTYPES, TRITON_DTYPES, Operand, literal, render
 from helion.backends.triton.execute.interpreter import interpret
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -205,18 +207,18 @@ class Case:
     """One expression on loaded names, and the eager result it must have."""
 
     name: str
-    operands: tuple[str, ...]
+    operands: tuple[Operand, ...]
     dtypes: tuple[torch.dtype | None, ...]
     result: torch.dtype
     expected: torch.Tensor
     common: torch.dtype | None = None
 
     @property
-    def expression(self) -> str:
+    def expression(self) -> Expression:
         return render(self.name, self.operands, self.dtypes, self.result, common_dtype=self.common)
 
     def __str__(self) -> str:
-        return f"{self.name}{self.operands} of {self.dtypes} -> {self.result}: {self.expression}"
+        return f"{self.name}{self.operands} of {self.dtypes} -> {self.result}: {self.expression.text}"
 
 
 def module_text(cases: Sequence[Case], inputs: Sequence[str], scalars: Sequence[str], numbers: Sequence[str]) -> str:
@@ -228,7 +230,7 @@ def module_text(cases: Sequence[Case], inputs: Sequence[str], scalars: Sequence[
         "import triton.language as tl",
         "from triton.language.extra import libdevice",
         "",
-        *dict.fromkeys(h for case in cases for h in ops_pointwise.needed_helpers(case.expression)),
+        *(text for name, text in ops_pointwise.HELPERS.items() if any(name in c.expression.needs for c in cases)),
         "",
         "@triton.jit",
         f"def kernel({', '.join([*pointers, *numbers, *outputs, 'SIZE: tl.constexpr'])}):",
@@ -237,7 +239,7 @@ def module_text(cases: Sequence[Case], inputs: Sequence[str], scalars: Sequence[
         *(f"    {name} = tl.load({name}_ptr)" for name in scalars),
     ]
     for i, case in enumerate(cases):
-        lines.append(f"    v{i} = {case.expression}")
+        lines.append(f"    v{i} = {case.expression.text}")
         lines.append(f"    tl.static_assert(v{i}.dtype == {TRITON_DTYPES[case.result]})")
         lines.append(f"    tl.store(out{i} + lanes, v{i})")
     return "\n".join(lines) + "\n"
@@ -469,10 +471,9 @@ def number_cases(a: torch.Tensor) -> Iterator[Case]:
         if not accepts(name, kinds):
             continue
         result = result_dtype(name, kinds)
-        text = literal(number)
         yield Case(
             name=name,
-            operands=(text, label) if left else (label, text),
+            operands=(number, label) if left else (label, number),
             dtypes=(None, a.dtype) if left else (a.dtype, None),
             result=result,
             expected=eager(name, number, tensor) if left else eager(name, tensor, number),
@@ -482,7 +483,7 @@ def number_cases(a: torch.Tensor) -> Iterator[Case]:
         if not accepts("where", [(torch.bool, 1), (a.dtype, 1), number]):
             continue
         result = result_dtype("where", [(torch.bool, 1), (a.dtype, 1), number])
-        for operands in (("a", literal(number)), (literal(number), "a")):
+        for operands in (("a", number), (number, "a")):
             values = [a if o == "a" else number for o in operands]
             yield Case(
                 name="where",
@@ -639,7 +640,7 @@ def test_numbers_alone(tmp_path: Path) -> None:
     cases = [
         Case(
             name="where",
-            operands=("c", literal(x), literal(y)),
+            operands=("c", x, y),
             dtypes=(torch.bool, None, None),
             result=result_dtype("where", [(torch.bool, 1), x, y]),
             expected=torch.where(mask, x, y),
@@ -666,25 +667,25 @@ F32, BF16, I32, U8, F64 = torch.float32, torch.bfloat16, torch.int32, torch.uint
 
 @texts(
     ("x + y", "add", [("x", F32), ("y", F32)]),
-    ("x + 1.0", "add", [("x", F32), ("1", None)]),
+    ("x + 1.0", "add", [("x", F32), (1, None)]),
     ("(x.to(tl.float32) + y.to(tl.float32)).to(tl.bfloat16)", "add", [("x", BF16), ("y", BF16)]),
     ("x.to(tl.float32) * y", "mul", [("x", BF16), ("y", F32)]),
-    ("x.to(tl.float32) < 0.10009765625", "lt", [("x", BF16), ("0.1", None)]),
-    ("x > 2.0", "lt", [("2.0", None), ("x", F32)]),
+    ("x.to(tl.float32) < 0.10009765625", "lt", [("x", BF16), (0.1, None)]),
+    ("x > 2.0", "lt", [(2.0, None), ("x", F32)]),
     ("x / y", "div", [("x", F32), ("y", F32)]),
-    ("x * 0.25", "div", [("x", F32), ("4", None)]),
-    ("tl.div_rn(x.to(tl.float32), 3.0)", "div", [("x", I32), ("3", None)]),
-    ("x & 7", "remainder", [("x", I32), ("8", None)]),
-    ("x >> 3", "floordiv", [("x", I32), ("8", None)]),
-    ("x % 7 + (x % 7 < 0).to(tl.int32) * 7", "remainder", [("x", I32), ("7", None)]),
+    ("x * 0.25", "div", [("x", F32), (4, None)]),
+    ("tl.div_rn(x.to(tl.float32), 3.0)", "div", [("x", I32), (3, None)]),
+    ("x & 7", "remainder", [("x", I32), (8, None)]),
+    ("x >> 3", "floordiv", [("x", I32), (8, None)]),
+    ("x % 7 + (x % 7 < 0).to(tl.int32) * 7", "remainder", [("x", I32), (7, None)]),
     ("x % y + ((x % y != 0) & ((x < 0) != (y < 0))).to(tl.int32) * y", "remainder", [("x", I32), ("y", I32)]),
     ("x // y", "floordiv", [("x", U8), ("y", U8)]),
-    ("x * x", "pow", [("x", F32), ("2", None)]),
-    ("tl.sqrt_rn(x)", "pow", [("x", F32), ("0.5", None)]),
-    ("libdevice.pow(x, tl.full((), 2.5, tl.float64))", "pow", [("x", F64), ("2.5", None)]),
+    ("x * x", "pow", [("x", F32), (2, None)]),
+    ("tl.sqrt_rn(x)", "pow", [("x", F32), (0.5, None)]),
+    ("libdevice.pow(x, tl.full((), 2.5, tl.float64))", "pow", [("x", F64), (2.5, None)]),
     ("_integer_power(x, y, 32)", "pow", [("x", I32), ("y", I32)]),
     ("tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)", "maximum", [("x", F32), ("y", F32)]),
-    ("tl.where(c, x, float('-inf'))", "where", [("c", torch.bool), ("x", F32), ("float('-inf')", None)]),
+    ("tl.where(c, x, float('-inf'))", "where", [("c", torch.bool), ("x", F32), (-math.inf, None)]),
     (
         "libdevice.fast_dividef(1.0, 1.0 + tl.exp2(x.to(tl.float32) * -1.4426950408889634)).to(tl.bfloat16)",
         "sigmoid",
@@ -697,21 +698,28 @@ F32, BF16, I32, U8, F64 = torch.float32, torch.bfloat16, torch.int32, torch.uint
     ("x == 0.0", "logical_not", [("x", F32)]),
     ("libdevice.nearbyint(x)", "round", [("x", F32)]),
 )
-def test_text(expected: str, name: str, operands: list[tuple[str, torch.dtype | None]]) -> None:
-    kinds = [(d, 1) if d is not None else ast.literal_eval(t.replace("float('-inf')", "-1e999")) for t, d in operands]
-    assert render(name, [t for t, _ in operands], [d for _, d in operands], result_dtype(name, kinds)) == expected
+def test_text(expected: str, name: str, operands: list[tuple[Operand, torch.dtype | None]]) -> None:
+    kinds = [(d, 1) if d is not None else o for o, d in operands]
+    made = render(name, [o for o, _ in operands], [d for _, d in operands], result_dtype(name, kinds))
+    assert made.text == expected
+    called = {word for word in (LIBDEVICE, *ops_pointwise.HELPERS) if re.search(rf"\b{word}\b", expected)}
+    assert made.needs == called
 
 
 def test_text_of_casts() -> None:
     fp8 = torch.float8_e4m3fn
-    assert ops_pointwise.cast("x", F32, F32) == "x"
-    assert ops_pointwise.cast("x", F32, torch.bool) == "x != 0.0"
-    assert ops_pointwise.cast("x + y", F32, BF16) == "(x + y).to(tl.bfloat16)"
-    assert ops_pointwise.cast("x", F64, BF16) == "x.to(tl.float32).to(tl.bfloat16)"
-    assert ops_pointwise.cast("x", F32, U8) == "x.to(tl.int32).to(tl.uint8)"
-    assert ops_pointwise.cast("x", F32, fp8) == "x.to(tl.float8e4nv)"
-    assert ops_pointwise.cast("x", fp8, I32) == "x.to(tl.float32).to(tl.int32)"
-    assert ops_pointwise.bitcast("x", F32, I32) == "x.to(tl.int32, bitcast=True)"
+    x, y = Expression("x"), Expression("y")
+    assert ops_pointwise.cast(x, F32, F32) is x
+    for operand, source, target, expected in (
+        (x, F32, torch.bool, "x != 0.0"),
+        (infix(x, "+", y), F32, BF16, "(x + y).to(tl.bfloat16)"),
+        (x, F64, BF16, "x.to(tl.float32).to(tl.bfloat16)"),
+        (x, F32, U8, "x.to(tl.int32).to(tl.uint8)"),
+        (x, F32, fp8, "x.to(tl.float8e4nv)"),
+        (x, fp8, I32, "x.to(tl.float32).to(tl.int32)"),
+    ):
+        assert ops_pointwise.cast(operand, source, target).text == expected
+    assert ops_pointwise.bitcast(x, F32, I32).text == "x.to(tl.int32, bitcast=True)"
 
 
 def test_literals() -> None:

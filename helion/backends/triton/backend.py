@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._compiler.passes.schedule import Step
 from ..._lazy import lazy
-from .lower.lowering import STEPS
+from .lower.steps import STEPS
 from .refusal import refusal
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ def load(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) 
     if box.mechanism == "tensor_descriptor":
         text = f"{_descriptor(e, attrs, box)}.load([{', '.join(_offsets(e, op, attrs, box))}])"
     else:
-        text = f"tl.load({', '.join([_block_pointer(e, op, attrs, box) + _checks(box), *options])})"
+        padding = ["padding_option='zero'"] if box.check else []
+        text = f"tl.load({', '.join([_block_pointer(e, op, attrs, box), *_checks(box), *padding, *options])})"
     inverse = [box.order.index(d) for d in range(len(box.order))]
     if inverse != sorted(inverse):
         text = f"tl.permute({text}, {inverse})"
@@ -36,12 +37,11 @@ def store(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str])
         value = f"tl.permute({value}, {list(box.order)})"
     if box.mechanism == "tensor_descriptor":
         return f"{_descriptor(e, attrs, box)}.store([{', '.join(_offsets(e, op, attrs, box))}], {value})"
-    checks = _checks(box).split(", padding_option")[0]
-    return f"tl.store({', '.join([_block_pointer(e, op, attrs, box), value + checks, *options])})"
+    return f"tl.store({', '.join([_block_pointer(e, op, attrs, box), value, *_checks(box), *options])})"
 
 
 def _size(e: Emission, index: Index) -> str:
-    return e.plan.blocks[index.block].symbol if index.kind == "block" else "1"  # type: ignore[index]
+    return e.symbol(index.block) if index.kind == "block" else "1"  # type: ignore[arg-type]
 
 
 def _offsets(e: Emission, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
@@ -85,7 +85,5 @@ def _block_pointer(e: Emission, op: Op, attrs: MemoryAttrs, box: Box) -> str:
     return f"tl.make_block_ptr({e.tensor_names[attrs.tensor]}, {shape}, {strides}, [{offsets}], {sizes}, {order})"
 
 
-def _checks(box: Box) -> str:
-    if not box.check:
-        return ""
-    return f", boundary_check={[box.order.index(d) for d in box.check]}, padding_option='zero'"
+def _checks(box: Box) -> list[str]:
+    return [f"boundary_check={[box.order.index(d) for d in box.check]}"] if box.check else []

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from ...._compiler.ir.grammar import Operand, PointwiseAttrs, Region, Value
+from dataclasses import dataclass
+
+from ...._compiler.ir.grammar import Op, PointwiseAttrs, Region, Value
 from ...._names import NameSpace
 from . import ops_pointwise
+from .expressions import Expression, call
 from .ops_pointwise import TRITON_DTYPES, literal
 from .printer import Names
 
 
-def render_combine(name: str, region: Region) -> str:
-    """The region of a scan or a fold as a function ``name``."""
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that has no name yet; equal ones do the same. ``needs`` as of an expression."""
+
+    parameters: tuple[str, ...]
+    body: tuple[str, ...]
+    needs: frozenset[str]
+
+    def lines(self, name: str) -> list[str]:
+        body = (f"    {line}" for line in self.body)
+        return ["@triton.jit", f"def {name}({', '.join(self.parameters)}):", *body]
+
+
+def render_combine(region: Region) -> Function:
+    """The region of a scan or a fold."""
     names = Names(NameSpace())
-    parameters = [names.define(p, "value") for p in region.params]
-    lines = ["@triton.jit", f"def {name}({', '.join(parameters)}):"]
-
-    def text(operand: Operand) -> str:
-        return names.of(operand) if isinstance(operand, Value) else literal(operand)
-
+    parameters = tuple(names.define(p, "value") for p in region.params)
+    lines: list[str] = []
+    needs: set[str] = set()
     for op in region.ops:
-        if isinstance(op.attrs, PointwiseAttrs):
-            operands = [text(o) for o in op.operands]
-            dtypes = [o.dtype if isinstance(o, Value) else None for o in op.operands]
-            value = ops_pointwise.render(op.attrs.name, operands, dtypes, op.result.dtype)
-        else:  # a constant
-            (fill,) = op.operands
-            value = f"tl.full([], {text(fill)}, {TRITON_DTYPES[op.result.dtype]})"
-        lines.append(f"    {names.define(op.result, 'value')} = {value}")
-    lines.append(f"    return {', '.join(text(r) for r in region.results)}")
-    return "\n".join(lines)
+        value = _value(op, names)
+        needs |= value.needs
+        lines.append(f"{names.define(op.result, 'value')} = {value.text}")
+    results = (names.of(r) if isinstance(r, Value) else literal(r) for r in region.results)
+    lines.append(f"return {', '.join(results)}")
+    return Function(parameters, tuple(lines), frozenset(needs))
+
+
+def _value(op: Op, names: Names) -> Expression:
+    operands = [names.of(o) if isinstance(o, Value) else o for o in op.operands]
+    if isinstance(op.attrs, PointwiseAttrs):
+        dtypes = [o.dtype if isinstance(o, Value) else None for o in op.operands]
+        return ops_pointwise.render(op.attrs.name, operands, dtypes, op.result.dtype)
+    # a constant
+    (fill,) = operands
+    text = fill if isinstance(fill, str) else literal(fill)
+    return call("tl.full", Expression("[]"), Expression(text), Expression(TRITON_DTYPES[op.result.dtype]))

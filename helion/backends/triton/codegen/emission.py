@@ -12,6 +12,8 @@ from ...._compiler.ir.grammar import Bound, LoopAxis, Op, Operand, OperandRef, R
 from ...._names import RESERVED, NameSpace
 from ...._shapes import Dim, Dims, Expr, Number
 from ..plan.records import Plan
+from .combine import Function
+from .expressions import Expression
 from .ops_pointwise import TRITON_DTYPES, literal
 from .printer import Active, Lines, Names
 
@@ -24,7 +26,8 @@ class Scope:
 
 
 class Emission:
-    """``ops`` prints each kind of op. What is written so far stands in ``lines``, ``descriptors`` and ``helpers``."""
+    """``ops`` prints each kind of op. What is written so far stands in ``lines``, ``descriptors`` and ``functions``, what
+    that takes for granted in ``needs`` and ``symbols``."""
 
     def __init__(self, plan: Plan, phase: int, ops: Mapping[str, Printer]) -> None:
         self.plan = plan
@@ -46,16 +49,19 @@ class Emission:
         self.number_kinds: dict[int, type] = {}
         #: Tensor descriptors, by the expression that makes them.
         self.descriptors: dict[str, str] = {}
-        #: Functions of scans and folds: text with a placeholder name, and the name.
-        self.helpers: dict[str, str] = {}
+        #: Functions before the kernel: those of scans and folds with their names, and sources that users gave.
+        self.functions: dict[Function | str, str] = {}
+        #: What the module must provide: ``libdevice``, and helpers by name.
+        self.needs: set[str] = set()
+        #: Names of block sizes that were used.
+        self.symbols: set[str] = set()
         self.read = {id(v) for op in self.program.walk() for v in op.reads()}
         self.index_dtype = TRITON_DTYPES[self.program.index_dtype]
         self.wide = self.program.index_dtype == torch.int64
 
     def vector(self, block: int, offset: str, masked: bool, end: str, begin: str = "0") -> Active:
         """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``."""
-        symbol = self.plan.blocks[block].symbol
-        lanes = f"tl.arange(0, {symbol})" + (".to(tl.int64)" if self.wide else "")
+        lanes = f"tl.arange(0, {self.symbol(block)})" + (".to(tl.int64)" if self.wide else "")
         label = self.program.blocks[block].label
         index = self.names.fresh(f"indices_{label}")
         self.lines.add(f"{index} = {offset} + {lanes}" if offset else f"{index} = {lanes}")
@@ -78,7 +84,7 @@ class Emission:
             whole = self.scope.active[part.block]
             offset = whole.offset
             if part.at:
-                symbol = self.plan.blocks[block].symbol
+                symbol = self.symbol(block)
                 offset = self.names.fresh(f"offset_{self.program.blocks[block].label}")
                 self.lines.add(f"{offset} = {whole.offset} + {symbol if part.at == 1 else f'{part.at} * {symbol}'}")
             self.scope.active[block] = self.vector(block, offset, bool(whole.mask), whole.end, whole.begin)
@@ -90,7 +96,7 @@ class Emission:
         if number.key in self.number_names:
             return self.number_names[number.key]
         if number.op == "block":
-            return self.plan.blocks[number.args[0]].symbol
+            return self.symbol(number.args[0])
         if number.op == "tunable":
             return repr(self.plan.tunables[number.args[0]])
         return f"({number.combine(self.number)})"
@@ -106,7 +112,7 @@ class Emission:
         return self.number(bound)
 
     def size_text(self, dim: Dim) -> str:
-        parts = [self.plan.blocks[b].symbol for b in dim.blocks]
+        parts = [self.symbol(b) for b in dim.blocks]
         if dim.const != 1 or not parts:
             parts.insert(0, str(dim.const))
         return " * ".join(parts)
@@ -125,8 +131,17 @@ class Emission:
             self.lines.origin(op.location)
             self.ops[op.kind](self, op)
 
-    def assign(self, op: Op, base: str, text: str) -> None:
-        self.lines.add(f"{self.names.define(op.result, base)} = {text}")
+    def symbol(self, block: int) -> str:
+        """The name of a block's size."""
+        symbol = self.plan.blocks[block].symbol
+        self.symbols.add(symbol)
+        return symbol
+
+    def assign(self, op: Op, base: str, value: str | Expression) -> None:
+        if isinstance(value, Expression):
+            self.needs |= value.needs
+            value = value.text
+        self.lines.add(f"{self.names.define(op.result, base)} = {value}")
 
     def mask_of(self, dims: Dims, along: Sequence[int]) -> str:
         """The lanes in range along some dimensions of a value; empty when all are."""

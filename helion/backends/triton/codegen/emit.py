@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..plan.records import LaunchArguments, Plan
 from . import grid, ops_checks, ops_control, ops_inline, ops_lanes, ops_matmul, ops_memory, ops_values
+from .combine import Function
 from .emission import Emission, Printer
 
 #: By kind of op.
@@ -26,16 +28,26 @@ def constexpr_parameters(plan: Plan, launch: LaunchArguments) -> list[str]:
     return [*sizes, *(["_NUM_SM"] if plan.launch.persistent else [])]
 
 
-def render_kernel(plan: Plan, phase: int) -> list[str]:
-    """The lines of the ``@triton.jit`` function of one phase, after the helpers it needs."""
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """The ``lines`` of a kernel and of the functions before it, and what they take for granted: ``libdevice`` and helpers
+    by name, and names of block sizes."""
+
+    lines: tuple[str, ...]
+    needs: frozenset[str]
+    symbols: frozenset[str]
+
+
+def render_kernel(plan: Plan, phase: int) -> Kernel:
+    """The ``@triton.jit`` function of one phase, after the functions it calls."""
     e = Emission(plan, phase, _OPS)
     kernel = _kernel(e)
-    helpers = [
-        line
-        for text, name in e.helpers.items()
-        for line in (*(text.replace("_combine(", f"{name}(", 1) if name else text).split("\n"), "", "")
-    ]
-    return [*helpers, *kernel]
+    functions = [line for each, name in e.functions.items() for line in (*_function(each, name), "", "")]
+    return Kernel(lines=(*functions, *kernel), needs=frozenset(e.needs), symbols=frozenset(e.symbols))
+
+
+def _function(function: Function | str, name: str) -> list[str]:
+    return function.split("\n") if isinstance(function, str) else function.lines(name)
 
 
 def _kernel(e: Emission) -> list[str]:

@@ -68,7 +68,7 @@ def _count(e: Emission, count: Number | None, axis: LoopAxis) -> str:
     """The number of tiles along an axis as text."""
     if isinstance(count, int):
         return str(count)
-    step = e.number(axis.step) if axis.scalar else e.plan.blocks[axis.block].symbol
+    step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
     begin, end = e.bound(axis.begin, None), e.bound(axis.end, None)
     return f"tl.cdiv({end} - {begin}, {step})" if begin != "0" else f"tl.cdiv({end}, {step})"
 
@@ -157,7 +157,7 @@ def _body(e: Emission, root: Root, plan: GridPlan, pids: list[str]) -> None:
 def _axis(e: Emission, axis: LoopAxis, masked: bool, pid: str) -> None:
     from_zero = isinstance(axis.begin, int) and axis.begin == 0
     begin, end = e.bound(axis.begin, None), e.bound(axis.end, None)
-    step = e.number(axis.step) if axis.scalar else e.plan.blocks[axis.block].symbol
+    step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
     offset = e.names.fresh(f"offset_{e.program.blocks[axis.block].label}")
     scaled = pid if step == "1" else f"{pid} * {step}"
     e.lines.add(f"{offset} = {scaled}" if from_zero else f"{offset} = {begin} + {scaled}")

@@ -17,6 +17,7 @@ from ...._syntax import parse
 from ..plan.records import GridPlan, Plan
 from . import ops_pointwise, ops_reduction
 from .emit import constexpr_parameters, render_kernel
+from .expressions import LIBDEVICE
 
 
 def render_module(plan: Plan) -> str:
@@ -24,14 +25,14 @@ def render_module(plan: Plan) -> str:
     kernels = [render_kernel(plan, phase) for phase in range(len(plan.kernel_names))]
     host = _Host(plan)
     function = host.function()
-    body = "\n\n\n".join("\n".join(kernel) for kernel in kernels)
-    helpers = [*ops_pointwise.needed_helpers(body)]
-    helpers += [text for name, text in ops_reduction.HELPERS.items() if f"{name})" in body]
+    needs = frozenset().union(*(kernel.needs for kernel in kernels))
+    symbols = frozenset().union(*(kernel.symbols for kernel in kernels))
+    body = "\n\n\n".join("\n".join(kernel.lines) for kernel in kernels)
+    helpers = [text for name, text in (*ops_pointwise.HELPERS.items(), *ops_reduction.HELPERS.items()) if name in needs]
     lines = ["from __future__ import annotations", ""]
-    lines += host.imports(body)
+    lines += host.imports(needs)
     lines += ["from helion.runtime import default_launcher as _default_launcher", ""]
-    words = frozenset(re.findall(r"\w+", body))
-    sizes = [b for b in plan.blocks if b.symbol in words and b.dynamic is None]
+    sizes = [b for b in plan.blocks if b.symbol in symbols and b.dynamic is None]
     # subtiles of one tile share a symbol
     lines += dict.fromkeys(f"{b.symbol} = tl.constexpr({b.size})" for b in sizes)
     if sizes:
@@ -252,11 +253,11 @@ class _Host:
 
     # --- names of the user's module --------------------------------------------------------------------------------------
 
-    def imports(self, kernel: str) -> list[str]:
+    def imports(self, needs: frozenset[str]) -> list[str]:
         lines = ["import triton", "import triton.language as tl"]
         for name, module in sorted(self.modules.items()):
             lines.append(f"import {module}" if name == module else f"import {module} as {name}")
-        if ops_pointwise.needs_libdevice(kernel):
+        if LIBDEVICE in needs:
             lines.append("from triton.language.extra import libdevice")
         if self.uses_source_module:
             lines.append("from helion.runtime import source_module")

@@ -76,8 +76,7 @@ def _carry(e: Emission, initial: Operand, param: Value, taken: bool) -> str:
 def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -> None:
     begin, end = e.bound(axis.begin, op), e.bound(axis.end, op)
     chosen = plan.axes[at]
-    block = e.plan.blocks[axis.block]
-    step = e.number(axis.step) if axis.scalar else block.symbol
+    step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
     offset = e.names.fresh(f"offset_{axis.block}")
     arguments = [begin, end, step]
     range_plan = plan.ranges[at]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from ...._compiler.ir.grammar import AsmAttrs, InlineAttrs, Op, PrintAttrs
 from .emission import Emission
 from .ops_pointwise import TRITON_DTYPES
+
+_WORD = re.compile(r"\w+")
 
 
 def device_print(e: Emission, op: Op) -> None:
@@ -17,12 +22,20 @@ def inline(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, InlineAttrs)
     operands = [e.operand(o) for o in op.operands] + [e.tensor_names[at] for at in op.attrs.tensors]
     for helper in op.attrs.helpers:
-        e.helpers[helper] = ""
+        e.functions[helper] = ""
+    _mention(e, (*op.attrs.helpers, *op.attrs.lines))
     *before, last = (line.format(*operands) for line in op.attrs.lines)
     for line in before:
         e.lines.add(line)
     names = [e.names.define(r, "inline") for r in op.results]
     e.lines.add(f"{', '.join(names)} = {last}" if names else last)
+
+
+def _mention(e: Emission, sources: Iterable[str]) -> None:
+    """Source of the user's may use whatever the module can provide."""
+    words = {word for source in sources for word in _WORD.findall(source)}
+    e.needs |= words
+    e.symbols |= words
 
 
 def asm(e: Emission, op: Op) -> None:

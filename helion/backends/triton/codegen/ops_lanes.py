@@ -8,14 +8,16 @@ from ...._compiler.ir.grammar import FoldAttrs, GatherAttrs, Op, RandomAttrs, Sc
 from . import ops_reduction
 from .combine import render_combine
 from .emission import Emission
+from .expressions import Expression
 
 
 def _function(e: Emission, op: Op) -> str:
     """The helper of a scan or a fold, written before the kernel; equal functions are written once."""
-    text = render_combine("_combine", op.regions[0])
-    if text not in e.helpers:
-        e.helpers[text] = e.names.fresh("_combine")
-    return e.helpers[text]
+    function = render_combine(op.regions[0])
+    if function not in e.functions:
+        e.functions[function] = e.names.fresh("_combine")
+    e.needs |= function.needs
+    return e.functions[function]
 
 
 def _operands(e: Emission, op: Op) -> str:
@@ -90,7 +92,9 @@ def random(e: Emission, op: Op) -> None:
     seed, offset = (e.names.of(v) for v in op.values())
     function = "tl.rand" if op.attrs.name == "uniform" else "tl.randint"
     text = f"{function}({seed}, {offset})"
-    e.assign(op, "random", text if op.attrs.name == "uniform" else ops_reduction.cast(text, op.result.dtype))
+    e.assign(
+        op, "random", text if op.attrs.name == "uniform" else ops_reduction.cast(Expression(text), op.result.dtype)
+    )
 
 
 OPS = {

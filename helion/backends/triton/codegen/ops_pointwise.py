@@ -1,8 +1,7 @@
 """Pointwise operations as Triton expressions, with the results of eager PyTorch.
 
-One row of :data:`_TABLE` per op of :data:`helion._compiler.ir.pointwise.POINTWISE`. A row holds up to three templates,
-by the kind of dtype the op computes in. A template is a format string, or a function of its operands where constants,
-signs or dtypes matter.
+One row of :data:`_TABLE` per op of :data:`helion._compiler.ir.pointwise.POINTWISE`. A row holds up to three forms, by the
+kind of dtype the op computes in. A form is a function of the operands.
 
 Half types (fp16, bf16, fp8) compute in fp32 and are rounded once, to the result dtype, as PyTorch does.
 
@@ -24,6 +23,7 @@ floats may lose the sign of a zero.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +32,8 @@ import torch
 
 from ...._compiler.ir.pointwise import POINTWISE, Scalar, fold_cast
 from ...._compiler.ir.pointwise import common_dtype as promoted_dtype
+from .expressions import Expression, atom, call, helper, infix, libdevice, method, prefix
+from .expressions import number as number_text
 
 _DTYPES: tuple[tuple[torch.dtype, str, str], ...] = (
     (torch.bool, "tl.int1", "i1"),
@@ -96,17 +98,7 @@ def _integer_power(base, exponent, BITS: tl.constexpr):
     return tl.where(exponent < 0, inverse, result)
 ''',
 }
-"""Functions that an expression may call, by name, as source text for the top of the generated module."""
-
-
-def needs_libdevice(text: str) -> bool:
-    """Whether ``text`` needs ``from triton.language.extra import libdevice`` in its module."""
-    return "libdevice." in text
-
-
-def needed_helpers(text: str) -> tuple[str, ...]:
-    """The sources of the :data:`HELPERS` that ``text`` calls."""
-    return tuple(source for name, source in HELPERS.items() if f"{name}(" in text)
+"""Functions that an expression may need, by name, as source text for the top of the generated module."""
 
 
 # --- literals and conversions -----------------------------------------------------------------------------------------
@@ -129,46 +121,31 @@ def literal(value: Scalar, dtype: torch.dtype | None = None) -> str:
     Raises:
         ValueError: the conversion is not defined, as that of an infinity to an integer dtype.
     """
-    if dtype is not None and (dtype in _HALVES or not dtype.is_floating_point):
+    return number_text(value if dtype is None else _converted(value, dtype)).text
+
+
+def _converted(value: Scalar, dtype: torch.dtype) -> Scalar:
+    if dtype in _HALVES or not dtype.is_floating_point:
         converted = fold_cast(value, dtype)
         if converted is None:
             raise ValueError(f"{value!r} has no value as {dtype}; use a floating-point dtype or another number")
-        value = converted
-    elif dtype is not None:
-        value = float(value)
-        if dtype is torch.float32 and abs(value) > _FP32_MAX:
-            value = fold_cast(value, dtype) or value
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float('{value}')"
-    return repr(value)
+        return converted
+    value = float(value)
+    if dtype is torch.float32 and abs(value) > _FP32_MAX:
+        return fold_cast(value, dtype) or value
+    return value
 
 
-def _number(text: str) -> Scalar | None:
-    """The number that a literal stands for; None if ``text`` is not a literal."""
-    if text in ("True", "False"):
-        return text == "True"
-    if text.startswith("float("):
-        return float(text[len("float('") : -len("')")])
-    if not (text[0].isdigit() or text[0] in "-.+"):
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+def _to(operand: Expression, dtype: torch.dtype) -> Expression:
+    return method(operand, f"to({TRITON_DTYPES[dtype]})")
 
 
-def _atom(text: str) -> str:
-    """``text`` in parentheses unless it is a name, a literal, a call or already in parentheses."""
-    depth = 0
-    for character in text:
-        depth += (character in "([") - (character in ")]")
-        if character == " " and depth == 0:
-            return f"({text})"
-    return f"({text})" if text[0] in "-~" or text[0].isdigit() else text
+def _viewed(operand: Expression, dtype: torch.dtype) -> Expression:
+    return method(operand, f"to({TRITON_DTYPES[dtype]}, bitcast=True)")
 
 
-def cast(text: str, src: torch.dtype, dst: torch.dtype) -> str:
-    """The value of expression ``text``, of dtype ``src``, converted to ``dst`` as ``.to(dst)`` does in eager mode.
+def cast(operand: Expression, src: torch.dtype, dst: torch.dtype) -> Expression:
+    """The value of an expression of dtype ``src``, converted to ``dst`` as ``.to(dst)`` does in eager mode.
 
     - Overflow: e4m3fn saturates at ±448, e5m2 becomes infinite; NaN stays. The ``fnuz`` types overflow as the
       hardware does.
@@ -177,40 +154,41 @@ def cast(text: str, src: torch.dtype, dst: torch.dtype) -> str:
       to ±2^31.
     """
     if src is dst:
-        return text
+        return operand
     if dst is torch.bool:
-        return _against_zero(text, src, "!=")
-    text = _atom(text)
+        return _against_zero(operand, src, "!=")
+    operand = atom(operand)
     single = torch.float32
     if src is not single and (
         (dst in _HALVES and not (src in _HALVES and src not in _FP8))
         or (src in _FP8 and dst not in (torch.float16, torch.bfloat16))
     ):
-        text, src = f"{text}.to(tl.float32)", single
+        operand, src = _to(operand, single), single
         if dst is single:
-            return text
+            return operand
     if dst is torch.uint8 and src.is_floating_point:
-        return f"{text}.to(tl.int32).to(tl.uint8)"
-    converted = f"{text}.to({TRITON_DTYPES[dst]})"
+        return _to(_to(operand, torch.int32), dst)
+    converted = _to(operand, dst)
     if dst is torch.float8_e5m2:
         # The conversion instruction saturates, at infinities too. 61440 lies halfway between the greatest finite
         # number, 57344, and 2^16, and is rounded up, to the even mantissa. 0x7C and 0xFC are the infinities.
-        infinite = f"tl.where({text} < 0.0, 0xFC, 0x7C).to(tl.uint8)"
-        bits = f"tl.where(tl.abs({text}) >= 61440.0, {infinite}, {converted}.to(tl.uint8, bitcast=True))"
-        return f"{bits}.to(tl.float8e5, bitcast=True)"
+        sides = Expression("0xFC"), Expression("0x7C")
+        infinite = _to(call("tl.where", infix(operand, "<", _ZERO), *sides), torch.uint8)
+        beyond = infix(call("tl.abs", operand), ">=", number_text(61440.0))
+        return _viewed(call("tl.where", beyond, infinite, _viewed(converted, torch.uint8)), dst)
     return converted
 
 
-def _against_zero(text: str, src: torch.dtype, symbol: str) -> str:
-    """``text``, of a dtype other than bool, compared with zero."""
-    text = _atom(text)
+def _against_zero(operand: Expression, src: torch.dtype, symbol: str) -> Expression:
+    """An expression of a dtype other than bool, compared with zero."""
+    operand = atom(operand)
     if src in _FP8:
-        text = f"{text}.to(tl.float32)"
-    return f"{text} {symbol} {'0.0' if src.is_floating_point else '0'}"
+        operand = _to(operand, torch.float32)
+    return infix(operand, symbol, _ZERO if src.is_floating_point else _NULL)
 
 
-def bitcast(text: str, src: torch.dtype, dst: torch.dtype) -> str:
-    """The bits of expression ``text``, of dtype ``src``, read as ``dst``, as ``.view(dst)`` does in eager mode.
+def bitcast(operand: Expression, src: torch.dtype, dst: torch.dtype) -> Expression:
+    """The bits of an expression of dtype ``src``, read as ``dst``, as ``.view(dst)`` does in eager mode.
 
     Raises:
         TypeError: the dtypes differ in size.
@@ -221,47 +199,54 @@ def bitcast(text: str, src: torch.dtype, dst: torch.dtype) -> str:
             f"a dtype of {src.itemsize} bytes"
         )
     if src is dst:
-        return text
+        return operand
     if src is torch.bool:  # one bit in Triton, one byte in memory
-        text, src = f"{_atom(text)}.to(tl.uint8)", torch.uint8
-        return text if src is dst else bitcast(text, src, dst)
+        operand, src = _to(operand, torch.uint8), torch.uint8
+        return operand if src is dst else bitcast(operand, src, dst)
     if dst is torch.bool:
-        return f"{_atom(bitcast(text, src, torch.uint8))} != 0"
-    return f"{_atom(text)}.to({TRITON_DTYPES[dst]}, bitcast=True)"
+        return infix(bitcast(operand, src, torch.uint8), "!=", _NULL)
+    return _viewed(operand, dst)
+
+
+_ZERO, _ONE, _MINUS_ONE = map(number_text, (0.0, 1.0, -1.0))
+_NULL, _TRUE, _INFINITY = map(number_text, (0, True, math.inf))
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------
+
+#: The name of a variable, or a number.
+Operand = str | Scalar
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Arg:
     """One operand, converted to the dtype in which the op computes.
 
-    ``value``: of a literal. ``weak``: a name that stands for a Python number, of whatever dtype Triton gave it.
+    ``value``: of a number. ``weak``: a name that stands for a Python number, of whatever dtype Triton gave it.
     ``source``: the dtype before the conversion; None for Python numbers.
     """
 
-    text: str
+    expression: Expression
     dtype: torch.dtype
     source: torch.dtype | None = None
     value: Scalar | None = None
     weak: bool = False
 
     @property
-    def bare(self) -> str:
+    def bare(self) -> Expression:
         """For use with an operator whose other side is a tensor of `dtype`: Triton adopts that for a number."""
-        return self.text if not self.weak or self.dtype in (torch.float32, torch.float64) else self.typed
+        return self.expression if not self.weak or self.dtype in (torch.float32, torch.float64) else self.typed
 
     @property
-    def typed(self) -> str:
+    def typed(self) -> Expression:
         """For use as an argument of a function: an expression that Triton gives exactly `dtype`."""
         if self.weak:
-            return f"tl.cast({self.text}, {TRITON_DTYPES[self.dtype]})"
-        return self.text if self.value is None or self._natural else self.full
+            return call("tl.cast", self.expression, keywords=(TRITON_DTYPES[self.dtype],))
+        return self.expression if self.value is None or self._natural else self.full
 
     @property
-    def full(self) -> str:
-        return f"tl.full((), {self.text}, {TRITON_DTYPES[self.dtype]})"
+    def full(self) -> Expression:
+        return call("tl.full", Expression("()"), self.expression, Expression(TRITON_DTYPES[self.dtype]))
 
     @property
     def _natural(self) -> bool:
@@ -278,83 +263,108 @@ class _Arg:
     def bits(self) -> int:
         return 8 * self.dtype.itemsize
 
-    def __str__(self) -> str:
-        return self.bare
-
 
 def _arg(
-    text: str, source: torch.dtype | None, common: torch.dtype, compute: torch.dtype, round_literals: bool
+    operand: Operand, source: torch.dtype | None, common: torch.dtype, compute: torch.dtype, round_literals: bool
 ) -> _Arg:
-    if source is None:
-        value = _number(text)
-        if value is None:
-            return _Arg(text=text, dtype=compute, weak=True)
+    if not isinstance(operand, str):
         if round_literals and common in _HALVES:
-            text = literal(value, common)
-            value = _number(text)
-        assert value is not None
-        text = literal(value, compute)
-        return _Arg(text=text, dtype=compute, value=_number(text))
+            operand = _converted(operand, common)
+        value = _converted(operand, compute)
+        return _Arg(expression=number_text(value), dtype=compute, value=value)
+    name = Expression(operand)
+    if source is None:
+        return _Arg(expression=name, dtype=compute, weak=True)
     if common is not compute and source is not common and source not in _NARROW:
-        text = cast(text, source, common)  # eager mode rounds to the common dtype before it computes in fp32
-        return _Arg(text=_atom(cast(text, common, compute)), dtype=compute, source=source)
-    return _Arg(text=_atom(cast(text, source, compute)), dtype=compute, source=source)
+        name = cast(name, source, common)  # eager mode rounds to the common dtype before it computes in fp32
+        return _Arg(expression=atom(cast(name, common, compute)), dtype=compute, source=source)
+    return _Arg(expression=atom(cast(name, source, compute)), dtype=compute, source=source)
 
 
-_Template = str | Callable[..., str]
+_Form = Callable[..., Expression]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """The templates of one op. In a format string, operands of operators are bare and arguments of calls typed.
+    """The forms of one op.
 
     ``native``: half types are not widened, because the op rounds nothing and every target has it.
     """
 
-    floats: _Template | None = None
-    ints: _Template | None = None
-    bools: _Template | None = None
+    floats: _Form | None = None
+    ints: _Form | None = None
+    bools: _Form | None = None
     native: bool = False
 
 
-def _fill(template: _Template, args: Sequence[_Arg]) -> str:
-    if not isinstance(template, str):
-        return template(*args)
-    return template.format(*(arg.typed if "(" in template else arg.bare for arg in args))
+# --- forms of many ops ------------------------------------------------------------------------------------------------
 
 
-# --- templates that look at their operands ----------------------------------------------------------------------------
+def _same(form: _Form, bools: _Form | None = None) -> _Row:
+    return _Row(floats=form, ints=form, bools=bools)
 
 
-def _exact_div(lhs: str, rhs: str, dtype: torch.dtype) -> str:
+def _floats(form: _Form) -> _Row:
+    return _Row(floats=form)
+
+
+def _operator(symbol: str) -> _Form:
+    return lambda a, b: infix(a.bare, symbol, b.bare)
+
+
+def _function(name: str, *keywords: str) -> _Form:
+    return lambda *args: call(name, *(arg.typed for arg in args), keywords=keywords)
+
+
+def _libdevice(name: str) -> _Form:
+    return lambda *args: libdevice(name, *(arg.typed for arg in args))
+
+
+def _itself(a: _Arg) -> Expression:
+    return a.bare
+
+
+def _against_itself(symbol: str) -> _Form:
+    """No integer is NaN or infinite; the result must have the operand's shape all the same."""
+    return lambda a: infix(a.bare, symbol, a.bare)
+
+
+def _extremum(function: str, propagate_nan: str, symbol: str) -> _Row:
+    floats = _function(f"tl.{function}", f"propagate_nan=tl.PropagateNan.{propagate_nan}")
+    return _Row(floats=floats, ints=_function(f"tl.{function}"), bools=_operator(symbol))
+
+
+# --- forms that look at their operands --------------------------------------------------------------------------------
+
+
+def _exact_div(lhs: Expression, rhs: Expression, dtype: torch.dtype) -> Expression:
     """Division rounded to nearest: `/` may be off by 2 ulp in fp32 and is exact in fp64."""
-    return f"tl.div_rn({lhs}, {rhs})" if dtype is torch.float32 else f"{lhs} / {rhs}"
+    return call("tl.div_rn", lhs, rhs) if dtype is torch.float32 else infix(lhs, "/", rhs)
 
 
-def _div(a: _Arg, b: _Arg) -> str:
+def _div(a: _Arg, b: _Arg) -> Expression:
     sources = [arg.source for arg in (a, b) if arg.source is not None]
     if sources and not any(source.is_floating_point for source in sources):
         return _exact_div(a.typed, b.typed, a.dtype)  # so that quotients of multiples are whole numbers
     if isinstance(b.value, float) and math.isfinite(b.value) and math.frexp(abs(b.value))[0] == 0.5:
         inverse = 1.0 / b.value
         if _FP32_TINY <= abs(inverse) <= _FP32_MAX:
-            return f"{a} * {literal(inverse)}"  # the same number, without the division
-    return f"{a} / {b}"
+            return infix(a.bare, "*", number_text(inverse))  # the same number, without the division
+    return infix(a.bare, "/", b.bare)
 
 
-def _signs_differ(a: _Arg, b: _Arg) -> str:
+def _signs_differ(a: _Arg, b: _Arg) -> Expression:
+    for known, other in ((b, a), (a, b)):
+        if known.value is not None:
+            return infix(other.bare, ">=" if known.value < 0 else "<", _NULL)
+    return infix(infix(a.bare, "<", _NULL), "!=", infix(b.bare, "<", _NULL))
+
+
+def _inexact_down(rest: Expression, a: _Arg, b: _Arg) -> Expression:
+    """Whether the quotient, rounded toward zero, exceeds its floor. ``rest`` is what C's ``%`` leaves."""
     if b.value is not None:
-        return f"({a} >= 0)" if b.value < 0 else f"({a} < 0)"
-    if a.value is not None:
-        return f"({b} >= 0)" if a.value < 0 else f"({b} < 0)"
-    return f"(({a} < 0) != ({b} < 0))"
-
-
-def _inexact_down(rest: str, a: _Arg, b: _Arg) -> str:
-    """In parentheses: whether the quotient, rounded toward zero, exceeds its floor. ``rest`` is what C's ``%`` leaves."""
-    if b.value is not None:
-        return f"({rest} {'<' if b.value > 0 else '>'} 0)"
-    return f"(({rest} != 0) & {_signs_differ(a, b)})"
+        return infix(rest, "<" if b.value > 0 else ">", _NULL)
+    return infix(infix(rest, "!=", _NULL), "&", _signs_differ(a, b))
 
 
 def _is_power_of_two(value: Scalar | None) -> bool:
@@ -365,225 +375,241 @@ def _unsigned(dtype: torch.dtype) -> bool:
     return not dtype.is_signed
 
 
-def _floordiv_int(a: _Arg, b: _Arg) -> str:
+def _floordiv_int(a: _Arg, b: _Arg) -> Expression:
     if _is_power_of_two(b.value):
-        return f"{a} >> {int(b.value or 1).bit_length() - 1}"
+        return infix(a.bare, ">>", number_text(int(b.value or 1).bit_length() - 1))
+    quotient = infix(a.bare, "//", b.bare)
     if _unsigned(a.dtype):
-        return f"{a} // {b}"
-    return f"{a} // {b} - {_inexact_down(f'{a} % {b}', a, b)}.to({TRITON_DTYPES[a.dtype]})"
+        return quotient
+    return infix(quotient, "-", _to(_inexact_down(infix(a.bare, "%", b.bare), a, b), a.dtype))
 
 
-def _remainder_int(a: _Arg, b: _Arg) -> str:
+def _remainder_int(a: _Arg, b: _Arg) -> Expression:
     if _is_power_of_two(b.value):
-        return f"{a} & {int(b.value or 1) - 1}"
+        return infix(a.bare, "&", number_text(int(b.value or 1) - 1))
+    rest = infix(a.bare, "%", b.bare)
     if _unsigned(a.dtype):
-        return f"{a} % {b}"
-    down = _inexact_down(f"{a} % {b}", a, b)
-    return f"{a} % {b} + {down}.to({TRITON_DTYPES[a.dtype]}) * {b}"
+        return rest
+    return infix(rest, "+", infix(_to(_inexact_down(rest, a, b), a.dtype), "*", b.bare))
 
 
-def _floordiv_float(a: _Arg, b: _Arg) -> str:
+def _floordiv_float(a: _Arg, b: _Arg) -> Expression:
     # The quotient of the multiple of b below a is a whole number up to rounding errors; floor(a / b) is not the same,
     # as a / b may be rounded up to a whole number.
-    rest = f"libdevice.fmod({a.typed}, {b.typed})"
-    multiple = _exact_div(f"{a} - {rest}", b.typed, a.dtype) if a.dtype is torch.float32 else f"({a} - {rest}) / {b}"
-    floor = f"libdevice.nearbyint({multiple} - {_inexact_down(rest, a, b)}.to({TRITON_DTYPES[a.dtype]}))"
+    rest = libdevice("fmod", a.typed, b.typed)
+    single = a.dtype is torch.float32
+    multiple = _exact_div(infix(a.bare, "-", rest), b.typed if single else b.bare, a.dtype)
+    floor = libdevice("nearbyint", infix(multiple, "-", _to(_inexact_down(rest, a, b), a.dtype)))
     if b.value:
         return floor
-    return f"{a} / {b}" if b.value is not None else f"tl.where({b} == 0, {a} / {b}, {floor})"
+    quotient = infix(a.bare, "/", b.bare)
+    return quotient if b.value is not None else call("tl.where", infix(b.bare, "==", _NULL), quotient, floor)
 
 
-def _remainder_float(a: _Arg, b: _Arg) -> str:
-    rest = f"libdevice.fmod({a.typed}, {b.typed})"
-    return f"tl.where({_inexact_down(rest, a, b)[1:-1]}, {rest} + {b}, {rest})"
+def _remainder_float(a: _Arg, b: _Arg) -> Expression:
+    rest = libdevice("fmod", a.typed, b.typed)
+    return call("tl.where", _inexact_down(rest, a, b), infix(rest, "+", b.bare), rest)
 
 
-def _truncdiv_float(a: _Arg, b: _Arg) -> str:
-    return f"libdevice.trunc({_exact_div(a.typed, b.typed, a.dtype)})"
+def _truncdiv_float(a: _Arg, b: _Arg) -> Expression:
+    return libdevice("trunc", _exact_div(a.typed, b.typed, a.dtype))
 
 
-def _sqrt(a: _Arg) -> str:
-    return f"tl.sqrt_rn({a.typed})" if a.dtype is torch.float32 else f"tl.sqrt({a.typed})"
+def _relu(a: _Arg) -> Expression:
+    return call("tl.maximum", a.typed, _ZERO, keywords=("propagate_nan=tl.PropagateNan.ALL",))
 
 
-def _rsqrt(a: _Arg) -> str:
+def _sqrt(a: _Arg) -> Expression:
+    return call("tl.sqrt_rn" if a.dtype is torch.float32 else "tl.sqrt", a.typed)
+
+
+def _rsqrt(a: _Arg) -> Expression:
     # In fp64 the instruction behind tl.rsqrt is an approximation with far fewer than 53 bits.
-    return f"tl.rsqrt({a.typed})" if a.dtype is torch.float32 else f"1.0 / tl.sqrt({a.typed})"
+    single = a.dtype is torch.float32
+    return call("tl.rsqrt", a.typed) if single else infix(_ONE, "/", call("tl.sqrt", a.typed))
 
 
-def _exp(a: _Arg) -> str:
+def _exp(a: _Arg) -> Expression:
     # tl.exp keeps subnormal results by three more instructions, half of what a row of a softmax has otherwise
-    return f"tl.exp({a.typed})" if a.dtype is torch.float64 else f"tl.exp2({a} * {_LOG2_E!r})"
+    return call("tl.exp", a.typed) if a.dtype is torch.float64 else _power_of_e(a, 1)
 
 
-def _log1p_unit(a: _Arg) -> str:
-    return f"libdevice.log1p({a.typed})" if a.dtype is torch.float64 else f"_log1p_unit({a.typed})"
+def _power_of_e(a: _Arg, sign: int) -> Expression:
+    return call("tl.exp2", infix(a.bare, "*", number_text(sign * _LOG2_E)))
 
 
-def _sigmoid(a: _Arg) -> str:
+def _log1p_unit(a: _Arg) -> Expression:
+    return libdevice("log1p", a.typed) if a.dtype is torch.float64 else helper("_log1p_unit", a.typed)
+
+
+def _sigmoid(a: _Arg) -> Expression:
     if a.dtype is torch.float64:
-        return f"tl.sigmoid({a.typed})"
+        return call("tl.sigmoid", a.typed)
     # the divisor is at least 1, so that the plain division is right; 5 instructions where tl.sigmoid takes 12
-    return f"libdevice.fast_dividef(1.0, 1.0 + tl.exp2({a} * {-_LOG2_E!r}))"
+    return libdevice("fast_dividef", _ONE, infix(_ONE, "+", _power_of_e(a, -1)))
 
 
-_FLOAT_POWERS: Mapping[float, Callable[[_Arg], str]] = {
-    -2.0: lambda a: f"1.0 / ({a} * {a})",
-    -1.0: lambda a: f"1.0 / {a}",
+def _product(a: _Arg, count: int) -> Expression:
+    """``a * a * a``"""
+    return functools.reduce(lambda done, factor: infix(done, "*", factor), [a.bare] * count)
+
+
+_FLOAT_POWERS: Mapping[float, _Form] = {
+    -2.0: lambda a: infix(_ONE, "/", _product(a, 2)),
+    -1.0: lambda a: infix(_ONE, "/", a.bare),
     -0.5: _rsqrt,
     0.5: _sqrt,
-    1.0: lambda a: f"{a}",
-    2.0: lambda a: f"{a} * {a}",
-    3.0: lambda a: f"{a} * {a} * {a}",
+    1.0: _itself,
+    2.0: lambda a: _product(a, 2),
+    3.0: lambda a: _product(a, 3),
 }
 
 
-def _pow_float(a: _Arg, b: _Arg) -> str:
+def _pow_float(a: _Arg, b: _Arg) -> Expression:
     power = _FLOAT_POWERS.get(float(b.value)) if b.value is not None and a.value is None else None
-    return power(a) if power is not None else f"libdevice.pow({a.typed}, {b.typed})"
+    return power(a) if power is not None else libdevice("pow", a.typed, b.typed)
 
 
-def _pow_int(a: _Arg, b: _Arg) -> str:
+def _pow_int(a: _Arg, b: _Arg) -> Expression:
     exponent = b.value
     if exponent is None:
-        return f"_integer_power({a.typed}, {b.typed}, {b.bits})"
+        return helper("_integer_power", a.typed, b.typed, number_text(b.bits))
     if 1 <= exponent <= 4:
-        return " * ".join([f"{a}"] * int(exponent))
-    return f"_integer_power({a.typed}, {b.full}, {max(1, int(exponent).bit_length())})"
+        return _product(a, int(exponent))
+    return helper("_integer_power", a.typed, b.full, number_text(max(1, int(exponent).bit_length())))
 
 
-def _pow_bool(a: _Arg, b: _Arg) -> str:
+def _pow_bool(a: _Arg, b: _Arg) -> Expression:
     # Eager mode takes this only with a number on one side.
     if b.value is not None:
-        return f"{a}" if b.value else f"{a} | True"
-    return f"{b} | True" if a.value else f"~{b}"
+        return a.bare if b.value else infix(a.bare, "|", _TRUE)
+    return infix(b.bare, "|", _TRUE) if a.value else prefix("~", b.bare)
 
 
-def _lshift(a: _Arg, b: _Arg) -> str:
+def _in_width(b: _Arg, width: int) -> Expression:
+    """Whether an amount that is known at run time lies between 0 and ``width``."""
+    below = infix(b.bare, "<", number_text(width))
+    return below if _unsigned(b.dtype) else infix(infix(b.bare, ">=", _NULL), "&", below)
+
+
+def _lshift(a: _Arg, b: _Arg) -> Expression:
     """Eager mode gives 0 for an amount that is negative or not below the width."""
     if b.value is not None:
-        return f"{a} << {b}" if 0 <= b.value < b.bits else f"{a} * 0"
-    in_range = f"{b} < {b.bits}" if _unsigned(b.dtype) else f"({b} >= 0) & ({b} < {b.bits})"
-    return f"tl.where({in_range}, {a.typed} << {b}, 0)"
+        return infix(a.bare, "<<", b.bare) if 0 <= b.value < b.bits else infix(a.bare, "*", _NULL)
+    return call("tl.where", _in_width(b, b.bits), infix(a.typed, "<<", b.bare), _NULL)
 
 
-def _rshift(a: _Arg, b: _Arg) -> str:
+def _rshift(a: _Arg, b: _Arg) -> Expression:
     """Eager mode gives what is left when all bits are out for an amount that is negative or not below the width."""
     if _unsigned(a.dtype):
         if b.value is not None:
-            return f"{a} >> {b}" if 0 <= b.value < b.bits else f"{a} * 0"
-        return f"tl.where({b} < {b.bits}, {a.typed} >> {b}, 0)"
+            return infix(a.bare, ">>", b.bare) if 0 <= b.value < b.bits else infix(a.bare, "*", _NULL)
+        return call("tl.where", _in_width(b, b.bits), infix(a.typed, ">>", b.bare), _NULL)
     most = b.bits - 1
     if b.value is not None:
-        return f"{a} >> {b if 0 <= b.value < most else most}"
-    return f"{a.typed} >> tl.where(({b} >= 0) & ({b} < {most}), {b}, {most})"
+        return infix(a.bare, ">>", b.bare if 0 <= b.value < most else number_text(most))
+    return infix(a.typed, ">>", call("tl.where", _in_width(b, most), b.bare, number_text(most)))
 
 
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def _comparison(symbol: str) -> _Row:
-    def compare(a: _Arg, b: _Arg) -> str:
+    def compare(a: _Arg, b: _Arg) -> Expression:
         swap = a.value is not None
         left, right = (b, a) if swap else (a, b)
         # A comparison types a number by itself, as fp32 or int32: too few digits for fp64, enough for any integer.
-        number = right.typed if right.dtype is torch.float64 else right.bare
-        return f"{left} {_MIRRORED[symbol] if swap else symbol} {number}"
+        other = right.typed if right.dtype is torch.float64 else right.bare
+        return infix(left.bare, _MIRRORED[symbol] if swap else symbol, other)
 
     return _Row(floats=compare, ints=compare, bools=compare)
 
 
-def _sign(a: _Arg) -> str:
-    name = TRITON_DTYPES[a.dtype]
+def _sign(a: _Arg) -> Expression:
+    positive = _to(infix(a.bare, ">", _NULL), a.dtype)
     if _unsigned(a.dtype):
-        return f"({a} > 0).to({name})"
-    return f"({a} > 0).to({name}) - ({a} < 0).to({name})"
-
-
-def _same(template: _Template, bools: _Template | None = None) -> _Row:
-    return _Row(floats=template, ints=template, bools=bools)
-
-
-def _extremum(function: str, propagate_nan: str, bools: str) -> _Row:
-    floats = f"tl.{function}({{0}}, {{1}}, propagate_nan=tl.PropagateNan.{propagate_nan})"
-    return _Row(floats=floats, ints=f"tl.{function}({{0}}, {{1}})", bools=bools)
-
-
-def _floats(template: _Template) -> _Row:
-    return _Row(floats=template)
+        return positive
+    return infix(positive, "-", _to(infix(a.bare, "<", _NULL), a.dtype))
 
 
 _TABLE: Mapping[str, _Row] = {
-    "add": _same("{0} + {1}", "{0} | {1}"),
-    "sub": _same("{0} - {1}"),
-    "mul": _same("{0} * {1}", "{0} & {1}"),
+    "add": _same(_operator("+"), _operator("|")),
+    "sub": _same(_operator("-")),
+    "mul": _same(_operator("*"), _operator("&")),
     "div": _floats(_div),
     "floordiv": _Row(floats=_floordiv_float, ints=_floordiv_int),
-    "truncdiv": _Row(floats=_truncdiv_float, ints="{0} // {1}"),
+    "truncdiv": _Row(floats=_truncdiv_float, ints=_operator("//")),
     "remainder": _Row(floats=_remainder_float, ints=_remainder_int),
     # `%` of floats in Triton is a - b * trunc(a / b), wrong for large quotients.
-    "fmod": _Row(floats="libdevice.fmod({0}, {1})", ints="{0} % {1}"),
+    "fmod": _Row(floats=_libdevice("fmod"), ints=_operator("%")),
     "pow": _Row(floats=_pow_float, ints=_pow_int, bools=_pow_bool),
     # Unary minus in Triton is 0 - x, which loses the sign of zero.
-    "neg": _Row(floats="{0} * -1.0", ints="-{0}", native=True),
-    "abs": _Row(floats="tl.abs({0})", ints="tl.abs({0})", native=True),
-    "sign": _same(_sign, "{0}"),
-    "relu": _Row(floats="tl.maximum({0}, 0.0, propagate_nan=tl.PropagateNan.ALL)", ints="tl.where({0} > 0, {0}, 0)"),
-    "maximum": _extremum("maximum", "ALL", "{0} | {1}"),
-    "minimum": _extremum("minimum", "ALL", "{0} & {1}"),
-    "fmax": _extremum("maximum", "NONE", "{0} | {1}"),
-    "fmin": _extremum("minimum", "NONE", "{0} & {1}"),
-    "floor": _Row(floats="tl.floor({0})", ints="{0}"),
-    "ceil": _Row(floats="tl.ceil({0})", ints="{0}"),
-    "round": _Row(floats="libdevice.nearbyint({0})", ints="{0}"),  # half to even
-    "trunc": _Row(floats="libdevice.trunc({0})", ints="{0}"),
-    "frac": _floats("{0} - libdevice.trunc({0})"),
-    "copysign": _floats("libdevice.copysign({0}, {1})"),
-    "reciprocal": _floats("1.0 / {0}"),
+    "neg": _Row(floats=lambda a: infix(a.bare, "*", _MINUS_ONE), ints=lambda a: prefix("-", a.bare), native=True),
+    "abs": _Row(floats=_function("tl.abs"), ints=_function("tl.abs"), native=True),
+    "sign": _same(_sign, _itself),
+    "relu": _Row(floats=_relu, ints=lambda a: call("tl.where", infix(a.typed, ">", _NULL), a.typed, _NULL)),
+    "maximum": _extremum("maximum", "ALL", "|"),
+    "minimum": _extremum("minimum", "ALL", "&"),
+    "fmax": _extremum("maximum", "NONE", "|"),
+    "fmin": _extremum("minimum", "NONE", "&"),
+    "floor": _Row(floats=_function("tl.floor"), ints=_itself),
+    "ceil": _Row(floats=_function("tl.ceil"), ints=_itself),
+    "round": _Row(floats=_libdevice("nearbyint"), ints=_itself),  # half to even
+    "trunc": _Row(floats=_libdevice("trunc"), ints=_itself),
+    "frac": _floats(lambda a: infix(a.typed, "-", libdevice("trunc", a.typed))),
+    "copysign": _floats(_libdevice("copysign")),
+    "reciprocal": _floats(lambda a: infix(_ONE, "/", a.bare)),
     "sqrt": _floats(_sqrt),
     "rsqrt": _floats(_rsqrt),
     "exp": _floats(_exp),
-    "exp2": _floats("tl.exp2({0})"),
-    "expm1": _floats("libdevice.expm1({0})"),
-    "log": _floats("tl.log({0})"),
-    "log2": _floats("tl.log2({0})"),
-    "log10": _floats("libdevice.log10({0})"),
-    "log1p": _floats("libdevice.log1p({0})"),
+    "exp2": _floats(_function("tl.exp2")),
+    "expm1": _floats(_libdevice("expm1")),
+    "log": _floats(_function("tl.log")),
+    "log2": _floats(_function("tl.log2")),
+    "log10": _floats(_libdevice("log10")),
+    "log1p": _floats(_libdevice("log1p")),
     "log1p_unit": _floats(_log1p_unit),
-    "sin": _floats("tl.sin({0})"),
-    "cos": _floats("tl.cos({0})"),
-    "tan": _floats("libdevice.tan({0})"),
-    "asin": _floats("libdevice.asin({0})"),
-    "acos": _floats("libdevice.acos({0})"),
-    "atan": _floats("libdevice.atan({0})"),
-    "atan2": _floats("libdevice.atan2({0}, {1})"),
-    "sinh": _floats("libdevice.sinh({0})"),
-    "cosh": _floats("libdevice.cosh({0})"),
-    "tanh": _floats("libdevice.tanh({0})"),
-    "asinh": _floats("libdevice.asinh({0})"),
-    "acosh": _floats("libdevice.acosh({0})"),
-    "atanh": _floats("libdevice.atanh({0})"),
+    "sin": _floats(_function("tl.sin")),
+    "cos": _floats(_function("tl.cos")),
+    "tan": _floats(_libdevice("tan")),
+    "asin": _floats(_libdevice("asin")),
+    "acos": _floats(_libdevice("acos")),
+    "atan": _floats(_libdevice("atan")),
+    "atan2": _floats(_libdevice("atan2")),
+    "sinh": _floats(_libdevice("sinh")),
+    "cosh": _floats(_libdevice("cosh")),
+    "tanh": _floats(_libdevice("tanh")),
+    "asinh": _floats(_libdevice("asinh")),
+    "acosh": _floats(_libdevice("acosh")),
+    "atanh": _floats(_libdevice("atanh")),
     "sigmoid": _floats(_sigmoid),
-    "erf": _floats("tl.erf({0})"),
-    "erfc": _floats("libdevice.erfc({0})"),
-    "erfinv": _floats("libdevice.erfinv({0})"),
-    "lgamma": _floats("libdevice.lgamma({0})"),
-    "i0": _floats("libdevice.cyl_bessel_i0({0})"),
-    "hypot": _floats("libdevice.hypot({0}, {1})"),
+    "erf": _floats(_function("tl.erf")),
+    "erfc": _floats(_libdevice("erfc")),
+    "erfinv": _floats(_libdevice("erfinv")),
+    "lgamma": _floats(_libdevice("lgamma")),
+    "i0": _floats(_libdevice("cyl_bessel_i0")),
+    "hypot": _floats(_libdevice("hypot")),
     "eq": _comparison("=="),
     "ne": _comparison("!="),
     "lt": _comparison("<"),
     "le": _comparison("<="),
     "gt": _comparison(">"),
     "ge": _comparison(">="),
-    # No integer is NaN or infinite; the result must have the operand's shape all the same.
-    "isnan": _same("{0} != {0}", "{0} != {0}"),
-    "isinf": _Row(floats="tl.abs({0}) == float('inf')", ints="{0} != {0}", bools="{0} != {0}"),
-    "isfinite": _Row(floats="tl.abs({0}) < float('inf')", ints="{0} == {0}", bools="{0} == {0}"),
-    "bitwise_and": _Row(ints="{0} & {1}", bools="{0} & {1}"),
-    "bitwise_or": _Row(ints="{0} | {1}", bools="{0} | {1}"),
-    "bitwise_xor": _Row(ints="{0} ^ {1}", bools="{0} ^ {1}"),
-    "bitwise_not": _Row(ints="~{0}", bools="~{0}"),
+    "isnan": _same(_against_itself("!="), _against_itself("!=")),
+    "isinf": _Row(
+        floats=lambda a: infix(call("tl.abs", a.typed), "==", _INFINITY),
+        ints=_against_itself("!="),
+        bools=_against_itself("!="),
+    ),
+    "isfinite": _Row(
+        floats=lambda a: infix(call("tl.abs", a.typed), "<", _INFINITY),
+        ints=_against_itself("=="),
+        bools=_against_itself("=="),
+    ),
+    "bitwise_and": _Row(ints=_operator("&"), bools=_operator("&")),
+    "bitwise_or": _Row(ints=_operator("|"), bools=_operator("|")),
+    "bitwise_xor": _Row(ints=_operator("^"), bools=_operator("^")),
+    "bitwise_not": _Row(ints=lambda a: prefix("~", a.bare), bools=lambda a: prefix("~", a.bare)),
     "lshift": _Row(ints=_lshift),
     "rshift": _Row(ints=_rshift),
 }
@@ -594,68 +620,73 @@ _TABLE: Mapping[str, _Row] = {
 _Dtypes = Sequence[torch.dtype | None]
 
 
-def _given(text: str, source: torch.dtype | None, dtype: torch.dtype) -> _Arg:
-    return _arg(text, source, dtype, dtype, True)
+def _given(operand: Operand, source: torch.dtype | None, dtype: torch.dtype) -> _Arg:
+    return _arg(operand, source, dtype, dtype, True)
 
 
-def _truth(text: str, dtype: torch.dtype | None) -> str:
+def _truth(operand: Operand, dtype: torch.dtype | None) -> Expression:
+    if not isinstance(operand, str):
+        return number_text(bool(operand))
     if dtype is None:
-        value = _number(text)
-        return repr(bool(value)) if value is not None else f"tl.cast({text}, tl.float32) != 0.0"
-    return cast(text, dtype, torch.bool)
+        return infix(call("tl.cast", Expression(operand), keywords=("tl.float32",)), "!=", _ZERO)
+    return cast(Expression(operand), dtype, torch.bool)
 
 
-def _logical(symbol: str) -> Callable[[Sequence[str], _Dtypes, torch.dtype], str]:
-    def render_logical(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> str:
-        return f" {symbol} ".join(map(_atom, map(_truth, operands, dtypes)))
+def _logical(symbol: str) -> Callable[[Sequence[Operand], _Dtypes, torch.dtype], Expression]:
+    def render_logical(operands: Sequence[Operand], dtypes: _Dtypes, result: torch.dtype) -> Expression:
+        first, second = map(_truth, operands, dtypes)
+        return infix(first, symbol, second)
 
     return render_logical
 
 
-def _logical_not(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> str:
-    dtype = dtypes[0]
-    if dtype is None or dtype is torch.bool:
-        return f"~{_given(operands[0], dtype, torch.bool).typed}"
-    return _against_zero(operands[0], dtype, "==")
+def _logical_not(operands: Sequence[Operand], dtypes: _Dtypes, result: torch.dtype) -> Expression:
+    dtype, (operand,) = dtypes[0], operands
+    if isinstance(operand, str) and dtype is not None and dtype is not torch.bool:
+        return _against_zero(Expression(operand), dtype, "==")
+    return prefix("~", _given(operand, dtype, torch.bool).typed)
 
 
-def _signbit(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> str:
+def _signbit(operands: Sequence[Operand], dtypes: _Dtypes, result: torch.dtype) -> Expression:
     dtype = dtypes[0] or torch.float32
-    text = _given(operands[0], dtypes[0], dtype).typed
+    operand = _given(operands[0], dtypes[0], dtype).typed
     if not dtype.is_floating_point:
-        return f"{text} < 0"
+        return infix(operand, "<", _NULL)
     # The comparison x < 0 would not see the sign of a zero or a NaN.
     integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    return f"{bitcast(text, dtype, integer)} < 0"
+    return infix(bitcast(operand, dtype, integer), "<", _NULL)
 
 
-def _where(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> str:
+def _where(operands: Sequence[Operand], dtypes: _Dtypes, result: torch.dtype) -> Expression:
     condition = _truth(operands[0], dtypes[0])
-    values = [_given(text, dtype, result) for text, dtype in zip(operands[1:], dtypes[1:], strict=True)]
-    texts = [value.bare for value in values]
+    values = [_given(operand, dtype, result) for operand, dtype in zip(operands[1:], dtypes[1:], strict=True)]
+    chosen = [value.bare for value in values]
     if result in _FP8:  # Triton has no fp8 constants
-        texts = [
-            v.text if v.source is not None else cast(replace(v, dtype=torch.float32).full, torch.float32, result)
+        chosen = [
+            v.expression if v.source is not None else cast(replace(v, dtype=torch.float32).full, torch.float32, result)
             for v in values
         ]
     elif all(value.value is not None for value in values):
-        texts[0] = values[0].typed
-    return f"tl.where({condition}, {', '.join(texts)})"
+        chosen[0] = values[0].typed
+    return call("tl.where", condition, *chosen)
 
 
-def _cast(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> str:
-    if dtypes[0] is None:
-        return _given(operands[0], None, result).typed
-    return cast(operands[0], dtypes[0], result)
+def _cast(operands: Sequence[Operand], dtypes: _Dtypes, result: torch.dtype) -> Expression:
+    (operand,), (dtype,) = operands, dtypes
+    if dtype is None or not isinstance(operand, str):
+        return _given(operand, None, result).typed
+    return cast(Expression(operand), dtype, result)
 
 
-def _bitcast(operands: Sequence[str], dtypes: _Dtypes, result: torch.dtype) -> str:
-    if dtypes[0] is None:
-        raise TypeError(f"the number {operands[0]} has no dtype to view as {result}; convert it to a dtype first")
-    return bitcast(operands[0], dtypes[0], result)
+def _bitcast(operands: Sequence[Operand], dtypes: _Dtypes, result: torch.dtype) -> Expression:
+    (operand,), (dtype,) = operands, dtypes
+    if dtype is None or not isinstance(operand, str):
+        number = operand if isinstance(operand, str) else literal(operand)
+        raise TypeError(f"the number {number} has no dtype to view as {result}; convert it to a dtype first")
+    return bitcast(Expression(operand), dtype, result)
 
 
-_OWN_DTYPES: Mapping[str, Callable[[Sequence[str], _Dtypes, torch.dtype], str]] = {
+_OWN_DTYPES: Mapping[str, Callable[[Sequence[Operand], _Dtypes, torch.dtype], Expression]] = {
     "where": _where,
     "cast": _cast,
     "bitcast": _bitcast,
@@ -673,26 +704,25 @@ _KEEP_DIGITS = frozenset(("add", "sub", "mul", "div", "floordiv", "truncdiv"))
 
 def render(
     name: str,
-    operands: Sequence[str],
+    operands: Sequence[Operand],
     operand_dtypes: _Dtypes,
     result_dtype: torch.dtype,
     *,
     common_dtype: torch.dtype | None = None,
-) -> str:
+) -> Expression:
     """Op ``name`` as one Triton expression with the value it has in eager PyTorch.
 
     Args:
         name: a key of :data:`helion._compiler.ir.pointwise.POINTWISE`.
-        operands: names or literals (see :func:`literal`); some are repeated in the result.
-        operand_dtypes: the dtype of each operand; None for a Python number, which is a literal or the name of a
-            scalar kernel argument, and does not take part in promotion the way a tensor does.
+        operands: names of variables, or numbers; names may be repeated in the result.
+        operand_dtypes: the dtype of each operand; None for a Python number, or the name of a scalar
+            kernel argument that holds one, which does not take part in promotion the way a tensor does.
         result_dtype: of the op, as :func:`helion._compiler.ir.pointwise.result_dtype` gives it.
         common_dtype: the dtype in which a comparison compares. Needed only where it does not follow from
             `operand_dtypes`: an operand without dimensions, or the name of a Python number.
 
     Returns:
-        An expression of dtype `result_dtype`. It may need libdevice (:func:`needs_libdevice`) and :data:`HELPERS`
-        (:func:`needed_helpers`). It is not put in parentheses.
+        An expression of dtype `result_dtype`. It may need libdevice and :data:`HELPERS`.
 
     Raises:
         KeyError: there is no op of that name.
@@ -710,24 +740,26 @@ def render(
     elif common_dtype is None:
         common_dtype = _comparison_dtype(name, operands, operand_dtypes)
     compute = torch.float32 if common_dtype in _HALVES and not row.native else common_dtype
-    template = row.floats if compute.is_floating_point else row.bools if compute is torch.bool else row.ints
-    if template is None:
+    form = row.floats if compute.is_floating_point else row.bools if compute is torch.bool else row.ints
+    if form is None:
         raise TypeError(f"pointwise operation {name!r} does not exist for {compute}; convert the operands first")
     round_literals = name not in _KEEP_DIGITS
     args = [
-        _arg(text, dtype, common_dtype, compute, round_literals)
-        for text, dtype in zip(operands, operand_dtypes, strict=True)
+        _arg(operand, dtype, common_dtype, compute, round_literals)
+        for operand, dtype in zip(operands, operand_dtypes, strict=True)
     ]
     if all(arg.value is not None for arg in args):  # two numbers would be Python's to compute
-        args[0] = replace(args[0], text=args[0].full, value=None)
-    return cast(_fill(template, args), torch.bool if predicate else compute, result_dtype)
+        args[0] = replace(args[0], expression=args[0].full, value=None)
+    return cast(form(*args), torch.bool if predicate else compute, result_dtype)
 
 
-def _comparison_dtype(name: str, operands: Sequence[str], dtypes: _Dtypes) -> torch.dtype:
+def _comparison_dtype(name: str, operands: Sequence[Operand], dtypes: _Dtypes) -> torch.dtype:
     kinds: list[tuple[torch.dtype, int] | Scalar] = []
-    for text, dtype in zip(operands, dtypes, strict=True):
-        number = _number(text) if dtype is None else None
-        if dtype is None and number is None:
-            raise TypeError(f"{name} of {text!r}, a number of unknown kind: pass common_dtype")
-        kinds.append((dtype, 1) if dtype is not None else number if number is not None else 0)
+    for operand, dtype in zip(operands, dtypes, strict=True):
+        if dtype is not None:
+            kinds.append((dtype, 1))
+        elif not isinstance(operand, str):
+            kinds.append(operand)
+        else:
+            raise TypeError(f"{name} of {operand!r}, a number of unknown kind: pass common_dtype")
     return promoted_dtype(name, kinds)

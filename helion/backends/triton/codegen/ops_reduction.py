@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from .expressions import Expression, call, in_parentheses, method
+from .expressions import number as number_text
 from .ops_pointwise import TRITON_DTYPES
 
 #: ``tl.max`` drops nan and ``tl.argmax`` ignores it; torch propagates it and finds the first.
@@ -44,22 +46,26 @@ def _argmin(value, index, other, other_index):
 }
 
 
-def render(name: str, operand: str, axis: int, dtype: torch.dtype) -> str:
+def render(name: str, operand: Expression, axis: int, dtype: torch.dtype) -> Expression:
     """One reduction over one axis. The result of ``tl.sum`` and its like may be wider than ``dtype``."""
-    floating = dtype.is_floating_point
-    if name == "sum":
-        return f"tl.sum({operand}, {axis})"
     if name == "prod":
-        return f"tl.reduce({operand}, {axis}, _prod)"
-    if name in ("max", "min"):
-        return f"tl.reduce({operand}, {axis}, _{name}_nan)" if floating else f"tl.{name}({operand}, {axis})"
+        return _by_helper("_prod", operand, axis)
+    if name in ("max", "min") and dtype.is_floating_point:
+        return _by_helper(f"_{name}_nan", operand, axis)
+    if name in ("sum", "max", "min"):
+        return call(f"tl.{name}", operand, number_text(axis))
     raise KeyError(name)
 
 
-def render_arg(name: str, operand: str, index: str, axis: int) -> str:
+def render_arg(name: str, operand: str, index: str, axis: int) -> Expression:
     """The index of an extremum over one axis; ``index`` is an integer expression of the operand's shape."""
-    return f"tl.reduce(({operand}, {index}), {axis}, _{name})[1]"
+    reduced = _by_helper(f"_{name}", Expression(f"({operand}, {index})"), axis)
+    return Expression(f"{reduced.text}[1]", needs=reduced.needs)
 
 
-def cast(text: str, dtype: torch.dtype) -> str:
-    return f"({text}).to({TRITON_DTYPES[dtype]})"
+def _by_helper(name: str, operand: Expression, axis: int) -> Expression:
+    return call("tl.reduce", operand, number_text(axis), Expression(name), needs=frozenset((name,)))
+
+
+def cast(operand: Expression, dtype: torch.dtype) -> Expression:
+    return method(in_parentheses(operand), f"to({TRITON_DTYPES[dtype]})")

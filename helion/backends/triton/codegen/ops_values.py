@@ -23,6 +23,8 @@ from ...._compiler.ir.pointwise import POINTWISE, common_dtype
 from ...._shapes import Dims
 from . import ops_pointwise, ops_reduction
 from .emission import Emission
+from .expressions import Expression, infix, method
+from .expressions import number as number_text
 from .ops_pointwise import TRITON_DTYPES, literal
 
 
@@ -36,16 +38,17 @@ def number(e: Emission, op: Op) -> None:
 
 def tile(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, TileAttrs)
-    loop = e.scope.active[op.attrs.block]
-    size = e.plan.blocks[op.attrs.block].symbol or "1"
-    text = {
-        "index": loop.offset,
-        "begin": loop.offset,
-        "end": f"tl.minimum({loop.offset} + {size}, {loop.end})" if loop.mask else f"{loop.offset} + {size}",
-        "id": f"{loop.offset} // {size}",
-        "count": f"tl.cdiv({loop.end} - {loop.begin}, {size})",
-    }[op.attrs.field]
-    e.assign(op, f"tile_{op.attrs.field}", f"tl.cast({text}, {e.index_dtype})")
+    e.assign(op, f"tile_{op.attrs.field}", f"tl.cast({_tile_field(e, op.attrs)}, {e.index_dtype})")
+
+
+def _tile_field(e: Emission, attrs: TileAttrs) -> str:
+    loop = e.scope.active[attrs.block]
+    if attrs.field in ("index", "begin"):
+        return loop.offset
+    size = e.symbol(attrs.block) or "1"
+    if attrs.field == "end":
+        return f"tl.minimum({loop.offset} + {size}, {loop.end})" if loop.mask else f"{loop.offset} + {size}"
+    return f"{loop.offset} // {size}" if attrs.field == "id" else f"tl.cdiv({loop.end} - {loop.begin}, {size})"
 
 
 def iota(e: Emission, op: Op) -> None:
@@ -55,7 +58,7 @@ def iota(e: Emission, op: Op) -> None:
     if full or not attrs.relative:
         text = e.active(attrs.block).index
     else:
-        text = f"tl.arange(0, {e.plan.blocks[attrs.block].symbol})" + (".to(tl.int64)" if e.wide else "")
+        text = f"tl.arange(0, {e.symbol(attrs.block)})" + (".to(tl.int64)" if e.wide else "")
     if attrs.relative:
         text = f"{text} * {attrs.step}" if attrs.step != 1 else text
         text = f"{text} + {attrs.start}" if attrs.start else text
@@ -77,15 +80,14 @@ def full(e: Emission, op: Op) -> None:
 def pointwise(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, PointwiseAttrs)
     name, rank = op.attrs.name, len(op.result.dims)
-    operands = [_aligned(e, o, rank) for o in op.operands]
+    operands = [_aligned(e, o, rank) if isinstance(o, Value) else o for o in op.operands]
     kinds = [_promotes_as(e, o) for o in op.operands]
     if name in ("cast", "bitcast"):
         dtypes = [o.dtype if isinstance(o, Value) else None for o in op.operands]
     else:
         dtypes = [k[0] if isinstance(k, tuple) else None for k in kinds]
     common = common_dtype(name, kinds) if POINTWISE[name].result == "bool" else None
-    text = ops_pointwise.render(name, operands, dtypes, op.result.dtype, common_dtype=common)
-    e.assign(op, name, text)
+    e.assign(op, name, ops_pointwise.render(name, operands, dtypes, op.result.dtype, common_dtype=common))
 
 
 def _promotes_as(e: Emission, operand: Operand) -> Any:
@@ -96,10 +98,10 @@ def _promotes_as(e: Emission, operand: Operand) -> Any:
     return e.number_kinds.get(id(operand), (operand.dtype, len(operand.dims)))
 
 
-def _aligned(e: Emission, operand: Operand, rank: int) -> str:
-    """An operand with leading dimensions of 1 up to ``rank``."""
-    text = e.operand(operand)
-    if isinstance(operand, Value) and 0 < len(operand.dims) < rank:
+def _aligned(e: Emission, operand: Value, rank: int) -> str:
+    """The name of an operand with leading dimensions of 1 up to ``rank``."""
+    text = e.names.of(operand)
+    if 0 < len(operand.dims) < rank:
         subscript = ", ".join(["None"] * (rank - len(operand.dims)) + [":"] * len(operand.dims))
         name = e.names.fresh(text)
         e.lines.add(f"{name} = {text}[{subscript}]")
@@ -111,21 +113,21 @@ def reduce(e: Emission, op: Op) -> None:
     attrs = op.attrs
     assert isinstance(attrs, ReduceAttrs)
     (value,) = op.values()
-    text = e.names.of(value)
     if attrs.name in ("argmax", "argmin"):
         _arg_reduce(e, op, value, attrs.dims[0])
         return
+    reduced = Expression(e.names.of(value))
     if value.dtype in (torch.float16, torch.bfloat16):
         # the combine functions would give fp32 for half operands; extrema are exact in it
-        text = f"{text}.to(tl.float32)"
+        reduced = method(reduced, "to(tl.float32)")
     for axis in reversed(attrs.dims):
-        text = ops_reduction.render(attrs.name, text, axis, value.dtype)
+        reduced = ops_reduction.render(attrs.name, reduced, axis, value.dtype)
     narrow = not op.result.dtype.is_floating_point and op.result.dtype.itemsize < 4
     if narrow or op.result.dtype in (torch.float16, torch.bfloat16) or op.result.dtype != value.dtype:
-        text = ops_reduction.cast(text, op.result.dtype)
+        reduced = ops_reduction.cast(reduced, op.result.dtype)
     if attrs.kept:
-        text = f"{text} + 0.0"
-    e.assign(op, attrs.name, text)
+        reduced = infix(reduced, "+", number_text(0.0))
+    e.assign(op, attrs.name, reduced)
 
 
 def _arg_reduce(e: Emission, op: Op, value: Value, axis: int) -> None:
@@ -135,8 +137,8 @@ def _arg_reduce(e: Emission, op: Op, value: Value, axis: int) -> None:
     lanes = f"tl.arange(0, {e.size_text(value.dims[axis])})"
     # positions within the value, not in the tensor: that is what argmax of a tile means
     index = f"tl.broadcast_to({lanes}[{subscript}], {e.shape(value.dims)})" if rank > 1 else lanes
-    text = ops_reduction.render_arg(attrs.name, e.names.of(value), index, axis)
-    e.assign(op, attrs.name, ops_reduction.cast(text, op.result.dtype))
+    found = ops_reduction.render_arg(attrs.name, e.names.of(value), index, axis)
+    e.assign(op, attrs.name, ops_reduction.cast(found, op.result.dtype))
 
 
 def view(e: Emission, op: Op) -> None:
@@ -152,7 +154,7 @@ def view(e: Emission, op: Op) -> None:
         # a value of one element becomes a scalar
         flat = text if len(value.dims) == 1 else f"tl.reshape({text}, [1])"
         total = f"tl.max({flat}.to(tl.int32), 0)" if value.dtype == torch.bool else f"tl.sum({flat}, 0)"
-        e.assign(op, "scalar", ops_reduction.cast(total, value.dtype))
+        e.assign(op, "scalar", ops_reduction.cast(Expression(total), value.dtype))
     elif (subscript := _insertions(value.dims, op.result.dims)) is not None:
         e.assign(op, "view", f"{text}[{subscript}]")
     else:
@@ -167,10 +169,10 @@ def mask(e: Emission, op: Op) -> None:
         e.names.alias(op.result, e.names.of(value))
         return
     fill = e.names.of(other[0]) if other else literal(op.attrs.fill, value.dtype)
-    text = f"tl.where({mask}, {e.names.of(value)}, {fill})"
+    masked = Expression(f"tl.where({mask}, {e.names.of(value)}, {fill})")
     if value.dtype != torch.float32 and not other:
-        text = ops_reduction.cast(text, value.dtype)
-    e.assign(op, "masked", text)
+        masked = ops_reduction.cast(masked, value.dtype)
+    e.assign(op, "masked", masked)
 
 
 def _insertions(before: Dims, after: Dims) -> str | None:
