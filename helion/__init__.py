@@ -6,11 +6,11 @@ from . import hardware as hardware
 from . import language as language
 from ._shapes import cdiv as cdiv
 from ._shapes import next_power_of_2 as next_power_of_2
-from .backends.triton.execute.standalone import OutputCodeOptions as OutputCodeOptions
 from .config import Config as Config
 from .runtime.kernel import Kernel as Kernel
 from .runtime.kernel import aot_kernel as aot_kernel
 from .runtime.kernel import kernel as kernel
+from .runtime.output_code import OutputCodeOptions as OutputCodeOptions
 from .settings import RefMode as RefMode
 from .settings import Settings as Settings
 

@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 
 import helion
 
 from . import exc, hardware, knobs
-from .backends.triton.toolchain.offline import ptxas_version
-from .runtime.codecache import cache_dir
-from .runtime.kernel import DEFAULT_TARGET, Kernel
+from ._files import cache_dir
+from .backends import BACKENDS
+from .runtime.kernel import Kernel
 
 _DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
@@ -112,13 +111,14 @@ def doctor(_: argparse.Namespace) -> int:
 
 def _doctor() -> list[tuple[str, str]]:
     cuda = torch.cuda.is_available()
-    target = hardware.from_device_properties(0) if cuda else hardware.target(knobs.TARGET.read() or DEFAULT_TARGET)
+    target = (
+        hardware.from_device_properties(0) if cuda else hardware.target(knobs.TARGET.read() or hardware.DEFAULT_TARGET)
+    )
     rows = [
         ("helion", helion.__version__),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
-        ("triton", triton.__version__),
-        ("ptxas", ptxas_version().strip().splitlines()[-1]),
+        *(each for backend in BACKENDS.values() for each in backend.toolchain.versions()),
         ("device", torch.cuda.get_device_name(0) if cuda else "none"),
         ("target", f"{target.name} ({target.device})"),
         ("cache", str(cache_dir())),

@@ -10,7 +10,7 @@ import secrets
 import stat
 import tempfile
 
-from . import _logging
+from . import _logging, knobs
 
 _READ = stat.S_IRGRP | stat.S_IROTH
 _WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -101,3 +101,22 @@ def private_folder() -> pathlib.Path:
     made = pathlib.Path(tempfile.mkdtemp(prefix=f"helion-{os.getuid()}-"))
     _logging.say_once(f"helion: {folder} is not a folder of this user alone (mode 0700) and is not used; using {made}")
     return made
+
+
+def cache_dir() -> pathlib.Path:
+    """``HELION_CACHE_DIR``, else ``~/.cache/helion``; where that cannot be written, which is said once, a temporary
+    folder of this user."""
+    configured = knobs.CACHE_DIR.read()
+    try:
+        base = pathlib.Path(configured) if configured else pathlib.Path.home() / ".cache" / "helion"
+        if not base.is_dir():
+            base.mkdir(parents=True, exist_ok=True, mode=0o777 if configured else 0o700)
+        if os.access(base, os.W_OK | os.X_OK):
+            return base
+        reason = "it is not writable"
+    except (OSError, RuntimeError) as error:  # pathlib raises RuntimeError where there is no home
+        reason = str(error)
+    fallback = private_folder()
+    what = f"HELION_CACHE_DIR={configured!r}" if configured else "~/.cache/helion"
+    _logging.say_once(f"helion: {what} cannot be used ({reason}); using {fallback}")
+    return fallback

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Union
 
 import torch
 
+#: Tensors whose sizes are certainly numbers; other subclasses may have symbols for them.
+CONCRETE_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
 
 def cdiv(a: int, b: int) -> int:
     """``ceil(a / b)`` for integers (symbolic ones included)."""

@@ -490,6 +490,10 @@ def _renamed(relative: Target, plain: str, age: int) -> Target:
     return dataclasses.replace(relative, name=plain, device=f"as {relative.device}", arch=plain)
 
 
+#: What kernels on tensors that are not on a GPU are compiled for, unless ``HELION_TARGET`` says otherwise.
+DEFAULT_TARGET = "sm_90"
+
+
 def target(name: str | Target) -> Target:
     """The GPU called `name`; a ``Target`` is returned as it is. Needs no GPU.
 

@@ -78,36 +78,4 @@ MENTIONS = {
 }
 
 #: Imports, as "file: rule: what is imported".
-IMPORTS = frozenset(
-    {
-        "__init__.py: backend named: helion.backends.triton.execute.standalone.OutputCodeOptions",
-        "__main__.py: backend named: helion.backends.triton.toolchain.offline.ptxas_version",
-        "backends/triton/execute/fast_launch.py: import from below: helion.runtime.stub",
-        "backends/triton/execute/launcher.py: import from below: helion.runtime.stub",
-        "backends/triton/execute/native/build.py: import from below: helion.runtime.codecache",
-        "runtime/__init__.py: backend named: helion.backends.triton.execute.launcher.default_launcher",
-        "runtime/__init__.py: backend named: helion.backends.triton.execute.launcher.get_num_sm",
-        "runtime/__init__.py: backend named: helion.backends.triton.execute.launcher.random_seed",
-        "runtime/__init__.py: backend named: helion.backends.triton.execute.launcher.set_triton_allocator",
-        "runtime/__init__.py: backend named: helion.backends.triton.execute.launcher.source_module",
-        "runtime/bound.py: backend named: helion.backends.triton.execute.fast_launch.launcher",
-        "runtime/bound.py: backend named: helion.backends.triton.execute.standalone.OutputCodeOptions",
-        "runtime/bound.py: backend named: helion.backends.triton.execute.standalone.without_helion",
-        "runtime/checked.py: backend named: helion.backends.triton.execute.fast_launch",
-        "runtime/checked.py: backend named: helion.backends.triton.execute.interpreter.races",
-        "runtime/codecache.py: backend named: helion.backends.triton.execute.compilable.make_compilable",
-        "runtime/dispatch.py: backend named: helion.backends.triton.execute.fast_launch",
-        "runtime/dispatch.py: backend named: helion.backends.triton.execute.inline_launch",
-        "runtime/dispatch.py: backend named: helion.backends.triton.execute.native",
-        "runtime/explain.py: backend named: helion.backends.triton.toolchain.offline.OfflineCompileError",
-        "runtime/failures.py: backend named: helion.backends.triton.execute.fast_launch",
-        "runtime/failures.py: backend named: helion.backends.triton.execute.fast_launch.FastLauncher",
-        "runtime/kernel.py: backend named: helion.backends.triton.execute.launcher.DEFAULT_TARGET",
-        "runtime/kernel.py: backend named: helion.backends.triton.execute.launcher.register_source",
-        "runtime/measure.py: backend named: helion.backends.triton.plan.records.Plan",
-        "runtime/measure.py: backend named: helion.backends.triton.toolchain.offline.compile_offline",
-        "runtime/measure.py: backend named: helion.backends.triton.toolchain.resources.Resources",
-        "runtime/measure.py: backend named: helion.backends.triton.toolchain.resources.measure",
-        "runtime/observed.py: backend named: helion.backends.triton.execute.fast_launch",
-    }
-)
+IMPORTS = frozenset({})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..hardware import Target
     from ..settings import Settings
+    from .execution import Executor, Toolchain
 
 
 class Plan(Protocol):
@@ -80,6 +81,12 @@ class Backend(Protocol[P]):
         """The text of a module."""
         ...
 
-    def signature(self, plan: P, target: Target, phase: int = 0) -> Mapping[str, Any]:
-        """Keyword arguments of its offline compiler for the kernel of one phase."""
+    @property
+    def executor(self) -> Executor:
+        """Launches what it printed."""
+        ...
+
+    @property
+    def toolchain(self) -> Toolchain:
+        """Compiles and measures what it printed."""
         ...

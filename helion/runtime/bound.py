@@ -16,14 +16,14 @@ import torch
 
 from .. import _logging, exc
 from .._lazy import lazy
-from ..backends.triton.execute.fast_launch import launcher
-from ..backends.triton.execute.standalone import OutputCodeOptions, without_helion
+from ..backends import BACKENDS
 from ..config import Config
 from ..hardware import Target
 from ..settings import RefMode
 from . import codecache, failures
 from .checked import run_checked
 from .inputs import check_call
+from .output_code import OutputCodeOptions
 from .remembered import described, recall, remember
 from .specialization import Key, any_device, pick
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .._compiler.facts.records import KernelFacts
     from ..autotuner.proposal import Seed
     from ..autotuner.space import ConfigSpace
-    from ..backends.triton.toolchain.resources import Resources
+    from ..backends.execution import Executor, Resources
     from . import explain, measure, observed, ref_mode, repro
     from .kernel import Kernel
 else:
@@ -114,6 +114,11 @@ class BoundKernel:
     def specialized(self) -> Mapping[str, Any]:
         """Where the numbers that the compiled code depends on come from, by name; empty when nothing was compiled."""
         return {} if self.is_eager else self._analysis.traced.specialized
+
+    @property
+    def executor(self) -> Executor:
+        """What runs it."""
+        return BACKENDS[self.settings.backend].executor
 
     @property
     def is_eager(self) -> bool:
@@ -211,7 +216,7 @@ class BoundKernel:
             )
         text = self._analysis.text(self._resolve(config), output_origin_lines)
         if options is not None and not options.allow_helion_deps:
-            text = without_helion(text)
+            text = self.executor.standalone(text)
         return repro.with_caller(text, self) if emit_repro_caller else text
 
     to_code = to_triton_code
@@ -234,7 +239,7 @@ class BoundKernel:
             self._show_repro(config, self._sample())
             raise
         self._warn(code.plan.warnings)
-        module = codecache.load(code.text, self.kernel.name)
+        module = codecache.load(code.text, self.kernel.name, self.executor.prepare)
         elapsed = 1e3 * (time.perf_counter() - start)
         _LOG.info("compiled %s in %.1f ms: %s: %r", self.kernel.name, elapsed, module.__file__, config)
         if self.settings.print_output_code and allow_print:
@@ -246,20 +251,22 @@ class BoundKernel:
         )
         function.__kwdefaults__ = {
             **(loaded.__kwdefaults__ or {}),
-            "_launcher": failures.launcher(launcher(loaded.__kwdefaults__["_launcher"], self.target), self, config),
+            "_launcher": failures.Reporting(
+                self.executor.launcher(loaded.__kwdefaults__["_launcher"], self.target), self, config
+            ),
         }
         if "_otherwise" in function.__kwdefaults__:
             function.__kwdefaults__["_otherwise"] = functools.partial(observed.otherwise, self, config)
         return function
 
-    def _guarded(self, config: Config, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Tensor descriptors need tensors that begin at multiples of 16 bytes; others run the config with pointers."""
-        pointers = self._analysis.space.normalize({**config, "indexing": "pointer"})
+    def _guarded(self, config: Config, keys: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` for tensors that begin at multiples of 16 bytes; others run the config with other ``keys``."""
+        anywhere = self._analysis.space.normalize({**config, **keys})
 
         def run(*args: Any) -> Any:
             if all(a.data_ptr() % 16 == 0 for a in args if isinstance(a, torch.Tensor)):
                 return function(*args)
-            return self.compile_config(pointers)(*args)
+            return self.compile_config(anywhere)(*args)
 
         return run
 
@@ -278,10 +285,11 @@ class BoundKernel:
 
     def _use(self, full: Config) -> None:
         run = self.compile_config(full)
-        if self._analysis.code(full).plan.needs_alignment:
-            run = self._guarded(full, run)
+        keys = self.executor.without_alignment(self._analysis.code(full).plan)
+        if keys is not None:
+            run = self._guarded(full, keys, run)
         if self.settings.checked:
-            run = run_checked(self.kernel, run)
+            run = run_checked(self.kernel, self.executor, run)
         if self.settings.print_repro:
             run = repro.at_first_call(self, full, run)
         self._config, self._run = full, run
@@ -315,9 +323,8 @@ class BoundKernel:
         """
         full = self._resolve(config)
         module = self.compile_config(full, allow_print=False)
-        code = self._analysis.code(full)
-        kernels = [module.__globals__[name] for name in code.plan.kernel_names]
-        return measure.resources(kernels, code.plan, self.settings.backend, self.target)
+        plan = self._analysis.code(full).plan
+        return BACKENDS[self.settings.backend].toolchain.resources(module.__globals__, plan, self.target)
 
     # --- running ---------------------------------------------------------------------------------------------------------
 
@@ -364,7 +371,7 @@ class BoundKernel:
             run = self._first_call(args)
         try:
             return run(*args)
-        except exc.TritonError as error:
+        except self.executor.error as error:
             return failures.recover(self, run, args, error)
 
     def _first_call(self, args: tuple[Any, ...]) -> Callable[..., Any]:

@@ -25,17 +25,13 @@ from torch.overrides import TorchFunctionMode
 from .. import exc
 from .._compiler.ir.grammar import CheckAttrs, Program
 from .._compiler.source import Location, parse_function
-from .._lazy import lazy
-from ..backends.triton.execute import fast_launch
+from ..backends import stub
+from ..backends.execution import Executor
 from ..language._unwritten import mark_unwritten, unwritten
-from . import stub
 from .specialization import tensors_in
 
 if TYPE_CHECKING:
-    from ..backends.triton.execute.interpreter import races
     from .kernel import Kernel
-else:
-    races = lazy("helion.backends.triton.execute.interpreter.races")
 
 _ALLOCATORS = frozenset(
     getattr(owner, name)
@@ -85,19 +81,19 @@ class _Marking(TorchFunctionMode):
 @contextlib.contextmanager
 def checking(kernel: Kernel) -> Iterator[Callable[[Any], Any]]:
     """Run host code of ``kernel`` inside; what this gives takes the result of the call, and warns of what is unwritten."""
-    with _Marking() as marking, races.detect_races():
+    with _Marking() as marking:
         yield lambda result: _warn(kernel, marking, result)
 
 
-def run_checked(kernel: Kernel, run: Callable[..., Any]) -> Callable[..., Any]:
+def run_checked(kernel: Kernel, executor: Executor, run: Callable[..., Any]) -> Callable[..., Any]:
     """``run``, the function of a checked config, with the checks that stand outside of the generated code."""
 
     def checked(*args: Any) -> Any:
-        if stub.active() or not any(map(fast_launch.on_gpu, tensors_in(args))):
-            with checking(kernel) as finish:
+        if stub.active() or not any(map(stub.on_gpu, tensors_in(args))):
+            with checking(kernel) as finish, executor.detecting_races():
                 return finish(run(*args))
         try:
-            with checking(kernel) as finish:
+            with checking(kernel) as finish, executor.detecting_races():
                 result = run(*args)
             torch.cuda.synchronize()  # which is when a GPU tells of a failed assertion
         except RuntimeError as error:

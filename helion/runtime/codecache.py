@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-import os
 import pathlib
 import types
+from collections.abc import Callable
+from typing import Any
 
-from .. import _files, _logging, knobs
-from ..backends.triton.execute.compilable import make_compilable
-
-
-def cache_dir() -> pathlib.Path:
-    """``HELION_CACHE_DIR``, else ``~/.cache/helion``; where that cannot be written, which is said once, a temporary
-    folder of this user."""
-    configured = knobs.CACHE_DIR.read()
-    try:
-        base = pathlib.Path(configured) if configured else pathlib.Path.home() / ".cache" / "helion"
-        if not base.is_dir():
-            base.mkdir(parents=True, exist_ok=True, mode=0o777 if configured else 0o700)
-        if os.access(base, os.W_OK | os.X_OK):
-            return base
-        reason = "it is not writable"
-    except (OSError, RuntimeError) as error:  # pathlib raises RuntimeError where there is no home
-        reason = str(error)
-    fallback = _files.private_folder()
-    what = f"HELION_CACHE_DIR={configured!r}" if configured else "~/.cache/helion"
-    _logging.say_once(f"helion: {what} cannot be used ({reason}); using {fallback}")
-    return fallback
+from .. import _files, _logging
+from .._files import cache_dir
 
 
 def key(text: str) -> str:
@@ -46,8 +28,8 @@ def _path_in(base: pathlib.Path, text: str, name: str) -> pathlib.Path:
     return base / "code" / digest[:2] / f"{name[:100]}_{digest}.py"
 
 
-def load(text: str, name: str) -> types.ModuleType:
-    """Keep ``text`` in its file and run it as a module.
+def load(text: str, name: str, prepare: Callable[[dict[str, Any]], None]) -> types.ModuleType:
+    """Keep ``text`` in its file and run it as a module, whose globals its backend may then ``prepare``.
 
     What runs is ``text``, whatever the file says: one that was edited, cut off or emptied is written again, and who
     reads the source of a function while the module runs, as Triton does, reads ``text``.
@@ -59,7 +41,7 @@ def load(text: str, name: str) -> types.ModuleType:
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)
-        make_compilable(module.__dict__)
+        prepare(module.__dict__)
     finally:
         linecache.cache.pop(str(path), None)
     return module

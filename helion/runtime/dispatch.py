@@ -27,17 +27,16 @@ from torch.autograd import forward_ad
 
 from .. import settings
 from .._compiler.host.effects import fresh_names
-from .._shapes import shared_memory, static_dims
+from .._shapes import CONCRETE_TENSORS, shared_memory, static_dims
 from .._syntax import parse
-from ..backends.triton.execute import fast_launch, inline_launch, native
+from ..backends import stub
+from ..backends.execution import Inlining
 from ..language.constants import ConstExpr
-from . import stub
-from .specialization import CONCRETE_TENSORS, Key, TensorGuards, ask
+from .specialization import Key, TensorGuards, ask
 
 if TYPE_CHECKING:
     from .._compiler.frontend.guards import Guard
     from .._compiler.ir.grammar import Program
-    from ..pipeline import Code
     from .bound import BoundKernel
     from .kernel import Kernel
 
@@ -183,7 +182,7 @@ def signature_key(arguments: Key, values: Sequence[Any]) -> Key:
 
 def dispatchable(values: Sequence[Any]) -> bool:
     """Whether a faster way exists for arguments on this device: a GPU, or the stub that stands for one."""
-    return stub.active() or any(map(fast_launch.on_gpu, values))
+    return stub.active() or any(map(stub.on_gpu, values))
 
 
 # --- guards ------------------------------------------------------------------------------------------------------------
@@ -192,7 +191,8 @@ def dispatchable(values: Sequence[Any]) -> bool:
 class _Guards:
     """The conditions of one signature as source text, and the objects they name."""
 
-    def __init__(self) -> None:
+    def __init__(self, inlining: Inlining) -> None:
+        self.inlining = inlining
         self.cells: dict[str, Any] = {}
         self.first: list[str] = []
         self.conditions: list[str] = []
@@ -291,7 +291,7 @@ class _Guards:
 
     def native_checks(self, shapes: Mapping[str, _Shape], exactly: bool) -> str | None:
         """``tensor_checks``, and where not ``exactly`` ``extents`` as well, in one native call; None if there is none."""
-        found = native.guard([*self.tensors.values()], *_numbers(shapes, exactly), classes=not exactly)
+        found = self.inlining.guard([*self.tensors.values()], *_numbers(shapes, exactly), classes=not exactly)
         self.native = self.native and found is not None
         return None if found is None else f"{self.cell(found)}({', '.join(shapes)})"
 
@@ -420,12 +420,13 @@ def write_line(key: Key, bound: BoundKernel, values: tuple[Any, ...], miss: Call
     """The function for calls like one that ``bound`` has just served, or None if nothing can guard them."""
     kernel, config = bound.kernel, bound._config
     host = None if config is None else bound._compiled.get(config)
-    if config is None or not isinstance(host, types.FunctionType):
+    inlining = bound.executor.inlining
+    if config is None or not isinstance(host, types.FunctionType) or inlining is None:
         return None
     code = bound._analysis.code(config)
     names = list(kernel.signature.parameters)
     traced = bound._analysis.traced
-    guards = _Guards()
+    guards = _Guards(inlining)
     for name, value, constant in zip(names, values, kernel._constant_at, strict=True):
         if isinstance(value, ConstExpr) or not guards.argument(name, value, constant):
             return None
@@ -434,9 +435,11 @@ def write_line(key: Key, bound: BoundKernel, values: tuple[Any, ...], miss: Call
         return None
     if not guards.world(traced.guards):
         return None
-    _memory(guards, code, static)
+    aligned = bound.executor.without_alignment(code.plan) is not None
+    _memory(guards, code.plan.program, aligned, static)
     guards.autograd(kernel.told_about_gradients)
-    body = inline_launch.body(host, code.text, kernel.name, _PREFIX)
+    launcher = (host.__kwdefaults__ or {})["_launcher"]
+    body = inlining.body(host, code.text, kernel.name, _PREFIX, launcher.inner)
     if body is None:
         return None
     cells = {**guards.cells, **body.cells}
@@ -476,20 +479,20 @@ def _missed(*args: Any) -> Any:
     return MISSED
 
 
-def _memory(guards: _Guards, code: Code, static: bool) -> None:
+def _memory(guards: _Guards, program: Program, aligned: bool, static: bool) -> None:
     """Conditions on where tensors lie: which share memory if one of them is written, and where descriptors may begin."""
     tensors = guards.tensors
-    if code.plan.needs_alignment:
+    if aligned:
         pointers = " | ".join(f"{name}.data_ptr()" for name in tensors)
         guards.conditions.append(f"not ({pointers}) & 15")
-    if len(tensors) < 2 or not _may_write_arguments(code.plan.program):
+    if len(tensors) < 2 or not _may_write_arguments(program):
         return
     ours = all(t.untyped_storage().resizable() for t in tensors.values())  # memory of torch's own does not overlap
     if not ours:
         _apart(guards, static)
     storages = {name: t.untyped_storage()._cdata for name, t in tensors.items()}
     where = [*storages.values()]
-    compiled = native.sharing([where.index(storage) for storage in where]) if ours else None
+    compiled = guards.inlining.sharing([where.index(storage) for storage in where]) if ours else None
     if compiled is not None:
         guards.conditions.append(f"{guards.cell(compiled)}({', '.join(tensors)})")
         return

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from .. import exc
-from ..backends.triton.toolchain.offline import OfflineCompileError
+from ..backends.execution import CompileError
 
 if TYPE_CHECKING:
     from .bound import BoundKernel
@@ -40,7 +40,7 @@ def _seed(bound: BoundKernel, seed: Any) -> dict[str, Any]:
     }
     try:
         measured = bound.resources(seed.config)
-    except OfflineCompileError as error:
+    except CompileError as error:
         # a target without an offline compiler still has facts and predictions
         return {**entry, "measured": None, "not_measured_because": str(error).splitlines()[0]}
     return {**entry, "measured": {**_plain(measured), "fits": measured.fits}}

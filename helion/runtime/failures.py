@@ -3,59 +3,32 @@
 from __future__ import annotations
 
 import ast
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from triton.errors import TritonError
-from triton.runtime.errors import OutOfResources
-
 from .. import exc
 from .._compiler.ir.grammar import Launch
-from ..backends.triton.execute import fast_launch
-from ..backends.triton.execute.fast_launch import FastLauncher
+from ..backends import stub
+from ..backends.execution import Lack, Launcher
 from ..config import Config
-from . import stub
 from .checked import located
 from .inputs import UsualInputs, check_launch
 
 if TYPE_CHECKING:
     from .bound import BoundKernel
 
-#: What Triton says when a pass of its compiler gives up; such errors have no class of their own.
-_PASS_FAILED = "PassManager::run failed"
 
+class Reporting:
+    """A launcher whose errors are ours. ``launched``: one of its launches succeeded."""
 
-def launcher(ordinary: Callable[..., Any], bound: BoundKernel, config: Config) -> Callable[..., Any]:
-    """``ordinary``, a launcher, with Triton's errors as ``exc.TritonError``; a ``FastLauncher`` stays one."""
-
-    def translated(error: Exception) -> exc.Base | None:
-        if isinstance(error, (AssertionError, IndexError)):
-            return located(error, bound.kernel.name, bound._analysis.code(config).plan.program)
-        if not isinstance(error, TritonError) and _PASS_FAILED not in str(error):
-            return None
-        bound._show_repro(config, bound._sample())
-        return exc.TritonError(
-            kernel=bound.kernel.name,
-            decorator=bound.format_kernel_decorator(config),
-            reason=str(error).strip() or type(error).__name__,
-            path=bound.get_cached_path(config),
-        )
-
-    if isinstance(ordinary, FastLauncher):
-        return _TranslatingLauncher(ordinary, translated)
-    return _Translating(ordinary, translated)
-
-
-class _Translating:
-    """A launcher with Triton's errors as ours. ``launched``: one of its launches succeeded."""
-
-    def __init__(self, launch: Callable[..., Any], translated: Callable[[Exception], exc.Base | None]) -> None:
-        self._inner = launch
-        self._translated = translated
-        self._usual: dict[int, UsualInputs] = {}
+    def __init__(self, inner: Launcher, bound: BoundKernel, config: Config) -> None:
+        self.inner = inner
         self.launched = False
+        self._bound = bound
+        self._config = config
+        self._errors: tuple[type[Exception], ...] = (*bound.executor.errors, AssertionError, IndexError)
+        self._usual: dict[int, UsualInputs] = {}
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
         usual = self._usual.get(id(kernel))
@@ -63,9 +36,9 @@ class _Translating:
             check_launch(kernel, args)
             self._usual.setdefault(id(kernel), UsualInputs()).learn(args)
         try:
-            result = self._inner(kernel, grid, *args, **options)
-        except (TritonError, RuntimeError, AssertionError, IndexError) as error:
-            report = self._translated(error)
+            result = self.inner(kernel, grid, *args, **options)
+        except self._errors as error:
+            report = self._report(error)
             if report is None:
                 raise
             raise report from error
@@ -73,13 +46,20 @@ class _Translating:
             self.launched = all(grid)
         return result
 
-
-class _TranslatingLauncher(_Translating, FastLauncher):
-    """A ``FastLauncher`` with Triton's errors as ours."""
-
-    def __init__(self, fast: FastLauncher, translated: Callable[[Exception], exc.Base | None]) -> None:
-        FastLauncher.__init__(self, fast.ordinary, fast.target)
-        _Translating.__init__(self, functools.partial(FastLauncher.__call__, self), translated)
+    def _report(self, error: Exception) -> exc.Base | None:
+        """What the user is told; None for what is not about the kernel."""
+        bound, config = self._bound, self._config
+        if isinstance(error, (AssertionError, IndexError)):
+            return located(error, bound.kernel.name, bound._analysis.code(config).plan.program)
+        if not bound.executor.is_failure(error):
+            return None
+        bound._show_repro(config, bound._sample())
+        return bound.executor.error(
+            kernel=bound.kernel.name,
+            decorator=bound.format_kernel_decorator(config),
+            reason=str(error).strip() or type(error).__name__,
+            path=bound.get_cached_path(config),
+        )
 
 
 def check_feasible(bound: BoundKernel, args: Sequence[Any]) -> None:
@@ -87,7 +67,7 @@ def check_feasible(bound: BoundKernel, args: Sequence[Any]) -> None:
 
     The interpreter, which runs CPU tensors, knows no limits.
     """
-    if stub.active() or any(map(fast_launch.on_gpu, args)):
+    if stub.active() or any(map(stub.on_gpu, args)):
         refusal = bound._analysis.refusal()
         if refusal is not None:
             raise refusal
@@ -100,8 +80,8 @@ def recover(bound: BoundKernel, run: Callable[..., Any], args: tuple[Any, ...], 
     configs after it are the seeds in their order, then the conservative one. Raises ``exc.NoFeasibleConfig`` when there
     is none, and ``error`` where none is tried.
     """
-    lack = error.__cause__
-    if not isinstance(lack, OutOfResources) or not _repeatable(bound):
+    lack = bound.executor.lack(error.__cause__)
+    if lack is None or not _repeatable(bound):
         raise error
     with bound._lock:
         if bound._run is run:  # else another thread has been here, or somebody has set a config
@@ -111,7 +91,7 @@ def recover(bound: BoundKernel, run: Callable[..., Any], args: tuple[Any, ...], 
             if following is None:
                 raise bound._analysis.space.nothing_fits(_needs(bound, lack)) from error
             print(
-                f"helion: {bound.kernel.name}: {bound._config!r} does not fit {bound.target.name} ({lack}); "
+                f"helion: {bound.kernel.name}: {bound._config!r} does not fit {bound.target.name} ({error.__cause__}); "
                 f"using {bound.format_kernel_decorator(following)}",
                 file=sys.stderr,
             )
@@ -126,7 +106,7 @@ def _following(bound: BoundKernel) -> Config | None:
     return next((c for c in _candidates(bound) if c not in bound._refused), None)
 
 
-def _needs(bound: BoundKernel, lack: OutOfResources) -> str:
+def _needs(bound: BoundKernel, lack: Lack) -> str:
     unit = "bytes of " if lack.name == "shared memory" else ""
     config = bound.short_config(bound._config)
     return f"{config!r}, the last to try, needs {lack.required} {unit}{lack.name}, {bound.target} has {lack.limit}"

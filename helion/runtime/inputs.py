@@ -14,7 +14,8 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import exc
-from .specialization import CONCRETE_TENSORS, TensorGuards, tensors_in
+from .._shapes import CONCRETE_TENSORS
+from .specialization import TensorGuards, tensors_in
 
 if TYPE_CHECKING:
     from .kernel import Kernel

@@ -21,7 +21,7 @@ from .. import _logging, exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
 from .._lazy import lazy
 from .._names import RESERVED, SHARED_MODULES, is_reserved
-from ..backends.triton.execute.launcher import DEFAULT_TARGET, register_source
+from .._shapes import CONCRETE_TENSORS
 from ..config import Config, as_config
 from ..language.constants import ConstExpr
 from ..settings import RefMode, Settings
@@ -29,7 +29,8 @@ from . import bind_times
 from .bound import BoundKernel
 from .dispatch import Calls, dispatchable, leave_untraced
 from .inputs import UsualInputs, check_call
-from .specialization import CONCRETE_TENSORS, Key, arguments_key, tensors_in
+from .sources import register_source
+from .specialization import Key, arguments_key, tensors_in
 from .table import BoundKernels
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Kernel:
             return hardware.from_device_properties(
                 device.index if device.index is not None else torch.cuda.current_device()
             )
-        return hardware.target(knobs.TARGET.read() or DEFAULT_TARGET)
+        return hardware.target(knobs.TARGET.read() or hardware.DEFAULT_TARGET)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """A call on the full way: key, bound kernel, generated host function. Calls like it are quicker afterwards."""

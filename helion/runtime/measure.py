@@ -1,4 +1,4 @@
-"""Looks at compiled kernels: resources offline, times on a GPU."""
+"""Times of compiled kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -7,34 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
 
 from .. import exc
-from ..backends import BACKENDS
-from ..backends.triton.plan.records import Plan
-from ..backends.triton.toolchain.offline import compile_offline
-from ..backends.triton.toolchain.resources import Resources, measure
 from ..config import Config
-from ..hardware import Target
 
 if TYPE_CHECKING:
     from .bound import BoundKernel
 
 #: Candidates among given configs are timed this often; the median counts.
 _REPETITIONS = 11
-
-
-def resources(kernels: Sequence[triton.JITFunction], plan: Plan, backend: str, target: Target) -> Resources:
-    """Compile for ``target`` with no GPU, as a launch with 16-byte aligned tensors would, and measure.
-
-    Of several kernels (phases between barriers) the answer is about the one that takes most.
-    """
-    signature = BACKENDS[backend].signature
-    measured = [
-        measure(compile_offline(kernel, **signature(plan, target, phase)), target)
-        for phase, kernel in enumerate(kernels)
-    ]
-    return max(measured, key=lambda r: (not r.fits, r.spill_bytes, r.shared_bytes, r.registers))
 
 
 def fastest(bound: BoundKernel, configs: Sequence[Config], args: Sequence[Any]) -> Config:
@@ -48,7 +29,7 @@ def fastest(bound: BoundKernel, configs: Sequence[Config], args: Sequence[Any]) 
         copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
         try:
             times[config] = _median_ms(bound.compile_config(config), copies)
-        except exc.TritonError as error:
+        except bound.executor.error as error:
             failures.append(f"{config!r}: {error.__cause__}")
     if not times:
         raise exc.NoConfigFound(kernel=bound.kernel.name, reason="; ".join(failures))

@@ -19,7 +19,6 @@ from .._compiler.context import Observed
 from .._compiler.ir.grammar import Check
 from .._shapes import dtype_name
 from .._syntax import parse
-from ..backends.triton.execute import fast_launch
 from ..config import Config
 from . import codecache
 from .modelled import Modelled
@@ -132,7 +131,7 @@ def _compiled(
     except exc.InvalidConfig:
         chosen = analysis.default_config
     text = analysis.code(chosen).text
-    module = codecache.load(text, kernel.name)
+    module = codecache.load(text, kernel.name, bound.executor.prepare)
     loaded = getattr(module, kernel.name)
     function = next(n for n in parse(text).body if isinstance(n, ast.FunctionDef) and n.name == kernel.name)
     statement = _launch_of(function, number)
@@ -141,7 +140,7 @@ def _compiled(
     needed = _free_names(statement, vars(module))
     sources = analysis.program.host.symbols
     run = _function(statement, needed, vars(module))
-    launcher = fast_launch.launcher((loaded.__kwdefaults__ or {})["_launcher"], bound.target)
+    launcher = bound.executor.launcher((loaded.__kwdefaults__ or {})["_launcher"], bound.target)
 
     def launch(names: Names) -> None:
         given = {"_launcher": launcher, "_otherwise": functools.partial(_refuse, bound)}

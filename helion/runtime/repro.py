@@ -118,7 +118,7 @@ def with_caller(text: str, bound: BoundKernel) -> str:
     # run alone, the module finds the globals of the kernel's file by running that
     load = (
         "import runpy\n"
-        "from helion.backends.triton.execute.launcher import register_source\n\n"
+        "from helion.runtime.sources import register_source\n\n"
         f"register_source({place[0]!r}, {place[1]!r}, runpy.run_path({place[1]!r}))\n"
     )
     text = re.sub(r"^_source_module = ", lambda found: load + found[0], text, count=1, flags=re.MULTILINE)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._shapes import shared_memory, static_dims
+from .._shapes import CONCRETE_TENSORS, shared_memory, static_dims
 from ..language.constants import ConstExpr
 
 
@@ -186,8 +186,6 @@ TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGu
 
 Key = tuple[Hashable, ...]
 
-#: Tensors whose sizes are certainly numbers; other subclasses may have symbols for them.
-CONCRETE_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _CONCRETE_CONSTANTS = (int, float, bool, str, type(None))
 _BUILTIN_FUNCTIONS = (types.BuiltinFunctionType, type(torch.Tensor.exp), type(torch.Tensor.__add__))
 

@@ -19,8 +19,8 @@ from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
 from helion._compiler.passes.checks import insert_checks
 from helion._testing import EXAMPLES_DIR, check, import_path
-from helion.backends import BACKENDS
 from helion.backends.triton.toolchain import offline
+from helion.backends.triton.toolchain.signature import offline_signature
 from helion.language._unwritten import PATTERNS, mark_unwritten, unwritten
 
 CONFIG = helion.Config(block_sizes=[16])
@@ -307,7 +307,7 @@ def ptx(kernel: helion.Kernel, *args: Any) -> str:
     code = bound._analysis.code(bound._resolve(None))
     module = bound.compile_config(allow_print=False)
     (name,) = code.plan.kernel_names
-    signature = BACKENDS["triton"].signature(code.plan, bound.target, 0)
+    signature = offline_signature(code.plan, bound.target, 0)
     text = offline.compile_offline(module.__globals__[name], **signature).asm["ptx"]
     assert isinstance(text, str)
     return text

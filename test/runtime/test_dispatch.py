@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import helion
 import helion.language as hl
 from helion._testing import import_path
+from helion.backends.stub import Launch, StubDriver
 from helion.runtime import bind_times, dispatch, specialization, stub_driver
-from helion.runtime.stub import Launch, StubDriver
 
 WIDTH = 64
 CONFIG = helion.Config(block_sizes=[32])

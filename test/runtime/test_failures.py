@@ -16,8 +16,8 @@ from triton.runtime.errors import OutOfResources, PTXASError
 import helion
 import helion.language as hl
 from helion import Config, exc
+from helion.backends.triton.execute import fast_launch
 from helion.backends.triton.execute.fast_launch import FastLauncher
-from helion.runtime import bound as bound_module
 from helion.runtime import repro, stub_driver
 from helion.runtime.ref_mode import run_reference
 
@@ -119,7 +119,7 @@ class Failing:
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Failing]:
     def install(*errors: Exception) -> Failing:
         made = Failing(*errors)
-        monkeypatch.setattr(bound_module, "launcher", made)
+        monkeypatch.setattr(fast_launch, "launcher", made)
         return made
 
     return install
@@ -140,7 +140,7 @@ def test_the_error_names_the_kernel_the_config_the_source_and_the_reason(
 ) -> None:
     made = failing(error)
     if not fast:
-        monkeypatch.setattr(bound_module, "launcher", lambda *args: made(*args).ordinary)
+        monkeypatch.setattr(fast_launch, "launcher", lambda *args: made(*args).ordinary)
     kernel = helion.kernel(product)
     with pytest.raises(exc.TritonError) as caught:
         kernel(X, Y)

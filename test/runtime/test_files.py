@@ -99,7 +99,7 @@ def test_a_private_cache_stays_private(cache: Path) -> None:
 
 def test_two_threads_write_one_file(cache: Path) -> None:
     text = "x = 1\n" * 5000
-    threads = [threading.Thread(target=codecache.load, args=(text, "many")) for _ in range(6)]
+    threads = [threading.Thread(target=codecache.load, args=(text, "many", lambda names: None)) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

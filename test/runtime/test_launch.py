@@ -26,6 +26,7 @@ from triton.runtime.errors import OutOfResources
 import helion
 import helion.language as hl
 from helion import exc
+from helion.backends import stub
 from helion.backends.triton.execute import fast_launch, launcher, native
 from helion.runtime import dispatch
 
@@ -125,7 +126,7 @@ def device(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> Iterator[Devi
         monkeypatch.setattr(nvidia, "library_dirs", list)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: fake.stream, raising=False)
-    monkeypatch.setattr(fast_launch, "on_gpu", lambda value: isinstance(value, torch.Tensor))
+    monkeypatch.setattr(stub, "on_gpu", lambda value: isinstance(value, torch.Tensor))
     monkeypatch.setattr(launcher, "interpret", ordinary)
     load = CompiledKernel._init_handles
     monkeypatch.setattr(CompiledKernel, "_init_handles", lambda self: (fake.compiled.append(self), load(self))[1])
@@ -266,14 +267,14 @@ def test_two_bound_kernels_share_text_but_no_launcher(device: Device) -> None:
     functions = [kernel.bind(args).compile_config() for kernel in (first, second)]
     launchers = [function.__kwdefaults__["_launcher"] for function in functions]
     assert launchers[0] is not launchers[1]
-    assert all(isinstance(each, fast_launch.FastLauncher) for each in launchers)
+    assert all(isinstance(each.inner, fast_launch.FastLauncher) for each in launchers)
 
 
 def test_skipped_by_the_environment(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELION_SKIP_FAST_LAUNCHER", "1")
     add = adder()
     function = add.bind((sample(), sample())).compile_config()
-    assert not isinstance(function.__kwdefaults__["_launcher"], fast_launch.FastLauncher)
+    assert not isinstance(function.__kwdefaults__["_launcher"].inner, fast_launch.FastLauncher)
     runs = count_runs(monkeypatch)
     for _ in range(3):
         check(add, sample(), sample())
@@ -300,7 +301,7 @@ def test_unknown_triton_falls_back_for_good(device: Device, monkeypatch: pytest.
     for _ in range(3):
         check(add, x, y)
     assert len(runs) == 3
-    assert add.bind((x, y)).compile_config().__kwdefaults__["_launcher"].dead
+    assert add.bind((x, y)).compile_config().__kwdefaults__["_launcher"].inner.dead
 
 
 def test_portable_way_of_launching(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +394,7 @@ def test_entries_keep_no_tensor(device: Device) -> None:
         add.bind((x, y))
         .compile_config()
         .__kwdefaults__["_launcher"]
-        .site(add.bind((x, y)).compile_config().__globals__["_helion_add"])
+        .inner.site(add.bind((x, y)).compile_config().__globals__["_helion_add"])
     )
     assert site.last[1] == (None, None, None)
     assert dispatch.dispatchable((x,))

@@ -18,18 +18,22 @@ if TYPE_CHECKING:
     from ...autotuner.proposal import Heuristic, Predicted
     from ...hardware import Target
     from ...settings import Settings
+    from ..execution import Executor, Toolchain
     from .codegen import module
+    from .execute import executor
     from .heuristics import registry
     from .plan import build
     from .plan.records import Plan
     from .resources import predict
-    from .toolchain import signature
+    from .toolchain import chain, signature
 else:
     # binding needs the front end alone
     module = lazy("helion.backends.triton.codegen.module")
     registry = lazy("helion.backends.triton.heuristics.registry")
+    executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
     predict = lazy("helion.backends.triton.resources.predict")
+    chain = lazy("helion.backends.triton.toolchain.chain")
     signature = lazy("helion.backends.triton.toolchain.signature")
 
 
@@ -81,8 +85,13 @@ class Triton:
     def emit(self, plan: Plan) -> str:
         return module.render_module(plan)
 
-    def signature(self, plan: Plan, target: Target, phase: int = 0) -> Mapping[str, Any]:
-        return signature.offline_signature(plan, target, phase)
+    @property
+    def executor(self) -> Executor:
+        return executor.EXECUTOR
+
+    @property
+    def toolchain(self) -> Toolchain:
+        return chain.TOOLCHAIN
 
 
 def _stages(config: Mapping[str, Any]) -> int:

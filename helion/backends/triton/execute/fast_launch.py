@@ -22,8 +22,9 @@ from triton._utils import canonicalize_dtype
 from .... import hardware, knobs
 from ...._lazy import lazy
 from ...._locks import TRITON_LOCK
+from ...._shapes import CONCRETE_TENSORS
 from ....hardware import Target
-from ....runtime import stub
+from ... import stub
 from . import native
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ else:
 Key = tuple[Any, ...]
 
 #: Argument types that a launch handles here; other ones (subclasses, descriptors, tuples) take the ordinary launcher.
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_TENSORS = CONCRETE_TENSORS
 _INT32, _INT64 = 2**31, 2**63
 
 
@@ -171,7 +172,7 @@ class FastLauncher:
             return self.ordinary(kernel, grid, *args, **options)
         if stub.active():
             return self._launch_stub(kernel, grid, args, options)
-        if self.dead or not any(map(on_gpu, args)) or not _understood(kernel):
+        if self.dead or not any(map(stub.on_gpu, args)) or not _understood(kernel):
             return self.ordinary(kernel, grid, *args, **options)
         return self._launch(kernel, grid, args, options)
 
@@ -269,11 +270,6 @@ def _unbound(target: str) -> FastLauncher:
 def args_seen(site: Site, args: Sequence[Any]) -> tuple[Any, ...]:
     """The constants among the arguments of a launch, by position; nothing of the others, which may be large."""
     return tuple(a if p.constexpr else None for a, p in zip(args, site.parameters, strict=True))
-
-
-def on_gpu(value: Any) -> bool:
-    """Whether an argument is a tensor that Triton launches kernels on."""
-    return type(value) in _TENSORS and value.is_cuda
 
 
 def _understood(kernel: Any) -> bool:

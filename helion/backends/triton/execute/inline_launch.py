@@ -17,20 +17,16 @@ import torch
 from triton import knobs as triton_knobs
 
 from ...._syntax import parse
+from ...execution import InlineBody
 from . import native
 from .fast_launch import Entry, FastLauncher, Site, integer_class
 
 
-@dataclass(frozen=True, kw_only=True)
-class Body:
-    """Statements, and the objects they name by what this module made up."""
-
-    statements: list[ast.stmt]
-    cells: Mapping[str, Any]
-
-
-def body(host: types.FunctionType, module_text: str, name: str, prefix: str) -> Body | None:
-    """The statements of ``host``, which is the function ``name`` of the generated module with this text.
+def body(
+    host: types.FunctionType, module_text: str, name: str, prefix: str, fast: Callable[..., Any]
+) -> InlineBody | None:
+    """The statements of ``host``, which is the function ``name`` of the generated module with this text, with the launches
+    written out that ``fast`` has made.
 
     None if it does not look as expected: launches other than as statements of their own, or names that begin with
     ``prefix``.
@@ -46,13 +42,13 @@ def body(host: types.FunctionType, module_text: str, name: str, prefix: str) -> 
     launcher = (host.__kwdefaults__ or {}).get("_launcher")
     assert callable(launcher)
     stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    rewriter = _Launches(launcher, host.__globals__, frozenset(stored), prefix)
+    rewriter = _Launches(launcher, fast, host.__globals__, frozenset(stored), prefix)
     function = rewriter.visit(function)
     if any(isinstance(n, ast.Name) and n.id == "_launcher" for n in ast.walk(function)):
         return None
     if "_otherwise" in names:
         rewriter.cells["_otherwise"] = (host.__kwdefaults__ or {})["_otherwise"]
-    return Body(statements=function.body, cells=rewriter.cells)
+    return InlineBody(statements=function.body, cells=rewriter.cells)
 
 
 def _is_argument_check(statement: ast.stmt) -> bool:
@@ -66,9 +62,14 @@ class _Launches(ast.NodeTransformer):
     """Writes launches out, from what the launcher saw last at each of them."""
 
     def __init__(
-        self, launcher: Callable[..., Any], namespace: Mapping[str, Any], stored: frozenset[str], prefix: str
+        self,
+        launcher: Callable[..., Any],
+        fast: Callable[..., Any],
+        namespace: Mapping[str, Any],
+        stored: frozenset[str],
+        prefix: str,
     ) -> None:
-        self.launcher = launcher
+        self.fast = fast
         self.namespace = namespace
         self.stored = stored
         self.prefix = prefix
@@ -81,9 +82,9 @@ class _Launches(ast.NodeTransformer):
             return node
         kernel, grid, *args = call.args
         ordinary = ast.Expr(ast.Call(ast.Name(f"{self.prefix}launcher", ast.Load()), call.args, call.keywords))
-        if not isinstance(self.launcher, FastLauncher) or not isinstance(kernel, ast.Name):
+        if not isinstance(self.fast, FastLauncher) or not isinstance(kernel, ast.Name):
             return ordinary
-        site = self.launcher.site(self.namespace.get(kernel.id))
+        site = self.fast.site(self.namespace.get(kernel.id))
         if site is None or site.last is None or not isinstance(grid, ast.Tuple) or len(args) != len(site.parameters):
             return ordinary
         self.count += 1
@@ -258,4 +259,4 @@ class _Written:
         return f"{launch}({where}, {modes}, {packed}, None, None, None, None, None, {layout}, ({', '.join(args)},))"
 
 
-__all__ = ["Body", "body"]
+__all__ = ["body"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -10,51 +9,10 @@ import triton
 from triton.runtime import _allocation
 
 from .... import knobs
-from ....hardware import from_device_properties
-from ....runtime import stub
+from ....hardware import DEFAULT_TARGET, from_device_properties
+from ... import stub
 from .fast_launch import launch_stub
 from .interpreter import interpret
-
-#: What kernels on tensors that are not on a GPU are compiled for, unless ``HELION_TARGET`` says otherwise.
-DEFAULT_TARGET = "sm_90"
-
-#: Namespaces of user functions by (module name, file): generated host code reads its globals from here.
-_SOURCES: dict[tuple[str, str], dict[str, Any]] = {}
-
-
-def register_source(name: str, file: str, namespace: dict[str, Any]) -> None:
-    """Make the globals of a user's module reachable from generated code."""
-    _SOURCES[(name, file)] = namespace
-
-
-def source_module(name: str, file: str) -> Any:
-    """The user's module, as generated code sees it: its globals as attributes, always their current values.
-
-    Raises ImportError when the module is neither loaded nor registered (a saved module run on its own must import
-    the user's module first).
-    """
-    namespace = _SOURCES.get((name, file))
-    if namespace is not None:
-        return _Namespace(namespace)
-    module = sys.modules.get(name)
-    if module is None:
-        raise ImportError(f"module {name!r} ({file}) is not loaded; import it before this generated module")
-    return module
-
-
-class _Namespace:
-    """A live view of a module's globals."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, names: dict[str, Any]) -> None:
-        self._names = names
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._names[name]
-        except KeyError:
-            raise AttributeError(f"the kernel's module has no global {name!r}") from None
 
 
 def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:

@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .... import exc
-
-
-@dataclass(frozen=True)
-class OutputCodeOptions:
-    """What ``BoundKernel.to_code`` writes.
-
-    ``allow_helion_deps=False`` asks for a module that imports torch and Triton only. ``jax_fn`` is for backends that have
-    JAX functions; here it is refused.
-    """
-
-    allow_helion_deps: bool = True
-    jax_fn: bool = False
-
 
 _LAUNCHER = """
 def _default_launcher(kernel, grid, *args, **options):

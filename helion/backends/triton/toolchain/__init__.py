@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ...execution import Resources
 from .offline import OfflineCompileError, Signature, compile_offline, ptxas_version
-from .resources import Resources, measure
+from .resources import measure
 from .sass import opcode_counts
 
 __all__ = [

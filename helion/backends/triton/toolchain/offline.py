@@ -15,9 +15,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .... import exc
 from ...._locks import TRITON_LOCK
 from ....hardware import Target
+from ...execution import CompileError
 
 if TYPE_CHECKING:
     import triton
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _DETAIL_LINES = 10
 
 
-class OfflineCompileError(exc.BaseError):
+class OfflineCompileError(CompileError):
     """Triton or ``ptxas`` refused a kernel. ``__cause__`` is the original error, with the whole message."""
 
     template = "Kernel {kernel!r} does not compile for {target} with options {options}:\n{detail}"

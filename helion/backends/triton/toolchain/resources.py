@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
@@ -12,39 +11,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ....hardware import Target
+from ...execution import Resources
 from .offline import ptxas_architecture, ptxas_path
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Resources:
-    """Measured resources of one kernel, and whether the GPU has them."""
-
-    registers: int
-    """32-bit registers per thread (per lane on AMD, accumulation registers included)."""
-    registers_limit: int
-    """The most registers per thread that a block of this many threads leaves room for."""
-    spill_bytes: int
-    """0 if nothing spills. ptxas: bytes per thread of all spill stores and loads in the code, each counted once.
-    AMD: bytes per lane of all spilled vector registers, each counted once."""
-    shared_bytes: int
-    """Per block. Triton allocates all of it dynamically, so the binaries themselves say 0."""
-    limit_bytes: int
-    """The most shared memory per block that the target has."""
-    tensor_memory_columns: int
-    threads: int
-    """Per block, the warps that warp specialization adds included."""
-    overflow: tuple[str, ...]
-    """What the target does not have, in words with numbers; empty if the kernel fits."""
-    source: str
-    """``ptxas`` or ``amdgcn``: where registers and spills were read."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether the kernel can be launched at all."""
-        return not self.overflow
 
 
 def measure(compiled: CompiledKernel, target: Target) -> Resources:

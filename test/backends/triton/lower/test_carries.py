@@ -10,8 +10,8 @@ import torch
 
 import helion
 import helion.language as hl
-from helion.backends import BACKENDS
 from helion.backends.triton.toolchain import compile_offline
+from helion.backends.triton.toolchain.signature import offline_signature
 
 
 def ttir(kernel: helion.Kernel, *args: Any) -> str:
@@ -19,7 +19,7 @@ def ttir(kernel: helion.Kernel, *args: Any) -> str:
     config = bound.conservative_config()
     function = bound.compile_config(config)
     (jit,) = (v for k, v in function.__globals__.items() if k.startswith("_helion_"))
-    signature = BACKENDS["triton"].signature(bound._analysis.code(config).plan, bound.target)
+    signature = offline_signature(bound._analysis.code(config).plan, bound.target)
     return compile_offline(jit, **signature).asm["ttir"]
 
 

@@ -7,8 +7,8 @@ import torch
 
 import helion
 import helion.language as hl
-from helion.backends import BACKENDS
 from helion.backends.triton.toolchain import compile_offline
+from helion.backends.triton.toolchain.signature import offline_signature
 
 #: What the pass leaves of a tile whose parts are summed up behind the loop.
 MOVED = "efficient_layout"
@@ -19,7 +19,7 @@ def ttgir(kernel: helion.Kernel, target: str) -> str:
     config = bound.config_spec.normalize({"block_sizes": [1, 1024], "num_warps": 4})
     function = bound.compile_config(config)
     (jit,) = (v for k, v in function.__globals__.items() if k.startswith("_helion_"))
-    signature = BACKENDS["triton"].signature(bound._analysis.code(config).plan, bound.target)
+    signature = offline_signature(bound._analysis.code(config).plan, bound.target)
     return compile_offline(jit, **signature).asm["ttgir"]
 
 

@@ -24,7 +24,6 @@ import torch
 import triton
 
 from ..... import _files, _logging, knobs
-from .....runtime import codecache
 
 _LOG = _logging.logger(__name__)
 _LOCK = threading.Lock()
@@ -115,7 +114,7 @@ def path_for(text: str, with_compiler: str, flags: list[str]) -> Path:
 
 def _base() -> Path:
     """Where extensions are kept: in the cache, or where others may write there, in a folder of this user alone."""
-    base = codecache.cache_dir()
+    base = _files.cache_dir()
     return base if _files.is_trusted(base) else _files.private_folder()
 
 

@@ -6,6 +6,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+from .._shapes import CONCRETE_TENSORS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,11 @@ _LISTENERS: list[Callable[[], None]] = []
 def active() -> bool:
     """Whether some ``stub_driver()`` is entered, in any thread."""
     return bool(_ACTIVE)
+
+
+def on_gpu(value: Any) -> bool:
+    """Whether a value is a plain tensor in the memory of a GPU, which a driver launches on."""
+    return type(value) in CONCRETE_TENSORS and value.is_cuda
 
 
 def changes() -> int:

@@ -1,0 +1,74 @@
+"""Triton's executor (``backends.execution``)."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from triton.errors import TritonError
+from triton.runtime.errors import OutOfResources
+
+from .... import exc
+from ....hardware import Target
+from ...execution import InlineBody, Lack, Launcher
+from ..plan.records import Plan
+from . import compilable, fast_launch, inline_launch, native, standalone
+from .interpreter import races
+
+#: What Triton says when a pass of its compiler gives up; such errors have no class of their own.
+_PASS_FAILED = "PassManager::run failed"
+
+
+class TritonInlining:
+    def body(
+        self, host: types.FunctionType, module_text: str, name: str, prefix: str, launcher: Launcher
+    ) -> InlineBody | None:
+        return inline_launch.body(host, module_text, name, prefix, launcher)
+
+    def guard(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sizes: Sequence[Sequence[int | None]],
+        strides: Sequence[Sequence[int | None]],
+        *,
+        classes: bool = False,
+    ) -> Callable[..., bool] | None:
+        return native.guard(tensors, sizes, strides, classes=classes)
+
+    def sharing(self, first: Sequence[int]) -> Callable[..., bool] | None:
+        return native.sharing(first)
+
+
+class TritonExecutor:
+    error: type[exc.BaseError] = exc.TritonError
+    errors: tuple[type[Exception], ...] = (TritonError, RuntimeError)
+    inlining = TritonInlining()
+
+    def prepare(self, names: dict[str, Any]) -> None:
+        compilable.make_compilable(names)
+
+    def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
+        return fast_launch.launcher(ordinary, target)
+
+    def is_failure(self, error: Exception) -> bool:
+        return isinstance(error, TritonError) or _PASS_FAILED in str(error)
+
+    def lack(self, error: BaseException | None) -> Lack | None:
+        if not isinstance(error, OutOfResources):
+            return None
+        return Lack(name=error.name, required=error.required, limit=error.limit)
+
+    def detecting_races(self) -> AbstractContextManager[None]:
+        return races.detect_races()
+
+    def without_alignment(self, plan: Plan) -> Mapping[str, Any] | None:
+        return {"indexing": "pointer"} if plan.needs_alignment else None  # the copy engine takes no other tensors
+
+    def standalone(self, text: str) -> str:
+        return standalone.without_helion(text)
+
+
+EXECUTOR = TritonExecutor()

@@ -1,0 +1,30 @@
+"""Triton's toolchain (``backends.execution``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+
+from ....hardware import Target
+from ...execution import Resources
+from ..plan.records import Plan
+from .offline import compile_offline, ptxas_version
+from .resources import measure
+from .signature import offline_signature
+
+
+class TritonToolchain:
+    def resources(self, names: Mapping[str, Any], plan: Plan, target: Target) -> Resources:
+        measured = [
+            measure(compile_offline(names[kernel], **offline_signature(plan, target, phase)), target)
+            for phase, kernel in enumerate(plan.kernel_names)
+        ]
+        return max(measured, key=lambda r: (not r.fits, r.spill_bytes, r.shared_bytes, r.registers))
+
+    def versions(self) -> tuple[tuple[str, str], ...]:
+        return (("triton", triton.__version__), ("ptxas", ptxas_version().strip().splitlines()[-1]))
+
+
+TOOLCHAIN = TritonToolchain()
