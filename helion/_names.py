@@ -43,6 +43,8 @@ LAUNCH_OPTIONS = frozenset(
         "schedule_hint", "self", "stream", "supported_fp8_dtypes", "supports_fp8", "warmup", "warp_size", "waves_per_eu",
     )
 )  # fmt: skip
+#: Libraries that kernels are written in, whose functions have no effects.
+KERNEL_LIBRARIES = ("helion", "triton")
 #: Names every generated module imports under the name users give them, too: a global bound to that very module is fine.
 SHARED_MODULES = {"torch": "torch", "triton": "triton", "tl": "triton.language"}
 

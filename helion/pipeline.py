@@ -181,10 +181,12 @@ def analyse(
     if settings.backend not in BACKENDS:
         known = ", ".join(map(repr, BACKENDS))
         raise exc.BackendUnsupported(what=f"Kernel {name!r}", backend=settings.backend, remedy=f"; there is {known}")
-    wanted = settings.index_dtype_name
+    wanted, backend = settings.index_dtype_name, BACKENDS[settings.backend]
     context = CompileContext(
         settings=settings,
         target=target,
+        limits=backend.limits(target),
+        rules=backend.rules,
         device=_device(name, arguments),
         index_dtype=index_dtype(wanted, arguments),
         observed=observed or {},

@@ -15,6 +15,7 @@ from helion._compiler.ir.grammar import Program
 from helion._compiler.passes.rolling import rollable_blocks
 from helion._compiler.pipeline import front_end
 from helion.autotuner.space import ConfigSpace, build_space
+from helion.backends import BACKENDS
 from helion.hardware import target
 from helion.settings import Settings
 
@@ -25,12 +26,22 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def program_of(fn: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: Any) -> Program:
-    """The device program of a kernel that is not decorated, with 32-bit offsets."""
-    context = CompileContext(
-        settings=Settings(**settings), target=target(on), device=torch.device("meta"), index_dtype=torch.int32
-    )
+    """The device program of a kernel that is not decorated."""
+    context = context_for(on, **settings)
     arguments = dict(zip(inspect.signature(fn).parameters, args, strict=True))
     return front_end(fn, arguments, context, frozenset()).program
+
+
+def context_for(on: str = "sm_90", **settings: Any) -> CompileContext:
+    """What tracing for Triton knows, with 32-bit offsets."""
+    return CompileContext(
+        settings=Settings(**settings),
+        target=target(on),
+        limits=BACKENDS["triton"].limits(target(on)),
+        rules=BACKENDS["triton"].rules,
+        device=torch.device("meta"),
+        index_dtype=torch.int32,
+    )
 
 
 def facts_of(fn: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: Any) -> KernelFacts:

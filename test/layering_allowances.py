@@ -60,16 +60,8 @@ CIRCLES = (
 MENTIONS = {
     "triton": frozenset(
         {
-            "_compiler/__init__.py",
             "_compiler/frontend/expressions/calls.py",
-            "_compiler/frontend/frames.py",
-            "_compiler/frontend/hl_escape.py",
             "_compiler/frontend/statements/loops.py",
-            "_compiler/frontend/primitives.py",
-            "_compiler/frontend/purity.py",
-            "_compiler/frontend/scaled_dot.py",
-            "_compiler/frontend/torch_matmul.py",
-            "_compiler/frontend/torch_shapes.py",
             "_compiler/host/effects.py",
             "autotuner/space/build.py",
             "autotuner/space/core.py",

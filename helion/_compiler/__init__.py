@@ -1,1 +1,1 @@
-"""The compiler: from a user's function to a Triton or CuTe module."""
+"""The compiler: from a user's function to a module of a backend."""

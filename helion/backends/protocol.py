@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from .. import exc
+    from .._compiler.context import Limits
     from .._compiler.facts.records import KernelFacts
     from .._compiler.ir.grammar import Program
     from .._compiler.passes.schedule import Step
@@ -53,6 +54,15 @@ class Backend(Protocol[P]):
     @property
     def heuristics(self) -> tuple[Heuristic, ...]:
         """The most specific first; the last one always applies."""
+        ...
+
+    @property
+    def rules(self) -> Mapping[Any, Callable[..., Any]]:
+        """What functions of ``hl`` mean to the front end that only it has."""
+        ...
+
+    def limits(self, target: Target) -> Limits:
+        """What it takes on a target, as far as that shapes programs."""
         ...
 
     def refusal(self, program: Program, target: Target) -> exc.Base | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import exc
+from ..._names import KERNEL_LIBRARIES
 from ..source import FunctionSource
 from .values import HostTensorValue, Missing
 
@@ -253,7 +254,7 @@ def _runs_code(described: Any) -> bool:
 
 
 #: Modules whose classes read attributes without effects.
-_TRUSTED = frozenset(("torch", "builtins", "enum", "numpy", "helion", "triton", "types", "collections", "functools"))
+_TRUSTED = frozenset(("torch", "builtins", "enum", "numpy", "types", "collections", "functools", *KERNEL_LIBRARIES))
 
 
 def _fields(node: Any) -> list[tuple[str, Any]]:

@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ... import exc
+from ...language._registry import DECLARED
 from . import hl_escape, hl_functions, hl_random
-from .rules import union
+from .rules import Rule, union
+from .tracer import Tracer
 
 HL_RULES = union(hl_functions.RULES, hl_escape.RULES, hl_random.RULES)
+
+
+def _of_backend(function: Any) -> Rule:
+    """The rule of the backend for a function that not every backend has."""
+
+    def call(t: Tracer, *args: Any, **kwargs: Any) -> Any:
+        rule = t.context.rules.get(function)
+        if rule is None:
+            raise exc.BackendUnsupported(what=f"hl.{function.__name__}", backend=t.context.limits.backend, remedy="")
+        return rule(t, *args, **kwargs)
+
+    return call
+
+
+for _function, _where in DECLARED.items():
+    if _where != "loop" and _function not in HL_RULES:
+        HL_RULES.add(_function, _of_backend(_function))

@@ -140,13 +140,15 @@ class Primitives(TraceState):
         return number if base is start.value else None
 
     def _exact(self, operands: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        """Triton passes Python floats in fp32; where fp64 meets one, it becomes a compile-time constant instead."""
-        if dtype != torch.float64:
+        """Where fp64 meets a float that would be rounded on its way, it becomes a compile-time constant instead."""
+        passed = self.context.limits.float_arguments
+        if dtype != torch.float64 or passed == torch.float64:
             return operands
         numbers = [o.number if isinstance(o, DeviceValue) else o for o in operands]
         for n in numbers:
             if isinstance(n, Expr) and n.kind is float and is_runtime(self, n) and not self.changes(n):
-                why = " (numbers are passed in float32; put one that a float64 value takes into a tensor)"
+                name = str(passed).removeprefix("torch.")
+                why = f" (numbers are passed in {name}; put one that a float64 value takes into a tensor)"
                 raise exc.KnownAtRunTime(what=f"`{n!r}`", because=why)
         return tuple(
             self.specialize(n) if isinstance(n, Expr) and n.kind is float else o

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from ..._names import KERNEL_LIBRARIES
+
 _BUILTIN_NAMES = (
     "abs", "all", "any", "ascii", "bin", "bool", "bytes", "callable", "chr", "complex", "dict", "divmod", "enumerate", "filter", "float", "format",
     "frozenset", "hash", "hex", "int", "iter", "issubclass", "len", "list", "map", "max", "min", "oct", "ord", "pow", "range", "repr", "reversed",
@@ -41,10 +43,12 @@ _TRANSPARENT = frozenset(
 _PURE_MODULES = frozenset(
     (
         "math", "cmath", "operator", "_operator", "itertools", "functools", "_functools", "numbers", "string", "statistics", "copy",
-        "dataclasses", "typing", "types", "re", "textwrap", "bisect", "_bisect", "fractions", "decimal", "_decimal", "triton", "helion", "enum",
+        "dataclasses", "typing", "types", "re", "textwrap", "bisect", "_bisect", "fractions", "decimal", "_decimal", "enum", *KERNEL_LIBRARIES,
     )
 )  # fmt: skip
-_TRANSPARENT_MODULES = frozenset(("operator", "_operator", "itertools", "functools", "_functools", "copy", "triton", "helion"))  # fmt: skip
+_TRANSPARENT_MODULES = frozenset(
+    ("operator", "_operator", "itertools", "functools", "_functools", "copy", *KERNEL_LIBRARIES)
+)
 #: Values whose methods give the same for the same arguments; lists and their like are followed as they change.
 _PLAIN_OWNERS: tuple[type, ...] = (
     str, bytes, int, float, bool, complex, tuple, frozenset, range, slice, list, dict, set, type(None), torch.dtype, torch.device, type({}.keys()),
@@ -84,7 +88,7 @@ _MATH_INTEGERS = frozenset(("ceil", "floor", "trunc", "gcd", "lcm", "comb", "per
 _MATH_OTHERS = frozenset(("modf", "frexp", "prod", "sumprod", "dist", "hypot"))
 _STDLIB = frozenset(sys.stdlib_module_names) - {"__main__"}
 #: Further modules whose functions are not walked.
-_LIBRARIES = _STDLIB | {"torch", "triton", "numpy", "helion"}
+_LIBRARIES = _STDLIB | {"torch", "numpy", *KERNEL_LIBRARIES}
 
 
 def _module(function: Any) -> str:
@@ -195,7 +199,7 @@ def runs_at_run_time(function: Any) -> bool:
     return kind_of_result(function) is not None and not is_pure(function)
 
 
-_TRUSTED_OPERATORS = frozenset(("enum", "torch", "helion", "numpy", "triton", "types", "fractions", "decimal", "collections", "dataclasses"))  # fmt: skip
+_TRUSTED_OPERATORS = frozenset(("enum", "torch", "numpy", "types", "fractions", "decimal", "collections", "dataclasses", *KERNEL_LIBRARIES))  # fmt: skip
 
 
 #: Where the methods of dataclasses and the like come from.

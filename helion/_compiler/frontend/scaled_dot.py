@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib.metadata
 from typing import Any
 
 import torch
@@ -14,10 +11,6 @@ from ..._shapes import Dim
 from ...language.matmul import SCALE_GROUP, check_scaled
 from .tracer import Tracer
 from .values import DeviceValue, describe
-
-_HALF = ("bf16", "fp16")
-#: Numbers along K of one instruction when both operands are e2m1 (``kind::mxf4`` of PTX's mma and tcgen05.mma).
-_FOUR_BIT_K = 64
 
 
 def dot_scaled(
@@ -37,7 +30,6 @@ def dot_scaled(
                     f"hl.dot_scaled takes tiles, and None for a scale of 1, got {describe(value)}."
                 )
         check_scaled(mat, scale, name, side)
-    _check_target(t, scales, formats)
     lhs, rhs = mats
     inner = [
         _count(t, dim, 2 if name == "e2m1" else 1)
@@ -58,60 +50,6 @@ def dot_scaled(
         dims = (lhs.dims[0], rhs.dims[1])
         acc = t.cast(t.broadcast(acc, dims) if acc.dims != dims else acc, torch.float32)
     return t.cast(t.dot_scaled(lhs, rhs, acc, scales, formats), result)
-
-
-def _check_target(t: Tracer, scales: tuple[Any, Any], formats: tuple[str, str]) -> None:
-    """What Triton (3.6 to 3.9, compiled offline) does not lower."""
-    if set(formats) == set(_HALF):
-        raise exc.BackendUnsupported(
-            what="hl.dot_scaled of bf16 and fp16", backend="Triton", remedy="; convert one of the operands"
-        )
-    for side, scale, name in zip((1, 2), scales, formats, strict=True):
-        if scale is not None and name in _HALF and t.context.target.has("scaled_mma"):
-            raise exc.BackendUnsupported(
-                what=f"A scale of a {name} operand on {t.context.target}",
-                backend="Triton",
-                remedy=f"; multiply it into the operand and pass None as mat{side}_scale",
-            )
-    if not t.context.target.has("fp8") and set(formats) == {"e2m1", "fp16"}:
-        raise exc.BackendUnsupported(
-            what=f"hl.dot_scaled of e2m1 and fp16 on {t.context.target}",
-            backend="Triton",
-            remedy="; convert fp16 to bf16",
-        )
-    if t.context.target.kind == "hip" and not t.context.target.has("scaled_mma") and not _decodes_any_on_hip():
-        _check_decoding(t, scales, formats)
-
-
-@functools.cache
-def _decodes_any_on_hip() -> bool:
-    """Whether the installed Triton decodes both operands where the matrix unit has no scales: from 3.8 on."""
-    for name in ("triton", "pytorch-triton-rocm", "pytorch-triton"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            major, minor = importlib.metadata.version(name).split(".")[:2]
-            return (int(major), int(minor)) >= (3, 8)
-    return True
-
-
-def _check_decoding(t: Tracer, scales: tuple[Any, Any], formats: tuple[str, str]) -> None:
-    """One operand is decoded by its scale there, and the other one is a matrix as it is."""
-
-    def refuse(what: str, remedy: str) -> exc.Base:
-        return exc.BackendUnsupported(
-            what=f"{what} on {t.context.target}", backend="Triton", remedy=f"{remedy}, or use Triton 3.8"
-        )
-
-    if scales[0] is not None and scales[1] is not None:
-        raise refuse(
-            "hl.dot_scaled with two scales",
-            "; decode one operand on its own (multiply its scale in, as bf16) and pass None as its scale",
-        )
-    for side, scale, name in zip((1, 2), scales, formats, strict=True):
-        if scale is None and name == "e2m1":
-            raise refuse(f"mat{side} of hl.dot_scaled as e2m1 without a scale", "; decode it to bf16")
-        if scale is not None and name in _HALF:
-            remedy = f"; multiply it into the operand and pass None as mat{side}_scale"
-            raise refuse(f"A scale of a {name} operand", remedy)
 
 
 #: A number of lanes: a constant times blocks whose size is not known when tracing.
@@ -150,15 +88,15 @@ def _check_scale(t: Tracer, scale: DeviceValue, rows: Dim, numbers: _Count, side
 
 def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue, formats: tuple[str, str]) -> None:
     """Tiles are at least what the matrix unit takes, and along K a group of numbers with one scale."""
-    rows, columns, _ = t.context.target.min_dot(1)
+    limits = t.context.limits
+    rows, columns, _ = limits.min_dot[1]
     packs = [2 if name == "e2m1" else 1 for name in formats]
-    four_bit = packs == [2, 2] and t.context.target.has("scaled_mma")
-    inner = _FOUR_BIT_K if four_bit else SCALE_GROUP
+    inner = limits.min_four_bit_k if packs == [2, 2] else SCALE_GROUP
     numbers, open_blocks = _count(t, lhs.dims[1], packs[0])
     if not open_blocks and numbers < inner:
         raise exc.BackendUnsupported(
             what=f"hl.dot_scaled of {numbers} numbers along K on {t.context.target}",
-            backend="Triton",
+            backend=limits.backend,
             remedy=f": of these formats it takes at least {inner}; pad with zeros",
         )
     sides = (

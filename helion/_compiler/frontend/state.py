@@ -194,11 +194,15 @@ class TraceState:
         """Whether some lanes of a dimension may lie out of range."""
         for block in dim.blocks:
             extent = self.blocks[block].extent
-            known = self.blocks[block].kind == "full" and isinstance(extent, int) and is_power_of_2(extent)
+            known = self.blocks[block].kind == "full" and self.fills_lanes(extent)
             size = self.block_size(self.blocks[block])
             if not known and not (isinstance(size, int) and size == 1):
                 return True
         return False
+
+    def fills_lanes(self, extent: Number | None) -> bool:
+        """Whether a whole dimension has no lanes besides its elements."""
+        return isinstance(extent, int) and (is_power_of_2(extent) or not self.context.limits.powers_of_2)
 
     def block_size(self, block: Block) -> Number:
         block = self.blocks[block.id]

@@ -9,7 +9,6 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE
-from ...hardware import Target
 from ...language.matmul import accumulator_dtype
 from .rules import Rules
 from .torch_pointwise import named
@@ -65,7 +64,8 @@ def dot(
     wide = accumulator_dtype(lhs.dtype, rhs.dtype)
     result = out_dtype or (acc.dtype if acc is not None else wide)
     dims = (*lhs.dims[:-1], rhs.dims[-1])
-    precision = _precision(t.context.settings.dot_precision, t.context.target)
+    wanted = t.context.settings.dot_precision
+    precision = wanted if wanted in t.context.limits.dot_precisions else "ieee"
     if acc is not None and acc.dims != dims:
         acc = t.broadcast(acc, dims)
     if acc is not None and acc.dtype != wide:
@@ -73,17 +73,9 @@ def dot(
     return t.cast(t.dot(lhs, rhs, acc, wide, precision), result)
 
 
-def _precision(wanted: str, target: Target) -> str:
-    """The precision of fp32 products: the wanted one, full precision where Triton has no such product. It has none of TF32
-    in three parts for AMD, and of TF32 only where the matrix unit has it (MI300X, not MI355X)."""
-    if target.kind != "hip" or (wanted == "tf32" and "tf32" in dict(target.matrix_tflops)):
-        return wanted
-    return "ieee"
-
-
 def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
     """Tiles of a product are at least what the matrix unit takes; batch tiles are one matrix."""
-    minimums = t.context.target.min_dot(max(lhs.dtype.itemsize, 1))
+    minimums = t.context.limits.min_dot[lhs.dtype.itemsize]
     for dim, minimum in zip((lhs.dims[-2], rhs.dims[-1], lhs.dims[-1]), minimums, strict=True):
         if dim.blocks:
             # of a side that is several blocks, a tile fills the unit, whatever the others have
@@ -102,7 +94,7 @@ def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValu
     if not all(isinstance(size, int) for size in sizes):  # the config's, which ``_raise_minimums`` has seen to
         return value
     lanes = dim.const * math.prod(size for size in sizes if isinstance(size, int))
-    _, _, least = t.context.target.min_dot(itemsize)
+    _, _, least = t.context.limits.min_dot[itemsize]
     if lanes >= least:
         return value
     extra = t.dim_of(-(-least // lanes))

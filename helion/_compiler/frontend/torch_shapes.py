@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dim, Dims, Expr, broadcast_dims, is_power_of_2, number_key
+from ..._shapes import ONE, Dim, Dims, Expr, broadcast_dims, number_key
 from .rules import Rules
 from .torch_pointwise import named
 from .tracer import Tracer
@@ -317,10 +317,10 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
     for dim in (*before, *after):
         for block in dim.blocks:
             extent = t.blocks[block].extent
-            if t.blocks[block].kind == "full" and not (isinstance(extent, int) and is_power_of_2(extent)):
+            if t.blocks[block].kind == "full" and not t.fills_lanes(extent):
                 raise exc.BackendUnsupported(
                     what=f"Reshaping {input!r} to {t.dims_text(dims)}",
-                    backend="Triton",
+                    backend=t.context.limits.backend,
                     remedy=f": the dimension of {extent} elements is padded to a power of two, so its elements would move",
                 )
     tiles_before = [b for d in before for b in d.blocks if t.blocks[b].kind == "tile"]
@@ -328,7 +328,7 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
     if tiles_before != tiles_after:
         raise exc.BackendUnsupported(
             what=f"Reshaping {input!r} to {t.dims_text(dims)}",
-            backend="Triton",
+            backend=t.context.limits.backend,
             remedy=": tiles would change their order; use permute",
         )
     if len(after) == 1 and tiles_after:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..._compiler.passes.schedule import Step
 from ..._lazy import lazy
+from .limits import limits
 from .lower.steps import STEPS
 from .refusal import refusal
 
 if TYPE_CHECKING:
     from ... import exc
+    from ..._compiler.context import Limits
     from ..._compiler.facts.records import KernelFacts
     from ..._compiler.ir.grammar import Program
     from ...autotuner.proposal import Heuristic, Predicted
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
+    from . import inline
     from .codegen import module
     from .execute import executor
     from .heuristics import registry
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from .toolchain import chain, signature
 else:
     # binding needs the front end alone
+    inline = lazy("helion.backends.triton.inline")
     module = lazy("helion.backends.triton.codegen.module")
     registry = lazy("helion.backends.triton.heuristics.registry")
     executor = lazy("helion.backends.triton.execute.executor")
@@ -47,6 +51,13 @@ class Triton:
     @property
     def heuristics(self) -> tuple[Heuristic, ...]:
         return registry.HEURISTICS["triton"]
+
+    @property
+    def rules(self) -> Mapping[Any, Callable[..., Any]]:
+        return inline.RULES
+
+    def limits(self, target: Target) -> Limits:
+        return limits(target)
 
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
         return refusal(program, target)

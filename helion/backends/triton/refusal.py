@@ -10,6 +10,7 @@ from ... import exc
 from ..._compiler.ir.grammar import Op, PointwiseAttrs, Program
 from ..._shapes import dtype_name
 from ...hardware import Target
+from .scaled import scaled_refusals
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _AMD_FLOAT8 = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -22,6 +23,8 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
 
 
 def _refusals(program: Program, target: Target) -> Iterator[exc.Base]:
+    for op in program.walk():
+        yield from scaled_refusals(op, target)
     for op in program.walk() if target.kind == "hip" else ():
         if op.kind == "dot" and any(value.dtype is torch.float64 for value in op.values()):
             yield _unsupported(

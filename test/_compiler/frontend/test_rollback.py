@@ -8,31 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from harness import tensor
+from harness import context_for, tensor
 
 import helion.language as hl
 from helion import exc
-from helion._compiler.context import CompileContext
 from helion._compiler.frontend import trace as entry
 from helion._compiler.frontend.torch_functions import RULES
 from helion._compiler.frontend.tracer import Tracer
 from helion._compiler.frontend.values import HostTensorValue
 from helion._compiler.ir.printer import print_program
-from helion.hardware import target
-from helion.settings import Settings
 
 _COLLECTIONS = (list, dict, set)
 
 
-def context(**settings: Any) -> CompileContext:
-    return CompileContext(
-        settings=Settings(**settings), target=target("sm_90"), device=torch.device("meta"), index_dtype=torch.int32
-    )
-
-
 def traced(fn: Callable[..., Any], *args: Any) -> entry.Traced:
     arguments = dict(zip(inspect.signature(fn).parameters, args, strict=True))
-    return entry.trace(fn, arguments, context(), frozenset())
+    return entry.trace(fn, arguments, context_for(), frozenset())
 
 
 def contents(value: Any) -> Any:
@@ -53,12 +44,12 @@ def disturb(t: Tracer, name: str) -> None:
         setattr(t, name, new)
 
 
-ATTRIBUTES = sorted(vars(Tracer(context(), RULES)))
+ATTRIBUTES = sorted(vars(Tracer(context_for(), RULES)))
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_every_attribute_goes_back(name: str) -> None:
-    t = Tracer(context(), RULES)
+    t = Tracer(context_for(), RULES)
     before = contents(getattr(t, name))
     saved = t.snapshot()
     for _ in range(2):  # a snapshot may be used again
@@ -68,7 +59,7 @@ def test_every_attribute_goes_back(name: str) -> None:
 
 
 def test_the_builder_goes_back() -> None:
-    t = Tracer(context(), RULES)
+    t = Tracer(context_for(), RULES)
     with t.builder.region() as ops:
         kept = t.full((), 1.0, torch.float32)
         saved = t.snapshot()
@@ -80,7 +71,7 @@ def test_the_builder_goes_back() -> None:
 
 
 def test_host_tensors_go_back() -> None:
-    t = Tracer(context(), RULES)
+    t = Tracer(context_for(), RULES)
     known = HostTensorValue(t, (4, 8), (8, 1), torch.float32, torch.device("meta"), 0, "x")
     before, saved = dict(vars(known)), t.snapshot()
     known.source, known.aligned = "", False

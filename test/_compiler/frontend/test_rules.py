@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
-import torch.nn.functional as F
+from dataclasses import replace
 
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import context_for, tensor
+
+import helion.language as hl
+from helion import exc
+from helion._compiler.frontend import hl_escape, hl_functions, hl_random
 from helion._compiler.frontend.hl_rules import HL_RULES
 from helion._compiler.frontend.rules import Rules, union
 from helion._compiler.frontend.torch_functions import RULES
+from helion._compiler.pipeline import front_end
+from helion.backends import BACKENDS
 from helion.language._registry import DECLARED
 
 
@@ -37,4 +46,34 @@ def test_relu6_takes_no_bounds() -> None:
 
 
 def test_every_function_of_the_language_has_a_rule() -> None:
-    assert {function for function, where in DECLARED.items() if where != "loop"} - HL_RULES.keys() == set()
+    known = {*hl_functions.RULES, *hl_escape.RULES, *hl_random.RULES}
+    of_backends = {function for backend in BACKENDS.values() for function in backend.rules}
+    assert {function for function, where in DECLARED.items() if where != "loop"} == known | of_backends
+    assert HL_RULES.keys() == known | of_backends
+
+
+def test_what_another_backend_has_is_refused_by_name() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for tile in hl.tile(x.size(0)):
+            x[tile] = hl.inline_triton("{0} + 1", [x[tile]], x[tile])
+        return x
+
+    context = context_for()
+    other = replace(context, rules={}, limits=replace(context.limits, backend="Other"))
+    with pytest.raises(exc.BackendUnsupported, match=r"hl.inline_triton is not supported by the Other backend"):
+        front_end(fn, {"x": tensor(64)}, other, frozenset())
+    assert front_end(fn, {"x": tensor(64)}, context, frozenset()).program.roots
+
+
+def test_tiles_are_padded_as_the_limits_say() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([64, 18], dtype=x.dtype, device=x.device)
+        for tile in hl.tile(64):
+            out[tile, :] = x[tile, :, :].reshape(tile, 18)
+        return out
+
+    context = context_for()
+    with pytest.raises(exc.BackendUnsupported, match="by the Triton backend: the dimension of 3 elements is padded"):
+        front_end(fn, {"x": tensor(64, 3, 6)}, context, frozenset())
+    whole = replace(context, limits=replace(context.limits, powers_of_2=False))
+    assert front_end(fn, {"x": tensor(64, 3, 6)}, whole, frozenset()).program.roots
