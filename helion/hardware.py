@@ -8,6 +8,7 @@ is at hand, ``from_device_properties`` lets the driver's own answers win.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import re
 
@@ -23,6 +24,21 @@ DESCRIPTOR_RANKS = range(2, 6)
 
 class UnknownTargetName(exc.UnknownTarget, ValueError):
     """A name that stands for no GPU in the table and for no later relative of one."""
+
+
+class MemoryClass(enum.Enum):
+    """How fast memory feeds one SM, by how programs have to be cut to keep enough loads in flight.
+
+    What a row has is what was measured on the device, here or by those who published for it; the bandwidth per SM in GB/s
+    says which devices are alike.
+    """
+
+    MODERATE = "moderate"
+    """A few programs on each SM with many loads in flight each: published for H100 (25), and all below it."""
+    FAST = "fast"
+    """Many small programs with few threads: sweeps on H200 (36; `python benchmarks/sweep.py --score`)."""
+    FASTEST = "fastest"
+    """More bytes for each thread, and fewer threads for each row: published for B200 (54)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +77,9 @@ class Target:
     l2_bytes: int
     """As one SM sees it: on AMD that of one XCD, without the last-level cache behind it."""
     bandwidth_gb_per_s: float
+    memory: MemoryClass
+    """Of the row; a device that is not in the table has that of the row of its architecture with the nearest bandwidth
+    per SM."""
     fp32_tflops: float
     """Fused multiply-adds outside of the matrix units, counted as two operations."""
     matrix_tflops: tuple[tuple[str, float], ...]
@@ -142,6 +161,7 @@ def _cuda(
     max_blocks_per_sm: int,
     l2_mib: int,
     bandwidth_gb_per_s: float,
+    memory: MemoryClass = MemoryClass.MODERATE,
     fp32_tflops: float,
     matrix_tflops: tuple[tuple[str, float], ...],
     features: frozenset[str],
@@ -168,6 +188,7 @@ def _cuda(
         max_threads_per_block=1024,
         l2_bytes=l2_mib * _MIB,
         bandwidth_gb_per_s=bandwidth_gb_per_s,
+        memory=memory,
         fp32_tflops=fp32_tflops,
         matrix_tflops=matrix_tflops,
         features=features,
@@ -183,6 +204,7 @@ def _cdna(
     num_sms: int,
     smem_per_sm_bytes: int,
     bandwidth_gb_per_s: float,
+    memory: MemoryClass = MemoryClass.MODERATE,
     fp32_tflops: float,
     matrix_tflops: tuple[tuple[str, float], ...],
 ) -> Target:
@@ -207,6 +229,7 @@ def _cdna(
         max_threads_per_block=1024,
         l2_bytes=4 * _MIB,
         bandwidth_gb_per_s=bandwidth_gb_per_s,
+        memory=memory,
         fp32_tflops=fp32_tflops,
         matrix_tflops=matrix_tflops,
         features=frozenset({"fp8", "mfma"}),
@@ -329,6 +352,7 @@ _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_blocks_per_sm=32,
             l2_mib=60,
             bandwidth_gb_per_s=4800,
+            memory=MemoryClass.FAST,
             fp32_tflops=67,
             matrix_tflops=_rates(half=989, tf32=495, fp8=1979, int8=1979, fp64=67),
             features=_HOPPER,
@@ -345,6 +369,7 @@ _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_blocks_per_sm=32,
             l2_mib=126,
             bandwidth_gb_per_s=8000,
+            memory=MemoryClass.FASTEST,
             fp32_tflops=80,
             matrix_tflops=_rates(half=2250, tf32=1100, fp8=4500, fp4=9000, int8=4500, fp64=37),
             features=_BLACKWELL,
@@ -361,6 +386,7 @@ _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_blocks_per_sm=32,
             l2_mib=126,
             bandwidth_gb_per_s=8000,
+            memory=MemoryClass.FASTEST,
             fp32_tflops=80,
             matrix_tflops=_rates(half=2250, tf32=1100, fp8=4500, fp4=13500, int8=165, fp64=1.25),
             features=_BLACKWELL,
@@ -433,6 +459,7 @@ _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             max_threads_per_block=1024,
             l2_bytes=408 * _MIB,
             bandwidth_gb_per_s=3277,
+            memory=MemoryClass.MODERATE,
             fp32_tflops=52,
             matrix_tflops=_rates(half=832, tf32=419, int8=1664, fp64=52),
             features=frozenset(),
@@ -514,7 +541,7 @@ def from_driver(properties: object) -> Target:
 
     The row is chosen by architecture and, among devices that share it, by the device's name. The driver's counts of SMs
     and registers, its shared memory, L2 and memory clock then replace the row's; matrix and fp32 rates are scaled by
-    the number of SMs. Attributes that are absent or 0 leave the row's number alone.
+    the number of SMs. A device whose name is that of no row has the kind of memory of the nearest one, by bandwidth per SM. Attributes that are absent or 0 leave the row's number alone.
     """
 
     def number(attribute: str, otherwise: int) -> int:
@@ -547,7 +574,7 @@ def from_driver(properties: object) -> Target:
         return row
     # Two transfers per clock; kHz and bits.
     bandwidth = 2 * number("memory_clock_rate", 0) * 1e3 * number("memory_bus_width", 0) / 8 / 1e9
-    return dataclasses.replace(
+    row = dataclasses.replace(
         row,
         registers_per_sm=number("regs_per_multiprocessor", row.registers_per_sm),
         smem_per_sm_bytes=number("shared_memory_per_multiprocessor", row.smem_per_sm_bytes),
@@ -555,6 +582,17 @@ def from_driver(properties: object) -> Target:
         max_warps_per_sm=number("max_threads_per_multi_processor", row.max_warps_per_sm * warp_size) // warp_size,
         bandwidth_gb_per_s=bandwidth or row.bandwidth_gb_per_s,
     )
+    return row if relatives else dataclasses.replace(row, memory=_nearest_memory(row))
+
+
+def _nearest_memory(device: Target) -> MemoryClass:
+    """Of the rows of its architecture, the memory of the one whose SMs are fed most nearly as fast; its own if none."""
+
+    def apart(row: Target) -> float:
+        return abs(row.bandwidth_gb_per_s / row.num_sms - device.bandwidth_gb_per_s / device.num_sms)
+
+    rows = [row for _, row in _ROWS if row.name == device.name]
+    return min(rows, key=apart, default=device).memory
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import types
 import pytest
 
 from helion import hardware
-from helion.hardware import Target, from_driver, known_targets, target
+from helion.hardware import MemoryClass, Target, from_driver, known_targets, target
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,8 @@ def test_h200_differs_from_h100_in_memory_only() -> None:
     assert h100.name == h200.name == "sm_90"
     assert (h100.bandwidth_gb_per_s, h200.bandwidth_gb_per_s) == (3350, 4800)
     assert (h100.l2_bytes, h200.l2_bytes) == (50 * 2**20, 60 * 2**20)
-    same = {"device": h100.device, "bandwidth_gb_per_s": 3350, "l2_bytes": h100.l2_bytes}
+    assert (h100.memory, h200.memory) == (MemoryClass.MODERATE, MemoryClass.FAST)
+    same = {"device": h100.device, "bandwidth_gb_per_s": 3350, "l2_bytes": h100.l2_bytes, "memory": h100.memory}
     assert dataclasses.replace(h200, **same) == h100
 
 
@@ -188,6 +189,37 @@ def test_driver_overrides_the_row_and_scales_the_rates() -> None:
     assert got.matrix_tflops_for("bfloat16") == pytest.approx(989 * 114 / 132)
     assert got.fp32_tflops == pytest.approx(67 * 114 / 132)
     assert got.bandwidth_gb_per_s == pytest.approx(2039, rel=1e-3)
+
+
+def test_the_memory_of_rows_grows_with_the_bandwidth_that_an_sm_has() -> None:
+    """Among GPUs of one make, for which the choices were measured."""
+    order = list(MemoryClass)
+    rows = [row for row in map(target, known_targets()) if row.kind == "cuda"]
+    rows.sort(key=lambda row: row.bandwidth_gb_per_s / row.num_sms)
+    assert [row.memory for row in rows] == sorted((row.memory for row in rows), key=order.index)
+    assert {row.device for row in rows if row.memory is MemoryClass.FASTEST} == {"B200", "B300"}
+    assert {row.memory for row in map(target, known_targets()) if row.kind != "cuda"} == {MemoryClass.MODERATE}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_sms", "memory_clock_rate", "memory_bus_width", "memory"),
+    [
+        ("NVIDIA H100 NVL", 132, 2619000, 6016, MemoryClass.MODERATE),  # a row has its name
+        ("NVIDIA GH200 144G HBM3e", 132, 3201000, 6144, MemoryClass.FAST),
+        ("NVIDIA H20", 78, 2619000, 6144, MemoryClass.FAST),  # 52 GB/s per SM: nearer to H200 than to H100
+        ("NVIDIA H64", 132, 1593000, 5120, MemoryClass.MODERATE),
+    ],
+)
+def test_a_device_without_a_row_has_the_memory_of_its_nearest_relative(
+    name: str, num_sms: int, memory_clock_rate: int, memory_bus_width: int, memory: MemoryClass
+) -> None:
+    changes = {
+        "name": name,
+        "multi_processor_count": num_sms,
+        "memory_clock_rate": memory_clock_rate,
+        "memory_bus_width": memory_bus_width,
+    }
+    assert from_driver(types.SimpleNamespace(**{**vars(H200_PROPERTIES), **changes})).memory is memory
 
 
 def test_driver_of_a_device_outside_of_the_table() -> None:

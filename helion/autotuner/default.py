@@ -16,9 +16,6 @@ _MARGIN = 2.0
 #: How many times as fast a config that is predicted to spill must be to replace one that is not.
 _SPILLING = 4.0
 
-#: A spill predicted with less than this risk does not happen; of 0.2 to 0.6, 88 to 1528 bytes were spilled offline.
-_SURE = 0.1
-
 _Option = tuple[Config, Predicted]
 #: Keys of a config with which a program has more registers; see ``backends.protocol.Backend.wider``.
 Wider = Callable[[Config], Mapping[str, Any]]
@@ -48,7 +45,7 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
 
 def _cost(option: _Option) -> float:
     predicted = option[1]
-    return predicted.time_us * (_SPILLING if predicted.spill_risk >= _SURE else 1.0)
+    return predicted.time_us * (_SPILLING if predicted.spills else 1.0)
 
 
 def _least_short(options: list[_Option], space: ConfigSpace, predict: Predict, wider: Wider) -> Config:
@@ -66,4 +63,4 @@ def _least_short(options: list[_Option], space: ConfigSpace, predict: Predict, w
 
 
 def _is_good(predicted: Predicted) -> bool:
-    return predicted.fits and predicted.spill_risk < _SURE
+    return predicted.fits and not predicted.spills

@@ -11,11 +11,10 @@ from ..config import Config
 from ..hardware import Target
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Whether a heuristic applies, and why (the reason is shown to users, also when it does)."""
+@dataclass(frozen=True)
+class Declined:
+    """Why a heuristic proposes nothing, as it is shown to users."""
 
-    eligible: bool
     reason: str
 
 
@@ -46,12 +45,16 @@ class Proposal:
     launch: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: The risk from which on a predicted spill happens: of 0.2 to 0.6, 88 to 1528 bytes were spilled offline; below, none.
+_SPILL_RISK = 0.1
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predicted:
     """What one launch takes.
 
-    ``registers_per_thread`` before any cap, in 32-bit registers, of which there are ``register_limit``; ``spill_risk`` from 0 (none) to 1 (certain).
-    ``shared_bytes`` per block is an upper bound. ``waves`` is blocks over all that run at once. ``fits``: the launch is
+    ``registers_per_thread`` before any cap, in 32-bit registers, of which there are ``register_limit``; ``spill_risk``
+    from 0 (none) to 1 (certain). ``shared_bytes`` per block is an upper bound. ``waves`` is blocks over all that run at once. ``fits``: the launch is
     possible (shared memory, tensor memory, threads, tile size); if not, ``reason`` says what is needed and what there
     is. ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline.
     """
@@ -69,6 +72,11 @@ class Predicted:
     register_limit: int
     reason: str = ""
 
+    @property
+    def spills(self) -> bool:
+        """Whether spills are to be expected; a smaller risk has never come true."""
+        return self.spill_risk >= _SPILL_RISK
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
@@ -85,15 +93,14 @@ Predict = Callable[[Config], Predicted]
 
 
 class Heuristic(Protocol):
-    """Stateless and pure: sees facts and target, nothing else."""
+    """Stateless and pure: sees facts and target, nothing else; no other heuristic either."""
 
     name: ClassVar[str]
-    backend: ClassVar[str]
     #: Whether its first seed may become the default config.
     promote_seed_to_default: ClassVar[bool]
+    #: Whether it only stands in: it is asked where none before it gives a seed that may become the default.
+    stands_in: ClassVar[bool] = False
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict: ...
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
-        """Ranked proposals; the first is *the* seed. Called only when eligible."""
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        """Ranked proposals, of which the first is *the* seed, or why there are none."""
         ...

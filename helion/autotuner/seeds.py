@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .._compiler.facts.records import KernelFacts
 from ..config import Config
 from ..hardware import Target
-from .proposal import Heuristic, Predicted, Proposal, Seed
+from .proposal import Declined, Heuristic, Predicted, Proposal, Seed
 
 #: Seeds kept per kernel; enough for the alternates of two heuristics and the fallback.
 MAX_SEEDS = 10
@@ -28,21 +28,27 @@ class SeedReport:
 
 
 def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristic], legalise: Legalise) -> SeedReport:
-    """Ask every one of ``heuristics`` in their order.
+    """Ask ``heuristics`` in their order, which is all that decides between them. One that stands in is not asked after
+    one that promotes a config.
 
     ``legalise`` turns a proposal into a full config and what it is predicted to take, or says why it cannot.
     """
     seeds: list[Seed] = []
     declined: list[tuple[str, str]] = []
     promoted: list[Config] = []
+    promoting = ""
     for heuristic in heuristics:
-        verdict = heuristic.is_eligible(facts, target)
-        if not verdict.eligible:
-            declined.append((heuristic.name, verdict.reason))
+        proposals: tuple[Proposal, ...] | Declined
+        if heuristic.stands_in and promoting:
+            proposals = Declined(f"it stands in, and {promoting} promotes a seed")
+        else:
+            proposals = heuristic.propose(facts, target)
+        if isinstance(proposals, Declined):
+            declined.append((heuristic.name, proposals.reason))
             continue
         refusals: list[str] = []
         found = 0
-        for proposal in heuristic.get_seed_configs(facts, target):
+        for proposal in proposals:
             legal = legalise(proposal)
             if isinstance(legal, str):
                 refusals.append(legal)
@@ -50,6 +56,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
             config, predicted = legal
             if heuristic.promote_seed_to_default:
                 promoted.append(config)
+                promoting = promoting or heuristic.name
             known = next((seed for seed in seeds if seed.config == config), None)
             if known is not None:
                 refusals.append(f"same config as a seed of {known.heuristic}")

@@ -50,7 +50,7 @@ class Triton:
 
     @property
     def heuristics(self) -> tuple[Heuristic, ...]:
-        return registry.HEURISTICS["triton"]
+        return registry.HEURISTICS
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ...._compiler.facts.records import KernelFacts
-from ....autotuner.proposal import Proposal, Verdict
+from ...._compiler.facts.records import AttentionFact, KernelFacts
+from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..resources.registers import register_limit
+from . import register_safety as safety
 from .sizing import clamp, estimate
 
 #: Queries, keys, stages and warps.
@@ -34,39 +34,31 @@ _CANDIDATES = (
 )
 #: Proposals given.
 _KEPT = 3
-#: Part of a thread's registers, in percent, that is planned with where some tile needs no more: offline for sm_80 to
-#: sm_120, of eleven seeds of 88 % and more seven spill 24 to 264 bytes, of fourteen of at most 86 % none.
-_REGISTER_PERCENT = 87
 
 
-class TritonAttentionHeuristic:
+class TritonAttentionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonAttentionHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         fact = facts.attention
         if fact is None:
-            return Verdict(eligible=False, reason="no two matrix products joined by a softmax")
+            return Declined("no two matrix products joined by a softmax")
         if not (facts.axes[fact.query_axis].tunable and facts.axes[fact.key_axis].tunable):
-            return Verdict(eligible=False, reason="queries or keys are not tiles")
-        if next(self._feasible(facts, target, 100), None) is None:
-            return Verdict(eligible=False, reason="no tile of queries and keys fits without spilling")
-        return Verdict(eligible=True, reason="scores, softmax and output in one loop over keys")
+            return Declined("queries or keys are not tiles")
+        for percent in (safety.ATTENTION, safety.ALL):
+            found = tuple(itertools.islice(_feasible(facts, fact, target, percent), _KEPT))
+            if found:
+                return found
+        return Declined("no tile of queries and keys fits without spilling")
 
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
-        sure = tuple(itertools.islice(self._feasible(facts, target, _REGISTER_PERCENT), _KEPT))
-        return sure or tuple(itertools.islice(self._feasible(facts, target, 100), _KEPT))
 
-    def _feasible(self, facts: KernelFacts, target: Target, percent: int) -> Iterator[Proposal]:
-        fact = facts.attention
-        assert fact is not None
-        for queries, keys, stages, warps in _CANDIDATES:
-            sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
-            for block, size in ((fact.query_axis, queries), (fact.key_axis, keys)):
-                sizes[block] = clamp(size, facts.axes[block])
-            predicted = estimate(facts, target, sizes, warps, stages)
-            most = register_limit(warps, target) * percent // 100
-            if predicted.fits and not predicted.spill_risk and predicted.registers_per_thread <= most:
-                reason = f"{sizes[fact.query_axis]} queries by {sizes[fact.key_axis]} keys, {predicted.registers_per_thread} registers"
-                yield Proposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
+def _feasible(facts: KernelFacts, fact: AttentionFact, target: Target, percent: int) -> Iterator[Proposal]:
+    for queries, keys, stages, warps in _CANDIDATES:
+        sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+        for block, size in ((fact.query_axis, queries), (fact.key_axis, keys)):
+            sizes[block] = clamp(size, facts.axes[block])
+        predicted = estimate(facts, target, sizes, warps, stages)
+        if predicted.fits and not predicted.spill_risk and safety.within(predicted, percent):
+            reason = f"{sizes[fact.query_axis]} queries by {sizes[fact.key_axis]} keys, {predicted.registers_per_thread} registers"
+            yield Proposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)

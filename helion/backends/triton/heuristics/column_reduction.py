@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from .reduction_budget import Allocation, allocate, column_axis
+from .reduction_budget import Allocation, allocate, column_axis, reduction_alone
 from .reduction_launch import launch
 from .sizing import estimate, warps_for_threads
 
@@ -28,23 +28,17 @@ _LEAST_CHUNK = 64
 _THREAD_ELEMENTS, _LEAST_THREADS, _MOST_THREADS = 64, 128, 512
 
 
-class TritonColumnReductionHeuristic:
+class TritonColumnReductionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonColumnReductionHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
-        if facts.matmuls:
-            return Verdict(eligible=False, reason="the kernel has a matrix product")
-        primary = facts.primary_reduction
-        if primary is None:
-            return Verdict(eligible=False, reason="no reduction of known extent inside of a program")
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        primary = reduction_alone(facts)
+        if isinstance(primary, Declined):
+            return primary
         column = column_axis(facts, primary)
         if column is None:
-            return Verdict(eligible=False, reason=f"rows along axis {primary.axis} are contiguous, or nothing is")
-        return Verdict(eligible=True, reason=f"{'+'.join(primary.names)} across columns of axis {column}")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+            return Declined(f"rows along axis {primary.axis} are contiguous, or nothing is")
         found = allocate(facts, target)
         _set_chunk(found, facts)
         threads = _threads(found, facts)

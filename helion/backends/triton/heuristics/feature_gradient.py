@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
-from ....hardware import Target
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import MemoryClass, Target
 from .reduction_budget import allocate
 from .reduction_launch import launch
-from .sizing import extent_of, is_h200
+from .sizing import extent_of
 
 #: Rows of a program at most, and of the tile that it reads at once.
 _ROWS, _TILE_ROWS = 64, 2
@@ -25,33 +25,30 @@ _ROWS, _TILE_ROWS = 64, 2
 _THREAD_ELEMENTS, _THREADS = 32, 512
 
 
-class TritonFeatureGradientHeuristic:
+class TritonFeatureGradientHeuristic(Heuristic):
     name: ClassVar[str] = "TritonFeatureGradientHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
-        if not is_h200(target):
-            return Verdict(eligible=False, reason=f"measured for H200, not for {target.device}")
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        if target.memory is not MemoryClass.FAST:
+            return Declined(f"measured for H200, not for {target.device}")
         if facts.matmuls:
-            return Verdict(eligible=False, reason="the kernel has a matrix product")
+            return Declined("the kernel has a matrix product")
         if facts.primary_reduction is None or not any(fact.per_feature_accumulator for fact in facts.reductions):
-            return Verdict(eligible=False, reason="no accumulator along features is carried through a loop over rows")
-        if not _summed_axes(facts):
-            return Verdict(eligible=False, reason="the rows of a program are not a tile")
-        return Verdict(eligible=True, reason=f"sums over rows of {facts.primary_reduction.extent} features")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+            return Declined("no accumulator along features is carried through a loop over rows")
+        summed = _summed_axes(facts)
+        if not summed:
+            return Declined("the rows of a program are not a tile")
         found = allocate(facts, target)
         primary = found.primary
         width = facts.axes[primary.axis].padded or primary.extent
-        for grid, inner in _summed_axes(facts):
+        for grid, inner in summed:
             shares = previous_power_of_2(max(1, extent_of(grid) // target.num_sms))
             found.sizes[grid.block_id] = max(grid.min_size, min(_ROWS, shares))
             found.sizes[inner.block_id] = max(inner.min_size, min(_TILE_ROWS, found.sizes[grid.block_id]))
         threads = max(target.warp_size, min(_THREADS, _TILE_ROWS * width // _THREAD_ELEMENTS))
         chosen = launch(found, facts, target, threads=threads)
-        rows = ", ".join(str(chosen.sizes[grid.block_id]) for grid, _ in _summed_axes(facts))
+        rows = ", ".join(str(chosen.sizes[grid.block_id]) for grid, _ in summed)
         return (
             Proposal(
                 reason=f"{rows} rows of {primary.extent} features per program, {chosen.num_warps} warps",

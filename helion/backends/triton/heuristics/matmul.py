@@ -22,12 +22,12 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Predicted, Proposal, Verdict
-from ....hardware import Target
+from ....autotuner.proposal import Declined, Heuristic, Predicted, Proposal
+from ....hardware import MemoryClass, Target
 from ..resources.matrix import ASYNC_ROWS, is_k_major, is_turned, partial_sum
 from ..resources.predict import predict
 from .product_extents import Extents, product_extents
-from .sizing import all_sizes, clamp, estimate, is_h200, wave_efficiency
+from .sizing import all_sizes, clamp, estimate, wave_efficiency
 
 #: Caps of the starting tile, and of K.
 _START_M, _START_N, _MAX_K = 128, 256, 256
@@ -52,8 +52,6 @@ _TALL, _GROUP = 3, 2
 #: Bytes of a tile along K at least, as far as K has them for each stage: shared memory that holds no more of it is used
 #: better by a smaller tile (64 KiB of MI300X, 99 KiB of L40S).
 _LEAST_LINE = 64
-#: A spill predicted with less than this risk does not happen; of 0.2 to 0.6, 88 to 1528 bytes were spilled offline.
-_SURE = 0.1
 #: Smallest transposed alternate.
 _SMALLEST_ALTERNATE = 4096
 _MIN_SIDE = 16
@@ -89,52 +87,36 @@ class _Tile:
     stages: int
 
 
-class TritonMatmulHeuristic:
+class TritonMatmulHeuristic(Heuristic):
     name: ClassVar[str] = "TritonMatmulHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         if len({(fact.m_block_id, fact.n_block_id, fact.k_block_id) for fact in facts.matmuls}) != 1:
-            return Verdict(eligible=False, reason=f"the kernel has {len(facts.matmuls)} matrix products, not one")
+            return Declined(f"the kernel has {len(facts.matmuls)} matrix products, not one")
         fact = facts.matmuls[0]
         axes = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
         if None in axes or len(set(axes)) != 3:
-            return Verdict(eligible=False, reason="M, N and K of the product are not three tiles")
+            return Declined("M, N and K of the product are not three tiles")
         if any(reduction.sized and reduction.axis in axes[:2] for reduction in facts.reductions):
-            return Verdict(eligible=False, reason="the product is reduced in the same program")
+            return Declined("the product is reduced in the same program")
         extents = product_extents(facts)
         if isinstance(extents, str):
-            return Verdict(eligible=False, reason=extents)
+            return Declined(extents)
         beside = _beside(facts)
         for axis in facts.tunable_axes:
             if axis.block_id not in (*axes, *beside) and not axis.on_grid:
-                return Verdict(eligible=False, reason=f"{axis.name} is a tile of neither the product nor the grid")
-        return Verdict(eligible=True, reason=f"one product of {extents.m} x {extents.n} x {extents.k}")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
-        sizer = _Sizer(facts, target)
-        first = sizer.tile()
-        proposals = [sizer.proposal(first, grouped=True)]
-        persistent = sizer.persistent(first)
-        if persistent is not None:
-            proposals.insert(0, persistent)
-        turned = sizer.turned(first)
-        if turned is not None:
-            proposals.append(sizer.proposal(turned, grouped=False))
-            if turned.stages > 2:
-                shorter = _Tile(m=turned.m, n=turned.n, k=turned.k, warps=turned.warps, stages=turned.stages - 1)
-                proposals.append(sizer.proposal(shorter, grouped=False))
-        return tuple(proposals)
+                return Declined(f"{axis.name} is a tile of neither the product nor the grid")
+        return _Sizer(facts, extents, target).proposals()
 
 
 class _Sizer:
-    def __init__(self, facts: KernelFacts, target: Target) -> None:
+    def __init__(self, facts: KernelFacts, found: Extents, target: Target) -> None:
         self.facts, self.target = facts, target
+        #: Whether the choices that were swept on H200 hold.
+        self.swept = target.has("wgmma") and target.memory is MemoryClass.FAST
         self.fact: MatmulFact = facts.matmuls[0]
         fact = self.fact
-        found = product_extents(facts)
-        assert isinstance(found, Extents)
         self.extents = (found.m, found.n, found.k)
         self.batch, self.span = found.batch, found.span
         sides = [facts.axes[b] for b in (fact.m_block_id, fact.n_block_id) if b is not None]
@@ -154,14 +136,27 @@ class _Sizer:
             for stride in op.strides
         )
         k_major = (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
-        self.sync = is_h200(target) and self.itemsize == _WIDE_ITEMSIZE and not k_major
+        self.sync = self.swept and self.itemsize == _WIDE_ITEMSIZE and not k_major
         plain = self.batch == 1 and self.span is None and not self.walked and len(facts.matmuls) == facts.num_roots == 1
         computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
         narrow = self.itemsize < _WIDE_ITEMSIZE
         #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
         movable = all(op.static and not op.gathered for op in operands)
-        self.boxed = is_h200(target) and plain and movable and self.aligned and narrow and not computed
+        self.boxed = self.swept and plain and movable and self.aligned and narrow and not computed
         self.box_pays = self.boxed and fact.rhs_layout == "k_major"
+
+    def proposals(self) -> tuple[Proposal, ...]:
+        first = self.tile()
+        found = [self.proposal(first, grouped=True)]
+        persistent = self.persistent(first)
+        if persistent is not None:
+            found.insert(0, persistent)
+        turned = self.turned(first)
+        if turned is not None:
+            found.append(self.proposal(turned, grouped=False))
+            if turned.stages > 2:
+                found.append(self.proposal(replace(turned, stages=turned.stages - 1), grouped=False))
+        return tuple(found)
 
     def tile(self) -> _Tile:
         m, n = self.fill_waves(*self.start())
@@ -170,7 +165,7 @@ class _Sizer:
             k, stages = self.pipeline(m, n)
             predicted = self.predict(_Tile(m=m, n=n, k=k, warps=warps, stages=stages))
             wide = k >= min(_LEAST_LINE // self.itemsize, previous_power_of_2(self.depth(m, n) // _PIPELINE))
-            if (wide and predicted.fits and predicted.spill_risk < _SURE) or max(m, n) <= _MIN_SIDE:
+            if (wide and predicted.fits and not predicted.spills) or max(m, n) <= _MIN_SIDE:
                 return _Tile(m=m, n=n, k=k, warps=warps, stages=stages)
             m, n = (m, n // 2) if n >= m else (m // 2, n)
 
@@ -179,13 +174,13 @@ class _Sizer:
         m, n = min(_START_M, cap_m), min(_START_N, cap_n)
         if self.promoted:
             n = min(n, _PROMOTED_N)
-        if is_h200(self.target) and is_turned(self.fact, "wgmma"):
+        if self.swept and is_turned(self.fact, "wgmma"):
             m, n = min(_START_N, cap_m), min(_START_M, cap_n)
         if self.sync:
             return min(_SYNC_TILE[0], cap_m), min(_SYNC_TILE[1], cap_n)
         if not self.aligned:
             return m, min(n, _UNALIGNED_COLUMNS)
-        if is_h200(self.target) and not self.walked and self.extents[2] <= _SHORT_K:
+        if self.swept and not self.walked and self.extents[2] <= _SHORT_K:
             return min(_SHORT_TILE[0], cap_m), min(_SHORT_TILE[1], cap_n)
         budget = self.target.registers_per_sm // (_ACCUMULATOR_SHARE * (2 if self.promoted else 1))
         if m * n < budget:
@@ -235,7 +230,7 @@ class _Sizer:
             return _SATURATED_MMA_WARPS
         if self.sync:
             return _SYNC_TILE[3]
-        if not self.aligned and m * n >= (_WIDE_TILE if is_h200(self.target) else _UNALIGNED_TILE):
+        if not self.aligned and m * n >= (_WIDE_TILE if self.swept else _UNALIGNED_TILE):
             return _UNALIGNED_WARPS
         return _WIDE_WARPS if m * n >= _WIDE_TILE else _WARPS
 
@@ -244,7 +239,7 @@ class _Sizer:
         axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
         least = max(axis.min_size, self.target.min_dot(self.itemsize)[2])
         depth = self.depth(m, n)
-        short = is_h200(self.target) and depth <= _SHORT_K
+        short = self.swept and depth <= _SHORT_K
         k = max(least, min(_SYNC_TILE[2] if self.sync else _MAX_K, previous_power_of_2(depth if short else depth // 4)))
 
         def fits(k: int, stages: int) -> bool:

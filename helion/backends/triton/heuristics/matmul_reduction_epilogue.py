@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...._compiler.facts.records import KernelFacts, MatmulWithReductionEpilogueFact
+from ...._compiler.facts.records import KernelFacts
 from ...._shapes import next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from .sizing import estimate
+from .whole_rows import WholeRows, whole_rows
 
 _ACCUMULATOR_BYTES = 4
 #: Part of the register file for the accumulator (131072 bytes on CUDA), and elements from which 8 warps share it.
@@ -34,67 +35,48 @@ _K, _NARROW_K, _STAGES = 32, 16, 3
 _STAGED_STEP = 65536
 
 
-class TritonMatmulReductionEpilogueHeuristic:
+class TritonMatmulReductionEpilogueHeuristic(Heuristic):
     name: ClassVar[str] = "TritonMatmulReductionEpilogueHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = False
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
-        fact = facts.matmul_with_reduction_epilogue
-        if fact is None:
-            return Verdict(eligible=False, reason="not one matrix product with one reduction over its output rows")
-        if fact.n_block_id is not None:
-            return Verdict(eligible=False, reason="N is tiled, so no program holds a whole output row")
-        if fact.m_block_id is None or fact.k_block_id is None:
-            return Verdict(eligible=False, reason="M or K of the product is not a tile")
-        first = self.get_seed_configs(facts, target)[0]
-        predicted = estimate(facts, target, first.block_sizes, first.num_warps or 4, first.num_stages or 1)
-        if not predicted.fits:
-            return Verdict(eligible=False, reason=f"N = {fact.n_extent} is out of reach: {predicted.reason}")
-        return Verdict(eligible=True, reason=f"one product, then a reduction over its rows of {fact.n_extent}")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
-        fact = facts.matmul_with_reduction_epilogue
-        assert fact is not None
-        rows, k, warps, stages = published(fact, target)
-        proposals = [self._proposal(fact, facts, target, rows, k, warps, stages)]
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        found = whole_rows(facts)
+        if isinstance(found, Declined):
+            return found
+        rows, k, warps, stages = published(found, target)
+        proposals = [_proposal(found, facts, target, rows, k, warps, stages)]
         first = estimate(facts, target, proposals[0].block_sizes, warps, stages)
-        if rows * fact.n_extent * _ACCUMULATOR_BYTES < accumulator_budget(target):
+        if not first.fits:
+            return Declined(f"N = {found.n} is out of reach: {first.reason}")
+        if rows * found.n * _ACCUMULATOR_BYTES < accumulator_budget(target):
             return tuple(proposals)
         # half of the accumulator for each warp, or for each of two blocks, leaves room to run loads ahead
         for fewer, more, deep in ((rows, warps * 2, max(2, stages)), (rows // 2, warps, stages)):
             if fewer < min(rows, _LEAST_ROWS) or more * target.warp_size > target.max_threads_per_block:
                 continue
-            other = self._proposal(fact, facts, target, fewer, k, more, deep)
+            other = _proposal(found, facts, target, fewer, k, more, deep)
             predicted = estimate(facts, target, other.block_sizes, more, deep)
             if predicted.fits and (predicted.spill_risk < 1 or first.spill_risk):
                 proposals.append(other)
         return tuple(proposals)
 
-    def _proposal(
-        self,
-        fact: MatmulWithReductionEpilogueFact,
-        facts: KernelFacts,
-        target: Target,
-        rows: int,
-        k: int,
-        warps: int,
-        stages: int,
-    ) -> Proposal:
-        assert fact.m_block_id is not None and fact.k_block_id is not None
-        sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
-        sizes[fact.m_block_id] = max(facts.axes[fact.m_block_id].min_size, rows)
-        sizes[fact.k_block_id] = max(facts.axes[fact.k_block_id].min_size, k)
-        staged = stages * k * fact.n_extent * fact.matmul.rhs_dtype.itemsize
-        return Proposal(
-            reason=(
-                f"accumulator of {rows} x {fact.n_extent} in {accumulator_budget(target)} bytes; "
-                f"{stages} stages of {k} x {fact.n_extent} take {staged} of {staged_budget(target)} bytes"
-            ),
-            block_sizes=sizes,
-            num_warps=warps,
-            num_stages=stages,
-        )
+
+def _proposal(
+    found: WholeRows, facts: KernelFacts, target: Target, rows: int, k: int, warps: int, stages: int
+) -> Proposal:
+    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+    for block, size in ((found.m_block_id, rows), (found.k_block_id, k)):
+        sizes[block] = max(facts.axes[block].min_size, size)
+    staged = stages * k * found.n * found.matmul.rhs_dtype.itemsize
+    return Proposal(
+        reason=(
+            f"accumulator of {rows} x {found.n} in {accumulator_budget(target)} bytes; "
+            f"{stages} stages of {k} x {found.n} take {staged} of {staged_budget(target)} bytes"
+        ),
+        block_sizes=sizes,
+        num_warps=warps,
+        num_stages=stages,
+    )
 
 
 def accumulator_budget(target: Target) -> int:
@@ -108,11 +90,11 @@ def staged_budget(target: Target) -> int:
     return max(_STAGED_STEP // 2, target.smem_per_block_bytes // _STAGED_STEP * _STAGED_STEP)
 
 
-def published(fact: MatmulWithReductionEpilogueFact, target: Target) -> tuple[int, int, int, int]:
+def published(found: WholeRows, target: Target) -> tuple[int, int, int, int]:
     """(rows, K, warps, stages) of one program: rows by the accumulator; when the staged operand is too large, K goes
     from 32 to 16 first, then stages."""
-    n, itemsize = fact.n_extent, fact.matmul.lhs_dtype.itemsize
-    extent = fact.matmul.static_k
+    n, itemsize = found.n, found.matmul.lhs_dtype.itemsize
+    extent = found.matmul.static_k
     budget = accumulator_budget(target)
     most = min(_MAX_ROWS, _ROW_BYTES // itemsize)
     rows = max(1, min(most, previous_power_of_2(budget // (_ACCUMULATOR_BYTES * n))))

@@ -19,11 +19,12 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MatmulWithTiledReductionEpilogueFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Predicted, Proposal, Verdict
-from ....hardware import Target
+from ....autotuner.proposal import Declined, Heuristic, Predicted, Proposal
+from ....hardware import MemoryClass, Target
 from ..resources.matrix import ASYNC_ROWS
-from ..resources.registers import operand_accesses, register_limit
-from .sizing import all_sizes, clamp, estimate, extent_of, is_h200
+from ..resources.registers import operand_accesses
+from . import register_safety as safety
+from .sizing import all_sizes, clamp, estimate, extent_of
 
 #: Rows and columns of the accumulator at most, and rows at least where no matrix unit asks for more.
 _ROWS, _COLUMNS, _LEAST_ROWS = 128, 256, 32
@@ -37,12 +38,6 @@ _MAX_STAGES, _MIN_WARPS, _WARPS = 4, 4, 8
 #: Loads of a thread for operands that may be ahead of the product: each has an address and a mask. Rows that are not
 #: aligned take one per element; offline, 40 loads in 4 stages spill up to 1824 bytes.
 _MOST_AHEAD = 36
-#: Part of a thread's registers, in percent, that may be planned with where tiles reach past the end of an axis: masks
-#: take the rest. Offline, up to 528 bytes are spilled otherwise.
-_RAGGED_PERCENT = 70
-#: The same where operands reach the matrix unit through registers: offline for sm_80, 247 planned with spill 96 to 496
-#: bytes, 242 none.
-_FRAGMENT_PERCENT = 95
 #: Columns of a tile that is applied, as long as a thread holds no more of them than it accumulates: runs of at least
 #: 256 bytes, and by the assembler's figures the fewest registers (64 or 256 columns take up to 45 more).
 _APPLY_COLUMNS = 128
@@ -72,34 +67,28 @@ _SYNC_TILE = _Tile(m=64, n=64, warps=2, k=32, stages=4)
 _SYNC_FLAT_TILE = _Tile(m=32, n=128, warps=4, k=32, stages=4)
 
 
-class TritonMatmulTiledReductionEpilogueHeuristic:
+class TritonMatmulTiledReductionEpilogueHeuristic(Heuristic):
     name: ClassVar[str] = "TritonMatmulTiledReductionEpilogueHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         fact = facts.matmul_with_tiled_reduction_epilogue
         if fact is None:
-            return Verdict(eligible=False, reason="not matrix products with reductions over tiles of their output rows")
+            return Declined("not matrix products with reductions over tiles of their output rows")
         known = (fact.m_block_id, *fact.n_block_ids, *fact.k_block_ids, *fact.apply_axes)
         for axis in facts.tunable_axes:
             if axis.block_id not in known and not axis.on_grid:
-                return Verdict(eligible=False, reason=f"{axis.name} is a tile of neither a product nor its rows")
-        if _Sizer(facts, fact, target).first() is None:
-            return Verdict(eligible=False, reason="no tile of the product fits without spilling")
-        names = "+".join(dict.fromkeys(name for reduction in fact.reductions for name in reduction.names))
-        return Verdict(eligible=True, reason=f"{names} over tiles of rows of {len(fact.matmuls)} products")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
-        fact = facts.matmul_with_tiled_reduction_epilogue
-        assert fact is not None
+                return Declined(f"{axis.name} is a tile of neither a product nor its rows")
         sizer = _Sizer(facts, fact, target)
-        return tuple(map(sizer.proposal, sizer.tiles()))
+        tiles = sizer.tiles()
+        return tuple(map(sizer.proposal, tiles)) or Declined("no tile of the product fits without spilling")
 
 
 class _Sizer:
     def __init__(self, facts: KernelFacts, fact: MatmulWithTiledReductionEpilogueFact, target: Target) -> None:
         self.facts, self.fact, self.target = facts, fact, target
+        #: Whether the choices that were swept on H200 hold.
+        self.swept = target.has("wgmma") and target.memory is MemoryClass.FAST
         read = [max(product.lhs_dtype.itemsize, product.rhs_dtype.itemsize) for product in fact.matmuls]
         self.itemsize = max(*read, *(operand.itemsize for operand in facts.staged))
         self.fast = target.has("wgmma") or target.has("tcgen05")
@@ -122,7 +111,7 @@ class _Sizer:
             other = self.piped(rows, columns, blocks)
             if other is not None:
                 found.append(other)
-        if is_h200(self.target):
+        if self.swept:
             found = self.measured(found)
         yield from found
 
@@ -202,9 +191,8 @@ class _Sizer:
     def holds(self, tile: _Tile) -> bool:
         """Whether registers suffice."""
         predicted = self.predict(tile)
-        percent = _RAGGED_PERCENT if self.is_ragged(tile) else 100 if self.fast else _FRAGMENT_PERCENT
-        limit = percent * register_limit(tile.warps, self.target)
-        return not predicted.spill_risk and 100 * predicted.registers_per_thread <= limit
+        percent = safety.RAGGED if self.is_ragged(tile) else safety.ALL if self.fast else safety.FRAGMENTS
+        return not predicted.spill_risk and safety.within(predicted, percent)
 
     def fits(self, tile: _Tile) -> bool:
         """Whether as many blocks as wanted fit on an SM, and not too many loads run ahead."""
@@ -234,7 +222,7 @@ class _Sizer:
         sizes.update((n, clamp(tile.n, facts.axes[n])) for n in fact.n_block_ids)
         sizes.update((k, clamp(tile.k, facts.axes[k])) for k in fact.k_block_ids)
         held = _THREAD_ELEMENTS * tile.warps * self.target.warp_size
-        columns = min(_H200_APPLY_COLUMNS, tile.n) if is_h200(self.target) else _APPLY_COLUMNS
+        columns = min(_H200_APPLY_COLUMNS, tile.n) if self.swept else _APPLY_COLUMNS
         for block in fact.apply_axes:
             sizes[block] = clamp(min(columns, max(1, held // tile.m)), facts.axes[block])
         return sizes

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, PointwiseFact
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
-from ....hardware import Target
-from .sizing import is_wide, warps_for_threads
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import MemoryClass, Target
+from .sizing import warps_for_threads
 
 _TILE_BYTES, _WIDE_TILE_BYTES = 8192, 16384
 _WAVES, _WIDE_WAVES = 8, 4
@@ -35,34 +35,29 @@ _WIDE_ELEMENTS = ((1, 16), (4, 4))
 _WIDE_GATHER_ELEMENTS = 2
 
 
-class TritonPointwiseHeuristic:
+class TritonPointwiseHeuristic(Heuristic):
     name: ClassVar[str] = "TritonPointwiseHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
-        if facts.pointwise is None:
-            return Verdict(eligible=False, reason="the kernel does more than map elements")
-        return Verdict(eligible=True, reason=f"{facts.pointwise.total_numel} elements are mapped")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         fact = facts.pointwise
-        assert fact is not None
+        if fact is None:
+            return Declined("the kernel does more than map elements")
         goal, most = _tile_elements(fact, target)
         sizes = _distribute(goal, most, fact, facts, target)
         tile = math.prod(sizes.values())
-        threads = _wide_threads(tile, fact, target) if is_wide(target) else _threads(tile, fact)
+        threads = _wide_threads(tile, fact, target) if target.memory is MemoryClass.FASTEST else _threads(tile, fact)
         warps = warps_for_threads(threads, target)
         reason = f"{fact.slab_numel} elements of {fact.storage_itemsize} bytes per lane: tiles of {tile}, {warps} warps"
         return (
-            Proposal(reason=reason, block_sizes=sizes, loop_orders=_order(sizes, facts), num_warps=warps, num_stages=1),
+            Proposal(
+                reason=reason, block_sizes=sizes, loop_orders=_order(sizes, fact, facts), num_warps=warps, num_stages=1
+            ),
         )
 
 
-def _order(sizes: dict[int, int], facts: KernelFacts) -> dict[int, tuple[int, ...]]:
+def _order(sizes: dict[int, int], fact: PointwiseFact, facts: KernelFacts) -> dict[int, tuple[int, ...]]:
     """Neighbouring programs along the contiguous axis, so that those that run together share pages of memory."""
-    fact = facts.pointwise
-    assert fact is not None
     axes = facts.grid_axes
     if facts.num_roots != 1 or len(axes) < 2 or len(fact.contiguous_axes) != 1:
         return {}
@@ -76,7 +71,7 @@ def _order(sizes: dict[int, int], facts: KernelFacts) -> dict[int, tuple[int, ..
 
 def _tile_elements(fact: PointwiseFact, target: Target) -> tuple[float, float]:
     """Elements a tile should have, and the most that registers hold."""
-    wide = is_wide(target)
+    wide = target.memory is MemoryClass.FASTEST
     fetch = fact.slab_numel * fact.storage_itemsize * (fact.gather_stride if wide else 1)
     budget = (_WIDE_TILE_BYTES if wide else _TILE_BYTES) / fetch
     # a quarter of the register file, so that four blocks can share an SM

@@ -1,4 +1,4 @@
-"""Matrix products that none of the special rules takes: chains of them, sums over their rows, scans along their columns.
+"""Matrix products for which no rule promotes a seed: chains of them, sums over their rows, scans along their columns.
 
 Takes the first of a few tiles, from large to small, that fits without spilling and gives every SM a program, else the one
 that leaves the fewest idle. Products have a default of their own because the conservative config gives the matrix unit
@@ -14,23 +14,12 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import cdiv
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..resources.registers import register_limit
-from .attention import TritonAttentionHeuristic
-from .fallback import moderate_sizes
-from .matmul import TritonMatmulHeuristic
-from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueHeuristic
-from .row_epilogue import TritonRowEpilogueHeuristic
+from . import register_safety as safety
+from .moderate_sizes import moderate_sizes
 from .sizing import estimate, extent_of, wave_efficiency
 
-#: The rules that promote and come before.
-_SPECIAL = (
-    TritonRowEpilogueHeuristic(),
-    TritonMatmulTiledReductionEpilogueHeuristic(),
-    TritonAttentionHeuristic(),
-    TritonMatmulHeuristic(),
-)
 #: M and N of the tiles, from large to small.
 _SIDES = ((128, 128), (128, 64), (64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32), (16, 16))
 #: Bytes of the tiles along K (a line of the swizzle in which matrix units read shared memory, or half) and stages.
@@ -38,31 +27,19 @@ _PIPELINES = ((128, 3), (128, 2), (64, 3), (64, 2), (64, 1))
 _WARPS = (4, 8, 16)
 #: Waves are full enough at this efficiency.
 _WAVE_TARGET = 0.8
-#: Part of a thread's registers, in percent, that may be planned with: offline for sm_80, sm_90 and sm_100, 251 of 255
-#: planned with spill 272 to 508 bytes, 238 up to 88, 224 none.
-_REGISTER_PERCENT = 92
-#: The same where a thread has more than 256, half of them for matrix products alone: offline for gfx942 and gfx950, 329 of
-#: 512 planned with take 506, 347 spill 128 bytes and 403 up to 416.
-_WIDE_REGISTERS, _WIDE_PERCENT = 256, 60
 
 
-class TritonProductsHeuristic:
+class TritonProductsHeuristic(Heuristic):
     name: ClassVar[str] = "TritonProductsHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
+    stands_in: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         if not facts.matmuls:
-            return Verdict(eligible=False, reason="the kernel has no matrix product")
-        for other in _SPECIAL:
-            if other.is_eligible(facts, target).eligible:
-                return Verdict(eligible=False, reason=f"{other.name} knows this kind of product")
-        if next(_feasible(facts, target), None) is None:
-            return Verdict(eligible=False, reason="no tile of the products fits without spilling")
-        return Verdict(eligible=True, reason=f"{len(facts.matmuls)} matrix products of no special kind")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+            return Declined("the kernel has no matrix product")
         found = tuple(_feasible(facts, target))
+        if not found:
+            return Declined("no tile of the products fits without spilling")
         sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
         full = (p for p in sure if wave_efficiency(_programs(facts, p), target) >= _WAVE_TARGET)
         best = next(full, None) or max(sure, key=lambda p: wave_efficiency(_programs(facts, p), target))
@@ -74,7 +51,7 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[Proposal, bo
     whether it leaves registers."""
     itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
     least = target.min_dot(itemsize)[2]
-    percent = _WIDE_PERCENT if target.max_registers_per_thread > _WIDE_REGISTERS else _REGISTER_PERCENT
+    percent = safety.products(target)
     for m, n in _SIDES:
         for line, stages in _PIPELINES:
             k = max(least, line // itemsize)
@@ -82,10 +59,9 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[Proposal, bo
             warps = _fewest_warps(facts, target, sizes, stages)
             if warps is not None:
                 predicted = estimate(facts, target, sizes, warps, stages)
-                most = register_limit(warps, target) * percent // 100
                 reason = f"{m} x {n} x {k} tiles, {stages} stages, {predicted.registers_per_thread} registers"
                 proposal = Proposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
-                yield proposal, predicted.registers_per_thread <= most
+                yield proposal, safety.within(predicted, percent)
                 break
 
 

@@ -14,31 +14,23 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from .reduction_budget import Allocation, allocate, row_budget
+from .reduction_budget import Allocation, allocate, reduction_alone, row_budget
 from .reduction_launch import launch
 from .sizing import keep_load, stream_loads
 
 
-class TritonReductionHeuristic:
+class TritonReductionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonReductionHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
-        if facts.matmuls:
-            return Verdict(eligible=False, reason="the kernel has a matrix product")
-        primary = facts.primary_reduction
-        if primary is None:
-            return Verdict(eligible=False, reason="no reduction of known extent inside of a program")
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        primary = reduction_alone(facts)
+        if isinstance(primary, Declined):
+            return primary
         if not primary.full_extent:
-            return Verdict(
-                eligible=False, reason=f"the reduction over axis {primary.axis} is a loop of the kernel's own"
-            )
-        return Verdict(eligible=True, reason=f"{'+'.join(primary.names)} over a whole row of {primary.extent}")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+            return Declined(f"the reduction over axis {primary.axis} is a loop of the kernel's own")
         first = allocate(facts, target)
         proposals = [self._proposal(first, facts, target)]
         if not first.looped and first.chunks:

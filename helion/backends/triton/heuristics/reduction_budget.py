@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from ...._compiler.facts.records import AxisFact, KernelFacts, LiveTiles, ReductionFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
-from ....hardware import Target
-from .sizing import extent_of, is_wide
+from ....autotuner.proposal import Declined
+from ....hardware import MemoryClass, Target
+from .sizing import extent_of
 
 _REGISTER_BYTES = 4
 #: Part of the register file that live tiles may fill; the rest holds addresses and temporaries.
@@ -71,6 +72,13 @@ def allocate(facts: KernelFacts, target: Target, *, hold: bool = True) -> Alloca
     primary = facts.primary_reduction
     assert primary is not None
     return _Allocator(facts, target, primary, hold).run()
+
+
+def reduction_alone(facts: KernelFacts) -> ReductionFact | Declined:
+    """The reduction that sizes are allocated for, of a kernel without a matrix product."""
+    if facts.matmuls:
+        return Declined("the kernel has a matrix product")
+    return facts.primary_reduction or Declined("no reduction of known extent inside of a program")
 
 
 def column_axis(facts: KernelFacts, fact: ReductionFact) -> int | None:
@@ -233,4 +241,7 @@ class _Allocator:
         if axis.padded:
             size = min(size, axis.padded)
         applies = axis.extent is not None and axis.extent == self.primary.extent
-        return max(axis.min_size, min(size, _WIDE_APPLY_TILE) if applies and is_wide(self.target) else size)
+        return max(
+            axis.min_size,
+            min(size, _WIDE_APPLY_TILE) if applies and self.target.memory is MemoryClass.FASTEST else size,
+        )

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Predicted
-from ....hardware import Target
+from ....hardware import MemoryClass, Target
 from .reduction_budget import Allocation
-from .sizing import Chunks, Sizes, estimate, halve, is_wide, warps_for_threads
+from .sizing import Chunks, Sizes, estimate, halve, warps_for_threads
 
 #: Threads by the length of the row in elements; longer rows get the last entry's double.
 _THREADS = ((1024, 128), (4096, 256), (16384, 512))
@@ -40,9 +40,9 @@ def row_threads(found: Allocation, facts: KernelFacts, target: Target) -> int:
     extent = primary.extent
     threads = next((count for limit, count in _THREADS if extent <= limit), _MOST_THREADS)
     if found.reduced_away:
-        return max(threads, _WIDE_AWAY_THREADS if is_wide(target) else _AWAY_THREADS)
+        return max(threads, _WIDE_AWAY_THREADS if target.memory is MemoryClass.FASTEST else _AWAY_THREADS)
     applies = any(a.extent == extent and a.block_id != primary.axis and not a.on_grid for a in facts.tunable_axes)
-    if not is_wide(target) or found.looped or applies or len(facts.sized_reductions) != 1:
+    if target.memory is not MemoryClass.FASTEST or found.looped or applies or len(facts.sized_reductions) != 1:
         return threads
     if extent * max(1, primary.input_load_itemsize) * max(1, primary.num_loads) <= _LIGHT_ROW_BYTES:
         return next((count for limit, count in _WIDE_THREADS if extent <= limit), _WIDE_THREADS[-1][1])

@@ -1,4 +1,4 @@
-"""Which heuristics there are, per backend, the most specific first. The last one of each always applies."""
+"""Which heuristics there are, the most specific first. The last one always applies."""
 
 from __future__ import annotations
 
@@ -19,22 +19,20 @@ from .skinny_gemm import TritonSkinnyGemmHeuristic
 from .streaming_reduction import TritonStreamingReductionHeuristic
 from .user_tiled_reduction import TritonUserTiledReductionHeuristic
 
-HEURISTICS: dict[str, tuple[Heuristic, ...]] = {
-    "triton": (
-        TritonMatmulReductionEpilogueHeuristic(),
-        TritonRowEpilogueHeuristic(),
-        TritonMatmulTiledReductionEpilogueHeuristic(),
-        TritonAttentionHeuristic(),
-        TritonMatmulHeuristic(),
-        TritonSkinnyGemmHeuristic(),
-        TritonProductsHeuristic(),
-        TritonColumnReductionHeuristic(),
-        TritonFeatureGradientHeuristic(),
-        TritonStreamingReductionHeuristic(),
-        TritonReductionHeuristic(),
-        TritonUserTiledReductionHeuristic(),
-        TritonPointwiseHeuristic(),
-        TritonScatterHeuristic(),
-        TritonFallbackHeuristic(),
-    ),
-}
+HEURISTICS: tuple[Heuristic, ...] = (
+    TritonMatmulReductionEpilogueHeuristic(),
+    TritonRowEpilogueHeuristic(),
+    TritonMatmulTiledReductionEpilogueHeuristic(),
+    TritonAttentionHeuristic(),
+    TritonMatmulHeuristic(),
+    TritonSkinnyGemmHeuristic(),
+    TritonProductsHeuristic(),
+    TritonColumnReductionHeuristic(),
+    TritonFeatureGradientHeuristic(),
+    TritonStreamingReductionHeuristic(),
+    TritonReductionHeuristic(),
+    TritonUserTiledReductionHeuristic(),
+    TritonPointwiseHeuristic(),
+    TritonScatterHeuristic(),
+    TritonFallbackHeuristic(),
+)

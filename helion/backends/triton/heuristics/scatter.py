@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from .sizing import clamp, estimate, extent_of, grid_extent
 
@@ -26,23 +26,19 @@ _WAVES = 4
 _WARPS = 4
 
 
-class TritonScatterHeuristic:
+class TritonScatterHeuristic(Heuristic):
     name: ClassVar[str] = "TritonScatterHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         if facts.matmuls or facts.primary_reduction is not None:
-            return Verdict(eligible=False, reason="the kernel has a matrix product or a reduction of known extent")
+            return Declined("the kernel has a matrix product or a reduction of known extent")
         if facts.pointwise is not None:
-            return Verdict(eligible=False, reason="the kernel only maps elements")
+            return Declined("the kernel only maps elements")
         if facts.scans:
-            return Verdict(eligible=False, reason="the kernel scans its tiles")
+            return Declined("the kernel scans its tiles")
         if not facts.tunable_axes or not (facts.atomics or any(axis.extent is None for axis in facts.axes)):
-            return Verdict(eligible=False, reason="no atomics, and no loop from or to where data says")
-        return Verdict(eligible=True, reason=f"{len(facts.atomics)} atomics over {grid_extent(facts)} elements")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+            return Declined("no atomics, and no loop from or to where data says")
         sizes = _sizes(facts, target)
         while estimate(facts, target, sizes, _WARPS, 1).spill_risk:
             able = [axis for axis in facts.tunable_axes if sizes[axis.block_id] > axis.min_size]

@@ -12,9 +12,6 @@ from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from ..resources.predict import predict
 
-#: GB/s per SM that part H100 from H200, and H200 from B200.
-_BRISK, _WIDE = 30, 45
-
 
 def clamp(size: int, axis: AxisFact) -> int:
     """``size`` within what the kernel itself allows for the axis."""
@@ -106,18 +103,6 @@ def warps_for_threads(threads: int, target: Target) -> int:
     """``threads`` (of 32 lanes each, as on CUDA) as a legal number of the target's warps."""
     most = target.max_threads_per_block // target.warp_size
     return max(1, min(most, previous_power_of_2(threads // target.warp_size)))
-
-
-def is_wide(target: Target) -> bool:
-    """Whether memory feeds one SM so fast (over 45 GB/s; B200 has 54, H200 36, A100 19) that more, smaller blocks per
-    SM are needed to keep enough loads in flight."""
-    return target.bandwidth_gb_per_s / target.num_sms > _WIDE
-
-
-def is_h200(target: Target) -> bool:
-    """Whether choices measured on H200 hold: memory feeds an SM with wgmma at 30 to 45 GB/s (H200 36; H100, for which
-    others are published, 25; B200, likewise, 54)."""
-    return target.has("wgmma") and _BRISK < target.bandwidth_gb_per_s / target.num_sms <= _WIDE
 
 
 def stream_loads(facts: KernelFacts) -> dict[int, str]:

@@ -10,41 +10,34 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 
 _ASPECT = 8
 _TILE = (64, 64, 256)
 
 
-class TritonSkinnyGemmHeuristic:
+class TritonSkinnyGemmHeuristic(Heuristic):
     name: ClassVar[str] = "TritonSkinnyGemmHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = False
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         if len(facts.matmuls) != 1:
-            return Verdict(eligible=False, reason=f"the kernel has {len(facts.matmuls)} matrix products, not one")
+            return Declined(f"the kernel has {len(facts.matmuls)} matrix products, not one")
         fact = facts.matmuls[0]
         if fact.lhs_rank != 2 or fact.rhs_rank != 2:
-            return Verdict(eligible=False, reason="the product is batched")
-        if None in (fact.m_block_id, fact.n_block_id, fact.k_block_id):
-            return Verdict(eligible=False, reason="M, N and K of the product are not three tiles")
-        if not all(facts.axes[block].on_grid for block in (fact.m_block_id, fact.n_block_id) if block is not None):
-            return Verdict(eligible=False, reason="M or N of the product is not on the grid")
+            return Declined("the product is batched")
+        blocks = [b for b in (fact.m_block_id, fact.n_block_id, fact.k_block_id) if b is not None]
+        if len(blocks) != 3:
+            return Declined("M, N and K of the product are not three tiles")
+        if not all(facts.axes[block].on_grid for block in blocks[:2]):
+            return Declined("M or N of the product is not on the grid")
         m, n, k = fact.static_m, fact.static_n, fact.static_k
         if m is None or n is None or k is None:
-            return Verdict(eligible=False, reason="an extent of the product is not known when the kernel is compiled")
+            return Declined("an extent of the product is not known when the kernel is compiled")
         if max(m, n) < _ASPECT * min(m, n):
-            return Verdict(eligible=False, reason=f"{m} x {n} is not skinny: the aspect is below {_ASPECT}")
-        return Verdict(eligible=True, reason=f"{m} x {n} is skinny")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
-        fact = facts.matmuls[0]
-        blocks = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
-        extents = (fact.static_m, fact.static_n, fact.static_k)
+            return Declined(f"{m} x {n} is not skinny: the aspect is below {_ASPECT}")
         sizes = {}
-        for block, extent, wanted in zip(blocks, extents, _TILE, strict=True):
-            assert block is not None and extent is not None
+        for block, extent, wanted in zip(blocks, (m, n, k), _TILE, strict=True):
             sizes[block] = max(facts.axes[block].min_size, previous_power_of_2(min(wanted, extent)))
-        return (Proposal(reason=f"long runs of K for a product of {extents[0]} x {extents[1]}", block_sizes=sizes),)
+        return (Proposal(reason=f"long runs of K for a product of {m} x {n}", block_sizes=sizes),)

@@ -13,12 +13,12 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, ReductionFact
 from ...._shapes import next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Proposal, Verdict
-from ....hardware import Target
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import MemoryClass, Target
 from ..resources.traffic import work
-from .reduction_budget import Allocation, allocate
+from .reduction_budget import Allocation, allocate, reduction_alone
 from .reduction_launch import launch
-from .sizing import all_sizes, grid_extent, is_h200
+from .sizing import all_sizes, grid_extent
 
 #: Bytes of a program's rows: one 16-byte load for each of 256 threads, or two for 128. Half of it for heavy bodies.
 _PROGRAM_BYTES = 4096
@@ -53,46 +53,41 @@ _SHARED_BY = 4
 _REGISTER_BYTES = 4
 
 
-class TritonStreamingReductionHeuristic:
+class TritonStreamingReductionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonStreamingReductionHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
-        if not is_h200(target):
-            return Verdict(eligible=False, reason=f"measured for H200, not for {target.device}")
-        if facts.matmuls:
-            return Verdict(eligible=False, reason="the kernel has a matrix product")
-        primary = facts.primary_reduction
-        if primary is None:
-            return Verdict(eligible=False, reason="no reduction of known extent inside of a program")
-        sums_up = any(fact.per_feature_accumulator for fact in facts.reductions)
-        if sums_up or primary.carried_2d or allocate(facts, target).reduced_away:
-            return Verdict(eligible=False, reason="programs sum up many rows")
-        if primary.category not in ("user_tile", "full_slice"):
-            return Verdict(eligible=False, reason=f"axis {primary.axis} is spread over the grid")
-        return Verdict(eligible=True, reason=f"{'+'.join(primary.names)} over rows of {primary.extent}")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        if target.memory is not MemoryClass.FAST:
+            return Declined(f"measured for H200, not for {target.device}")
+        primary = reduction_alone(facts)
+        if isinstance(primary, Declined):
+            return primary
         found = allocate(facts, target)
-        primary = found.primary
-        busy = _is_busy(facts, primary, target)
-        width = _width(facts, primary, target, busy)
-        _set_width(found, facts, width)
-        rows = _set_rows(found, facts, target, busy)
-        chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target, busy))
-        way = "at once" if width >= facts.axes[primary.axis].padded else f"in chunks of {width}"
-        reason = f"{rows} rows of {primary.extent} per program, {way}, {chosen.num_warps} warps"
-        return (
-            Proposal(
-                reason=reason,
-                block_sizes=chosen.sizes,
-                reduction_loops=chosen.chunks,
-                num_warps=chosen.num_warps,
-                num_stages=1,
-                eviction=_eviction(facts, primary, width),
-            ),
-        )
+        sums_up = any(fact.per_feature_accumulator for fact in facts.reductions)
+        if sums_up or primary.carried_2d or found.reduced_away:
+            return Declined("programs sum up many rows")
+        if primary.category not in ("user_tile", "full_slice"):
+            return Declined(f"axis {primary.axis} is spread over the grid")
+        return (_proposal(found, facts, target),)
+
+
+def _proposal(found: Allocation, facts: KernelFacts, target: Target) -> Proposal:
+    primary = found.primary
+    busy = _is_busy(facts, primary, target)
+    width = _width(facts, primary, target, busy)
+    _set_width(found, facts, width)
+    rows = _set_rows(found, facts, target, busy)
+    chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target, busy))
+    way = "at once" if width >= facts.axes[primary.axis].padded else f"in chunks of {width}"
+    return Proposal(
+        reason=f"{rows} rows of {primary.extent} per program, {way}, {chosen.num_warps} warps",
+        block_sizes=chosen.sizes,
+        reduction_loops=chosen.chunks,
+        num_warps=chosen.num_warps,
+        num_stages=1,
+        eviction=_eviction(facts, primary, width),
+    )
 
 
 def _itemsize(primary: ReductionFact) -> int:

@@ -10,32 +10,24 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
-from ....autotuner.proposal import Proposal, Verdict
+from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from .reduction_budget import allocate, row_budget
+from .reduction_budget import allocate, reduction_alone, row_budget
 from .reduction_launch import launch
 from .sizing import keep_load
 
 
-class TritonUserTiledReductionHeuristic:
+class TritonUserTiledReductionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonUserTiledReductionHeuristic"
-    backend: ClassVar[str] = "triton"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def is_eligible(self, facts: KernelFacts, target: Target) -> Verdict:
-        if facts.matmuls:
-            return Verdict(eligible=False, reason="the kernel has a matrix product")
-        primary = facts.primary_reduction
-        if primary is None:
-            return Verdict(eligible=False, reason="no reduction of known extent inside of a program")
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        primary = reduction_alone(facts)
+        if isinstance(primary, Declined):
+            return primary
         if primary.category != "user_tile":
-            return Verdict(eligible=False, reason=f"the reduction over axis {primary.axis} is over a whole dimension")
-        return Verdict(eligible=True, reason=f"{'+'.join(primary.names)} over a loop of {primary.extent}")
-
-    def get_seed_configs(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
-        found = allocate(facts, target)
-        primary = found.primary
-        chosen = launch(found, facts, target)
+            return Declined(f"the reduction over axis {primary.axis} is over a whole dimension")
+        chosen = launch(allocate(facts, target), facts, target)
         applies = any(
             axis.extent == primary.extent and axis.block_id != primary.axis and not axis.on_grid
             for axis in facts.tunable_axes

@@ -209,7 +209,7 @@ def test_products_of_no_special_kind_have_a_default(gpu: str) -> None:
 
 def test_products_of_a_special_kind_are_left_to_their_rule() -> None:
     bound = matmul.bind((tensor(4096, 4096), tensor(4096, 4096)), target="sm_90")
-    assert "TritonMatmulHeuristic knows" in dict(bound.declined)["TritonProductsHeuristic"]
+    assert "TritonMatmulHeuristic promotes" in dict(bound.declined)["TritonProductsHeuristic"]
 
 
 # --- columns -------------------------------------------------------------------------------------------------------------

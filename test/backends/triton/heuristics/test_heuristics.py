@@ -16,7 +16,7 @@ from sample_kernels import add, attention, bmm, matmul_to_bf16, row_sum, scan, s
 
 import helion.language as hl
 from helion._compiler.facts.records import KernelFacts, LiveTile
-from helion.autotuner.proposal import Predicted, Proposal
+from helion.autotuner.proposal import Declined, Heuristic, Predicted, Proposal
 from helion.autotuner.seeds import MAX_SEEDS, make_seeds
 from helion.backends.triton.heuristics.attention import TritonAttentionHeuristic
 from helion.backends.triton.heuristics.fallback import TritonFallbackHeuristic
@@ -29,9 +29,11 @@ from helion.backends.triton.heuristics.matmul_tiled_reduction_epilogue import (
     TritonMatmulTiledReductionEpilogueHeuristic,
 )
 from helion.backends.triton.heuristics.pointwise import TritonPointwiseHeuristic
+from helion.backends.triton.heuristics.product_extents import Extents, product_extents
 from helion.backends.triton.heuristics.reduction import TritonReductionHeuristic
 from helion.backends.triton.heuristics.reduction_budget import allocate, row_budget
 from helion.backends.triton.heuristics.registry import HEURISTICS
+from helion.backends.triton.heuristics.row_epilogue import TritonRowEpilogueHeuristic
 from helion.backends.triton.heuristics.sizing import all_sizes, estimate
 from helion.backends.triton.heuristics.skinny_gemm import TritonSkinnyGemmHeuristic
 from helion.backends.triton.heuristics.user_tiled_reduction import TritonUserTiledReductionHeuristic
@@ -43,7 +45,19 @@ H100, B200 = target("h100"), target("b200")
 
 
 def promotes(name: str) -> bool:
-    return any(h.promote_seed_to_default for rules in HEURISTICS.values() for h in rules if h.name == name)
+    return any(h.promote_seed_to_default for h in HEURISTICS if h.name == name)
+
+
+def proposed(heuristic: Heuristic, facts: KernelFacts, gpu: Target) -> tuple[Proposal, ...]:
+    found = heuristic.propose(facts, gpu)
+    assert not isinstance(found, Declined), found.reason
+    return found
+
+
+def reason(heuristic: Heuristic, facts: KernelFacts, gpu: Target) -> str:
+    """Why it declines; empty where it does not."""
+    found = heuristic.propose(facts, gpu)
+    return found.reason if isinstance(found, Declined) else ""
 
 
 # --- kernels -------------------------------------------------------------------------------------------------------------
@@ -286,7 +300,7 @@ MATMULS = [
 
 
 def matmul_seed(facts: KernelFacts, gpu: Target) -> tuple[int, ...]:
-    first = TritonMatmulHeuristic().get_seed_configs(facts, gpu)[0]
+    first = proposed(TritonMatmulHeuristic(), facts, gpu)[0]
     fact = facts.matmuls[0]
     tile = [first.block_sizes[b] for b in (fact.m_block_id, fact.n_block_id, fact.k_block_id)]
     return (*tile, first.num_warps, first.num_stages, first.l2_groupings.get(0, 1))
@@ -323,12 +337,12 @@ def test_many_small_products(shape: tuple[int, ...], gpu: Target, expected: tupl
     batch, m, n, k = shape
     facts = facts_of(bmm, tensor(batch, m, k), tensor(batch, k, n))
     assert matmul_seed(facts, gpu) == expected
-    assert TritonMatmulHeuristic().get_seed_configs(facts, gpu)[0].block_sizes[0] == 1
+    assert proposed(TritonMatmulHeuristic(), facts, gpu)[0].block_sizes[0] == 1
 
 
 def test_matmul_alternates_are_turned_and_shorter() -> None:
     facts = facts_of(matmul_to_bf16, tensor(4096, 4096), tensor(4096, 4096))
-    found = TritonMatmulHeuristic().get_seed_configs(facts, H100)
+    found = proposed(TritonMatmulHeuristic(), facts, H100)
     tiles = [(dict(p.block_sizes), p.num_stages) for p in found]
     assert tiles == [
         ({0: 128, 1: 256, 2: 64}, 4),
@@ -344,21 +358,21 @@ def test_matmul_fits_everywhere(name: str) -> None:
         m, n, k = extents
         for dtype in (BF16, FP32, FP8):
             facts = facts_of(matmul_to_bf16, tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype))
-            first = TritonMatmulHeuristic().get_seed_configs(facts, gpu)[0]
+            first = proposed(TritonMatmulHeuristic(), facts, gpu)[0]
             predicted = estimate(facts, gpu, first.block_sizes, first.num_warps or 0, first.num_stages or 0)
             assert predicted.fits and predicted.spill_risk < 1, (extents, dtype, predicted)
 
 
 def test_matmul_declines() -> None:
-    verdict = TritonMatmulHeuristic().is_eligible
-    assert "0 matrix products" in verdict(facts_of(softmax, tensor(64, 64)), H100).reason
+    heuristic = TritonMatmulHeuristic()
+    assert "0 matrix products" in reason(heuristic, facts_of(softmax, tensor(64, 64)), H100)
     layer_norm = facts_of(matmul_layer_norm, tensor(64, 64), tensor(64, 128), tensor(128), tensor(128))
-    assert "not three tiles" in verdict(layer_norm, H100).reason
-    assert "2 matrix products" in verdict(attention_facts(64), H100).reason
+    assert "not three tiles" in reason(heuristic, layer_norm, H100)
+    assert "2 matrix products" in reason(heuristic, attention_facts(64), H100)
 
 
 def tiles_of(facts: KernelFacts, gpu: Target) -> list[tuple[tuple[int, ...], int | None, int | None]]:
-    found = TritonMatmulHeuristic().get_seed_configs(facts, gpu)
+    found = proposed(TritonMatmulHeuristic(), facts, gpu)
     return [(tuple(dict(sorted(p.block_sizes.items())).values()), p.num_warps, p.num_stages) for p in found]
 
 
@@ -384,7 +398,7 @@ def test_loops_without_a_product_get_tiles_of_their_own() -> None:
 def test_rows_of_groups_are_as_many_as_there_are_on_average() -> None:
     offsets = torch.empty(17, dtype=torch.int32, device="meta")
     facts = facts_of(grouped, tensor(32768, 2048), tensor(16, 2048, 4096), offsets)
-    assert "2048 x 4096 x 2048" in TritonMatmulHeuristic().is_eligible(facts, H100).reason
+    assert product_extents(facts) == Extents(m=2048, n=4096, k=2048, batch=16, span=None)
     # N, M, K; no more than 128 rows and 3 stages, whose masks are in registers
     assert tiles_of(facts, H100) == [((128, 128, 64), 8, 3)]
     few = facts_of(grouped, tensor(512, 2048), tensor(16, 2048, 4096), offsets)
@@ -402,10 +416,9 @@ def test_skinny_gemm() -> None:
     heuristic = TritonSkinnyGemmHeuristic()
     for (m, n, k), expected in (((1024, 8192, 4096), (64, 64, 256)), ((16, 8192, 128), (16, 64, 128))):
         facts = facts_of(matmul_to_bf16, tensor(m, k), tensor(k, n))
-        assert heuristic.is_eligible(facts, H100).eligible
-        assert tuple(heuristic.get_seed_configs(facts, H100)[0].block_sizes.values()) == expected
-    square = heuristic.is_eligible(facts_of(matmul_to_bf16, tensor(4096, 4096), tensor(4096, 4096)), H100)
-    assert not square.eligible and "not skinny" in square.reason
+        assert tuple(proposed(heuristic, facts, H100)[0].block_sizes.values()) == expected
+    square = facts_of(matmul_to_bf16, tensor(4096, 4096), tensor(4096, 4096))
+    assert "not skinny" in reason(heuristic, square, H100)
 
 
 # --- matrix product and reduction ----------------------------------------------------------------------------------------
@@ -431,12 +444,10 @@ def test_epilogue_published(n: int, half: tuple[int, ...] | None, single: tuple[
     for dtype, expected in ((BF16, half), (FP32, single)):
         args = (tensor(131072, 512, dtype=dtype), tensor(512, n, dtype=dtype), tensor(n), tensor(n))
         facts = facts_of(matmul_layer_norm, *args)
-        verdict = heuristic.is_eligible(facts, H100)
-        assert verdict.eligible == (expected is not None), verdict
         if expected is None:
-            assert "bytes of shared memory are needed" in verdict.reason
+            assert "bytes of shared memory are needed" in reason(heuristic, facts, H100)
             continue
-        first = heuristic.get_seed_configs(facts, H100)[0]
+        first = proposed(heuristic, facts, H100)[0]
         fact = facts.matmul_with_reduction_epilogue
         assert fact is not None
         tile = (first.block_sizes[fact.m_block_id], first.block_sizes[fact.k_block_id])
@@ -458,10 +469,10 @@ def test_staged_budget_comes_from_the_target(name: str, budget: int) -> None:
 
 
 def test_epilogue_declines() -> None:
-    verdict = TritonMatmulReductionEpilogueHeuristic().is_eligible
-    assert not verdict(facts_of(matmul_to_bf16, tensor(64, 64), tensor(64, 64)), H100).eligible
-    assert not verdict(facts_of(softmax, tensor(64, 64)), H100).eligible
-    assert not verdict(attention_facts(64), H100).eligible
+    product = facts_of(matmul_to_bf16, tensor(64, 64), tensor(64, 64))
+    for facts in (product, facts_of(softmax, tensor(64, 64)), attention_facts(64)):
+        for heuristic in (TritonMatmulReductionEpilogueHeuristic(), TritonRowEpilogueHeuristic()):
+            assert "not one matrix product with one reduction" in reason(heuristic, facts, H100)
 
 
 def epilogue_seeds(n: int, dtype: torch.dtype, gpu: Target) -> list[tuple[int, int | None, int | None]]:
@@ -471,7 +482,7 @@ def epilogue_seeds(n: int, dtype: torch.dtype, gpu: Target) -> list[tuple[int, i
     )
     fact = facts.matmul_with_reduction_epilogue
     assert fact is not None and fact.m_block_id is not None
-    found = TritonMatmulReductionEpilogueHeuristic().get_seed_configs(facts, gpu)
+    found = proposed(TritonMatmulReductionEpilogueHeuristic(), facts, gpu)
     return [(p.block_sizes[fact.m_block_id], p.num_warps, p.num_stages) for p in found]
 
 
@@ -495,14 +506,13 @@ TILED = [
 
 
 def tiled_seeds(facts: KernelFacts, gpu: Target) -> list[tuple[int, ...]]:
-    found = TritonMatmulTiledReductionEpilogueHeuristic().get_seed_configs(facts, gpu)
+    found = proposed(TritonMatmulTiledReductionEpilogueHeuristic(), facts, gpu)
     return [(*dict(sorted(p.block_sizes.items())).values(), p.num_warps or 0, p.num_stages or 0) for p in found]
 
 
 @pytest.mark.parametrize(("name", "dtype", "expected"), TILED, ids=[f"{name}-{dtype}" for name, dtype, _ in TILED])
 def test_tiled_epilogue(name: str, dtype: torch.dtype, expected: list[tuple[int, ...]]) -> None:
     facts = facts_of(matmul_rms_norm_tiled, tensor(131072, 512, dtype=dtype), tensor(512, 2048, dtype=dtype))
-    assert TritonMatmulTiledReductionEpilogueHeuristic().is_eligible(facts, target(name)).eligible
     assert tiled_seeds(facts, target(name)) == expected
 
 
@@ -513,7 +523,7 @@ def test_tiled_epilogue_fits_everywhere(name: str) -> None:
         for dtype in (BF16, FP32, FP8):
             for kernel in (matmul_rms_norm_tiled, matmul_largest):
                 facts = facts_of(kernel, tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype))
-                for found in TritonMatmulTiledReductionEpilogueHeuristic().get_seed_configs(facts, gpu):
+                for found in proposed(TritonMatmulTiledReductionEpilogueHeuristic(), facts, gpu):
                     predicted = estimate(facts, gpu, found.block_sizes, found.num_warps or 0, found.num_stages or 0)
                     assert predicted.fits and not predicted.spill_risk, (m, k, n, dtype, found)
 
@@ -547,15 +557,15 @@ def test_two_products_share_the_registers() -> None:
 
 
 def test_tiled_epilogue_is_no_plain_product() -> None:
-    tiled = TritonMatmulTiledReductionEpilogueHeuristic().is_eligible
+    tiled = TritonMatmulTiledReductionEpilogueHeuristic()
     for kernel in (matmul_rms_norm_tiled, matmul_largest):
         facts = facts_of(kernel, tensor(4096, 4096), tensor(4096, 512))
-        assert tiled(facts, H100).eligible
-        assert "reduced in the same program" in TritonMatmulHeuristic().is_eligible(facts, H100).reason
-        assert "not on the grid" in TritonSkinnyGemmHeuristic().is_eligible(facts, H100).reason
+        assert proposed(tiled, facts, H100)
+        assert "reduced in the same program" in reason(TritonMatmulHeuristic(), facts, H100)
+        assert "not on the grid" in reason(TritonSkinnyGemmHeuristic(), facts, H100)
     layer_norm = facts_of(matmul_layer_norm, tensor(64, 64), tensor(64, 128), tensor(128), tensor(128))
     for facts in (layer_norm, facts_of(matmul_to_bf16, tensor(64, 64), tensor(64, 64)), attention_facts(64)):
-        assert not tiled(facts, H100).eligible
+        assert reason(tiled, facts, H100)
     assert promotes("TritonMatmulTiledReductionEpilogueHeuristic")
 
 
@@ -577,10 +587,8 @@ def with_live_rows(facts: KernelFacts, count: int, **changes: Any) -> KernelFact
 
 
 def reduction_seed(facts: KernelFacts, gpu: Target) -> Proposal:
-    for heuristic in (TritonReductionHeuristic(), TritonUserTiledReductionHeuristic()):
-        if heuristic.is_eligible(facts, gpu).eligible:
-            return heuristic.get_seed_configs(facts, gpu)[0]
-    raise AssertionError("no reduction heuristic applies")
+    whole, tiled = TritonReductionHeuristic(), TritonUserTiledReductionHeuristic()
+    return proposed(tiled if reason(whole, facts, gpu) else whole, facts, gpu)[0]
 
 
 def row_seed(facts: KernelFacts, gpu: Target) -> tuple[list[int], list[int | None], int | None]:
@@ -691,12 +699,12 @@ def test_no_reduction_seed_is_predicted_to_spill() -> None:
 def test_reductions_decline() -> None:
     whole, tiled = TritonReductionHeuristic(), TritonUserTiledReductionHeuristic()
     product = facts_of(matmul_to_bf16, tensor(64, 64), tensor(64, 64))
-    assert "matrix product" in whole.is_eligible(product, H100).reason
-    assert "matrix product" in tiled.is_eligible(product, H100).reason
+    assert "matrix product" in reason(whole, product, H100)
+    assert "matrix product" in reason(tiled, product, H100)
     elementwise = facts_of(add, tensor(64, 64), tensor(64, 64))
-    assert "no reduction" in whole.is_eligible(elementwise, H100).reason
-    assert not tiled.is_eligible(facts_of(softmax, tensor(64, 64)), H100).eligible
-    assert not whole.is_eligible(facts_of(welford, tensor(64, 64)), H100).eligible
+    assert "no reduction" in reason(whole, elementwise, H100)
+    assert reason(tiled, facts_of(softmax, tensor(64, 64)), H100)
+    assert reason(whole, facts_of(welford, tensor(64, 64)), H100)
 
 
 @pytest.mark.parametrize("name", known_targets())
@@ -704,7 +712,7 @@ def test_one_reduction_heuristic_applies_to_each_kernel(name: str) -> None:
     for kernel, args in ((softmax, (tensor(64, 64),)), (welford, (tensor(64, 64),))):
         facts = facts_of(kernel, *args)
         both = (TritonReductionHeuristic(), TritonUserTiledReductionHeuristic())
-        assert sum(h.is_eligible(facts, target(name)).eligible for h in both) == 1
+        assert sum(bool(reason(heuristic, facts, target(name))) for heuristic in both) == 1
 
 
 # --- elementwise ---------------------------------------------------------------------------------------------------------
@@ -728,13 +736,13 @@ def test_pointwise_published(kernel: Any, args: Any, hopper: Any, blackwell: Any
     facts = facts_of(kernel, *args)
     for gpu, expected in ((H100, hopper), (B200, blackwell)):
         if expected is not None:
-            first = TritonPointwiseHeuristic().get_seed_configs(facts, gpu)[0]
+            first = proposed(TritonPointwiseHeuristic(), facts, gpu)[0]
             assert ([first.block_sizes[a.block_id] for a in facts.tunable_axes], first.num_warps) == expected
 
 
 def test_pointwise_declines_where_tiles_change_results() -> None:
-    assert not TritonPointwiseHeuristic().is_eligible(facts_of(scan, tensor(64, 64)), H100).eligible
-    assert not TritonPointwiseHeuristic().is_eligible(facts_of(softmax, tensor(64, 64)), H100).eligible
+    assert reason(TritonPointwiseHeuristic(), facts_of(scan, tensor(64, 64)), H100)
+    assert reason(TritonPointwiseHeuristic(), facts_of(softmax, tensor(64, 64)), H100)
 
 
 # --- the rest ------------------------------------------------------------------------------------------------------------
@@ -750,9 +758,7 @@ def test_attention_takes_a_tile_that_fits(name: str) -> None:
     gpu = target(name)
     for head in (64, 128):
         facts = attention_facts(head)
-        verdict = TritonAttentionHeuristic().is_eligible(facts, gpu)
-        assert verdict.eligible, verdict.reason
-        first = TritonAttentionHeuristic().get_seed_configs(facts, gpu)[0]
+        first = proposed(TritonAttentionHeuristic(), facts, gpu)[0]
         predicted = estimate(facts, gpu, first.block_sizes, first.num_warps or 0, first.num_stages or 0)
         assert predicted.fits and predicted.spill_risk == 0
 
@@ -769,8 +775,7 @@ def test_fallback_is_legal_everywhere(name: str) -> None:
         attention_facts(128),
     ):
         heuristic = TritonFallbackHeuristic()
-        assert heuristic.is_eligible(facts, gpu).eligible
-        (first,) = heuristic.get_seed_configs(facts, gpu)
+        (first,) = proposed(heuristic, facts, gpu)
         found = estimate(
             facts, gpu, first.block_sizes, first.num_warps or 0, first.num_stages or 0, first.reduction_loops
         )
@@ -779,11 +784,10 @@ def test_fallback_is_legal_everywhere(name: str) -> None:
 
 
 def test_registry_ends_in_the_fallback_and_names_are_unique() -> None:
-    for backend, heuristics in HEURISTICS.items():
-        names = [h.name for h in heuristics]
-        assert len(set(names)) == len(names)
-        assert names[-1] == "TritonFallbackHeuristic"
-        assert all(h.backend == backend and h.name == type(h).__name__ for h in heuristics)
+    names = [h.name for h in HEURISTICS]
+    assert len(set(names)) == len(names)
+    assert names[-1] == "TritonFallbackHeuristic"
+    assert names == [type(h).__name__ for h in HEURISTICS]
 
 
 # --- seeds ---------------------------------------------------------------------------------------------------------------
@@ -825,20 +829,20 @@ def legal(facts: KernelFacts, gpu: Target, seen: list[Proposal] | None = None) -
 )  # fmt: skip
 def test_seeds_are_ranked_and_every_heuristic_is_accounted_for(kernel: Any, args: Any, first: str) -> None:
     facts = facts_of(kernel, *args)
-    report = make_seeds(facts, H100, HEURISTICS["triton"], legal(facts, H100))
+    report = make_seeds(facts, H100, HEURISTICS, legal(facts, H100))
     assert report.seeds[0].heuristic == first
     assert 1 <= len(report.seeds) <= MAX_SEEDS
     assert len({seed.config for seed in report.seeds}) == len(report.seeds)
     given = {seed.heuristic for seed in report.seeds}
     declined = [name for name, _ in report.declined]
     assert not given & set(declined) and len(set(declined)) == len(declined)
-    assert given | set(declined) == {h.name for h in HEURISTICS["triton"]}
+    assert given | set(declined) == {h.name for h in HEURISTICS}
     assert all(reason for _, reason in report.declined) and all(seed.reason for seed in report.seeds)
 
 
 def test_refused_proposals_give_their_reasons() -> None:
     facts = facts_of(softmax, tensor(64, 64))
-    report = make_seeds(facts, H100, HEURISTICS["triton"], lambda proposal: "131072 bytes are needed, 65536 are there")
+    report = make_seeds(facts, H100, HEURISTICS, lambda proposal: "131072 bytes are needed, 65536 are there")
     assert report.seeds == ()
     assert dict(report.declined)["TritonFallbackHeuristic"] == "131072 bytes are needed, 65536 are there"
 
@@ -846,7 +850,7 @@ def test_refused_proposals_give_their_reasons() -> None:
 def test_equal_configs_are_one_seed_of_the_first_heuristic() -> None:
     facts = facts_of(softmax, tensor(64, 64))
     one = (Config(num_warps=4), estimate(facts, H100, {}, 4, 1))
-    report = make_seeds(facts, H100, HEURISTICS["triton"], lambda proposal: one)
+    report = make_seeds(facts, H100, HEURISTICS, lambda proposal: one)
     assert [seed.heuristic for seed in report.seeds] == ["TritonReductionHeuristic"]
     assert dict(report.declined)["TritonFallbackHeuristic"] == "same config as a seed of TritonReductionHeuristic"
 

@@ -1,0 +1,36 @@
+"""How much of a thread's registers may be planned with: the predictions are 12 % off in the median, and what the estimate
+does not see depends on what goes through the registers.
+
+One line per kind of kernel, in percent of what a block leaves each thread; "offline" is ptxas for sm_80 to sm_120 and LLVM
+for gfx942 and gfx950 (Triton 3.7, scripts/prove_seeds.py).
+"""
+
+from __future__ import annotations
+
+from ....autotuner.proposal import Predicted
+from ....hardware import Target
+
+#: All of them: the prediction as it is.
+ALL = 100
+#: Scores, their softmax and the output: of eleven seeds of 88 % and more seven spill 24 to 264 bytes, of fourteen of at
+#: most 86 % none.
+ATTENTION = 87
+#: Several products: 251 of 255 planned with spill 272 to 508 bytes, 238 up to 88, 224 none.
+PRODUCTS = 92
+#: The same where a thread has more than 256, half of them for matrix products alone: 329 of 512 planned with take 506,
+#: 347 spill 128 bytes and 403 up to 416.
+PRODUCTS_WIDE, _WIDE_REGISTERS = 60, 256
+#: Operands that reach the matrix unit through registers, for sm_80: 247 planned with spill 96 to 496 bytes, 242 none.
+FRAGMENTS = 95
+#: Tiles that reach past the end of an axis: masks take the rest; up to 528 bytes are spilled otherwise.
+RAGGED = 70
+
+
+def products(target: Target) -> int:
+    """Percent for several products on ``target``."""
+    return PRODUCTS_WIDE if target.max_registers_per_thread > _WIDE_REGISTERS else PRODUCTS
+
+
+def within(predicted: Predicted, percent: int) -> bool:
+    """Whether ``percent`` of the registers that a thread may have hold what is predicted."""
+    return predicted.registers_per_thread <= predicted.register_limit * percent // 100
