@@ -73,7 +73,7 @@ class Analysis:
 
     def predict(self, config: Config) -> Predicted:
         """What a launch of a normalised config takes."""
-        return self.backend.predict(self.facts, self.space.sizes(config), config, self.target)
+        return self.backend.predict(self.facts, self.space.decode(config), self.target)
 
     @functools.cached_property
     def rollable(self) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ class Analysis:
     def space(self) -> ConfigSpace:
         if not self.program.roots:
             raise exc.NoDeviceLoopsInKernel(kernel=self.name)
-        return space.build_space(self.program, self.rollable, self.target, self.settings, self.settings.backend)
+        return space.build_space(self.program, self.rollable, self.target, self.settings, self.backend.keys)
 
     @functools.cached_property
     def seeds(self) -> SeedReport:
@@ -136,7 +136,7 @@ class Analysis:
             return None
         space = self.space
         needed = min(
-            self.backend.predict(self.facts, space.fewest(config), config, self.target).shared_bytes
+            self.backend.predict(self.facts, space.fewest(config), self.target).shared_bytes
             for config in (space.conservative(), space.smallest())
         )
         if (needed - _SHARED_BYTES) / _SHARED_FACTOR <= self.target.smem_per_block_bytes:
@@ -153,7 +153,7 @@ class Analysis:
         """The module for a normalised config; made once."""
         code = self._codes.get(config)
         if code is None:
-            plan = self.backend.plan(self.program, self.rollable, config, self.settings, self.target)
+            plan = self.backend.plan(self.program, self.space.decode(config), self.target, self.settings)
             code = self._codes[config] = Code(plan, self.backend.emit(plan))
         return code
 

@@ -53,4 +53,4 @@ def facts_of(fn: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: 
 def space_of(fn: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: Any) -> ConfigSpace:
     """The configs of a kernel for a target."""
     program = program_of(fn, *args, on=on, **settings)
-    return build_space(program, rollable_blocks(program)[0], target(on), Settings(**settings))
+    return build_space(program, rollable_blocks(program)[0], target(on), Settings(**settings), BACKENDS["triton"].keys)

@@ -60,9 +60,10 @@ INNER = {
         "facts",
         "pipeline",
     ),
-    # The search space turns a heuristic's proposal into lists, so what a proposal is stands above it.
+    # The search space turns a heuristic's proposal into lists, so what these are stands above it.
     "autotuner": (
         "proposal",
+        "decisions",
         "space",
         "legalise",
         "seeds",

@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._shapes import Expr, hint_of, next_power_of_2
-from .ir.grammar import Block, Program
-
-
-def chunks(rollable: tuple[int, ...], config: Mapping[str, Any]) -> dict[int, int]:
-    """Chunk sizes, in elements, of the whole dimensions that the config loops over, by block id."""
-    return {b: c for b, c in zip(rollable, config["reduction_loops"], strict=True) if c is not None}
+from .ir.grammar import Block
 
 
 def padded_extent(block: Block) -> int:
@@ -26,16 +21,3 @@ def fixed_size(block: Block, config: Mapping[str, Any]) -> int:
         return max(int(block.size.evaluate(lambda leaf: config[leaf.args[0]])), 1)
     assert isinstance(block.size, int)
     return block.size
-
-
-def block_sizes(program: Program, rollable: tuple[int, ...], config: Mapping[str, Any]) -> dict[int, int]:
-    """The size in elements of every block of the program as traced, by block id."""
-    tunable = [block.id for block in program.blocks if block.tunable]
-    sizes = dict(zip(tunable, config["block_sizes"], strict=True))
-    looped = chunks(rollable, config)
-    for block in program.blocks:
-        if block.kind == "full":
-            sizes[block.id] = looped.get(block.id) or padded_extent(block)
-        elif not block.tunable:
-            sizes[block.id] = fixed_size(block, config)
-    return sizes

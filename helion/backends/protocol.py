@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from .._compiler.facts.records import KernelFacts
     from .._compiler.ir.grammar import Program
     from .._compiler.passes.schedule import Step
+    from ..autotuner.decisions import Decisions
     from ..autotuner.proposal import Heuristic, Predicted
+    from ..autotuner.space.own import OwnKeys
+    from ..autotuner.space.survey import Survey
     from ..config import Config
     from ..hardware import Target
     from ..settings import Settings
@@ -69,8 +72,13 @@ class Backend(Protocol[P]):
         """What it cannot do on a target at all, whatever the config."""
         ...
 
-    def predict(self, facts: KernelFacts, sizes: Mapping[int, int], config: Config, target: Target) -> Predicted:
-        """What one launch takes; ``sizes`` has the elements of every block under the normalised ``config``."""
+    def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+        """Its own keys of a config for ``program``, and the rules that settle what a config decides: the only place that
+        says what this backend cannot have."""
+        ...
+
+    def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+        """What one launch takes."""
         ...
 
     def lighter(self, config: Config) -> Mapping[str, Any] | None:
@@ -81,10 +89,8 @@ class Backend(Protocol[P]):
         """Keys of ``config`` with which a tile is spread over as many registers as a program can have."""
         ...
 
-    def plan(
-        self, program: Program, rollable: tuple[int, ...], config: Config, settings: Settings, target: Target
-    ) -> P:
-        """Every decision of the normalised ``config`` about ``program``."""
+    def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> P:
+        """What the decisions of a normalised config come to for ``program``."""
         ...
 
     def emit(self, plan: P) -> str:

@@ -16,14 +16,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Every declared function and where it may be called.
 DECLARED: dict[Any, Where] = {}
+#: Those of them whose first argument is a function, or the name of a global that holds one.
+TAKES_FUNCTION: set[Any] = set()
 
 
-def declare(where: Where) -> Callable[[_F], _F]:
+def declare(where: Where, *, takes_function: bool = False) -> Callable[[_F], _F]:
     """Declare a function of the language. Called outside of a kernel it raises ``exc.NotInsideKernel``; in a kernel that
     runs eagerly it calls its reference.
 
     ``where`` is ``host`` (before the device loops), ``device`` (inside them), ``both``, or ``loop`` (only as the
-    iterable of a for statement).
+    iterable of a for statement). ``takes_function``: its first argument is a function, or the name of a global that
+    holds one.
     """
 
     def wrap(fn: _F) -> _F:
@@ -35,6 +38,8 @@ def declare(where: Where) -> Callable[[_F], _F]:
             return session.call_declared(outside, where, args, kwargs)
 
         DECLARED[outside] = where
+        if takes_function:
+            TAKES_FUNCTION.add(outside)
         return outside  # type: ignore[return-value]
 
     return wrap

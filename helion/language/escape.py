@@ -43,7 +43,7 @@ def inline_triton(triton_source: str, args: Any, output_like: Any) -> Any:
     """
 
 
-@declare("device")
+@declare("device", takes_function=True)
 def triton_kernel(function: Any, args: Any, output_like: Any) -> Any:
     """Call a ``@triton.jit`` function of the user's, or the one that a global of the user's module has the name of, or
     one whose source is given. Its text, and that of the functions and constants it names, is copied into the generated

@@ -16,7 +16,6 @@ from helion import exc
 from helion._compiler.ir.grammar import DotAttrs
 from helion._compiler.ir.verifier import verify
 from helion._compiler.passes.subtile import subtile, subtile_blocks
-from helion._compiler.sizes import block_sizes
 from helion._testing import check, map_tensors
 
 
@@ -182,7 +181,7 @@ def test_programs_are_well_formed(count: int) -> None:
         bound = kernel.bind(args)
         program = bound._analysis.program
         config = bound.config_spec.normalize(helion.Config(block_sizes=[64] * len(bound.config_spec.tunable)))
-        sizes = block_sizes(program, bound._analysis.rollable, config)
+        sizes = bound.config_spec.sizes(config)
         split = verify(subtile(program, count, sizes), "subtile")
         stores = [sum(op.kind == "store" for op in p.walk()) for p in (program, split)]
         assert stores[1] == count * stores[0]

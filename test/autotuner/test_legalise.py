@@ -31,7 +31,9 @@ meta = functools.partial(tensor, dtype=torch.float16)
 def bound(kernel: Callable[..., Any], *args: torch.Tensor, on: str = "sm_90") -> tuple[ConfigSpace, KernelFacts]:
     program = program_of(kernel, *args, on=on)
     rollable = rollable_blocks(program)[0]
-    return build_space(program, rollable, target(on), Settings()), collect_facts(program, rollable)
+    return build_space(program, rollable, target(on), Settings(), BACKENDS["triton"].keys), collect_facts(
+        program, rollable
+    )
 
 
 def prediction(*, shared_bytes: int, fits: bool) -> Predicted:

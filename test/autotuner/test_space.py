@@ -25,7 +25,6 @@ from helion.autotuner.proposal import Proposal
 from helion.autotuner.space import ConfigSpace, build_space
 from helion.autotuner.space.fields import adjacent, nearest, values_of
 from helion.backends import BACKENDS
-from helion.backends.triton.plan.build import build_plan
 from helion.config import Config
 from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
 from helion.hardware import target
@@ -133,7 +132,7 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "xpu")
 def any_space(kernel: str, on: str) -> tuple[Program, ConfigSpace]:
     function, args = KERNELS[kernel]
     program = program_of(function, *args, on=on)
-    return program, build_space(program, rollable_blocks(program)[0], target(on), Settings())
+    return program, build_space(program, rollable_blocks(program)[0], target(on), Settings(), BACKENDS["triton"].keys)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -346,12 +345,6 @@ def test_setting_turns_warp_specialization_off() -> None:
     space = MATMUL(on="sm_100", allow_warp_specialize=False)
     with pytest.raises(exc.InvalidConfig, match="the setting allow_warp_specialize is off"):
         space.normalize(Config(range_warp_specializes=[True]))
-
-
-def test_other_backends_have_no_space() -> None:
-    program = program_of(softmax, meta(8, 8))
-    with pytest.raises(exc.BackendUnsupported, match="not supported by the cute backend"):
-        build_space(program, (), target("sm_90"), Settings(), "cute")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -649,7 +642,7 @@ def test_grids_of_a_size_that_depends_on_data_are_persistent() -> None:
     first, second = root.axes
     axes = (first, dataclasses.replace(second, end=OperandRef(0)))
     program = dataclasses.replace(program, roots=(dataclasses.replace(root, axes=axes),))
-    space = build_space(program, (), target("sm_90"), Settings())
+    space = build_space(program, (), target("sm_90"), Settings(), BACKENDS["triton"].keys)
     assert space.conservative()["pid_type"] == "persistent_blocked"
     for pid_type in ("flat", "xyz"):
         with pytest.raises(exc.InvalidConfig, match="the size of the grid depends on data"):
@@ -785,8 +778,7 @@ def test_random_configs_are_legal(kernel: str, on: str, seed: int) -> None:
     sizes = space.sizes(config)
     assert sizes.keys() == {block.id for block in program.blocks}
     assert all(volume.numel(sizes) <= space.target.max_tensor_numel for volume in space.survey.volumes)
-    mechanisms, steps = frozenset(("pointer",)), BACKENDS["triton"].steps
-    plan = build_plan(program, space.rollable, config, Settings(), space.target, mechanisms, steps)
+    plan = BACKENDS["triton"].plan(program, space.decode(config), space.target, Settings())
     assert plan.launch.pid_type == config["pid_type"]
 
 
@@ -845,7 +837,9 @@ def test_open_extents_do_not_bound_the_tiles() -> None:
         )
         return dataclasses.replace(program, blocks=blocks)
 
-    space = build_space(dynamic(program_of(softmax, meta(3, 100))), (1,), target("sm_90"), Settings())
+    space = build_space(
+        dynamic(program_of(softmax, meta(3, 100))), (1,), target("sm_90"), Settings(), BACKENDS["triton"].keys
+    )
     config = space.normalize(Config(block_sizes=[64], reduction_loops=[1024]))
     assert (config["block_sizes"], config["reduction_loops"]) == ([64], [1024])
     assert space.conservative()["block_sizes"] == [32]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from helion._testing import import_path
-from helion.autotuner.space.core import VERBATIM_PREFIX
 from helion.autotuner.space.fields import PerAccess, PerSlot, Scalar
+from helion.backends.triton.space import VERBATIM_PREFIX
 from helion.config import KEYS, SINGULAR
 from helion.fields import EnumFragment
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,35 +17,14 @@ from ..._names import identifier
 from ..._shapes import Expr, Number, static_dims
 from ...language.constants import ConstExpr
 from .frames import lift_object
+from .state import Origin, TraceState
 from .values import HostTensorValue
-
-if TYPE_CHECKING:
-    from .tracer import Tracer
-
-Origin = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A run-time number of the arguments: ``source`` is the host expression, ``origin`` the path ``("arg", position,
-    step ...)`` that leads to it, where a step is an index, a key, an attribute name or a method with its arguments, as in
-    ``("size", dim)``."""
-
-    name: str
-    source: str
-    origin: Origin
-
-    @property
-    def is_size(self) -> bool:
-        """Whether it is the size of a dimension that is neither 0 nor 1."""
-        step = self.origin[-1] if self.origin else None
-        return isinstance(step, tuple) and step[0] == "size"
 
 
 class Arguments:
     """Lifts arguments one after the other; equal dynamic sizes meet here."""
 
-    def __init__(self, t: Tracer, reassigned: frozenset[str], static: bool) -> None:
+    def __init__(self, t: TraceState, reassigned: frozenset[str], static: bool) -> None:
         self.t = t
         self.reassigned = reassigned
         self.static = static

@@ -10,14 +10,12 @@ They are kept where they are made, so that it makes no difference what becomes o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._shapes import Expr
 from ..source import Place
+from .state import TraceState
 from .values import HostTensorValue
-
-if TYPE_CHECKING:
-    from .state import TraceState
 
 #: Stands in ``drawn`` for how the host comes by a number until that is known.
 UNNAMED = ".item()"

@@ -9,20 +9,18 @@ import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ... import exc
 from ..._names import KERNEL_LIBRARIES
 from ..source import FunctionSource
+from .state import TraceState
 from .values import HostTensorValue, Missing
 
-if TYPE_CHECKING:
-    from .tracer import Tracer
 
-
-def lift_object(t: Tracer, value: Any, source: str) -> Any:
+def lift_object(t: TraceState, value: Any, source: str) -> Any:
     """A Python object from outside the kernel as an abstract value; ``source`` is a host expression for it."""
     if isinstance(value, torch.Tensor):
         known = t.lifted.get((id(value), source))
@@ -56,7 +54,7 @@ def lift_object(t: Tracer, value: Any, source: str) -> Any:
     return value
 
 
-def outside_object(t: Tracer, value: Any, source: str) -> Any:
+def outside_object(t: TraceState, value: Any, source: str) -> Any:
     """A global or what a function closes over. Containers are followed in one copy, whatever they are reached by."""
     if not isinstance(value, (list, dict, set)):
         return lift_object(t, value, source)
@@ -101,7 +99,7 @@ class Frame:
             return self.closure[name][0]
         return self.module_globals.get(name, getattr(builtins, name, None))
 
-    def lookup(self, t: Tracer, name: str) -> Any:
+    def lookup(self, t: TraceState, name: str) -> Any:
         if name in self.names:
             value = self.names[name]
             if isinstance(value, Missing):
@@ -124,7 +122,7 @@ class Frame:
         raise exc.UndefinedVariable(name=name, detail="")
 
 
-def defaults_of(t: Tracer, fn: types.FunctionType) -> list[tuple[str, Any, str]]:
+def defaults_of(t: TraceState, fn: types.FunctionType) -> list[tuple[str, Any, str]]:
     """Parameters with defaults: their names, the defaults, and host expressions for them."""
     where = t.function_sources.get(id(fn), "")
     code = fn.__code__
@@ -138,7 +136,7 @@ def defaults_of(t: Tracer, fn: types.FunctionType) -> list[tuple[str, Any, str]]
     return [*found, *((n, v, f"{where}.__kwdefaults__[{n!r}]" if where else "") for n, v in keywords)]
 
 
-def _assume_function(t: Tracer, fn: types.FunctionType) -> None:
+def _assume_function(t: TraceState, fn: types.FunctionType) -> None:
     """What a function is can change while it stays the same object. Those of arguments are part of the key."""
     for name in ("__code__", "__defaults__", "__kwdefaults__"):
         t.assume("attribute", fn, name, getattr(fn, name))
@@ -147,7 +145,7 @@ def _assume_function(t: Tracer, fn: types.FunctionType) -> None:
             t.assume("attribute", cell, "cell_contents", cell.cell_contents)
 
 
-def function_frame(t: Tracer, fn: types.FunctionType, source: FunctionSource, caller: Frame) -> Frame:
+def function_frame(t: TraceState, fn: types.FunctionType, source: FunctionSource, caller: Frame) -> Frame:
     """A frame for a plain function called from device code; closure cells keep a host expression of their own."""
     where = t.function_sources.get(id(fn), "")
     if not where or where.startswith(caller.globals_source or "_source_module"):
@@ -163,7 +161,7 @@ def function_frame(t: Tracer, fn: types.FunctionType, source: FunctionSource, ca
     return Frame(source, fn.__globals__, closure, globals_source=prefix)
 
 
-def resolve_source(t: Tracer, value: HostTensorValue, frame: Frame) -> None:
+def resolve_source(t: TraceState, value: HostTensorValue, frame: Frame) -> None:
     """Make sure the launch can name ``value``: prefer a variable of the kernel that is bound to it, then an item of a
     list, tuple or dict that one is bound to."""
     names = {n: v for n, v in frame.names.items() if not frame.host_names or n in frame.host_names}

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..._shapes import hint_of, number_key
 from .captures import UNNAMED
 from .host_meta import has_symbols, is_symbolic, needs_data
+from .state import TraceState
 from .values import Expr, HostTensorValue
 
-if TYPE_CHECKING:
-    from .tracer import Tracer
 
-
-def number(t: Tracer, hint: Any) -> Expr:
+def number(t: TraceState, hint: Any) -> Expr:
     """A number that an expression of the host code gives at run time, like ``hint``."""
     name = t.fresh_name("host_item", len(t.drawn))
     t.drawn[name] = UNNAMED
     return Expr("host", (name,), hint)
 
 
-def late(t: Tracer, tensor: HostTensorValue, what: str, dim: int, hint: int) -> Expr:
+def late(t: TraceState, tensor: HostTensorValue, what: str, dim: int, hint: int) -> Expr:
     """Size or stride ``dim`` of a tensor that the host code makes."""
     name = f"host_{what}_{len(t.late)}"
     t.late[name] = (tensor, f"{what}({dim})")
@@ -35,7 +33,7 @@ def late(t: Tracer, tensor: HostTensorValue, what: str, dim: int, hint: int) -> 
 
 
 def late_tensor(
-    t: Tracer,
+    t: TraceState,
     like: HostTensorValue | None,
     example: torch.Tensor,
     *,
@@ -54,7 +52,7 @@ def late_tensor(
     return result
 
 
-def one_of(t: Tracer, values: list[HostTensorValue]) -> HostTensorValue | None:
+def one_of(t: TraceState, values: list[HostTensorValue]) -> HostTensorValue | None:
     """The tensor that is one of ``values`` at run time: modelled after the first, and compared. It may be in the memory of
     each of them. None where they differ in more than sizes, strides and dtype."""
     first = values[0]
@@ -78,19 +76,19 @@ def _count(value: HostTensorValue) -> int:
     return max(1, math.prod(int(hint_of(n)) for n in value.shape))
 
 
-def _nonzero(t: Tracer, value: HostTensorValue, *, as_tuple: bool = False) -> Any:
+def _nonzero(t: TraceState, value: HostTensorValue, *, as_tuple: bool = False) -> Any:
     if as_tuple:
         return tuple(late_tensor(t, value, _example(1, torch.int64, _count(value))) for _ in range(max(1, value.ndim)))
     example = torch.empty([_count(value), value.ndim], dtype=torch.int64, device="meta")
     return late_tensor(t, value, example)
 
 
-def _masked_select(t: Tracer, value: HostTensorValue, mask: HostTensorValue) -> HostTensorValue:
+def _masked_select(t: TraceState, value: HostTensorValue, mask: HostTensorValue) -> HostTensorValue:
     return late_tensor(t, value, _example(1, value.dtype, _count(value)))
 
 
 def _unique(
-    t: Tracer,
+    t: TraceState,
     value: HostTensorValue,
     sorted: bool = True,
     return_inverse: bool = False,
@@ -110,7 +108,7 @@ def _unique(
 
 
 def _unique_consecutive(
-    t: Tracer,
+    t: TraceState,
     value: HostTensorValue,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -119,13 +117,13 @@ def _unique_consecutive(
     return _unique(t, value, True, return_inverse, return_counts, dim)
 
 
-def _bincount(t: Tracer, value: HostTensorValue, weights: Any = None, minlength: Any = 0) -> HostTensorValue:
+def _bincount(t: TraceState, value: HostTensorValue, weights: Any = None, minlength: Any = 0) -> HostTensorValue:
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     return late_tensor(t, value, _example(1, dtype, _count(value)))
 
 
 def _repeats(
-    t: Tracer, value: HostTensorValue, repeats: Any = None, dim: Any = None, *, output_size: Any = None
+    t: TraceState, value: HostTensorValue, repeats: Any = None, dim: Any = None, *, output_size: Any = None
 ) -> Any:
     if repeats is None:  # of indices
         return late_tensor(t, value, _example(1, value.dtype, _count(value)))
@@ -135,11 +133,11 @@ def _repeats(
     return late_tensor(t, value, _example(rank, value.dtype, _count(value)))
 
 
-def _where(t: Tracer, condition: HostTensorValue) -> Any:
+def _where(t: TraceState, condition: HostTensorValue) -> Any:
     return _nonzero(t, condition, as_tuple=True)
 
 
-def _truth(t: Tracer, *_: Any, **__: Any) -> Expr:
+def _truth(t: TraceState, *_: Any, **__: Any) -> Expr:
     return number(t, True)
 
 
@@ -169,7 +167,7 @@ def is_mask(item: Any) -> bool:
     return isinstance(item, HostTensorValue) and item.dtype in (torch.bool, torch.uint8)
 
 
-def by_mask(t: Tracer, value: HostTensorValue, index: Any) -> HostTensorValue | None:
+def by_mask(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorValue | None:
     """``value[index]`` where boolean tensors are among the indices; None where there are none."""
     items = index if isinstance(index, tuple) else (index,)
     if not any(map(is_mask, items)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,10 +11,8 @@ from ... import exc
 from ..._shapes import Expr, Number
 from .host_data import late
 from .host_meta import Question
+from .state import TraceState
 from .values import HostTensorValue, describe
-
-if TYPE_CHECKING:
-    from .tracer import Tracer
 
 Shape = tuple[Number, ...]
 
@@ -51,7 +49,7 @@ def contiguous_strides(shape: Shape) -> Shape:
 
 
 def allocate(
-    t: Tracer, shape: Any, dtype: torch.dtype | None, device: Any, strides: Shape | None = None
+    t: TraceState, shape: Any, dtype: torch.dtype | None, device: Any, strides: Shape | None = None
 ) -> HostTensorValue:
     """A new tensor with memory of its own."""
     shape = tuple(shape)
@@ -64,7 +62,9 @@ def allocate(
     )
 
 
-def symbolic(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
+def symbolic(
+    t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> HostTensorValue | None:
     """What a factory gives whose sizes are run-time numbers; None where they do not follow from its arguments."""
     if kwargs.get("out") is not None or name not in NAMES:
         return None

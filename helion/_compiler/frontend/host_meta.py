@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ... import exc
 from ..._shapes import Expr, hint_of
+from .state import TraceState
 from .values import HostTensorValue, Tile, describe
-
-if TYPE_CHECKING:
-    from .tracer import Tracer
 
 #: Words by which torch's errors say that the result depends on data, which is not there when a kernel is compiled.
 _NO_DATA = ("meta", "no data", "data-dependent", "data dependent", "pt2", "fake", "unbacked")
@@ -27,7 +25,7 @@ _NO_DATA = ("meta", "no data", "data-dependent", "data dependent", "pt2", "fake"
 class Question:
     """One call on stand-ins without data. ``tensors`` are the host tensors among its arguments with their stand-ins."""
 
-    t: Tracer
+    t: TraceState
     name: str
     func: Callable[..., Any]
     tensors: list[tuple[HostTensorValue, torch.Tensor]] = field(default_factory=list)

@@ -10,7 +10,7 @@ whose host code only allocates and views never pay that.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,10 +22,8 @@ from .elementwise_layout import Layout, is_dense, result_layout
 from .host_data import late, late_tensor, number
 from .host_factories import allocate, contiguous_strides
 from .host_meta import Question, has_symbols, is_symbolic, refusal, tensors_in
+from .state import TraceState
 from .values import HostTensorValue, describe
-
-if TYPE_CHECKING:
-    from .tracer import Tracer
 
 #: Functions whose result shares memory with their first argument, as a rule.
 _VIEWS = frozenset(
@@ -87,7 +85,7 @@ _KEEPING = frozenset(("empty_like", "zeros_like", "ones_like", "full_like", "ran
 _OPERANDS = ("condition", "input", "self", "other", "exponent")
 
 
-def call(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(t: TraceState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One torch call in host code."""
     name = getattr(func, "__name__", str(func))
     if func is torch.Tensor.item:
@@ -116,7 +114,7 @@ def call(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return _asked(t, func, name, args, kwargs) if made is None else made
 
 
-def _dense_like(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
+def _dense_like(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
     """``empty_like`` and its kin of a dense tensor, whose strides they keep; None for other calls. Torch's own rule for
     tensors without data is in Python, and the first call of it imports sympy, in 0.4 s."""
     if name not in _KEEPING or kwargs.keys() - {"dtype", "device", "fill_value"} or not args:
@@ -129,7 +127,7 @@ def _dense_like(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, A
     return _noted(t, made, [value], exact=True, typed=dtype is not None, placed=device is not None)
 
 
-def view(t: Tracer, tensor: HostTensorValue, index: Any) -> Any:
+def view(t: TraceState, tensor: HostTensorValue, index: Any) -> Any:
     """``tensor[index]`` in host code."""
     return call(t, torch.Tensor.__getitem__, (tensor, index), {})
 
@@ -142,12 +140,12 @@ def _plain(name: str) -> str:
 # --- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def item(t: Tracer, dtype: torch.dtype) -> Expr:
+def item(t: TraceState, dtype: torch.dtype) -> Expr:
     """A number that the host reads off a tensor: known at run time only."""
     return number(t, 1.0 if dtype.is_floating_point else dtype == torch.bool or 64)
 
 
-def _items(t: Tracer, tensor: HostTensorValue, dim: int) -> Any:
+def _items(t: TraceState, tensor: HostTensorValue, dim: int) -> Any:
     """What ``tolist`` gives: numbers in nested lists."""
     t.rely(tensor)
     if dim == tensor.ndim:
@@ -156,12 +154,12 @@ def _items(t: Tracer, tensor: HostTensorValue, dim: int) -> Any:
     return [_items(t, tensor, dim + 1) for _ in range(t.specialize(size) if isinstance(size, Expr) else int(size))]
 
 
-def is_item(t: Tracer, value: Any) -> bool:
+def is_item(t: TraceState, value: Any) -> bool:
     """Whether a number comes from the data of tensors."""
     return isinstance(value, Expr) and any(leaf.args[0] in t.drawn for leaf in value.leaves())
 
 
-def is_contiguous(t: Tracer, value: HostTensorValue, memory_format: torch.memory_format) -> Any:
+def is_contiguous(t: TraceState, value: HostTensorValue, memory_format: torch.memory_format) -> Any:
     """Where sizes or strides are symbols: known by their form, a property of an argument that a branch makes part of the
     specialization key, or read at run time."""
     if not is_symbolic(value):
@@ -176,7 +174,7 @@ def is_contiguous(t: Tracer, value: HostTensorValue, memory_format: torch.memory
     return _property(t, value, "is_contiguous", () if plain else (memory_format,), hint)
 
 
-def _property(t: Tracer, value: HostTensorValue, method: str, args: tuple[Any, ...], hint: Any) -> Expr:
+def _property(t: TraceState, value: HostTensorValue, method: str, args: tuple[Any, ...], hint: Any) -> Expr:
     """What a method gives at run time: of an argument a symbol, of other tensors a number read where it is asked for."""
     if not value.origin or not value.source:
         return number(t, hint)
@@ -185,7 +183,7 @@ def _property(t: Tracer, value: HostTensorValue, method: str, args: tuple[Any, .
     return t.symbol(name, f"{value.source}.{method}({text})", (*value.origin, (method, *args)), hint)
 
 
-def read_tensor(t: Tracer, value: HostTensorValue, method: str, hint: Any) -> Expr:
+def read_tensor(t: TraceState, value: HostTensorValue, method: str, hint: Any) -> Expr:
     """A number that no model has: where a tensor lies, whether it wants gradients."""
     return _property(t, value, method, (), hint) if method == "storage_offset" else number(t, hint)
 
@@ -193,7 +191,7 @@ def read_tensor(t: Tracer, value: HostTensorValue, method: str, hint: Any) -> Ex
 # --- data, and changes in place ----------------------------------------------------------------------------------------
 
 
-def _by_data(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _by_data(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a function gives whose result depends on the data of tensors; None for other functions."""
     if name == "__getitem__":
         return host_data.by_mask(t, *args)
@@ -214,13 +212,13 @@ def _is_in_place(name: str, args: tuple[Any, ...]) -> bool:
     return name.endswith("_") and not name.endswith("__") and bool(args) and isinstance(args[0], HostTensorValue)
 
 
-def update(t: Tracer, value: HostTensorValue, name: str, other: Any) -> HostTensorValue:
+def update(t: TraceState, value: HostTensorValue, name: str, other: Any) -> HostTensorValue:
     """``value += other`` and its like: the tensor stays the same, and so do its sizes, strides and dtype."""
     t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
     return value
 
 
-def _change(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _change(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An in-place call: its first argument is the result."""
     value = args[0]
     for other in t.lifted.values():
@@ -250,7 +248,7 @@ def _change(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict
     return value
 
 
-def _moved(t: Tracer, value: HostTensorValue, changed: HostTensorValue) -> bool:
+def _moved(t: TraceState, value: HostTensorValue, changed: HostTensorValue) -> bool:
     """Have what is read off ``value`` at run time be read where it stands after the change; whether all still does."""
     places = {
         number.args[0]: f"{what}({dim})"
@@ -284,7 +282,7 @@ def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None
     return [*(named.pop(key) for key in _OPERANDS[:3] if key in named and not args), *args, *named.values()]
 
 
-def _elementwise(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
+def _elementwise(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
     """A computation of one element at a time, on the host; None for other calls."""
     op = _ELEMENTWISE.get(name.strip("_"))
     operands = _operands(args, kwargs) if op is not None else None
@@ -313,7 +311,7 @@ def _fits(out: HostTensorValue, operands: list[Any]) -> bool:
     return found is not None and found[0] == tuple(out.shape)
 
 
-def _laid_out(t: Tracer, operands: list[Any], dtype: torch.dtype, device: torch.device) -> HostTensorValue:
+def _laid_out(t: TraceState, operands: list[Any], dtype: torch.dtype, device: torch.device) -> HostTensorValue:
     """A new tensor for what is computed of ``operands`` element by element."""
     tensors = [o for o in operands if isinstance(o, HostTensorValue)]
     if not any(map(is_symbolic, tensors)):
@@ -356,7 +354,7 @@ def _hints(shapes: list[Any]) -> list[int]:
     return result
 
 
-def _reduction(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
+def _reduction(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue | None:
     """``x.sum(dim)`` and its like; None for other calls."""
     if name not in _REDUCTIONS:
         return None
@@ -384,7 +382,7 @@ _RENAMED = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
 # --- everything else ---------------------------------------------------------------------------------------------------
 
 
-def _asked(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call whose arguments are all known, as torch answers it."""
     inputs = tensors_in((args, kwargs))
     device = kwargs.get("device")
@@ -435,7 +433,7 @@ def _lifted(result: Any, lift: Any) -> Any:
 
 
 def _noted(
-    t: Tracer,
+    t: TraceState,
     made: HostTensorValue,
     inputs: list[HostTensorValue],
     exact: bool,
@@ -454,7 +452,7 @@ def _noted(
     return made
 
 
-def _device_of(t: Tracer, inputs: list[HostTensorValue], free: bool = False) -> torch.device:
+def _device_of(t: TraceState, inputs: list[HostTensorValue], free: bool = False) -> torch.device:
     """Where the result of a call on ``inputs`` lies: tensors without dimensions follow the others. ``free``: a call
     without tensors makes one on the default device."""
     if not inputs:
@@ -462,7 +460,7 @@ def _device_of(t: Tracer, inputs: list[HostTensorValue], free: bool = False) -> 
     return next((i.device for i in inputs if i.ndim and i.device.type != "cpu"), inputs[0].device)
 
 
-def _symbolic(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _symbolic(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call that depends on numbers known at run time only."""
     inputs = tensors_in((args, kwargs))
     rule = host_views.rule(name)
@@ -484,7 +482,7 @@ def _symbolic(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: di
 
 
 def _counted(
-    t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Where the number of results depends on run-time numbers, these become part of the specialization key."""
     if name in _COUNTED and not any(isinstance(a, (tuple, list)) for a in (*args[1:], *kwargs.values())):
@@ -495,7 +493,7 @@ def _counted(
     return args, kwargs
 
 
-def _late_results(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _late_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Results known by example: numbers and sizes are read at run time."""
     inputs = tensors_in((args, kwargs))
     device = kwargs.get("device")
@@ -520,7 +518,7 @@ def _late_results(t: Tracer, func: Any, name: str, args: tuple[Any, ...], kwargs
     return _lifted(_numbers(t, result), lift)
 
 
-def _numbers(t: Tracer, result: Any) -> Any:
+def _numbers(t: TraceState, result: Any) -> Any:
     """The numbers in what a call gives, as what the same call gives at run time."""
     if isinstance(result, (bool, int, float)):
         return number(t, result)
@@ -537,7 +535,7 @@ def _has_tensor(result: Any) -> bool:
     return isinstance(result, torch.Tensor)
 
 
-def _converted(t: Tracer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue:
+def _converted(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HostTensorValue:
     """``x.to(...)``, ``x.cpu()``, ``x.cuda()``: the tensor itself where nothing is to be done."""
     value, *rest = args
     options = dict(kwargs)

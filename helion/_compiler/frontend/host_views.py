@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ... import exc
 from ..._shapes import Expr, Number, hint_of, number_key
 from .host_data import late
+from .state import TraceState
 from .values import HostTensorValue, describe
-
-if TYPE_CHECKING:
-    from .tracer import Tracer
 
 Shape = tuple[Number, ...]
 Rule = Callable[..., Any]
@@ -29,7 +27,7 @@ class Unruled(Exception):
 
 
 def make(
-    t: Tracer,
+    t: TraceState,
     like: HostTensorValue,
     shape: Shape,
     strides: Shape | None,
@@ -45,7 +43,7 @@ def make(
     return result
 
 
-def may_be_one(t: Tracer, size: Number) -> bool:
+def may_be_one(t: TraceState, size: Number) -> bool:
     """Whether a size can be 1 at run time: dimensions of arguments that are have that number in the key."""
     if not isinstance(size, Expr):
         return size == 1
@@ -54,7 +52,7 @@ def may_be_one(t: Tracer, size: Number) -> bool:
     return not t.symbols[size.args[0]].is_size
 
 
-def broadcast(t: Tracer, shapes: Sequence[Shape]) -> list[Number | None]:
+def broadcast(t: TraceState, shapes: Sequence[Shape]) -> list[Number | None]:
     """The broadcast of shapes, None for sizes that are known at run time only: either of two may turn out to be 1."""
     result: list[Number | None] = [1] * max(map(len, shapes))
     for shape in shapes:
@@ -82,7 +80,7 @@ def _flat(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
 
 
-def _view(t: Tracer, value: HostTensorValue, *sizes: Any) -> HostTensorValue:
+def _view(t: TraceState, value: HostTensorValue, *sizes: Any) -> HostTensorValue:
     if len(sizes) == 1 and isinstance(sizes[0], torch.dtype):
         if sizes[0].itemsize != value.dtype.itemsize:
             raise Unruled
@@ -132,29 +130,29 @@ def _quotient(total: Number, known: Number) -> Number:
     return total // known
 
 
-def _permute(t: Tracer, value: HostTensorValue, *dims: Any) -> HostTensorValue:
+def _permute(t: TraceState, value: HostTensorValue, *dims: Any) -> HostTensorValue:
     order = [_dim(value, d) for d in _flat(dims)]
     return make(t, value, tuple(value.shape[i] for i in order), tuple(value.strides[i] for i in order))
 
 
-def _transpose(t: Tracer, value: HostTensorValue, dim0: int, dim1: int) -> HostTensorValue:
+def _transpose(t: TraceState, value: HostTensorValue, dim0: int, dim1: int) -> HostTensorValue:
     order = list(range(value.ndim))
     a, b = _dim(value, dim0), _dim(value, dim1)
     order[a], order[b] = b, a
     return _permute(t, value, *order)
 
 
-def _t(t: Tracer, value: HostTensorValue) -> HostTensorValue:
+def _t(t: TraceState, value: HostTensorValue) -> HostTensorValue:
     return _permute(t, value, *range(value.ndim)[::-1])
 
 
-def _unsqueeze(t: Tracer, value: HostTensorValue, dim: int) -> HostTensorValue:
+def _unsqueeze(t: TraceState, value: HostTensorValue, dim: int) -> HostTensorValue:
     at = _dim(value, dim, extra=1)
     step = value.shape[at] * value.strides[at] if at < value.ndim else 1
     return make(t, value, (*value.shape[:at], 1, *value.shape[at:]), (*value.strides[:at], step, *value.strides[at:]))
 
 
-def _squeeze(t: Tracer, value: HostTensorValue, dim: int) -> HostTensorValue:
+def _squeeze(t: TraceState, value: HostTensorValue, dim: int) -> HostTensorValue:
     at = _dim(value, dim)
     if not (isinstance(value.shape[at], int) and value.shape[at] == 1):
         if may_be_one(t, value.shape[at]):
@@ -163,7 +161,7 @@ def _squeeze(t: Tracer, value: HostTensorValue, dim: int) -> HostTensorValue:
     return make(t, value, (*value.shape[:at], *value.shape[at + 1 :]), (*value.strides[:at], *value.strides[at + 1 :]))
 
 
-def _expand(t: Tracer, value: HostTensorValue, *sizes: Any) -> HostTensorValue:
+def _expand(t: TraceState, value: HostTensorValue, *sizes: Any) -> HostTensorValue:
     wanted = _flat(sizes)
     lead = len(wanted) - value.ndim
     shape: list[Number] = []
@@ -183,7 +181,7 @@ def _expand(t: Tracer, value: HostTensorValue, *sizes: Any) -> HostTensorValue:
     return result
 
 
-def _broadcast_tensors(t: Tracer, *values: Any) -> tuple[HostTensorValue, ...]:
+def _broadcast_tensors(t: TraceState, *values: Any) -> tuple[HostTensorValue, ...]:
     tensors = _flat(values)
     shape = broadcast(t, [v.shape for v in tensors])
     if any(size is None for size in shape):
@@ -191,7 +189,7 @@ def _broadcast_tensors(t: Tracer, *values: Any) -> tuple[HostTensorValue, ...]:
     return tuple(_expand(t, v, *shape) for v in tensors)
 
 
-def _flatten(t: Tracer, value: HostTensorValue, start_dim: int = 0, end_dim: int = -1) -> HostTensorValue:
+def _flatten(t: TraceState, value: HostTensorValue, start_dim: int = 0, end_dim: int = -1) -> HostTensorValue:
     first, last = _dim(value, start_dim), _dim(value, end_dim)
     merged: Number = 1
     for size in value.shape[first : last + 1]:
@@ -199,12 +197,14 @@ def _flatten(t: Tracer, value: HostTensorValue, start_dim: int = 0, end_dim: int
     return make(t, value, (*value.shape[:first], merged, *value.shape[last + 1 :]), None)
 
 
-def _unflatten(t: Tracer, value: HostTensorValue, dim: int, sizes: Any) -> HostTensorValue:
+def _unflatten(t: TraceState, value: HostTensorValue, dim: int, sizes: Any) -> HostTensorValue:
     at = _dim(value, dim)
     return _view(t, value, (*value.shape[:at], *sizes, *value.shape[at + 1 :]))
 
 
-def _contiguous(t: Tracer, value: HostTensorValue, *, memory_format: Any = torch.contiguous_format) -> HostTensorValue:
+def _contiguous(
+    t: TraceState, value: HostTensorValue, *, memory_format: Any = torch.contiguous_format
+) -> HostTensorValue:
     if memory_format is not torch.contiguous_format:
         result = make(t, value, value.shape, None)
         result.checked = True
@@ -217,7 +217,7 @@ def _contiguous(t: Tracer, value: HostTensorValue, *, memory_format: Any = torch
     return make(t, value, value.shape, tuple(reversed(strides)))
 
 
-def _to(t: Tracer, value: HostTensorValue, dtype: torch.dtype) -> HostTensorValue:
+def _to(t: TraceState, value: HostTensorValue, dtype: torch.dtype) -> HostTensorValue:
     return value if dtype == value.dtype else make(t, value, value.shape, None, dtype=dtype, own=True)
 
 
@@ -225,11 +225,11 @@ def _cast(dtype: torch.dtype) -> Rule:
     return lambda t, value: _to(t, value, dtype)
 
 
-def _clone(t: Tracer, value: HostTensorValue, **_: Any) -> HostTensorValue:
+def _clone(t: TraceState, value: HostTensorValue, **_: Any) -> HostTensorValue:
     return make(t, value, value.shape, None, own=True)
 
 
-def _getitem(t: Tracer, value: HostTensorValue, index: Any) -> HostTensorValue:
+def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorValue:
     items = list(index) if isinstance(index, tuple) else [index]
     given = sum(i is not None and i is not ... for i in items)
     fill = [slice(None)] * (value.ndim - given)
@@ -265,18 +265,18 @@ def _hints(value: HostTensorValue, items: list[Any]) -> list[int]:
         return [64] * (value.ndim + len(items))
 
 
-def _select(t: Tracer, value: HostTensorValue, dim: int, index: Any) -> HostTensorValue:
+def _select(t: TraceState, value: HostTensorValue, dim: int, index: Any) -> HostTensorValue:
     return _getitem(t, value, (*[slice(None)] * _dim(value, dim), index))
 
 
-def _narrow(t: Tracer, value: HostTensorValue, dim: int, start: Any, length: Any) -> HostTensorValue:
+def _narrow(t: TraceState, value: HostTensorValue, dim: int, start: Any, length: Any) -> HostTensorValue:
     at = _dim(value, dim)
     result = make(t, value, (*value.shape[:at], length, *value.shape[at + 1 :]), value.strides)
     result.aligned = False
     return result
 
 
-def _cat(t: Tracer, tensors: Any, dim: int = 0) -> HostTensorValue:
+def _cat(t: TraceState, tensors: Any, dim: int = 0) -> HostTensorValue:
     at = _dim(tensors[0], dim)
     if any(v.ndim != tensors[0].ndim or v.dtype != tensors[0].dtype for v in tensors):
         raise Unruled
@@ -288,7 +288,7 @@ def _cat(t: Tracer, tensors: Any, dim: int = 0) -> HostTensorValue:
     return result
 
 
-def _stack(t: Tracer, tensors: Any, dim: int = 0) -> HostTensorValue:
+def _stack(t: TraceState, tensors: Any, dim: int = 0) -> HostTensorValue:
     at = _dim(tensors[0], dim, extra=1)
     if any(v.dtype != tensors[0].dtype for v in tensors):
         raise Unruled
@@ -330,7 +330,7 @@ def rule(name: str) -> Rule | None:
     return _RULES.get(name)
 
 
-def applied(rule: Rule, t: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def applied(rule: Rule, t: TraceState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a rule gives, or None for arguments that it is not for."""
     given = {_RENAMED.get(key, key): value for key, value in kwargs.items()}
     before = dict(t.late)

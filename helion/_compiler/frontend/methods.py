@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .purity import is_library, operator_of
-
-if TYPE_CHECKING:
-    from .tracer import Tracer
+from .state import TraceState
 
 #: Builtins that a method of the same meaning answers, by its names without underscores.
 CONVERSIONS: dict[Any, tuple[str, ...]] = {
@@ -44,7 +42,7 @@ def method_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...
     return function, args
 
 
-def assume_called(t: Tracer, function: Any) -> None:
+def assume_called(t: TraceState, function: Any) -> None:
     """An object goes on being called the same way."""
     if isinstance(function, torch.nn.Module):
         assume_method(t, function, "forward")
@@ -52,7 +50,7 @@ def assume_called(t: Tracer, function: Any) -> None:
         assume_method(t, function, "__call__")
 
 
-def assume_method(t: Tracer, value: Any, name: str) -> None:
+def assume_method(t: TraceState, value: Any, name: str) -> None:
     """No other method takes the place of one of the user's: in its class, or in an object that is no argument."""
     cls = type(value)
     if is_library(cls):

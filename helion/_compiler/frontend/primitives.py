@@ -59,7 +59,7 @@ class Primitives(TraceState):
     # --- values ----------------------------------------------------------------------------------------------------------
 
     def wrap(self, value: Value) -> DeviceValue:
-        return DeviceValue(self, value)  # type: ignore[arg-type]  # every trace is a Tracer
+        return DeviceValue(self, value)
 
     def emit(
         self, kind: Any, operands: Sequence[Operand], dtype: torch.dtype, dims: Dims, attrs: Any = None

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from ... import exc
 from ..._shapes import Expr, hint_of
+from .state import TraceState
 from .values import Shape
-
-if TYPE_CHECKING:
-    from .state import TraceState
 
 #: A number of each kind, for one that only the run of the host code gives.
 SAMPLES: dict[type, Any] = {int: 64, float: 1.0, bool: True}

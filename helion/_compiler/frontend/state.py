@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, number_key
+from ..._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, number_key, shared_memory
 from ...fields import Fragment
 from ..context import CompileContext
 from ..ir.builder import Builder, Mark
 from ..ir.grammar import Block, BlockKind, Check, HostTensor, TileAttrs, Value
 from ..source import Place
 from . import journal
-from .arguments import Symbol
 from .guards import Guard, guard
 from .journal import Snapshot
-from .values import DeviceValue, HostTensorValue, Tile, describe
+from .values import DeviceValue, HostTensorValue, Recorder, Tile, describe
+
+Origin = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A run-time number of the arguments: ``source`` is the host expression, ``origin`` the path ``("arg", position,
+    step ...)`` that leads to it, where a step is an index, a key, an attribute name or a method with its arguments, as in
+    ``("size", dim)``."""
+
+    name: str
+    source: str
+    origin: Origin
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it is the size of a dimension that is neither 0 nor 1."""
+        step = self.origin[-1] if self.origin else None
+        return isinstance(step, tuple) and step[0] == "size"
 
 
 @dataclass(frozen=True)
@@ -40,13 +58,12 @@ class TraceSnapshot:
     host_tensors: tuple[tuple[HostTensorValue, Snapshot], ...]
 
 
-class TraceState:
+class TraceState(Recorder):
     """What a trace has collected: blocks, tensors, symbols, guards. ``snapshot`` and ``restore`` cover every attribute;
     collections hold what is not changed in place, host tensors apart."""
 
     def __init__(self, context: CompileContext, rules: dict[Any, Any]) -> None:
         self.context = context
-        self.device = context.device
         self.builder = Builder()
         self.blocks: list[Block] = []
         self.tensors: list[HostTensor] = []
@@ -114,6 +131,10 @@ class TraceState:
         self.tunables: dict[str, Fragment] = {}
         self.tunable_calls: dict[tuple[int, int], str] = {}
 
+    @property
+    def device(self) -> torch.device:
+        return self.context.device
+
     def snapshot(self) -> TraceSnapshot:
         """What ``restore`` needs to forget everything recorded from here on."""
         tensors = tuple((tensor, journal.snapshot(tensor)) for tensor in self.host_tensors)
@@ -126,6 +147,28 @@ class TraceState:
         for tensor, attributes in saved.host_tensors:
             journal.restore(tensor, attributes)
             tensor.forget_meta()
+
+    def made(self, tensor: HostTensorValue) -> None:
+        self.host_tensors.append(tensor)
+
+    def new_storage(self) -> int:
+        self._storages += 1
+        return self._storages
+
+    def storage_of(self, tensor: torch.Tensor) -> int:
+        """One number per memory: arguments that are views of one tensor share it, and so do those that ``meeting`` gave."""
+        key = _storage_key(tensor)
+        if key not in self._storage_ids:
+            self._storage_ids[key] = self.new_storage()
+        return self._storage_ids[key]
+
+    def meeting(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Arguments whose memory may meet though their storages differ are taken to share it."""
+        numbers: dict[int, int] = {}
+        for tensor, first in zip(tensors, shared_memory(tensors), strict=True):
+            if tensor.layout is torch.strided:
+                numbers[first] = self.storage_of(tensor) if first not in numbers else numbers[first]
+                self._storage_ids[_storage_key(tensor)] = numbers[first]
 
     def number_of(self, tensor: HostTensorValue) -> int | None:
         """The number of a tensor in the program, None before the launch being recorded uses it."""
@@ -332,3 +375,10 @@ class TraceState:
     def warn(self, warning: exc.Base) -> None:
         if type(warning).__name__ not in self.context.settings.ignore_warnings:
             self.warnings.append(warning)
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):  # wrapper subclasses may have no storage
+        return id(tensor)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims
 from ..ir.grammar import Index, Operand, unaddressed
+from .primitives import Primitives
 from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe
-
-if TYPE_CHECKING:
-    from .tracer import Tracer
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class SubscriptPlan:
 
 
 class _Planner:
-    def __init__(self, tracer: Tracer, tensor: HostTensorValue, shift: int, checked: bool) -> None:
+    def __init__(self, tracer: Primitives, tensor: HostTensorValue, shift: int, checked: bool) -> None:
         self.tracer = tracer
         self.checked = checked
         self.tensor = tensor
@@ -166,7 +164,9 @@ class _Planner:
             self.dims.extend(value.dims)
 
 
-def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0, checked: bool = False) -> SubscriptPlan:
+def plan(
+    tracer: Primitives, tensor: HostTensorValue, index: Any, shift: int = 0, checked: bool = False
+) -> SubscriptPlan:
     """What ``tensor[index]`` selects; ``checked``: the user masks the access. Raises RankMismatch and its like."""
     items = _expand(tracer, tensor, index)
     planner = _Planner(tracer, tensor, shift, checked)
@@ -206,7 +206,7 @@ def plan(tracer: Tracer, tensor: HostTensorValue, index: Any, shift: int = 0, ch
     return SubscriptPlan(indices, tuple(planner.operands), dims, repeated, _inside(tracer, planner))
 
 
-def _length(tracer: Tracer, item: slice) -> Number | None:
+def _length(tracer: Primitives, item: slice) -> Number | None:
     """The length of ``start:start + length``, a number or a block size; None where the bounds do not say it."""
     if item.step not in (None, 1):
         return None
@@ -217,7 +217,7 @@ def _length(tracer: Tracer, item: slice) -> Number | None:
     return None
 
 
-def _inside(tracer: Tracer, planner: _Planner) -> DeviceValue | None:
+def _inside(tracer: Primitives, planner: _Planner) -> DeviceValue | None:
     """Which lanes of device-bounded slices are inside of the tensor, in the dimensions of the access."""
     result: DeviceValue | None = None
     for places, size in planner.reaching:
@@ -238,7 +238,7 @@ def _is_whole(item: slice) -> bool:
     return item.start is None and item.stop is None and item.step is None
 
 
-def _tile_of(tracer: Tracer, item: slice) -> int | None:
+def _tile_of(tracer: Primitives, item: slice) -> int | None:
     """The block of ``tile.begin:tile.end``, which selects what the tile does."""
     if not isinstance(item.start, DeviceValue) or not isinstance(item.stop, DeviceValue) or item.step not in (None, 1):
         return None
@@ -248,7 +248,7 @@ def _tile_of(tracer: Tracer, item: slice) -> int | None:
     return begin.block
 
 
-def _check_jagged(tracer: Tracer, planner: _Planner) -> None:
+def _check_jagged(tracer: Primitives, planner: _Planner) -> None:
     """What is addressed with a jagged tile must have the dimensions of its rows: they say which lanes exist."""
     for dim in planner.dims:
         tile = tracer.active_blocks.get(dim.block) if dim.block is not None else None
@@ -269,7 +269,7 @@ class _Joint:
     dims: Dims
 
 
-def _joint(tracer: Tracer, items: list[Any]) -> _Joint | None:
+def _joint(tracer: Primitives, items: list[Any]) -> _Joint | None:
     """Index tensors broadcast together as in torch where one has two dimensions or more and nothing that makes a dimension
     stands between them. Otherwise each has its own: 1-D ones select an outer product."""
     members = [item for item in items if isinstance(item, DeviceValue) and item.dims]
@@ -298,7 +298,7 @@ def _check_integer(value: DeviceValue) -> None:
         raise exc.InvalidIndexingType(got=f"A {value!r} value")
 
 
-def _expand(tracer: Tracer, tensor: HostTensorValue, index: Any) -> list[Any]:
+def _expand(tracer: Primitives, tensor: HostTensorValue, index: Any) -> list[Any]:
     """The index as one item per dimension (plus Nones): tuples spread, ellipsis and missing dimensions filled."""
     items: list[Any] = []
     for item in index if isinstance(index, (tuple, list)) else (index,):
@@ -327,7 +327,7 @@ def _expand(tracer: Tracer, tensor: HostTensorValue, index: Any) -> list[Any]:
     return [*items, *fill]
 
 
-def subscript_device(tracer: Tracer, value: DeviceValue, index: Any) -> DeviceValue:
+def subscript_device(tracer: Primitives, value: DeviceValue, index: Any) -> DeviceValue:
     """``value[:, None]`` and its like; of a whole dimension, which a tile does not cut, also numbers and slices."""
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     given = sum(item is not None and item is not ... for item in items)
@@ -362,7 +362,7 @@ def subscript_device(tracer: Tracer, value: DeviceValue, index: Any) -> DeviceVa
     return tracer.reshape(value, tuple(dims))
 
 
-def _part(tracer: Tracer, value: DeviceValue, at: int, item: Any) -> DeviceValue:
+def _part(tracer: Primitives, value: DeviceValue, at: int, item: Any) -> DeviceValue:
     """A number or a constant slice of a whole dimension, which stays as one of the selected size."""
     size = tracer.size_of(value.dims[at])
     parts = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)

@@ -15,11 +15,13 @@ from ..context import CompileContext
 from ..ir.grammar import HostModule, Program
 from ..source import FunctionSource, parse_kernel
 from .arguments import Arguments
-from .frames import assigned_names
+from .frames import Frame, assigned_names
 from .guards import Guard
-from .statements.assignments import Walker, kernel_source_frame
+from .statements.kernel import walk_kernel
+from .syntax import SYNTAX
 from .torch_functions import RULES
 from .tracer import Tracer
+from .walk.scope import Walk
 
 _MAX_INT32 = 2**31 - 1
 
@@ -62,21 +64,21 @@ def trace(
     source = parse_kernel(fn)
     t = Tracer(context, RULES)
     t.taken = frozenset(n.id for n in ast.walk(source.node) if isinstance(n, ast.Name)) | frozenset(arguments)
-    frame = kernel_source_frame(source, fn.__globals__, {})
+    frame = Frame(source, fn.__globals__, {}, is_kernel=True)
     assert isinstance(source.node, ast.FunctionDef)
     lift = Arguments(t, frozenset(assigned_names(source.node.body)), context.settings.static_shapes)
     t.meeting(_tensors(tuple(arguments.values())))
     for at, (name, value) in enumerate(arguments.items()):
         frame.names[name] = lift.lift(value, name, at, name in constants)
-    walker = Walker(t, frame)
-    walker.run_kernel()
-    if not walker.roots and not walker.skipped:
+    walk = Walk(t, frame, SYNTAX)
+    walk_kernel(walk)
+    if not walk.roots and not walk.skipped:
         raise exc.NoDeviceLoopsInKernel(kernel=fn.__name__)
     program = Program(
         tensors=tuple(t.tensors),
         blocks=tuple(t.blocks),
-        roots=tuple(walker.roots),
-        host=_host_module(fn, source, walker),
+        roots=tuple(walk.roots),
+        host=_host_module(fn, source, walk),
         index_dtype=context.index_dtype,
         tunables=tuple(t.tunables.items()),
     )
@@ -89,28 +91,28 @@ def _with_body(function: ast.FunctionDef, body: list[ast.stmt]) -> ast.FunctionD
     return changed
 
 
-def _host_module(fn: Callable[..., Any], source: FunctionSource, walker: Walker) -> HostModule:
+def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> HostModule:
     function = source.node
     assert isinstance(function, ast.FunctionDef)
     assigned = frozenset(assigned_names(function.body))
-    tensors = (v.source for v in walker.t.lifted.values() if len(v.origin) == 2)
+    tensors = (v.source for v in walk.t.lifted.values() if len(v.origin) == 2)
     reference = next((name for name in tensors if name.isidentifier() and name not in assigned), "")
     return HostModule(
         name=fn.__name__,
-        function=_with_body(function, walker.body),
+        function=_with_body(function, walk.body),
         source_module=fn.__module__,
         device_source=source.file,
-        registered=dict(walker.t.registered),
-        tunable_calls=dict(walker.t.tunable_calls),
-        specialized_calls=frozenset(walker.t.specialized_calls),
-        symbols={s.name: s.source for s in walker.t.symbols.values()},
+        registered=dict(walk.t.registered),
+        tunable_calls=dict(walk.t.tunable_calls),
+        specialized_calls=frozenset(walk.t.specialized_calls),
+        symbols={s.name: s.source for s in walk.t.symbols.values()},
         late_symbols={
-            **{name: f"{tensor.source or tensor.made}.{what}" for name, (tensor, what) in walker.t.late.items()},
-            **{name: text for name, text in walker.t.drawn.items() if text},
+            **{name: f"{tensor.source or tensor.made}.{what}" for name, (tensor, what) in walk.t.late.items()},
+            **{name: text for name, text in walk.t.drawn.items() if text},
         },
-        captures=dict(walker.t.captures),
+        captures=dict(walk.t.captures),
         module_globals=fn.__globals__,
-        checks=tuple(walker.t.checks),
+        checks=tuple(walk.t.checks),
         reference=reference,
-        argument_checks=tuple(walker.t.argument_checks),
+        argument_checks=tuple(walk.t.argument_checks),
     )

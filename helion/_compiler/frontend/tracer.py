@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dims, Expr, broadcast_dims, hint_of, shared_memory
+from ..._shapes import ONE, Dims, Expr, broadcast_dims, hint_of
 from ..ir.grammar import HostTensor, MemoryAttrs, Operand
 from . import host_tensors, subscripts
 from .primitives import Primitives, check_dtype
@@ -19,25 +19,6 @@ class Tracer(Primitives):
     """Memory accesses, and calls from abstract values."""
 
     # --- memory ----------------------------------------------------------------------------------------------------------
-
-    def new_storage(self) -> int:
-        self._storages += 1
-        return self._storages
-
-    def storage_of(self, tensor: torch.Tensor) -> int:
-        """One number per memory: arguments that are views of one tensor share it, and so do those that ``meeting`` gave."""
-        key = _storage_key(tensor)
-        if key not in self._storage_ids:
-            self._storage_ids[key] = self.new_storage()
-        return self._storage_ids[key]
-
-    def meeting(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Arguments whose memory may meet though their storages differ are taken to share it."""
-        numbers: dict[int, int] = {}
-        for tensor, first in zip(tensors, shared_memory(tensors), strict=True):
-            if tensor.layout is torch.strided:
-                numbers[first] = self.storage_of(tensor) if first not in numbers else numbers[first]
-                self._storage_ids[_storage_key(tensor)] = numbers[first]
 
     def tensor_id(self, tensor: HostTensorValue) -> int:
         """The number of a host tensor in the program; the first use adds it."""
@@ -232,13 +213,6 @@ class Tracer(Primitives):
 
     def subscript_device(self, value: DeviceValue, index: Any) -> DeviceValue:
         return subscripts.subscript_device(self, value, index)
-
-
-def _storage_key(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # wrapper subclasses may have no storage
-        return id(tensor)
 
 
 def torch_name(func: Any) -> str:

@@ -9,17 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
 from ... import exc
 from ..._shapes import Dim, Dims, Expr, Number, hint_of, number_key
-from ..ir.grammar import Block, Value
+from ..ir.grammar import Block, TileField, Value
 from ..ir.printer import dim_text
 
-if TYPE_CHECKING:
-    from .tracer import Tracer
+
+class Recorder(Protocol):
+    """What abstract values ask of whoever records what happens to them."""
+
+    @property
+    def device(self) -> torch.device: ...
+    def made(self, tensor: HostTensorValue) -> None:
+        """A host tensor begins to exist."""
+        ...
+
+    def torch_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch function or method on abstract values."""
+        ...
+
+    # host tensors
+    def is_contiguous(self, value: HostTensorValue, memory_format: torch.memory_format) -> Any: ...
+    def read_tensor(self, value: HostTensorValue, method: str, hint: Any) -> Any: ...
+    def update(self, value: HostTensorValue, name: str, other: Any) -> Any: ...
+    def load_or_view(self, tensor: HostTensorValue, index: Any) -> Any: ...
+    def store_or_assign(self, tensor: HostTensorValue, index: Any, value: Any) -> None: ...
+
+    # device values and tiles
+    def subscript_device(self, value: DeviceValue, index: Any) -> DeviceValue: ...
+    def tile_index(self, tile: Tile) -> DeviceValue: ...
+    def tile_field(self, tile: Tile, field: TileField) -> DeviceValue: ...
+
+    # numbers
+    def specialize(self, value: Expr) -> Any: ...
+    def size_of(self, dim: Dim) -> Number: ...
+    def block_size(self, block: Block) -> Number: ...
+    def dim_text(self, dim: Dim) -> str: ...
 
 
 class _Operators:
@@ -104,7 +133,7 @@ class HostTensorValue(_Operators):
     ``source`` is a host expression that gives it, or empty until a name is bound to it. ``storage`` is shared by views.
     """
 
-    tracer: Tracer
+    tracer: Recorder
     shape: tuple[Number, ...]
     strides: tuple[Number, ...]
     dtype: torch.dtype
@@ -128,7 +157,7 @@ class HostTensorValue(_Operators):
     _meta: torch.Tensor | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.tracer.host_tensors.append(self)
+        self.tracer.made(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("shape", "strides", "dtype"):
@@ -273,7 +302,7 @@ class HostTensorValue(_Operators):
 class DeviceValue(_Operators):
     """A tile on the device, or a scalar when ``dims`` is empty."""
 
-    tracer: Tracer
+    tracer: Recorder
     value: Value
     #: Set when the value is a host number, so that promotion treats it as a Python scalar.
     number: Expr | None = None
@@ -417,7 +446,7 @@ for _name in _IN_PLACE:
 class Tile:
     """The variable of an ``hl.tile`` loop: a block of consecutive indices."""
 
-    tracer: Tracer
+    tracer: Recorder
     block: Block
     #: The end of its loop, where it is a constant.
     last: int | None = None
@@ -507,7 +536,7 @@ class Missing:
     error: Callable[[], exc.Base] = field(repr=False)
 
 
-def find_tracer(args: Any, kwargs: Any = None) -> Tracer:
+def find_tracer(args: Any, kwargs: Any = None) -> Recorder:
     """The tracer of the first abstract value among the arguments."""
     stack = [args, kwargs or {}]
     while stack:

@@ -27,7 +27,6 @@ from ..ir.grammar import (
     EFFECTS,
     MEMORY,
     Block,
-    ForAttrs,
     Index,
     IotaAttrs,
     LoopAxis,
@@ -37,10 +36,12 @@ from ..ir.grammar import (
     OperandRef,
     Program,
     Region,
+    Root,
     TileAttrs,
     Value,
     ViewAttrs,
 )
+from ..ir.loops import loops_of
 from .iterations import may_permute
 
 #: Reading one of these pins the lanes of a tile to one dimension each.
@@ -53,10 +54,11 @@ _MOST_LANES = 2**31 - 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Nest:
-    """A loop over several dimensions; ``root`` is its number if it is a grid loop. ``mergeable`` ones have an entry in
-    ``flatten_loops``: tiles from 0 whose positions are not read. ``permutable``: its order does not matter, as that of
-    programs does not."""
+    """A loop over several dimensions; ``loop`` is its number among all loops in program order, a grid loop before those in
+    it, and ``root`` that among grid loops if it is one. ``mergeable`` ones have an entry in ``flatten_loops``: tiles from
+    0 whose positions are not read. ``permutable``: its order does not matter, as that of programs does not."""
 
+    loop: int
     axes: tuple[LoopAxis, ...]
     root: int | None
     mergeable: bool
@@ -78,21 +80,22 @@ def positional_blocks(program: Program) -> frozenset[int]:
 
 def nests(program: Program) -> tuple[Nest, ...]:
     """Loops over several dimensions in program order, a grid loop before those in it."""
-    loops: list[tuple[tuple[LoopAxis, ...], int | None, Op | None]] = []
-    for number, root in enumerate(program.roots):
-        loops.append((root.axes, number, None))
-        loops += [(op.attrs.axes, None, op) for op in root.body.walk() if isinstance(op.attrs, ForAttrs)]
     positional = positional_blocks(program)
-    return tuple(
-        Nest(
-            axes=axes,
-            root=number,
-            mergeable=all(_from_zero(a) and a.block not in positional for a in axes),
-            permutable=loop is None or may_permute(program, loop),
-        )
-        for axes, number, loop in loops
-        if len(axes) > 1
-    )
+    roots = itertools.count()
+    found = []
+    for number, loop in enumerate(loops_of(program)):
+        root = next(roots) if isinstance(loop, Root) else None
+        axes = loop.axes if isinstance(loop, Root) else loop.attrs.axes
+        if len(axes) > 1:
+            nest = Nest(
+                loop=number,
+                axes=axes,
+                root=root,
+                mergeable=all(_from_zero(a) and a.block not in positional for a in axes),
+                permutable=isinstance(loop, Root) or may_permute(program, loop),
+            )
+            found.append(nest)
+    return tuple(found)
 
 
 def _from_zero(axis: LoopAxis) -> bool:

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from ... import exc
-from ..._compiler.ir.grammar import Block, Bound, OperandRef
-from ..._compiler.passes.subtile import largest_count
+from ..._compiler.ir.grammar import Block
 from ..._compiler.sizes import fixed_size, padded_extent
-from ..._shapes import Expr, cdiv, hint_of
+from ..._shapes import Expr
 from ...config import EVERY_REDUCTION, Config, as_config
 from ...hardware import Target
+from ..decisions import Decisions
 from ..proposal import Proposal
-from .fields import EpilogueSubtile, Field, PerSlot, Scalar, values_of
+from .fields import Field, PerSlot
+from .own import Rule
 from .survey import Survey, Volume
 
-#: Launcher options under any name; they are passed on as they are.
-VERBATIM_PREFIX = "_triton_config_"
-#: Warps that a warp-specialized loop needs: one group of four for each role.
-_SPECIALIZED_WARPS = 4
-
 Values = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RangeEntries:
-    """Positions in the ``range_*`` lists: those of the grid loops, and those of the entries of ``static_ranges``."""
-
-    roots: tuple[int, ...]
-    static: tuple[int, ...]
+#: Keys that become ``Decisions.sizes`` and ``chunked``.
+_SIZES = ("block_sizes", "reduction_loops")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,20 +31,21 @@ class ConfigSpace:
 
     ``tunable`` blocks have an entry in ``block_sizes``, ``rollable`` ones in ``reduction_loops``, in that order;
     ``lowest`` is the fewest elements each of them can be given. ``fields`` are the keys of a full config, in order;
-    ``absent`` are keys known elsewhere, with why not here. ``default`` is what runs when nothing was tuned: whoever
+    ``absent`` are keys known elsewhere, with why not here; keys that begin with ``verbatim`` are passed on as they are.
+    ``rules`` settle what goes together. ``default`` is what runs when nothing was tuned: whoever
     owns the space puts a full config there with ``dataclasses.replace``; None stands for the conservative one.
     """
 
     kernel: str
     target: Target
-    backend: str
     survey: Survey
     tunable: tuple[int, ...]
     rollable: tuple[int, ...]
     lowest: Mapping[int, int]
     fields: tuple[Field, ...]
-    range_entries: RangeEntries
     absent: Mapping[str, str]
+    verbatim: str
+    rules: tuple[Rule, ...]
     default: Config | None = None
 
     # --- configs ----------------------------------------------------------------------------------------------------
@@ -97,12 +88,7 @@ class ConfigSpace:
 
     def random(self, rng: Random) -> Config:
         """Any legal config."""
-        values = {field.key: field.random(rng) for field in self.fields}
-        if not _is_persistent(values):
-            values["num_sm_multiplier"] = 1
-        if values["pid_type"] == "xyz" and self._xyz_excess(self.repair({**values, "pid_type": "flat"})):
-            values["pid_type"] = "flat"
-        return self.repair(values)
+        return self.repair({field.key: field.random(rng) for field in self.fields})
 
     def encode(self, proposal: Proposal) -> Values:
         """The proposal as config keys, without those it leaves open; numbers are brought into range.
@@ -111,6 +97,22 @@ class ConfigSpace:
         """
         wishes = ((field.key, field.encode(proposal)) for field in self.fields)
         return {**{key: wish for key, wish in wishes if wish is not None}, **proposal.launch}
+
+    # --- decisions --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _lists(self) -> tuple[PerSlot, ...]:
+        return tuple(field for field in self.fields if isinstance(field, PerSlot) and field.key not in _SIZES)
+
+    def decode(self, config: Mapping[str, Any]) -> Decisions:
+        """What a full ``config`` decides about the kernel."""
+        lists = {field.key: field.decode(config[field.key]) for field in self._lists}
+        return Decisions(
+            sizes=self.sizes(config),
+            chunked=self.rolled(config),
+            entries=lists,
+            values={key: value for key, value in config.items() if key not in lists and key not in _SIZES},
+        )
 
     # --- sizes ------------------------------------------------------------------------------------------------------
 
@@ -152,9 +154,11 @@ class ConfigSpace:
         """The conservative config with the smallest tiles and chunks there are."""
         return self.resized(self.conservative(), self.lowest)
 
-    def fewest(self, config: Mapping[str, Any]) -> dict[int, int]:
-        """``sizes``, with the smallest of each size that differs from call to call."""
-        return {b: self.survey.blocks[b].min_size if self._varies(b) else n for b, n in self.sizes(config).items()}
+    def fewest(self, config: Mapping[str, Any]) -> Decisions:
+        """``decode``, with the smallest of each size that differs from call to call."""
+        decisions, blocks = self.decode(config), self.survey.blocks
+        sizes = {b: blocks[b].min_size if self._varies(b) else n for b, n in decisions.sizes.items()}
+        return replace(decisions, sizes=sizes)
 
     def _varies(self, block: int) -> bool:
         """Whether a size that is not in the config differs from call to call."""
@@ -198,19 +202,20 @@ class ConfigSpace:
         given = self._spelt_out(as_config(config))
         verbatim = self._check_keys(given)
         values = {f.key: f.read(given[f.key]) if f.key in given else f.default() for f in self.fields}
-        self._settle_grids(values)
-        self._settle_launch(values)
-        self._settle_loops(values)
-        self._settle_registers(values, repair)
         chosen: set[int] = set()
         if not repair:
             chosen.update(self.tunable if "block_sizes" in given else ())
             chosen.update(self.rollable[: len(given["reduction_loops"])] if "reduction_loops" in given else ())
         self._settle_sizes(values, chosen)
-        self._settle_epilogue(values, repair)
-        if values["pid_type"] == "xyz" and (excess := self._xyz_excess(values)):
-            raise exc.InvalidConfig(excess)
-        return Config(**values, **verbatim)
+        before = settled = self.decode({**values, **verbatim})
+        for rule in self.rules:
+            settled = rule.settle(settled, repair)
+        return Config(**self._recode(values, settled) if settled is not before else values, **verbatim)
+
+    def _recode(self, values: Values, settled: Decisions) -> Values:
+        """``values`` with what rules decide: all but the sizes."""
+        lists = {f.key: f.recode(settled.entries[f.key]) for f in self._lists if f.key in settled.entries}
+        return {**values, **{key: value for key, value in settled.values.items() if key in values}, **lists}
 
     def _spelt_out(self, given: Config) -> Config:
         """With one chunk for every whole dimension as a list of them."""
@@ -221,101 +226,15 @@ class ConfigSpace:
 
     def _check_keys(self, given: Config) -> Values:
         """The keys that are passed on as they are. Raises for those that nobody knows."""
-        verbatim = {key: given[key] for key in sorted(given) if key.startswith(VERBATIM_PREFIX)}
+        verbatim = {key: given[key] for key in sorted(given) if key.startswith(self.verbatim)}
         others = [key for key in given if key not in self.keys and key not in verbatim]
         if unknown := [key for key in others if key not in self.absent]:
-            known = ", ".join((*self.keys, f"{VERBATIM_PREFIX}*"))
+            known = ", ".join((*self.keys, f"{self.verbatim}*"))
             raise exc.InvalidConfig(f"Invalid config keys {unknown} for kernel {self.kernel!r}; known are {known}.")
         for key in others:
             if not _asks_for_nothing(given[key]):
                 raise exc.InvalidConfig(f"{key} cannot be {given[key]!r}: {self.absent[key]}; leave it out.")
         return verbatim
-
-    def _settle_grids(self, values: Values) -> None:
-        """A flattened grid has one dimension: nothing to group, and the same mapping under ``xyz`` as under ``flat``."""
-        flattened = {root for root, flag in self._by_root("flatten_loops", values) if flag}
-        groups = self._by_root("l2_groupings", values)
-        values["l2_groupings"] = [1 if root in flattened else group for root, group in groups]
-        if flattened and values["pid_type"] == "xyz":
-            values["pid_type"] = "flat"
-
-    def _by_root(self, key: str, values: Values) -> list[tuple[int | None, Any]]:
-        """The entries of a list with the number of the grid loop each belongs to."""
-        field = self.field(key)
-        assert isinstance(field, PerSlot)
-        roots = (slot.ids[0] if slot.ids else None for slot in field.slots)
-        return list(zip(roots, values[key], strict=True))
-
-    def _settle_launch(self, values: Values) -> None:
-        """What the mapping of programs to the grid has no use for."""
-        pid_type = values["pid_type"]
-        if not _is_persistent(values):
-            if values["num_sm_multiplier"] != 1:
-                raise exc.InvalidConfig(
-                    f"num_sm_multiplier={values['num_sm_multiplier']} sizes a persistent grid, but pid_type is "
-                    f"{pid_type!r}; use 'persistent_blocked' or 'persistent_interleaved', or leave it out."
-                )
-            values["maxnreg"] = None
-            for entry in self.range_entries.roots:
-                self._reset_range(values, entry)
-        if pid_type == "xyz":
-            values["l2_groupings"] = [1] * len(values["l2_groupings"])
-
-    def _settle_loops(self, values: Values) -> None:
-        """Unrolled loops have no other options; one loop at most is warp-specialized, and it is not unrolled."""
-        for static, entry in zip(values["static_ranges"], self.range_entries.static, strict=True):
-            if static:
-                self._reset_range(values, entry)
-        specialized = values.get("range_warp_specializes", [])
-        if True not in specialized:
-            return
-        first = specialized.index(True)
-        values["range_warp_specializes"] = [None if v and i != first else v for i, v in enumerate(specialized)]
-        values["range_unroll_factors"][first] = 0
-        values["num_warps"] = max(values["num_warps"], _SPECIALIZED_WARPS)
-
-    def _settle_registers(self, values: Values, repair: bool) -> None:
-        """A block whose threads have ``maxnreg`` registers each must fit an SM: the driver refuses others."""
-        while (excess := self._register_excess(values)) and repair:
-            lower = [choice for choice in values_of(self._maxnreg.fragment) if choice and choice < values["maxnreg"]]
-            values["maxnreg"] = max(lower, default=None)
-        if excess:
-            raise exc.InvalidConfig(excess)
-
-    @property
-    def _maxnreg(self) -> Scalar:
-        field = self.field("maxnreg")
-        assert isinstance(field, Scalar)
-        return field
-
-    def _register_excess(self, values: Values) -> str:
-        """What is wrong with ``maxnreg``, "" when nothing is."""
-        each, threads = values["maxnreg"] or 0, values["num_warps"] * self.target.warp_size
-        if each * threads <= self.target.registers_per_sm:
-            return ""
-        return (
-            f"maxnreg={each} with num_warps={values['num_warps']} takes {each * threads} registers a block, and "
-            f"{self.target} has {self.target.registers_per_sm}; use fewer warps, a smaller maxnreg, or leave it out."
-        )
-
-    def _settle_epilogue(self, values: Values, repair: bool) -> None:
-        """As many subtiles as the tiles are wide enough for; none where there is nothing to split."""
-        if values["epilogue_subtile"] is None:
-            return
-        if True in values["flatten_loops"] and not repair:
-            raise exc.InvalidConfig(
-                f"epilogue_subtile={values['epilogue_subtile']} splits tiles along their columns, which flatten_loops="
-                f"{values['flatten_loops']} leaves without any; keep one of them."
-            )
-        field = self.field("epilogue_subtile")
-        assert isinstance(field, EpilogueSubtile)
-        count = largest_count(self.sizes(values), field.columns, values["epilogue_subtile"])
-        values["epilogue_subtile"] = count if count > 1 and True not in values["flatten_loops"] else None
-
-    def _reset_range(self, values: Values, entry: int) -> None:
-        for field in self.fields:
-            if field.key.startswith("range_"):
-                values[field.key][entry] = field.default()[entry]
 
     # --- sizes that go together -------------------------------------------------------------------------------------
 
@@ -371,26 +290,6 @@ class ConfigSpace:
         )
         return exc.NoFeasibleConfig(kernel=self.kernel, target=self.target, reason=reason, location=volume.location)
 
-    def _xyz_excess(self, values: Mapping[str, Any]) -> str:
-        """Which axis of the grid is too long for ``pid_type="xyz"``, "" when none is."""
-        (root,) = self.survey.roots
-        sizes = self.sizes(values)
-        for letter, limit, at in zip("xyz", self.target.max_grid, values["loop_orders"][0], strict=False):
-            axis = root.axes[at]
-            step = hint_of(axis.step) if axis.scalar else sizes[axis.block]
-            count = cdiv(_seen(axis.end) - _seen(axis.begin), step)
-            if count > limit:
-                name = self.survey.blocks[axis.block].name
-                return (
-                    f"pid_type 'xyz' puts {count} programs of {name} along {letter}, which takes {limit}; use 'flat', "
-                    "another loop_orders or larger block_sizes."
-                )
-        return ""
-
-
-def _is_persistent(values: Mapping[str, Any]) -> bool:
-    return values["pid_type"].startswith("persistent")
-
 
 def _asks_for_nothing(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
@@ -402,9 +301,3 @@ def _fixed_size(block: Block, config: Mapping[str, Any]) -> int:
     if block.kind == "full":
         return padded_extent(block)
     return 1 if block.size is None else fixed_size(block, config)
-
-
-def _seen(bound: Bound) -> int:
-    """A bound that the host knows, as seen when binding."""
-    assert not isinstance(bound, OperandRef)
-    return int(hint_of(bound))

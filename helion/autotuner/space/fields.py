@@ -17,6 +17,7 @@ from typing import Any
 from ... import exc
 from ..._shapes import previous_power_of_2
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
+from ..decisions import Place
 from ..proposal import Proposal
 
 _ANY_POWER_OF_TWO = PowerOfTwoFragment(1, 2**31)
@@ -157,10 +158,11 @@ class OptionsFile(Scalar):
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One entry of a list. ``name`` is whose it is; a proposal may call it by any of ``ids`` (block ids, the number of
-    a root or of a load). ``remedy`` says why the range is narrower than elsewhere."""
+    """One entry of a list. ``name`` is whose it is, and ``at`` the same for ``Decisions``; a proposal may call it by any
+    of ``ids`` (block ids, the number of a root or of a load). ``remedy`` says why the range is narrower than elsewhere."""
 
     name: str
+    at: Place
     fragment: Fragment
     initial: Any
     ids: tuple[int, ...] = ()
@@ -187,6 +189,14 @@ class PerSlot(Field):
         self.check_length(value)
         entries = [self.entry(i, slot, v) for i, (slot, v) in enumerate(zip(self.slots, value, strict=False))]
         return [*entries, *self.default()[len(entries) :]]
+
+    def decode(self, value: Sequence[Any]) -> dict[Place, Any]:
+        """A full list by what its entries are about."""
+        return {slot.at: entry for slot, entry in zip(self.slots, value, strict=True)}
+
+    def recode(self, entries: Mapping[Place, Any]) -> list[Any]:
+        """The full list that ``decode`` gives ``entries`` of."""
+        return [entries[slot.at] for slot in self.slots]
 
     def check_length(self, value: Sequence[Any]) -> None:
         if len(value) > len(self.slots):

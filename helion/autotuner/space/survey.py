@@ -53,17 +53,18 @@ class Volume:
 class Survey:
     """One program as the space sees it.
 
-    ``loops`` are in program order, a grid loop before the loops in it. ``accesses`` and ``loads_left_open`` name what
+    ``rollable`` are the blocks that can be walked in chunks. ``loops`` are in program order, a grid loop before the loops in it. ``accesses`` and ``loads_left_open`` name what
     stands at each memory slot and each load slot (a gap, left by an access that nobody needed, is ""); ``loads`` and
-    ``stores`` name them without gaps. ``matrix_blocks`` are tiled as M or N of a dot. ``inner`` maps a block whose
+    ``stores`` name them by memory slot. ``matrix_blocks`` are tiled as M or N of a dot. ``inner`` maps a block whose
     every loop walks over one tile of another to that one. ``volumes`` are the shapes of all values, each once.
     """
 
     blocks: tuple[Block, ...]
+    rollable: tuple[int, ...]
     loops: tuple[Loop, ...]
     accesses: tuple[str, ...]
-    loads: tuple[str, ...]
-    stores: tuple[str, ...]
+    loads: Mapping[int, str]
+    stores: Mapping[int, str]
     loads_left_open: tuple[str, ...]
     matrix_blocks: frozenset[int]
     inner: Mapping[int, int]
@@ -77,17 +78,18 @@ class Survey:
         return ", ".join(self.blocks[axis.block].name for axis in axes)
 
 
-def survey(program: Program) -> Survey:
+def survey(program: Program, rollable: tuple[int, ...]) -> Survey:
     """One walk over ``program``, which must not be rolled."""
     walker = _Walker(program)
     for number, root in enumerate(program.roots):
         walker.root(number, root)
     return Survey(
         blocks=program.blocks,
+        rollable=rollable,
         loops=tuple(walker.loops),
         accesses=_by_number(walker.accesses),
-        loads=tuple(text for _, text in sorted(walker.accesses.items()) if text.startswith("load")),
-        stores=tuple(text for _, text in sorted(walker.accesses.items()) if text.startswith("store")),
+        loads={slot: text for slot, text in sorted(walker.accesses.items()) if text.startswith("load")},
+        stores={slot: text for slot, text in sorted(walker.accesses.items()) if text.startswith("store")},
         loads_left_open=_by_number(walker.open_loads),
         matrix_blocks=frozenset(walker.matrix_blocks),
         inner=_inner(walker.bounds),

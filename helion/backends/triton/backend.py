@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from ..._compiler.context import Limits
     from ..._compiler.facts.records import KernelFacts
     from ..._compiler.ir.grammar import Program
+    from ...autotuner.decisions import Decisions
     from ...autotuner.proposal import Heuristic, Predicted
+    from ...autotuner.space.own import OwnKeys
+    from ...autotuner.space.survey import Survey
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
-    from . import inline
+    from . import inline, space
     from .codegen import module
     from .execute import executor
     from .heuristics import registry
@@ -37,6 +40,7 @@ else:
     executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
     predict = lazy("helion.backends.triton.resources.predict")
+    space = lazy("helion.backends.triton.space")
     chain = lazy("helion.backends.triton.toolchain.chain")
     signature = lazy("helion.backends.triton.toolchain.signature")
 
@@ -62,23 +66,25 @@ class Triton:
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
         return refusal(program, target)
 
-    def predict(
-        self, facts: KernelFacts, sizes: Mapping[int, int], config: Mapping[str, Any], target: Target
-    ) -> Predicted:
-        boxed = frozenset(slot for slot, way in enumerate(config["indexing"]) if way == "tensor_descriptor")
+    def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+        return space.own_keys(seen, program, target, settings)
+
+    def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+        ways = decisions.accesses("indexing")
+        boxed = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
         return predict.predict(
             facts,
-            sizes,
-            num_warps=config["num_warps"],
-            num_stages=_stages(config),
+            decisions.sizes,
+            num_warps=decisions.values["num_warps"],
+            num_stages=max(decisions.values["num_stages"], *decisions.entries["range_num_stages"].values()),
             target=target,
             boxed=boxed,
-            once=bool(boxed) and config["pid_type"] == "flat",
+            once=bool(boxed) and decisions.values["pid_type"] == "flat",
         )
 
     def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """One pipeline stage less."""
-        stages = _stages(config)
+        """One pipeline stage less; a loop's own number replaces the launch's there."""
+        stages = max(config["num_stages"], *config["range_num_stages"])
         if stages == 1:
             return None
         per_loop = [min(own, stages - 1) for own in config["range_num_stages"]]
@@ -87,11 +93,8 @@ class Triton:
     def wider(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
         return {"num_warps": target.max_threads_per_block // target.warp_size}
 
-    def plan(
-        self, program: Program, rollable: tuple[int, ...], config: Mapping[str, Any], settings: Settings, target: Target
-    ) -> Plan:
-        mechanisms = signature.mechanisms()
-        return build.build_plan(program, rollable, config, settings, target, mechanisms, self.steps)
+    def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> Plan:
+        return build.build_plan(program, decisions, settings, target, signature.mechanisms(), self.steps)
 
     def emit(self, plan: Plan) -> str:
         return module.render_module(plan)
@@ -103,8 +106,3 @@ class Triton:
     @property
     def toolchain(self) -> Toolchain:
         return chain.TOOLCHAIN
-
-
-def _stages(config: Mapping[str, Any]) -> int:
-    """The most iterations of a loop that are in flight; a loop's own number replaces the launch's there."""
-    return max(config["num_stages"], *config["range_num_stages"], 1)

@@ -4,67 +4,67 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .... import exc
-from ...._shapes import Expr, hint_of
+from ...._shapes import Expr, NeedsValue, hint_of
 from .. import host_tensors
 from ..runtime_values import is_runtime
+from ..tracer import Tracer
 from ..values import DeviceValue, HostTensorValue
-
-if TYPE_CHECKING:
-    from ..tracer import Tracer
-    from .operators import Expressions
+from ..walk.kinds import is_hashable
+from ..walk.scope import Scope
+from .run_time import unknown
 
 
 def _reduce_pairs(name: str) -> Callable[..., Any]:
-    def call(e: Expressions, *args: Any) -> Any:
+    def call(s: Scope, *args: Any) -> Any:
         items = list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
         if len(items) == 1 and not isinstance(args[0], (tuple, list)):
             python = name.removesuffix("imum")
             raise exc.TypeInferenceError(f"{python}() takes at least two values; use torch.a{python} to reduce a tile.")
-        if not e.t.on_device:
+        if not s.t.on_device:
             pick: Callable[..., Any] = max if name == "maximum" else min
             kinds = {item.kind if isinstance(item, Expr) else type(item) for item in items}
-            if any(is_runtime(e.t, item) for item in items):
+            if any(is_runtime(s.t, item) for item in items):
                 if len(kinds) > 1:
-                    return e.unknown(pick, ())
+                    return unknown(s, pick, ())
                 return functools.reduce(
                     lambda a, b: Expr(name.removesuffix("imum"), (a, b), pick(hint_of(a), hint_of(b))), items
                 )
-            return pick(e.t.specialize(item) if isinstance(item, Expr) else item for item in items)
+            return pick(s.t.specialize(item) if isinstance(item, Expr) else item for item in items)
         result = items[0]
         for item in items[1:]:
-            result = e.t.pointwise(name, result, item)
+            result = s.t.pointwise(name, result, item)
         return result
 
     return call
 
 
 def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
-    def call(e: Expressions, value: Any) -> Any:
+    def call(s: Scope, value: Any) -> Any:
         if isinstance(value, DeviceValue):
             if value.dims:
                 raise exc.TypeInferenceError(f"{fallback.__name__}() takes a scalar, got {value!r}.")
-            return e.t.cast(value, dtype)
-        if e.t.on_device:
-            return e.t.cast(e.t.number(value), dtype)
+            return s.t.cast(value, dtype)
+        if s.t.on_device:
+            return s.t.cast(s.t.number(value), dtype)
         if isinstance(value, HostTensorValue):
             if not (isinstance(value.numel(), int) and value.numel() == 1):
                 raise exc.TypeInferenceError(f"{fallback.__name__}() takes a tensor with one element, got {value!r}.")
-            return host_tensors.item(e.t, dtype)
+            return host_tensors.item(s.t, dtype)
         if value.kind is fallback:
             return value
-        if is_runtime(e.t, value):
-            return host_tensors.number(e.t, fallback(value.hint))
-        return fallback(e.t.specialize(value))
+        if is_runtime(s.t, value):
+            return host_tensors.number(s.t, fallback(value.hint))
+        return fallback(s.t.specialize(value))
 
     return call
 
 
-def is_builtin_argument(t: Tracer, function: Any, args: tuple[Any, ...]) -> bool:
+def _is_builtin_argument(t: Tracer, function: Any, args: tuple[Any, ...]) -> bool:
     """Whether one of ``args`` is an abstract value that a builtin function needs a rule for."""
     if function in (min, max) and len(args) == 1 and isinstance(args[0], (tuple, list)):
         args = tuple(args[0])
@@ -76,17 +76,17 @@ def is_builtin_argument(t: Tracer, function: Any, args: tuple[Any, ...]) -> bool
     )
 
 
-def _len(e: Expressions, value: Any) -> Any:
+def _len(s: Scope, value: Any) -> Any:
     return value.shape[0]
 
 
-def _abs(e: Expressions, value: Any) -> Any:
-    if e.t.on_device:
-        return e.t.pointwise("abs", value)
+def _abs(s: Scope, value: Any) -> Any:
+    if s.t.on_device:
+        return s.t.pointwise("abs", value)
     return abs(value)
 
 
-BUILTINS: dict[Any, Callable[..., Any]] = {
+_BUILTINS: dict[Any, Callable[..., Any]] = {
     max: _reduce_pairs("maximum"),
     min: _reduce_pairs("minimum"),
     int: _convert(torch.int32, int),
@@ -95,3 +95,19 @@ BUILTINS: dict[Any, Callable[..., Any]] = {
     len: _len,
     abs: _abs,
 }
+
+
+def builtin_rule(s: Scope, function: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    builtin = _BUILTINS.get(function) if is_hashable(function) else None
+    if builtin is None or not _is_builtin_argument(s.t, function, args):
+        return None
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return builtin(*args, **kwargs)
+        except NeedsValue:
+            raise
+        except TypeError as error:
+            raise exc.TypeInferenceError(f"{function.__name__}: {error}.") from error
+
+    return checked

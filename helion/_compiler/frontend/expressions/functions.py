@@ -1,4 +1,4 @@
-"""Functions that a kernel's own code defines: nested ``def`` statements and lambdas."""
+"""Functions of the user's: those that a kernel calls, and those that its own code defines."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import ast
 import inspect
 import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .... import exc
+from ...source import FunctionSource, parse_function
+from ..frames import Frame, defaults_of, function_frame, lift_object
+from ..methods import assume_called, method_of
+from ..purity import is_library
+from ..walk.scope import HARD, Return, Scope, Walk, evaluate
+from ..walk.unfollowed import execute_all, forget_globals_of, restore_host, save_host
+from .run_time import unknown
 
-if TYPE_CHECKING:
-    from .operators import Expressions
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+#: How deep calls of the user's functions may be nested.
+_MAX_DEPTH = 32
 
 
 @dataclass(eq=False)
 class LocalFunction:
     """A function with the frame that it was defined in, whose names it reads when it is called."""
 
-    definer: Expressions
+    definer: Scope
     node: ast.FunctionDef | ast.Lambda
     defaults: dict[str, Any]
 
@@ -54,13 +62,99 @@ class LocalFunction:
         return dict(bound.arguments)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.definer.call_local(self, args, kwargs)
+        return call_local(self.definer, self, args, kwargs)
 
 
-def define(definer: Expressions, node: ast.FunctionDef | ast.Lambda) -> LocalFunction:
+def define(definer: Scope, node: ast.FunctionDef | ast.Lambda) -> LocalFunction:
     """The function of a ``def`` statement or a lambda; defaults are evaluated now."""
     given = node.args
     positional = [*given.posonlyargs, *given.args]
     pairs = list(zip(positional[len(positional) - len(given.defaults) :], given.defaults, strict=True))
     pairs += [(a, d) for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d is not None]
-    return LocalFunction(definer, node, {a.arg: definer.eval(default) for a, default in pairs})
+    return LocalFunction(definer, node, {a.arg: evaluate(definer, default) for a, default in pairs})
+
+
+def evaluate_lambda(s: Scope, node: ast.Lambda) -> Any:
+    if not s.t.on_device:
+        return define(s, node)
+
+    def call(*args: Any) -> Any:
+        names = dict(zip((a.arg for a in node.args.args), args, strict=True))
+        inner = Frame(s.frame.source, s.frame.module_globals, s.frame.closure, {**s.frame.names, **names})
+        return evaluate(Scope(s.walk, inner), node.body)
+
+    return call
+
+
+def is_walked(function: Any) -> bool:
+    """Whether a callable is Python code of the user's that can be followed."""
+    function, _ = method_of(function, ())
+    if not isinstance(function, types.FunctionType) or is_library(function):
+        return isinstance(function, LocalFunction)
+    return not function.__code__.co_flags & _GENERATORS and parse_function(function) is not None
+
+
+def call_helper(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of the user's in host code. It runs at run time; here it is followed for what it gives."""
+    assume_called(s.t, function)
+    plain, given = method_of(function, args)
+    saved = save_host(s, (args, kwargs))
+    s.walk.depth += 1
+    try:
+        if s.walk.depth > _MAX_DEPTH:
+            raise exc.TypeInferenceError("Its calls are nested too deeply.")
+        return call_user(s, plain, given, kwargs)
+    except HARD:
+        raise
+    except exc.Base as error:
+        restore_host(s, saved)
+        forget_globals_of(s, plain)
+        return unknown(s, function, (args, kwargs), error)
+    finally:
+        s.walk.depth -= 1
+
+
+def call_local(s: Scope, function: LocalFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function that the kernel's own code, or a function called by it, defines."""
+    definer = function.definer.frame
+    source = FunctionSource(function.node, definer.source.file, function.name)
+    names = function.arguments(args, kwargs)
+    frame = Frame(source, definer.module_globals, {}, names, globals_source=definer.globals_source, outer=definer)
+    return _run(s.walk, frame)
+
+
+def call_user(s: Scope, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of the user's: its body is walked in a frame of its own."""
+    source = parse_function(function)
+    if source is None:
+        return function(*args, **kwargs)  # no source to walk: abstract values record what it does
+    frame = function_frame(s.t, function, source, s.frame)
+    try:
+        bound = inspect.signature(function, follow_wrapped=False).bind(*args, **kwargs)
+    except TypeError as error:
+        raise exc.TypeInferenceError(f"{function.__name__}: {error}.") from error
+    frame.names.update(bound.arguments)
+    for name, value, where in defaults_of(s.t, function):
+        frame.names.setdefault(name, lift_object(s.t, value, where))
+    bound.apply_defaults()
+    for name, value in bound.arguments.items():
+        frame.names.setdefault(name, value)
+    return _run(s.walk, frame)
+
+
+def _run(walk: Walk, frame: Frame) -> Any:
+    """Walks the body of a function; gives what it returns."""
+    s = Scope(walk, frame)
+    location = s.t.builder.location
+    frame.depth = s.t.builder.depth
+    try:
+        if isinstance(frame.source.node, ast.Lambda):
+            return evaluate(s, frame.source.node.body)
+        execute_all(s, frame.source.node.body)
+    except Return as result:
+        return result.value
+    except exc.Base as error:
+        raise error.at(s.location()) from None
+    finally:
+        s.t.builder.location = location
+    return None

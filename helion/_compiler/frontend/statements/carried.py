@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from .... import exc
 from ...._shapes import Expr
 from ...ir.grammar import Op, Operand, Value
 from ..values import DeviceValue, Missing, describe
-from ..walk.scope import loop_local
-from .branches import Branches
+from ..walk.rollback import repeated
+from ..walk.scope import Scope
+from .number_joins import check_number, emit_number
 
 
 @dataclass
@@ -35,101 +37,119 @@ class Carried:
     after: Value
 
 
-class CarriedValues(Branches):
-    """What loops of both kinds share."""
+def trace_body(s: Scope, assigned: list[str], before: dict[str, Any], walk_body: Callable[[], None]) -> Trial:
+    """The trace of a loop body that assigns names. A number that changes in the loop has to be a run-time scalar, so the
+    body is traced again once it has changed one."""
+    widened: dict[str, torch.dtype] = {}
 
-    def _params(self, names: list[str], before: dict[str, Any], widened: dict[str, torch.dtype]) -> dict[str, Value]:
-        """A param for each assigned name that was a device value before, or a number that turned out to change."""
-        params: dict[str, Value] = {}
-        for name in names:
-            value = before.get(name)
-            if isinstance(value, DeviceValue):
-                params[name] = self.t.builder.value(value.dtype, value.dims, name)
-            elif name in widened:
-                params[name] = self.t.builder.value(widened[name], (), name)
-        return params
+    def attempt() -> Trial | None:
+        params = _params_of(s, assigned, before, widened)
+        s.frame.names = {**before, **{n: s.t.wrap(v) for n, v in params.items()}}
+        with s.t.builder.region() as ops:
+            walk_body()
+        trial = Trial(params, ops, s.frame.names)
+        grown = {n: v.dtype for n, v in _grown_numbers(s, trial, before).items() if n not in widened}
+        widened.update(grown)
+        return None if grown else trial
 
-    def _grown(self, trial: Trial, before: dict[str, Any]) -> dict[str, DeviceValue]:
-        """Numbers from before the loop that its body changed, with their values at its end."""
-        found = {}
-        for name, value in before.items():
-            after = trial.after.get(name)
-            if name in trial.params or after is value or not isinstance(value, (int, float, Expr)):
-                continue
-            if isinstance(after, (int, float)) and type(after) is type(value) and after == value:
-                continue
-            kind = value.kind if isinstance(value, Expr) else type(value)
-            dtype = torch.bool if kind is bool else torch.float32 if kind is float else self.t.context.index_dtype
-            if isinstance(after, DeviceValue):
-                if after.dims:
-                    raise exc.ControlFlowTensorMismatch(
-                        name=name, before=describe(value), after=repr(after), construct="loop"
-                    )
-                dtype = after.dtype
-            elif isinstance(after, float) or (isinstance(after, Expr) and after.kind is float):
-                dtype = torch.float32
-            elif not isinstance(after, (int, Expr)):
-                raise exc.CantCombineTypesInControlFlow(
-                    name=name, before=describe(value), after=describe(after), construct="loop"
-                )
-            found[name] = self.t.wrap(Value(-1, dtype, (), name))
-        return found
+    return repeated(s, attempt)
 
-    def _carried(self, trial: Trial, before: dict[str, Any]) -> tuple[list[Carried], set[str]]:
-        """The values the loop carries, and names of temporaries that it does not."""
-        used = {id(v) for op in trial.ops for inner in op.walk() for v in inner.values()}
-        used.update(id(v) for op in trial.ops for inner in op.walk() for r in inner.regions for v in r.results)
-        carried: list[Carried] = []
-        temporaries: set[str] = set()
-        for name, param in trial.params.items():
-            initial, after = before[name], trial.after[name]
-            if not isinstance(after, DeviceValue):
-                after = self._emit_number(trial.ops, after, param, name)
-            if (after.dtype, after.dims) != (param.dtype, param.dims):
-                if id(param) not in used:  # a temporary that happens to reuse the name
-                    temporaries.add(name)
-                    continue
+
+def _params_of(s: Scope, names: list[str], before: dict[str, Any], widened: dict[str, torch.dtype]) -> dict[str, Value]:
+    """A param for each assigned name that was a device value before, or a number that turned out to change."""
+    params: dict[str, Value] = {}
+    for name in names:
+        value = before.get(name)
+        if isinstance(value, DeviceValue):
+            params[name] = s.t.builder.value(value.dtype, value.dims, name)
+        elif name in widened:
+            params[name] = s.t.builder.value(widened[name], (), name)
+    return params
+
+
+def _grown_numbers(s: Scope, trial: Trial, before: dict[str, Any]) -> dict[str, DeviceValue]:
+    """Numbers from before the loop that its body changed, with their values at its end."""
+    found = {}
+    for name, value in before.items():
+        after = trial.after.get(name)
+        if name in trial.params or after is value or not isinstance(value, (int, float, Expr)):
+            continue
+        if isinstance(after, (int, float)) and type(after) is type(value) and after == value:
+            continue
+        kind = value.kind if isinstance(value, Expr) else type(value)
+        dtype = torch.bool if kind is bool else torch.float32 if kind is float else s.t.context.index_dtype
+        if isinstance(after, DeviceValue):
+            if after.dims:
                 raise exc.ControlFlowTensorMismatch(
-                    name=name, before=repr(self.t.wrap(param)), after=repr(after), construct="loop"
+                    name=name, before=describe(value), after=repr(after), construct="loop"
                 )
-            if not isinstance(initial, DeviceValue):
-                initial = self.t.cast(self.t.number(initial), param.dtype)
-            carried.append(Carried(name, initial.value, param, after.value))
-        return carried, temporaries
-
-    def _names_after(
-        self,
-        node: ast.For | ast.While,
-        trial: Trial,
-        before: dict[str, Any],
-        results: dict[str, Value],
-        temporaries: set[str],
-    ) -> dict[str, Any]:
-        """The names behind the loop: carried ones hold its results, those it introduced cannot be read."""
-        names = dict(before)
-        names.update({name: self.t.wrap(value) for name, value in results.items()})
-        for name, after in trial.after.items():
-            if name not in before or name in temporaries:
-                names[name] = loop_local(name)
-            elif name not in trial.params and not _same(before[name], after):
-                names[name] = self._rebound(name, before[name], after, node)
-        return names
-
-    def _rebound(self, name: str, before: Any, after: Any, node: ast.For | ast.While) -> Any:
-        """A name for something that no loop can carry: a temporary is forgotten, anything else is refused."""
-        if isinstance(before, Missing) or _stored_first(name, node.body):
-            return loop_local(name)
-        raise exc.CantCombineTypesInControlFlow(
-            name=name, before=describe(before), after=describe(after), construct="loop"
-        )
-
-    def _emit_number(self, ops: list[Op], value: Any, param: Value, name: str) -> DeviceValue:
-        if not isinstance(value, (int, float, Expr)):
+            dtype = after.dtype
+        elif isinstance(after, float) or (isinstance(after, Expr) and after.kind is float):
+            dtype = torch.float32
+        elif not isinstance(after, (int, Expr)):
             raise exc.CantCombineTypesInControlFlow(
-                name=name, before=repr(self.t.wrap(param)), after=describe(value), construct="loop"
+                name=name, before=describe(value), after=describe(after), construct="loop"
             )
-        self._check_number(name, value, self.t.wrap(param), "loop")
-        return self._emit_into(ops, value, self.t.wrap(param))
+        found[name] = s.t.wrap(Value(-1, dtype, (), name))
+    return found
+
+
+def carried_values(s: Scope, trial: Trial, before: dict[str, Any]) -> tuple[list[Carried], set[str]]:
+    """The values the loop carries, and names of temporaries that it does not."""
+    used = {id(v) for op in trial.ops for inner in op.walk() for v in inner.values()}
+    used.update(id(v) for op in trial.ops for inner in op.walk() for r in inner.regions for v in r.results)
+    carried: list[Carried] = []
+    temporaries: set[str] = set()
+    for name, param in trial.params.items():
+        initial, after = before[name], trial.after[name]
+        if not isinstance(after, DeviceValue):
+            after = _carried_number(s, trial.ops, after, param, name)
+        if (after.dtype, after.dims) != (param.dtype, param.dims):
+            if id(param) not in used:  # a temporary that happens to reuse the name
+                temporaries.add(name)
+                continue
+            raise exc.ControlFlowTensorMismatch(
+                name=name, before=repr(s.t.wrap(param)), after=repr(after), construct="loop"
+            )
+        if not isinstance(initial, DeviceValue):
+            initial = s.t.cast(s.t.number(initial), param.dtype)
+        carried.append(Carried(name, initial.value, param, after.value))
+    return carried, temporaries
+
+
+def names_after(
+    s: Scope,
+    node: ast.For | ast.While,
+    trial: Trial,
+    before: dict[str, Any],
+    results: dict[str, Value],
+    temporaries: set[str],
+) -> dict[str, Any]:
+    """The names behind the loop: carried ones hold its results, those it introduced cannot be read."""
+    names = dict(before)
+    names.update({name: s.t.wrap(value) for name, value in results.items()})
+    for name, after in trial.after.items():
+        if name not in before or name in temporaries:
+            names[name] = _loop_local(name)
+        elif name not in trial.params and not _same(before[name], after):
+            names[name] = _rebound(name, before[name], after, node)
+    return names
+
+
+def _rebound(name: str, before: Any, after: Any, node: ast.For | ast.While) -> Any:
+    """A name for something that no loop can carry: a temporary is forgotten, anything else is refused."""
+    if isinstance(before, Missing) or _stored_first(name, node.body):
+        return _loop_local(name)
+    raise exc.CantCombineTypesInControlFlow(name=name, before=describe(before), after=describe(after), construct="loop")
+
+
+def _carried_number(s: Scope, ops: list[Op], value: Any, param: Value, name: str) -> DeviceValue:
+    if not isinstance(value, (int, float, Expr)):
+        raise exc.CantCombineTypesInControlFlow(
+            name=name, before=repr(s.t.wrap(param)), after=describe(value), construct="loop"
+        )
+    check_number(s, name, value, s.t.wrap(param), "loop")
+    return emit_number(s, ops, value, s.t.wrap(param))
 
 
 def _same(before: Any, after: Any) -> bool:
@@ -147,3 +167,11 @@ def _stored_first(name: str, body: list[ast.stmt]) -> bool:
             loads = [n for n in nodes if isinstance(n.ctx, ast.Load)]
             return not loads and isinstance(statement, (ast.Assign, ast.AnnAssign, ast.For))
     return False
+
+
+def _loop_local(name: str) -> Missing:
+    return Missing(
+        lambda: exc.UndefinedVariable(
+            name=name, detail=" after the loop that assigns it, which may run zero times; assign it before the loop"
+        )
+    )

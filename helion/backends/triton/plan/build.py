@@ -1,9 +1,9 @@
-"""Makes a plan: a program and a normalised config in, decisions out."""
+"""Makes a plan: a program and what a config decides about it in, all that is printed out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...._compiler.host.effects import overwritten
@@ -15,19 +15,19 @@ from ...._compiler.ir.grammar import (
     InlineAttrs,
     LoopAxis,
     NumberAttrs,
+    Op,
     Program,
     Region,
     Root,
 )
-from ...._compiler.passes.flatten import nests
+from ...._compiler.ir.loops import loops_of
 from ...._compiler.passes.programs import check_programs
 from ...._compiler.passes.schedule import Scheduled, Step, run_steps
-from ...._compiler.sizes import block_sizes, chunks
 from ...._names import LAUNCH_OPTIONS, RESERVED, NameSpace
 from ...._shapes import Expr, Number, cdiv, hint_of
+from ....autotuner.decisions import Decisions, Place
 from ....hardware import Target
 from ....settings import Settings
-from .chains import may_unroll, most_warps
 from .dots import partial_sums
 from .indexing import Box, plan_boxes
 from .records import (
@@ -43,13 +43,6 @@ from .records import (
     TensorArgument,
 )
 
-_RANGE_KEYS = (
-    "range_num_stages",
-    "range_unroll_factors",
-    "range_multi_buffers",
-    "range_flattens",
-    "range_warp_specializes",
-)
 #: What launch options under any name begin with.
 _VERBATIM = "_triton_config_"
 #: Config keys that are passed to the launch as they are, where present.
@@ -58,69 +51,48 @@ _LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_in
 
 def build_plan(
     program: Program,
-    rollable: tuple[int, ...],
-    config: Mapping[str, Any],
+    decisions: Decisions,
     settings: Settings,
     target: Target,
     mechanisms: frozenset[str],
     steps: tuple[Step, ...],
 ) -> Plan:
-    """Every decision of ``config`` about ``program``. ``config`` must be normalised by the program's space.
+    """What ``decisions``, those of a normalised config, come to for ``program``.
 
     ``mechanisms`` are the ways of indexing that the code generator has, ``steps`` its rewrites.
     """
-    scheduled = _scheduled(program, rollable, config, settings, target)
+    scheduled = _scheduled(program, decisions, settings, target)
     rolled = run_steps(program, scheduled, steps)
     sizes = scheduled.sizes_in(rolled)
-    wanted = dict(enumerate(config.get("indexing") or ()))
-    boxes = plan_boxes(rolled, sizes, wanted, mechanisms, scheduled.launched(rolled), target)
-    plan = _Planner(program, rolled, sizes, scheduled.chunked, config, settings, boxes, target).plan()
+    boxes = plan_boxes(rolled, sizes, decisions.accesses("indexing"), mechanisms, scheduled.launched(rolled), target)
+    plan = _Planner(program, rolled, sizes, decisions, settings, boxes, target).plan()
     ignored = settings.ignore_warnings
     return replace(plan, warnings=tuple(w for w in check_programs(program, sizes) if type(w).__name__ not in ignored))
 
 
-def _scheduled(
-    program: Program, rollable: tuple[int, ...], config: Mapping[str, Any], settings: Settings, target: Target
-) -> Scheduled:
-    """What ``config`` asks of the steps that rewrite ``program``."""
-    moving = any(stages > 1 for stages in config.get("range_num_stages") or ())
+def _scheduled(program: Program, decisions: Decisions, settings: Settings, target: Target) -> Scheduled:
+    """What ``decisions`` ask of the steps that rewrite ``program``."""
+    staged, specialized = (decisions.entries.get(key, {}) for key in ("range_num_stages", "range_warp_specializes"))
     return Scheduled(
-        sizes=block_sizes(program, rollable, config),
-        chunked=frozenset(chunks(rollable, config)),
-        # lanes of a flattened loop do not say in which dimension they are out of range
-        flattened={} if settings.checked else _flattened(program, config),
-        subtiles=config.get("epilogue_subtile") or 0,
-        threads=config["num_warps"] * target.warp_size,
-        steady=not moving and not any(config.get("range_warp_specializes") or ()),
-        boxed=frozenset(slot for slot, way in enumerate(config.get("indexing") or ()) if way != "pointer"),
+        sizes=decisions.sizes,
+        chunked=decisions.chunked,
+        flattened=_flattened(program, decisions),
+        subtiles=decisions.values["epilogue_subtile"] or 0,
+        threads=decisions.values["num_warps"] * target.warp_size,
+        steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
+        boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
         checked=settings.checked,
     )
 
 
-def _flattened(program: Program, config: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
-    """The loop orders of the grids that ``config`` flattens, by root."""
-    slots = _Slots(config, {})
-    found = {}
-    for nest in nests(program):
-        order = slots.take("loop_orders", ())
-        if nest.mergeable and slots.take("flatten_loops", False):
-            assert nest.root is not None
-            found[nest.root] = tuple(order)
-    return found
-
-
-@dataclass
-class _Slots:
-    """Reads positional lists: the next slot of a key belongs to the next entity in program order."""
-
-    config: Mapping[str, Any]
-    at: dict[str, int]
-
-    def take(self, key: str, default: Any) -> Any:
-        values = self.config.get(key) or ()
-        position = self.at.get(key, 0)
-        self.at[key] = position + 1
-        return values[position] if position < len(values) else default
+def _flattened(program: Program, decisions: Decisions) -> dict[int, tuple[int, ...]]:
+    """The loop orders of the grids that are flattened, by root."""
+    flags = decisions.entries["flatten_loops"]
+    if not any(flags.values()):
+        return {}
+    grids = (number for number, loop in enumerate(loops_of(program)) if isinstance(loop, Root))
+    orders = decisions.entries["loop_orders"]
+    return {root: tuple(orders[number]) for root, number in enumerate(grids) if flags.get(number)}
 
 
 class _Planner:
@@ -129,8 +101,7 @@ class _Planner:
         program: Program,
         rolled: Program,
         sizes: dict[int, int],
-        looped: frozenset[int],
-        config: Mapping[str, Any],
+        decisions: Decisions,
         settings: Settings,
         boxes: Mapping[int, Box],
         target: Target,
@@ -140,19 +111,17 @@ class _Planner:
         self.program = program
         self.rolled = rolled
         self.sizes = sizes
-        self.looped = looped
-        self.config = config
+        self.decisions = decisions
         self.settings = settings
-        self.slots = _Slots(config, {})
-        verbatim = {key.removeprefix(_VERBATIM) for key in config if key.startswith(_VERBATIM)}
+        verbatim = {key.removeprefix(_VERBATIM) for key in decisions.values if key.startswith(_VERBATIM)}
         self.names = NameSpace(RESERVED | LAUNCH_OPTIONS | verbatim | {program.host.name})
         self.blocks = tuple(self.block(block) for block in rolled.blocks)
 
     def plan(self) -> Plan:
         arguments = self.arguments()
         grids, root_ranges, loops = self.loops()
-        policies = self.config.get("load_eviction_policies") or ()
-        evictions = {slot: policy for slot, policy in enumerate(policies) if policy}
+        policies = self.decisions.accesses("load_eviction_policies")
+        evictions = {slot: policy for slot, policy in policies.items() if policy}
         return Plan(
             program=self.rolled,
             kernel_names=self.kernel_names(),
@@ -165,9 +134,9 @@ class _Planner:
             cache_modifiers=self.cache_modifiers(evictions),
             launch=self.launch(),
             boxes=self.boxes,
-            partial_sums=partial_sums(self.rolled, self.sizes, self.config["num_warps"], self.target),
+            partial_sums=partial_sums(self.rolled, self.sizes, self.decisions.values["num_warps"], self.target),
             origin_lines=self.settings.output_origin_lines,
-            tunables={name: self.config[name] for name, _ in self.program.tunables},
+            tunables={name: self.decisions.values[name] for name, _ in self.program.tunables},
             full_masked=frozenset(
                 b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)
             ),
@@ -187,8 +156,8 @@ class _Planner:
             return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_SUBTILE_SIZE_{block.part.block}")
         if block.kind == "tile":
             return BlockPlan(id=block.id, size=self.sizes[block.id], symbol=f"_BLOCK_SIZE_{block.label}")
-        name = "_REDUCTION_BLOCK" if block.id in self.looped else "_RDIM_SIZE"
-        looped = block.id in self.looped
+        looped = block.id in self.decisions.chunked
+        name = "_REDUCTION_BLOCK" if looped else "_RDIM_SIZE"
         return BlockPlan(
             id=block.id,
             size=self.sizes[block.id],
@@ -248,17 +217,17 @@ class _Planner:
         return tuple(found.values())
 
     def cache_modifiers(self, evictions: Mapping[int, str]) -> dict[int, str]:
-        """By memory slot; an entry of the config belongs to the next load, or store, in program order."""
+        """By memory slot."""
+        asked = map(self.decisions.accesses, ("load_cache_modifiers", "store_cache_modifiers"))
+        accesses = {op.attrs.slot: op.attrs for op in self.program.walk() if op.kind in ("load", "store")}
         found: dict[int, str] = {}
-        for kind, key in (("load", "load_cache_modifiers"), ("store", "store_cache_modifiers")):
-            accesses = {op.attrs.slot: op.attrs for op in self.program.walk() if op.kind == kind}
-            for slot, modifier in zip(sorted(accesses), self.config.get(key) or (), strict=False):
-                attrs = accesses[slot]
-                evicts = attrs.eviction if attrs.load_slot is None else evictions.get(attrs.load_slot)
-                # an instruction of PTX has a cache operator or an eviction priority, never both: the assembler
-                # refuses ld.global.cg.L1::evict_first. The policy is the finer instruction, so it stays.
-                if modifier and not evicts:
-                    found[slot] = modifier
+        for slot, modifier in (entry for entries in asked for entry in entries.items()):
+            attrs = accesses[slot]
+            evicts = attrs.eviction if attrs.load_slot is None else evictions.get(attrs.load_slot)
+            # an instruction of PTX has a cache operator or an eviction priority, never both: the assembler
+            # refuses ld.global.cg.L1::evict_first. The policy is the finer instruction, so it stays.
+            if modifier and not evicts:
+                found[slot] = modifier
         return found
 
     # --- loops -----------------------------------------------------------------------------------------------------------
@@ -273,31 +242,33 @@ class _Planner:
             extent = max(extent, 0)
         return AxisPlan(block=axis.block, masked=masked, count=cdiv(extent, step))  # type: ignore[arg-type]
 
-    def order(self, axes: tuple[LoopAxis, ...]) -> tuple[int, ...]:
-        identity = tuple(range(len(axes)))
-        return tuple(self.slots.take("loop_orders", identity)) if len(axes) > 1 else identity
+    def order(self, loop: int, axes: tuple[LoopAxis, ...]) -> tuple[int, ...]:
+        return tuple(self.decisions.at("loop_orders", loop, range(len(axes))))
 
-    def range(self) -> RangePlan:
-        stages, unroll, buffer, flatten, specialize = (
-            self.slots.take(key, None if key.endswith(("buffers", "flattens", "specializes")) else 0)
-            for key in _RANGE_KEYS
-        )
+    def range(self, place: Place) -> RangePlan:
+        at = self.decisions.at
+        if at("static_ranges", place):
+            return RangePlan(static=True)
         return RangePlan(
-            num_stages=stages, unroll=unroll, multi_buffer=buffer, flatten=flatten, warp_specialize=specialize
+            num_stages=at("range_num_stages", place),
+            unroll=at("range_unroll_factors", place),
+            multi_buffer=at("range_multi_buffers", place),
+            flatten=at("range_flattens", place),
+            warp_specialize=at("range_warp_specializes", place),
         )
 
     def loops(self) -> tuple[tuple[GridPlan, ...], tuple[RangePlan, ...], dict[int, LoopPlan]]:
-        """Slots are numbered over the program as traced, which rolling may reorder; a loop keeps its location object."""
+        """Decisions are about the loops of the program as traced, which rolling may reorder; a loop keeps its location
+        object."""
         grids: list[GridPlan] = []
         ranges: list[RangePlan] = []
         traced: dict[int, LoopPlan] = {}
-        for root, planned in zip(self.program.roots, self.rolled.roots, strict=True):
-            grids.append(self.grid(root, planned))
-            ranges.append(self.range())
-            for op in root.body.walk():
-                if isinstance(op.attrs, ForAttrs):
-                    unrollable = may_unroll(op.regions[0], self.sizes, self.config["num_warps"], self.target)
-                    traced[id(op.location)] = self.loop(op.attrs, unrollable)
+        for number, loop in enumerate(loops_of(self.program)):
+            if isinstance(loop, Op):
+                traced[id(loop.location)] = self.loop(number, loop.attrs)
+            else:
+                grids.append(self.grid(number, loop, self.rolled.roots[len(grids)]))
+                ranges.append(self.range(number))
         loops = {}
         for op in self.rolled.walk():
             if isinstance(op.attrs, ForAttrs):
@@ -309,54 +280,38 @@ class _Planner:
         )
         return tuple(grids), tuple(roots), loops
 
-    def grid(self, root: Root, planned: Root) -> GridPlan:
-        """The grid of ``planned``; ``root`` is what it was before flattening, which its slots belong to."""
-        order = self.order(root.axes)
-        group = self.slots.take("l2_groupings", 1) if len(root.axes) > 1 else 1
+    def grid(self, number: int, root: Root, planned: Root) -> GridPlan:
+        """The grid of ``planned``; ``root`` is what it was before flattening."""
         axes = tuple(map(self.axis, planned.axes))
         if len(axes) < len(root.axes):
             return GridPlan(axes=axes, order=(0,))
-        return GridPlan(axes=axes, order=order, group=group)
+        return GridPlan(
+            axes=axes, order=self.order(number, root.axes), group=self.decisions.at("l2_groupings", number, 1)
+        )
 
     def chunks(self, attrs: ForAttrs) -> LoopPlan:
         """A loop that rolling made: no slots of its own."""
         return LoopPlan(axes=tuple(map(self.axis, attrs.axes)), order=(0,), ranges=(RangePlan(),))
 
-    def loop(self, attrs: ForAttrs, unrollable: bool) -> LoopPlan:
-        axes = tuple(map(self.axis, attrs.axes))
-        ranges = []
-        for axis, plan in zip(attrs.axes, axes, strict=True):
-            chosen = self.range()
-            if isinstance(axis.begin, int) and isinstance(axis.end, int) and isinstance(plan.count, int):
-                static = bool(self.slots.take("static_ranges", False)) if self.may_unroll(axis) else False
-                chosen = RangePlan(static=True) if static and unrollable else chosen
-            ranges.append(chosen if unrollable else replace(chosen, unroll=0))
-        return LoopPlan(axes=axes, order=self.order(attrs.axes), ranges=tuple(ranges))
-
-    def may_unroll(self, axis: LoopAxis) -> bool:
-        """Whether the axis has a slot of ``static_ranges``: constant bounds and few iterations at any block size."""
-        assert isinstance(axis.begin, int) and isinstance(axis.end, int)
-        block = self.program.blocks[axis.block]
-        step = axis.step if axis.scalar else block.size if block.size is not None else 1
-        return isinstance(step, int) and cdiv(axis.end - axis.begin, step) <= 8
+    def loop(self, number: int, attrs: ForAttrs) -> LoopPlan:
+        ranges = tuple(self.range((number, at)) for at in range(len(attrs.axes)))
+        return LoopPlan(axes=tuple(map(self.axis, attrs.axes)), order=self.order(number, attrs.axes), ranges=ranges)
 
     def launch(self) -> LaunchPlan:
-        pid_type = self.config["pid_type"]
-        persistent = self.config.get("num_sm_multiplier") or 1
-        warps = most_warps(self.program, self.sizes, self.config["num_warps"], self.target)
-        launched = {**self.config, "num_warps": warps}
-        options = [(key, launched[key]) for key in _LAUNCH_KEYS if launched.get(key) is not None]
-        if self.config.get("advanced_controls_file"):
+        chosen = self.decisions.values
+        pid_type = chosen["pid_type"]
+        options = [(key, chosen[key]) for key in _LAUNCH_KEYS if chosen.get(key) is not None]
+        if chosen.get("advanced_controls_file"):
             # an option of the ptxas of CUDA 13; others say that they do not know it
-            options.append(("ptx_options", f"--apply-controls {self.config['advanced_controls_file']}"))
+            options.append(("ptx_options", f"--apply-controls {chosen['advanced_controls_file']}"))
         if self.settings.checked:
             # Triton would turn overflowing integers, which hashes rely on, into failed assertions too
             options += [("debug", True), ("sanitize_overflow", False)]
-        options += [(k.removeprefix(_VERBATIM), v) for k, v in self.config.items() if k.startswith(_VERBATIM)]
+        options += [(k.removeprefix(_VERBATIM), v) for k, v in chosen.items() if k.startswith(_VERBATIM)]
         return LaunchPlan(
             pid_type=pid_type,
             options=tuple(options),
-            persistent=persistent if pid_type.startswith("persistent") else 0,
+            persistent=chosen["num_sm_multiplier"] if pid_type.startswith("persistent") else 0,
             reserved_sms=self.settings.persistent_reserved_sms,
         )
 

@@ -9,7 +9,6 @@ from ...._compiler.ir.grammar import DotAttrs, MemoryAttrs, Op, Program, Value
 from ...._shapes import Dim, hint_of
 from ....hardware import Target
 from ..resources.matrix import are_float8, partial_sum, unit_for
-from .chains import most_warps
 
 
 def partial_sums(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
@@ -17,10 +16,9 @@ def partial_sums(program: Program, sizes: Mapping[int, int], num_warps: int, tar
 
     0, every one, except on a unit that adds fewer bits than fp32 has and refuses products without a limit.
     """
-    warps = most_warps(program, sizes, num_warps, target)
     dots = [op for op in program.walk() if op.kind == "dot" and _is_float8(op)]
     makers = {id(result): op for op in program.walk() for result in op.results} if dots else {}
-    return {id(op): _of(program, op, makers, sizes, warps, target) for op in dots}
+    return {id(op): _of(program, op, makers, sizes, num_warps, target) for op in dots}
 
 
 def _is_float8(op: Op) -> bool:

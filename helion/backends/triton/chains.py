@@ -10,10 +10,9 @@ the kernel itself writes the products out, fewer warps run it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from ...._compiler.ir.grammar import Op, Program, Region, accumulator_of
-from ....hardware import Target
+from ..._compiler.ir.grammar import Op, Program, Region, accumulator_of
 
 #: Rows of a warp, and the fewest warps that the unit takes.
 _WARP_ROWS, _LEAST_WARPS = 16, 4
@@ -25,25 +24,25 @@ def rows_of(op: Op, sizes: Mapping[int, int]) -> int:
     return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
 
 
-def may_unroll(region: Region, sizes: Mapping[int, int], num_warps: int, target: Target) -> bool:
+def may_unroll(region: Region, sizes: Mapping[int, int], num_warps: int) -> bool:
     """Whether a loop of ``region`` computes the same when it is unrolled."""
-    if not target.has("wgmma"):
-        return True
     return all(rows_of(op, sizes) >= _WARP_ROWS * num_warps for op in _straight(region) if op.kind == "dot")
 
 
-def most_warps(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """``num_warps``, or as many as the rows of products allow that the kernel adds up in a row."""
-    if not target.has("wgmma"):
-        return num_warps
+def chained_products(program: Program) -> tuple[Op, ...]:
+    """The products that the kernel itself adds to another's."""
+    found = []
     for root in program.roots:
         for region in _regions(root.body):
             dots = {id(op.result): op for op in region.ops if op.kind == "dot"}
-            for op in dots.values():
-                added = accumulator_of(op)
-                if added is not None and id(added) in dots and rows_of(op, sizes) >= _WARP_ROWS * _LEAST_WARPS:
-                    num_warps = min(num_warps, max(_LEAST_WARPS, rows_of(op, sizes) // _WARP_ROWS))
-    return num_warps
+            found += [op for op in dots.values() if id(accumulator_of(op)) in dots]
+    return tuple(found)
+
+
+def most_warps(chained: Iterable[Op], sizes: Mapping[int, int], num_warps: int) -> int:
+    """``num_warps``, or as many as the rows of chained products allow."""
+    rows = (rows_of(op, sizes) for op in chained)
+    return min((num_warps, *(n // _WARP_ROWS for n in rows if n >= _WARP_ROWS * _LEAST_WARPS)))
 
 
 def _straight(region: Region) -> list[Op]:

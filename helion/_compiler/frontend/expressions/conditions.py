@@ -1,0 +1,117 @@
+"""Truth of values, and expressions that it chooses between."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from .... import exc
+from ...._shapes import Expr, NeedsValue
+from .. import host_tensors
+from ..runtime_values import SAMPLES, Opaque, is_runtime, opaque, settle
+from ..torch_pointwise import truth
+from ..values import DeviceValue, HostTensorValue, Tile
+from ..walk.kinds import type_of
+from ..walk.scope import HARD, Scope, evaluate
+from ..walk.shared_memory import one_of_several
+from .overloads import overloaded
+from .run_time import runtime_number
+
+
+def is_open(s: Scope, value: Any) -> bool:
+    """Whether the truth of a value of host code is known at run time only."""
+    return isinstance(value, (Opaque, HostTensorValue)) or is_runtime(s.t, value)
+
+
+def truth_on_host(s: Scope, value: Any) -> bool:
+    """A condition that must be known when compiling; run-time numbers become part of the specialization key."""
+    if isinstance(value, Expr):
+        if host_tensors.is_item(s.t, value):
+            raise exc.TypeInferenceError(
+                "A branch on what `.item()` reads off a tensor cannot be followed when the kernel is compiled; pass the number as an argument, or branch outside of the kernel."
+            )
+        return bool(s.t.specialize(value))
+    if isinstance(value, Tile):
+        raise exc.IncorrectTileUsage(how="as a condition")
+    for name in ("bool", "len"):
+        found = overloaded(s, name, value)
+        if found is not NotImplemented:
+            return truth_on_host(s, found)
+    try:
+        return bool(value)
+    except NeedsValue:
+        return bool(settle(s.t, value))
+
+
+def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
+    name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
+    result = evaluate(s, node.values[0])
+    for other in node.values[1:]:
+        s.at(node)
+        if isinstance(result, DeviceValue) or (isinstance(result, Expr) and s.t.on_device):
+            value = evaluate(s, other)
+            s.at(node)
+            if any(isinstance(v, DeviceValue) and v.dims for v in (result, value)):
+                raise exc.ConditionNotScalar(statement=ast.unparse(node), shape=repr(result))
+            result = s.t.pointwise(name, truth(s.t, result), truth(s.t, value))
+            continue
+        if not s.t.on_device and is_open(s, result):
+            return _open_boolean(s, node)
+        known = truth_on_host(s, result)
+        if known is isinstance(node.op, ast.Or):
+            return result
+        result = evaluate(s, other)
+    return result
+
+
+def _open_boolean(s: Scope, node: ast.BoolOp) -> Any:
+    """``and`` and ``or`` whose first operand decides at run time."""
+    values = [_under_condition(s, value) for value in node.values]
+    s.at(node)
+    return _merged_or_opaque(s, values, node)
+
+
+def evaluate_conditional(s: Scope, node: ast.IfExp) -> Any:
+    test = evaluate(s, node.test)
+    s.at(node)
+    if not s.t.on_device and is_open(s, test):
+        values = [_under_condition(s, part) for part in (node.body, node.orelse)]
+        if values[0] is values[1]:
+            return values[0]
+        return _merged_or_opaque(s, values, node)
+    if isinstance(test, DeviceValue) or (s.t.on_device and is_runtime(s.t, test)):
+        raise exc.StatementNotSupported(
+            statement="A conditional expression on a device value",
+            where="device",
+            remedy="; use torch.where or an if statement",
+        )
+    return evaluate(s, node.body if truth_on_host(s, test) else node.orelse)
+
+
+def _under_condition(s: Scope, node: ast.expr) -> Any:
+    """The value of an expression that may not be evaluated."""
+    s.walk.uncertain += 1
+    relied = len(s.t.relied)
+    try:
+        return evaluate(s, node)
+    except HARD:
+        raise
+    except exc.Base as error:
+        return Opaque(error)
+    finally:
+        s.walk.uncertain -= 1
+        del s.t.relied[relied:]
+
+
+def _merged_or_opaque(s: Scope, values: list[Any], node: ast.expr) -> Any:
+    found = merged_value(s, values)
+    return opaque(f"`{ast.unparse(node)}`") if found is None else found
+
+
+def merged_value(s: Scope, values: list[Any]) -> Any:
+    """A number or tensor for values of which one is there at run time; None unless they are of one kind."""
+    if values and all(isinstance(value, HostTensorValue) for value in values):
+        return one_of_several(s.walk, values)
+    kinds = {type_of(value) if isinstance(value, (int, float, Expr)) else None for value in values}
+    kind = kinds.pop() if kinds else None
+    return runtime_number(s, kind) if not kinds and kind in SAMPLES else None

@@ -1,0 +1,54 @@
+"""Calls of ``hl`` functions."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import Any
+
+from .... import exc
+from .... import language as hl
+from ....language._registry import DECLARED, TAKES_FUNCTION
+from ..hl_rules import HL_RULES
+from ..runtime_values import refuse_opaque
+from ..walk.kinds import tensors_in
+from ..walk.lookup import name_tensor
+from ..walk.scope import Scope
+
+
+def call_hl(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> Any:
+    refuse_opaque((args, kwargs))
+    where = DECLARED[function]
+    name = f"hl.{function.__name__}"
+    if where == "loop":
+        raise exc.LoopFunctionNotInFor(name=name)
+    if where == "device" and not s.t.on_device:
+        raise exc.DeviceAPIOnHost(name=name)
+    if where == "host" and s.t.on_device:
+        if function is hl.specialize:
+            raise exc.SpecializeOnDevice()
+        if function is hl.barrier:
+            raise exc.BarrierOnlyAllowedAtTopLevel()
+        raise exc.NotAllowedOnDevice(what=name)
+    for value in tensors_in((*args, *kwargs.values())) if s.t.on_device else ():
+        name_tensor(s, value)
+    if function in TAKES_FUNCTION and args and isinstance(args[0], str) and args[0].isidentifier():
+        args = (s.frame.lookup(s.t, args[0]), *args[1:])
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise exc.TypeInferenceError(f"{name}: {error}.") from error
+    result = HL_RULES[function](s.t, *args, **kwargs)
+    _note_compile_time_call(s, function, result, node)
+    return result
+
+
+def _note_compile_time_call(s: Scope, function: Any, result: Any, node: ast.AST) -> None:
+    """The generated host code has constants in place of these calls."""
+    where = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+    if function is hl.register_block_size:
+        s.t.registered[where] = result.args[0]
+    elif function is hl.register_tunable:
+        s.t.tunable_calls[where] = result.args[0]
+    elif function is hl.specialize:
+        s.t.specialized_calls.add(where)

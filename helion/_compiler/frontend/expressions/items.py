@@ -1,0 +1,64 @@
+"""Subscripts of values."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from .... import exc
+from ...._shapes import Expr
+from ..runtime_values import Opaque, is_runtime, opaque, opaques
+from ..values import DeviceValue, HostTensorValue, Tile, describe
+from ..walk.iterations import item_of
+from ..walk.lookup import name_tensor
+from ..walk.scope import Scope, captured, evaluate
+from .attributes import lifted
+from .conditions import merged_value
+from .displays import plain
+from .overloads import overloaded
+
+
+def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
+    value = evaluate(s, node.value)
+    index = evaluate(s, node.slice)
+    s.at(node)
+    if isinstance(value, HostTensorValue):
+        if s.t.on_device:
+            name_tensor(s, value)
+        return captured(s, _tensor_item(s, value, index), node)
+    if isinstance(value, Opaque):
+        return value
+    if isinstance(value, DeviceValue):
+        return value[index]
+    if isinstance(value, Tile):
+        raise exc.IncorrectTileUsage(how="with a subscript")
+    if isinstance(index, Expr) and isinstance(value, (list, tuple)) and s.t.changes(index):
+        return captured(s, item_of(s, value, index, node), node)
+    found = overloaded(s, "getitem", value, index)
+    if found is not NotImplemented:
+        return captured(s, found, node)
+    if isinstance(index, Expr) and not s.t.on_device and is_runtime(s.t, index):
+        return _open_item(s, value)
+    if isinstance(index, (DeviceValue, HostTensorValue, Tile)) or is_runtime(s.t, index):
+        raise exc.InvalidSequenceSubscription(got=describe(index))
+    try:
+        index = plain(s, index)
+        result = value[index]
+        if isinstance(value, (dict, list)) and not isinstance(index, slice):
+            s.t.assume("item", value, index, result)
+        return lifted(s, result, node)
+    except (TypeError, KeyError, IndexError) as error:
+        raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.") from error
+
+
+def _tensor_item(s: Scope, value: HostTensorValue, index: Any) -> Any:
+    """``value[index]`` of a tensor."""
+    if not s.t.on_device and next(opaques(index), None) is not None:
+        return next(opaques(index))
+    return value[index]
+
+
+def _open_item(s: Scope, value: Any) -> Any:
+    """An item of a sequence at a place that is known at run time."""
+    found = merged_value(s, list(value)) if isinstance(value, (list, tuple)) and value else None
+    return opaque(f"`{s.source_text()}`") if found is None else found

@@ -1,0 +1,18 @@
+"""Operators that objects of the user's define."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from ..purity import operator_of
+from ..walk.scope import Scope, call
+
+
+def overloaded(s: Scope, name: str, *operands: Any) -> Any:
+    """What an operator of an object of the user's gives, which is a function like others; NotImplemented for operators
+    of values that are followed."""
+    method = operator_of(operands[0], f"__{name}__")
+    if method is not None:
+        s.t.assume("attribute", type(operands[0]), f"__{name}__", method)
+    return NotImplemented if method is None else call(s, method, operands, {}, s.node or ast.Constant(None))

@@ -1,0 +1,99 @@
+"""Calls of Python functions that are neither torch's nor hl's."""
+
+from __future__ import annotations
+
+import random
+import types
+from typing import Any
+
+from .... import exc
+from ...._shapes import NeedsValue
+from ..methods import assume_called, method_of
+from ..purity import WIDE, is_library, is_pure, kind_of_result, runs_at_run_time
+from ..runtime_values import MUTABLE, opaques, settle
+from ..tracer import Tracer
+from ..values import HostTensorValue, describe
+from ..walk.kinds import ABSTRACT
+from ..walk.scope import Scope
+from ..walk.unfollowed import MUTATORS
+from .builtin_functions import builtin_rule
+from .conditions import merged_value
+from .functions import call_helper, call_user, is_walked
+from .pure_calls import call_pure
+from .run_time import runtime_number, unknown
+
+
+def call_on_device(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    assume_called(s.t, function)
+    plain, given = method_of(function, args)
+    walked = isinstance(plain, types.FunctionType) and (plain is not function or not is_library(plain))
+    if walked and not isinstance(getattr(function, "__self__", None), ABSTRACT):
+        return call_user(s, plain, given, kwargs)
+    builtin = builtin_rule(s, function, args)
+    return _call_python(s, function, args, kwargs) if builtin is None else builtin(s, *args, **kwargs)
+
+
+def _call_python(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A plain function in device code."""
+    _check_mutation(s, function)
+    followed = is_pure(function) or isinstance(function, type)
+    if not followed and is_library(function) and not isinstance(getattr(function, "__self__", None), ABSTRACT):
+        raise exc.KnownAtRunTime(what=f"`{s.source_text()}`", because="")
+    for value in (*args, *kwargs.values()):
+        refuse_host_on_device(s.t, value, getattr(function, "__name__", "a function"))
+    try:
+        return function(*args, **kwargs)
+    except NeedsValue:
+        settled = settle(s.t, (args, kwargs))
+        return function(*settled[0], **settled[1])
+    except TypeError as error:
+        name = getattr(function, "__name__", describe(function))
+        raise exc.TypeInferenceError(f"{name}({', '.join(map(describe, args))}): {error}.") from error
+
+
+def may_change(s: Scope, container: Any) -> bool:
+    """Whether a list was made in device code, and in the loop or branch that is open now."""
+    made = s.t.lists.get(id(container))
+    return made is not None and made[1] == s.t.builder.depth
+
+
+def _check_mutation(s: Scope, function: Any) -> None:
+    """A container may change only where it was made: a loop body is walked once, however often it runs."""
+    owner = getattr(function, "__self__", None)
+    if not isinstance(owner, (list, dict, set)) or getattr(function, "__name__", "") not in MUTATORS:
+        return
+    if not may_change(s, owner):
+        raise exc.StatementNotSupported(
+            statement=f"Changing a {type(owner).__name__} with .{function.__name__}()",
+            where="device",
+            remedy="; it was made outside of this loop or branch, store into a tensor instead",
+        )
+
+
+def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    waits = next(opaques((args, kwargs)), None)
+    if runs_at_run_time(function) or (waits is not None and kind_of_result(function) is not None):
+        s.t.effects += 1
+        kind = kind_of_result(function)
+        assert kind is not None
+        return runtime_number(s, kind, wide=function in WIDE)
+    owner = getattr(function, "__self__", None)
+    container = isinstance(owner, MUTABLE) or isinstance(function, type)
+    if waits is not None and not (container and is_pure(function)) and not is_walked(function):
+        return unknown(s, function, (args, kwargs), waits.error)
+    builtin = builtin_rule(s, function, args)
+    if builtin is not None and not kwargs:
+        return builtin(s, *args)
+    if is_pure(function) or isinstance(owner, ABSTRACT):
+        return call_pure(s, function, args, kwargs)
+    if is_walked(function):
+        return call_helper(s, function, args, kwargs)
+    chosen = (
+        merged_value(s, list(args[0])) if function == random.choice and isinstance(args[0], (list, tuple)) else None
+    )
+    return unknown(s, function, (args, kwargs)) if chosen is None else chosen
+
+
+def refuse_host_on_device(t: Tracer, value: Any, how: str = "an expression") -> None:
+    if t.on_device and isinstance(value, HostTensorValue) and how not in ("len", "isinstance", "getattr", "hasattr"):
+        raise exc.HostTensorDirectUsage(name=t.source_name(value), how=f"in {how}")

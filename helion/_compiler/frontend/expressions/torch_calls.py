@@ -1,0 +1,85 @@
+"""Calls of torch functions."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from .... import exc
+from ...._shapes import NeedsValue
+from .. import host_tensors
+from ..purity import is_pure, kind_of_result
+from ..runtime_values import opaques
+from ..torch_shapes import refuse_host
+from ..tracer import torch_name
+from ..values import Tile
+from ..walk.kinds import any_abstract, tensors_in
+from ..walk.scope import Scope
+from .run_time import runtime_number, try_settle, unknown
+
+_TORCH_FACTORIES = (
+    torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.tensor, torch.eye, torch.linspace
+)  # fmt: skip
+
+
+def call_torch(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not s.t.on_device:
+        return _call_torch_on_host(s, function, args, kwargs)
+    if not (any_abstract((args, kwargs)) or function in _TORCH_FACTORIES):
+        return function(*args, **kwargs)  # torch.finfo, torch.promote_types ...
+    for value in (*args, *kwargs.values()):
+        refuse_host(value, s.t, f"by {torch_name(function)}")
+        if isinstance(value, Tile) and function not in _TORCH_FACTORIES and not _is_shape_function(function):
+            raise exc.IncorrectTileUsage(how=f"as a tensor, by {torch_name(function)}")
+    return s.t.torch_call(function, args, kwargs)
+
+
+def _call_torch_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    waits = next(opaques((args, kwargs)), None)
+    kind = kind_of_result(function)
+    if kind is not None:
+        s.t.effects += 1
+        return runtime_number(s, kind)
+    if waits is not None:
+        return unknown(s, function, (args, kwargs), waits.error)
+    if is_pure(function) and not tensors_in((args, kwargs)):
+        if function is torch.get_default_dtype:
+            return s.t.default_dtype()
+        settled = try_settle(s, (args, kwargs))
+        return unknown(s, function, ()) if settled is None else function(*settled[0], **settled[1])
+    if any_abstract((args, kwargs)) or function in _TORCH_FACTORIES or _is_tensor_factory(function):
+        try:
+            return host_tensors.call(s.t, function, args, kwargs)
+        except NeedsValue:
+            settled = try_settle(s, (args, kwargs))
+            if settled is None:
+                raise
+            return host_tensors.call(s.t, function, *settled)
+    return unknown(s, function, (args, kwargs))
+
+
+def _is_tensor_factory(function: Any) -> bool:
+    """Whether a function of torch's makes tensors of numbers alone."""
+    name = getattr(function, "__name__", "")
+    return isinstance(function, types.BuiltinFunctionType) and hasattr(torch._C._VariableFunctions, name)
+
+
+def is_torch_function(function: Any) -> bool:
+    if isinstance(function, (type(torch.Tensor.exp), types.BuiltinFunctionType)) and not _plain_builtin(function):
+        return True
+    return (getattr(function, "__module__", None) or "").split(".")[0] == "torch" and not isinstance(function, type)
+
+
+def _plain_builtin(function: Any) -> bool:
+    module = getattr(function, "__module__", None)
+    owner = getattr(function, "__objclass__", None)
+    if owner is not None:
+        return not owner.__module__.startswith("torch")
+    return not (module or type(getattr(function, "__self__", None)).__name__).startswith("torch")
+
+
+def _is_shape_function(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return name in ("view", "reshape", "expand", "broadcast_to", "new_zeros", "new_full", "layer_norm", "rms_norm")

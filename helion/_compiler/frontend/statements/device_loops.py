@@ -1,0 +1,85 @@
+"""Loops inside device code, which become ``for`` and ``while`` ops."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import Any
+
+from .... import exc
+from ...._shapes import Expr
+from ...ir.grammar import ForAttrs, LoopAxis, Op, Operand, OperandRef, Region, WhileAttrs
+from ..frames import assigned_names
+from ..torch_pointwise import truth
+from ..values import DeviceValue, LoopSpec, Tile
+from ..walk.scope import Scope, evaluate
+from ..walk.unfollowed import execute_all
+from .carried import Carried, carried_values, names_after, trace_body
+from .loop_axes import axes_of, bind_loop_variable
+
+
+def device_for(s: Scope, node: ast.For, spec: LoopSpec) -> None:
+    """Records a loop over tiles or indices."""
+    before = dict(s.frame.names)
+    bounds: list[Operand] = []
+    axes = axes_of(s, spec, node.target, bounds)
+
+    def body() -> None:
+        bind_loop_variable(s, node.target, axes, spec)
+        execute_all(s, node.body)
+
+    trial = trace_body(s, assigned_names(node.body), before, body)
+    for _, block in axes:
+        s.t.active_blocks.pop(block.id, None)
+    s.at(node)
+    carried, temporaries = carried_values(s, trial, before)
+    results = {c.name: s.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
+    region = Region(tuple(c.param for c in carried), tuple(trial.ops), tuple(c.after for c in carried))
+    attrs = ForAttrs(tuple(_shift_bounds(axis, len(carried)) for axis, _ in axes), len(carried))
+    operands = (*(c.initial for c in carried), *bounds)
+    s.t.builder.append(Op("for", operands, tuple(results.values()), attrs, (region,), s.t.builder.location))
+    s.frame.names = names_after(s, node, trial, before, results, temporaries)
+
+
+def device_while(s: Scope, node: ast.While) -> None:
+    """Records a loop that a condition of its own values ends."""
+    before = dict(s.frame.names)
+    trial = trace_body(s, assigned_names(node.body), before, lambda: execute_all(s, node.body))
+    carried, temporaries = carried_values(s, trial, before)
+    condition = _condition(s, node, carried, before)
+    results = {c.name: s.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
+    body = Region(tuple(c.param for c in carried), tuple(trial.ops), tuple(c.after for c in carried))
+    operands = tuple(c.initial for c in carried)
+    location = s.t.builder.location
+    s.t.builder.append(Op("while", operands, tuple(results.values()), WhileAttrs(), (condition, body), location))
+    s.frame.names = names_after(s, node, trial, before, results, temporaries)
+
+
+def _condition(s: Scope, node: ast.While, carried: list[Carried], before: dict[str, Any]) -> Region:
+    """The condition as a region of its own, evaluated before every iteration."""
+    params = {c.name: s.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
+    s.frame.names = {**before, **{n: s.t.wrap(v) for n, v in params.items()}}
+    with s.t.builder.region() as ops:
+        test = evaluate(s, node.test)
+        s.at(node.test)
+        if isinstance(test, Tile):
+            raise exc.IncorrectTileUsage(how="as a condition")
+        if not isinstance(test, (DeviceValue, Expr)):
+            raise exc.StatementNotSupported(
+                statement=f"`while {ast.unparse(node.test)}` with a condition that never changes",
+                where="device",
+                remedy="; the loop would run never or forever",
+            )
+        value = s.t.as_device(truth(s.t, test))
+        if any(not d.is_one for d in value.dims):
+            raise exc.ConditionNotScalar(statement=f"while {ast.unparse(node.test)}", shape=repr(value))
+        value = s.t.reshape(value, ())
+    return Region(tuple(params.values()), tuple(ops), (value.value,))
+
+
+def _shift_bounds(axis: LoopAxis, by: int) -> LoopAxis:
+    """Bounds are operands after the carried values."""
+    begin, end, jagged = (
+        OperandRef(b.at + by) if isinstance(b, OperandRef) else b for b in (axis.begin, axis.end, axis.jagged)
+    )
+    return replace(axis, begin=begin, end=end, jagged=jagged)  # type: ignore[arg-type]

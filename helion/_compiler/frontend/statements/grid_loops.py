@@ -1,0 +1,61 @@
+"""Grid loops, which become the roots of the program."""
+
+from __future__ import annotations
+
+import ast
+
+from .... import exc
+from .... import language as hl
+from ...ir.grammar import Operand, Region, Root
+from ..values import LoopSpec, Missing
+from ..walk.scope import Scope, try_evaluate
+from ..walk.unfollowed import execute_all
+from .loop_axes import axes_of, bind_loop_variable
+
+
+def is_grid_loop(s: Scope, statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.For) or not isinstance(statement.iter, ast.Call):
+        return False
+    function = try_evaluate(s, statement.iter.func)
+    return function is hl.tile or function is hl.grid
+
+
+def has_grid_loop(s: Scope, node: ast.stmt) -> bool:
+    """Whether a grid loop is a statement of a branch or of a loop, or of one in there."""
+    if not isinstance(node, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
+        return False
+    inner = [*node.body, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
+    inner += [statement for handler in getattr(node, "handlers", ()) for statement in handler.body]
+    return any(holds_grid_loop(s, statement) for statement in inner)
+
+
+def holds_grid_loop(s: Scope, node: ast.stmt) -> bool:
+    """Whether a statement is a grid loop or has one in it."""
+    return is_grid_loop(s, node) or has_grid_loop(s, node)
+
+
+def grid_loop(s: Scope, node: ast.For, spec: LoopSpec) -> None:
+    """Records a grid loop, whose body is device code."""
+    if s.walk.grid_loop is not node:
+        raise exc.NestedGridLoop(name=spec.name, parent="another statement")
+    frame = s.frame
+    outer = dict(frame.names)
+    frame.host_names = frozenset(n for n, v in outer.items() if not isinstance(v, Missing))
+    operands: list[Operand] = []
+    axes = axes_of(s, spec, node.target, operands)
+    with s.t.builder.region() as ops:
+        bind_loop_variable(s, node.target, axes, spec)
+        execute_all(s, node.body)
+    s.t.active_blocks.clear()
+    s.t.builder.location = None
+    location = frame.source.location(node)
+    body = Region((), tuple(ops), ())
+    axes_only = tuple(axis for axis, _ in axes)
+    s.walk.roots.append(Root(axes=axes_only, body=body, location=location, phase=s.t.phase, launch=s.walk.launches - 1))
+    left = {n: _device_value_on_host(n) for n in frame.names if n not in outer}
+    frame.host_names = frozenset()
+    frame.names = {**outer, **left}
+
+
+def _device_value_on_host(name: str) -> Missing:
+    return Missing(lambda: exc.CannotReadDeviceVariableOnHost(name=name))

@@ -1,0 +1,122 @@
+"""Blocks and bounds of loops."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from .... import exc
+from ...._shapes import Expr, hint_of, next_power_of_2
+from ...ir.grammar import Block, Bound, LoopAxis, Operand, OperandRef
+from ..runtime_values import Opaque
+from ..values import DeviceValue, HostTensorValue, LoopSpec, Tile, TileTuple, describe
+from ..walk.scope import Scope, assign
+
+
+def axes_of(s: Scope, spec: LoopSpec, target: ast.expr, operands: list[Operand]) -> list[tuple[LoopAxis, Block]]:
+    """A loop's axes with their blocks; bounds that are device values join ``operands``."""
+    names = [t.id if isinstance(t, ast.Name) else "" for t in getattr(target, "elts", [target])]
+    if len(names) != len(spec.ends):
+        names = [f"{names[0]}_{i}" for i in range(len(spec.ends))]
+    return [_axis(s, spec, i, names[i] or f"axis_{i}", operands) for i in range(len(spec.ends))]
+
+
+def _axis(s: Scope, spec: LoopSpec, i: int, name: str, operands: list[Operand]) -> tuple[LoopAxis, Block]:
+    begin, end, size = s.t.known(spec.begins[i]), s.t.known(spec.ends[i]), spec.sizes[i]
+    for bound in (begin, end):
+        if isinstance(bound, Tile):
+            raise exc.TileOfTile()
+        if isinstance(bound, HostTensorValue):
+            remedy = (
+                "load the number from it first"
+                if s.t.on_device
+                else "the host needs the number to size the grid, so bind its `.item()` to a variable and use that "
+                "(reading it waits for the device)"
+            )
+            raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, got {describe(bound)}; {remedy}.")
+        if isinstance(bound, Opaque):
+            raise bound.error.with_traceback(None)
+        if isinstance(bound, bool) or not isinstance(bound, (int, Expr, DeviceValue)):
+            raise exc.TypeInferenceError(f"A bound of {spec.name} must be an integer, got {describe(bound)}.")
+        if isinstance(bound, DeviceValue) and bound.dims:
+            raise exc.TypeInferenceError(f"A bound of {spec.name} must be a scalar, got {bound!r}.")
+    if isinstance(begin, int) and isinstance(end, int) and begin > end:
+        raise exc.InvalidTileRange(begin=begin, end=end)
+    if not s.t.on_device and not s.t.is_never_negative(end - begin):
+        # nothing to walk over, as for range(); a negative number of tiles would be taken off other loops' tiles
+        end = Expr("max", (begin, end), max(hint_of(begin), hint_of(end)))
+    extent = None if isinstance(begin, DeviceValue) or isinstance(end, DeviceValue) else end - begin
+    block = _block(s, spec, size, extent, name)
+    step = 1 if not spec.scalar or size is None else size
+    bounds = _bound(begin, operands), _bound(end, operands)
+    jagged = None
+    if spec.jagged is not None:
+        operands.append(spec.jagged.value)
+        jagged = OperandRef(len(operands) - 1)
+    return LoopAxis(block.id, *bounds, spec.scalar, step, jagged), block
+
+
+def _bound(bound: Any, operands: list[Operand]) -> Bound:
+    if isinstance(bound, DeviceValue):
+        operands.append(bound.value)
+        return OperandRef(len(operands) - 1)
+    return bound
+
+
+def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str) -> Block:
+    if spec.scalar:
+        return s.t.new_block("grid", extent, size=1, name=name)
+    if size is None:
+        maximum = next_power_of_2(max(1, extent)) if isinstance(extent, int) else None
+        return s.t.new_block("tile", extent, name=name, max_size=maximum)
+    if isinstance(size, Expr) and size.op == "block":
+        block = s.t.blocks[size.args[0]]
+        if block.id in s.t.active_blocks:
+            raise exc.NestedDeviceLoopsConflict(block=block.name)
+        if extent is None or hint_of(extent) > hint_of(0 if block.extent is None else block.extent):
+            s.t.update_block(block.id, extent=extent)
+        return s.t.blocks[block.id]
+    if isinstance(size, Expr) and any(leaf.op == "tunable" for leaf in size.leaves()):
+        return s.t.new_block("tile", extent, size=_of_tunables(s, size), name=name)
+    if isinstance(size, Expr):
+        size = s.t.specialize(size)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise exc.TypeInferenceError(
+            f"block_size must be a positive integer or a registered block size, got {describe(size)}."
+        )
+    limits = s.t.context.limits
+    if limits.powers_of_2 and size & (size - 1):
+        raise exc.BackendUnsupported(
+            what=f"block_size={size}", backend=limits.backend, remedy=": it must be a power of two"
+        )
+    return s.t.new_block("tile", extent, size=size, name=name)
+
+
+def _of_tunables(s: Scope, size: Expr) -> Expr:
+    """A block size that depends on tunables only: the arguments in it become part of the specialization key."""
+
+    def leaf(expr: Expr) -> Any:
+        return expr if expr.op == "tunable" else s.t.specialize(expr)
+
+    if any(inner.op == "block" for inner in size.leaves()):
+        raise exc.TypeInferenceError("A block size cannot depend on both a tunable and another block size.")
+    return size.evaluate(leaf)
+
+
+def _loop_variable(s: Scope, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec) -> Any:
+    variables: list[Any] = []
+    for axis, block in axes:
+        tile = Tile(s.t, block, axis.end if isinstance(axis.end, int) else None, spec.jagged)
+        s.t.active_blocks[block.id] = tile
+        variables.append(s.t.tile_field(tile, "index") if axis.scalar else tile)
+    if not spec.sequence:
+        return variables[0]
+    return tuple(variables) if spec.scalar else TileTuple(variables)
+
+
+def bind_loop_variable(s: Scope, target: ast.expr, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec) -> None:
+    """Gives a loop's target its tiles or indices."""
+    variable = _loop_variable(s, axes, spec)
+    if isinstance(target, (ast.Tuple, ast.List)) and not spec.sequence:
+        raise exc.FailedToUnpackTile(count=len(target.elts))
+    assign(s, target, variable)

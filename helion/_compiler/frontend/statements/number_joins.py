@@ -1,0 +1,67 @@
+"""Numbers that meet device values where branches and loops end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .... import exc
+from ...._shapes import Expr
+from ...ir.grammar import Op, Value
+from ..values import DeviceValue, describe
+from ..walk.scope import Scope
+
+
+def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_ops: list[Op]) -> tuple[Value, Value]:
+    """The two values of a name after an if, made the same type where a number meets a device value."""
+    for value in (then, other):
+        if not isinstance(value, (DeviceValue, int, float, Expr)):
+            raise exc.CantCombineTypesInControlFlow(
+                name=name, before=describe(then), after=describe(other), construct="if"
+            )
+    model = then if isinstance(then, DeviceValue) else other if isinstance(other, DeviceValue) else None
+    number = other if model is then else then
+    joined = []
+    for value, ops in ((then, then_ops), (other, else_ops)):
+        if not isinstance(value, DeviceValue):
+            check_number(s, name, value, model, "if")
+            mixed = model is None and _is_float(other if value is then else then) and type(value) is int
+            value = emit_number(s, ops, float(value) if mixed else value, model, widen=_is_float(number))
+        elif _is_float(number) and not value.dtype.is_floating_point:
+            with s.t.builder.region() as extra:
+                value = s.t.cast(value, s.t.default_dtype())
+            ops.extend(extra)
+        joined.append(value)
+    if (joined[0].dtype, joined[0].dims) != (joined[1].dtype, joined[1].dims):
+        raise exc.ControlFlowTensorMismatch(name=name, before=repr(joined[0]), after=repr(joined[1]), construct="if")
+    return joined[0].value, joined[1].value
+
+
+def check_number(s: Scope, name: str, value: Any, model: DeviceValue | None, construct: str) -> None:
+    """A number becomes a device value only where its kind fits: 1 is no bool, and in a loop 0.5 is no int64."""
+    if model is None:
+        return
+    kind = value.kind if isinstance(value, Expr) else type(value)
+    ranks = {bool: 0, int: 1, float: 2}
+    rank = 0 if model.dtype == torch.bool else 2 if model.dtype.is_floating_point else 1
+    wider = ranks[kind] > rank and construct == "loop"
+    if wider or (kind is bool) != (rank == 0):
+        raise exc.ControlFlowTensorMismatch(name=name, before=repr(model), after=describe(value), construct=construct)
+
+
+def emit_number(s: Scope, ops: list[Op], value: Any, model: DeviceValue | None, widen: bool = False) -> DeviceValue:
+    """A number as a device value like ``model``; ``widen``: in the default float dtype where that is an integer."""
+    with s.t.builder.region() as extra:
+        result = s.t.number(value)
+        if model is not None:
+            keep = model.dtype.is_floating_point or not widen
+            dtype = model.dtype if keep else s.t.default_dtype()
+            result = s.t.broadcast(s.t.cast(result, dtype), model.dims)
+    ops.extend(extra)
+    return result
+
+
+def _is_float(value: Any) -> bool:
+    kind = value.kind if isinstance(value, Expr) else type(value)
+    return kind is float

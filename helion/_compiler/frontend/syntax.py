@@ -1,0 +1,96 @@
+"""The Python that kernels may be written in: what each class of syntax means, in host code and in device code."""
+
+from __future__ import annotations
+
+import ast
+
+from .expressions import (
+    attributes,
+    calls,
+    comprehensions,
+    conditions,
+    displays,
+    functions,
+    items,
+    names,
+    operators,
+)
+from .statements import (
+    assignments,
+    branches,
+    definitions,
+    host_branches,
+    host_loops,
+    launches,
+    loops,
+    simple,
+    with_and_try,
+)
+from .walk.scope import Syntax
+
+SYNTAX = Syntax(
+    expressions={
+        ast.Attribute: attributes.evaluate_attribute,
+        ast.BinOp: operators.evaluate_binary,
+        ast.BoolOp: conditions.evaluate_boolean,
+        ast.Call: calls.evaluate_call,
+        ast.Compare: operators.evaluate_comparison,
+        ast.Constant: names.evaluate_constant,
+        ast.Dict: displays.evaluate_dict,
+        ast.DictComp: comprehensions.evaluate_dict_comprehension,
+        ast.FormattedValue: displays.evaluate_formatted_value,
+        ast.GeneratorExp: comprehensions.evaluate_generator,
+        ast.IfExp: conditions.evaluate_conditional,
+        ast.JoinedStr: displays.evaluate_joined_text,
+        ast.Lambda: functions.evaluate_lambda,
+        ast.List: displays.evaluate_list,
+        ast.ListComp: comprehensions.evaluate_list_comprehension,
+        ast.Name: names.evaluate_name,
+        ast.NamedExpr: names.evaluate_named_expression,
+        ast.Set: displays.evaluate_set,
+        ast.SetComp: comprehensions.evaluate_set_comprehension,
+        ast.Slice: displays.evaluate_slice,
+        ast.Subscript: items.evaluate_subscript,
+        ast.Tuple: displays.evaluate_tuple,
+        ast.UnaryOp: operators.evaluate_unary,
+    },
+    statements={
+        ast.AnnAssign: assignments.walk_annotated_assign,
+        ast.Assert: simple.walk_assert,
+        ast.Assign: assignments.walk_assign,
+        ast.AugAssign: assignments.walk_augmented_assign,
+        ast.Break: simple.walk_break,
+        ast.Continue: simple.walk_continue,
+        ast.Delete: definitions.walk_delete,
+        ast.Expr: simple.walk_expression,
+        ast.For: loops.walk_for,
+        ast.FunctionDef: definitions.walk_function_definition,
+        ast.Global: definitions.walk_global,
+        ast.If: branches.walk_if,
+        ast.Import: definitions.walk_import,
+        ast.ImportFrom: definitions.walk_import_from,
+        ast.Match: host_branches.walk_match,
+        ast.Nonlocal: definitions.walk_nonlocal,
+        ast.Pass: simple.walk_pass,
+        ast.Raise: simple.walk_raise,
+        ast.Return: simple.walk_return,
+        ast.Try: with_and_try.walk_try,
+        ast.While: loops.walk_while,
+        ast.With: with_and_try.walk_with,
+    },
+    targets={
+        ast.Attribute: assignments.assign_attribute,
+        ast.List: assignments.assign_sequence,
+        ast.Name: assignments.assign_name,
+        ast.Subscript: assignments.assign_item,
+        ast.Tuple: assignments.assign_sequence,
+    },
+    around_grid_loops={
+        ast.For: host_loops.launches_in_loop,
+        ast.If: launches.launches_in_branch,
+        ast.Try: with_and_try.launches_within,
+        ast.While: host_loops.launches_in_loop,
+        ast.With: with_and_try.launches_within,
+    },
+    call=calls.call_value,
+)

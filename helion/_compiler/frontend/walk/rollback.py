@@ -1,0 +1,44 @@
+"""Walks that are repeated once they have shown what had to be known before them, such as which numbers a loop changes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .. import journal
+from ..state import TraceSnapshot
+from .scope import Scope
+from .unfollowed import SavedHost, restore_host, save_host
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """All that a walk changes, as it was, and where the walk stood."""
+
+    trace: TraceSnapshot
+    walk: journal.Snapshot
+    host: SavedHost
+    node: ast.AST | None
+
+
+def repeated(s: Scope, attempt: Callable[[], _T | None]) -> _T:
+    """What the first attempt gives that gives anything. Those before it leave no trace, but in what they have learned."""
+    saved = _save(s)
+    while (found := attempt()) is None:
+        _restore(s, saved)
+    return found
+
+
+def _save(s: Scope) -> _Saved:
+    return _Saved(s.t.snapshot(), journal.snapshot(s.walk), save_host(s), s.node)
+
+
+def _restore(s: Scope, saved: _Saved) -> None:
+    s.t.restore(saved.trace)
+    journal.restore(s.walk, saved.walk)
+    restore_host(s, saved.host)
+    s.node = saved.node

@@ -1,0 +1,32 @@
+"""What a backend adds to the space of a kernel: keys of its own, and the rules by which its decisions go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..decisions import Decisions
+from .fields import Field
+
+#: Decisions, and whether what does not go together is changed (else it raises ``exc.InvalidConfig``), as decisions that
+#: go together. Gives back what it was given where nothing changes.
+Settle = Callable[[Decisions, bool], Decisions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One step of settling. ``why`` says, of a config that it changed, what could not be had."""
+
+    why: str
+    settle: Settle
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnKeys:
+    """``absent`` are keys known elsewhere, with why not here; keys that begin with ``verbatim`` are passed on as they are.
+    ``rules`` run in order, on sizes that are in range."""
+
+    fields: tuple[Field, ...]
+    absent: Mapping[str, str]
+    verbatim: str
+    rules: tuple[Rule, ...]

@@ -1,0 +1,228 @@
+"""The rules by which decisions go together: the only place that says what Triton, or the program, cannot have."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ... import exc
+from ..._compiler.ir.grammar import Bound, Op, OperandRef, Program, Root
+from ..._compiler.ir.loops import loops_of
+from ..._compiler.passes.subtile import largest_count, subtile_blocks
+from ..._shapes import cdiv, hint_of
+from ...autotuner.decisions import Decisions, Place
+from ...autotuner.space.own import Rule
+from ...autotuner.space.survey import Survey
+from ...hardware import Target
+from ...settings import Settings
+from .chains import chained_products, may_unroll, most_warps
+
+#: Warps that a warp-specialized loop needs: one group of four for each role.
+_SPECIALIZED_WARPS = 4
+#: Registers of a thread that a launch may be limited to.
+REGISTER_LIMITS = (32, 64, 128, 256)
+#: The options of one loop, as they are when nothing is asked for.
+_PLAIN_RANGE: Mapping[str, Any] = {
+    "range_unroll_factors": 0,
+    "range_warp_specializes": None,
+    "range_num_stages": 0,
+    "range_multi_buffers": None,
+    "range_flattens": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What rules look at beside decisions."""
+
+    program: Program
+    seen: Survey
+    target: Target
+    settings: Settings
+    columns: tuple[int, ...]
+    products: tuple[Op, ...]
+
+
+_Step = Callable[[Scene, Decisions, bool], Decisions]
+
+
+def rules(seen: Survey, program: Program, target: Target, settings: Settings) -> tuple[Rule, ...]:
+    """All rules for one program, in the order in which they run."""
+    columns, _ = subtile_blocks(program) if seen.matrix_blocks else ((), "")
+    products = chained_products(program) if seen.matrix_blocks and target.has("wgmma") else ()
+    scene = Scene(program=program, seen=seen, target=target, settings=settings, columns=columns, products=products)
+    return tuple(Rule(why=why, settle=functools.partial(step, scene)) for why, step in _RULES)
+
+
+def _is_persistent(decisions: Decisions) -> bool:
+    return decisions.values["pid_type"].startswith("persistent")
+
+
+def _plain(decisions: Decisions, places: Iterable[Place]) -> Decisions:
+    """Without options of the loops at ``places``."""
+    for key, plain in _PLAIN_RANGE.items():
+        if key in decisions.entries:
+            decisions = decisions.having(key, dict.fromkeys(places, plain))
+    return decisions
+
+
+# --- grids -----------------------------------------------------------------------------------------------------------
+
+
+def _check_lanes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Lanes of a flattened loop do not say in which dimension they are out of range."""
+    if not scene.settings.checked:
+        return decisions
+    return decisions.having("flatten_loops", dict.fromkeys(decisions.entries["flatten_loops"], False))
+
+
+def _flattened_grids(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """A flattened grid has one dimension: nothing to group, and the same mapping under ``xyz`` as under ``flat``."""
+    flattened = [loop for loop, flag in decisions.entries["flatten_loops"].items() if flag]
+    if not flattened:
+        return decisions
+    grouped = decisions.entries["l2_groupings"]
+    decisions = decisions.having("l2_groupings", {loop: 1 for loop in flattened if loop in grouped})
+    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+
+
+def _single_tiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """A program of a grid that is not persistent takes one tile: it has no loop over tiles."""
+    if _is_persistent(decisions):
+        return decisions
+    pid_type, multiplier = decisions.values["pid_type"], decisions.values["num_sm_multiplier"]
+    if multiplier != 1 and not repair:
+        raise exc.InvalidConfig(
+            f"num_sm_multiplier={multiplier} sizes a persistent grid, but pid_type is "
+            f"{pid_type!r}; use 'persistent_blocked' or 'persistent_interleaved', or leave it out."
+        )
+    decisions = decisions.valued(num_sm_multiplier=1, maxnreg=None)
+    decisions = _plain(decisions, [at for at, loop in enumerate(scene.seen.loops) if loop.root is not None])
+    if pid_type == "xyz":
+        decisions = decisions.having("l2_groupings", dict.fromkeys(decisions.entries["l2_groupings"], 1))
+    return decisions
+
+
+def _long_axes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    if decisions.values["pid_type"] != "xyz" or not (excess := _xyz_excess(scene, decisions)):
+        return decisions
+    if not repair:
+        raise exc.InvalidConfig(excess)
+    return decisions.valued(pid_type="flat")
+
+
+def _xyz_excess(scene: Scene, decisions: Decisions) -> str:
+    """Which axis of the grid is too long for ``pid_type="xyz"``, "" when none is."""
+    (root,) = scene.seen.roots
+    (order,) = (order for loop, order in decisions.entries["loop_orders"].items() if loop == 0)
+    for letter, limit, at in zip("xyz", scene.target.max_grid, order, strict=False):
+        axis = root.axes[at]
+        step = hint_of(axis.step) if axis.scalar else decisions.sizes[axis.block]
+        count = cdiv(_seen(axis.end) - _seen(axis.begin), step)
+        if count > limit:
+            name = scene.seen.blocks[axis.block].name
+            return (
+                f"pid_type 'xyz' puts {count} programs of {name} along {letter}, which takes {limit}; use 'flat', "
+                "another loop_orders or larger block_sizes."
+            )
+    return ""
+
+
+def _seen(bound: Bound) -> int:
+    """A bound that the host knows, as seen when binding."""
+    assert not isinstance(bound, OperandRef)
+    return int(hint_of(bound))
+
+
+# --- loops -----------------------------------------------------------------------------------------------------------
+
+
+def _one_specialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """One loop at most is warp-specialized, and it is not unrolled."""
+    asked = decisions.entries.get("range_warp_specializes", {})
+    places = [place for place, flag in asked.items() if flag]
+    if not places:
+        return decisions
+    decisions = decisions.having("range_warp_specializes", dict.fromkeys(places[1:]))
+    decisions = decisions.having("range_unroll_factors", {places[0]: 0})
+    return decisions.valued(num_warps=max(decisions.values["num_warps"], _SPECIALIZED_WARPS))
+
+
+def _unrolled_products(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Loops whose products have few rows for the warps are not unrolled; see ``chains``."""
+    unrolled = {place for place, factor in decisions.entries["range_unroll_factors"].items() if factor}
+    static = {place for place, flag in decisions.entries["static_ranges"].items() if flag}
+    places = [place for place in unrolled | static if isinstance(place, tuple)]
+    if not places or not scene.target.has("wgmma") or not scene.seen.matrix_blocks:
+        return decisions
+    loops = loops_of(scene.program)
+    warps = decisions.values["num_warps"]
+    kept = {place for place in places if not may_unroll(_op(loops[place[0]]).regions[0], decisions.sizes, warps)}
+    decisions = decisions.having("range_unroll_factors", dict.fromkeys(unrolled & kept, 0))
+    return decisions.having("static_ranges", dict.fromkeys(static & kept, False))
+
+
+def _op(loop: Root | Op) -> Op:
+    assert isinstance(loop, Op)
+    return loop
+
+
+def _static_loops(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Loops that are unrolled when compiling have no other options."""
+    static = [place for place, flag in decisions.entries["static_ranges"].items() if flag]
+    return _plain(decisions, static) if static else decisions
+
+
+# --- launch ----------------------------------------------------------------------------------------------------------
+
+
+def _chained_warps(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """As many warps as the rows of products allow that the kernel adds up in a row; see ``chains``."""
+    if not scene.products:
+        return decisions
+    return decisions.valued(num_warps=most_warps(scene.products, decisions.sizes, decisions.values["num_warps"]))
+
+
+def _registers(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """A block whose threads have ``maxnreg`` registers each must fit an SM: the driver refuses others."""
+    each = decisions.values["maxnreg"]
+    warps, has = decisions.values["num_warps"], scene.target.registers_per_sm
+    threads = warps * scene.target.warp_size
+    if not each or each * threads <= has:
+        return decisions
+    if not repair:
+        raise exc.InvalidConfig(
+            f"maxnreg={each} with num_warps={warps} takes {each * threads} registers a block, and "
+            f"{scene.target} has {has}; use fewer warps, a smaller maxnreg, or leave it out."
+        )
+    return decisions.valued(maxnreg=max((n for n in REGISTER_LIMITS if n < each and n * threads <= has), default=None))
+
+
+def _subtiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """As many subtiles as the tiles are wide enough for; none where there is nothing to split."""
+    asked, flattened = decisions.values["epilogue_subtile"], decisions.entries["flatten_loops"]
+    if asked is None:
+        return decisions
+    if any(flattened.values()) and not repair:
+        raise exc.InvalidConfig(
+            f"epilogue_subtile={asked} splits tiles along their columns, which flatten_loops="
+            f"{list(flattened.values())} leaves without any; keep one of them."
+        )
+    count = 1 if any(flattened.values()) else largest_count(decisions.sizes, scene.columns, asked)
+    return decisions.valued(epilogue_subtile=count if count > 1 else None)
+
+
+_RULES: tuple[tuple[str, _Step], ...] = (
+    ("a checked kernel needs the dimensions of its loops", _check_lanes),
+    ("a flattened grid has one dimension", _flattened_grids),
+    ("programs of this pid_type take one tile each", _single_tiles),
+    ("one loop at most is warp-specialized, with no unrolling and at least 4 warps", _one_specialized),
+    ("products of so few rows are wrong when they stand in a row in so many warps", _unrolled_products),
+    ("a loop that is unrolled when compiling has no other options", _static_loops),
+    ("products of so few rows in a row are wrong in more warps", _chained_warps),
+    ("a block of threads with so many registers does not fit an SM", _registers),
+    ("no tile of an epilogue is wide enough", _subtiles),
+    ("a dimension of the grid is too long", _long_axes),
+)

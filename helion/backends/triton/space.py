@@ -1,0 +1,212 @@
+"""The config keys that are Triton's: options of ``tl.range``, the launch, and how memory is accessed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
+from ..._shapes import cdiv
+from ...autotuner.space.fields import (
+    Field,
+    Indexing,
+    OptionsFile,
+    PerAccess,
+    PerSlot,
+    Scalar,
+    Slot,
+)
+from ...autotuner.space.own import OwnKeys
+from ...autotuner.space.survey import Survey
+from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment
+from ...hardware import Target
+from ...settings import Settings
+from .settle import rules
+
+#: Launcher options under any name; they are passed on as they are.
+VERBATIM_PREFIX = "_triton_config_"
+#: Most iterations of a loop that may be unrolled at compile time.
+STATIC_TRIPS = 8
+
+PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
+_TRISTATE = EnumFragment((None, True, False))
+_RANGE_FIELDS: tuple[tuple[str, Fragment], ...] = (
+    ("range_unroll_factors", IntegerFragment(0, 4, 0)),
+    ("range_warp_specializes", _TRISTATE),
+    ("range_num_stages", IntegerFragment(0, 4, 0)),
+    ("range_multi_buffers", _TRISTATE),
+    ("range_flattens", _TRISTATE),
+)
+#: Keys that exist elsewhere, and why they are refused here.
+_NOT_GENERATED = {
+    "xcd_remap": "no code is generated for it",
+    "num_ctas": "no code is generated for it",
+    "occupancy": "no code is generated for it",
+}
+
+
+def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+    """The keys of a program, and the rules that settle them."""
+    absent = dict(_NOT_GENERATED)
+    fields = [
+        *_range_fields(seen, target, settings, absent),
+        _static_field(seen),
+        *_launch_fields(seen, target, absent),
+        *_memory_fields(seen),
+    ]
+    return OwnKeys(
+        fields=tuple(fields),
+        absent=absent,
+        verbatim=VERBATIM_PREFIX,
+        rules=rules(seen, program, target, settings),
+    )
+
+
+# --- loops ---------------------------------------------------------------------------------------------------------
+
+
+def _range_fields(seen: Survey, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
+    """One entry per grid loop and per dimension of a loop inside."""
+    fields: list[Field] = []
+    for key, fragment in _RANGE_FIELDS:
+        if key == "range_warp_specializes" and (why := _no_specialization(target, settings)):
+            absent[key] = why
+            continue
+        slots = tuple(_range_slots(seen, key, fragment))
+        per = "grid loop and per dimension of a device loop"
+        wish = "" if key == "range_warp_specializes" else key
+        fields.append(PerSlot(key=key, slots=slots, per=per, wish=wish))
+    return fields
+
+
+def _range_slots(seen: Survey, key: str, fragment: Fragment) -> Iterable[Slot]:
+    for number, loop in enumerate(seen.loops):
+        if key == "range_num_stages" and loop.rewritten:
+            remedy = f"the loop loads and stores {loop.rewritten!r}, and prefetching could read it before it is written"
+            choice: Fragment = EnumFragment((0,))
+        else:
+            choice, remedy = fragment, ""
+        if loop.root is not None:
+            name = f"the grid over {seen.axes_text(loop.axes)}"
+            ids = tuple(axis.block for axis in loop.axes)
+            yield Slot(name=name, at=number, fragment=choice, initial=choice.default(), ids=ids, remedy=remedy)
+            continue
+        for place, axis in enumerate(loop.axes):
+            yield Slot(
+                name=f"the loop over {seen.blocks[axis.block].name}",
+                at=(number, place),
+                fragment=choice,
+                initial=choice.default(),
+                ids=(axis.block,),
+                remedy=remedy,
+            )
+
+
+def _no_specialization(target: Target, settings: Settings) -> str:
+    if not target.has("warp_specialize"):
+        return f"{target} has no warp specialization"
+    return "" if settings.allow_warp_specialize else "the setting allow_warp_specialize is off"
+
+
+def _static_field(seen: Survey) -> Field:
+    slots = (
+        Slot(
+            name=f"the loop over {seen.blocks[axis.block].name}",
+            at=(number, place),
+            fragment=BooleanFragment(),
+            initial=False,
+        )
+        for number, loop in enumerate(seen.loops)
+        if loop.root is None
+        for place, axis in enumerate(loop.axes)
+        if _is_static(seen.blocks[axis.block], axis)
+    )
+    per = f"dimension of a device loop with constant bounds and at most {STATIC_TRIPS} iterations"
+    return PerSlot(key="static_ranges", slots=tuple(slots), per=per)
+
+
+def _is_static(block: Block, axis: LoopAxis) -> bool:
+    if not (isinstance(axis.begin, int) and isinstance(axis.end, int)):
+        return False
+    step = axis.step if axis.scalar else 1 if block.size is None else block.size
+    return isinstance(step, int) and step > 0 and cdiv(axis.end - axis.begin, step) <= STATIC_TRIPS
+
+
+# --- launch and memory ---------------------------------------------------------------------------------------------
+
+
+def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list[Field]:
+    warps = min(32, target.max_threads_per_block // target.warp_size)
+    pid_types, remedies = _pid_types(seen, target)
+    maxnreg = (None, 32, 64, 128, 256) if target.kind == "cuda" else (None,)
+    # operands and accumulators of a warp group's matrix instruction leave ptxas nothing to work with in 32 registers
+    searched = tuple(n for n in maxnreg if n != 32 or not (seen.matrix_blocks and target.has("wgmma")))
+    fields: list[Field] = [
+        Scalar(key="num_warps", fragment=PowerOfTwoFragment(1, warps), initial=4),
+        Scalar(key="num_stages", fragment=IntegerFragment(1, 8), initial=1),
+        Scalar(
+            key="pid_type",
+            fragment=EnumFragment(pid_types),
+            initial=pid_types[0],
+            remedies=remedies,
+        ),
+        Scalar(key="num_sm_multiplier", fragment=PowerOfTwoFragment(1, 128), initial=1),
+        Scalar(key="maxnreg", fragment=EnumFragment(maxnreg), initial=None, searched=EnumFragment(searched)),
+    ]
+    # Ranges and defaults of the options of Triton's AMD backend; 0 leaves the choice to it.
+    for key, choices in (("waves_per_eu", (0, 1, 2, 3, 4)), ("matrix_instr_nonkdim", (0, 16, 32))):
+        if target.kind == "hip":
+            fields.append(Scalar(key=key, fragment=EnumFragment(choices), initial=0))
+        else:
+            absent[key] = f"it is an option of AMD GPUs, and the target is {target}"
+    if target.kind == "cuda":
+        fields.append(OptionsFile(key="advanced_controls_file", fragment=EnumFragment((None,))))
+    else:
+        absent["advanced_controls_file"] = f"it is for NVIDIA's assembler, and the target is {target}"
+    return fields
+
+
+def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The legal ones, the default first, and why the others are not."""
+    roots = seen.roots
+    if any(isinstance(bound, OperandRef) for root in roots for axis in root.axes for bound in (axis.begin, axis.end)):
+        why = "the size of the grid depends on data, so the host cannot tell how many programs to launch"
+        return PID_TYPES[2:], {"flat": why, "xyz": why}
+    if len(roots) > 1:
+        return ("flat", *PID_TYPES[2:]), {"xyz": f"it takes one grid loop, and the kernel has {len(roots)}"}
+    if len(roots[0].axes) not in (2, 3):
+        dims = len(roots[0].axes)
+        return ("flat", *PID_TYPES[2:]), {"xyz": f"it takes a grid over 2 or 3 dimensions, and this one has {dims}"}
+    return PID_TYPES, {}
+
+
+def _memory_fields(seen: Survey) -> list[Field]:
+    copied = bool(seen.rollable)  # rolling a reduction repeats accesses
+    # what an access cannot use falls back to pointers, so that one config serves many shapes and targets
+    pointers: dict[str, Any] = {"choice": EnumFragment(("pointer", "block_ptr", "tensor_descriptor")), "copied": copied}
+    # "" caches at all levels. Loads: .cg bypasses L1. Stores: .cs is evicted first, .wt writes through L2.
+    of_loads, of_stores = EnumFragment(("", ".cg")), EnumFragment(("", ".cs", ".wt"))
+    eviction = EnumFragment(("", "first", "last"))
+
+    def per_access(
+        key: str, named: Iterable[tuple[int, str]], per: str, choice: EnumFragment, wish: str = ""
+    ) -> PerAccess:
+        slots = _access_slots(named, choice)
+        return PerAccess(key=key, slots=slots, per=per, choice=choice, copied=copied, wish=wish)
+
+    accesses = _access_slots(enumerate(seen.accesses), pointers["choice"])
+    open_loads = enumerate(seen.loads_left_open)
+    return [
+        Indexing(key="indexing", slots=accesses, per="load and store", **pointers),
+        # atomic operations have one mechanism: entries are checked, and have no effect
+        Indexing(key="atomic_indexing", slots=(), per="atomic operation", **{**pointers, "copied": True}),
+        per_access(
+            "load_eviction_policies", open_loads, "load without an eviction policy of its own", eviction, "eviction"
+        ),
+        per_access("load_cache_modifiers", seen.loads.items(), "load", of_loads),
+        per_access("store_cache_modifiers", seen.stores.items(), "store", of_stores),
+    ]
+
+
+def _access_slots(named: Iterable[tuple[int, str]], choice: EnumFragment) -> tuple[Slot, ...]:
+    return tuple(Slot(name=name, at=at, fragment=choice, initial=choice.default(), ids=(at,)) for at, name in named)
