@@ -13,6 +13,7 @@ import torch
 from . import _logging, exc
 from ._compiler.context import CompileContext, Observed
 from ._compiler.frontend.trace import Traced, index_dtype
+from ._compiler.host.program import PLAIN, Form, HostProgram, Module
 from ._compiler.ir.grammar import Program
 from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
@@ -46,10 +47,18 @@ _SHARED_FACTOR, _SHARED_BYTES = 1.10, 2048
 
 @dataclass(frozen=True)
 class Code:
-    """A plan, of the backend's own kind, and the module text made from it."""
+    """A plan, of the backend's own kind, and the module made from it."""
 
     plan: Any
-    text: str
+    module: Module
+
+    @property
+    def text(self) -> str:
+        return self.module.text
+
+    @property
+    def host(self) -> HostProgram:
+        return self.module.host
 
 
 @dataclass
@@ -154,15 +163,16 @@ class Analysis:
         code = self._codes.get(config)
         if code is None:
             plan = self.backend.plan(self.program, self.space.decode(config), self.target, self.settings)
-            code = self._codes[config] = Code(plan, self.backend.emit(plan))
+            code = self._codes[config] = Code(plan, self.backend.emit(plan, PLAIN))
         return code
 
-    def text(self, config: Config, origin_lines: bool | None = None) -> str:
+    def text(self, config: Config, origin_lines: bool | None = None, form: Form = PLAIN) -> str:
         """The module's text, with or without comments that name the user's lines; None leaves that to the settings."""
         code = self.code(config)
-        if origin_lines is None or origin_lines == code.plan.origin_lines:
+        plan = code.plan if origin_lines is None else replace(code.plan, origin_lines=origin_lines)
+        if form == PLAIN and plan.origin_lines == code.plan.origin_lines:
             return code.text
-        return self.backend.emit(replace(code.plan, origin_lines=origin_lines))
+        return self.backend.emit(plan, form).text
 
 
 def analyse(

@@ -23,13 +23,7 @@ CIRCLES = (
 )
 
 #: Files outside of a backend's folder that mention it, by backend.
-MENTIONS = {
-    "triton": frozenset(
-        {
-            "_compiler/host/effects.py",
-        }
-    ),
-}
+MENTIONS: dict[str, frozenset[str]] = {}
 
 #: Imports, as "file: rule: what is imported".
 IMPORTS = frozenset({})

@@ -89,6 +89,7 @@ DECIDING = (
     "_compiler.frontend",
     "_compiler.passes",
     "_compiler.pipeline",
+    "_compiler.ir.grammar.HostModule",
     "_compiler.ir.grammar.Program",
     "autotuner",
     "pipeline",

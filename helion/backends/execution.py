@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import exc
+from .._compiler.host.program import HostProgram
 from ..hardware import Target
 
 #: Called as ``(kernel, grid, *arguments, **options)``.
@@ -39,10 +40,10 @@ class Inlining(Protocol):
     """Host code with its launches written out, and quick checks of arguments."""
 
     def body(
-        self, host: types.FunctionType, module_text: str, name: str, prefix: str, launcher: Launcher
+        self, host: HostProgram, function: types.FunctionType, prefix: str, launcher: Launcher
     ) -> InlineBody | None:
-        """The statements of ``host``, the function ``name`` of the module with this text, whose launches went through
-        ``launcher``. None for what cannot be written out, or has names that begin with ``prefix``."""
+        """The statements of ``host``, loaded as ``function``, whose launches went through ``launcher``. None for what
+        cannot be written out, or has names that begin with ``prefix``."""
 
     def guard(
         self,
@@ -102,10 +103,6 @@ class Executor(Protocol):
 
     def without_alignment(self, plan: Any) -> Mapping[str, Any] | None:
         """The keys of a config that takes tensors which do not begin at multiples of 16 bytes; None if the plan does."""
-        ...
-
-    def standalone(self, text: str) -> str:
-        """A module that does not import helion. Raises ``exc.InvalidAPIUsage`` where there is none."""
         ...
 
 

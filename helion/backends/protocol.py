@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .. import exc
     from .._compiler.context import Limits
     from .._compiler.facts.records import KernelFacts
+    from .._compiler.host.program import Form, Module
     from .._compiler.ir.grammar import Program
     from .._compiler.passes.schedule import Step
     from ..autotuner.decisions import Decisions
@@ -93,8 +94,8 @@ class Backend(Protocol[P]):
         """What the decisions of a normalised config come to for ``program``."""
         ...
 
-    def emit(self, plan: P) -> str:
-        """The text of a module."""
+    def emit(self, plan: P, form: Form) -> Module:
+        """The module of a plan. Raises ``exc.InvalidAPIUsage`` where it cannot have the form."""
         ...
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _logging, exc
+from .._compiler.host.program import Form
 from .._lazy import lazy
 from ..backends import BACKENDS
 from ..config import Config
@@ -214,9 +215,11 @@ class BoundKernel:
             raise exc.InvalidAPIUsage(
                 f"The backend {self.settings.backend!r} makes no JAX functions; leave out jax_fn."
             )
-        text = self._analysis.text(self._resolve(config), output_origin_lines)
-        if options is not None and not options.allow_helion_deps:
-            text = self.executor.standalone(text)
+        form = Form(
+            alone=options is not None and not options.allow_helion_deps,
+            source=repro.source_of(self.kernel) if emit_repro_caller else None,
+        )
+        text = self._analysis.text(self._resolve(config), output_origin_lines, form)
         return repro.with_caller(text, self) if emit_repro_caller else text
 
     to_code = to_triton_code

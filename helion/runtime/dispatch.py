@@ -26,7 +26,6 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import settings
-from .._compiler.host.effects import fresh_names
 from .._shapes import CONCRETE_TENSORS, shared_memory, static_dims
 from .._syntax import parse
 from ..backends import stub
@@ -36,7 +35,6 @@ from .specialization import Key, TensorGuards, ask
 
 if TYPE_CHECKING:
     from .._compiler.frontend.guards import Guard
-    from .._compiler.ir.grammar import Program
     from .bound import BoundKernel
     from .kernel import Kernel
 
@@ -436,10 +434,10 @@ def write_line(key: Key, bound: BoundKernel, values: tuple[Any, ...], miss: Call
     if not guards.world(traced.guards):
         return None
     aligned = bound.executor.without_alignment(code.plan) is not None
-    _memory(guards, code.plan.program, aligned, static)
+    _memory(guards, code.host.may_write_arguments, aligned, static)
     guards.autograd(kernel.told_about_gradients)
     launcher = (host.__kwdefaults__ or {})["_launcher"]
-    body = inlining.body(host, code.text, kernel.name, _PREFIX, launcher.inner)
+    body = inlining.body(code.host, host, _PREFIX, launcher.inner)
     if body is None:
         return None
     cells = {**guards.cells, **body.cells}
@@ -464,7 +462,7 @@ def write_line(key: Key, bound: BoundKernel, values: tuple[Any, ...], miss: Call
     tree = parse(around)
     branch = next(node for node in ast.walk(tree) if isinstance(node, ast.If))
     branch.body = [*body.statements, *([] if isinstance(body.statements[-1], ast.Return) else [ast.Return()])]
-    text = ast.unparse(ast.fix_missing_locations(tree))
+    text = ast.unparse(tree)
     found: dict[str, Any] = {}
     exec(_compiled(text, kernel.name), host.__globals__, found)
     make = functools.partial(found[f"{_PREFIX}make"], **cells)
@@ -479,13 +477,13 @@ def _missed(*args: Any) -> Any:
     return MISSED
 
 
-def _memory(guards: _Guards, program: Program, aligned: bool, static: bool) -> None:
-    """Conditions on where tensors lie: which share memory if one of them is written, and where descriptors may begin."""
+def _memory(guards: _Guards, writes: bool, aligned: bool, static: bool) -> None:
+    """Conditions on where tensors lie: which share memory if one of them may be written, and where descriptors may begin."""
     tensors = guards.tensors
     if aligned:
         pointers = " | ".join(f"{name}.data_ptr()" for name in tensors)
         guards.conditions.append(f"not ({pointers}) & 15")
-    if len(tensors) < 2 or not _may_write_arguments(program):
+    if len(tensors) < 2 or not writes:
         return
     ours = all(t.untyped_storage().resizable() for t in tensors.values())  # memory of torch's own does not overlap
     if not ours:
@@ -527,21 +525,6 @@ def _extent(tensor: torch.Tensor) -> int:
     """Bytes from the first to behind the last element."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize if tensor.numel() else 0
-
-
-def _may_write_arguments(program: Program) -> bool:
-    """Whether the kernel writes into anything but tensors that its host code has just allocated under that name.
-
-    If it does not, it makes no difference which arguments share memory.
-    """
-    fresh = fresh_names(program.host.function)
-    for op in program.walk():
-        if op.kind in ("inline", "asm"):
-            return True
-        at = getattr(op.attrs, "tensor", None)
-        if op.kind in ("store", "atomic") and (at is None or program.tensors[at].source not in fresh):
-            return True
-    return False
 
 
 _FILES: collections.deque[str] = collections.deque()

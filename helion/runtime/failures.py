@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import exc
-from .._compiler.ir.grammar import Launch
 from ..backends import stub
 from ..backends.execution import Lack, Launcher
 from ..config import Config
@@ -120,25 +118,6 @@ def _candidates(bound: BoundKernel) -> Iterator[Config]:
 def _repeatable(bound: BoundKernel) -> bool:
     """Whether a call whose launch failed can be made again: nothing was launched before in it, and no host statement
     before it writes into what was there before the call."""
-    host = bound._analysis.program.host
     assert bound._config is not None
     keywords = getattr(bound._compiled[bound._config], "__kwdefaults__", None) or {}
-    launched = keywords["_launcher"].launched
-    single = len(bound._analysis.code(bound._config).plan.kernel_names) == 1
-    alone = single and any(isinstance(statement, Launch) for statement in host.function.body)
-    if launched and not alone:  # it may have been in this call
-        return False
-    holds = [i for i, s in enumerate(host.function.body) if any(isinstance(n, Launch) for n in ast.walk(s))]
-    before = host.function.body[: holds[-1] + 1]
-    return not any(_writes(node) for statement in before for node in ast.walk(statement))
-
-
-def _writes(node: ast.AST) -> bool:
-    if isinstance(node, ast.AugAssign):
-        return True
-    if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
-        return True
-    if isinstance(node, ast.keyword):
-        return node.arg == "out"
-    name = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
-    return name.endswith("_") and not name.endswith("__")
+    return bound._analysis.code(bound._config).host.is_repeatable(keywords["_launcher"].launched)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +19,6 @@ from .. import exc, pipeline
 from .._compiler.context import Observed
 from .._compiler.ir.grammar import Check
 from .._shapes import dtype_name
-from .._syntax import parse
 from ..config import Config
 from . import codecache
 from .modelled import Modelled
@@ -130,11 +130,10 @@ def _compiled(
         chosen = analysis.space.normalize(config)
     except exc.InvalidConfig:
         chosen = analysis.default_config
-    text = analysis.code(chosen).text
-    module = codecache.load(text, kernel.name, bound.executor.prepare)
+    code = analysis.code(chosen)
+    module = codecache.load(code.text, kernel.name, bound.executor.prepare)
     loaded = getattr(module, kernel.name)
-    function = next(n for n in parse(text).body if isinstance(n, ast.FunctionDef) and n.name == kernel.name)
-    statement = _launch_of(function, number)
+    statement = code.host.checked_launch(number)
     if statement is None:
         raise _differs(bound, number)
     needed = _free_names(statement, vars(module))
@@ -170,15 +169,6 @@ def _named(bound: BoundKernel, name: str, names: Names, sources: Mapping[str, st
     raise exc.UnexpectedHostTensor(kernel=bound.kernel.name, name=name, how="the launch would need it")
 
 
-def _launch_of(function: ast.FunctionDef, number: int) -> ast.stmt | None:
-    """The statement of launch ``number``: a condition behind which nothing is launched."""
-    for node in ast.walk(function):
-        otherwise = ast.unparse(node.orelse[0]) if isinstance(node, ast.If) and node.orelse else ""
-        if isinstance(node, ast.If) and otherwise.startswith(f"_otherwise({number},"):
-            return node
-    return None
-
-
 def _free_names(statement: ast.stmt, namespace: Mapping[str, Any]) -> tuple[str, ...]:
     """Names that a statement reads and neither it nor the module binds."""
     names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
@@ -188,12 +178,9 @@ def _free_names(statement: ast.stmt, namespace: Mapping[str, Any]) -> tuple[str,
 
 
 def _function(statement: ast.stmt, parameters: tuple[str, ...], namespace: dict[str, Any]) -> Callable[..., None]:
-    tree = parse(f"def launch({', '.join(parameters)}):\n    pass")
-    (made,) = tree.body
-    assert isinstance(made, ast.FunctionDef)
-    made.body = [statement]
+    body = textwrap.indent(ast.unparse(statement), "    ")
     found: dict[str, Any] = {}
-    exec(compile(ast.fix_missing_locations(tree), "<helion launch>", "exec"), namespace, found)
+    exec(compile(f"def launch({', '.join(parameters)}):\n{body}", "<helion launch>", "exec"), namespace, found)
     launch: Callable[..., None] = found["launch"]
     return launch
 

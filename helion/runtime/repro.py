@@ -12,7 +12,6 @@ import builtins
 import dataclasses
 import enum
 import inspect
-import re
 import sys
 import textwrap
 import types
@@ -30,6 +29,7 @@ from .specialization import tensors_in
 
 if TYPE_CHECKING:
     from .bound import BoundKernel
+    from .kernel import Kernel
 
 BEGIN = "# === HELION KERNEL REPRO ==="
 END = "# === END HELION KERNEL REPRO ==="
@@ -109,19 +109,16 @@ def _decorator(bound: BoundKernel, config: Config | None) -> str:
     return f"@helion.kernel({', '.join([*first, *(f'{name}={value!r}' for name, value in changed.items())])})"
 
 
+def source_of(kernel: Kernel) -> tuple[str, str]:
+    """Name and file of the module that a kernel stands in."""
+    return kernel.fn.__module__, kernel.fn.__code__.co_filename
+
+
 def with_caller(text: str, bound: BoundKernel) -> str:
-    """A generated module that can be run by itself: ``call()`` runs it on random arguments."""
+    """A generated module, which finds its source by itself, that can be run: ``call()`` runs it on random arguments."""
     kernel = bound.kernel
     writer = _Writer(kernel.fn.__globals__)
     call = writer.call(kernel.name, bound._sample())
-    place = (kernel.fn.__module__, kernel.fn.__code__.co_filename)
-    # run alone, the module finds the globals of the kernel's file by running that
-    load = (
-        "import runpy\n"
-        "from helion.runtime.sources import register_source\n\n"
-        f"register_source({place[0]!r}, {place[1]!r}, runpy.run_path({place[1]!r}))\n"
-    )
-    text = re.sub(r"^_source_module = ", lambda found: load + found[0], text, count=1, flags=re.MULTILINE)
     parts = [
         text.rstrip(),
         "\n".join(sorted(writer.imports)),

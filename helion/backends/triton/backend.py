@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..._compiler.host.program import Form, Module
 from ..._compiler.passes.schedule import Step
 from ..._lazy import lazy
 from .limits import limits
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .codegen import module
     from .execute import executor
     from .heuristics import registry
+    from .lower import host
     from .plan import build
     from .plan.records import Plan
     from .resources import predict
@@ -36,6 +38,7 @@ else:
     # binding needs the front end alone
     inline = lazy("helion.backends.triton.inline")
     module = lazy("helion.backends.triton.codegen.module")
+    host = lazy("helion.backends.triton.lower.host")
     registry = lazy("helion.backends.triton.heuristics.registry")
     executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
@@ -96,8 +99,9 @@ class Triton:
     def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> Plan:
         return build.build_plan(program, decisions, settings, target, signature.mechanisms(), self.steps)
 
-    def emit(self, plan: Plan) -> str:
-        return module.render_module(plan)
+    def emit(self, plan: Plan, form: Form) -> Module:
+        program = host.host_program(plan)
+        return Module(text=module.render_module(plan, program, form), host=program)
 
     @property
     def executor(self) -> Executor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..plan.records import LaunchArguments, Plan
+from ..plan.records import Plan, constexpr_parameters
 from . import grid, ops_checks, ops_control, ops_inline, ops_lanes, ops_matmul, ops_memory, ops_values
 from .combine import Function
 from .emission import Emission, Printer
@@ -20,12 +20,6 @@ _OPS: Mapping[str, Printer] = {
     **ops_inline.OPS,
     **ops_control.OPS,
 }
-
-
-def constexpr_parameters(plan: Plan, launch: LaunchArguments) -> list[str]:
-    """Compile-time constants that the host computes at every call, in the order the launch passes them."""
-    sizes = [block.symbol for block in launch.blocks if block.dynamic is not None]
-    return [*sizes, *(["_NUM_SM"] if plan.launch.persistent else [])]
 
 
 @dataclass(frozen=True, kw_only=True)

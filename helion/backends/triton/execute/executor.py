@@ -12,10 +12,11 @@ from triton.errors import TritonError
 from triton.runtime.errors import OutOfResources
 
 from .... import exc
+from ...._compiler.host.program import HostProgram
 from ....hardware import Target
 from ...execution import InlineBody, Lack, Launcher
 from ..plan.records import Plan
-from . import compilable, fast_launch, inline_launch, native, standalone
+from . import compilable, fast_launch, inline_launch, native
 from .interpreter import races
 
 #: What Triton says when a pass of its compiler gives up; such errors have no class of their own.
@@ -24,9 +25,9 @@ _PASS_FAILED = "PassManager::run failed"
 
 class TritonInlining:
     def body(
-        self, host: types.FunctionType, module_text: str, name: str, prefix: str, launcher: Launcher
+        self, host: HostProgram, function: types.FunctionType, prefix: str, launcher: Launcher
     ) -> InlineBody | None:
-        return inline_launch.body(host, module_text, name, prefix, launcher)
+        return inline_launch.body(host, function, prefix, launcher)
 
     def guard(
         self,
@@ -66,9 +67,6 @@ class TritonExecutor:
 
     def without_alignment(self, plan: Plan) -> Mapping[str, Any] | None:
         return {"indexing": "pointer"} if plan.needs_alignment else None  # the copy engine takes no other tensors
-
-    def standalone(self, text: str) -> str:
-        return standalone.without_helion(text)
 
 
 EXECUTOR = TritonExecutor()

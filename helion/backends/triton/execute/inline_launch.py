@@ -16,49 +16,29 @@ from typing import Any
 import torch
 from triton import knobs as triton_knobs
 
+from ...._compiler.host.program import LAUNCHER, OTHERWISE, HostProgram, KernelLaunch
 from ...._syntax import parse
 from ...execution import InlineBody
 from . import native
 from .fast_launch import Entry, FastLauncher, Site, integer_class
 
 
-def body(
-    host: types.FunctionType, module_text: str, name: str, prefix: str, fast: Callable[..., Any]
-) -> InlineBody | None:
-    """The statements of ``host``, which is the function ``name`` of the generated module with this text, with the launches
-    written out that ``fast`` has made.
+def body(host: HostProgram, function: types.FunctionType, prefix: str, fast: Callable[..., Any]) -> InlineBody | None:
+    """The statements of ``host``, loaded as ``function``, with the launches written out that ``fast`` has made.
 
-    None if it does not look as expected: launches other than as statements of their own, or names that begin with
-    ``prefix``.
+    None for a function whose statements do something else elsewhere, or that has names which begin with ``prefix``.
     """
-    tree = parse(module_text)
-    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
-    names = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
-    if any(n.startswith(prefix) for n in names) or any(
-        isinstance(n, (ast.Global, ast.Yield)) for n in ast.walk(function)
-    ):
+    if not host.is_plain or any(name.startswith(prefix) for name in host.names):
         return None
-    function.body = [s for s in function.body if not _is_argument_check(s)]  # the guard of a call has more of them
-    launcher = (host.__kwdefaults__ or {}).get("_launcher")
-    assert callable(launcher)
-    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    rewriter = _Launches(launcher, fast, host.__globals__, frozenset(stored), prefix)
-    function = rewriter.visit(function)
-    if any(isinstance(n, ast.Name) and n.id == "_launcher" for n in ast.walk(function)):
-        return None
-    if "_otherwise" in names:
-        rewriter.cells["_otherwise"] = (host.__kwdefaults__ or {})["_otherwise"]
-    return InlineBody(statements=function.body, cells=rewriter.cells)
+    given = function.__kwdefaults__ or {}
+    writer = _Launches(given[LAUNCHER], fast, function.__globals__, host.stored, prefix)
+    statements = host.statements(writer.launch)
+    if OTHERWISE in given:
+        writer.cells[OTHERWISE] = given[OTHERWISE]
+    return InlineBody(statements=statements, cells=writer.cells)
 
 
-def _is_argument_check(statement: ast.stmt) -> bool:
-    """``if not (..): return _otherwise(None, ..)``"""
-    inner = statement.body[0] if isinstance(statement, ast.If) else None
-    call = inner.value if isinstance(inner, ast.Return) else None
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "_otherwise"
-
-
-class _Launches(ast.NodeTransformer):
+class _Launches:
     """Writes launches out, from what the launcher saw last at each of them."""
 
     def __init__(
@@ -76,19 +56,12 @@ class _Launches(ast.NodeTransformer):
         self.count = 0
         self.cells: dict[str, Any] = {f"{prefix}launcher": launcher}
 
-    def visit_Expr(self, node: ast.Expr) -> Any:
-        call = node.value
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "_launcher"):
-            return node
-        kernel, grid, *args = call.args
-        ordinary = ast.Expr(ast.Call(ast.Name(f"{self.prefix}launcher", ast.Load()), call.args, call.keywords))
-        if not isinstance(self.fast, FastLauncher) or not isinstance(kernel, ast.Name):
-            return ordinary
-        site = self.fast.site(self.namespace.get(kernel.id))
-        if site is None or site.last is None or not isinstance(grid, ast.Tuple) or len(args) != len(site.parameters):
-            return ordinary
+    def launch(self, launch: KernelLaunch) -> list[ast.stmt]:
+        site = self.fast.site(self.namespace.get(launch.kernel)) if isinstance(self.fast, FastLauncher) else None
+        if site is None or site.last is None or len(launch.arguments) != len(site.parameters):
+            return [launch.call(f"{self.prefix}launcher")]
         self.count += 1
-        return _Written(self, site, call, f"{self.prefix}{self.count}").statements()
+        return _Written(self, site, launch, f"{self.prefix}{self.count}").statements()
 
 
 @dataclass
@@ -97,7 +70,7 @@ class _Written:
 
     rewriter: _Launches
     site: Site
-    call: ast.Call
+    launch: KernelLaunch
     prefix: str
     before: list[str] = field(default_factory=list)
     unusual: list[str] = field(default_factory=list)
@@ -109,25 +82,23 @@ class _Written:
     def statements(self) -> list[ast.stmt]:
         assert self.site.last is not None
         key, constants, entry = self.site.last
-        _, grid, *args = self.call.args
-        assert isinstance(grid, ast.Tuple)
-        counts = [self.number(f"x{i}", c) for i, c in enumerate(grid.elts)]
+        args = self.launch.arguments
+        counts = [self.number(f"x{i}", c) for i, c in enumerate(self.launch.grid)]
         x, y, z = [*counts, "1", "1"][:3]
         compiled = self.compiled(key, entry)
         if compiled is None:
             self.unusual += [f"not {c}" for c in counts if not c.isdigit()]
             launched, passed = self.arguments(args, key, constants)
             self.circumstances(entry)
-            otherwise = ["else:", f"    {self.launch(entry, (x, y, z), launched)}"]
+            otherwise = ["else:", f"    {self.run(entry, (x, y, z), launched)}"]
         else:
             given, passed = self.objects(args, constants)
             self.globals_as_compiled(entry)
             self.unusual.append(f"not {self.cell('launch', compiled)}({', '.join((x, y, z, *given))})")
             self.cell("compiled", entry.compiled)  # unloaded when nobody holds it
             otherwise = []
-        options = "".join(f", {k.arg}={ast.unparse(k.value)}" for k in self.call.keywords)
-        kernel = ast.unparse(self.call.args[0])
-        slow = f"{self.rewriter.prefix}launcher({kernel}, ({', '.join(counts)},), {', '.join(passed)}{options})"
+        options = "".join(f", {k.arg}={ast.unparse(k.value)}" for k in self.launch.options)
+        slow = f"{self.rewriter.prefix}launcher({self.launch.kernel}, ({', '.join(counts)},), {', '.join(passed)}{options})"
         text = [*self.before, f"if {' or '.join(self.unusual)}:", f"    {slow}", *otherwise]
         return parse("\n".join(text)).body
 
@@ -244,7 +215,7 @@ class _Written:
                 return None
         return found
 
-    def launch(self, entry: Entry, grid: tuple[str, str, str], args: Sequence[str]) -> str:
+    def run(self, entry: Entry, grid: tuple[str, str, str], args: Sequence[str]) -> str:
         stream = f"{self.cell('stream', entry.current_stream)}({entry.device})"
         function, packed = self.cell("function", entry.function), self.cell("packed", entry.packed)
         self.cell("compiled", entry.compiled)  # unloaded when nobody holds it

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...._compiler.host.effects import overwritten
+from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import (
     MEMORY,
     Block,

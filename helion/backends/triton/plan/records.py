@@ -150,3 +150,9 @@ class LoopPlan:
     axes: tuple[AxisPlan, ...]
     order: tuple[int, ...]
     ranges: tuple[RangePlan, ...]
+
+
+def constexpr_parameters(plan: Plan, launch: LaunchArguments) -> list[str]:
+    """Compile-time constants that the host computes at every call, in the order the launch passes them."""
+    sizes = [block.symbol for block in launch.blocks if block.dynamic is not None]
+    return [*sizes, *(["_NUM_SM"] if plan.launch.persistent else [])]

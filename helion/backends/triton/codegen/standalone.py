@@ -1,8 +1,14 @@
-"""Generated modules that run without helion: its imports replaced by what they import."""
+"""What stands in for helion in modules that run without it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .... import exc
+from ...._compiler.host.print import LAUNCHER_IMPORT, SOURCE_IMPORT
+from ...._compiler.host.program import Import
+
+_TORCH = Import(module="torch")
 
 _LAUNCHER = """
 def _default_launcher(kernel, grid, *args, **options):
@@ -56,26 +62,28 @@ def source_module(name, file):
     return importlib.import_module(name)
 """
 #: What stands in for each import of helion.
-_REPLACEMENTS = {
-    "from helion.runtime import default_launcher as _default_launcher": _LAUNCHER,
-    "from helion.runtime import source_module": _SOURCE,
-    "import helion.runtime as _helion_runtime": _RUNTIME,
-    "import helion": _PACKAGE,
+_DEFINITIONS = {
+    LAUNCHER_IMPORT: _LAUNCHER,
+    SOURCE_IMPORT: _SOURCE,
+    Import(module="helion.runtime", alias="_helion_runtime"): _RUNTIME,
+    Import(module="helion"): _PACKAGE,
 }
 
 
-def without_helion(text: str) -> str:
-    """A generated module with its imports of helion replaced. Raises ``exc.InvalidAPIUsage`` for one that cannot be."""
-    lines, helpers = [], []
-    for line in text.split("\n"):
-        if line in _REPLACEMENTS:
-            helpers.append(_REPLACEMENTS[line])
-        elif line.startswith(("import helion", "from helion")):
-            raise exc.InvalidAPIUsage(
-                f"The host code of the kernel needs `{line}`, so its module cannot do without helion; keep allow_helion_deps=True."
-            )
+def without_helion(imports: Sequence[Import]) -> tuple[list[Import], list[str]]:
+    """The imports of a module that are not of helion, and lines that stand in for the others.
+
+    Raises ``exc.InvalidAPIUsage`` for one that nothing stands in for.
+    """
+    kept, definitions = [], ""
+    for each in imports:
+        if each.module.partition(".")[0] != "helion":
+            kept.append(each)
+        elif each in _DEFINITIONS:
+            definitions += _DEFINITIONS[each]
         else:
-            lines.append(line)
-    at = lines.index("import triton.language as tl") + 1
-    needs_torch = [] if "import torch" in lines else ["import torch"]
-    return "\n".join([*lines[:at], *needs_torch, *"".join(helpers).split("\n"), *lines[at:]])
+            raise exc.InvalidAPIUsage(
+                f"The host code of the kernel needs `{each.line}`, so its module cannot do without helion; keep allow_helion_deps=True."
+            )
+    needs_torch = [] if _TORCH in kept else [_TORCH.line]
+    return kept, [*needs_torch, *definitions.split("\n")]

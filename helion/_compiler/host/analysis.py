@@ -1,4 +1,5 @@
-"""Which tensors a launch writes that others may know: what autograd has to hear of."""
+"""What host code does to memory: which tensors it allocates, which of those that others may know a launch writes, and
+whether what it does can be done again."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _VIEWS = frozenset(("view", "reshape", "flatten", "unsqueeze", "squeeze", "permu
 _METADATA = frozenset(
     ("shape", "size", "dtype", "device", "stride", "numel", "dim", "ndim", "element_size", "is_contiguous", "layout")
 )
-#: What Triton source says where it writes.
+#: What inline source says where it writes.
 _STORES = ("store", "atomic")
 
 
@@ -79,6 +80,29 @@ def _private_names(function: ast.FunctionDef) -> frozenset[str]:
     return frozenset(names - {name for statement in before for name in _handed_on(statement)})
 
 
+def launches_once(function: ast.FunctionDef) -> bool:
+    """Whether there is a place of device loops, which one call passes once at most."""
+    return any(isinstance(statement, Launch) for statement in function.body)
+
+
+def writes_before_launch(function: ast.FunctionDef) -> bool:
+    """Whether a statement up to the last launch writes into what may have been there before the call."""
+    holds = [i for i, s in enumerate(function.body) if any(isinstance(n, Launch) for n in ast.walk(s))]
+    before = function.body[: holds[-1] + 1]
+    return any(_writes(node) for statement in before for node in ast.walk(statement))
+
+
+def _writes(node: ast.AST) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return True
+    if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+        return True
+    if isinstance(node, ast.keyword):
+        return node.arg == "out"
+    name = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+    return name.endswith("_") and not name.endswith("__")
+
+
 def _stored_once(function: ast.FunctionDef, name: str) -> bool:
     stores = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
     return sum(isinstance(n.ctx, ast.Store) for n in stores) == 1
@@ -114,4 +138,15 @@ def _handed_on(node: ast.AST) -> Iterator[str]:
         yield from _handed_on(child)
 
 
-__all__ = ["fresh_names", "overwritten"]
+def written(program: Program) -> frozenset[str] | None:
+    """Host expressions of the tensors that kernels may write; None where ops say nothing about that."""
+    found = set()
+    for op in program.walk():
+        if op.kind in ("inline", "asm"):
+            return None
+        if op.kind in ("store", "atomic"):
+            found.add(program.tensors[op.attrs.tensor].source)
+    return frozenset(found)
+
+
+__all__ = ["fresh_names", "launches_once", "overwritten", "writes_before_launch", "written"]

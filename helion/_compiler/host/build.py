@@ -1,0 +1,366 @@
+"""Makes the host function for one config: the user's statements with launches in place of device loops, and before them
+what the launches need of the user's code.
+
+Names flow from the launches to the code: what a launch reads is defined at the top of the function, kept where the user's
+code makes it, or read off tensors right before the launch.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ... import exc
+from ..._names import RESERVED, SHARED_MODULES
+from ..._shapes import Expr, Number, dtype_name
+from ..ir.grammar import HostModule, Keep, Launch
+from ..source import Place, place_of
+from .program import LAUNCHER as LAUNCHER_NAME
+from .program import OTHERWISE, HostProgram, Import, KernelLaunch
+from .trees import Rewriter, assign, expression, names_in, statements
+
+#: The module of ours that host code calls, and its name there.
+RUNTIME, RUNTIME_NAME = "helion.runtime", "_helion_runtime"
+#: The name under which host code reads globals of the user's module.
+SOURCE_NAME = "_source_module"
+#: Functions that host expressions of ours call, whatever the user's variables are called.
+_BUILTINS = frozenset(("max", "min", "abs"))
+#: Expressions whose results launches may need.
+_CAPTURED = (ast.Call, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.BinOp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCall:
+    """One launch in host expressions; ``options`` are keyword arguments."""
+
+    kernel: str
+    grid: Sequence[str]
+    arguments: Sequence[str]
+    options: Sequence[tuple[str, Any]]
+
+
+@dataclass
+class HostBuilder:
+    """Collects what launches need; ``size`` gives the elements of a block, ``tunables`` values by name.
+
+    A backend asks for host expressions (``number``, ``source``, ``runtime``), hands in the launches of each place in order
+    (``launch``), and then takes the whole (``program``).
+    """
+
+    traced: HostModule
+    size: Callable[[int], int]
+    tunables: Mapping[str, Any]
+    #: Modules that the function needs, by the names it has for them.
+    modules: dict[str, str] = field(default_factory=dict)
+    reads_source: bool = False
+    launches: list[tuple[ast.stmt, ...]] = field(default_factory=list)
+    comparisons: list[tuple[Any, ...]] = field(default_factory=list)
+    #: Numbers and names that the launches of the next place, and those of the places before it, need.
+    used: dict[str, None] = field(default_factory=dict)
+    needed: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        #: Names of results of the user's code: the expression that gives each, and how often it gave others before.
+        self.captures = {name: (at, i) for at, names in self.traced.captures.items() for i, name in enumerate(names)}
+        self.several = _places_of_several(self.traced)
+        self.local = _local_names(self.traced.function)
+
+    # --- host expressions ------------------------------------------------------------------------------------------------
+
+    def number(self, number: Number, *, parent: bool = False) -> str:
+        """A number as a host expression; in parentheses with ``parent`` where it is part of a larger one."""
+        return number.render(self._leaf, parent=parent) if isinstance(number, Expr) else str(number)
+
+    def source(self, text: str) -> str:
+        """A host expression, which is going to be evaluated."""
+        names = names_in(text)
+        self.used.update(dict.fromkeys(names))
+        self.reads_source = self.reads_source or SOURCE_NAME in names
+        return text
+
+    def runtime(self, function: str) -> str:
+        """A function of ours."""
+        self.modules[RUNTIME_NAME] = RUNTIME
+        return f"{RUNTIME_NAME}.{function}"
+
+    def is_size(self, number: Expr) -> bool:
+        """Whether a number is a product of sizes of arguments, none of which is 0 where it is a symbol."""
+        if number.op == "mul":
+            return all(self.is_size(n) if isinstance(n, Expr) else n > 0 for n in number.args)
+        return number.op == "host" and ".size(" in self.traced.symbols.get(number.args[0], "")
+
+    def _leaf(self, expr: Expr) -> str:
+        if expr.op == "block":
+            return str(self.size(expr.args[0]))
+        if expr.op == "tunable":
+            return repr(self.tunables[expr.args[0]])
+        self.used[expr.args[0]] = None
+        return str(expr.args[0])
+
+    # --- launches --------------------------------------------------------------------------------------------------------
+
+    def launch(self, before: Iterable[str], calls: Iterable[KernelCall]) -> None:
+        """The launches of the next place, and statements right before them."""
+        number = len(self.launches)
+        made: list[ast.stmt] = [s for text in before for s in statements(text)]
+        made += map(_launch, calls)
+        condition, numbers = self._check(number)
+        items, late = self._late_symbols()
+        inside = [*late, *_guarded(numbers, made, number)]
+        whole = [*items, *_guarded(condition, inside, number)]
+        taken = _BUILTINS & {*self.local, self.traced.name}
+        self.launches.append(tuple(_Builtins(self, taken).all(whole) if taken else whole))
+        self.needed.update(self.used)
+        self.used = {}
+
+    def _check(self, number: int) -> tuple[str, str]:
+        """Conditions for a launch: on kinds and known sizes of what the host code made, and on sizes that are known only
+        right before it."""
+        checks = self.traced.checks[number] if number < len(self.traced.checks) else ()
+        if not checks:
+            return "", ""
+        self.modules[RUNTIME_NAME] = RUNTIME
+        expected, numbers = [], []
+        for check in checks:
+            source = self.source(check.source)
+            shape, strides = (_plain(each) for each in (check.shape, check.strides))
+            device = () if check.device is None else (str(check.device),)
+            expected.append((dtype_name(check.dtype), shape, strides, *device))
+            for asked, each in (("size", check.shape), ("stride", check.strides)):
+                symbols = ((dim, n) for dim, n in enumerate(each) if isinstance(n, Expr))
+                numbers += [f"{source}.{asked}({dim}) == {self.number(n, parent=True)}" for dim, n in symbols]
+        name = comparison_name(len(self.comparisons))
+        self.comparisons.append(tuple(expected))
+        reference = [self.source(self.traced.reference)] if self.traced.reference else []
+        given = [*(check.source for check in checks), *(r for r in reference if r not in {c.source for c in checks})]
+        return f"{name}({', '.join(given)})", " and ".join(numbers)
+
+    def _late_symbols(self) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """What is known right before the launch: what the user's code made several times, and sizes and strides of
+        tensors that it made."""
+        sources = self.traced.late_symbols
+        late: dict[str, str] = {}
+
+        def need(name: str) -> None:
+            if name not in sources or name in late:
+                return
+            text = sources[name]
+            if text.startswith("."):
+                raise exc.InvalidAPIUsage(
+                    f"The kernel needs {text[1:]} of a tensor that has no name in its host code; assign it to a variable."
+                )
+            for other in names_in(text):
+                need(other)
+            late[name] = self.source(text)
+
+        for name in list(self.used):
+            need(name)
+        if any(RUNTIME_NAME in names_in(text) for text in late.values()):
+            self.modules[RUNTIME_NAME] = RUNTIME
+        each = [name for name in self.used if name in self.captures and self.captures[name][0] in self.several]
+        items = [
+            assign(name, expression(f"{self.list_of(self.captures[name][0])}[{self.captures[name][1]}]"))
+            for name in each
+        ]
+        return items, [assign(name, expression(text)) for name, text in late.items()]
+
+    # --- the whole -------------------------------------------------------------------------------------------------------
+
+    def program(self, written: frozenset[str] | None) -> HostProgram:
+        """The function, when all places have their launches; ``written`` as in ``HostProgram``."""
+        function = self.traced.function
+        user = _UserCode(self)
+        body = user.all(function.body)
+        body = [*self._symbols(), *user.lists(function), *body]
+        return HostProgram(
+            traced=self.traced,
+            arguments=self._arguments(function.args),
+            class_check=self._class_check(function.args),
+            body=tuple(body),
+            launches=tuple(self.launches),
+            imports=tuple(
+                Import(module=module, alias="" if name == module else name)
+                for name, module in sorted(self.modules.items())
+            ),
+            reads_source=self.reads_source,
+            comparisons=tuple(self.comparisons),
+            written=written,
+        )
+
+    def _arguments(self, arguments: ast.arguments) -> ast.arguments:
+        """The same parameters without annotations; defaults that are not literals are filled in by the loader."""
+        given: dict[str, ast.expr] = {LAUNCHER_NAME: ast.Name("_default_launcher", ast.Load())}
+        if self.comparisons or self.traced.argument_checks:
+            given[OTHERWISE] = expression(self.runtime("mismatch"))
+        return ast.arguments(
+            posonlyargs=[],
+            args=[ast.arg(name) for name in _parameters(arguments)],
+            kwonlyargs=[ast.arg(name) for name in given],
+            kw_defaults=[*given.values()],
+            defaults=[d if isinstance(d, ast.Constant) else ast.Constant(None) for d in arguments.defaults],
+        )
+
+    def _class_check(self, arguments: ast.arguments) -> tuple[ast.stmt, ...]:
+        if not self.traced.argument_checks:
+            return ()
+        condition = " and ".join(self.traced.argument_checks)
+        given = "".join(f"{name}, " for name in _parameters(arguments))
+        return statements(f"if not ({condition}):\n    return {OTHERWISE}(None, ({given}))")
+
+    def _symbols(self) -> list[ast.stmt]:
+        """Sizes, strides and reassigned numbers of the arguments, before the user's code can change them."""
+        sources = self.traced.symbols
+        names = (name for name in self.needed if name in sources and name != sources[name])
+        return [assign(name, expression(sources[name])) for name in names]
+
+    # --- names of the user's code ----------------------------------------------------------------------------------------
+
+    def list_of(self, place: Place) -> str:
+        """The list of results of an expression that is evaluated several times."""
+        return f"{self.traced.captures[place][0]}_all"
+
+    def results(self, place: Place) -> list[str]:
+        """What launches need of the results of an expression."""
+        return [name for name in self.traced.captures.get(place, ()) if name in self.needed]
+
+    def global_name(self, name: str) -> ast.expr | None:
+        """A global of the user's module as it is reached from here; None for builtins and locals."""
+        value = self.traced.module_globals.get(name, self)
+        if value is self:
+            return None
+        if isinstance(value, types.ModuleType) and name not in RESERVED - SHARED_MODULES.keys():
+            self.modules[name] = value.__name__
+            return None
+        self.reads_source = True
+        return ast.Attribute(ast.Name(SOURCE_NAME, ast.Load()), name, ast.Load())
+
+
+def comparison_name(number: int) -> str:
+    """The function of a module that compares tensors of one launch."""
+    return f"_modelled_{number}"
+
+
+def _launch(call: KernelCall) -> ast.stmt:
+    return KernelLaunch(
+        call.kernel,
+        [expression(text) for text in call.grid],
+        [expression(text) for text in call.arguments],
+        [ast.keyword(key, expression(repr(value))) for key, value in call.options],
+    )
+
+
+def _plain(numbers: tuple[Number | None, ...]) -> tuple[Any, ...]:
+    return tuple(None if isinstance(n, Expr) else n for n in numbers)
+
+
+def _guarded(condition: str, inside: list[ast.stmt], number: int) -> list[ast.stmt]:
+    """Statements of a launch that run under a condition; something else is done where it does not hold."""
+    if not condition:
+        return inside
+    return [ast.If(expression(condition), inside, [*statements(f"{OTHERWISE}({number}, locals())")])]
+
+
+class _Builtins(Rewriter):
+    """Calls of builtin functions whose names the user has for something else."""
+
+    def __init__(self, host: HostBuilder, names: frozenset[str]) -> None:
+        self._host = host
+        self._names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        made = self.inside(node)
+        if not (isinstance(node.func, ast.Name) and node.func.id in self._names):
+            return made
+        self._host.modules["_builtins"] = "builtins"
+        function = ast.Attribute(ast.Name("_builtins", ast.Load()), node.func.id, ast.Load())
+        return ast.Call(function, made.args, made.keywords)
+
+
+class _UserCode(Rewriter):
+    """The user's statements: launches are put in place, compile-time calls become constants, globals are reached through
+    the user's module, and results that launches need are kept."""
+
+    def __init__(self, host: HostBuilder) -> None:
+        self._host = host
+
+    def visit_Launch(self, node: Launch) -> Sequence[ast.stmt]:
+        return self._host.launches[node.number]
+
+    def visit_Keep(self, node: Keep) -> ast.stmt | None:
+        return assign(node.name, self.visit(node.value)) if node.name in self._host.needed else None
+
+    def visit_loop(self, node: ast.For | ast.While) -> ast.AST:
+        made = self.inside(node)
+        lists = self.lists(node) if any(isinstance(inner, Launch) for inner in ast.walk(node)) else []
+        if not lists:
+            return made
+        fields = {**dict(ast.iter_fields(made)), "body": [*lists, *made.body]}
+        return ast.copy_location(type(made)(**fields), node)
+
+    visit_For = visit_While = visit_loop
+
+    def lists(self, node: ast.AST) -> list[ast.stmt]:
+        """Empty lists for what is evaluated several times in ``node``."""
+        host = self._host
+        wanted = [place for place in host.several if host.results(place)]
+        if not wanted:
+            return []
+        places = {place_of(part) for part in ast.walk(node) if isinstance(part, ast.expr)}
+        return [s for place in wanted if place in places for s in statements(f"{host.list_of(place)} = []")]
+
+    def visit(self, node: ast.AST) -> Any:
+        made = super().visit(node)
+        if not isinstance(node, _CAPTURED):
+            return made
+        place = place_of(node)
+        names = self._host.results(place)
+        if not names:
+            return made
+        if place not in self._host.several:
+            return ast.NamedExpr(ast.Name(names[0], ast.Store()), made)
+        items = ast.Name(self._host.list_of(place), ast.Load())
+        append = ast.Call(ast.Attribute(items, "append", ast.Load()), [made], [])
+        last = ast.Subscript(items, ast.Constant(-1), ast.Load())
+        return ast.BoolOp(ast.Or(), [append, last])  # append gives None
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        traced = self._host.traced
+        key = place_of(node)[:2]
+        if key in traced.registered:
+            return ast.Constant(self._host.size(traced.registered[key]))
+        if key in traced.tunable_calls:
+            return ast.Constant(self._host.tunables[traced.tunable_calls[key]])
+        if key in traced.specialized_calls:
+            replaced: ast.AST = self.visit(node.args[0])
+            return replaced
+        return self.inside(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if not isinstance(node.ctx, ast.Load) or node.id in self._host.local:
+            return node
+        return self._host.global_name(node.id) or node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        return None if node.value is None else ast.Assign([node.target], self.visit(node.value), lineno=node.lineno)
+
+
+def _places_of_several(traced: HostModule) -> frozenset[Place]:
+    """Captured expressions whose results go into lists: they are evaluated several times, or stand where Python allows
+    no ``:=``."""
+    if not traced.captures:
+        return frozenset()
+    generators = [n for n in ast.walk(traced.function) if isinstance(n, ast.comprehension)]
+    iterables = {place_of(part) for n in generators for part in ast.walk(n.iter) if isinstance(part, ast.expr)}
+    return frozenset(place for place, names in traced.captures.items() if len(names) > 1 or place in iterables)
+
+
+def _parameters(arguments: ast.arguments) -> list[str]:
+    return [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+
+
+def _local_names(function: ast.FunctionDef) -> frozenset[str]:
+    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return frozenset(stored | set(_parameters(function.args)))

@@ -1,0 +1,154 @@
+"""The host function of a generated module as data: what prints it, launches from it and reports on it share one record."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.grammar import HostModule
+from .analysis import fresh_names, launches_once, writes_before_launch
+from .trees import Rewriter
+
+LAUNCHER, OTHERWISE = "_launcher", "_otherwise"
+
+
+class KernelLaunch(ast.stmt):
+    """A kernel of the module, launched over ``grid`` programs. ``options`` are keyword arguments of the launch."""
+
+    _fields = ("kernel", "grid", "arguments", "options")
+
+    def __init__(
+        self,
+        kernel: str = "",
+        grid: Sequence[ast.expr] = (),
+        arguments: Sequence[ast.expr] = (),
+        options: Sequence[ast.keyword] = (),
+    ) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.grid, self.arguments, self.options = list(grid), list(arguments), list(options)
+
+    def call(self, launcher: str = LAUNCHER) -> ast.stmt:
+        """The launch as a call of the function in a variable."""
+        given = [ast.Name(self.kernel, ast.Load()), ast.Tuple(self.grid, ast.Load()), *self.arguments]
+        return ast.Expr(ast.Call(ast.Name(launcher, ast.Load()), given, self.options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """``import module as alias``, or ``from module import name as alias``."""
+
+    module: str
+    name: str = ""
+    alias: str = ""
+
+    @property
+    def line(self) -> str:
+        imported = f"from {self.module} import {self.name}" if self.name else f"import {self.module}"
+        return f"{imported} as {self.alias}" if self.alias else imported
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostProgram:
+    """The user's function around its launches, for one config.
+
+    ``body`` has a ``KernelLaunch`` for each kernel, the last of what ``launches`` has for each place where the user's
+    code had device loops. ``class_check`` sends arguments of another class than those bound elsewhere, for callers that
+    have not looked at them. Nodes are shared with other functions: nobody changes them.
+    """
+
+    traced: HostModule
+    arguments: ast.arguments
+    class_check: tuple[ast.stmt, ...]
+    body: tuple[ast.stmt, ...]
+    launches: tuple[tuple[ast.stmt, ...], ...]
+    imports: tuple[Import, ...]
+    #: Whether it reads globals of the user's module.
+    reads_source: bool
+    #: What tensors that host code made are compared with: of each check, the arguments of ``modelled``.
+    comparisons: tuple[tuple[Any, ...], ...]
+    #: Host expressions of the tensors that the kernels may write; None where that is not known.
+    written: frozenset[str] | None
+
+    @property
+    def name(self) -> str:
+        return self.traced.name
+
+    def statements(self, launch: Callable[[KernelLaunch], Sequence[ast.stmt]] | None = None) -> list[ast.stmt]:
+        """The body with statements in place of the launches: calls of the launcher, unless ``launch`` gives others."""
+        return _Launches(launch or _called).all(self.body)
+
+    def checked_launch(self, number: int) -> ast.stmt | None:
+        """The launches of one place behind the check of what host code made, as one statement; None if nothing is checked."""
+        if number >= len(self.launches) or not self.traced.checks[number]:
+            return None
+        (statement,) = _Launches(_called).all(self.launches[number][-1:])
+        assert isinstance(statement, ast.If)
+        return statement
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Variables of the function, and what else it names."""
+        return frozenset(n.id for s in self.body for n in ast.walk(s) if isinstance(n, ast.Name))
+
+    @functools.cached_property
+    def stored(self) -> frozenset[str]:
+        """Variables that the body binds."""
+        nodes = (n for s in self.body for n in ast.walk(s) if isinstance(n, ast.Name))
+        return frozenset(n.id for n in nodes if isinstance(n.ctx, ast.Store))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its statements do the same in another function: it is no generator and binds no globals."""
+        unusual = (ast.Global, ast.Yield)
+        return not any(isinstance(n, unusual) for s in self.body for n in ast.walk(s))
+
+    @functools.cached_property
+    def may_write_arguments(self) -> bool:
+        """Whether the kernels write into anything but tensors that the host code has just allocated under that name.
+
+        If they do not, it makes no difference which arguments share memory.
+        """
+        return self.written is None or not self.written <= fresh_names(self.traced.function)
+
+    def is_repeatable(self, launched: bool) -> bool:
+        """Whether a call whose launch failed can be made again: no kernel ran before in it, which none can have if none
+        has ever ``launched``, and no host statement before the last launch writes into what was there before the call."""
+        kernels = [n for s in self.body for n in ast.walk(s) if isinstance(n, KernelLaunch)]
+        alone = len(kernels) == 1 and launches_once(self.traced.function)
+        return (alone or not launched) and not writes_before_launch(self.traced.function)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How a module is written. ``alone``: it imports nothing of ours. ``source``: name and file of the user's module,
+    which it runs for the globals that the host code reads, as nobody else has loaded it."""
+
+    alone: bool = False
+    source: tuple[str, str] | None = None
+
+
+PLAIN = Form()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A generated module."""
+
+    text: str
+    host: HostProgram
+
+
+def _called(launch: KernelLaunch) -> list[ast.stmt]:
+    return [launch.call()]
+
+
+class _Launches(Rewriter):
+    def __init__(self, launch: Callable[[KernelLaunch], Sequence[ast.stmt]]) -> None:
+        self._launch = launch
+
+    def visit_KernelLaunch(self, node: KernelLaunch) -> Sequence[ast.stmt]:
+        return self._launch(node)

@@ -1,0 +1,79 @@
+"""Syntax trees that share what they have in common: parsed once, and copied only where they are changed."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from ..._syntax import parse
+
+N = TypeVar("N", bound=ast.AST)
+_CACHED = 4096
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def expression(text: str) -> ast.expr:
+    """A host expression as a tree, which nobody changes."""
+    (statement,) = parse(text).body
+    assert isinstance(statement, ast.Expr)
+    return statement.value
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def statements(text: str) -> tuple[ast.stmt, ...]:
+    """Host statements as trees, which nobody changes."""
+    return tuple(parse(text).body)
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def names_in(text: str) -> tuple[str, ...]:
+    """The variables that a host expression names, in their order."""
+    if text.isidentifier():
+        return (text,)
+    names = [node for node in ast.walk(expression(text)) if isinstance(node, ast.Name)]
+    return tuple(node.id for node in sorted(names, key=lambda node: (node.lineno, node.col_offset)))
+
+
+def assign(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Name(name, ast.Store())], value, lineno=0)
+
+
+class Rewriter:
+    """``visit_Call`` and its like give what stands in place of a node: another one, several statements, or None. A tree in
+    which nothing changes is given back as it is; one in which something does is a new one."""
+
+    def visit(self, node: ast.AST) -> Any:
+        return getattr(self, f"visit_{type(node).__name__}", self.inside)(node)
+
+    def inside(self, node: N) -> N:
+        """The same node around what stands in place of its parts."""
+        changed = {}
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, ast.AST):
+                made = self.visit(value)
+            elif isinstance(value, list):
+                made = self.all(value)
+                made = value if len(made) == len(value) and all(map(_is, made, value)) else made
+            else:
+                continue
+            if made is not value:
+                changed[name] = made
+        if not changed:
+            return node
+        return ast.copy_location(type(node)(**{**dict(ast.iter_fields(node)), **changed}), node)
+
+    def all(self, nodes: Iterable[Any]) -> list[Any]:
+        found: list[Any] = []
+        for node in nodes:
+            made = self.visit(node) if isinstance(node, ast.AST) else node
+            if isinstance(made, (list, tuple)):
+                found += made
+            elif made is not None or node is None:
+                found.append(made)
+        return found
+
+
+def _is(first: object, second: object) -> bool:
+    return first is second

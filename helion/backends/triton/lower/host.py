@@ -1,0 +1,84 @@
+"""The launches of a plan in host code: grids, arguments and options of its kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ...._compiler.host.analysis import written
+from ...._compiler.host.build import HostBuilder, KernelCall
+from ...._compiler.host.program import HostProgram
+from ...._shapes import Expr, Number
+from ..plan.records import BlockPlan, GridPlan, LaunchArguments, Plan, constexpr_parameters
+
+#: The number of SMs that persistent programs are spread over.
+_NUM_SM = "_NUM_SM"
+
+
+def host_program(plan: Plan) -> HostProgram:
+    """The host function of a plan."""
+    host = HostBuilder(plan.program.host, plan.size, plan.tunables)
+    for launch in plan.launches:
+        arguments = [host.source(a.tensor.source) for a in launch.tensors]
+        arguments += [host.number(a.expr) for a in launch.numbers]
+        before = list(_before(plan, launch, host))
+        arguments += constexpr_parameters(plan, launch)
+        calls = [
+            KernelCall(
+                kernel=plan.kernel_names[phase],
+                grid=_grid(plan, phase, host),
+                arguments=arguments,
+                options=plan.launch.options,
+            )
+            for phase in launch.phases
+        ]
+        host.launch(before, calls)
+    return host.program(written(plan.program))
+
+
+def _before(plan: Plan, launch: LaunchArguments, host: HostBuilder) -> Iterator[str]:
+    """Statements before the kernels of one place."""
+    for block in launch.blocks:
+        if block.dynamic is not None:
+            yield _dynamic_size(plan, block, block.dynamic, host)
+    if plan.launch.persistent:
+        device = host.source(launch.tensors[0].tensor.source)
+        reserved = f", {plan.launch.reserved_sms}" if plan.launch.reserved_sms else ""
+        yield f"{_NUM_SM} = {host.runtime('get_num_sm')}({device}.device{reserved})"
+    if plan.needs_alignment:
+        # Triton keeps what allocates for descriptors per thread, so loading the module is too early
+        yield f"{host.runtime('set_triton_allocator')}()"
+    if launch.overwritten:
+        tensors = ", ".join(map(host.source, launch.overwritten))
+        yield f"{host.runtime('overwrites')}({plan.program.host.name!r}, {launch.overwritten!r}, {tensors})"
+
+
+def _dynamic_size(plan: Plan, block: BlockPlan, extent: Expr, host: HostBuilder) -> str:
+    size = f"triton.next_power_of_2({host.number(extent)})"
+    least = plan.program.blocks[block.id].min_size
+    enough = least <= 1 and host.is_size(extent)
+    return f"{block.symbol} = {size}" if enough else f"{block.symbol} = max({size}, {least})"
+
+
+def _grid(plan: Plan, phase: int, host: HostBuilder) -> list[str]:
+    launch = plan.launch
+    if launch.persistent:
+        return [f"{_NUM_SM} * {launch.persistent}" if launch.persistent > 1 else _NUM_SM]
+    grids = [g for g, root in zip(plan.grids, plan.program.roots, strict=True) if root.phase == phase]
+    if launch.pid_type == "xyz":
+        (grid,) = grids
+        return [_count(grid.axes[at].count, host) for at in grid.order]
+    return [" + ".join(_programs(grid, host) for grid in grids)]
+
+
+def _programs(grid: GridPlan, host: HostBuilder) -> str:
+    counts = [a.count for a in grid.axes]
+    known = [count for count in counts if isinstance(count, int)]
+    if len(known) == len(counts):
+        return str(math.prod(known))
+    return " * ".join(_count(count, host) for count in counts)
+
+
+def _count(count: Number | None, host: HostBuilder) -> str:
+    assert count is not None, "a grid whose size only the device knows needs persistent programs"
+    return host.number(count, parent=True)
