@@ -16,13 +16,9 @@ _KINDS: dict[str, AxisKind] = {"grid": "scalar", "full": "full"}
 def axis_facts(walk: Walk, rollable: tuple[int, ...]) -> tuple[AxisFact, ...]:
     """``rollable`` are the whole dimensions that can be walked in chunks."""
     roots: dict[int, list[int]] = {}
-    loops: dict[int, list[int]] = {}
     for region in walk.regions:
-        for axis in region.axes:
-            if region.kind == "root":
-                roots.setdefault(axis, []).append(region.root)
-            else:
-                loops.setdefault(axis, []).append(region.region)
+        for axis in region.axes if region.kind == "root" else ():
+            roots.setdefault(axis, []).append(region.root)
     facts = []
     for block in walk.program.blocks:
         extent = None if block.extent is None else max(1, int(hint_of(block.extent)))
@@ -38,7 +34,6 @@ def axis_facts(walk: Walk, rollable: tuple[int, ...]) -> tuple[AxisFact, ...]:
                 rollable=block.id in rollable,
                 on_grid=block.id in roots,
                 roots=tuple(roots.get(block.id, ())),
-                loops=tuple(loops.get(block.id, ())),
                 outer=walk.outer.get(block.id),
                 min_size=block.min_size,
                 max_size=block.max_size,

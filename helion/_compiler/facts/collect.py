@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir.grammar import Op, Program, Value
-from ..passes.rolling import walked_in_chunks
+from ..passes.rolling import loads_in_chunks
 from .axes import axis_facts, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
@@ -23,11 +23,11 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
     axes = axis_facts(walk, rollable)
     matmuls, staged, direct = matmul_facts(walk, flow, axes)
     liveness = sweep(walk, direct)
-    walked = {block: walked_in_chunks(program, block) for block in rollable}
+    walked = {block: loads_in_chunks(program, block) for block in rollable}
     memory_ops = memory_facts(walk, flow, axes, operand_roles(staged), walked)
     axes = with_means(axes, walk.regions, memory_ops)
     accumulators = accumulator_facts(walk, _dot_results(walk, matmuls))
-    reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators, walked)
+    reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators)
     products = reduced_products(walk, flow)
     regions = tuple(walk.regions)
     roots = range(len(program.roots))
@@ -59,7 +59,6 @@ def _scan(op: Op, walk: Walk) -> ScanFact:
     values = tuple(op.values())
     return ScanFact(
         kind="scan" if op.kind == "scan" else "fold",
-        region=walk.homes[id(op)],
         axis=values[0].dims[op.attrs.dim].block,
         tile=walk.tile(values[0])[0],
         itemsize=sum(max(walk.tile(value)[1] for value in values) for _ in values),

@@ -158,12 +158,7 @@ def attention_fact(
             if key is None or query is None or not together or key not in regions[output.region].axes:
                 continue
             if any(r.axis == key and r.region == output.region for r in reductions):
-                return AttentionFact(
-                    scores=scores,
-                    output=output,
-                    query_axis=query,
-                    key_axis=key,
-                )
+                return AttentionFact(query_axis=query, key_axis=key)
     return None
 
 

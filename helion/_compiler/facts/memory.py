@@ -7,7 +7,6 @@ from typing import Literal
 
 from ..._shapes import Expr
 from ..ir.grammar import Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
-from ..passes.rolling import Walked
 from .axes import count
 from .flow import Flow
 from .records import AxisFact, MemoryOpFact
@@ -19,9 +18,10 @@ def memory_facts(
     flow: Flow,
     axes: tuple[AxisFact, ...],
     operands: dict[int, Literal["lhs", "rhs"]],
-    walked: Mapping[int, Walked],
+    walked: Mapping[int, Mapping[int, int]],
 ) -> tuple[MemoryOpFact, ...]:
-    """``operands`` says, by slot, which loads are dot operands; ``walked`` has the axes that can be walked in chunks."""
+    """``operands`` says, by slot, which loads are dot operands; ``walked`` how often each is done, by axis that can
+    be walked in chunks."""
     facts = [_fact(op, walk, flow, axes, operands, walked) for op in (*walk.loads, *walk.stores)]
     return tuple(sorted(facts, key=lambda fact: fact.slot))
 
@@ -36,7 +36,7 @@ def _fact(
     flow: Flow,
     axes: tuple[AxisFact, ...],
     operands: dict[int, Literal["lhs", "rhs"]],
-    walked: Mapping[int, Walked],
+    walked: Mapping[int, Mapping[int, int]],
 ) -> MemoryOpFact:
     attrs = op.attrs
     assert isinstance(attrs, MemoryAttrs)
@@ -55,7 +55,6 @@ def _fact(
         slot=attrs.slot,
         load_slot=attrs.load_slot,
         kind=op.kind,  # type: ignore[arg-type]
-        tensor=tensor.id,
         storage=tensor.storage,
         name=tensor.name,
         dtype=tensor.dtype,
@@ -72,9 +71,7 @@ def _fact(
         matmul_operand=operands.get(attrs.slot) if op.kind == "load" else None,
         reductions_fed=tuple(sorted(fed.items())),
         feeds_store=bool(bits & flow.stores),
-        walked=tuple(
-            (axis, walked[axis].loads[attrs.slot]) for axis in tile_axes if axis in walked and op.kind == "load"
-        ),
+        walked=tuple((axis, walked[axis][attrs.slot]) for axis in tile_axes if axis in walked and op.kind == "load"),
         static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
     )
 

@@ -37,8 +37,8 @@ class AxisFact:
     chosen all the same. ``padded`` is its next power of two, at least ``min_size`` (0 when unknown).
     ``mean`` is an estimate where the extent depends on data: how far the tensors reach that the axis walks over, shared
     among the programs that walk over parts of them; None where there are none.
-    ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` and ``loops`` are
-    the regions whose grid or loop walks over the axis; ``min_size`` and ``max_size`` are the kernel's own bounds.
+    ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` are
+    the numbers of the grid loops that walk over the axis; ``min_size`` and ``max_size`` are the kernel's own bounds.
     """
 
     block_id: int
@@ -51,7 +51,6 @@ class AxisFact:
     rollable: bool
     on_grid: bool
     roots: tuple[int, ...]
-    loops: tuple[int, ...]
     outer: int | None
     min_size: int
     max_size: int | None
@@ -92,7 +91,6 @@ class MemoryOpFact:
     slot: int
     load_slot: int | None
     kind: Literal["load", "store", "atomic"]
-    tensor: int
     storage: int
     name: str
     dtype: torch.dtype
@@ -178,8 +176,7 @@ class ReductionFact:
 
     ``live_tiles`` is the snapshot at the step with the most simultaneously live tiles (highest rank first), each op's
     operands and results together; ``body_live_tiles`` counts those that span the axis. ``per_feature_accumulator``: the
-    reduction feeds a loop-carried accumulator that spans other, whole axes only (``grad_weight[N]``). ``walked_tiles``:
-    where the axis can be walked in chunks, the tiles over it that the pass with the most of them carries.
+    reduction feeds a loop-carried accumulator that spans other, whole axes only (``grad_weight[N]``).
     """
 
     axis: int
@@ -199,7 +196,6 @@ class ReductionFact:
     body_live_tiles: int
     live_tiles: LiveTiles
     per_feature_accumulator: bool
-    walked_tiles: LiveTiles = ()
 
     @property
     def sized(self) -> bool:
@@ -213,11 +209,9 @@ class ReductionFact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccumulatorFact:
-    """One value that a sequential loop (region ``loop``) carries. ``axes`` of its dimensions; scalars are left out."""
+    """One value that a sequential loop carries. ``axes`` of its dimensions; scalars are left out."""
 
-    loop: int
     axes: tuple[int, ...]
-    itemsize: int
     of_dot: bool
 
 
@@ -227,7 +221,6 @@ class ScanFact:
     that span ``tile``: ``itemsize`` bytes for each place, of all values together."""
 
     kind: Literal["scan", "fold"]
-    region: int
     axis: int | None
     tile: tuple[int, ...] = ()
     itemsize: int = 0
@@ -303,8 +296,6 @@ class AttentionFact:
     ``query_axis`` is M of both, ``key_axis`` N of the first and K of the second.
     """
 
-    scores: MatmulFact
-    output: MatmulFact
     query_axis: int
     key_axis: int
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..ir.grammar import Op, ReduceAttrs, Value
-from ..passes.rolling import Walked
 from .flow import Flow
 from .liveness import Liveness
-from .records import AccumulatorFact, AxisFact, Category, LiveTiles, MemoryOpFact, ReductionFact
+from .records import AccumulatorFact, AxisFact, Category, MemoryOpFact, ReductionFact
 from .walk import Walk
 
 
@@ -19,7 +16,6 @@ def reduction_facts(
     axes: tuple[AxisFact, ...],
     memory_ops: tuple[MemoryOpFact, ...],
     accumulators: tuple[AccumulatorFact, ...],
-    walked: Mapping[int, Walked],
 ) -> tuple[ReductionFact, ...]:
     groups: dict[tuple[int, int], list[tuple[Op, int]]] = {}
     for op, axis, bit in flow.reduce_bits:
@@ -54,17 +50,9 @@ def reduction_facts(
                 body_live_tiles=sum(axis in tile_axes for tile_axes, _ in tiles),
                 live_tiles=tiles,
                 per_feature_accumulator=any(_feeds_features(op, walk, axes) for op, _ in found),
-                walked_tiles=_walked_tiles(axis, walked, walk),
             )
         )
     return tuple(facts)
-
-
-def _walked_tiles(axis: int, walked: Mapping[int, Walked], walk: Walk) -> LiveTiles:
-    """The tiles over ``axis`` that one pass in chunks carries, of the pass with the most of them."""
-    passes = walked[axis].carried if axis in walked else ()
-    tiles = [tuple(tile for value in carried if axis in (tile := walk.tile(value))[0]) for carried in passes]
-    return max(tiles, key=len, default=())
 
 
 def _category(axis: AxisFact) -> Category:
@@ -156,14 +144,7 @@ def accumulator_facts(walk: Walk, dot_loops: dict[int, set[int]]) -> tuple[Accum
         if region.kind != "loop":
             continue
         for param, after in zip(body.params, body.results, strict=True):
-            axes, itemsize = walk.tile(param)
+            axes, _ = walk.tile(param)
             if axes:
-                facts.append(
-                    AccumulatorFact(
-                        loop=region.region,
-                        axes=axes,
-                        itemsize=itemsize,
-                        of_dot=id(after) in dot_loops.get(region.region, ()),
-                    )
-                )
+                facts.append(AccumulatorFact(axes=axes, of_dot=id(after) in dot_loops.get(region.region, ())))
     return tuple(facts)

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 
 from ..._shapes import Number
 from ..ir.effects import apart_along, effects_of, may_meet
-from ..ir.grammar import Block, ForAttrs, IotaAttrs, Op, Program, ReduceAttrs, Region, Value
+from ..ir.grammar import Block, IotaAttrs, Op, Program, ReduceAttrs, Region, Value
 from ..ir.pointwise import identity
 from . import online
 from .chunks import Pass, Writer
@@ -77,21 +77,10 @@ def roll(program: Program, blocks: frozenset[int]) -> Program:
     return drop_dead(program) if blocks else program
 
 
-@dataclass(frozen=True, kw_only=True)
-class Walked:
-    """A program with one block walked in chunks: how often it does each load, by slot, and what each pass carries."""
-
-    loads: Mapping[int, int]
-    carried: tuple[tuple[Value, ...], ...]
-
-
-def walked_in_chunks(program: Program, block: int) -> Walked:
-    """What walking ``block``, from ``rollable_blocks``, in chunks takes."""
-    ops = list(roll(program, frozenset((block,))).walk())
-    return Walked(
-        loads=Counter(op.attrs.slot for op in ops if op.kind == "load"),
-        carried=tuple(op.regions[0].params for op in ops if isinstance(op.attrs, ForAttrs) and op.attrs.chunked),
-    )
+def loads_in_chunks(program: Program, block: int) -> Mapping[int, int]:
+    """How often each load, by slot, is done when ``block``, from ``rollable_blocks``, is walked in chunks."""
+    rolled = roll(program, frozenset((block,)))
+    return Counter(op.attrs.slot for op in rolled.walk() if op.kind == "load")
 
 
 def _is_used(program: Program, block: int) -> bool:

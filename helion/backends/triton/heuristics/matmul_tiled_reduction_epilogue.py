@@ -92,6 +92,7 @@ class _Sizer:
         read = [max(product.lhs_dtype.itemsize, product.rhs_dtype.itemsize) for product in fact.matmuls]
         self.itemsize = max(*read, *(operand.itemsize for operand in facts.staged))
         self.fast = target.has("wgmma") or target.has("tcgen05")
+        self.names = "+".join(dict.fromkeys(name for reduction in fact.reductions for name in reduction.names))
         self.rows = extent_of(facts.axes[fact.m_block_id])
         self.others = 1
         for axis in facts.grid_axes:
@@ -231,7 +232,8 @@ class _Sizer:
         predicted = self.predict(tile)
         return Proposal(
             reason=(
-                f"{tile.m} rows by {tile.n} columns by {tile.k}, {tile.stages} stages take {predicted.shared_bytes} bytes; "
+                f"{self.names} of {tile.m} rows by {tile.n} columns, K in tiles of {tile.k}, "
+                f"{tile.stages} stages take {predicted.shared_bytes} bytes; "
                 f"{self.programs(tile.m)} programs, {predicted.occupancy_blocks} at once on each of {self.target.num_sms} SMs"
             ),
             block_sizes=self.sizes(tile),

@@ -116,13 +116,8 @@ def _elements(facts: KernelFacts, sizes: Mapping[int, int], region: int, axes: t
 
 
 def _passes(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> int:
-    """How often a load is done when its row is walked in chunks: once for each reduction, and once for a store."""
-    fed = dict(op.reductions_fed)
-    most = 1
-    for axis in op.tile_axes:
-        if facts.axes[axis].rollable and sizes[axis] < facts.axes[axis].padded:
-            most = max(most, min(2, fed.get(axis, 0)) + op.feeds_store)
-    return most
+    """How often an access is done: a load of a row that is walked in chunks, once for each pass that needs it."""
+    return max((passes for axis, passes in op.walked if sizes[axis] < facts.axes[axis].padded), default=1)
 
 
 def _dot_flops(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int]) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from helion.backends.triton.resources.layouts import fragment_held, fragment_war
 from helion.backends.triton.resources.matrix import unit_of
 from helion.backends.triton.resources.predict import predict
 from helion.backends.triton.resources.registers import register_limit
-from helion.backends.triton.resources.traffic import grid_blocks
+from helion.backends.triton.resources.traffic import grid_blocks, work
 from helion.hardware import Target, target
 
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -546,6 +546,27 @@ def test_work() -> None:
     assert softmax_once.bytes_moved == 2 * 4096 * 8192 * 4
     looped = predict(named("softmax 8192"), {0: 1, 1: 1024}, 16, 1, H100)
     assert looped.bytes_moved > softmax_once.bytes_moved and looped.time_us > softmax_once.time_us
+
+
+def deviations(x: torch.Tensor) -> torch.Tensor:
+    """Four passes over a row: its sum, and three of what the one before has found."""
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :]
+        low = torch.abs(row - row.sum(-1, keepdim=True))
+        mid = torch.abs(low - low.sum(-1, keepdim=True))
+        out[tile, :] = torch.abs(mid - mid.sum(-1, keepdim=True))
+    return out
+
+
+def test_a_row_in_chunks_is_read_once_for_each_pass_over_it() -> None:
+    softmax_facts = named("softmax 8192")
+    row_sums = facts_of(row_sum, tensor(4096, 8192, dtype=torch.float32))
+    four = facts_of(deviations, tensor(4096, 8192, dtype=torch.float32))
+    rows = 4096 * 8192 * 4
+    for facts, passes, stored in ((softmax_facts, 2, rows), (row_sums, 1, 4096 * 4), (four, 4, rows)):
+        read = [work(facts, {0: 1, 1: chunk}, 16, H100).bytes_read for chunk in (8192, 1024)]
+        assert read == [rows + stored, passes * rows + stored]
 
 
 def test_time_is_a_roofline() -> None:
