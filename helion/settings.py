@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import _compatibility, exc, knobs
 
 _PRECISION_ALIASES = {"default": "tf32", "high": "tf32x3", "highest": "ieee"}
-#: Fields that take objects, which no environment variable can spell.
-_OBJECT_FIELDS: dict[str, Any] = {
-    "autotune_baseline_fn": None,
-    "autotune_baseline_atol": None,
-    "autotune_baseline_rtol": None,
-    "autotune_baseline_accuracy_check_fn": None,
-    "autotune_seed_configs": None,
-    "autotune_config_filter": None,
-    "autotune_benchmark_fn": None,
-    "autotuner_fn": None,
-}
-
-
 _LISTENERS: list[Callable[[], None]] = []
 
 
@@ -38,7 +25,7 @@ class RefMode(enum.Enum):
 
 
 def _defaults() -> dict[str, Any]:
-    return {**{name: knob.default for name, knob in knobs.SETTINGS.items()}, **_OBJECT_FIELDS}
+    return {**{name: knob.default for name, knob in knobs.SETTINGS.items()}, **dict.fromkeys(_OBJECT_FIELDS)}
 
 
 def _settled(name: str, value: Any) -> Any:
@@ -80,19 +67,53 @@ def _ignore_warnings(value: Any) -> tuple[str, ...]:
     return tuple(item if isinstance(item, str) else item.__name__ for item in items)
 
 
-def _autotuner_fn(value: Any) -> Any:
-    if value is not None and not callable(value):
-        raise TypeError(f"autotuner_fn must be a function or None, got {value!r}.")
+def _function(name: str) -> Callable[[Any], Any]:
+    def form(value: Any) -> Any:
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be a function or None, got {value!r}.")
+        return value
+
+    return form
+
+
+def _tolerance(name: str) -> Callable[[Any], Any]:
+    def form(value: Any) -> Any:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
+            raise TypeError(f"{name} must be a number that is not negative or None, got {value!r}.")
+        return value
+
+    return form
+
+
+def _seed_configs(value: Any) -> Any:
+    items = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    if not all(isinstance(item, Mapping) for item in items):
+        raise TypeError(f"autotune_seed_configs must be a config, a list of them or None, got {value!r}.")
     return value
 
 
+#: Fields that take objects, which no environment variable can spell; None is the default of all.
+_OBJECT_FIELDS: dict[str, Callable[[Any], Any]] = {
+    **{
+        name: _function(name)
+        for name in (
+            "autotune_baseline_fn",
+            "autotune_baseline_accuracy_check_fn",
+            "autotune_config_filter",
+            "autotune_benchmark_fn",
+            "autotuner_fn",
+        )
+    },
+    **{name: _tolerance(name) for name in ("autotune_baseline_atol", "autotune_baseline_rtol")},
+    "autotune_seed_configs": _seed_configs,
+}
 #: Fields whose values have other forms too.
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "dot_precision": _dot_precision,
     "index_dtype": _index_dtype,
     "ref_mode": _ref_mode,
     "ignore_warnings": _ignore_warnings,
-    "autotuner_fn": _autotuner_fn,
+    **_OBJECT_FIELDS,
 }
 
 
@@ -106,7 +127,7 @@ class Settings:
 
     def __init__(self, **fields: Any) -> None:
         values: dict[str, Any] = {name: knob.read() for name, knob in knobs.SETTINGS.items()}
-        values.update(_OBJECT_FIELDS)
+        values.update(dict.fromkeys(_OBJECT_FIELDS))
         values["ref_mode"] = RefMode.EAGER if knobs.INTERPRET.read() else RefMode.OFF
         if unknown := sorted(set(fields) - set(values)):
             raise TypeError(f"Unknown setting {', '.join(map(repr, unknown))}; known are {', '.join(sorted(values))}.")

@@ -28,10 +28,11 @@ TREES = trees()
 
 
 def attributes(trees: Mapping[str, ast.Module], owner: str, but: Collection[str] = ()) -> Iterator[str]:
-    """The names read as ``owner.NAME`` or ``....owner.NAME``."""
+    """The names read as ``owner.NAME`` or ``....owner.NAME``, and used for something."""
     for path, tree in trees.items():
+        idle = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree) if path not in but else ():
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            if id(node) not in idle and isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 held = node.value
                 if getattr(held, "id", getattr(held, "attr", None)) == owner:
                     yield node.attr
@@ -60,11 +61,14 @@ def test_every_environment_variable_is_read() -> None:
 
 
 def raised(tree: ast.Module) -> set[str]:
-    """Errors that a file names anywhere but where they are caught or told from others."""
+    """Errors that a file names anywhere but where they are caught, told from others or said to be given or returned."""
     names = [n for n in ast.walk(tree) if isinstance(n, (ast.Name, ast.Attribute)) and _name(n) in ERRORS]
     apart = [n.type for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler) and n.type is not None]
     tests = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _name(n.func) in ("isinstance", "issubclass")]
     apart += [arg for call in tests for arg in call.args[1:]]
+    apart += [n for n in ast.walk(tree) if isinstance(n, ast.Compare)]
+    apart += [n.annotation for n in ast.walk(tree) if isinstance(n, (ast.arg, ast.AnnAssign)) and n.annotation]
+    apart += [n.returns for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.returns]
     told = {id(n) for each in apart for n in ast.walk(each)}
     return {_name(n) for n in names if id(n) not in told}
 
@@ -88,14 +92,16 @@ def test_errors_that_are_only_caught_are_not_raised() -> None:
         try:
             raise exc.WrongTarget(a) if b else refuse(exc.NotEnoughConfigs)
         except (exc.WrongDevice, AutotuneError):
-            assert not isinstance(error, exc.TritonError)
+            assert not isinstance(error, exc.TritonError) and type(error) is not exc.CantReadOnDevice
+        def given(error: exc.MissingEnableTile) -> exc.CacheAssertionError: ...
+        held: exc.ReductionOnNonTile
         """
     assert raised(ast.parse(textwrap.dedent(text))) == {"WrongTarget", "NotEnoughConfigs"}
     assert with_bases({"NoFeasibleConfig"}) == {"NoFeasibleConfig", "NoConfigFound"}
 
 
 def test_what_is_not_used_and_what_is_listed_for_nothing_is_noticed() -> None:
-    tree = ast.parse("x = bound.settings.read\nsettings.written = 1\nother.elsewhere")
+    tree = ast.parse("x = bound.settings.read\nsettings.written = 1\nother.elsewhere\nbound.settings.idle")
     used = {*attributes({"a.py": tree}, "settings")}
     assert used == {"read"} and not {*attributes({"a.py": tree}, "settings", ["a.py"])}
     assert unused(["read", "written", "listed"], used, ["read", "listed", "gone"]) == {
@@ -116,7 +122,11 @@ OTHER: dict[type, Any] = {bool: None, int: 7, float: 7.0, str: "7", tuple: ("7",
 
 def other(name: str) -> Any:
     default = helion.Settings().to_dict()[name]
-    return (not default) if isinstance(default, bool) else OTHER[type(default)]
+    if isinstance(default, bool):
+        return not default
+    return (
+        len if name.endswith(("_fn", "_filter")) else [{}] if name == "autotune_seed_configs" else OTHER[type(default)]
+    )
 
 
 @pytest.mark.parametrize("name", _compatibility.SETTINGS)
@@ -154,3 +164,37 @@ def test_assigning_an_unknown_setting_is_refused() -> None:
     with pytest.raises(AttributeError, match="Settings has no field 'fast_maths'"):
         settings.fast_maths = True
     assert not hasattr(settings, "fast_maths")
+
+
+class _Nonsense:
+    """Of no kind that a setting may have."""
+
+
+@pytest.mark.parametrize("name", helion.Settings().to_dict())
+def test_every_setting_refuses_what_it_cannot_be(name: str, unsaid: None) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be .*, got <.*_Nonsense object"):
+        helion.Settings(**{name: _Nonsense()})
+    settings = helion.Settings()
+    before = settings.to_dict()
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be "):
+        setattr(settings, name, _Nonsense())
+    assert settings.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("autotune_baseline_atol", 0.01, -1.0),
+        ("autotune_baseline_rtol", 0, True),
+        ("autotune_baseline_fn", abs, "abs"),
+        ("autotune_seed_configs", [{"num_warps": 4}], [4]),
+        ("autotune_seed_configs", helion.Config(num_warps=4), "num_warps=4"),
+        ("persistent_reserved_sms", 4, -4),
+        ("backend", "triton", "tritn"),
+        ("static_shapes", False, 0),
+    ],
+)
+def test_settings_are_checked(name: str, good: Any, bad: Any, unsaid: None) -> None:
+    assert helion.Settings(**{name: good}).to_dict()[name] is good
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be .*, got "):
+        helion.Settings(**{name: bad})
