@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -368,8 +369,9 @@ def backend_mentions(modules: dict[str, Module], allowed: Mapping[str, Collectio
     for backend in sorted(backend_names(modules)):
         expected = set(allowed.get(backend, ()))
         for module in modules.values():
-            lines = [i for i, line in enumerate(module.text.splitlines(), 1) if backend in line.lower()]
-            lines += [0] if backend in module.path else []
+            named = re.compile(rf"(?<![a-z]){backend}")  # not the end of another word, such as "execute"
+            lines = [i for i, line in enumerate(module.text.splitlines(), 1) if named.search(line.lower())]
+            lines += [0] if named.search(module.path) else []
             if not module.inside(*NEUTRAL_ROOMS) or module.inside(f"{BACKENDS}.{backend}") or not lines:
                 continue
             if module.name.rpartition(".")[0] == BACKENDS:

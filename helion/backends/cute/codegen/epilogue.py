@@ -1,0 +1,109 @@
+"""The epilogue in scalars of fp32, and which row and columns of a sub-tile the registers of one thread hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..plan.epilogue import EpilogueOperand
+from ..plan.records import GemmPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragment:
+    """Where the values of one thread lie in a sub-tile: value ``i`` in its row number ``row_of(i)`` of ``rows`` and in
+    its column number ``column_of(i)`` of ``columns``."""
+
+    values: int
+    rows: int
+    first_row: str
+    row_step: int
+    row_of: str
+    columns: str
+    """Shape and strides of the columns of the thread."""
+    first_column: str
+    column_of: str
+
+
+def fragment(plan: GemmPlan) -> Fragment:
+    """wgmma deals out 8 × 4 pairs of columns and two rows, 8 apart, to a thread; tensor memory one row to each."""
+    if plan.unit == "wgmma":
+        return Fragment(
+            values=plan.epilogue_n // 2,
+            rows=2,
+            first_row="store_warp * 16 + lane // 4",
+            row_step=8,
+            row_of="i // 2 % 2",
+            columns=f"(2, {plan.epilogue_n // 8}), stride=(1, 8)",
+            first_column="lane % 4 * 2",
+            column_of="i // 4 * 2 + i % 2",
+        )
+    return Fragment(
+        values=plan.epilogue_n,
+        rows=1,
+        first_row="store_thread",
+        row_step=0,
+        row_of="0",
+        columns=f"({plan.epilogue_n},), stride=(1,)",
+        first_column="0",
+        column_of="i",
+    )
+
+
+EXPRESSIONS: Mapping[str, Callable[..., str]] = {
+    "add": lambda x, y: f"{x} + {y}",
+    "sub": lambda x, y: f"{x} - {y}",
+    "mul": lambda x, y: f"{x} * {y}",
+    "div": lambda x, y: f"{x} / {y}",
+    "maximum": lambda x, y: f"cute.math.max({x}, {y})",
+    "minimum": lambda x, y: f"cute.math.min({x}, {y})",
+    "neg": lambda x: f"-{x}",
+    "abs": lambda x: f"cute.math.abs({x})",
+    "relu": lambda x: f"cute.math.max({x}, cutlass.Float32(0.0))",
+    "exp": lambda x: f"cute.math.exp({x})",
+    "log": lambda x: f"cute.math.log({x})",
+    "sqrt": lambda x: f"cute.math.sqrt({x})",
+    "rsqrt": lambda x: f"cute.math.rsqrt({x})",
+    "tanh": lambda x: f"cute.math.tanh({x})",
+    "erf": lambda x: f"cute.math.erf({x})",
+    "sigmoid": lambda x: _sigmoid(x),
+    "silu": lambda x: f"{x} * {_sigmoid(x)}",
+    "gelu": lambda x: f"0.5 * {x} * (1.0 + cute.math.erf({x} * 0.7071067811865476))",
+    # 0.5 * (1 + tanh(u)) is the logistic function of 2u, which keeps its precision where tanh comes close to -1.
+    "gelu_tanh": lambda x: f"{x} * {_sigmoid(f'({x} * (1.5957691216057308 + 0.07135481282623503 * {x} * {x}))')}",
+    "round_float16": lambda x: f"({x}).to(cutlass.Float16).to(cutlass.Float32)",
+    "round_bfloat16": lambda x: f"({x}).to(cutlass.BFloat16).to(cutlass.Float32)",
+}
+
+
+def _sigmoid(x: str) -> str:
+    return f"cute.arch.rcp_approx(1.0 + cute.math.exp2({x} * -1.4426950408889634, fastmath=True))"
+
+
+def evaluate(plan: GemmPlan) -> list[str]:
+    """The epilogue of value ``i``, from ``values[i]`` to ``values[i]``."""
+    epilogue = plan.problem.epilogue
+    if not epilogue.instructions:
+        return []
+    names = ["x0"]
+    lines = ["x0 = values[i]"]
+    for operand in epilogue.operands:
+        names.append(f"{operand.label}_value")
+        lines.append(f"{operand.label}_value = {_operand_value(plan, operand)}")
+    for number, instruction in enumerate(epilogue.instructions, start=1):
+        arguments = [
+            names[argument] if isinstance(argument, int) else f"cutlass.Float32({argument!r})"
+            for argument in instruction.arguments
+        ]
+        names.append(f"x{number}")
+        lines.append(f"x{number} = {EXPRESSIONS[instruction.op](*arguments)}")
+    return [*lines, f"values[i] = {names[-1]}"]
+
+
+def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
+    places = fragment(plan)
+    if operand.kind == "exact":
+        return f"{operand.label}_values[i].to(cutlass.Float32)"
+    if operand.kind == "row":
+        return f"{operand.label}_columns[{places.column_of}]"
+    return f"{operand.label}_rows[{places.row_of}]"

@@ -1,0 +1,214 @@
+"""``build``: the text of the module of one plan."""
+
+from __future__ import annotations
+
+from ..plan.records import WARP_THREADS, GemmPlan
+from ..plan.shared import Allocation, shared_bytes, shared_memory
+from ..roles.grammar import KernelProgram, Pipeline, Role
+from ..roles.programs import kernel_program
+from ..verify.verify import verify
+from .host import HOST, HostObjects
+from .setups import dsl
+from .steps import print_steps
+from .writer import Writer
+
+ENTRY = "gemm"
+"""The host function: pointers of A, B, D and the epilogue's operands, the most clusters that run at once, a stream."""
+
+IMPORTS = {
+    "wgmma": (
+        "import cutlass",
+        "import cutlass.cute as cute",
+        "import cutlass.pipeline as pipeline",
+        "import cutlass.utils.hopper_helpers as hopper",
+        "from cuda.bindings.driver import CUstream",
+        "from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup",
+        "from cutlass.tensor_utils import LayoutEnum",
+    ),
+    "tcgen05": (
+        "import cutlass",
+        "import cutlass.cute as cute",
+        "import cutlass.pipeline as pipeline",
+        "import cutlass.utils.blackwell_helpers as blackwell",
+        "from cuda.bindings.driver import CUstream",
+        "from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05",
+        "from cutlass.tensor_utils import LayoutEnum",
+    ),
+}
+
+
+def build(plan: GemmPlan) -> str:
+    """The module for `plan`: importable where the DSL is installed, with the host function ``ENTRY``.
+
+    Raises ``verify.Fault`` for a plan whose roles could hang, overrun or read stale data.
+    """
+    program = kernel_program(plan)
+    verify(program)
+    return render(program)
+
+
+def render(program: KernelProgram) -> str:
+    """The module for `program`, unverified."""
+    objects = [HOST[name](program.plan) for name in program.host]
+    out = Writer()
+    out.lines(IMPORTS[program.plan.unit])
+    _kernel(out, program, objects)
+    _host(out, program, objects)
+    return out.text()
+
+
+def _vectors(plan: GemmPlan) -> list[str]:
+    return [operand.label for operand in plan.problem.epilogue.operands if operand.kind != "exact"]
+
+
+def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
+    plan = program.plan
+    out.lines(("", "", "@cute.kernel"))
+    parameters = [
+        *(p for made in objects for p in made.parameters),
+        *((name, "cute.Tensor") for name in _vectors(plan)),
+    ]
+    out.line("def kernel(")
+    out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
+    with out.block(") -> None:"):
+        _prologue(out, program, [name for name, _ in parameters if name.startswith("tma_")])
+        _roles(out, program)
+        for step in program.exit:
+            print_steps(out, program, Role(name="exit", first_warp=0, warps=program.warps, program=(step,)))
+
+
+def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> None:
+    """Who this thread is, shared memory, and barriers that all CTAs of the cluster see initialised."""
+    plan = program.plan
+    out.lines(
+        (
+            "thread, _, _ = cute.arch.thread_idx()",
+            "warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())",
+            "lane = cute.arch.lane_idx()",
+            "_, first_work, _ = cute.arch.block_idx()",
+            "_, work_step, _ = cute.arch.grid_dim()",
+            "rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())",
+            f"cluster_layout = cute.make_layout(({plan.ctas_per_mma}, {plan.cluster_tiles[0]}, {plan.cluster_tiles[1]}, 1))",
+            "place = cluster_layout.get_flat_coord(rank)",
+        )
+    )
+    with out.block("if warp == 0:"):
+        out.lines(f"cpasync.prefetch_descriptor({name})" for name in descriptors)
+    out.line("memory = cutlass.memory.SmemAllocator()")
+    for allocation in shared_memory(plan):
+        out.line(_allocation(plan, allocation))
+    for pipeline in program.pipelines:
+        _pipeline(out, program, pipeline)
+    out.line("pipeline.pipeline_init_arrive(cluster_shape_mn=cluster_layout, is_relaxed=True)")
+    for barrier in program.barriers:
+        out.line(
+            f"{barrier.name}_barrier = pipeline.NamedBarrier(barrier_id={barrier.number}, num_threads={barrier.threads})"
+        )
+    if plan.unit == "tcgen05":
+        two = ", is_two_cta=True, two_cta_tmem_dealloc_mbar_ptr=free_barrier" if plan.ctas_per_mma == 2 else ""
+        out.line(
+            "tensor_memory = cutlass.memory.TmemAllocator("
+            f"tensor_memory_address, barrier_for_retrieve=tensor_memory_barrier, allocator_warp_id=0{two})"
+        )
+    out.line("pipeline.pipeline_init_wait(cluster_shape_mn=cluster_layout)")
+
+
+def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
+    name, alignment = allocation.name, allocation.alignment_bytes
+    if name.endswith("_barriers") or name == "free_barrier":
+        return (
+            f"{name} = memory.allocate_array(cutlass.Int64, {allocation.size_bytes // 8}, byte_alignment={alignment})"
+        )
+    if name == "tensor_memory_address":
+        return f"{name} = memory.allocate_array(cutlass.Int32, 1, byte_alignment={alignment})"
+    held = name.removeprefix("shared_")
+    operands = {operand.label: operand for operand in plan.problem.epilogue.operands}
+    if held in operands and operands[held].kind == "row":
+        return f"{name} = memory.allocate_tensor(cutlass.Float32, cute.make_layout({plan.tile[1]}), {alignment})"
+    dtype = (
+        operands[held].dtype
+        if held in operands
+        else plan.problem.output_dtype
+        if held == "d"
+        else plan.problem.operand_dtype
+    )
+    return f"{name} = memory.allocate_tensor({dsl(dtype)}, layout_{held}.outer, {alignment}, layout_{held}.inner)"
+
+
+CLASSES = {
+    "tma_wgmma": "PipelineTmaAsync",
+    "tma_umma": "PipelineTmaUmma",
+    "umma_epilogue": "PipelineUmmaAsync",
+    "tma_epilogue": "PipelineTmaAsync",
+}
+
+
+def _pipeline(out: Writer, program: KernelProgram, pipeline: Pipeline) -> None:
+    """Arrivals and bytes as the plan counts them. A residual stays within its CTA, so its pipeline knows no cluster."""
+    numbers = pipeline.counts
+    with out.block(f"{pipeline.name} = pipeline.{CLASSES[pipeline.kind]}.create("):
+        out.line(f"num_stages={numbers.stages},")
+        out.line(f"producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, {numbers.full_arrivals}),")
+        out.line(f"consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, {numbers.empty_arrivals}),")
+        if numbers.transaction_bytes:
+            out.line(f"tx_count={numbers.transaction_bytes},")
+        out.line(f"barrier_storage={pipeline.barriers},")
+        if pipeline.kind != "tma_epilogue":
+            out.line("cta_layout_vmnk=cluster_layout,")
+        out.line("defer_sync=True,")
+    out.line(")")
+
+
+def _roles(out: Writer, program: KernelProgram) -> None:
+    left = list(program.roles)
+    for limit in program.registers:
+        members = [role for role in left if limit.first_warp <= role.first_warp < limit.first_warp + limit.warps]
+        with out.block(f"if {_warps(limit.first_warp, limit.warps, program.warps)}:"):
+            change = "decrease" if limit.registers < 65536 // (program.warps * WARP_THREADS) else "increase"
+            out.line(f"cute.arch.setmaxregister_{change}({limit.registers})")
+            for role in members:
+                _role(out, program, role)
+                left.remove(role)
+    for role in left:
+        _role(out, program, role)
+
+
+def _role(out: Writer, program: KernelProgram, role: Role) -> None:
+    out.line(f"# {role.name}")
+    with out.block(f"if {_warps(role.first_warp, role.warps, program.warps)}:"):
+        print_steps(out, program, role)
+
+
+def _warps(first: int, number: int, total: int) -> str:
+    if number == 1:
+        return f"warp == {first}"
+    if first + number == total:
+        return f"warp >= {first}"
+    return f"warp < {number}" if first == 0 else f"warp >= {first} and warp < {first + number}"
+
+
+def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
+    plan = program.plan
+    pointers = ["a", "b", "d", *(operand.label for operand in plan.problem.epilogue.operands)]
+    out.lines(("", "", "@cute.jit"))
+    out.line(f"def {ENTRY}(")
+    out.lines(f"    {name}: cute.Pointer," for name in pointers)
+    out.lines(("    clusters: cutlass.Int32,", "    stream: CUstream,"))
+    with out.block(") -> None:"):
+        for made in objects:
+            out.lines(made.lines)
+        for operand in plan.problem.epilogue.operands:
+            if operand.kind != "exact":
+                extent = plan.problem.n if operand.kind == "row" else plan.problem.m
+                out.line(f"vector_{operand.label} = cute.make_tensor({operand.label}, cute.make_layout({extent}))")
+        arguments = [name for made in objects for name, _ in made.parameters]
+        arguments += [f"vector_{name}" for name in _vectors(plan)]
+        out.line("kernel(")
+        out.lines(f"    {name}," for name in arguments)
+        with out.block(").launch("):
+            out.line(f"grid=({plan.ctas}, cutlass.min(clusters, {plan.work[0] * plan.work[1]}), 1),")
+            out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
+            out.line(f"cluster=({plan.ctas}, 1, 1),")
+            out.line(f"smem={shared_bytes(plan)},")
+            out.line("stream=stream,")
+        out.line(")")

@@ -1,0 +1,223 @@
+"""The views and fragments that roles make before their loops, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..plan.counts import counts
+from ..plan.dtypes import DTYPES
+from ..plan.records import WARPGROUP_THREADS, GemmPlan
+from .epilogue import fragment
+
+
+def dsl(dtype: str) -> str:
+    """The DSL's name of `dtype`."""
+    return f"cutlass.{DTYPES[dtype].dsl}"
+
+
+def rows_of(plan: GemmPlan) -> str:
+    """Number of the CTA's rows among those of all CTAs along M."""
+    return "tile_m" if plan.ctas_per_mma == 1 else f"(tile_m * {plan.ctas_per_mma} + place[0])"
+
+
+def mma_arguments(plan: GemmPlan, columns: int) -> str:
+    """Arguments of the DSL's constructor of a tiled matrix instruction of `columns`."""
+    operand = dsl(plan.problem.operand_dtype)
+    majors = f"{major(plan.problem.a_major)}, {major(plan.problem.b_major)}"
+    if plan.unit == "wgmma":
+        return f"{operand}, {operand}, {majors}, cutlass.Float32, ({plan.consumer_warps // 4}, 1, 1), (64, {columns})"
+    group = "TWO" if plan.ctas_per_mma == 2 else "ONE"
+    return f"{operand}, {operand}, {majors}, cutlass.Float32, tcgen05.CtaGroup.{group}, ({plan.tile[0]}, {columns})"
+
+
+def major(name: str) -> str:
+    return f"OperandMajorMode.{name.upper()}"
+
+
+def _tiles(plan: GemmPlan) -> list[str]:
+    m, n, k = plan.tile
+    return [
+        f"tiles_a = cute.local_tile(tensor_a, ({m}, {k}), (None, None))",
+        f"tiles_b = cute.local_tile(tensor_b, ({n}, {k}), (None, None))",
+    ]
+
+
+def _partitions(plan: GemmPlan, modes: int, a: str, b: str) -> list[str]:
+    """TMA views: which part of a tile this CTA loads, and where it lands."""
+    lines = []
+    for name, tiles, axis, keep in (("a", a, 2, "(0, 0, None, 0)"), ("b", b, 1, "(0, None, 0, 0)")):
+        lines += [
+            f"to_{name}, from_{name} = cpasync.tma_partition(",
+            f"    tma_{name},",
+            f"    place[{axis}],",
+            f"    cute.make_layout(cute.slice_(cluster_layout, {keep}).shape),",
+            f"    cute.group_modes(shared_{name}, 0, {modes}),",
+            f"    cute.group_modes({tiles}, 0, {modes}),",
+            ")",
+        ]
+    if counts(plan).a_multicast > 1:
+        lines.append("mask_a = cpasync.create_tma_multicast_mask(cluster_layout, place, mcast_mode=2)")
+    if counts(plan).b_multicast > 1:
+        lines.append("mask_b = cpasync.create_tma_multicast_mask(cluster_layout, place, mcast_mode=1)")
+    return lines
+
+
+def _wgmma_loads(plan: GemmPlan) -> list[str]:
+    return [*_tiles(plan), *_partitions(plan, 2, "tiles_a", "tiles_b")]
+
+
+def _umma_loads(plan: GemmPlan) -> list[str]:
+    return [
+        "half = tiled_mma.get_slice(place[0])",
+        *_tiles(plan),
+        *_partitions(plan, 3, "half.partition_A(tiles_a)", "half.partition_B(tiles_b)"),
+    ]
+
+
+def _store_views(plan: GemmPlan) -> list[str]:
+    """From registers to a buffer in shared memory, and from there to global memory."""
+    rows = plan.cta_tile[0]
+    return [
+        "thread_stage = stage_copy.get_slice(store_thread)",
+        "stage_part = thread_stage.partition_D(shared_d)",
+        "stage_registers = stage_copy.retile(rounded)",
+        f"tiles_d = cute.local_tile(tensor_d, ({rows}, {plan.epilogue_n}), (None, None))",
+        "from_d, to_d = cpasync.tma_partition(",
+        "    tma_d, 0, cute.make_layout(1), cute.group_modes(shared_d, 0, 2), cute.group_modes(tiles_d, 0, 2)",
+        ")",
+    ]
+
+
+def _thread_numbers(plan: GemmPlan, first_warp: int) -> list[str]:
+    return [
+        f"store_thread = thread - {first_warp * 32}" if first_warp else "store_thread = thread",
+        f"store_warp = warp - {first_warp}" if first_warp else "store_warp = warp",
+    ]
+
+
+def _wgmma_sums(plan: GemmPlan) -> list[str]:
+    output = plan.problem.output_dtype
+    wide = plan.output_bytes == 2
+    atom = (
+        f"cute.nvgpu.warp.StMatrix8x8x16bOp(False, {4 if plan.epilogue_n >= 16 else 2}), {dsl(output)}"
+        if wide
+        else f"cute.nvgpu.CopyUniversalOp(), {dsl(output)}, num_bits_per_copy={16 * plan.output_bytes}"
+    )
+    return [
+        *_thread_numbers(plan, 4),
+        f"group_layout = cute.make_layout({plan.consumer_warps // 4}, stride={WARPGROUP_THREADS})",
+        "group_slice = tiled_mma.get_slice(group_layout(store_warp // 4))",
+        "fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))",
+        "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))",
+        f"sums_shape = tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.tile[1]}))",
+        "sums = cute.make_rmem_tensor(sums_shape, cutlass.Float32)",
+        *(["total = cute.make_rmem_tensor(sums_shape, cutlass.Float32)"] if plan.promote else []),
+        f"subtile_mma = hopper.make_trivial_tiled_mma({mma_arguments(plan, plan.epilogue_n)})",
+        f"subtile_shape = subtile_mma.partition_shape_C(({plan.cta_tile[0]}, {plan.epilogue_n}))",
+        "values = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)",
+        f"rounded = cute.make_rmem_tensor(subtile_shape, {dsl(output)})",
+        f"stage_copy = cute.make_tiled_copy_C(cute.make_copy_atom({atom}), subtile_mma)",
+        *_store_views(plan),
+    ]
+
+
+def _all_sums(plan: GemmPlan) -> list[str]:
+    shape = f"tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.tile[1]}))"
+    return [
+        f"sums_layout = tiled_mma.make_fragment_C(cute.append({shape}, {plan.accumulator_stages})).layout",
+        "all_sums = cute.make_tensor(sums_pointer, sums_layout)",
+    ]
+
+
+def _umma_fragments(plan: GemmPlan) -> list[str]:
+    return [
+        *_all_sums(plan),
+        "fragment_a = tiled_mma.make_fragment_A(shared_a)",
+        "fragment_b = tiled_mma.make_fragment_B(shared_b)",
+    ]
+
+
+def _umma_sums(plan: GemmPlan) -> list[str]:
+    rows, columns = plan.cta_tile[0], plan.epilogue_n
+    output = dsl(plan.problem.output_dtype)
+    return [
+        *_thread_numbers(plan, 0),
+        *_all_sums(plan),
+        f"sums_tiles = cute.flat_divide(all_sums[(None, None), 0, 0, None], ({rows}, {columns}))",
+        "sums_copy = tcgen05.make_tmem_copy(",
+        f"    cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x{columns}), cutlass.Float32),",
+        "    sums_tiles[None, None, 0, 0, 0],",
+        ")",
+        "thread_sums = sums_copy.get_slice(store_thread)",
+        "sums_part = thread_sums.partition_S(sums_tiles)",
+        f"subtile_shape = thread_sums.partition_D(cute.make_identity_tensor(({rows}, {columns}))).shape",
+        "values = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)",
+        f"rounded = cute.make_rmem_tensor(subtile_shape, {output})",
+        "stage_copy = cute.make_tiled_copy_D(",
+        f"    blackwell.get_smem_store_op(LayoutEnum.ROW_MAJOR, {output}, cutlass.Float32, sums_copy), sums_copy",
+        ")",
+        *_store_views(plan),
+    ]
+
+
+def _vectors(plan: GemmPlan) -> list[str]:
+    places, lines = fragment(plan), []
+    for operand in plan.problem.epilogue.of_kind("column"):
+        lines.append(f"{operand.label}_rows = cute.make_rmem_tensor({places.rows}, cutlass.Float32)")
+    registers = -(-plan.tile[1] // counts(plan).consumer_threads)
+    for operand in plan.problem.epilogue.of_kind("row"):
+        shape, strides = places.columns.split(", stride=")
+        lines += [
+            f"{operand.label}_loaded = cute.make_rmem_tensor({registers}, cutlass.Float32)",
+            f"{operand.label}_columns = cute.make_rmem_tensor(cute.make_layout({shape}), cutlass.Float32)",
+            f"{operand.label}_view = cute.make_tensor(",
+            f"    shared_{operand.label}.iterator + {places.first_column},",
+            f"    cute.make_layout(({shape[1:-1].rstrip(',')}, {plan.subtiles}), stride=({strides[1:-1].rstrip(',')}, {plan.epilogue_n})),",
+            ")",
+        ]
+    return lines
+
+
+def _residual_loads(plan: GemmPlan) -> list[str]:
+    lines = []
+    for operand in plan.problem.epilogue.of_kind("exact"):
+        name = operand.label
+        lines += [
+            f"tiles_{name} = cute.local_tile(tensor_{name}, ({plan.cta_tile[0]}, {plan.epilogue_n}), (None, None))",
+            f"to_{name}, from_{name} = cpasync.tma_partition(",
+            f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 2), cute.group_modes(tiles_{name}, 0, 2)",
+            ")",
+        ]
+    return lines
+
+
+def _residual_reads(plan: GemmPlan) -> list[str]:
+    lines = []
+    for operand in plan.problem.epilogue.of_kind("exact"):
+        name, dtype = operand.label, dsl(operand.dtype)
+        bits = 16 * DTYPES[operand.dtype].itemsize_bytes if plan.unit == "wgmma" else 128
+        atom = f"cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), {dtype}, num_bits_per_copy={bits})"
+        of = (
+            f"make_tiled_copy_C({atom}, subtile_mma)"
+            if plan.unit == "wgmma"
+            else f"make_tiled_copy_D({atom}, sums_copy)"
+        )
+        lines += [
+            f"{name}_copy = cute.{of}",
+            f"{name}_values = cute.make_rmem_tensor(subtile_shape, {dtype})",
+            f"{name}_registers = {name}_copy.retile({name}_values)",
+            f"{name}_part = {name}_copy.get_slice(store_thread).partition_S(shared_{name})",
+        ]
+    return lines
+
+
+SETUPS: Mapping[str, Callable[[GemmPlan], list[str]]] = {
+    "wgmma_loads": _wgmma_loads,
+    "umma_loads": _umma_loads,
+    "wgmma_sums": _wgmma_sums,
+    "umma_fragments": _umma_fragments,
+    "umma_sums": _umma_sums,
+    "vectors": _vectors,
+    "residual_loads": _residual_loads,
+    "residual_reads": _residual_reads,
+}

@@ -1,0 +1,306 @@
+"""How each step of a role program is printed: one rule per kind of step, the only place that looks at the kind."""
+
+from __future__ import annotations
+
+import functools
+
+from ..plan.counts import counts
+from ..plan.records import GemmPlan
+from ..roles import grammar as g
+from .epilogue import evaluate, fragment
+from .setups import SETUPS, dsl, rows_of
+from .writer import Writer
+
+
+def print_steps(out: Writer, program: g.KernelProgram, role: g.Role) -> None:
+    """The body of `role`."""
+    _body(role.program, out, Names(program, role))
+
+
+class Names:
+    """What the text of one role refers to."""
+
+    def __init__(self, program: g.KernelProgram, role: g.Role) -> None:
+        self.program = program
+        self.plan: GemmPlan = program.plan
+        self.role = role
+        self.pipelines: dict[str, str] = {}  # cursor -> pipeline
+
+    def pipeline(self, cursor: str) -> str:
+        return self.pipelines[cursor]
+
+
+def _body(steps: tuple[g.Step, ...], out: Writer, names: Names) -> None:
+    for step in steps:
+        _print(step, out, names)
+
+
+@functools.singledispatch
+def _print(step: g.Step, out: Writer, names: Names) -> None:
+    raise NotImplementedError(f"no rule prints {type(step).__name__}")
+
+
+@_print.register
+def _(step: g.TileLoop, out: Writer, names: Names) -> None:
+    plan = names.plan
+    rows, columns = plan.work
+    out.line("work = first_work")
+    with out.block(f"while work < {rows * columns}:"):
+        out.line(f"band = work // {plan.group * columns} * {plan.group}")
+        out.line(f"band_rows = cutlass.min({rows} - band, {plan.group})")
+        out.line(f"within = work % {plan.group * columns}")
+        out.line(f"tile_m = (band + within % band_rows) * {plan.cluster_tiles[0]} + place[1]")
+        out.line(f"tile_n = within // band_rows * {plan.cluster_tiles[1]} + place[2]")
+        _body(step.body, out, names)
+        out.line("work += work_step")
+
+
+@_print.register
+def _(step: g.KLoop, out: Writer, names: Names) -> None:
+    with out.block(f"for k_tile in cutlass.range({step.first}, {names.plan.k_tiles}, unroll=1):"):
+        _body(step.body, out, names)
+
+
+@_print.register
+def _(step: g.SubtileLoop, out: Writer, names: Names) -> None:
+    unrolled, rolled = f"range_constexpr({names.plan.subtiles})", f"range({names.plan.subtiles}, unroll=1)"
+    with out.block(f"for subtile in cutlass.{rolled if step.rolled else unrolled}:"):
+        _body(step.body, out, names)
+
+
+@_print.register
+def _(step: g.Gate, out: Writer, names: Names) -> None:
+    condition = {
+        "leader": "place[0] == 0",
+        "first_warp": f"warp == {names.role.first_warp}",
+        "last_subtile": f"cutlass.const_expr(subtile == {names.plan.subtiles - 1})",
+    }[step.who]
+    with out.block(f"if {condition}:"):
+        _body(step.body, out, names)
+
+
+@_print.register
+def _(step: g.Cursor, out: Writer, names: Names) -> None:
+    names.pipelines[step.name] = step.pipeline
+    stages = names.program.pipeline(step.pipeline).counts.stages
+    out.line(
+        f"{step.name} = pipeline.make_pipeline_state(pipeline.PipelineUserType.{step.side.capitalize()}, {stages})"
+    )
+
+
+def _call(method: str, cursor: str, out: Writer, names: Names) -> None:
+    out.line(f"{names.pipeline(cursor)}.{method}({cursor})")
+
+
+@_print.register
+def _(step: g.Acquire, out: Writer, names: Names) -> None:
+    _call("producer_acquire", step.cursor, out, names)
+
+
+@_print.register
+def _(step: g.Commit, out: Writer, names: Names) -> None:
+    _call("producer_commit", step.cursor, out, names)
+
+
+@_print.register
+def _(step: g.Wait, out: Writer, names: Names) -> None:
+    _call("consumer_wait", step.cursor, out, names)
+
+
+@_print.register
+def _(step: g.Release, out: Writer, names: Names) -> None:
+    release = f"{names.pipeline(step.cursor)}.consumer_release({step.cursor})"
+    if names.program.pipeline(names.pipeline(step.cursor)).kind == "umma_epilogue":
+        with out.block("with cute.arch.elect_one():"):
+            out.line(release)
+    else:
+        out.line(release)
+
+
+@_print.register
+def _(step: g.Tail, out: Writer, names: Names) -> None:
+    _call("producer_tail", step.cursor, out, names)
+
+
+@_print.register
+def _(step: g.Advance, out: Writer, names: Names) -> None:
+    out.line(f"{step.cursor}.advance()")
+
+
+@_print.register
+def _(step: g.TmaLoad, out: Writer, names: Names) -> None:
+    source = {"a": "[None, tile_m, k_tile]", "b": "[None, tile_n, k_tile]"}.get(
+        step.operand, f"[None, {rows_of(names.plan)}, tile_n * {names.plan.subtiles} + subtile]"
+    )
+    multicast = {"a": counts(names.plan).a_multicast, "b": counts(names.plan).b_multicast}.get(step.operand, 1)
+    mask = f", mcast_mask=mask_{step.operand}" if multicast > 1 else ""
+    barrier = f"{names.pipeline(step.cursor)}.producer_get_barrier({step.cursor})"
+    out.line(
+        f"cute.copy(tma_{step.operand}, from_{step.operand}{source}, to_{step.operand}[None, {step.cursor}.index],"
+        f" tma_bar_ptr={barrier}{mask})"
+    )
+
+
+@_print.register
+def _(step: g.WgmmaFence, out: Writer, names: Names) -> None:
+    out.line("warpgroup.fence()")
+
+
+@_print.register
+def _(step: g.Mma, out: Writer, names: Names) -> None:
+    wgmma = names.plan.unit == "wgmma"
+    if step.first:
+        out.line("tiled_mma.set(warpgroup.Field.ACCUMULATE, False)")
+    with out.block(f"for step in cutlass.range_constexpr({names.plan.mma_steps}):"):
+        place = f"[None, None, step, {step.cursor}.index]"
+        out.line(f"cute.gemm(tiled_mma, sums, fragment_a{place}, fragment_b{place}, sums)")
+        if step.first or not wgmma:
+            out.line(f"tiled_mma.set({'warpgroup' if wgmma else 'tcgen05'}.Field.ACCUMULATE, True)")
+
+
+@_print.register
+def _(step: g.WgmmaCommit, out: Writer, names: Names) -> None:
+    out.line("warpgroup.commit_group()")
+
+
+@_print.register
+def _(step: g.WgmmaWait, out: Writer, names: Names) -> None:
+    out.line(f"warpgroup.wait_group({step.pending})")
+
+
+@_print.register
+def _(step: g.ClearSums, out: Writer, names: Names) -> None:
+    out.line("total.fill(0.0)")
+
+
+@_print.register
+def _(step: g.Promote, out: Writer, names: Names) -> None:
+    out.line("total.store(total.load() + sums.load())")
+
+
+@_print.register
+def _(step: g.SelectSums, out: Writer, names: Names) -> None:
+    out.line(f"sums = all_sums[None, None, None, {step.cursor}.index]")
+    out.line("tiled_mma.set(tcgen05.Field.ACCUMULATE, False)")
+
+
+@_print.register
+def _(step: g.ReadSums, out: Writer, names: Names) -> None:
+    if step.cursor is not None:
+        out.line(f"cute.copy(sums_copy, sums_part[None, None, None, 0, subtile, {step.cursor}.index], values)")
+        out.line("cute.arch.fence_view_async_tmem_load()")
+        return
+    source = "total" if names.plan.promote else "sums"
+    count = fragment(names.plan).values
+    with out.block(f"for i in cutlass.range_constexpr({count}):"):
+        out.line(f"values[i] = {source}[subtile * {count} + i]")
+
+
+@_print.register
+def _(step: g.LoadVectors, out: Writer, names: Names) -> None:
+    plan, threads, columns = names.plan, counts(names.plan).consumer_threads, names.plan.tile[1]
+    for operand in plan.problem.epilogue.of_kind("column"):
+        places = fragment(plan)
+        with out.block(f"for i in cutlass.range_constexpr({places.rows}):"):
+            row = f"{rows_of(plan)} * {plan.cta_tile[0]} + {places.first_row} + i * {places.row_step}"
+            out.line(
+                f"{operand.label}_rows[i] = {operand.label}[cutlass.min({row}, {plan.problem.m - 1})].to(cutlass.Float32)"
+            )
+    for operand in plan.problem.epilogue.of_kind("row"):
+        with out.block(f"for i in cutlass.range_constexpr({-(-columns // threads)}):"):
+            column = f"tile_n * {columns} + store_thread + i * {threads}"
+            out.line(
+                f"{operand.label}_loaded[i] = {operand.label}[cutlass.min({column}, {plan.problem.n - 1})].to(cutlass.Float32)"
+            )
+
+
+@_print.register
+def _(step: g.ShareVectors, out: Writer, names: Names) -> None:
+    threads, columns = counts(names.plan).consumer_threads, names.plan.tile[1]
+    with out.block(f"for i in cutlass.range_constexpr({-(-columns // threads)}):"):
+        store = [
+            f"shared_{operand.label}[store_thread + i * {threads}] = {operand.label}_loaded[i]"
+            for operand in names.plan.problem.epilogue.of_kind("row")
+        ]
+        if columns % threads:
+            with out.block(f"if store_thread + i * {threads} < {columns}:"):
+                out.lines(store)
+        else:
+            out.lines(store)
+
+
+@_print.register
+def _(step: g.ReadResiduals, out: Writer, names: Names) -> None:
+    for operand in names.plan.problem.epilogue.of_kind("exact"):
+        name = operand.label
+        out.line(f"cute.copy({name}_copy, {name}_part[None, None, None, {step.cursor}.index], {name}_registers)")
+    out.line("cute.arch.sync_warp()")  # One lane releases for the warp.
+
+
+@_print.register
+def _(step: g.Evaluate, out: Writer, names: Names) -> None:
+    plan, places = names.plan, fragment(names.plan)
+    for operand in plan.problem.epilogue.of_kind("row"):
+        source = f"{operand.label}_view[{'None, None' if plan.unit == 'wgmma' else 'None'}, subtile]"
+        out.line(f"cute.autovec_copy({source}, {operand.label}_columns)")
+    body = evaluate(plan)
+    if body:
+        with out.block(f"for i in cutlass.range_constexpr({places.values}):"):
+            out.lines(body)
+    out.line(f"rounded.store(values.load().to({dsl(plan.problem.output_dtype)}))")
+
+
+@_print.register
+def _(step: g.WriteStage, out: Writer, names: Names) -> None:
+    out.line(
+        f"cute.copy(stage_copy, stage_registers, stage_part[None, None, None, subtile % {names.plan.store_stages}])"
+    )
+    out.line('cute.arch.fence_proxy("async.shared", space="cta")')
+
+
+@_print.register
+def _(step: g.TmaStore, out: Writer, names: Names) -> None:
+    plan = names.plan
+    out.line(
+        f"cute.copy(tma_d, from_d[None, subtile % {plan.store_stages}],"
+        f" to_d[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile])"
+    )
+    out.line("cute.arch.cp_async_bulk_commit_group()")
+
+
+@_print.register
+def _(step: g.StoreWait, out: Writer, names: Names) -> None:
+    out.line(f"cute.arch.cp_async_bulk_wait_group({step.pending}, read=True)")
+
+
+@_print.register
+def _(step: g.Meet, out: Writer, names: Names) -> None:
+    out.line(f"{step.barrier}_barrier.arrive_and_wait()")
+
+
+@_print.register
+def _(step: g.SetUp, out: Writer, names: Names) -> None:
+    out.lines(SETUPS[step.name](names.plan))
+
+
+@_print.register
+def _(step: g.AllocateSums, out: Writer, names: Names) -> None:
+    out.line(f"tensor_memory.allocate({counts(names.plan).tensor_memory_columns})")
+
+
+@_print.register
+def _(step: g.FindSums, out: Writer, names: Names) -> None:
+    out.line("tensor_memory.wait_for_alloc()")
+    out.line("sums_pointer = tensor_memory.retrieve_ptr(cutlass.Float32)")
+
+
+@_print.register
+def _(step: g.FreeSums, out: Writer, names: Names) -> None:
+    out.line("tensor_memory.relinquish_alloc_permit()")
+    out.line(f"tensor_memory.free(sums_pointer, {counts(names.plan).tensor_memory_columns})")
+
+
+@_print.register
+def _(step: g.ClusterExit, out: Writer, names: Names) -> None:
+    out.line("cute.arch.cluster_arrive_relaxed()")
+    out.line("cute.arch.cluster_wait()")

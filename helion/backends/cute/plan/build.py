@@ -1,0 +1,205 @@
+"""``plan_gemm``: a problem and a choice become a plan, or a refusal that says why."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ....hardware import Target
+from .counts import counts
+from .dtypes import DTYPES, OPERAND_DTYPES, itemsize
+from .records import SWIZZLE_BYTES, Choice, GemmPlan, GemmProblem, Major, Unit
+from .refusal import Refusal
+from .shared import shared_bytes
+
+TMA_ALIGNMENT_BYTES = 16
+"""Of the base and of every pitch that a tensor map holds (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
+MAX_EXTENT = 2**31 - 1
+"""Tile coordinates are 32-bit."""
+MAX_STAGES = 8
+"""Deeper rings of A and B brought nothing on a B200: fp8 4096³ in 256×128×128 tiles, 1613 TFLOP/s with 8 stages and
+about 1600 with 10 to 12."""
+MAX_CLUSTER = 8
+"""CTAs of a cluster that every device can schedule (CUDA programming guide)."""
+WGMMA_ROWS = 64
+MAX_CONSUMER_WARPGROUPS = 2
+MAX_SUM_REGISTERS = 128
+"""Accumulators of one thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
+
+
+def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
+    """The plan of `problem` with what `choice` leaves open filled in: as many stages as fit `target`.
+
+    Raises ``Refusal`` for what is not implemented and for what does not fit.
+    """
+    unit = unit_of(target)
+    _check_problem(problem)
+    plan = GemmPlan(
+        problem=problem,
+        unit=unit,
+        tile=choice.tile,
+        cluster=choice.cluster,
+        ctas_per_mma=choice.ctas_per_mma,
+        ab_stages=choice.ab_stages or 2,
+        accumulator_stages=1,
+        epilogue_n=choice.epilogue_n,
+        store_stages=choice.store_stages,
+        group=choice.group,
+        promote=_promotes(problem, choice, target),
+        shared_limit_bytes=target.smem_per_block_bytes,
+        tensor_memory_limit_columns=target.tensor_memory_columns,
+    )
+    _check_tile(plan)
+    (_check_wgmma if unit == "wgmma" else _check_tcgen05)(plan)
+    plan = dataclasses.replace(plan, accumulator_stages=_accumulator_stages(plan, choice))
+    if choice.ab_stages is None:
+        plan = dataclasses.replace(plan, ab_stages=_most_stages(plan))
+    _check_fits(plan)
+    return plan
+
+
+def unit_of(target: Target) -> Unit:
+    """The asynchronous matrix unit of `target`."""
+    for unit in ("tcgen05", "wgmma"):
+        if target.has(unit):
+            return unit
+    raise Refusal(f"{target} has neither wgmma nor tcgen05; the cute backend needs one of them")
+
+
+def _check_problem(problem: GemmProblem) -> None:
+    if problem.operand_dtype not in OPERAND_DTYPES:
+        raise Refusal(f"products of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
+    if problem.output_dtype not in DTYPES:
+        raise Refusal(f"outputs of {problem.output_dtype} are not implemented; {', '.join(DTYPES)} are")
+    if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
+        raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {(problem.m, problem.n, problem.k)}")
+    if itemsize(problem.operand_dtype) == 1 and (problem.a_major, problem.b_major) != ("k", "k"):
+        raise Refusal("8-bit operands have to be contiguous along K")
+    _check_pitch("A", problem.operand_dtype, problem.a_pitch, _line(problem.a_major, problem.m, problem.k))
+    _check_pitch("B", problem.operand_dtype, problem.b_pitch, _line(problem.b_major, problem.n, problem.k))
+    _check_pitch("D", problem.output_dtype, problem.d_pitch, problem.n)
+    problem.epilogue.check()
+    for operand in problem.epilogue.operands:
+        if operand.dtype not in DTYPES:
+            raise Refusal(f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(DTYPES)} are implemented")
+        if operand.kind == "exact":
+            _check_pitch(operand.name, operand.dtype, operand.pitch, problem.n)
+
+
+def _line(major: Major, other: int, k: int) -> int:
+    return k if major == "k" else other
+
+
+def _check_pitch(name: str, dtype: str, pitch: int, line: int) -> None:
+    """TMA moves boxes of tensors whose lines lie a multiple of 16 bytes apart."""
+    if pitch < line:
+        raise Refusal(f"{name} has a stride of {pitch} elements between lines of {line}: they overlap")
+    if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
+        raise Refusal(
+            f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes; TMA needs a multiple of"
+            f" {TMA_ALIGNMENT_BYTES} bytes"
+        )
+
+
+def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
+    """Whether sums leave the matrix unit after each K tile: where it adds 8-bit products imprecisely."""
+    if choice.promote is not None:
+        return choice.promote
+    return itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
+
+
+def _check_tile(plan: GemmPlan) -> None:
+    problem, (m, n, k) = plan.problem, plan.tile
+    if min(m, n, k, *plan.cluster) < 1:
+        raise Refusal(f"a tile of {plan.tile} in a cluster of {plan.cluster}")
+    if plan.ctas_per_mma not in (1, 2) or plan.cluster[0] % plan.ctas_per_mma or m % plan.ctas_per_mma:
+        raise Refusal(f"a cluster of {plan.cluster} CTAs does not consist of groups of {plan.ctas_per_mma} along M")
+    if k * plan.operand_bytes not in (SWIZZLE_BYTES, 2 * SWIZZLE_BYTES):
+        widths = [width // plan.operand_bytes for width in (SWIZZLE_BYTES, 2 * SWIZZLE_BYTES)]
+        raise Refusal(f"a K tile of {k} {problem.operand_dtype}; {widths[0]} and {widths[1]} are implemented")
+    if plan.ctas > MAX_CLUSTER:
+        raise Refusal(f"a cluster of {plan.cluster} CTAs; up to {MAX_CLUSTER} are implemented")
+    if n % plan.epilogue_n or plan.epilogue_n not in (16, 32, 64):
+        raise Refusal(
+            f"sub-tiles of {plan.epilogue_n} columns of a tile of {n}; 16, 32 and 64 that divide it are implemented"
+        )
+    if plan.epilogue_n * plan.output_bytes % TMA_ALIGNMENT_BYTES:
+        raise Refusal(f"sub-tiles of {plan.epilogue_n} columns of {problem.output_dtype} are no multiple of 16 bytes")
+    if plan.store_stages < 2 or plan.subtiles % plan.store_stages:
+        raise Refusal(
+            f"{plan.store_stages} buffers for {plan.subtiles} sub-tiles; at least 2 that divide them are implemented"
+        )
+    if plan.group < 1:
+        raise Refusal(f"groups of {plan.group} tiles")
+    _check_slices(plan)
+
+
+def _check_slices(plan: GemmPlan) -> None:
+    """CTAs that share an operand each load a slice of it: whole swizzle atoms, 8 lines of K or 128 bytes along M, N."""
+    rows, columns = plan.cta_tile[0], plan.tile[1] // plan.ctas_per_mma
+    for name, extent, sharers, major in (
+        ("A", rows, counts(plan).a_multicast, plan.problem.a_major),
+        ("B", columns, counts(plan).b_multicast, plan.problem.b_major),
+    ):
+        atom = 8 if major == "k" else SWIZZLE_BYTES // plan.operand_bytes
+        if extent % (sharers * atom):
+            raise Refusal(f"{sharers} CTAs cannot load slices of {name}: {extent} lines in atoms of {atom}")
+
+
+def _check_wgmma(plan: GemmPlan) -> None:
+    m, n, _ = plan.tile
+    if plan.ctas_per_mma != 1:
+        raise Refusal("wgmma runs within one CTA; pairs need tcgen05")
+    warpgroups, rest = divmod(m, WGMMA_ROWS)
+    if rest or not 1 <= warpgroups <= MAX_CONSUMER_WARPGROUPS:
+        raise Refusal(f"a tile of {m} rows; 64 and 128 are implemented on wgmma")
+    if n % 16 or not 16 <= n <= 256:
+        raise Refusal(f"a tile of {n} columns; multiples of 16 up to 256 are implemented on wgmma")
+    sums = n // 2 * (2 if plan.promote else 1)
+    if sums > MAX_SUM_REGISTERS:
+        raise Refusal(f"a tile of {n} columns keeps {sums} sums per thread; up to {MAX_SUM_REGISTERS} leave room")
+
+
+def _check_tcgen05(plan: GemmPlan) -> None:
+    m, n, _ = plan.tile
+    if plan.cta_tile[0] != 128:
+        raise Refusal(f"a tile of {m} rows for {plan.ctas_per_mma} CTAs; 128 rows per CTA are implemented on tcgen05")
+    step = 16 * plan.ctas_per_mma
+    if n % step or not step <= n <= 256:
+        raise Refusal(f"a tile of {n} columns; multiples of {step} up to 256 are implemented on tcgen05")
+    if plan.promote:
+        raise Refusal("tcgen05 sums in fp32; there is nothing to promote")
+
+
+def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
+    """Two let the matrix unit start the next tile while this one is stored."""
+    if plan.unit == "wgmma":
+        if choice.accumulator_stages not in (None, 1):
+            raise Refusal("sums of wgmma stay in registers: there is one stage of them")
+        return 1
+    if choice.accumulator_stages is not None:
+        if not 1 <= choice.accumulator_stages <= 4:
+            raise Refusal(f"{choice.accumulator_stages} accumulator stages; 1 to 4 are implemented")
+        return choice.accumulator_stages
+    return 2 if 2 * plan.tile[1] <= plan.tensor_memory_limit_columns else 1
+
+
+def _most_stages(plan: GemmPlan) -> int:
+    for stages in range(MAX_STAGES, 1, -1):
+        if shared_bytes(dataclasses.replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes:
+            return stages
+    return 2
+
+
+def _check_fits(plan: GemmPlan) -> None:
+    if plan.ab_stages < 2:
+        raise Refusal(f"{plan.ab_stages} stages of A and B; at least 2 are needed to load one while another is read")
+    if shared_bytes(plan) > plan.shared_limit_bytes:
+        raise Refusal(
+            f"{plan.ab_stages} stages need {shared_bytes(plan)} bytes of shared memory; a CTA has {plan.shared_limit_bytes}"
+        )
+    columns = counts(plan).tensor_memory_columns
+    if columns > plan.tensor_memory_limit_columns:
+        raise Refusal(
+            f"{plan.accumulator_stages} accumulator stages need {columns} columns of tensor memory; there are"
+            f" {plan.tensor_memory_limit_columns}"
+        )

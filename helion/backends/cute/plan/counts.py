@@ -1,0 +1,125 @@
+"""Every number that two sides of a pipeline must agree on, from one function of the plan."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from .dtypes import itemsize
+from .records import WARP_THREADS, GemmPlan
+
+RESIDUAL_STAGES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineCounts:
+    """Of one ring of ``stages`` slots. Transaction bytes are those that one full barrier awaits per phase."""
+
+    stages: int
+    full_arrivals: int
+    empty_arrivals: int
+    transaction_bytes: int = 0
+
+    @property
+    def barrier_words(self) -> int:
+        """64-bit barriers: one that says full and one that says empty per slot."""
+        return 2 * self.stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    a_stage_bytes: int
+    """One slot of A in the shared memory of one CTA."""
+    b_stage_bytes: int
+    d_stage_bytes: int
+    ab: PipelineCounts
+    accumulator: PipelineCounts | None
+    residual: PipelineCounts | None
+    """One slot holds a sub-tile of every exact operand."""
+    a_multicast: int
+    """CTAs of the cluster that read one A tile: those along N."""
+    b_multicast: int
+    """CTAs, or pairs, that read one B tile: those along M."""
+    consumer_threads: int
+    """Threads of the barrier among the warps that store."""
+    tensor_memory_threads: int
+    """Threads of the barrier at which tensor memory is handed over: the storing warps and the one that issues."""
+    tensor_memory_columns: int
+
+
+@functools.lru_cache(maxsize=1024)
+def counts(plan: GemmPlan) -> Counts:
+    """The counts of `plan`."""
+    rows, columns = plan.cta_tile
+    a_bytes = rows * plan.tile[2] * plan.operand_bytes
+    b_bytes = columns // plan.ctas_per_mma * plan.tile[2] * plan.operand_bytes
+    a_multicast, b_multicast = plan.cluster[1], plan.cluster_tiles[0]
+    sharers = a_multicast + b_multicast - 1
+    tcgen05 = plan.unit == "tcgen05"
+    return Counts(
+        a_stage_bytes=a_bytes,
+        b_stage_bytes=b_bytes,
+        d_stage_bytes=rows * plan.epilogue_n * plan.output_bytes,
+        ab=PipelineCounts(
+            stages=plan.ab_stages,
+            full_arrivals=1,
+            # wgmma: every consumer warp of every CTA that reads what this one loads; tcgen05: one commit per CTA or pair.
+            empty_arrivals=sharers if tcgen05 else sharers * plan.consumer_warps,
+            transaction_bytes=(a_bytes + b_bytes) * plan.ctas_per_mma,
+        ),
+        accumulator=PipelineCounts(
+            stages=plan.accumulator_stages, full_arrivals=1, empty_arrivals=plan.consumer_warps * plan.ctas_per_mma
+        )
+        if tcgen05
+        else None,
+        residual=PipelineCounts(
+            stages=RESIDUAL_STAGES,
+            full_arrivals=1,
+            empty_arrivals=plan.consumer_warps,
+            transaction_bytes=sum(
+                residual_stage_bytes(plan, operand.dtype) for operand in plan.problem.epilogue.of_kind("exact")
+            ),
+        )
+        if plan.has_residual
+        else None,
+        a_multicast=a_multicast,
+        b_multicast=b_multicast,
+        consumer_threads=plan.consumer_warps * WARP_THREADS,
+        tensor_memory_threads=(plan.consumer_warps + 1) * WARP_THREADS if tcgen05 else 0,
+        tensor_memory_columns=_columns(plan.accumulator_stages * plan.tile[1]) if tcgen05 else 0,
+    )
+
+
+def residual_stage_bytes(plan: GemmPlan, dtype: str) -> int:
+    """A sub-tile of an exact operand of `dtype`."""
+    return plan.cta_tile[0] * plan.epilogue_n * itemsize(dtype)
+
+
+def multicast_masks(plan: GemmPlan, rank: int) -> tuple[int, int]:
+    """CTAs of the cluster, as bits, that receive what CTA `rank` loads of A and of B.
+
+    Ranks count the halves of a pair first, then pairs along M, then CTAs along N. Both halves of a pair keep their own
+    half of either operand.
+    """
+    half, pair_m, cta_n = place(plan, rank)
+    rows, columns = plan.cluster_tiles
+    a = sum(1 << rank_at(plan, half, pair_m, n) for n in range(columns))
+    b = sum(1 << rank_at(plan, half, m, cta_n) for m in range(rows))
+    return a, b
+
+
+def place(plan: GemmPlan, rank: int) -> tuple[int, int, int]:
+    """(half of its pair, tile along M, tile along N) of CTA `rank` in its cluster."""
+    pair, half = divmod(rank, plan.ctas_per_mma)
+    cta_n, pair_m = divmod(pair, plan.cluster_tiles[0])
+    return half, pair_m, cta_n
+
+
+def rank_at(plan: GemmPlan, half: int, pair_m: int, cta_n: int) -> int:
+    """The inverse of ``place``."""
+    return half + plan.ctas_per_mma * (pair_m + plan.cluster_tiles[0] * cta_n)
+
+
+def _columns(needed: int) -> int:
+    """Tensor memory is allocated in powers of two from 32 columns."""
+    return max(32, 1 << (needed - 1).bit_length())

@@ -1,0 +1,130 @@
+"""The records of one matrix product: what is asked (``GemmProblem``), what is chosen (``Choice``), what results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .dtypes import DTYPES, itemsize
+from .epilogue import Epilogue
+
+Major = Literal["k", "mn"]
+Unit = Literal["wgmma", "tcgen05"]
+
+SWIZZLE_BYTES = 128
+"""Width of the widest swizzle atom in shared memory, and of the box that one TMA instruction moves."""
+WARP_THREADS = 32
+WARPGROUP_THREADS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmProblem:
+    """D (M, N) = epilogue(A (M, K) @ B (K, N)), summed in fp32; D has contiguous rows.
+
+    ``*_major`` names the contiguous dimension of an operand, ``*_pitch`` the elements from one line along it to the
+    next. All pointers are multiples of 16 bytes, which launching checks.
+    """
+
+    m: int
+    n: int
+    k: int
+    operand_dtype: str
+    output_dtype: str
+    a_pitch: int
+    b_pitch: int
+    d_pitch: int
+    a_major: Major = "k"
+    b_major: Major = "k"
+    epilogue: Epilogue = field(default_factory=Epilogue)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a config decides; None takes the most that fits.
+
+    ``tile`` is the (M, N, K) of one matrix instruction sequence: of one CTA, or of both CTAs of a pair.
+    """
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int] = (1, 1)
+    ctas_per_mma: int = 1
+    ab_stages: int | None = None
+    accumulator_stages: int | None = None
+    store_stages: int = 2
+    epilogue_n: int = 32
+    group: int = 8
+    promote: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmPlan:
+    """A product with every decision made. Immutable, hashable, no text of the kernel in it."""
+
+    problem: GemmProblem
+    unit: Unit
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int]
+    """CTAs along M and N; along M a whole number of pairs where ``ctas_per_mma`` is 2."""
+    ctas_per_mma: int
+    ab_stages: int
+    accumulator_stages: int
+    """Tiles of sums in tensor memory; 1 where they stay in registers."""
+    epilogue_n: int
+    """Columns that are computed, staged and stored at a time."""
+    store_stages: int
+    group: int
+    """Tiles along M that are swept together along N, so that their operands stay in the L2 cache."""
+    promote: bool
+    """Sums of each K tile are added to fp32 registers outside of the matrix unit."""
+    shared_limit_bytes: int
+    tensor_memory_limit_columns: int
+
+    @property
+    def cta_tile(self) -> tuple[int, int]:
+        """Rows and columns of D that one CTA computes."""
+        return self.tile[0] // self.ctas_per_mma, self.tile[1]
+
+    @property
+    def cluster_tiles(self) -> tuple[int, int]:
+        """Instruction tiles of one cluster along M and N."""
+        return self.cluster[0] // self.ctas_per_mma, self.cluster[1]
+
+    @property
+    def ctas(self) -> int:
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def consumer_warps(self) -> int:
+        """Warps that turn sums into stored values: a thread holds part of one row or two of them."""
+        return self.cta_tile[0] // 16 if self.unit == "wgmma" else 4
+
+    @property
+    def subtiles(self) -> int:
+        return self.tile[1] // self.epilogue_n
+
+    @property
+    def mma_steps(self) -> int:
+        """Matrix instructions along one K tile."""
+        return self.tile[2] // DTYPES[self.problem.operand_dtype].mma_k
+
+    @property
+    def k_tiles(self) -> int:
+        return -(-self.problem.k // self.tile[2])
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """Clusters' worth of tiles along M and N."""
+        rows, columns = self.cluster_tiles
+        return -(-self.problem.m // (self.tile[0] * rows)), -(-self.problem.n // (self.tile[1] * columns))
+
+    @property
+    def operand_bytes(self) -> int:
+        return itemsize(self.problem.operand_dtype)
+
+    @property
+    def output_bytes(self) -> int:
+        return itemsize(self.problem.output_dtype)
+
+    @property
+    def has_residual(self) -> bool:
+        return bool(self.problem.epilogue.of_kind("exact"))

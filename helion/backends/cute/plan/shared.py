@@ -1,0 +1,68 @@
+"""Shared memory of one CTA, to the byte: what the kernel allocates, in the order that it allocates it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from .counts import RESIDUAL_STAGES, counts, residual_stage_bytes
+from .records import GemmPlan
+
+RING_ALIGNMENT_BYTES = 1024
+"""A swizzle atom is 8 rows of 128 bytes, and TMA and the matrix units take the address bits of one for its pattern."""
+VECTOR_ALIGNMENT_BYTES = 16
+WORD_BYTES = 8
+SUM_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """A named range of bytes."""
+
+    name: str
+    offset_bytes: int
+    size_bytes: int
+    alignment_bytes: int
+
+
+@functools.lru_cache(maxsize=1024)
+def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
+    """Every allocation of `plan`, by offset."""
+    wanted: list[tuple[str, int, int]] = [
+        ("shared_a", plan.ab_stages * counts(plan).a_stage_bytes, RING_ALIGNMENT_BYTES),
+        ("shared_b", plan.ab_stages * counts(plan).b_stage_bytes, RING_ALIGNMENT_BYTES),
+        ("shared_d", plan.store_stages * counts(plan).d_stage_bytes, RING_ALIGNMENT_BYTES),
+    ]
+    epilogue = plan.problem.epilogue
+    for operand in epilogue.of_kind("exact"):
+        size = RESIDUAL_STAGES * residual_stage_bytes(plan, operand.dtype)
+        wanted.append((f"shared_{operand.label}", size, RING_ALIGNMENT_BYTES))
+    for operand in epilogue.of_kind("row"):
+        wanted.append((f"shared_{operand.label}", plan.tile[1] * SUM_BYTES, VECTOR_ALIGNMENT_BYTES))
+    for name, pipeline in (
+        ("ab_barriers", counts(plan).ab),
+        ("accumulator_barriers", counts(plan).accumulator),
+        ("residual_barriers", counts(plan).residual),
+    ):
+        if pipeline is not None:
+            wanted.append((name, pipeline.barrier_words * WORD_BYTES, WORD_BYTES))
+    if plan.unit == "tcgen05":
+        if plan.ctas_per_mma == 2:
+            wanted.append(("free_barrier", WORD_BYTES, WORD_BYTES))
+        wanted.append(("tensor_memory_address", 4, 4))
+    return tuple(_placed(wanted))
+
+
+def shared_bytes(plan: GemmPlan) -> int:
+    """All of it; launching asks for so much."""
+    last = shared_memory(plan)[-1]
+    return last.offset_bytes + last.size_bytes
+
+
+def _placed(wanted: list[tuple[str, int, int]]) -> list[Allocation]:
+    allocations, end = [], 0
+    for name, size, alignment in wanted:
+        offset = -(-end // alignment) * alignment
+        allocations.append(Allocation(name=name, offset_bytes=offset, size_bytes=size, alignment_bytes=alignment))
+        end = offset + size
+    return allocations

@@ -1,0 +1,64 @@
+"""Parts that the programs of both matrix units share."""
+
+from __future__ import annotations
+
+from ..plan.records import GemmPlan
+from .grammar import (
+    Acquire,
+    Advance,
+    Commit,
+    Cursor,
+    Evaluate,
+    Gate,
+    KLoop,
+    Meet,
+    Role,
+    SetUp,
+    Step,
+    StoreWait,
+    Tail,
+    TileLoop,
+    TmaLoad,
+    TmaStore,
+    WriteStage,
+)
+
+
+def load_role(warp: int, views: str) -> Role:
+    """One warp that fills the ring of A and B: the acquire alone decides how far it runs ahead, so a K shorter than the
+    ring and an odd K tail need no case of their own."""
+    return Role(
+        name="load",
+        first_warp=warp,
+        warps=1,
+        program=(
+            SetUp(views),
+            Cursor("ab_fill", "ab", "producer"),
+            TileLoop(
+                (
+                    KLoop(
+                        (
+                            Acquire("ab_fill"),
+                            TmaLoad("a", "ab_fill"),
+                            TmaLoad("b", "ab_fill"),
+                            Commit("ab_fill"),
+                            Advance("ab_fill"),
+                        )
+                    ),
+                )
+            ),
+            Tail("ab_fill"),
+        ),
+    )
+
+
+def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
+    """From registers to global memory with one barrier: the first warp sees to it before the barrier that the buffer of
+    the *next* sub-tile has been read, that is all stores but the last ``store_stages`` - 2."""
+    return (
+        Evaluate(),
+        WriteStage(),
+        Gate("first_warp", (StoreWait(plan.store_stages - 2),)),
+        Meet("epilogue"),
+        Gate("first_warp", (TmaStore(),)),
+    )

@@ -1,0 +1,298 @@
+"""The grammar of role programs. Each step is printed by one rule of ``codegen`` and executed by one of ``verify``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..plan.counts import PipelineCounts
+from ..plan.records import GemmPlan
+
+PipelineKind = Literal["tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue"]
+Side = Literal["producer", "consumer"]
+Who = Literal["leader", "first_warp", "last_subtile"]
+
+
+class Step:
+    """One step of a role program."""
+
+
+# Control --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TileLoop(Step):
+    """Every tile of this cluster, one after the other."""
+
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class KLoop(Step):
+    """K tiles from ``first`` on, not unrolled."""
+
+    body: tuple[Step, ...]
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class SubtileLoop(Step):
+    """The sub-tiles of a tile, unrolled unless ``rolled``."""
+
+    body: tuple[Step, ...]
+    rolled: bool = False
+
+
+@dataclass(frozen=True)
+class Gate(Step):
+    """Only the CTA of a pair that issues for both (``leader``), the first warp of the role, or the last sub-tile."""
+
+    who: Who
+    body: tuple[Step, ...]
+
+
+# Pipelines: a cursor is one side's place in a ring -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cursor(Step):
+    name: str
+    pipeline: str
+    side: Side
+
+
+@dataclass(frozen=True)
+class Acquire(Step):
+    """Producer: wait until the slot is empty; behind TMA, also say how many bytes will come."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class Commit(Step):
+    """Producer: the slot is full as soon as what was issued is done. TMA says so itself."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class Wait(Step):
+    """Consumer: wait until the slot is full."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class Release(Step):
+    """Consumer: the slot may be filled again."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class Advance(Step):
+    cursor: str
+
+
+@dataclass(frozen=True)
+class Tail(Step):
+    """Producer: stay until every slot has been released, so that no arrival meets a CTA that has left."""
+
+    cursor: str
+
+
+# Data ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TmaLoad(Step):
+    """The K tile (A, B) or sub-tile (an exact operand) that the loops stand at, into the slot of ``cursor``."""
+
+    operand: str
+    cursor: str
+
+
+@dataclass(frozen=True)
+class WgmmaFence(Step):
+    """Registers of the sums may be read by the matrix unit from here on."""
+
+
+@dataclass(frozen=True)
+class Mma(Step):
+    """All instructions of the K tile in the slot of ``cursor``; ``first`` overwrites the sums at the first of them."""
+
+    cursor: str
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class WgmmaCommit(Step):
+    """Ends a group of instructions."""
+
+
+@dataclass(frozen=True)
+class WgmmaWait(Step):
+    """Until no more than ``pending`` groups are in flight."""
+
+    pending: int
+
+
+@dataclass(frozen=True)
+class ClearSums(Step):
+    """Zero the fp32 registers that ``Promote`` adds to."""
+
+
+@dataclass(frozen=True)
+class Promote(Step):
+    """Add the sums of a K tile to those in fp32 registers outside of the matrix unit."""
+
+
+@dataclass(frozen=True)
+class SelectSums(Step):
+    """The stage of tensor memory that ``cursor`` points to; the next instruction overwrites it."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class ReadSums(Step):
+    """The sums of a sub-tile into the registers of the epilogue; from tensor memory, of the stage of ``cursor``, until
+    they are there."""
+
+    cursor: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadVectors(Step):
+    """Row and column operands of this tile from global memory into registers."""
+
+
+@dataclass(frozen=True)
+class ShareVectors(Step):
+    """Row operands from registers into shared memory, where every thread finds them behind the next barrier."""
+
+
+@dataclass(frozen=True)
+class ReadResiduals(Step):
+    """The sub-tile of each exact operand from the slot of ``cursor`` into registers."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class Evaluate(Step):
+    """The epilogue on the registers of a sub-tile, rounded to the type of the output."""
+
+
+@dataclass(frozen=True)
+class WriteStage(Step):
+    """The sub-tile into its buffer in shared memory, made visible to TMA."""
+
+
+@dataclass(frozen=True)
+class TmaStore(Step):
+    """The buffer of the sub-tile to global memory, as one group."""
+
+
+@dataclass(frozen=True)
+class StoreWait(Step):
+    """Until no more than ``pending`` stores still read shared memory."""
+
+    pending: int
+
+
+@dataclass(frozen=True)
+class Meet(Step):
+    """A named barrier: until all of its threads are here."""
+
+    barrier: str
+
+
+# Set-up: no part in the protocol -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SetUp(Step):
+    """Views and fragments that later steps of the role use, by the name of the text that makes them."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class AllocateSums(Step):
+    """The first warp asks for tensor memory."""
+
+
+@dataclass(frozen=True)
+class FindSums(Step):
+    """Meet at the barrier of tensor memory, then read where it lies."""
+
+
+@dataclass(frozen=True)
+class FreeSums(Step):
+    """The first warp gives tensor memory back, once nobody in the CTA, or in the pair, uses it."""
+
+
+@dataclass(frozen=True)
+class ClusterExit(Step):
+    """Until all threads of the cluster are here."""
+
+
+# The whole ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    name: str
+    kind: PipelineKind
+    counts: PipelineCounts
+    barriers: str
+    """Allocation in shared memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedBarrier:
+    name: str
+    number: int
+    """1 to 15; number 0 is that of the whole CTA."""
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    name: str
+    first_warp: int
+    warps: int
+    program: tuple[Step, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterLimit:
+    """Registers per thread that a warpgroup gives back or asks for."""
+
+    first_warp: int
+    warps: int
+    registers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelProgram:
+    """``warps`` counts those that are launched; those of no role only take part in the exit."""
+
+    plan: GemmPlan
+    warps: int
+    spare_warp: int
+    """The first warp that has no role, launched or not."""
+    pipelines: tuple[Pipeline, ...]
+    barriers: tuple[NamedBarrier, ...]
+    roles: tuple[Role, ...]
+    host: tuple[str, ...]
+    """The objects that the host makes and hands to the kernel, by the name of the text that makes them."""
+    exit: tuple[Step, ...] = ()
+    registers: tuple[RegisterLimit, ...] = ()
+
+    def pipeline(self, name: str) -> Pipeline:
+        return next(pipeline for pipeline in self.pipelines if pipeline.name == name)
+
+    def role(self, name: str) -> Role:
+        return next(role for role in self.roles if role.name == name)

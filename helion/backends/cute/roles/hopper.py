@@ -1,0 +1,120 @@
+"""wgmma: one warp loads, one or two warpgroups multiply and store, each its rows of the tile."""
+
+from __future__ import annotations
+
+from ..plan.counts import counts
+from ..plan.records import GemmPlan
+from .common import load_role, store_subtile
+from .grammar import (
+    Advance,
+    ClearSums,
+    Cursor,
+    Gate,
+    KernelProgram,
+    KLoop,
+    Mma,
+    NamedBarrier,
+    Pipeline,
+    Promote,
+    ReadSums,
+    RegisterLimit,
+    Release,
+    Role,
+    SetUp,
+    Step,
+    StoreWait,
+    SubtileLoop,
+    TileLoop,
+    Wait,
+    WgmmaCommit,
+    WgmmaFence,
+    WgmmaWait,
+)
+
+LOADING_WARPS = 4
+"""Registers move between warpgroups only, so the loading warp has a warpgroup to itself."""
+LOADING_REGISTERS = 40
+STORING_REGISTERS = 232
+"""128 x 40 + 256 x 232 registers are 64512 of 65536."""
+
+MAINLOOP: tuple[Step, ...] = (
+    Wait("ab_read"),
+    WgmmaFence(),
+    Mma("ab_read", first=True),
+    WgmmaCommit(),
+    Advance("ab_read"),
+    KLoop(
+        (
+            Wait("ab_read"),
+            WgmmaFence(),
+            Mma("ab_read"),
+            WgmmaCommit(),
+            WgmmaWait(1),
+            Release("ab_free"),
+            Advance("ab_free"),
+            Advance("ab_read"),
+        ),
+        first=1,
+    ),
+    WgmmaWait(0),
+    Release("ab_free"),
+    Advance("ab_free"),
+)
+"""One K tile is in flight while the next is waited for; its slot is released when the next has been issued."""
+
+PROMOTED_MAINLOOP: tuple[Step, ...] = (
+    ClearSums(),
+    KLoop(
+        (
+            Wait("ab_read"),
+            WgmmaFence(),
+            Mma("ab_read", first=True),
+            WgmmaCommit(),
+            WgmmaWait(0),
+            Release("ab_read"),
+            Advance("ab_read"),
+            Promote(),
+        )
+    ),
+)
+"""The sums of each K tile are added outside of the matrix unit, which the other warpgroup keeps busy meanwhile."""
+
+
+def program(plan: GemmPlan) -> KernelProgram:
+    """The roles for `plan`, without what its epilogue asks for."""
+    warps = plan.consumer_warps
+    cursors = [Cursor("ab_read", "ab", "consumer")]
+    if not plan.promote:
+        cursors.append(Cursor("ab_free", "ab", "consumer"))
+    store = Role(
+        name="store",
+        first_warp=LOADING_WARPS,
+        warps=warps,
+        program=(
+            SetUp("wgmma_sums"),
+            *cursors,
+            TileLoop(
+                (
+                    *(PROMOTED_MAINLOOP if plan.promote else MAINLOOP),
+                    SubtileLoop((ReadSums(), *store_subtile(plan))),
+                )
+            ),
+            Gate("first_warp", (StoreWait(0),)),
+        ),
+    )
+    two = warps > LOADING_WARPS
+    return KernelProgram(
+        plan=plan,
+        warps=LOADING_WARPS + warps,
+        spare_warp=1,
+        pipelines=(Pipeline(name="ab", kind="tma_wgmma", counts=counts(plan).ab, barriers="ab_barriers"),),
+        barriers=(NamedBarrier(name="epilogue", number=1, threads=counts(plan).consumer_threads),),
+        roles=(load_role(0, "wgmma_loads"), store),
+        host=("wgmma", "output"),
+        registers=(
+            RegisterLimit(first_warp=0, warps=LOADING_WARPS, registers=LOADING_REGISTERS),
+            RegisterLimit(first_warp=LOADING_WARPS, warps=warps, registers=STORING_REGISTERS),
+        )
+        if two
+        else (),
+    )

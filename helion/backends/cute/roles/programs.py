@@ -1,0 +1,102 @@
+"""The standard programs of each matrix unit, and the edits that a plan asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..plan.counts import counts
+from ..plan.records import GemmPlan
+from . import blackwell, hopper
+from .edits import add_role, before, edit_role
+from .grammar import (
+    Acquire,
+    Advance,
+    ClusterExit,
+    Commit,
+    Cursor,
+    Evaluate,
+    KernelProgram,
+    LoadVectors,
+    Meet,
+    Pipeline,
+    ReadResiduals,
+    Release,
+    Role,
+    SetUp,
+    ShareVectors,
+    Step,
+    SubtileLoop,
+    Tail,
+    TileLoop,
+    TmaLoad,
+    Wait,
+)
+
+
+def kernel_program(plan: GemmPlan) -> KernelProgram:
+    """The roles, pipelines and barriers of `plan`."""
+    program = hopper.program(plan) if plan.unit == "wgmma" else blackwell.program(plan)
+    if plan.problem.epilogue.of_kind("row") or plan.problem.epilogue.of_kind("column"):
+        program = with_vectors(program)
+    if plan.has_residual:
+        program = with_residuals(program)
+    if plan.ctas > 1:
+        program = dataclasses.replace(program, exit=(ClusterExit(),))
+    return program
+
+
+def with_vectors(program: KernelProgram) -> KernelProgram:
+    """Row and column operands are read from global memory before the sums are waited for, rows shared behind it.
+
+    The last barrier among the storing warps lies between the reads of one tile and the writes of the next.
+    """
+    shared: tuple[Step, ...] = ()
+    if program.plan.problem.epilogue.of_kind("row"):
+        shared = (ShareVectors(), Meet("epilogue"))
+    program = edit_role(program, "store", before(TileLoop, (SetUp("vectors"),)))
+    program = edit_role(program, "store", before(SubtileLoop, shared))
+    return edit_role(
+        program,
+        "store",
+        lambda step: (TileLoop((LoadVectors(), *step.body)),) if isinstance(step, TileLoop) else (step,),
+    )
+
+
+def with_residuals(program: KernelProgram) -> KernelProgram:
+    """Exact operands come through TMA by a warp of their own, which runs ahead of the storing warps by its ring."""
+    residual = counts(program.plan).residual
+    assert residual is not None
+    loads = tuple(TmaLoad(operand.label, "residual_fill") for operand in program.plan.problem.epilogue.of_kind("exact"))
+    steps = (Acquire("residual_fill"), *loads, Commit("residual_fill"), Advance("residual_fill"))
+    first = program.spare_warp
+    program = add_role(
+        dataclasses.replace(program, warps=max(program.warps, first + 1)),
+        Role(
+            name="load_residual",
+            first_warp=first,
+            warps=1,
+            program=(
+                SetUp("residual_loads"),
+                Cursor("residual_fill", "residual", "producer"),
+                TileLoop((SubtileLoop(steps, rolled=True),)),
+                Tail("residual_fill"),
+            ),
+        ),
+    )
+    program = dataclasses.replace(
+        program,
+        pipelines=(
+            *program.pipelines,
+            Pipeline(name="residual", kind="tma_epilogue", counts=residual, barriers="residual_barriers"),
+        ),
+        host=(*program.host, "residuals"),
+    )
+    read: tuple[Step, ...] = (
+        Wait("residual_read"),
+        ReadResiduals("residual_read"),
+        Release("residual_read"),
+        Advance("residual_read"),
+    )
+    program = edit_role(program, "store", before(Evaluate, read))
+    cursor = Cursor("residual_read", "residual", "consumer")
+    return edit_role(program, "store", before(TileLoop, (SetUp("residual_reads"), cursor)))

@@ -1,0 +1,394 @@
+"""What each step of a role program does in the simulated cluster: one rule per kind of step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from ..plan.counts import counts, multicast_masks, residual_stage_bytes
+from ..roles import grammar as g
+from .cluster import Barrier, Cluster, Cta, Fault, Ring, Running, Slot, Store, Sums, Tag, Warp, rule
+
+# Control ---------------------------------------------------------------------------------------------------------------
+
+
+@rule(g.TileLoop)
+def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Running:
+    for warp.tile in range(cluster.tiles):
+        warp.k_tile = 0
+        yield from cluster.steps(step.body, warp)
+
+
+@rule(g.KLoop)
+def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Running:
+    for warp.k_tile in range(step.first, cluster.k_tiles):
+        yield from cluster.steps(step.body, warp)
+
+
+@rule(g.SubtileLoop)
+def _(cluster: Cluster, step: g.SubtileLoop, warp: Warp) -> Running:
+    for warp.subtile in range(cluster.plan.subtiles):
+        yield from cluster.steps(step.body, warp)
+
+
+@rule(g.Gate)
+def _(cluster: Cluster, step: g.Gate, warp: Warp) -> Running:
+    passes = {
+        "leader": cluster.leader(warp.cta.rank) is warp.cta,
+        "first_warp": warp.number == 0,
+        "last_subtile": warp.subtile == cluster.plan.subtiles - 1,
+    }[step.who]
+    if passes:
+        yield from cluster.steps(step.body, warp)
+
+
+@rule(g.SetUp)
+def _(cluster: Cluster, step: g.SetUp, warp: Warp) -> Running:
+    yield None
+
+
+# Pipelines ---------------------------------------------------------------------------------------------------------------
+
+
+@rule(g.Cursor)
+def _(cluster: Cluster, step: g.Cursor, warp: Warp) -> Running:
+    """A ring begins empty: the producer's first round waits for the phase before the first."""
+    warp.cursors[step.name] = (step.pipeline, 0, 1 if step.side == "producer" else 0)
+    yield None
+
+
+@rule(g.Advance)
+def _(cluster: Cluster, step: g.Advance, warp: Warp) -> Running:
+    pipeline, index, parity = warp.cursors[step.cursor]
+    index += 1
+    if index == len(warp.cta.rings[pipeline].slots):
+        index, parity = 0, parity ^ 1
+    warp.cursors[step.cursor] = (pipeline, index, parity)
+    yield None
+
+
+@rule(g.Acquire)
+def _(cluster: Cluster, step: g.Acquire, warp: Warp) -> Running:
+    ring, index, parity = cluster.slot(warp, step.cursor)
+    yield lambda: ring.empty[index].passed(parity)
+    arms = ring.pipeline.kind in ("tma_wgmma", "tma_epilogue")
+    arms |= ring.pipeline.kind == "tma_umma" and cluster.leader(warp.cta.rank) is warp.cta
+    if arms:
+        ring.full[index].arrive(ring.pipeline.counts.transaction_bytes)
+    yield None
+
+
+@rule(g.Commit)
+def _(cluster: Cluster, step: g.Commit, warp: Warp) -> Running:
+    """TMA reports its own bytes; sums are full in both CTAs of a pair once everything issued before is done."""
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    if ring.pipeline.kind == "umma_epilogue":
+        for cta in cluster.pair(warp.cta.rank):
+            _after_mma(cluster, warp, cta, cta.rings[ring.pipeline.name].full[index])
+    yield None
+
+
+@rule(g.Wait)
+def _(cluster: Cluster, step: g.Wait, warp: Warp) -> Running:
+    ring, index, parity = cluster.slot(warp, step.cursor)
+    yield lambda: ring.full[index].passed(parity)
+
+
+@rule(g.Release)
+def _(cluster: Cluster, step: g.Release, warp: Warp) -> Running:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    name = ring.pipeline.name
+    if ring.pipeline.kind == "tma_umma":
+        owners = {id(owner): owner for cta in cluster.pair(warp.cta.rank) for owner in cluster.sharers(cta.rank)}
+        for owner in owners.values():
+            _after_mma(cluster, warp, owner, owner.rings[name].empty[index])
+    elif ring.pipeline.kind == "tma_wgmma":
+        for owner in cluster.sharers(warp.cta.rank):
+            cluster.send(owner, owner.rings[name].empty[index].arrive)
+    elif ring.pipeline.kind == "umma_epilogue":
+        leader = cluster.leader(warp.cta.rank)
+        cluster.send(leader, leader.rings[name].empty[index].arrive)
+    else:
+        ring.empty[index].arrive()
+    yield None
+
+
+@rule(g.Tail)
+def _(cluster: Cluster, step: g.Tail, warp: Warp) -> Running:
+    ring, index, parity = cluster.slot(warp, step.cursor)
+    for _ in ring.slots:
+        yield functools.partial(ring.empty[index].passed, parity)
+        index += 1
+        if index == len(ring.slots):
+            index, parity = 0, parity ^ 1
+
+
+def _after_mma(cluster: Cluster, warp: Warp, cta: Cta, barrier: Barrier) -> None:
+    cluster.queue(warp.cta).append(lambda: cluster.send(cta, barrier.arrive))
+
+
+# Loads -------------------------------------------------------------------------------------------------------------------
+
+
+@rule(g.TmaLoad)
+def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> Running:
+    """A slice to every CTA that reads it; a pair counts its bytes at the CTA that issues."""
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    name, own = ring.pipeline.name, warp.cta.rank
+    if ring.pipeline.kind == "tma_epilogue":
+        tag, mask, sharers = (warp.tile, warp.subtile), 1 << own, 1
+        operand = next(o for o in cluster.plan.problem.epilogue.operands if o.label == step.operand)
+        size = residual_stage_bytes(cluster.plan, operand.dtype)
+    else:
+        numbers, tag = counts(cluster.plan), (warp.tile, warp.k_tile)
+        masks = multicast_masks(cluster.plan, own)
+        mask, sharers, size = {
+            "a": (masks[0], numbers.a_multicast, numbers.a_stage_bytes),
+            "b": (masks[1], numbers.b_multicast, numbers.b_stage_bytes),
+        }[step.operand]
+    for cta in cluster.ctas:
+        if mask >> cta.rank & 1:
+            slot = cta.rings[name].slots[index]
+            counting = cluster.leader(cta.rank) if ring.pipeline.kind == "tma_umma" else cta
+            cluster.send(cta, _landing(slot, step.operand, own, tag, counting.rings[name].full[index], size // sharers))
+    yield None
+
+
+def _landing(slot: Slot, operand: str, rank: int, tag: Tag, full: Barrier, size: int) -> Callable[[], None]:
+    def land() -> None:
+        if slot.readers:
+            raise Fault(f"{operand} of K tile {tag[1]} of tile {tag[0]} overwrites a slot that is being read")
+        slot.held[operand, rank] = tag
+        full.complete(size)
+
+    return land
+
+
+@rule(g.ReadResiduals)
+def _(cluster: Cluster, step: g.ReadResiduals, warp: Warp) -> Running:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    tag = (warp.tile, warp.subtile)
+    labels = {operand.label for operand in cluster.plan.problem.epilogue.of_kind("exact")}
+    held = ring.slots[index].held
+    if {operand for operand, _ in held} != labels or any(found != tag for found in held.values()):
+        raise Fault(f"stale residual: a slot holds {sorted(held.values())}, to be read is {tag}")
+    warp.residual = tag
+    yield None
+
+
+@rule(g.LoadVectors)
+def _(cluster: Cluster, step: g.LoadVectors, warp: Warp) -> Running:
+    warp.vectors = warp.tile
+    yield None
+
+
+@rule(g.ShareVectors)
+def _(cluster: Cluster, step: g.ShareVectors, warp: Warp) -> Running:
+    if warp.vectors is None:
+        raise Fault("row operands are shared before they are loaded")
+    warp.cta.vectors[warp.number] = warp.vectors
+    yield None
+
+
+# Products ----------------------------------------------------------------------------------------------------------------
+
+
+@rule(g.WgmmaFence)
+def _(cluster: Cluster, step: g.WgmmaFence, warp: Warp) -> Running:
+    warp.fenced = True
+    yield None
+
+
+@rule(g.Mma)
+def _(cluster: Cluster, step: g.Mma, warp: Warp) -> Running:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    tag = (warp.tile, warp.k_tile)
+    if ring.pipeline.kind == "tma_umma":
+        _issue_umma(cluster, warp, ring, index, tag)
+    else:
+        if not warp.fenced:
+            raise Fault("wgmma reads registers that no fence has handed over")
+        slot = ring.slots[index]
+        cluster.expect(warp.cta, slot, tag)
+        slot.readers += 1
+        if step.first:
+            warp.sums = Sums()
+        warp.sums.added.append(tag)
+        warp.open_group.append((slot, tag))
+    yield None
+
+
+def _issue_umma(cluster: Cluster, warp: Warp, ring: Ring, index: int, tag: Tag) -> None:
+    pair = cluster.pair(warp.cta.rank)
+    slots = [cta.rings[ring.pipeline.name].slots[index] for cta in pair]
+    overwrite, stage = warp.overwrite, warp.stage
+    warp.overwrite = False
+    for cta, slot in zip(pair, slots, strict=True):
+        cluster.expect(cta, slot, tag)
+        slot.readers += 1
+
+    def multiply() -> None:
+        for cta, slot in zip(pair, slots, strict=True):
+            if not cta.allocated or cta.freed:
+                raise Fault("products are written to tensor memory that is not allocated")
+            slot.readers -= 1
+            if overwrite:
+                cta.stages[stage].added = []
+            cta.stages[stage].added.append(tag)
+
+    cluster.queue(warp.cta).append(multiply)
+
+
+@rule(g.WgmmaCommit)
+def _(cluster: Cluster, step: g.WgmmaCommit, warp: Warp) -> Running:
+    warp.groups.append(warp.open_group)
+    warp.open_group = []
+    yield None
+
+
+@rule(g.WgmmaWait)
+def _(cluster: Cluster, step: g.WgmmaWait, warp: Warp) -> Running:
+    while len(warp.groups) > step.pending:
+        for slot, _ in warp.groups.pop(0):
+            slot.readers -= 1
+    warp.fenced = False
+    yield None
+
+
+@rule(g.ClearSums)
+def _(cluster: Cluster, step: g.ClearSums, warp: Warp) -> Running:
+    warp.total = []
+    yield None
+
+
+@rule(g.Promote)
+def _(cluster: Cluster, step: g.Promote, warp: Warp) -> Running:
+    if warp.groups or warp.open_group:
+        raise Fault("sums are promoted while the matrix unit still adds to them")
+    warp.total += warp.sums.added
+    yield None
+
+
+@rule(g.SelectSums)
+def _(cluster: Cluster, step: g.SelectSums, warp: Warp) -> Running:
+    _, warp.stage, _ = cluster.slot(warp, step.cursor)
+    warp.overwrite = True
+    yield None
+
+
+# Epilogue ----------------------------------------------------------------------------------------------------------------
+
+
+@rule(g.ReadSums)
+def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> Running:
+    wanted = [(warp.tile, k_tile) for k_tile in range(cluster.k_tiles)]
+    if step.cursor is None:
+        if warp.groups or warp.open_group:
+            raise Fault("sums are read while the matrix unit still adds to them")
+        added = warp.total if cluster.plan.promote else warp.sums.added
+    else:
+        _, index, _ = cluster.slot(warp, step.cursor)
+        added = warp.cta.stages[index].added
+    if added != wanted:
+        raise Fault(f"the sums of tile {warp.tile} consist of {added}")
+    warp.held = (warp.tile, warp.subtile)
+    yield None
+
+
+@rule(g.Evaluate)
+def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> Running:
+    epilogue, tag = cluster.plan.problem.epilogue, (warp.tile, warp.subtile)
+    if warp.held != tag:
+        raise Fault(f"the epilogue of {tag} has the sums of {warp.held}")
+    if epilogue.of_kind("exact") and warp.residual != tag:
+        raise Fault(f"the epilogue of {tag} has the residual of {warp.residual}")
+    if epilogue.of_kind("column") and warp.vectors != warp.tile:
+        raise Fault(f"the epilogue of tile {warp.tile} has the vectors of tile {warp.vectors}")
+    shared = warp.cta.vectors
+    if epilogue.of_kind("row") and shared != dict.fromkeys(range(warp.role.warps), warp.tile):
+        raise Fault(f"the epilogue of tile {warp.tile} reads vectors of tiles {sorted(set(shared.values()))}")
+    yield None
+
+
+@rule(g.WriteStage)
+def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> Running:
+    buffer = warp.cta.buffers[warp.subtile % len(warp.cta.buffers)]
+    if buffer.stores:
+        raise Fault(f"sub-tile {warp.subtile} of tile {warp.tile} overwrites a buffer that is being stored")
+    buffer.written[warp.number] = (warp.tile, warp.subtile)
+    yield None
+
+
+@rule(g.TmaStore)
+def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> Running:
+    tag, buffer = (warp.tile, warp.subtile), warp.cta.buffers[warp.subtile % len(warp.cta.buffers)]
+    if buffer.written != dict.fromkeys(range(warp.role.warps), tag):
+        raise Fault(f"sub-tile {tag} is stored while a buffer holds {sorted(buffer.written.values())}")
+    store = Store()
+    buffer.stores += 1
+    warp.stores.append(store)
+
+    def read() -> None:
+        buffer.stores -= 1
+        store.done = True
+
+    cluster.stored[warp.cta.rank, tag] = cluster.stored.get((warp.cta.rank, tag), 0) + 1
+    cluster.send(warp.cta, read)
+    yield None
+
+
+@rule(g.StoreWait)
+def _(cluster: Cluster, step: g.StoreWait, warp: Warp) -> Running:
+    awaited = warp.stores[: len(warp.stores) - step.pending] if step.pending else list(warp.stores)
+    yield lambda: all(store.done for store in awaited)
+
+
+# Meetings ----------------------------------------------------------------------------------------------------------------
+
+
+def _meet(cluster: Cluster, cta: Cta, name: str) -> Running:
+    barrier = next(barrier for barrier in cluster.program.barriers if barrier.name == name)
+    waiting, meetings = cta.meetings.get(name, (0, 0))
+    waiting += 1
+    if waiting * 32 >= barrier.threads:
+        cta.meetings[name] = (0, meetings + 1)
+        yield None
+    else:
+        cta.meetings[name] = (waiting, meetings)
+        yield lambda: cta.meetings[name][1] > meetings
+
+
+@rule(g.Meet)
+def _(cluster: Cluster, step: g.Meet, warp: Warp) -> Running:
+    yield from _meet(cluster, warp.cta, step.barrier)
+
+
+@rule(g.AllocateSums)
+def _(cluster: Cluster, step: g.AllocateSums, warp: Warp) -> Running:
+    """Both CTAs of a pair take part, and neither goes on before the other is there."""
+    if warp.number == 0:
+        warp.cta.allocated = True
+        pair = cluster.pair(warp.cta.rank)
+        yield lambda: all(cta.allocated for cta in pair)
+
+
+@rule(g.FindSums)
+def _(cluster: Cluster, step: g.FindSums, warp: Warp) -> Running:
+    yield from _meet(cluster, warp.cta, "tensor_memory")
+    if not warp.cta.allocated:
+        raise Fault("tensor memory is looked for before it is allocated")
+
+
+@rule(g.FreeSums)
+def _(cluster: Cluster, step: g.FreeSums, warp: Warp) -> Running:
+    """Both CTAs of a pair take part here too: neither gives back what the other half of an instruction writes to."""
+    if warp.number == 0:
+        warp.cta.freed = True
+        pair = cluster.pair(warp.cta.rank)
+        yield lambda: all(cta.freed for cta in pair)
+
+
+@rule(g.ClusterExit)
+def _(cluster: Cluster, step: g.ClusterExit, warp: Warp) -> Running:
+    cluster.exits += 1
+    yield lambda: cluster.exits == cluster.exiting

@@ -1,0 +1,100 @@
+"""What is wrong with a kernel before anything moves: sums of memory, alignment, threads of barriers, overlapping roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..plan.counts import counts
+from ..plan.dtypes import itemsize
+from ..plan.records import WARP_THREADS, GemmPlan
+from ..plan.shared import WORD_BYTES, shared_bytes, shared_memory
+from ..roles import grammar as g
+from .cluster import Fault
+
+MAX_NAMED_BARRIERS = 15
+TMA_ALIGNMENT_BYTES = 16
+TMA_BOX_ALIGNMENT_BYTES = 128
+"""Of where a box lands in shared memory."""
+MAX_BOX_BYTES = 2**20 - 1
+"""An mbarrier counts fewer than 2**20 bytes (PTX ISA, ``mbarrier`` objects)."""
+
+
+def check_structure(program: g.KernelProgram) -> None:
+    """Raises ``Fault`` for the first thing that cannot be right."""
+    _memory(program.plan)
+    _warps(program)
+    _barriers(program)
+    _pipelines(program)
+
+
+def steps(program: Sequence[g.Step]) -> Iterator[g.Step]:
+    """Every step, also those inside of others."""
+    for step in program:
+        yield step
+        yield from steps(getattr(step, "body", ()))
+
+
+def _memory(plan: GemmPlan) -> None:
+    if shared_bytes(plan) > plan.shared_limit_bytes:
+        raise Fault(f"{shared_bytes(plan)} bytes of shared memory; a CTA has {plan.shared_limit_bytes}")
+    columns = counts(plan).tensor_memory_columns
+    if columns > plan.tensor_memory_limit_columns or columns & (columns - 1):
+        raise Fault(f"{columns} columns of tensor memory; there are {plan.tensor_memory_limit_columns}")
+    end = 0
+    for allocation in shared_memory(plan):
+        if allocation.offset_bytes < end or allocation.offset_bytes % allocation.alignment_bytes:
+            raise Fault(f"{allocation.name} overlaps what lies before it, or is not aligned")
+        end = allocation.offset_bytes + allocation.size_bytes
+    problem, numbers = plan.problem, counts(plan)
+    lines = [("A", problem.a_pitch, problem.operand_dtype), ("B", problem.b_pitch, problem.operand_dtype)]
+    lines.append(("D", problem.d_pitch, problem.output_dtype))
+    lines += [(operand.name, operand.pitch, operand.dtype) for operand in problem.epilogue.of_kind("exact")]
+    for name, pitch, dtype in lines:
+        if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
+            raise Fault(f"TMA cannot step {pitch * itemsize(dtype)} bytes from line to line of {name}")
+    for size in (numbers.a_stage_bytes, numbers.b_stage_bytes, numbers.d_stage_bytes):
+        if size % TMA_BOX_ALIGNMENT_BYTES:
+            raise Fault(f"a slot of {size} bytes leaves the next one where TMA cannot write")
+
+
+def _warps(program: g.KernelProgram) -> None:
+    taken: set[int] = set()
+    for role in program.roles:
+        warps = set(range(role.first_warp, role.first_warp + role.warps))
+        if taken & warps or max(warps) >= program.warps:
+            raise Fault(f"role {role.name} takes warps that others have or that are not launched")
+        taken |= warps
+    for limit in program.registers:
+        if limit.first_warp % 4 or limit.warps % 4:
+            raise Fault("registers move between whole warpgroups")
+
+
+def _barriers(program: g.KernelProgram) -> None:
+    numbers = [barrier.number for barrier in program.barriers]
+    if len(set(numbers)) != len(numbers) or not all(1 <= number <= MAX_NAMED_BARRIERS for number in numbers):
+        raise Fault(f"named barriers {numbers}: distinct numbers from 1 to {MAX_NAMED_BARRIERS} are needed")
+    for barrier in program.barriers:
+        visitors = [role for role in program.roles if barrier.name in _met(role)]
+        threads = sum(role.warps for role in visitors) * WARP_THREADS
+        if threads != barrier.threads:
+            raise Fault(f"barrier {barrier.name} is for {barrier.threads} threads; {threads} come to it")
+
+
+def _met(role: g.Role) -> set[str]:
+    met = {step.barrier for step in steps(role.program) if isinstance(step, g.Meet)}
+    if any(isinstance(step, g.FindSums) for step in steps(role.program)):
+        met.add("tensor_memory")
+    return met
+
+
+def _pipelines(program: g.KernelProgram) -> None:
+    words = {allocation.name: allocation.size_bytes // WORD_BYTES for allocation in shared_memory(program.plan)}
+    for pipeline in program.pipelines:
+        if words.get(pipeline.barriers) != 2 * pipeline.counts.stages:
+            raise Fault(
+                f"{pipeline.name} has {pipeline.counts.stages} slots and {words.get(pipeline.barriers)} barriers"
+            )
+        if pipeline.counts.transaction_bytes > MAX_BOX_BYTES:
+            raise Fault(
+                f"{pipeline.name} awaits {pipeline.counts.transaction_bytes} bytes; a barrier counts {MAX_BOX_BYTES}"
+            )

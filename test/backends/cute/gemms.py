@@ -1,0 +1,143 @@
+"""Products that several tests of this folder plan, print, simulate or compile."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from helion import hardware
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction
+from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem, Major
+
+HOPPER = hardware.target("sm_90")
+BLACKWELL = hardware.target("sm_100")
+
+RELU = Epilogue(instructions=(Instruction("relu", (0,)),))
+CAST_AND_SCALE = Epilogue(instructions=(Instruction("round_bfloat16", (0,)), Instruction("mul", (1, 0.125))))
+
+
+def bias(then: str | None = None, dtype: str = "bfloat16") -> Epilogue:
+    operand = EpilogueOperand(name="bias", kind="row", dtype=dtype)
+    chain = (Instruction("add", (0, 1)), *((Instruction(then, (2,)),) if then else ()))
+    return Epilogue(operands=(operand,), instructions=chain)
+
+
+def row_and_column_scales() -> Epilogue:
+    return Epilogue(
+        operands=(
+            EpilogueOperand(name="row_scale", kind="column", dtype="float32"),
+            EpilogueOperand(name="column_scale", kind="row", dtype="float32"),
+        ),
+        instructions=(Instruction("mul", (0, 1)), Instruction("mul", (3, 2))),
+    )
+
+
+def scaled_residual(pitch: int, dtype: str = "bfloat16") -> Epilogue:
+    return Epilogue(
+        operands=(
+            EpilogueOperand(name="scale", kind="row", dtype="bfloat16"),
+            EpilogueOperand(name="residual", kind="exact", dtype=dtype, pitch=pitch),
+        ),
+        instructions=(Instruction("mul", (0, 1)), Instruction("add", (3, 2))),
+    )
+
+
+def product(
+    m: int = 4096,
+    n: int = 4096,
+    k: int = 4096,
+    *,
+    operands: str = "bfloat16",
+    output: str = "bfloat16",
+    a_major: Major = "k",
+    b_major: Major = "k",
+    epilogue: Epilogue | None = None,
+) -> GemmProblem:
+    """A problem without gaps between lines."""
+    return GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        operand_dtype=operands,
+        output_dtype=output,
+        a_pitch=k if a_major == "k" else m,
+        b_pitch=k if b_major == "k" else n,
+        d_pitch=n,
+        a_major=a_major,
+        b_major=b_major,
+        epilogue=epilogue or Epilogue(),
+    )
+
+
+WIDE = Choice(tile=(128, 256, 64))
+SQUARE = Choice(tile=(128, 128, 64))
+PAIR = Choice(tile=(256, 256, 64), cluster=(2, 1), ctas_per_mma=2)
+FP8_PAIR = Choice(tile=(256, 128, 128), cluster=(2, 1), ctas_per_mma=2)
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+
+
+def _with(choice: Choice, **changes: object) -> Choice:
+    return dataclasses.replace(choice, **changes)  # type: ignore[arg-type]
+
+
+# Name -> (problem, choice); odd extents end in the middle of a tile of M, N and K.
+ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
+    "bf16": (product(), WIDE),
+    "bf16_store4": (product(), _with(WIDE, ab_stages=4, store_stages=4)),
+    "bf16_multicast_b": (product(), _with(WIDE, cluster=(2, 1))),
+    "bf16_multicast_a": (product(), _with(WIDE, cluster=(1, 2))),
+    "bf16_n_major": (product(b_major="mn"), WIDE),
+    "bf16_n_major_multicast": (product(b_major="mn"), _with(WIDE, cluster=(2, 1))),
+    "bf16_m_major": (product(a_major="mn", b_major="mn"), SQUARE),
+    "bf16_odd": (product(1000, 520, 136), WIDE),
+    "bf16_small": (product(192, 64, 64), Choice(tile=(64, 64, 64))),
+    "bf16_deep_k": (product(256, 256, 8200), _with(SQUARE, cluster=(2, 1))),
+    "bf16_wide_k": (product(), Choice(tile=(128, 128, 128))),
+    "fp16_relu": (product(operands="float16", output="float16", epilogue=RELU), WIDE),
+    "fp16_to_fp32": (product(1000, 520, 136, operands="float16", output="float32"), SQUARE),
+    "bf16_cast_and_scale": (product(epilogue=CAST_AND_SCALE), SQUARE),
+    "bf16_bias_gelu_tanh": (product(epilogue=bias("gelu_tanh")), _with(WIDE, cluster=(2, 1))),
+    "bf16_bias_gelu": (product(1000, 520, 136, epilogue=bias("gelu")), SQUARE),
+    "bf16_bias_silu": (product(epilogue=bias("silu")), WIDE),
+    "bf16_residual": (product(epilogue=scaled_residual(4096)), SQUARE),
+    "bf16_residual_wide": (product(epilogue=scaled_residual(4096)), _with(WIDE, ab_stages=3)),
+    "bf16_residual_odd": (product(1000, 520, 136, epilogue=scaled_residual(520, "float32")), SQUARE),
+    "fp8": (product(operands=E4M3), Choice(tile=(128, 128, 128))),
+    "fp8_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), Choice(tile=(128, 128, 128))),
+    "fp8_unpromoted": (product(operands=E4M3), Choice(tile=(128, 256, 128), promote=False)),
+    "fp8_e5m2_odd": (
+        product(1000, 528, 144, operands=E5M2, epilogue=row_and_column_scales()),
+        Choice(tile=(64, 128, 128)),
+    ),
+}
+ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
+    "bf16": (product(), WIDE),
+    "bf16_pair": (product(), _with(PAIR, ab_stages=6)),
+    "bf16_pair_n_major": (product(b_major="mn"), PAIR),
+    "bf16_pair_multicast": (product(), _with(PAIR, cluster=(2, 2))),
+    "bf16_pair_of_pairs": (product(), _with(PAIR, cluster=(4, 1))),
+    "bf16_multicast": (product(), _with(WIDE, cluster=(1, 2))),
+    "bf16_m_major": (product(a_major="mn", b_major="mn"), SQUARE),
+    "bf16_odd": (product(1000, 520, 136), SQUARE),
+    "fp16_relu": (product(operands="float16", output="float16", epilogue=RELU), PAIR),
+    "bf16_bias_gelu_tanh": (product(epilogue=bias("gelu_tanh")), PAIR),
+    "bf16_residual": (product(epilogue=scaled_residual(4096)), PAIR),
+    "bf16_to_fp32": (product(output="float32"), SQUARE),
+    "fp8_pair": (product(operands=E4M3), _with(FP8_PAIR, ab_stages=8)),
+    "fp8_pair_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), _with(FP8_PAIR, ab_stages=8)),
+    "fp8_e5m2_odd": (product(1000, 528, 144, operands=E5M2), Choice(tile=(128, 128, 128))),
+}
+
+
+def hopper(name: str) -> GemmPlan:
+    return plan_gemm(*ON_HOPPER[name], HOPPER)
+
+
+def blackwell(name: str) -> GemmPlan:
+    return plan_gemm(*ON_BLACKWELL[name], BLACKWELL)
+
+
+def all_plans() -> dict[str, GemmPlan]:
+    """Every plan of this file, as ``sm_90/bf16`` and so on."""
+    plans = {f"sm_90/{name}": hopper(name) for name in ON_HOPPER}
+    return plans | {f"sm_100/{name}": blackwell(name) for name in ON_BLACKWELL}

@@ -1,0 +1,132 @@
+"""The printed module, read as text and as a syntax tree; none of it runs."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import subprocess
+import sys
+import time
+
+import pytest
+from backends.cute import gemms
+
+from helion.backends.cute.codegen.module import build, render
+from helion.backends.cute.codegen.steps import print_steps
+from helion.backends.cute.codegen.writer import Writer
+from helion.backends.cute.plan.counts import counts
+from helion.backends.cute.plan.epilogue import ARITY, Epilogue, EpilogueOperand, Instruction
+from helion.backends.cute.plan.records import GemmPlan
+from helion.backends.cute.plan.shared import shared_bytes
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.edits import edit_role
+from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.verify.cluster import Fault
+
+PLANS = gemms.all_plans()
+
+
+def role_text(plan: GemmPlan, name: str) -> str:
+    program, out = kernel_program(plan), Writer()
+    print_steps(out, program, program.role(name))
+    return out.text()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_has_one_text(name: str) -> None:
+    text = build(PLANS[name])
+    assert text == build(dataclasses.replace(PLANS[name]))
+    functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    assert functions == ["kernel", "gemm"]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_one_rolled_loop_loads_each_operand_once(name: str) -> None:
+    text = role_text(PLANS[name], "load")
+    assert text.count("cute.copy(tma_a,") == text.count("cute.copy(tma_b,") == 1
+    assert text.count("for k_tile in") == text.count("unroll=1") == 1
+    assert "if " not in text
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_places_in_the_cluster_are_found_once(name: str) -> None:
+    text = build(PLANS[name])
+    assert text.count("block_idx_in_cluster()") == 1
+    assert text.count("get_flat_coord") == 1
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_numbers_of_the_text_are_those_of_the_plan(name: str) -> None:
+    plan = PLANS[name]
+    text, numbers = build(plan), counts(plan)
+    assert f"ab_barriers = memory.allocate_array(cutlass.Int64, {2 * plan.ab_stages}," in text
+    assert f"tx_count={numbers.ab.transaction_bytes}," in text
+    assert f"smem={shared_bytes(plan)}," in text
+    assert ("mcast_mask=mask_a" in text) == (numbers.a_multicast > 1)
+    assert ("mcast_mask=mask_b" in text) == (numbers.b_multicast > 1)
+
+
+def test_only_the_leader_of_a_pair_issues() -> None:
+    assert "if place[0] == 0:" in role_text(gemms.blackwell("bf16_pair"), "multiply")
+    assert "place[0] == 0" not in build(gemms.blackwell("bf16"))
+
+
+def test_names_of_operands_meet_none_of_the_kernel() -> None:
+    """An operand may be called as anything in the kernel is."""
+    for name in ("a", "sums", "tile_m", "stage", "values", "i"):
+        operand = EpilogueOperand(name=name, kind="row", dtype="float32")
+        epilogue = Epilogue(operands=(operand,), instructions=(Instruction("add", (0, 1)),))
+        plan = dataclasses.replace(gemms.hopper("bf16"), problem=gemms.product(epilogue=epilogue))
+        assert f"    {name}_operand: cute.Pointer," in build(plan)
+
+
+@pytest.mark.parametrize("op", ARITY)
+def test_every_operation_prints(op: str) -> None:
+    arguments = (0, 0.5)[: ARITY[op]]
+    epilogue = Epilogue(instructions=(Instruction(op, arguments),))
+    plan = dataclasses.replace(gemms.hopper("bf16"), problem=gemms.product(epilogue=epilogue))
+    assert "x1 = " in build(plan)
+
+
+def test_every_step_prints() -> None:
+    """No step of the grammar is without a rule, for a program that has all of them."""
+    printed = set()
+    for plan in PLANS.values():
+        render(kernel_program(plan))
+        for role in kernel_program(plan).roles:
+            printed |= {type(step) for step in _steps(role.program)}
+    defined = {kind for kind in vars(g).values() if isinstance(kind, type) and issubclass(kind, g.Step)}
+    assert defined - printed == {g.Step, g.ClusterExit}
+
+
+def _steps(steps: tuple[g.Step, ...]) -> list[g.Step]:
+    return [inner for step in steps for inner in (step, *_steps(getattr(step, "body", ())))]
+
+
+def test_building_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    from helion.backends.cute.codegen import module
+
+    def broken(plan: GemmPlan) -> g.KernelProgram:
+        return edit_role(kernel_program(plan), "store", lambda s: () if s == g.Release("ab_free") else (s,))
+
+    monkeypatch.setattr(module, "kernel_program", broken)
+    with pytest.raises(Fault, match="deadlock"):
+        build(gemms.hopper("bf16"))
+
+
+def test_printing_takes_milliseconds() -> None:
+    """Once the protocol of a plan is known to be sound, other extents of the same tile cost the printing alone."""
+    problem, choice = gemms.ON_BLACKWELL["fp8_pair_scales"]
+    build(gemms.plan_gemm(problem, choice, gemms.BLACKWELL))
+    start = time.process_time()
+    build(gemms.plan_gemm(dataclasses.replace(problem, m=2048), choice, gemms.BLACKWELL))
+    assert time.process_time() - start < 0.02
+
+
+def test_the_dsl_is_not_imported() -> None:
+    """Neither by helion nor by planning and printing."""
+    script = (
+        "import sys, helion, helion.backends.cute.codegen.module, helion.backends.cute.plan.build\n"
+        "assert not {'cutlass', 'cuda'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,137 @@
+"""Plans: sums of memory, counts, and a refusal for everything else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from backends.cute import gemms
+
+from helion import hardware
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.counts import counts, multicast_masks, place, rank_at
+from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction
+from helion.backends.cute.plan.records import Choice
+from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.plan.shared import shared_bytes, shared_memory
+
+
+# Worked out by hand: rings of A, B and two buffers of D, 16 bytes of barriers per stage of operands and sums, the
+# address of tensor memory and, for pairs, one more barrier.
+@pytest.mark.parametrize(
+    ("name", "stages", "size"),
+    [
+        ("fp8_pair", 8, 8 * 24576 + 2 * 8192 + 16 * 8 + 16 * 2 + 12),
+        ("bf16_pair", 6, 6 * 32768 + 2 * 8192 + 16 * 6 + 16 * 2 + 12),
+        ("bf16", 4, 4 * 49152 + 2 * 8192 + 16 * 4 + 16 * 2 + 4),
+    ],
+)
+def test_shared_memory_is_an_exact_sum(name: str, stages: int, size: int) -> None:
+    plan = gemms.blackwell(name)
+    assert plan.ab_stages == stages
+    assert shared_bytes(plan) == size
+
+
+@pytest.mark.parametrize("name", gemms.ON_HOPPER)
+def test_as_many_stages_as_fit(name: str) -> None:
+    problem, choice = gemms.ON_HOPPER[name]
+    plan = plan_gemm(problem, dataclasses.replace(choice, ab_stages=None), gemms.HOPPER)
+    more = dataclasses.replace(plan, ab_stages=plan.ab_stages + 1)
+    assert shared_bytes(plan) <= gemms.HOPPER.smem_per_block_bytes
+    assert plan.ab_stages == 8 or shared_bytes(more) > gemms.HOPPER.smem_per_block_bytes
+
+
+def test_rings_lie_where_swizzles_can_be_read() -> None:
+    for plan in gemms.all_plans().values():
+        for allocation in shared_memory(plan):
+            ring = allocation.alignment_bytes == 1024
+            assert allocation.offset_bytes % allocation.alignment_bytes == 0
+            assert ring == (allocation.name.startswith("shared_") and allocation.size_bytes >= 2048)
+
+
+def test_every_ring_has_two_barriers_per_slot() -> None:
+    for plan in gemms.all_plans().values():
+        words = {a.name: a.size_bytes // 8 for a in shared_memory(plan)}
+        assert words["ab_barriers"] == 2 * plan.ab_stages
+        assert words.get("accumulator_barriers", 2 * plan.accumulator_stages) == 2 * plan.accumulator_stages
+
+
+def test_sums_take_a_power_of_two_of_columns() -> None:
+    assert counts(gemms.blackwell("bf16_pair")).tensor_memory_columns == 512
+    assert counts(gemms.blackwell("fp8_pair")).tensor_memory_columns == 256
+    assert counts(gemms.hopper("bf16")).tensor_memory_columns == 0
+    problem, choice = gemms.ON_BLACKWELL["bf16_odd"]
+    narrow = plan_gemm(problem, dataclasses.replace(choice, tile=(128, 96, 64), epilogue_n=16), gemms.BLACKWELL)
+    assert counts(narrow).tensor_memory_columns == 256
+
+
+@pytest.mark.parametrize("name", ["bf16_pair_multicast", "bf16_pair_of_pairs", "bf16_multicast"])
+def test_every_cta_gets_each_part_of_its_operands_once(name: str) -> None:
+    """Halves of a pair hold different halves; CTAs along N share A, pairs along M share B."""
+    plan = gemms.blackwell(name)
+    for reader in range(plan.ctas):
+        half, pair_m, cta_n = place(plan, reader)
+        from_a = [rank for rank in range(plan.ctas) if multicast_masks(plan, rank)[0] >> reader & 1]
+        from_b = [rank for rank in range(plan.ctas) if multicast_masks(plan, rank)[1] >> reader & 1]
+        assert [place(plan, rank)[:2] for rank in from_a] == [(half, pair_m)] * counts(plan).a_multicast
+        assert [place(plan, rank)[::2] for rank in from_b] == [(half, cta_n)] * counts(plan).b_multicast
+        assert rank_at(plan, half, pair_m, cta_n) == reader
+
+
+def test_bytes_awaited_are_whole_tiles_of_both_ctas() -> None:
+    assert counts(gemms.hopper("bf16_multicast_b")).ab.transaction_bytes == (128 + 256) * 64 * 2
+    assert counts(gemms.blackwell("bf16_pair")).ab.transaction_bytes == (256 + 256) * 64 * 2
+    assert counts(gemms.blackwell("fp8_pair")).ab.transaction_bytes == (256 + 128) * 128
+
+
+def test_8_bit_sums_leave_the_matrix_unit_on_hopper_only() -> None:
+    assert gemms.hopper("fp8").promote
+    assert not gemms.hopper("fp8_unpromoted").promote
+    assert not gemms.blackwell("fp8_pair").promote
+
+
+WIDE, PAIR = gemms.WIDE, gemms.PAIR
+ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("target", "problem", "choice", "message"),
+    [
+        ("sm_80", gemms.product(), WIDE, "neither wgmma nor tcgen05"),
+        ("sm_90", gemms.product(operands="float32"), WIDE, "products of float32"),
+        ("sm_90", gemms.product(output="int8"), WIDE, "outputs of int8"),
+        ("sm_90", gemms.product(k=0), WIDE, "extents"),
+        ("sm_90", gemms.product(k=4001), WIDE, "A has a stride of 4001 elements, 8002 bytes"),
+        ("sm_90", gemms.product(n=4001), WIDE, "D has a stride of 4001 elements"),
+        ("sm_90", gemms.product(n=4004, b_major="mn"), WIDE, "B has a stride of 4004 elements"),
+        ("sm_90", dataclasses.replace(gemms.product(), a_pitch=64), WIDE, "overlap"),
+        ("sm_90", gemms.product(operands=gemms.E4M3, b_major="mn"), WIDE, "contiguous along K"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 32)), "a K tile of 32"),
+        ("sm_90", gemms.product(), Choice(tile=(192, 256, 64)), "a tile of 192 rows"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 288, 64), epilogue_n=16), "a tile of 288 columns"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), ctas_per_mma=2, cluster=(2, 1)), "pairs need tcgen05"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), ab_stages=5), "stages need"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), ab_stages=1), "1 stages of A and B"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), store_stages=1), "1 buffers for 8 sub-tiles"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), store_stages=3), "3 buffers for 8 sub-tiles"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), cluster=(4, 4)), "a cluster of (4, 4)"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 240, 64), epilogue_n=32), "sub-tiles of 32 columns"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), accumulator_stages=2), "one stage"),
+        ("sm_90", gemms.product(a_major="mn"), Choice(tile=(64, 128, 64), cluster=(1, 2)), "slices of A"),
+        ("sm_90", gemms.product(operands=gemms.E4M3), Choice(tile=(128, 256, 128)), "256 sums per thread"),
+        ("sm_100", gemms.product(), Choice(tile=(128, 128, 64), ctas_per_mma=2, cluster=(2, 1)), "128 rows per CTA"),
+        ("sm_100", gemms.product(), Choice(tile=(256, 256, 64), ctas_per_mma=2), "groups of 2 along M"),
+        ("sm_100", gemms.product(), Choice(tile=(128, 24, 64), epilogue_n=16), "sub-tiles of 16"),
+        ("sm_100", gemms.product(), dataclasses.replace(PAIR, accumulator_stages=3), "columns of tensor memory"),
+        ("sm_100", gemms.product(), dataclasses.replace(PAIR, promote=True), "nothing to promote"),
+        ("sm_90", gemms.product(epilogue=Epilogue(instructions=(Instruction("sin", (0,)),))), WIDE, "'sin'"),
+        ("sm_90", gemms.product(epilogue=Epilogue(instructions=(Instruction("add", (0, 1)),))), WIDE, "reads value 1"),
+        ("sm_90", gemms.product(epilogue=Epilogue(instructions=(Instruction("mul", (0, True)),))), WIDE, "True"),
+        ("sm_90", gemms.product(epilogue=Epilogue(operands=(ROWS, ROWS))), WIDE, "distinct"),
+        ("sm_90", gemms.product(epilogue=gemms.scaled_residual(4100)), WIDE, "residual has a stride of 4100"),
+    ],
+)
+def test_refusals_say_what_is_refused(target: str, problem: object, choice: Choice, message: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(message)):
+        plan_gemm(problem, choice, hardware.target(target))  # type: ignore[arg-type]

@@ -1,0 +1,288 @@
+"""The verifier: it passes the programs that are printed, and finds every fault that is planted in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from backends.cute import gemms
+
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.records import Choice
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.edits import Rewrite, edit_role
+from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.verify.cluster import RULES, Cluster, Fault, Running, Warp
+from helion.backends.cute.verify.structure import check_structure
+from helion.backends.cute.verify.verify import trips, verify
+
+PROVE = os.environ.get("HELION_PROVE") == "1"
+SMALL = Choice(tile=(64, 64, 64), ab_stages=3)
+
+
+def program(name: str) -> g.KernelProgram:
+    """A program with few stages and sub-tiles, so that all trips around its rings are short."""
+    residual = gemms.scaled_residual(4096)
+    fp8 = gemms.product(operands=gemms.E4M3, epilogue=gemms.row_and_column_scales())
+    pair = Choice(tile=(256, 64, 64), cluster=(2, 1), ctas_per_mma=2, ab_stages=3)
+    cases = {
+        "wgmma": (gemms.product(), SMALL, gemms.HOPPER),
+        "wgmma_two": (gemms.product(), dataclasses.replace(SMALL, tile=(128, 64, 64)), gemms.HOPPER),
+        "wgmma_cluster": (gemms.product(), dataclasses.replace(SMALL, cluster=(2, 1)), gemms.HOPPER),
+        "wgmma_residual": (gemms.product(epilogue=residual), SMALL, gemms.HOPPER),
+        "wgmma_promoted": (fp8, dataclasses.replace(SMALL, tile=(64, 64, 128)), gemms.HOPPER),
+        "tcgen05": (gemms.product(), dataclasses.replace(SMALL, tile=(128, 64, 64)), gemms.BLACKWELL),
+        "tcgen05_pair": (gemms.product(), pair, gemms.BLACKWELL),
+        "tcgen05_pairs": (gemms.product(epilogue=residual), dataclasses.replace(pair, cluster=(2, 2)), gemms.BLACKWELL),
+    }
+    return kernel_program(plan_gemm(*cases[name]))
+
+
+SMALL_PROGRAMS = (
+    "wgmma",
+    "wgmma_two",
+    "wgmma_cluster",
+    "wgmma_residual",
+    "wgmma_promoted",
+    "tcgen05",
+    "tcgen05_pair",
+    "tcgen05_pairs",
+)
+
+
+@pytest.mark.parametrize("name", SMALL_PROGRAMS)
+def test_programs_run_under_random_schedules(name: str) -> None:
+    """0 to 3 rounds of sums, 1 to 3 rounds of operands; every other case unless all are to be proven."""
+    kernel = program(name)
+    for seed, (tiles, k_tiles) in enumerate(trips(kernel.plan)[:: 1 if PROVE else 3]):
+        Cluster(kernel, tiles=tiles, k_tiles=k_tiles, seed=seed).run()
+
+
+@pytest.mark.parametrize("name", gemms.all_plans())
+def test_every_plan_is_verified(name: str) -> None:
+    verify(kernel_program(gemms.all_plans()[name]))
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(not PROVE, reason="minutes long; HELION_PROVE=1 runs it")
+@pytest.mark.parametrize("name", gemms.all_plans())
+def test_every_plan_runs_all_trips(name: str) -> None:
+    kernel = kernel_program(gemms.all_plans()[name])
+    for seed, (tiles, k_tiles) in enumerate(trips(kernel.plan)):
+        Cluster(kernel, tiles=tiles, k_tiles=k_tiles, seed=seed).run()
+
+
+# Planted faults ----------------------------------------------------------------------------------------------------------
+
+
+def first_fault(kernel: g.KernelProgram, schedules: int = 12) -> str:
+    """What the simulation says first, over all trips under a number of schedules."""
+    for seed in range(schedules):
+        for tiles, k_tiles in ((1, 1), (2, 1), (1, 4), (2, 3), (4, 2), (3, 7)):
+            try:
+                Cluster(kernel, tiles=tiles, k_tiles=k_tiles, seed=seed).run()
+            except Fault as fault:
+                return str(fault)
+    return "nothing"
+
+
+def drop(*steps: g.Step) -> Rewrite:
+    return lambda step: () if step in steps else (step,)
+
+
+def drop_kind(kind: type[g.Step]) -> Rewrite:
+    return lambda step: () if isinstance(step, kind) else (step,)
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "rewrite", "message"),
+    [
+        # Operands
+        ("wgmma", "load", drop(g.Acquire("ab_fill")), "overwrites|stale|arrivals|has left|deadlock"),
+        ("wgmma", "load", drop(g.Advance("ab_fill")), "stale|deadlock"),
+        ("wgmma", "load", drop(g.TmaLoad("b", "ab_fill")), "deadlock"),
+        ("wgmma", "store", drop(g.Wait("ab_read")), "stale"),
+        ("wgmma", "store", drop(g.Release("ab_free")), "deadlock"),
+        ("wgmma", "store", drop(g.Advance("ab_read")), "stale|deadlock"),
+        ("wgmma", "store", drop(g.Advance("ab_free")), "overwrites|arrivals|deadlock"),
+        ("tcgen05", "load", drop(g.Acquire("ab_fill")), "overwrites|stale|deadlock|arrivals"),
+        ("tcgen05", "multiply", drop(g.Wait("ab_read")), "stale"),
+        ("tcgen05", "multiply", drop(g.Release("ab_read")), "deadlock"),
+        ("tcgen05", "multiply", drop(g.Advance("ab_read")), "stale|deadlock"),
+        ("tcgen05_pair", "load", drop(g.TmaLoad("a", "ab_fill")), "deadlock"),
+        # Products
+        ("wgmma", "store", drop(g.WgmmaFence()), "fence"),
+        ("wgmma", "store", drop(g.WgmmaCommit()), "overwrites|still adds"),
+        ("wgmma", "store", drop(g.WgmmaWait(1)), "overwrites"),
+        ("wgmma", "store", drop(g.WgmmaWait(0)), "still adds|overwrites"),
+        ("wgmma_promoted", "store", drop(g.ClearSums()), "sums of tile"),
+        ("wgmma_promoted", "store", drop(g.WgmmaWait(0)), "still adds"),
+        # Tensor memory
+        ("tcgen05", "multiply", drop(g.Acquire("sums_fill")), "sums of tile"),
+        ("tcgen05", "multiply", drop(g.Commit("sums_fill")), "deadlock"),
+        ("tcgen05", "multiply", drop(g.Advance("sums_fill")), "sums of tile|deadlock"),
+        ("tcgen05", "multiply", drop(g.SelectSums("sums_fill")), "sums of tile"),
+        ("tcgen05", "store", drop(g.Wait("sums_read")), "sums of tile"),
+        ("tcgen05", "store", drop(g.Release("sums_read")), "deadlock"),
+        ("tcgen05", "store", drop(g.Advance("sums_read")), "sums of tile|deadlock"),
+        ("tcgen05", "store", drop(g.AllocateSums()), "before it is allocated"),
+        # Stores
+        ("wgmma", "store", drop(g.Meet("epilogue")), "is stored while"),
+        ("wgmma", "store", drop_kind(g.StoreWait), "being stored|has left"),
+        ("wgmma", "store", drop(g.TmaStore()), "not stored once"),
+        ("tcgen05_pair", "store", drop(g.WriteStage()), "is stored while"),
+        # Epilogue operands
+        ("wgmma_residual", "store", drop(g.Wait("residual_read")), "stale residual"),
+        ("wgmma_residual", "store", drop(g.Release("residual_read")), "deadlock"),
+        ("wgmma_residual", "store", drop(g.Advance("residual_read")), "stale residual|deadlock"),
+        ("wgmma_residual", "load_residual", drop(g.Acquire("residual_fill")), "stale residual|arrivals|deadlock"),
+        ("wgmma_residual", "load_residual", drop(g.Advance("residual_fill")), "stale residual|deadlock"),
+        ("wgmma_promoted", "store", drop(g.LoadVectors()), "before they are loaded"),
+        ("wgmma_promoted", "store", drop(g.ShareVectors()), "reads vectors of tiles"),
+    ],
+)
+def test_a_missing_step_is_found(name: str, role: str, rewrite: Rewrite, message: str) -> None:
+    kernel = edit_role(program(name), role, rewrite)
+    assert kernel != program(name)
+    assert any(part in first_fault(kernel) for part in message.split("|")), first_fault(kernel)
+
+
+def test_both_ctas_of_a_pair_issuing_is_found() -> None:
+    def open_gate(step: g.Step) -> tuple[g.Step, ...]:
+        return step.body if isinstance(step, g.Gate) and step.who == "leader" else (step,)
+
+    assert first_fault(edit_role(program("tcgen05_pair"), "multiply", open_gate)) != "nothing"
+
+
+def test_a_cta_that_leaves_early_is_found() -> None:
+    """Without the tail and the exit barrier a release meets a CTA that has left."""
+    kernel = edit_role(program("wgmma_cluster"), "load", drop(g.Tail("ab_fill")))
+    assert "has left" in first_fault(dataclasses.replace(kernel, exit=()), schedules=60)
+
+
+def test_a_single_exchange_buffer_is_found() -> None:
+    """One barrier per sub-tile is enough for two buffers between registers and TMA, not for one."""
+    kernel = program("wgmma")
+    single = dataclasses.replace(kernel, plan=dataclasses.replace(kernel.plan, store_stages=1))
+    assert "being stored" in first_fault(single) or "is stored while" in first_fault(single)
+
+
+@dataclasses.dataclass(frozen=True)
+class LookAhead(g.Step):
+    """A producer that fills ``fill`` slots up front and then always loads the K tile ``distance`` ahead."""
+
+    body: tuple[g.Step, ...]
+    fill: int
+    distance: int
+
+
+def _look_ahead(cluster: Cluster, step: LookAhead, warp: Warp) -> Running:
+    order = [*range(min(step.fill, cluster.k_tiles)), *range(step.distance, cluster.k_tiles)]
+    for warp.k_tile in order:
+        yield from cluster.steps(step.body, warp)
+
+
+@pytest.fixture
+def look_ahead() -> Iterator[None]:
+    RULES[LookAhead] = _look_ahead
+    yield
+    del RULES[LookAhead]
+
+
+@pytest.mark.usefixtures("look_ahead")
+@pytest.mark.parametrize(("fill", "distance", "sound"), [(3, 3, True), (2, 2, True), (2, 3, False), (3, 2, False)])
+def test_a_gap_between_stages_and_look_ahead_is_found(fill: int, distance: int, sound: bool) -> None:
+    """At 3 stages, a steady state that starts elsewhere than the filling ended."""
+    kernel = program("wgmma")
+    assert kernel.plan.ab_stages == 3
+
+    def gap(step: g.Step) -> tuple[g.Step, ...]:
+        return (LookAhead(step.body, fill, distance),) if isinstance(step, g.KLoop) else (step,)
+
+    assert (first_fault(edit_role(kernel, "load", gap)) == "nothing") == sound
+
+
+def test_as_many_k_tiles_in_flight_as_there_are_slots_is_found() -> None:
+    def held(step: g.Step) -> tuple[g.Step, ...]:
+        return (g.WgmmaWait(3),) if step == g.WgmmaWait(1) else (step,)
+
+    released_late = edit_role(program("wgmma"), "store", held)
+    assert first_fault(released_late) != "nothing"
+
+
+def _with_counts(kernel: g.KernelProgram, name: str, **changes: int) -> g.KernelProgram:
+    return dataclasses.replace(
+        kernel,
+        pipelines=tuple(
+            dataclasses.replace(pipeline, counts=dataclasses.replace(pipeline.counts, **changes))
+            if pipeline.name == name
+            else pipeline
+            for pipeline in kernel.pipelines
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", SMALL_PROGRAMS)
+@pytest.mark.parametrize("field", ["full_arrivals", "empty_arrivals", "transaction_bytes"])
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_wrong_count_is_found(name: str, field: str, by: int) -> None:
+    kernel = program(name)
+    for pipeline in kernel.pipelines:
+        right = getattr(pipeline.counts, field)
+        if right + by > 0 and (right or field != "transaction_bytes"):
+            wrong = _with_counts(kernel, pipeline.name, **{field: right + by})
+            assert first_fault(wrong) != "nothing", (pipeline.name, field, right + by)
+
+
+# Structure ---------------------------------------------------------------------------------------------------------------
+
+
+def _replace_plan(kernel: g.KernelProgram, **changes: object) -> g.KernelProgram:
+    return dataclasses.replace(kernel, plan=dataclasses.replace(kernel.plan, **changes))  # type: ignore[arg-type]
+
+
+STRUCTURAL: dict[str, tuple[str, Callable[[g.KernelProgram], g.KernelProgram], str]] = {
+    "half the barriers": ("wgmma", lambda k: _with_counts(k, "ab", stages=6), "6 slots and 6 barriers"),
+    "too much shared memory": ("wgmma", lambda k: _replace_plan(k, ab_stages=30), "shared memory"),
+    "too many columns": ("tcgen05", lambda k: _replace_plan(k, accumulator_stages=16), "tensor memory"),
+    "a pitch TMA cannot step": (
+        "wgmma",
+        lambda k: _replace_plan(k, problem=dataclasses.replace(k.plan.problem, a_pitch=4001)),
+        "8002 bytes",
+    ),
+    "barrier for too few threads": (
+        "wgmma",
+        lambda k: dataclasses.replace(k, barriers=(g.NamedBarrier(name="epilogue", number=1, threads=96),)),
+        "for 96 threads; 128 come",
+    ),
+    "barrier number of the CTA": (
+        "wgmma",
+        lambda k: dataclasses.replace(k, barriers=(g.NamedBarrier(name="epilogue", number=0, threads=128),)),
+        "distinct numbers from 1",
+    ),
+    "roles share a warp": (
+        "wgmma",
+        lambda k: dataclasses.replace(k, roles=(k.roles[0], dataclasses.replace(k.roles[1], first_warp=0))),
+        "takes warps",
+    ),
+    "registers of half a warpgroup": (
+        "wgmma",
+        lambda k: dataclasses.replace(k, registers=(g.RegisterLimit(first_warp=0, warps=1, registers=40),)),
+        "whole warpgroups",
+    ),
+    "more bytes than a barrier counts": (
+        "wgmma",
+        lambda k: _with_counts(k, "ab", transaction_bytes=2**20),
+        "a barrier counts",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", STRUCTURAL)
+def test_a_structural_fault_is_found(fault: str) -> None:
+    name, plant, message = STRUCTURAL[fault]
+    check_structure(program(name))
+    with pytest.raises(Fault, match=message):
+        check_structure(plant(program(name)))
