@@ -1,0 +1,33 @@
+"""The fallback."""
+
+from __future__ import annotations
+
+import pytest
+from harness import facts_of, tensor
+from heuristic_kernels import FP32, attention_facts, norm_gradient, proposed
+from sample_kernels import add, matmul_to_bf16, scan, softmax
+
+from helion.backends.triton.heuristics.fallback import TritonFallbackHeuristic
+from helion.backends.triton.heuristics.sizing import estimate
+from helion.hardware import known_targets, target
+
+
+@pytest.mark.parametrize("name", known_targets())
+def test_fallback_is_legal_everywhere(name: str) -> None:
+    gpu = target(name)
+    for facts in (
+        facts_of(softmax, tensor(4096, 65536, dtype=FP32)),
+        facts_of(matmul_to_bf16, tensor(4096, 4096), tensor(4096, 4096)),
+        facts_of(scan, tensor(64, 2048)),
+        facts_of(norm_gradient, tensor(65536, 1024), tensor(65536, 1024)),
+        facts_of(add, tensor(7, 11, 13), tensor(7, 11, 13)),
+        attention_facts(128),
+    ):
+        heuristic = TritonFallbackHeuristic()
+        (first,) = proposed(heuristic, facts, gpu)
+        found = estimate(
+            facts, gpu, first.block_sizes, first.num_warps or 0, first.num_stages or 0, first.reduction_loops
+        )
+        assert found.fits and found.spill_risk == 0
+        assert set(first.block_sizes) == {axis.block_id for axis in facts.tunable_axes}
+    assert not TritonFallbackHeuristic.promote_seed_to_default

@@ -1,0 +1,164 @@
+"""Plain products: the published worked examples, thresholds and refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import facts_of, tensor
+from heuristic_kernels import (
+    B200,
+    BF16,
+    FP8,
+    FP32,
+    H100,
+    attention_facts,
+    grouped,
+    halves,
+    matmul_largest,
+    matmul_layer_norm,
+    matmul_rms_norm_tiled,
+    parts_then_sum,
+    proposed,
+    reason,
+    split_k,
+)
+from sample_kernels import bmm, matmul_to_bf16, softmax
+
+from helion._compiler.facts.records import KernelFacts
+from helion.backends.triton.heuristics.matmul import TritonMatmulHeuristic
+from helion.backends.triton.heuristics.product_extents import Extents, product_extents
+from helion.backends.triton.heuristics.sizing import estimate
+from helion.hardware import Target, known_targets, target
+
+# (M, N, K), then (M, N, K tile, warps, stages, group) for 16-bit and for fp32 operands; the same on H100 and B200
+MATMULS = [
+    ((4096, 4096, 4096), (128, 256, 64, 8, 4, 1), (128, 256, 32, 8, 4, 1)),
+    ((2048, 2048, 2048), (128, 256, 64, 8, 4, 1), (128, 256, 32, 8, 4, 1)),
+    ((8192, 8192, 8192), (128, 256, 64, 8, 4, 1), (128, 256, 32, 8, 4, 1)),
+    ((1024, 1024, 1024), (128, 64, 128, 4, 4, 1), (128, 64, 64, 4, 4, 1)),
+    ((512, 512, 512), (64, 64, 128, 4, 4, 1), (64, 64, 64, 4, 6, 1)),
+    ((16, 4096, 4096), (16, 32, 256, 4, 6, 1), (16, 32, 256, 4, 4, 1)),
+    ((1, 4096, 4096), (16, 32, 256, 4, 6, 1), (16, 32, 256, 4, 4, 1)),
+    ((128, 4096, 4096), (64, 64, 128, 4, 6, 1), (64, 64, 64, 4, 6, 1)),
+    ((8192, 1024, 4096), (128, 256, 64, 8, 4, 2), (128, 256, 32, 8, 4, 2)),
+    ((131072, 64, 512), (512, 64, 32, 8, 6, 2), (512, 64, 16, 8, 6, 2)),
+    ((256, 256, 12288), (64, 64, 128, 4, 6, 1), (64, 64, 64, 4, 6, 1)),
+    ((16, 11008, 4096), (16, 128, 128, 4, 6, 1), (16, 128, 64, 4, 6, 1)),
+]
+
+
+def matmul_seed(facts: KernelFacts, gpu: Target) -> tuple[int, ...]:
+    first = proposed(TritonMatmulHeuristic(), facts, gpu)[0]
+    fact = facts.matmuls[0]
+    tile = [first.block_sizes[b] for b in (fact.m_block_id, fact.n_block_id, fact.k_block_id)]
+    return (*tile, first.num_warps, first.num_stages, first.l2_groupings.get(0, 1))
+
+
+@pytest.mark.parametrize(("extents", "half", "single"), MATMULS, ids=[str(row[0]) for row in MATMULS])
+def test_matmul_published(extents: tuple[int, int, int], half: tuple[int, ...], single: tuple[int, ...]) -> None:
+    m, n, k = extents
+    for dtype, expected in ((BF16, half), (torch.float16, half), (FP32, single)):
+        facts = facts_of(matmul_to_bf16, tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype))
+        for gpu in (H100, B200):
+            assert matmul_seed(facts, gpu) == expected, (dtype, gpu)
+
+
+def test_matmul_of_fp8_is_sized_by_one_byte() -> None:
+    facts = facts_of(matmul_to_bf16, tensor(4096, 4096, dtype=FP8), tensor(4096, 4096, dtype=FP8))
+    assert matmul_seed(facts, H100) == matmul_seed(facts, B200) == (128, 256, 128, 8, 4, 1)
+    k_major = facts_of(matmul_to_bf16, tensor(4096, 4096, dtype=FP8), tensor(4096, 4096, dtype=FP8).t())
+    # partial sums stand beside the accumulator where the unit does not add in fp32
+    assert matmul_seed(k_major, H100) == (128, 128, 128, 8, 6, 1)
+    assert matmul_seed(k_major, B200) == (128, 256, 128, 8, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpu", "expected"),
+    [
+        ((10240, 64, 128, 256), H100, (64, 128, 64, 4, 2, 1)),
+        ((10240, 64, 128, 256), B200, (32, 64, 64, 1, 2, 1)),
+        ((4096, 128, 128, 64), H100, (64, 128, 16, 4, 2, 1)),
+        ((4096, 128, 128, 64), B200, (32, 64, 16, 1, 2, 1)),
+    ],
+)
+def test_many_small_products(shape: tuple[int, ...], gpu: Target, expected: tuple[int, ...]) -> None:
+    batch, m, n, k = shape
+    facts = facts_of(bmm, tensor(batch, m, k), tensor(batch, k, n))
+    assert matmul_seed(facts, gpu) == expected
+    assert proposed(TritonMatmulHeuristic(), facts, gpu)[0].block_sizes[0] == 1
+
+
+def test_matmul_alternates_are_turned_and_shorter() -> None:
+    facts = facts_of(matmul_to_bf16, tensor(4096, 4096), tensor(4096, 4096))
+    found = proposed(TritonMatmulHeuristic(), facts, H100)
+    tiles = [(dict(p.block_sizes), p.num_stages) for p in found]
+    assert tiles == [
+        ({0: 128, 1: 256, 2: 64}, 4),
+        ({0: 256, 1: 128, 2: 64}, 4),
+        ({0: 256, 1: 128, 2: 64}, 3),
+    ]
+
+
+@pytest.mark.parametrize("name", known_targets())
+def test_matmul_fits_everywhere(name: str) -> None:
+    gpu = target(name)
+    for extents in ((4096, 4096, 4096), (16, 4096, 4096), (131072, 64, 512), (100, 77, 33)):
+        m, n, k = extents
+        for dtype in (BF16, FP32, FP8):
+            facts = facts_of(matmul_to_bf16, tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype))
+            first = proposed(TritonMatmulHeuristic(), facts, gpu)[0]
+            predicted = estimate(facts, gpu, first.block_sizes, first.num_warps or 0, first.num_stages or 0)
+            assert predicted.fits and predicted.spill_risk < 1, (extents, dtype, predicted)
+
+
+def test_matmul_declines() -> None:
+    heuristic = TritonMatmulHeuristic()
+    assert "0 matrix products" in reason(heuristic, facts_of(softmax, tensor(64, 64)), H100)
+    layer_norm = facts_of(matmul_layer_norm, tensor(64, 64), tensor(64, 128), tensor(128), tensor(128))
+    assert "not three tiles" in reason(heuristic, layer_norm, H100)
+    assert "2 matrix products" in reason(heuristic, attention_facts(64), H100)
+    for kernel in (matmul_rms_norm_tiled, matmul_largest):
+        facts = facts_of(kernel, tensor(4096, 4096), tensor(4096, 512))
+        assert "reduced in the same program" in reason(heuristic, facts, H100)
+    assert heuristic.promote_seed_to_default
+
+
+def tiles_of(facts: KernelFacts, gpu: Target) -> list[tuple[tuple[int, ...], int | None, int | None]]:
+    found = proposed(TritonMatmulHeuristic(), facts, gpu)
+    return [(tuple(dict(sorted(p.block_sizes.items())).values()), p.num_warps, p.num_stages) for p in found]
+
+
+def test_a_tile_that_bounds_k_is_split_until_the_wave_is_full() -> None:
+    # (M, N, span, K): 4 products of 128 x 256 and 32 parts of K for 132 SMs
+    facts = facts_of(split_k, tensor(256, 16384), tensor(16384, 512))
+    assert tiles_of(facts, H100)[0] == ((128, 256, 512, 64), 8, 4)
+    # two products per SM already
+    facts = facts_of(split_k, tensor(4096, 16384), tensor(16384, 2048))
+    assert tiles_of(facts, H100)[0] == ((128, 256, 16384, 64), 8, 4)
+    spans = [
+        tiles_of(facts_of(split_k, tensor(m, 16384), tensor(16384, 512)), H100)[0][0][2] for m in (256, 1024, 4096)
+    ]
+    assert spans == sorted(spans)
+
+
+def test_loops_without_a_product_get_tiles_of_their_own() -> None:
+    facts = facts_of(parts_then_sum, tensor(256, 16384), tensor(16384, 512))
+    # (M, N, K of the parts, M and N of their sum)
+    assert tiles_of(facts, H100)[0] == ((64, 64, 128, 2, 512), 4, 6)
+
+
+def test_rows_of_groups_are_as_many_as_there_are_on_average() -> None:
+    offsets = torch.empty(17, dtype=torch.int32, device="meta")
+    facts = facts_of(grouped, tensor(32768, 2048), tensor(16, 2048, 4096), offsets)
+    assert product_extents(facts) == Extents(m=2048, n=4096, k=2048, batch=16, span=None)
+    # N, M, K; no more than 128 rows and 3 stages, whose masks are in registers
+    assert tiles_of(facts, H100) == [((128, 128, 64), 8, 3)]
+    few = facts_of(grouped, tensor(512, 2048), tensor(16, 2048, 4096), offsets)
+    assert tiles_of(few, H100)[0][0][1] == 32
+
+
+def test_two_products_over_the_same_tiles_stage_twice_the_operands() -> None:
+    facts = facts_of(halves, tensor(4096, 4096), tensor(4096, 4096), tensor(4096, 4096))
+    one = facts_of(matmul_to_bf16, tensor(4096, 4096), tensor(4096, 4096))
+    assert tiles_of(facts, H100)[0] == ((128, 256, 32), 8, 4)
+    assert tiles_of(one, H100)[0] == ((128, 256, 64), 8, 4)

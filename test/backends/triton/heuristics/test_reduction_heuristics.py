@@ -1,0 +1,174 @@
+"""Reductions: the published worked examples, and the budget that sizes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from harness import facts_of, tensor
+from heuristic_kernels import (
+    B200,
+    FP32,
+    H100,
+    kl_div,
+    norm_gradient,
+    proposed,
+    reason,
+    rms_norm,
+    sum_then_scale,
+    two_pass_softmax,
+    welford,
+)
+from sample_kernels import add, matmul_to_bf16, row_sum, softmax
+
+from helion._compiler.facts.records import KernelFacts, LiveTile
+from helion.autotuner.proposal import Proposal
+from helion.backends.triton.heuristics.reduction import TritonReductionHeuristic
+from helion.backends.triton.heuristics.reduction_budget import allocate, row_budget
+from helion.backends.triton.heuristics.sizing import estimate
+from helion.backends.triton.heuristics.user_tiled_reduction import TritonUserTiledReductionHeuristic
+from helion.hardware import Target, known_targets, target
+
+
+def with_live_rows(facts: KernelFacts, count: int, **changes: Any) -> KernelFacts:
+    """The facts with ``count`` live fp32 row tiles and one column, as the published examples assume."""
+
+    def tiles(axis: int, grid: int) -> tuple[LiveTile, ...]:
+        return (*(((grid, axis), 4),) * count, ((grid,), 4))
+
+    rows = facts.grid_axes[0]
+    changed = tuple(
+        dataclasses.replace(fact, live_tiles=tiles(fact.axis, rows), body_live_tiles=count, **changes)
+        for fact in facts.reductions
+    )
+    return dataclasses.replace(facts, reductions=changed)
+
+
+def reduction_seed(facts: KernelFacts, gpu: Target) -> Proposal:
+    whole, tiled = TritonReductionHeuristic(), TritonUserTiledReductionHeuristic()
+    return proposed(tiled if reason(whole, facts, gpu) else whole, facts, gpu)[0]
+
+
+def row_seed(facts: KernelFacts, gpu: Target) -> tuple[list[int], list[int | None], int | None]:
+    first = reduction_seed(facts, gpu)
+    sizes = [first.block_sizes[axis.block_id] for axis in facts.tunable_axes]
+    return sizes, [first.reduction_loops[axis.block_id] for axis in facts.rolled_axes], first.num_warps
+
+
+def test_row_budget() -> None:
+    assert row_budget(H100) == row_budget(B200) == row_budget(target("a100")) == 245760
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args", "rows", "hopper", "blackwell"),
+    [
+        (rms_norm, (tensor(2048, 16384, dtype=FP32), tensor(16384)), 3, ([1], [None], 16), None),
+        (softmax, (tensor(1024, 1024),), 3, ([1], [None], 4), None),
+        (row_sum, (tensor(4096, 4096),), 2, ([2], [None], 8), ([2], [None], 4)),
+        (row_sum, (tensor(4096, 18432),), 2, ([1], [16384], 32), ([1], [16384], 32)),
+        (row_sum, (tensor(8, 2**20),), 2, ([1], [16384], 32), ([1], [16384], 32)),
+        (rms_norm, (tensor(131072, 512), tensor(512)), 3, ([8], [None], 4), ([8], [None], 2)),
+        (softmax, (tensor(4096, 8192),), 3, ([2], [None], 16), ([2], [None], 4)),
+        (softmax, (tensor(4096, 8192),), 7, ([1], [None], 16), ([1], [None], 4)),
+        (softmax, (tensor(4096, 32768),), 7, ([1], [8192], 32), ([1], [8192], 32)),
+        (sum_then_scale, (tensor(1024, 4096, dtype=FP32),), 1, ([1, 4096], [None], 8), None),
+        (sum_then_scale, (tensor(1024, 131072, dtype=FP32),), 1, ([1, 32768], [16384], 32), ([1, 4096], [16384], 32)),
+        (kl_div, (tensor(4096, 131072, dtype=FP32),) * 2, 6, ([4096, 1], [], 32), None),
+        (two_pass_softmax, (tensor(4096, 4096, dtype=FP32),), 3, ([2, 4096], [], 8), ([2, 4096], [], 4)),
+        (two_pass_softmax, (tensor(4096, 131072, dtype=FP32),), 3, ([1, 16384], [], 32), None),
+        (welford, (tensor(262144, 1024, dtype=FP32),), 3, ([8, 1024, 1024], [], 4), None),
+    ],
+)
+def test_reduction_published(kernel: Any, args: Any, rows: int, hopper: Any, blackwell: Any) -> None:
+    facts = with_live_rows(facts_of(kernel, *args), rows)
+    assert row_seed(facts, H100) == hopper
+    if blackwell is not None:
+        assert row_seed(facts, B200) == blackwell
+
+
+@pytest.mark.parametrize(
+    ("rows", "store_only", "longest"),
+    [
+        (1, False, 183296),
+        (1, True, 72704),
+        (2, False, 91136),
+        (2, True, 35840),
+        (3, False, 60416),
+        (3, True, 23552),
+        (4, False, 45056),
+        (4, True, 17408),
+        (7, False, 25600),
+        (7, True, 10240),
+    ],
+)
+def test_longest_row_that_is_held(rows: int, store_only: bool, longest: int) -> None:
+    def held(extent: int) -> bool:
+        facts = with_live_rows(facts_of(softmax, tensor(8, extent, dtype=FP32)), rows, store_only_re_read=store_only)
+        return not allocate(facts, H100).looped
+
+    assert held(longest) and not held(longest + 1024)
+
+
+def test_real_live_tiles_give_the_published_choices() -> None:
+    assert row_seed(facts_of(softmax, tensor(4096, 8192)), H100) == ([2], [None], 16)
+    assert row_seed(facts_of(rms_norm, tensor(2048, 16384, dtype=FP32), tensor(16384)), H100) == ([1], [None], 16)
+    assert row_seed(facts_of(row_sum, tensor(4096, 16384)), H100)[1] == [None]
+    assert row_seed(facts_of(row_sum, tensor(4096, 18432)), H100)[1] == [16384]
+
+
+def test_more_live_tiles_never_give_a_larger_chunk() -> None:
+    facts = facts_of(softmax, tensor(4096, 65536, dtype=FP32))
+    found = [allocate(with_live_rows(facts, rows), H100).chunks[1] for rows in range(1, 12)]
+    chunks = [2**20 if chunk is None else chunk for chunk in found]
+    assert chunks == sorted(chunks, reverse=True)
+    assert chunks[-1] < chunks[0]
+
+
+def test_eviction() -> None:
+    streamed = reduction_seed(facts_of(row_sum, tensor(4096, 4096)), H100)
+    assert streamed.eviction == {0: "first"}
+    twice = reduction_seed(facts_of(two_pass_softmax, tensor(4096, 4096)), H100)
+    assert twice.eviction == {0: "last", 1: "first"}
+    once = reduction_seed(facts_of(kl_div, tensor(64, 4096), tensor(64, 4096)), H100)
+    assert once.eviction == {}
+
+
+def test_gradients_per_feature_take_one_wave_of_partial_sums() -> None:
+    facts = facts_of(norm_gradient, tensor(65536, 1024), tensor(65536, 1024))
+    assert any(fact.per_feature_accumulator for fact in facts.reductions)
+    first = reduction_seed(facts, H100)
+    outer, inner = (axis.block_id for axis in facts.tunable_axes)
+    assert first.block_sizes[outer] == 512  # 65536 rows over 132 SMs, rounded up
+    assert first.block_sizes[inner] >= 4
+    assert not first.reduction_loops
+
+
+def test_no_reduction_seed_is_predicted_to_spill() -> None:
+    for kernel, count in ((softmax, 1), (rms_norm, 2), (row_sum, 1), (two_pass_softmax, 1), (welford, 1)):
+        for extent in (1000, 8192, 32768, 131072):
+            args = (tensor(4096, extent, dtype=FP32), tensor(extent, dtype=FP32))[:count]
+            facts = facts_of(kernel, *args)
+            for gpu in (H100, B200, target("a100"), target("mi300x")):
+                first = reduction_seed(facts, gpu)
+                found = estimate(facts, gpu, first.block_sizes, first.num_warps or 0, 1, first.reduction_loops)
+                assert found.fits and not found.spill_risk, (kernel.__name__, extent, gpu)
+
+
+def test_reductions_decline() -> None:
+    whole, tiled = TritonReductionHeuristic(), TritonUserTiledReductionHeuristic()
+    product = facts_of(matmul_to_bf16, tensor(64, 64), tensor(64, 64))
+    assert "matrix product" in reason(whole, product, H100)
+    assert "matrix product" in reason(tiled, product, H100)
+    elementwise = facts_of(add, tensor(64, 64), tensor(64, 64))
+    assert "no reduction" in reason(whole, elementwise, H100)
+    assert reason(tiled, facts_of(softmax, tensor(64, 64)), H100)
+    assert reason(whole, facts_of(welford, tensor(64, 64)), H100)
+
+
+@pytest.mark.parametrize("name", known_targets())
+def test_one_reduction_heuristic_applies_to_each_kernel(name: str) -> None:
+    for kernel, args in ((softmax, (tensor(64, 64),)), (welford, (tensor(64, 64),))):
+        facts = facts_of(kernel, *args)
+        both = (TritonReductionHeuristic(), TritonUserTiledReductionHeuristic())
+        assert sum(bool(reason(heuristic, facts, target(name))) for heuristic in both) == 1
