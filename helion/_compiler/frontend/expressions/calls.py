@@ -22,7 +22,7 @@ from ..purity import WIDE, is_pure, kind_of_result
 from ..runtime_values import Opaque, opaque, settle
 from ..walk.kinds import is_hashable, tensors_in
 from ..walk.scope import Scope, call, captured, evaluate
-from ..walk.unfollowed import outside_container
+from ..walk.unfollowed import forget_outside, outside_container
 from .displays import evaluate_items
 from .functions import LocalFunction, call_helper, call_local
 from .graph_calls import call_graph
@@ -66,9 +66,8 @@ def _change_outside(s: Scope, container: Any, node: ast.Call) -> Any:
     """A method that changes a container from outside of the kernel: it runs at run time, and what the container holds
     after that is not followed."""
     _arguments(s, node)
-    s.t.effects += 1
     what = ast.unparse(node)
-    s.t.poisoned[id(container)] = (container, opaque(f"what is in the container after `{what}`"))
+    forget_outside(s, container, opaque(f"what is in the container after `{what}`"))
     return opaque(f"`{what}`")
 
 

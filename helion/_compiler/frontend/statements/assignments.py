@@ -19,7 +19,7 @@ from ..runtime_values import Opaque, opaque
 from ..values import DeviceValue, HostTensorValue, Tile, describe
 from ..walk.lookup import name_tensor
 from ..walk.scope import Scope, assign, evaluate, kept
-from ..walk.unfollowed import forget_sources, outside
+from ..walk.unfollowed import forget_outside, forget_sources, outside
 
 
 def walk_assign(s: Scope, node: ast.Assign) -> None:
@@ -184,9 +184,7 @@ def _assign_outside(s: Scope, target: ast.Subscript) -> bool:
     container = None if s.t.on_device else outside(s, target.value)
     if container is None:
         return False
-    s.t.effects += 1
-    unknown = opaque(f"what is in `{ast.unparse(target.value)}` after an assignment")
-    s.t.poisoned[id(container)] = (container, unknown)
+    forget_outside(s, container, opaque(f"what is in `{ast.unparse(target.value)}` after an assignment"))
     return True
 
 

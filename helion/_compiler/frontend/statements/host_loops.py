@@ -25,22 +25,25 @@ from ...ir.grammar import Keep
 from ..expressions.comprehensions import iterate
 from ..frames import assigned_names
 from ..values import HostTensorValue, Missing, describe
+from ..walk import mutations
 from ..walk.iterations import NUMBERS, Number, check_same_type, differs, merged_items, open_extents, same
 from ..walk.rollback import repeated
 from ..walk.scope import Break, Continue, Return, Scope, assign, evaluate
 from ..walk.shared_memory import share
+from ..walk.unfollowed import head_of
 from .launches import walk_host
 
 
 @dataclass
 class _Changing:
     """What changes from one iteration to the next, as far as it is known: numbers, tensors, those of them that may
-    begin anywhere, and their sizes and strides ``(name, "size" or "stride", dim)``."""
+    begin anywhere, their sizes and strides ``(name, "size" or "stride", dim)``, and what changes in place."""
 
     numbers: set[str] = field(default_factory=set)
     tensors: set[str] = field(default_factory=set)
     unaligned: set[str] = field(default_factory=set)
     extents: set[tuple[str, str, int]] = field(default_factory=set)
+    in_place: mutations.Mutations = field(default_factory=mutations.Mutations)
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def _iteration(
 ) -> _Iteration | None:
     """Walks the body; None if that adds to ``changing``."""
     s.frame.names = dict(before)
+    unchanged = mutations.begin(s, changing.in_place, head_of(node))
     made, start = _begin(s, node, item, changing)
     s.walk.body = []
     try:
@@ -95,7 +99,8 @@ def _iteration(
             statement="`break` or `continue` in a host loop around a grid loop", where="host", remedy=""
         ) from None
     s.at(node)
-    if _changes(s, start, s.frame.names, changing):
+    known = not mutations.extend(s, changing.in_place, unchanged, head_of(node))
+    if _changes(s, start, s.frame.names, changing) or not known:
         return None
     return _Iteration([*made, *s.walk.body], start, s.frame.names)
 

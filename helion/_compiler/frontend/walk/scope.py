@@ -103,6 +103,8 @@ class Walk:
     grid_loop: ast.stmt | None = None
     #: Which memory is shared in some iteration of a host loop.
     shared: dict[int, int] = field(default_factory=dict)
+    #: Containers from outside of the kernel that its code changes, by identity.
+    changed_outside: dict[int, Any] = field(default_factory=dict)
     #: How many conditions that are known at run time only, and handlers of errors, are around what is being walked.
     uncertain: int = 0
     #: How deep calls of the user's functions are nested.

@@ -63,6 +63,7 @@ def save_host(s: Scope, values: Any = None) -> SavedHost:
     """What host code has made so far, with what is in the containers that its names and ``values`` hold."""
     found = containers_in(tuple(s.frame.names.values()))
     containers_in(tuple(s.walk.kernel_frame.names.values()), found)
+    containers_in([copied for _, copied in s.t.copies.values()], found)
     containers_in(values, found)
     return SavedHost(dict(s.frame.names), {key: (c, copy.copy(c)) for key, c in found.items()}, len(s.t.relied))
 
@@ -152,6 +153,13 @@ def forget_sources(s: Scope, name: str) -> None:
     old = s.walk.kernel_frame.names[name]
     if isinstance(old, HostTensorValue) and old.source == name:
         old.source = ""
+
+
+def forget_outside(s: Scope, container: Any, unknown: Opaque) -> None:
+    """What a container from outside of the kernel holds is not followed any more."""
+    s.t.effects += 1
+    s.t.poisoned[id(container)] = (container, unknown)
+    s.walk.changed_outside[id(container)] = container
 
 
 def outside_container(s: Scope, node: ast.Call) -> Any:
