@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -587,3 +589,108 @@ def test_a_refused_launch_in_a_loop_is_not_tried_again() -> None:
     looped = helion.kernel(ping_pong.fn)
     looped(_tensor(50), 2)
     assert not _repeatable(looped.bind((_tensor(50), 2)))
+
+
+# --- what changes in place ----------------------------------------------------------------------------------------------
+
+RECORD = [1]
+
+
+class Counter:
+    count = 1
+
+
+def _touch(items: list[int]) -> None:
+    items.append(time.time_ns())
+
+
+def test_containers_that_change() -> None:
+    def length(x: torch.Tensor, steps: int) -> torch.Tensor:
+        seen: list[int] = []
+        for step in range(steps):
+            for tile in hl.tile(x.size(0)):
+                x[tile] = x[tile] + len(seen)  # here
+            seen.append(step)
+        return x
+
+    def item(x: torch.Tensor, steps: int) -> torch.Tensor:
+        table = {"a": 1}
+        for step in range(steps):
+            for tile in hl.tile(x.size(0)):
+                x[tile] = x[tile] + table["a"]  # here
+            table["a"] = step
+        return x
+
+    def of_an_argument(x: torch.Tensor, items: list[int]) -> torch.Tensor:
+        for _ in range(2):
+            for tile in hl.tile(x.size(0)):
+                x[tile] = x[tile] + len(items)  # here
+            _touch(items)
+        return x
+
+    refusal(length, (_tensor(50), 3), exc.KnownAtRunTime, "what is in `seen`")
+    refusal(item, (_tensor(50), 3), exc.KnownAtRunTime, "`for step in range(steps):` changes it")
+    refusal(of_an_argument, (_tensor(50), [1]), exc.KnownAtRunTime, "what is in `items`")
+
+
+def test_containers_from_outside_that_change() -> None:
+    def directly(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            for tile in hl.tile(x.size(0)):
+                x[tile] = x[tile] + len(RECORD)  # here
+            RECORD.append(1)
+        return x
+
+    def by_another_name(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            for tile in hl.tile(x.size(0)):
+                x[tile] = x[tile] + len(RECORD)  # here
+            record = RECORD
+            record[0] = 2
+        return x
+
+    def by_a_function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            for tile in hl.tile(x.size(0)):
+                x[tile] = x[tile] + len(RECORD)  # here
+            _touch(RECORD)
+        return x
+
+    for function in (directly, by_another_name, by_a_function):
+        refusal(function, (_tensor(50),), exc.KnownAtRunTime, "what is in a container")
+
+
+def test_attributes_that_change() -> None:
+    def attribute(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            for tile in hl.tile(x.size(0)):
+                x[tile] = x[tile] + Counter.count  # here
+            Counter.count = Counter.count + 1
+        return x
+
+    def of_an_object_made_in_it(x: torch.Tensor) -> torch.Tensor:
+        for step in range(2):  # here
+            made = types.SimpleNamespace()
+            made.count = step
+            for tile in hl.tile(x.size(0)):
+                x[tile] = x[tile] + 1
+        return x
+
+    refusal(attribute, (_tensor(50),), exc.KnownAtRunTime, "`for _ in range(2):` assigns it")
+    refusal(of_an_object_made_in_it, (_tensor(50),), exc.StatementNotSupported, "make the object before the loop")
+
+
+def test_containers_that_only_the_host_reads() -> None:
+    @helion.kernel(config=CONFIG)
+    def collected(x: torch.Tensor, steps: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        made, sizes = [], [1]
+        for step in range(steps):
+            y = torch.empty_like(x)
+            for tile in hl.tile(x.size(0)):
+                y[tile] = x[tile] * step + sizes[0]
+            made.append(y)
+        return made, torch.stack(made)
+
+    made, stacked = collected(_tensor(50), 3)
+    torch.testing.assert_close(stacked, torch.stack([_tensor(50) * step + 1 for step in range(3)]))
+    torch.testing.assert_close(torch.stack(made), stacked)

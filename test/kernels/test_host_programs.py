@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from host_programs import Program, build, judge, shrink
+from host_programs import PARAMETERS, Program, build, judge, shrink
+from trials import check_trials
 
 from helion import exc
 
@@ -64,3 +65,16 @@ def test_random_host_programs_on_a_gpu(first: int, tmp_path: Path) -> None:
     """Where calls after the first go through guards, and where tensors are made follows torch's default device."""
     with torch.device("cuda"):
         check(range(first, first + 100), tmp_path)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.prove)])
+def test_forgotten_trials(count: int, tmp_path: Path) -> None:
+    load = loader(tmp_path)
+    for seed in range(count):
+        program = build(seed)
+        module = load(program.source())
+        arguments = program.calls[0].arguments
+        args = tuple(eval(arguments[name], module) for name in PARAMETERS.split(", "))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_trials(module["kernel"], args)

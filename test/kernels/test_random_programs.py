@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from generated_source import load
+from trials import check_trials
 
 import helion
 
@@ -158,3 +159,10 @@ def test_rows(count: int, tmp_path: Path) -> None:
 def test_control_flow(count: int, tmp_path: Path) -> None:
     for seed in range(count):
         control_flow(seed, tmp_path)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.prove)])
+def test_forgotten_trials(count: int, tmp_path: Path) -> None:
+    for seed in range(count):
+        program = ControlFlow(random.Random(seed))
+        check_trials(load(program.source(True), tmp_path, f"trial_{seed}").kernel, (torch.ones(5, 4), 3))

@@ -16,29 +16,31 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class _Saved:
+class Saved:
     """All that a walk changes, as it was, and where the walk stood."""
 
     trace: TraceSnapshot
     walk: journal.Snapshot
+    frame: journal.Snapshot
     host: SavedHost
     node: ast.AST | None
 
 
 def repeated(s: Scope, attempt: Callable[[], _T | None]) -> _T:
     """What the first attempt gives that gives anything. Those before it leave no trace, but in what they have learned."""
-    saved = _save(s)
+    saved = save(s)
     while (found := attempt()) is None:
-        _restore(s, saved)
+        restore(s, saved)
     return found
 
 
-def _save(s: Scope) -> _Saved:
-    return _Saved(s.t.snapshot(), journal.snapshot(s.walk), save_host(s), s.node)
+def save(s: Scope) -> Saved:
+    return Saved(s.t.snapshot(), journal.snapshot(s.walk), journal.snapshot(s.frame), save_host(s), s.node)
 
 
-def _restore(s: Scope, saved: _Saved) -> None:
+def restore(s: Scope, saved: Saved) -> None:
     s.t.restore(saved.trace)
     journal.restore(s.walk, saved.walk)
+    journal.restore(s.frame, saved.frame)
     restore_host(s, saved.host)
     s.node = saved.node
