@@ -376,7 +376,7 @@ def stores_in_a_loop(x, out):
 def test_the_copy_engine_writes_no_element_twice(kernel: Callable[..., Any], boxed: bool) -> None:
     config = {"block_sizes": [64, 64], "num_warps": 4, "indexing": "tensor_descriptor"}
     plan = _plan(kernel, (x(128, 128), x(128, 128)), **config)
-    stores = {id(op) for op in plan.program.walk() if op.kind == "store"}
+    stores = {op.number for op in plan.program.walk() if op.kind == "store"}
     assert bool(stores & set(plan.boxes)) == boxed
 
 
@@ -387,7 +387,7 @@ def test_printed_and_verified() -> None:
     case = CASES["stored twice"]
     program = _plan(case.kernel, case.make("cpu"), block_sizes=[4096], num_warps=16).program
     assert re.search(r"^    barrier$", print_program(program), re.MULTILINE)
-    wrong = program.map_regions(lambda r: Region(r.params, (*r.ops, Op("barrier", (1,), (), None)), r.results))
+    wrong = program.map_regions(lambda r: Region(r.params, (*r.ops, Op(10**6, "barrier", (1,), (), None)), r.results))
     with pytest.raises(exc.VerifierError, match="a barrier has operands"):
         verify(wrong, "test")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -408,6 +409,8 @@ def test_the_passes_do_not_touch_their_input() -> None:
 
 # --- the verifier -------------------------------------------------------------------------------------------------------
 
+#: Of ops that are planted, above those of any sample.
+NUMBERS = itertools.count(10**6)
 B0, B1 = Dim(blocks=(0,)), Dim(blocks=(1,))
 F32 = torch.float32
 
@@ -417,7 +420,7 @@ def value(number: int, dims: Sequence[Dim] = (B0, B1), dtype: torch.dtype = F32)
 
 
 def op(kind: Any, operands: Sequence[Any], result: Value | None, attrs: Any = None, regions: Any = ()) -> Op:
-    return Op(kind, tuple(operands), () if result is None else (result,), attrs, tuple(regions))
+    return Op(next(NUMBERS), kind, tuple(operands), () if result is None else (result,), attrs, tuple(regions))
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion import pipeline as whole
+from helion._compiler.ir.build import Numbers
 from helion._compiler.ir.grammar import (
     ForAttrs,
     GatherAttrs,
@@ -25,8 +26,8 @@ from helion._compiler.ir.grammar import (
     Variables,
     WhileAttrs,
 )
-from helion._compiler.ir.mapping import map_ops
 from helion._compiler.ir.printer import print_program
+from helion._compiler.ir.rewrite import map_ops
 from helion._compiler.ir.verifier import verify
 from helion._compiler.passes.schedule import (
     FLATTEN,
@@ -162,8 +163,12 @@ def test_steps_of_several_backends_are_named_once() -> None:
 
 def spoiled(program: Program) -> Program:
     """``program`` with a barrier that has an operand, at the end of each root."""
-    wrong = Op("barrier", (1,), (), None)
-    return program.map_regions(lambda r: Region(r.params, (*r.ops, wrong), r.results))
+    numbers = Numbers.after(program)
+
+    def spoil(region: Region) -> Region:
+        return replace(region, ops=(*region.ops, Op(numbers.op(), "barrier", (1,), (), None)))
+
+    return program.map_regions(spoil)
 
 
 @pytest.mark.parametrize("at", range(len(PASSES)), ids=[step.__name__ for step in PASSES])

@@ -73,5 +73,5 @@ def _dot_results(walk: Walk, matmuls: tuple[MatmulFact, ...]) -> dict[int, set[i
             product = op.results[0]
             for value in walk.bodies[fact.accumulator_loop].results:
                 if isinstance(value, Value) and value.dims == product.dims:
-                    found.setdefault(fact.accumulator_loop, set()).add(id(value))
+                    found.setdefault(fact.accumulator_loop, set()).add(value.number)
     return found

@@ -33,7 +33,7 @@ def is_sfu(op: Op) -> bool:
 def work_facts(walk: Walk) -> tuple[WorkFact, ...]:
     counts: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for op in walk.pointwise:
-        key = (walk.homes[id(op)], walk.tile(op.results[0])[0])
+        key = (walk.homes[op.number], walk.tile(op.results[0])[0])
         entry = counts.setdefault(key, [0, 0])
         entry[0] += 1
         entry[1] += is_sfu(op)
@@ -45,7 +45,7 @@ def reduced_products(walk: Walk, flow: Flow) -> frozenset[tuple[int, int]]:
     products = 0
     for op in walk.dots:
         products |= flow.of(op.results[0])
-    return frozenset((walk.homes[id(op)], axis) for op, axis, bit in flow.reduce_bits if products & bit)
+    return frozenset((walk.homes[op.number], axis) for op, axis, bit in flow.reduce_bits if products & bit)
 
 
 def epilogue_fact(

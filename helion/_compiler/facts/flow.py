@@ -14,9 +14,9 @@ from .walk import Walk
 
 @dataclass(slots=True)
 class Flow:
-    """``reached[id(value)]`` is the set of bits the value reaches.
+    """``reached[value.number]`` is the set of bits the value reaches.
 
-    ``reduce_bits`` are ``(op, axis, bit)`` in program order; ``dot_bits`` and ``store_bits`` go by ``id(op)``, atomics
+    ``reduce_bits`` are ``(op, axis, bit)`` in program order; ``dot_bits`` and ``store_bits`` go by ``op.number``, atomics
     among the stores.
     """
 
@@ -28,7 +28,7 @@ class Flow:
     stores: int = 0
 
     def of(self, value: Operand) -> int:
-        return self.reached.get(id(value), 0)
+        return self.reached.get(value.number, 0) if isinstance(value, Value) else 0
 
 
 def trace_flow(walk: Walk) -> Flow:
@@ -40,13 +40,13 @@ def trace_flow(walk: Walk) -> Flow:
         for dim in op.attrs.dims:
             for axis in value.dims[dim].blocks:
                 flow.reduce_bits.append((op, axis, bit))
-                flow.reduce_bit[id(op)] = flow.reduce_bit.get(id(op), 0) | bit
+                flow.reduce_bit[op.number] = flow.reduce_bit.get(op.number, 0) | bit
                 bit <<= 1
     for op in walk.dots:
-        flow.dot_bits[id(op)] = bit
+        flow.dot_bits[op.number] = bit
         bit <<= 1
     for op in (*walk.stores, *walk.atomics):
-        flow.store_bits[id(op)] = bit
+        flow.store_bits[op.number] = bit
         flow.stores |= bit
         bit <<= 1
     for root in walk.program.roots:
@@ -59,22 +59,22 @@ def _region(region: Region, flow: Flow) -> None:
     for op in reversed(region.ops):
         kind = op.kind
         if kind == "pointwise" or kind == "view" or kind == "mask":
-            bits = reached.get(id(op.results[0]), 0)
+            bits = reached.get(op.results[0].number, 0)
             if bits:
                 _add(reached, op.operands, bits)
         elif kind == "load":
             continue
         elif kind == "store":
             assert isinstance(op.attrs, MemoryAttrs)
-            bits = flow.store_bits[id(op)]
+            bits = flow.store_bits[op.number]
             _add(reached, op.operands[:1], bits)
             if op.attrs.mask is not None:
                 _add(reached, (op.operands[op.attrs.mask],), bits)
         elif kind == "reduce":
-            _add(reached, op.operands, flow.reduce_bit.get(id(op), 0))
+            _add(reached, op.operands, flow.reduce_bit.get(op.number, 0))
         elif kind == "dot":
-            bits = reached.get(id(op.results[0]), 0)
-            _add(reached, op.operands[:2], bits | flow.dot_bits[id(op)])
+            bits = reached.get(op.results[0].number, 0)
+            _add(reached, op.operands[:2], bits | flow.dot_bits[op.number])
             _add(reached, op.operands[2:], bits)
         elif kind == "atomic":
             _atomic(op, flow)
@@ -83,12 +83,12 @@ def _region(region: Region, flow: Flow) -> None:
         elif kind == "if":
             for inner in op.regions:
                 for after, result in zip(inner.results, op.results, strict=False):
-                    _add(reached, (after,), reached.get(id(result), 0))
+                    _add(reached, (after,), reached.get(result.number, 0))
                 _region(inner, flow)
         else:
             bits = 0
             for result in op.results:
-                bits |= reached.get(id(result), 0)
+                bits |= reached.get(result.number, 0)
             _add(reached, op.operands, bits)
 
 
@@ -96,7 +96,7 @@ def _atomic(op: Op, flow: Flow) -> None:
     assert isinstance(op.attrs, MemoryAttrs)
     addresses = {index.operand for index in op.attrs.indices}
     values = [operand for at, operand in enumerate(op.operands) if at not in addresses]
-    _add(flow.reached, tuple(values), flow.store_bits[id(op)])
+    _add(flow.reached, tuple(values), flow.store_bits[op.number])
 
 
 def _loop(op: Op, flow: Flow) -> None:
@@ -104,19 +104,19 @@ def _loop(op: Op, flow: Flow) -> None:
     region = op.regions[-1]
     before: list[int] | None = None
     while True:
-        params = [reached.get(id(param), 0) for param in region.params]
+        params = [reached.get(param.number, 0) for param in region.params]
         if params == before:
             break
         before = params
         for bits, after, result in zip(params, region.results, op.results, strict=True):
-            _add(reached, (after,), bits | reached.get(id(result), 0))
+            _add(reached, (after,), bits | reached.get(result.number, 0))
         _region(region, flow)
     for initial, bits, result in zip(op.operands, params, op.results, strict=False):
-        _add(reached, (initial,), bits | reached.get(id(result), 0))
+        _add(reached, (initial,), bits | reached.get(result.number, 0))
 
 
 def _add(reached: dict[int, int], operands: tuple[Operand, ...], bits: int) -> None:
     for operand in operands:
         if isinstance(operand, Value):
-            key = id(operand)
+            key = operand.number
             reached[key] = reached.get(key, 0) | bits

@@ -44,12 +44,13 @@ class Liveness:
 
 
 def sweep(walk: Walk, staged: frozenset[int]) -> Liveness:
-    """``staged`` are the ids of loaded values that reach a dot through shared memory."""
+    """``staged`` are the numbers of loaded values that reach a dot through shared memory."""
     liveness = Liveness()
-    for root in walk.program.roots:
-        liveness.resident.append(set())
-        liveness.held.append(set())
-        _Sweep(walk, staged, liveness).region(root.body, {}, {})
+    for fact in walk.regions:
+        if fact.kind == "root":
+            liveness.resident.append(set())
+            liveness.held.append(set())
+            _Sweep(walk, staged, liveness).region(fact.region, {}, {})
     return liveness
 
 
@@ -83,12 +84,12 @@ class _Sweep:
         self.walk = walk
         self.staged = staged
         self.liveness = liveness
-        self.numbers = {id(body): number for number, body in enumerate(walk.bodies)}
         self.alias: dict[int, int] = {}
         self.free: set[int] = set()
 
-    def region(self, region: Region, live: dict[int, Value], resident: dict[int, LiveTile]) -> None:
+    def region(self, number: int, live: dict[int, Value], resident: dict[int, LiveTile]) -> None:
         """``live`` and ``resident`` are values from outside that stay live throughout."""
+        region = self.walk.bodies[number]
         self.register(region.ops)
         last, held = self.last_uses(region)
         beyond = len(region.ops) + 1
@@ -97,11 +98,11 @@ class _Sweep:
         scope = _Scope(last, held, dict(live), dict(resident))
         scope.profile = sum(self.weight(value) for value in live.values())
         for param in region.params:
-            if self.weight(param) and last.get(id(param), -1) >= 0:
-                scope.live[id(param)] = param
+            if self.weight(param) and last.get(param.number, -1) >= 0:
+                scope.live[param.number] = param
                 scope.profile += self.weight(param)
             self.hold(param, -1, scope)
-        self.steps(region, scope)
+        self.liveness.peaks[number] = self.steps(region, scope)
 
     def weight(self, value: Value) -> int:
         """What the value adds to a profile: one in the digit of its rank."""
@@ -116,30 +117,30 @@ class _Sweep:
             if kind in _ALIASES:
                 source = op.operands[0]
                 if isinstance(source, Value):
-                    alias[id(op.results[0])] = alias.get(id(source), id(source))
+                    alias[op.results[0].number] = alias.get(source.number, source.number)
                     continue
             if kind == "pointwise":
                 # arithmetic on indices is done again wherever it is needed
-                cheap = all(alias.get(id(v), id(v)) in free or not v.dims for v in op.values())
+                cheap = all(alias.get(v.number, v.number) in free or not v.dims for v in op.values())
             elif kind == "full":
                 cheap = not any(True for _ in op.values())
             else:
-                cheap = kind in _FREE or (kind == "load" and id(op.results[0]) in self.staged)
+                cheap = kind in _FREE or (kind == "load" and op.results[0].number in self.staged)
             if cheap:
-                free.update(id(r) for r in op.results)
+                free.update(r.number for r in op.results)
 
     def last_uses(self, region: Region) -> tuple[dict[int, int], dict[int, int]]:
         last: dict[int, int] = {}
         for at, op in enumerate(region.ops):
             for operand in op.operands:
                 if isinstance(operand, Value):
-                    last[id(operand)] = at
-            if id(op) in self.walk.inner:
-                last.update(dict.fromkeys(self.walk.captured[id(op)], at))
+                    last[operand.number] = at
+            if op.number in self.walk.inner:
+                last.update(dict.fromkeys(self.walk.captured[op.number], at))
         end = len(region.ops)
         for result in region.results:
             if isinstance(result, Value):
-                last[id(result)] = end
+                last[result.number] = end
         held: dict[int, int] = {}
         for key, at in last.items():
             root = self.alias.get(key, key)
@@ -148,29 +149,30 @@ class _Sweep:
 
     def hold(self, value: Value, at: int, scope: _Scope) -> bool:
         """Whether ``value``, made by op ``at``, takes registers from there on."""
-        key = id(value)
+        key = value.number
         if scope.held.get(key, -1) <= at or key in self.alias or key in self.free or not self.weight(value):
             return False
         scope.resident[key] = self.walk.tile(value)
         return True
 
-    def steps(self, region: Region, scope: _Scope) -> None:
+    def steps(self, region: Region, scope: _Scope) -> tuple[int, LiveTiles]:
+        """Gives the peak of the region alone."""
         snapshots, held = self.liveness.resident[-1], self.liveness.held[-1]
         best, best_tiles = scope.profile, tuple(map(self.walk.tile, scope.live.values()))
         grown = True
         for at, op in enumerate(region.ops):
-            if id(op) in self.walk.inner:
+            if op.number in self.walk.inner:
                 self.nested(op, at, scope)
                 self.bury(op, at, scope)
             if op.kind != "store":
                 for result in op.results:
                     if weight := self.weight(result):
-                        scope.live[id(result)] = result
+                        scope.live[result.number] = result
                         scope.profile += weight
             if scope.profile > best:
                 best, best_tiles = scope.profile, tuple(map(self.walk.tile, scope.live.values()))
             self.bury(op, at, scope)
-            roots = {self.alias.get(id(v), id(v)) for v in op.values()}
+            roots = {self.alias.get(v.number, v.number) for v in op.values()}
             dying = [key for key in roots if key in scope.resident and scope.held[key] <= at]
             if dying and grown:
                 snapshots.add(tuple(sorted(scope.resident.values())))
@@ -182,21 +184,21 @@ class _Sweep:
                 del scope.resident[key]
             for result in op.results:
                 grown |= self.hold(result, at, scope)
-            if op.kind in _BARRIERS or id(op) in self.walk.inner:
+            if op.kind in _BARRIERS or op.number in self.walk.inner:
                 held.add(tuple(sorted(scope.resident.values())))
         if grown:
             snapshots.add(tuple(sorted(scope.resident.values())))
         held.add(tuple(sorted(scope.resident.values())))
-        self.liveness.peaks[self.numbers[id(region)]] = (best, best_tiles)
+        return best, best_tiles
 
     def is_repeated(self, key: int, at: int, scope: _Scope, hops: int = MAX_HOPS) -> bool:
         """Whether elementwise ops make a value from what stays beyond op ``at`` anyway, and from values of lower rank:
         they are done again, a few elements at a time."""
-        op = self.walk.makers.get(key)
+        op = self.walk.makers.ops.get(key)
         if op is None or op.kind != "pointwise" or not hops:
             return False
         rank = self.walk.shape(op.results[0].dims)[2]
-        sources = {self.alias.get(id(v), id(v)) for v in op.values() if self.walk.shape(v.dims)[2] >= rank}
+        sources = {self.alias.get(v.number, v.number) for v in op.values() if self.walk.shape(v.dims)[2] >= rank}
         return all(
             (source in scope.resident and scope.held[source] > at) or self.is_repeated(source, at, scope, hops - 1)
             for source in sources - self.free
@@ -205,14 +207,14 @@ class _Sweep:
     def bury(self, op: Op, at: int, scope: _Scope) -> None:
         """Drop from the live values those that ``op`` is the last to use, and results that nobody uses."""
         for value in (*op.values(), *op.results):
-            if scope.last.get(id(value), -1) <= at and scope.live.pop(id(value), None) is not None:
+            if scope.last.get(value.number, -1) <= at and scope.live.pop(value.number, None) is not None:
                 scope.profile -= self.weight(value)
 
     def nested(self, op: Op, at: int, scope: _Scope) -> None:
         """Regions of ``op`` see what is live across it; a loop's initial values have become its parameters."""
-        captured = self.walk.captured[id(op)]
+        captured = self.walk.captured[op.number]
         roots = {self.alias.get(key, key) for key in captured}
         live = {key: value for key, value in scope.live.items() if key in captured or scope.last[key] > at}
         resident = {key: tile for key, tile in scope.resident.items() if key in roots or scope.held[key] > at}
-        for inner in op.regions:
+        for inner in self.walk.inner[op.number]:
             self.region(inner, live, resident)

@@ -17,7 +17,7 @@ _VIEWS = frozenset(("view", "mask"))
 def matmul_facts(
     walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]
 ) -> tuple[tuple[MatmulFact, ...], tuple[StagedOperand, ...], frozenset[int]]:
-    """The dots, the loads that feed them, and the ids of the loaded values that no register needs to hold."""
+    """The dots, the loads that feed them, and the numbers of the loaded values that no register needs to hold."""
     facts, staged, direct = [], [], set()
     for number, op in enumerate(walk.dots):
         sides = [_Side(op.operands[at], walk) for at in (0, 1)]
@@ -30,17 +30,17 @@ def matmul_facts(
             value = side.load.results[0]
             staged.append(
                 StagedOperand(
-                    region=walk.homes[id(side.load)],
+                    region=walk.homes[side.load.number],
                     dot=number,
                     role=role,  # type: ignore[arg-type]
                     slot=attrs.slot,
                     axes=walk.tile(value)[0],
                     itemsize=walk.tile(value)[1],
                     direct=not side.prologue,
-                    after=sum(walk.order[id(dot)] < walk.order[id(side.load)] for dot in walk.dots),
+                    after=sum(walk.order[dot.number] < walk.order[side.load.number] for dot in walk.dots),
                 )
             )
-            direct.add(id(value))
+            direct.add(value.number)
     return tuple(facts), tuple(staged), frozenset(direct)
 
 
@@ -51,7 +51,7 @@ class _Side:
         self.load: Op | None = None
         self.prologue = False
         for _ in range(MAX_HOPS):
-            op = walk.makers.get(id(operand))
+            op = walk.makers.of(operand)
             if op is None:
                 return
             if op.kind == "load":
@@ -79,13 +79,13 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
             return axes[dim.block].extent if axes[dim.block].static else None
         return None if dim.blocks else dim.const  # several blocks in one dimension: no axis has its extent
 
-    own = flow.dot_bits[id(op)]
+    own = flow.dot_bits[op.number]
     scaled = op.attrs.scaled
     # two numbers of 4 bits are one element
     static_k, packed = static(lhs.dims[-1]), 2 if scaled is not None and scaled.lhs_format == "e2m1" else 1
     return MatmulFact(
         number=number,
-        region=walk.homes[id(op)],
+        region=walk.homes[op.number],
         lhs_rank=len(lhs.dims),
         rhs_rank=len(rhs.dims),
         m_block_id=tile(m),
@@ -133,16 +133,16 @@ def _layout(load: Op | None, k: int | None, other: int | None, walk: Walk) -> La
 
 def _accumulator_loop(op: Op, walk: Walk) -> int | None:
     """The loop that carries the product's sum: from the result by sums, casts and scalings to what the loop yields."""
-    region = walk.homes[id(op)]
-    carried = {id(result) for result in walk.bodies[region].results if isinstance(result, Value)}
-    reached = {id(op.results[0])}
+    region = walk.homes[op.number]
+    carried = {result.number for result in walk.bodies[region].results if isinstance(result, Value)}
+    reached = {op.results[0].number}
     for later in walk.bodies[region].ops:
         if reached & carried:
             break
-        if (later.kind in ("pointwise", "view", "mask") and any(id(v) in reached for v in later.values())) or (
-            later.kind == "dot" and id(accumulator_of(later)) in reached
+        if (later.kind in ("pointwise", "view", "mask") and any(v.number in reached for v in later.values())) or (
+            later.kind == "dot" and (added := accumulator_of(later)) is not None and added.number in reached
         ):
-            reached.add(id(later.results[0]))
+            reached.add(later.results[0].number)
     return region if reached & carried else None
 
 

@@ -58,7 +58,7 @@ def _fact(
         storage=tensor.storage,
         name=tensor.name,
         dtype=tensor.dtype,
-        region=walk.homes[id(op)],
+        region=walk.homes[op.number],
         tile_axes=tile_axes,
         subscript_axes=tuple(axis for axis, _ in found),
         strides=strides,
@@ -106,7 +106,7 @@ def _affine(operand: Operand, walk: Walk) -> tuple[int | None, int]:
     """Follow products and sums with constants, casts and views back to an index; (None, 1) for anything else."""
     scale = 1
     for _ in range(MAX_HOPS):
-        op = walk.makers.get(id(operand))
+        op = walk.makers.of(operand)
         if op is None:
             break
         if isinstance(op.attrs, IotaAttrs):
@@ -130,5 +130,5 @@ def _affine(operand: Operand, walk: Walk) -> tuple[int | None, int]:
 
 def _is_number(value: Value, walk: Walk) -> bool:
     """Whether the value is the same in all programs: a host number."""
-    op = walk.makers.get(id(value))
+    op = walk.makers.of(value)
     return op is not None and op.kind == "number"

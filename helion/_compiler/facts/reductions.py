@@ -19,7 +19,7 @@ def reduction_facts(
 ) -> tuple[ReductionFact, ...]:
     groups: dict[tuple[int, int], list[tuple[Op, int]]] = {}
     for op, axis, bit in flow.reduce_bits:
-        groups.setdefault((walk.homes[id(op)], axis), []).append((op, bit))
+        groups.setdefault((walk.homes[op.number], axis), []).append((op, bit))
     homes: dict[int, set[int]] = {}
     for region, axis in groups:
         homes.setdefault(region, set()).add(axis)
@@ -73,7 +73,7 @@ def _group_regions(walk: Walk, home: int, homes: dict[int, set[int]]) -> list[in
         region = stack.pop(0)
         regions.append(region)
         for op in walk.bodies[region].ops:
-            for inner in walk.inner.get(id(op), ()):
+            for inner in walk.inner.get(op.number, ()):
                 fact = walk.regions[inner]
                 if fact.kind == "loop" and inner not in homes and set(fact.axes) & homes[home]:
                     stack.append(inner)
@@ -127,18 +127,18 @@ def _feeds_features(op: Op, walk: Walk, axes: tuple[AxisFact, ...]) -> bool:
     feature = walk.tile(result)[0]
     if not feature or any(axes[a].kind != "full" for a in feature):
         return False
-    region = walk.homes[id(op)]
+    region = walk.homes[op.number]
     body = walk.bodies[region]
-    carried = {id(r) for r in body.results if isinstance(r, Value)}
-    reached = {id(result)}
+    carried = {r.number for r in body.results if isinstance(r, Value)}
+    reached = {result.number}
     for later in body.ops:
-        if later.kind in ("pointwise", "view", "mask") and any(id(v) in reached for v in later.values()):
-            reached.add(id(later.results[0]))
+        if later.kind in ("pointwise", "view", "mask") and any(v.number in reached for v in later.values()):
+            reached.add(later.results[0].number)
     return bool(reached & carried)
 
 
 def accumulator_facts(walk: Walk, dot_loops: dict[int, set[int]]) -> tuple[AccumulatorFact, ...]:
-    """What sequential loops carry. ``dot_loops``: by loop, the ids of yielded values that hold dot results."""
+    """What sequential loops carry. ``dot_loops``: by loop, the numbers of yielded values that hold dot results."""
     facts = []
     for region, body in zip(walk.regions, walk.bodies, strict=True):
         if region.kind != "loop":
@@ -146,5 +146,6 @@ def accumulator_facts(walk: Walk, dot_loops: dict[int, set[int]]) -> tuple[Accum
         for param, after in zip(body.params, body.results, strict=True):
             axes, _ = walk.tile(param)
             if axes:
-                facts.append(AccumulatorFact(axes=axes, of_dot=id(after) in dot_loops.get(region.region, ())))
+                loop = dot_loops.get(region.region, ())
+                facts.append(AccumulatorFact(axes=axes, of_dot=isinstance(after, Value) and after.number in loop))
     return tuple(facts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..._shapes import Dims
 from ..ir.grammar import ForAttrs, LoopAxis, Op, OperandRef, Program, Region, TileAttrs, Value
+from ..ir.rewrite import Makers
 from .records import LiveTile, RegionFact
 
 #: Ops to follow back from a dot to the load that feeds it, and from an address to the index it scales.
@@ -16,7 +17,7 @@ _COMBINERS = frozenset(("scan", "fold"))
 
 @dataclass(slots=True)
 class Walk:
-    """What the walk found. ``bodies[n]`` is region number ``n``; values and ops go by their ``id``.
+    """What the walk found. ``bodies[n]`` is region number ``n``; values and ops go by their numbers.
 
     ``makers`` has the op that makes a value, ``homes`` the region of an op.
     ``order`` numbers the ops. ``inner`` and ``captured`` have, for loops and branches, their regions and the values
@@ -26,7 +27,7 @@ class Walk:
     program: Program
     regions: list[RegionFact] = field(default_factory=list)
     bodies: list[Region] = field(default_factory=list)
-    makers: dict[int, Op] = field(default_factory=dict)
+    makers: Makers = field(default_factory=lambda: Makers({}))
     homes: dict[int, int] = field(default_factory=dict)
     order: dict[int, int] = field(default_factory=dict)
     inner: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -88,15 +89,15 @@ def _region(
         "pointwise": walk.pointwise,
     }
     read: set[int] = set()
-    makers, homes = walk.makers, walk.homes
+    makers, homes = walk.makers.ops, walk.homes
     for op in region.ops:
-        homes[id(op)] = number
-        walk.order[id(op)] = len(walk.order)
+        homes[op.number] = number
+        walk.order[op.number] = len(walk.order)
         for operand in op.operands:
             if isinstance(operand, Value):
-                read.add(id(operand))
+                read.add(operand.number)
         for made in op.results:
-            makers[id(made)] = op
+            makers[made.number] = op
         by_kind.get(op.kind, walk.other).append(op)
         if op.regions and op.kind not in _COMBINERS:
             captured: set[int] = set()
@@ -106,13 +107,13 @@ def _region(
                 inner.append(len(walk.regions))
                 loops = bool(loop_axes) or (op.kind == "while" and nested is op.regions[-1])
                 captured |= _region(walk, nested, "loop" if loops else "branch", root, number, loop_axes)
-            walk.inner[id(op)] = tuple(inner)
-            walk.captured[id(op)] = captured
+            walk.inner[op.number] = tuple(inner)
+            walk.captured[op.number] = captured
             read |= captured
             _note_outer(walk, op, loop_axes)
     for result in region.results:
         if isinstance(result, Value):
-            read.add(id(result))
+            read.add(result.number)
     return read
 
 
@@ -121,6 +122,6 @@ def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...]) -> None:
     for axis in axes:
         if isinstance(axis.begin, OperandRef):
             begin = op.operands[axis.begin.at]
-            maker = walk.makers.get(id(begin))
+            maker = walk.makers.of(begin)
             if maker is not None and isinstance(maker.attrs, TileAttrs) and maker.attrs.field == "begin":
                 walk.outer[axis.block] = maker.attrs.block

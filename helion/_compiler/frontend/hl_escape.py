@@ -7,7 +7,7 @@ from typing import Any
 from ... import exc
 from ... import language as hl
 from ..._shapes import broadcast_dims
-from ..ir.grammar import AsmAttrs, InlineAttrs, Op, PrintAttrs, Value
+from ..ir.grammar import AsmAttrs, InlineAttrs, PrintAttrs, Value
 from .rules import Rules
 from .tracer import Tracer
 from .values import DeviceValue, describe
@@ -28,7 +28,7 @@ def _device_print(t: Tracer, prefix: Any, *values: Any) -> None:
             f"The first argument of hl.device_print must be a string literal, got {describe(prefix)}."
         )
     operands = [t.as_device(v, "in hl.device_print").value for v in values]
-    t.builder.append(Op("print", tuple(operands), (), PrintAttrs(prefix), (), t.builder.location))
+    t.builder.append("print", operands, (), PrintAttrs(prefix))
 
 
 def _outputs(t: Tracer, output_like: Any) -> tuple[Value, ...]:
@@ -50,7 +50,7 @@ def inline(
     """Lines of the backend's own language; see ``InlineAttrs``."""
     results = _outputs(t, output_like)
     attrs = InlineAttrs(lines, helpers, tensors)
-    t.builder.append(Op("inline", tuple(operands), results, attrs, (), t.builder.location))
+    t.builder.append("inline", operands, results, attrs)
     wrapped = tuple(map(t.wrap, results))
     return None if output_like is None else wrapped if isinstance(output_like, (tuple, list)) else wrapped[0]
 
@@ -66,6 +66,6 @@ def _inline_asm(t: Tracer, asm: str, constraints: str, args: Any, dtype: Any, is
     results = tuple(t.builder.value(d, dims) for d in dtypes)
     places = ", ".join(f"{{{i}}}" for i in range(len(operands)))
     attrs = AsmAttrs(asm, constraints, dtypes, bool(is_pure), int(pack), places)
-    t.builder.append(Op("asm", tuple(operands), results, attrs, (), t.builder.location))
+    t.builder.append("asm", operands, results, attrs)
     wrapped = tuple(map(t.wrap, results))
     return wrapped if isinstance(dtype, (tuple, list)) else wrapped[0]

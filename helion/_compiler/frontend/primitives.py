@@ -16,7 +16,6 @@ from ..ir.grammar import (
     GatherAttrs,
     IotaAttrs,
     NumberAttrs,
-    Op,
     Operand,
     PointwiseAttrs,
     RandomAttrs,
@@ -424,7 +423,7 @@ class Primitives(TraceState):
     ) -> tuple[DeviceValue, ...]:
         self._refuse_float8(f"A {kind}", *inputs)
         operands = tuple(v.value for v in inputs)
-        self.builder.append(Op(kind, operands, tuple(results), attrs, (region,), self.builder.location))
+        self.builder.append(kind, operands, results, attrs, (region,))
         return tuple(map(self.wrap, results))
 
     def gather(self, value: DeviceValue, index: DeviceValue, dim: int, given: bool = False) -> DeviceValue:
@@ -453,7 +452,7 @@ class Primitives(TraceState):
 
     def split(self, value: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
         results = tuple(self.builder.value(value.dtype, value.dims[:-1]) for _ in range(2))
-        self.builder.append(Op("split", (value.value,), results, None, (), self.builder.location))
+        self.builder.append("split", (value.value,), results)
         return self.wrap(results[0]), self.wrap(results[1])
 
     def _integer_dtype(self, expr: Expr) -> torch.dtype:

@@ -12,7 +12,7 @@ from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, number_key, shared_memory
 from ...fields import Fragment
 from ..context import CompileContext
-from ..ir.builder import Builder, Mark
+from ..ir.build import Builder, Mark
 from ..ir.grammar import Block, BlockKind, Check, HostTensor, TileAttrs, Value
 from ..source import Place
 from . import journal

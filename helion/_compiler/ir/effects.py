@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..._shapes import Expr, Number
-from .grammar import AsmAttrs, HostTensor, Index, InlineAttrs, MemoryAttrs, Op, PrintAttrs, Program, TileAttrs
+from .grammar import AsmAttrs, HostTensor, Index, InlineAttrs, MemoryAttrs, Op, PrintAttrs, Program, TileAttrs, Value
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 
@@ -84,7 +84,7 @@ def apart_along(program: Program, a: Op, b: Op, block: int, indices: Mapping[int
 def scalar_indices(program: Program) -> dict[int, int]:
     """The scalars that are the index of a block of ``hl.grid``, by value."""
     return {
-        id(op.result): op.attrs.block
+        op.result.number: op.attrs.block
         for op in program.walk()
         if isinstance(op.attrs, TileAttrs) and op.attrs.field == "index"
     }
@@ -92,14 +92,16 @@ def scalar_indices(program: Program) -> dict[int, int]:
 
 def _walks(op: Op, index: Index, block: int, indices: Mapping[int, int]) -> bool:
     if index.kind == "scalar" and index.operand is not None:
-        return indices.get(id(op.operands[index.operand])) == block
+        operand = op.operands[index.operand]
+        return isinstance(operand, Value) and indices.get(operand.number) == block
     return index.kind == "block" and index.block == block
 
 
 def _place(op: Op, index: Index, indices: Mapping[int, int]) -> tuple[object, ...]:
     """What tells an index that walks over a block from others over it."""
     begin = None if index.operand is None else op.operands[index.operand]
-    return index.kind, index.block, _key(index.shift), indices.get(id(begin), id(begin))
+    walked = indices.get(begin.number) if isinstance(begin, Value) else None
+    return index.kind, index.block, _key(index.shift), begin if walked is None else ("index", walked)
 
 
 def _key(number: Number) -> object:

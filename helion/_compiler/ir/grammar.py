@@ -5,7 +5,7 @@
     Program  = tensors, blocks, roots, host code
     Root     = axes, Region                     one grid loop; its body runs once per program
     Region   = params, ops, results
-    Op       = kind, operands, results, attrs, regions, location
+    Op       = number, kind, operands, results, attrs, regions, location
     operand  = Value | number
 
     kind       attrs          operands                        meaning
@@ -39,7 +39,9 @@
 
 The region of a scan or a fold combines two sets of scalars into one.
 
-Everything is immutable. A value is identified by its object (``is``), its number is for printing only.
+Everything is immutable. Values, and ops, are identified by their numbers: each is given once in a program, by ``build.py``.
+A rewrite keeps the number of an op that survives, however it changes, and gives another one to a copy. Within a program
+one object stands for each value, so that ``is`` tells values apart too.
 """
 
 from __future__ import annotations
@@ -354,6 +356,7 @@ MEMORY = frozenset(("load", "store", "atomic"))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
+    number: int
     kind: Kind
     operands: tuple[Operand, ...]
     results: tuple[Value, ...]

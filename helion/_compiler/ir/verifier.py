@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from ... import exc
@@ -29,6 +31,7 @@ from .grammar import (
 )
 from .pointwise import POINTWISE
 from .printer import type_text
+from .rewrite import Makers
 
 
 def verify(program: Program, after: str) -> Program:
@@ -42,6 +45,8 @@ class _Verifier:
         self.program = program
         self.after = after
         self.slots: dict[tuple[bool, int], str] = {}
+        self.ops: set[int] = set()
+        self.values: set[int] = set()
 
     def fail(self, reason: str) -> None:
         raise exc.VerifierError(step=self.after, reason=reason)
@@ -58,24 +63,30 @@ class _Verifier:
         for root in self.program.roots:
             active = frozenset(axis.block for axis in root.axes)
             self.check(not root.body.params and not root.body.results, "a root's body has neither params nor results")
-            self.region(root.body, set(), active)
+            self.region(root.body, {}, active)
 
-    def region(self, region: Region, outer: set[int], active: frozenset[int]) -> None:
-        known = outer | {id(p) for p in region.params}
+    def define(self, value: Value) -> Value:
+        self.check(value.number not in self.values, f"%{value.number} is defined twice")
+        self.values.add(value.number)
+        return value
+
+    def region(self, region: Region, outer: Mapping[int, Value], active: frozenset[int]) -> None:
+        known = {**outer, **{p.number: self.define(p) for p in region.params}}
         for op in region.ops:
+            self.check(op.number not in self.ops, f"{op.kind} has the number of another op")
+            self.ops.add(op.number)
             for value in op.values():
-                self.check(id(value) in known, f"{op.kind} uses %{value.number} before it is defined")
+                self.check(known.get(value.number) is value, f"{op.kind} uses %{value.number} before it is defined")
             self.op(op, active)
             inner = active
             if isinstance(op.attrs, ForAttrs):
                 inner = active | {axis.block for axis in op.attrs.axes}
             for child in op.regions:
                 self.region(child, known, inner)
-            for result in op.results:
-                self.check(id(result) not in known, f"%{result.number} is defined twice")
-                known.add(id(result))
+            known.update((result.number, self.define(result)) for result in op.results)
         for operand in region.results:
-            self.check(not isinstance(operand, Value) or id(operand) in known, "a region yields an undefined value")
+            defined = not isinstance(operand, Value) or known.get(operand.number) is operand
+            self.check(defined, "a region yields an undefined value")
 
     def op(self, op: Op, active: frozenset[int]) -> None:
         method = getattr(self, f"op_{op.kind}", None)
@@ -153,9 +164,9 @@ class _Verifier:
         places = frozenset(range(len(body.params)))
         known = variables.taken | variables.fresh | variables.updated <= places
         self.check(known, "a loop has variables of values that it does not carry")
-        made = {id(result) for inner in body.ops for result in inner.results}
+        makers = Makers.among(body.ops)
         self.check(
-            all(id(body.results[at]) in made for at in variables.updated & places),
+            all(makers.of(body.results[at]) is not None for at in variables.updated & places),
             "a loop updates a variable with a value that its body does not compute",
         )
 

@@ -34,6 +34,7 @@ from ..ir.grammar import (
     TileAttrs,
     Value,
 )
+from ..ir.rewrite import Makers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Coordinate:
     block: int | None
     loop: int
     positions: tuple[int, ...]
-    value: int
+    value: int | None
     made_in: frozenset[int]
     shift: Any
     span: tuple[Any, Any] | None = None
@@ -122,9 +123,9 @@ class Accesses:
     launched: Launched
     grid: Mapping[int, LoopAxis]
     of: dict[int, list[Access]] = field(default_factory=dict)
-    makers: dict[int, Op] = field(default_factory=dict)
+    makers: Makers = field(default_factory=lambda: Makers({}))
     loop_ops: dict[int, Op] = field(default_factory=dict)
-    #: Of ops, by id: their place in the program.
+    #: Of ops: their place in the program.
     numbers: dict[int, int] = field(default_factory=dict)
     _around: dict[int, frozenset[int]] = field(default_factory=dict)
     _users: dict[int, list[Op]] = field(default_factory=dict)
@@ -147,28 +148,28 @@ class Accesses:
 
     def _region(self, region: Region, loops: tuple[int, ...], path: tuple[tuple[int, int], ...]) -> None:
         for param in region.params:
-            self._around[id(param)] = frozenset(loops)
+            self._around[param.number] = frozenset(loops)
         for op in region.ops:
-            self.numbers[id(op)] = len(self.numbers)
+            self.numbers[op.number] = len(self.numbers)
             for value in op.values():
-                self._users.setdefault(id(value), []).append(op)
+                self._users.setdefault(value.number, []).append(op)
             for result in op.results:
-                self.makers[id(result)] = op
-                self._around[id(result)] = frozenset(loops)
+                self.makers.ops[result.number] = op
+                self._around[result.number] = frozenset(loops)
             self._has_dot |= op.kind == "dot"
             self._note(op, loops, path)
             inner = loops
             if op.kind in ("for", "while"):
-                self.loop_ops[id(op)] = op
-                inner = (*loops, id(op))
+                self.loop_ops[op.number] = op
+                inner = (*loops, op.number)
             for number, child in enumerate(op.regions):
-                self._region(child, inner, (*path, (id(op), number)))
-        self._yielded.update(id(v) for v in region.results if isinstance(v, Value))
+                self._region(child, inner, (*path, (op.number, number)))
+        self._yielded.update(v.number for v in region.results if isinstance(v, Value))
 
     def _note(self, op: Op, loops: tuple[int, ...], path: tuple[tuple[int, int], ...]) -> None:
         if isinstance(op.attrs, InlineAttrs):
             storages = dict.fromkeys(self.program.tensors[at].storage for at in op.attrs.tensors)
-            self.of[id(op)] = [Access(op, storage, None, True, True, (), loops, path) for storage in storages]
+            self.of[op.number] = [Access(op, storage, None, True, True, (), loops, path) for storage in storages]
             self._narrowest = 0
         elif op.kind in MEMORY:
             assert isinstance(op.attrs, MemoryAttrs)
@@ -176,31 +177,30 @@ class Accesses:
             self._narrowest = min(self._narrowest, tensor.dtype.itemsize)
             at = tuple(self._coordinate(op, index, loops) for index in op.attrs.indices)
             reads, writes = op.kind != "store", op.kind != "load"
-            self.of[id(op)] = [Access(op, tensor.storage, op.attrs, reads, writes, at, loops, path)]
+            self.of[op.number] = [Access(op, tensor.storage, op.attrs, reads, writes, at, loops, path)]
 
     def _coordinate(self, op: Op, index: Index, loops: tuple[int, ...]) -> Coordinate:
         value: Operand = op.operands[index.operand] if index.operand is not None else 0
         kind, block, shift = index.kind, index.block if index.kind == "block" else None, index.shift
         if kind != "tensor":
             value, shift = self._without_constants(value, shift)
-        maker = self.makers.get(id(value))
+        maker = self.makers.of(value)
         loop = self._loop_of(block, loops)
         if not isinstance(value, Value):
-            return Coordinate(
-                kind, block, loop, index.positions, 0, frozenset(), key_of(shift), self._span(block, loop, shift)
-            )
+            span = self._span(block, loop, shift)
+            return Coordinate(kind, block, loop, index.positions, None, frozenset(), key_of(shift), span)
         attrs = maker.attrs if maker is not None and kind == "scalar" else None
         if isinstance(attrs, TileAttrs) and attrs.field in ("index", "begin", "id"):
-            around = self._around[id(value)]
+            around = self._around[value.number]
             loop = self._loop_of(attrs.block, tuple(at for at in loops if at in around))
             span = self._span(attrs.block, loop, shift) if attrs.field != "id" else None
-            return Coordinate(f"scalar {attrs.field}", attrs.block, loop, (), 0, frozenset(), key_of(shift), span)
-        made_in = self._around.get(id(value), frozenset(loops))
-        return Coordinate(kind, block, loop, index.positions, id(value), made_in, key_of(shift))
+            return Coordinate(f"scalar {attrs.field}", attrs.block, loop, (), None, frozenset(), key_of(shift), span)
+        made_in = self._around.get(value.number, frozenset(loops))
+        return Coordinate(kind, block, loop, index.positions, value.number, made_in, key_of(shift))
 
     def _without_constants(self, value: Operand, shift: Number) -> tuple[Operand, Number]:
         """A scalar and a shift with the same sum, and what is known on the host in the shift."""
-        while isinstance(value, Value) and (op := self.makers.get(id(value))) is not None:
+        while isinstance(value, Value) and (op := self.makers.of(value)) is not None:
             numbers = [o for o in op.operands if type(o) is int]
             if isinstance(op.attrs, NumberAttrs):
                 return 0, _sum(shift, op.attrs.expr)
@@ -383,14 +383,14 @@ class Accesses:
     def _lane_of(self, value: Operand, source: Value, known: dict[int, bool]) -> bool:
         if value is source:
             return True
-        op = self.makers.get(id(value))
+        op = self.makers.of(value)
         if op is None or not isinstance(value, Value) or value.dims != source.dims:
             return False
-        if id(value) not in known:
-            known[id(value)] = False
+        if value.number not in known:
+            known[value.number] = False
             found = [o for o in op.operands if self._lane_of(o, source, known)]
-            known[id(value)] = bool(found) and self._keeps(op, found, source)
-        return known[id(value)]
+            known[value.number] = bool(found) and self._keeps(op, found, source)
+        return known[value.number]
 
     def _keeps(self, op: Op, found: list[Operand], source: Value) -> bool:
         """Whether an op needs the lanes ``found`` among its operands, whatever the others are."""
@@ -418,10 +418,10 @@ class Accesses:
             one = stack.pop()
             if one is source:
                 return True
-            if id(one) in seen or not isinstance(one, Value):
+            if not isinstance(one, Value) or one.number in seen:
                 continue
-            seen.add(id(one))
-            op = self.makers.get(id(one))
+            seen.add(one.number)
+            op = self.makers.of(one)
             if op is None:
                 return True  # carried by a loop: unknown
             stack += op.operands
@@ -431,18 +431,18 @@ class Accesses:
 
     def _flows_only(self, load: Op, store: Op) -> bool:
         """Whether what was loaded is used for the same lane of what is stored, and for nothing else."""
-        stack, seen = [load.result], {id(load.result)}
+        stack, seen = [load.result], {load.result.number}
         while stack:
             value = stack.pop()
-            if self._yielded[id(value)]:
+            if self._yielded[value.number]:
                 return False
-            for user in self._users.get(id(value), ()):
+            for user in self._users.get(value.number, ()):
                 if user is store:
                     continue
                 if user.kind not in ("pointwise", "mask") or user.result.dims != load.result.dims:
                     return False
-                if id(user.result) not in seen:
-                    seen.add(id(user.result))
+                if user.result.number not in seen:
+                    seen.add(user.result.number)
                     stack.append(user.result)
         return True
 

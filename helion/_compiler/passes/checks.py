@@ -22,14 +22,17 @@ from dataclasses import replace
 
 from ..._shapes import Dim, Expr, Number
 from ...language._unwritten import PATTERNS
-from ..ir.grammar import MEMORY, CheckAttrs, ForAttrs, GatherAttrs, Index, LoopAxis, MemoryAttrs, Op, Program, Region
+from ..ir.build import Numbers
+from ..ir.grammar import MEMORY, CheckAttrs, ForAttrs, GatherAttrs, Index, LoopAxis, MemoryAttrs, Op, Program
+from ..ir.rewrite import expand_ops
 
 _VERBS = {"load": "reads", "store": "writes", "atomic": "updates"}
 
 
 def insert_checks(program: Program) -> Program:
     """The program with a check for everything about its accesses that is not certain."""
-    return program.map_regions(_Inserter(program).region)
+    inserter = _Inserter(program)
+    return expand_ops(program, inserter.checked)
 
 
 class _Inserter:
@@ -39,19 +42,17 @@ class _Inserter:
         for axis in _axes(program):
             self.axes.setdefault(axis.block, []).append(axis)
         self.watched = _made_by_host(program)
+        self.numbers = Numbers.after(program)
 
-    def region(self, region: Region) -> Region:
-        ops: list[Op] = []
-        for op in region.ops:
-            if op.kind in MEMORY:
-                ops += [*self.ranges(op), op, *self.written(op)]
-            elif isinstance(op.attrs, GatherAttrs) and op.attrs.given:
-                ops += [self.picked(op, op.attrs.dim), op]
-            elif op.regions and op.kind in ("for", "while", "if"):
-                ops.append(replace(op, regions=tuple(map(self.region, op.regions))))
-            else:
-                ops.append(op)
-        return Region(region.params, tuple(ops), region.results)
+    def checked(self, op: Op) -> Iterator[Op]:
+        """An op with what is checked before and behind it."""
+        if op.kind in MEMORY:
+            yield from self.ranges(op)
+        elif isinstance(op.attrs, GatherAttrs) and op.attrs.given:
+            yield self.picked(op, op.attrs.dim)
+        yield op
+        if op.kind in MEMORY:
+            yield from self.written(op)
 
     def ranges(self, op: Op) -> Iterator[Op]:
         attrs = op.attrs
@@ -98,7 +99,7 @@ class _Inserter:
             size=size,
             mask=op.attrs.mask if isinstance(op.attrs, MemoryAttrs) else None,
         )
-        return Op("check", op.operands, (), attrs, (), op.location)
+        return Op(self.numbers.op(), "check", op.operands, (), attrs, (), op.location)
 
     def is_inside(self, index: Index, size: Number) -> bool:
         """Whether an index is certainly in range, in the lanes that are."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..._shapes import ONE, Dim, Expr, hint_of
+from ..ir.build import Builder, Numbers
 from ..ir.grammar import (
     EFFECTS,
     MEMORY,
@@ -42,6 +43,7 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.loops import loops_of
+from ..ir.rewrite import Declined
 from .iterations import may_permute
 
 #: Reading one of these pins the lanes of a tile to one dimension each.
@@ -63,10 +65,6 @@ class Nest:
     root: int | None
     mergeable: bool
     permutable: bool
-
-
-class _Declined(Exception):
-    """Why a grid cannot be flattened."""
 
 
 def positional_blocks(program: Program) -> frozenset[int]:
@@ -106,7 +104,7 @@ def can_flatten(program: Program, root_number: int) -> str | None:
     """Why the grid of a root cannot be flattened, None when it can."""
     try:
         flatten(program, root_number)
-    except _Declined as reason:
+    except Declined as reason:
         return str(reason)
     return None
 
@@ -135,14 +133,14 @@ def flatten(program: Program, root_number: int, order: Sequence[int] = ()) -> Pr
 
 def _check_axes(program: Program, axes: tuple[LoopAxis, ...]) -> None:
     if len(axes) < 2:
-        raise _Declined("the grid has one dimension")
+        raise Declined("the grid has one dimension")
     if not all(map(_from_zero, axes)):
-        raise _Declined("a dimension does not begin at 0")
+        raise Declined("a dimension does not begin at 0")
     if any(isinstance(axis.end, OperandRef) or axis.jagged is not None for axis in axes):
-        raise _Declined("the end of a dimension depends on data")
+        raise Declined("the end of a dimension depends on data")
     total = math.prod(hint_of(axis.end) for axis in axes)  # type: ignore[arg-type]
     if program.index_dtype == torch.int32 and total > _MOST_LANES:
-        raise _Declined(f"{total} elements cannot be numbered with 32-bit indices")
+        raise Declined(f"{total} elements cannot be numbered with 32-bit indices")
 
 
 class _Flattener:
@@ -153,7 +151,7 @@ class _Flattener:
         self.merged = frozenset(block.merged)
         self.lanes = (Dim(1, (block.id,)),)
         self.values: dict[int, Value] = {}
-        self.numbers = itertools.count(1 + max((r.number for op in program.walk() for r in op.results), default=0))
+        self.numbers = Numbers.after(program)
 
     def body(self, region: Region) -> Region:
         ops: list[Op] = []
@@ -177,27 +175,27 @@ class _Flattener:
     def check(self, op: Op) -> None:
         for inner in op.walk():
             if isinstance(inner.attrs, (TileAttrs, IotaAttrs)) and inner.attrs.block in self.merged:
-                raise _Declined("the position of a tile is read")
+                raise Declined("the position of a tile is read")
             if inner.kind in EFFECTS and inner.kind not in MEMORY:
-                raise _Declined(f"the body has {_article(inner.kind)}, which would see other tiles")
+                raise Declined(f"the body has {_article(inner.kind)}, which would see other tiles")
             # what every tile does once would be done by another number of tiles, with other values in it
             if inner.kind in EFFECTS and not self.merged <= {d.block for d in inner.result.dims}:
-                raise _Declined(f"{_article(inner.kind)} does not span all of the dimensions")
+                raise Declined(f"{_article(inner.kind)} does not span all of the dimensions")
         if not self.is_wide(op):
             return
         if op.kind not in _ALLOWED:
-            raise _Declined(f"{_article(op.kind)} uses a merged dimension")
+            raise Declined(f"{_article(op.kind)} uses a merged dimension")
         for value in _values(op):
             self.check_dims(value)
 
     def check_dims(self, value: Value) -> None:
         places = [dim for dim in value.dims if any(b in self.merged for b in dim.blocks)]
         if any(dim.block is None for dim in places):
-            raise _Declined("a reshape merges a dimension with another")
+            raise Declined("a reshape merges a dimension with another")
         if len(set(places)) != len(places):
-            raise _Declined("a value has a dimension twice")
+            raise Declined("a value has a dimension twice")
         if places and any(not dim.is_one for dim in value.dims if dim not in places):
-            raise _Declined("a value has another dimension besides the merged ones")
+            raise Declined("a value has another dimension besides the merged ones")
 
     # --- ops of one dimension --------------------------------------------------------------------------------------------
 
@@ -206,10 +204,10 @@ class _Flattener:
             case ViewAttrs(name, _):
                 (value,) = op.values()
                 if name == "permute" or (name == "reshape" and _solid(value) != _solid(op.result)):
-                    raise _Declined(f"a {name} uses a merged dimension")
+                    raise Declined(f"a {name} uses a merged dimension")
                 if self.carries(value):
                     # a lane holds what it held
-                    self.values[id(op.result)] = self.values[id(value)]
+                    self.values[op.result.number] = self.values[value.number]
                     return
                 operand = self.single(value, ops) if value.dims else self.reshaped(value, ops)
                 ops.append(
@@ -222,24 +220,22 @@ class _Flattener:
         ops.append(replace(op, operands=operands, results=tuple(map(self.lane, op.results))))
 
     def lane(self, value: Value) -> Value:
-        self.values[id(value)] = made = replace(value, dims=self.lanes)
+        self.values[value.number] = made = replace(value, dims=self.lanes)
         return made
 
     def operand(self, operand: Operand, ops: list[Op]) -> Operand:
         if not isinstance(operand, Value):
             return operand
-        return self.values[id(operand)] if self.carries(operand) else self.single(operand, ops)
+        return self.values[operand.number] if self.carries(operand) else self.single(operand, ops)
 
     def single(self, value: Value, ops: list[Op]) -> Value:
         """A value of one element with at most one dimension."""
         if any(not dim.is_one for dim in value.dims):
-            raise _Declined("a value of other dimensions is used with the merged ones")
+            raise Declined("a value of other dimensions is used with the merged ones")
         return value if len(value.dims) <= 1 else self.reshaped(value, ops)
 
     def reshaped(self, value: Value, ops: list[Op]) -> Value:
-        made = Value(next(self.numbers), value.dtype, (ONE,), value.name)
-        ops.append(Op("view", (value,), (made,), ViewAttrs("reshape")))
-        return made
+        return Builder(self.numbers, ops=ops).reshape(value, (ONE,))
 
     # --- memory ----------------------------------------------------------------------------------------------------------
 

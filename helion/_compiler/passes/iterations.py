@@ -7,10 +7,10 @@ a product or an extremum of parts that do not depend on it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 
 from ..ir.effects import apart_along, effects_of, ordered, scalar_indices
 from ..ir.grammar import ForAttrs, MaskAttrs, Op, Operand, PointwiseAttrs, Program, Region, Value, accumulator_of
+from ..ir.rewrite import Makers
 
 #: Elementwise functions that give the same whatever the order in which values are combined.
 _COMMUTATIVE = frozenset(
@@ -23,11 +23,11 @@ def may_permute(program: Program, loop: Op) -> bool:
     """Whether the axes of ``loop``, a device loop, may be walked in any order."""
     assert isinstance(loop.attrs, ForAttrs)
     (region,) = loop.regions
-    makers = {id(r): op for op in region.walk() for r in op.results}
+    makers = Makers.among(region.walk())
     if not all(_accumulates(region, at, makers) for at in range(len(region.params))):
         return False
     indices = scalar_indices(program)
-    read = {id(v) for op in region.walk() for v in (*op.values(), *(r for x in op.regions for r in x.results))}
+    read = {v.number for op in region.walk() for v in op.reads()}
     ops = [op for op in region.walk() if not op.regions and effects_of(program, op)]
     for a, b in itertools.combinations_with_replacement(ops, 2):
         if not ordered(program, a, b) or (
@@ -41,15 +41,15 @@ def may_permute(program: Program, loop: Op) -> bool:
 
 def _commutes(op: Op, read: set[int]) -> bool:
     """Whether an op is an atomic whose order among its like does not matter: nobody reads what it found."""
-    return op.kind == "atomic" and op.attrs.atomic in _ATOMIC and id(op.result) not in read
+    return op.kind == "atomic" and op.attrs.atomic in _ATOMIC and op.result.number not in read
 
 
-def _accumulates(region: Region, at: int, makers: Mapping[int, Op]) -> bool:
+def _accumulates(region: Region, at: int, makers: Makers) -> bool:
     """Whether carried value ``at`` becomes itself combined with parts that depend on nothing that is carried."""
     param, value = region.params[at], region.results[at]
     names: set[str] = set()
     while value is not param:
-        op = makers.get(id(value)) if isinstance(value, Value) else None
+        op = makers.of(value)
         found = None if op is None else _step(op, param, makers)
         if op is None or found is None:
             return False
@@ -60,7 +60,7 @@ def _accumulates(region: Region, at: int, makers: Mapping[int, Op]) -> bool:
     return len(names) <= 1
 
 
-def _step(op: Op, param: Value, makers: Mapping[int, Op]) -> tuple[Operand, list[Operand], str] | None:
+def _step(op: Op, param: Value, makers: Makers) -> tuple[Operand, list[Operand], str] | None:
     """What ``op`` combines with others, these, and how; None where it is not of that kind."""
     match op.attrs:
         case PointwiseAttrs(name) if name in _COMMUTATIVE and len(op.operands) == 2:
@@ -74,22 +74,22 @@ def _step(op: Op, param: Value, makers: Mapping[int, Op]) -> tuple[Operand, list
     return None
 
 
-def _leads_to(value: Operand, param: Value, makers: Mapping[int, Op]) -> bool:
+def _leads_to(value: Operand, param: Value, makers: Makers) -> bool:
     """Whether ``value`` is made of ``param``."""
     stack, seen = [value], set[int]()
     while stack:
         each = stack.pop()
         if each is param:
             return True
-        if not isinstance(each, Value) or id(each) in seen:
+        if not isinstance(each, Value) or each.number in seen:
             continue
-        seen.add(id(each))
-        op = makers.get(id(each))
+        seen.add(each.number)
+        op = makers.of(each)
         if op is not None:
             stack += [*op.values(), *(v for x in op.walk() for r in x.regions for v in r.results)]
             stack += [v for x in op.walk() for v in x.values()]
     return False
 
 
-def _depends(value: Operand, region: Region, makers: Mapping[int, Op]) -> bool:
+def _depends(value: Operand, region: Region, makers: Makers) -> bool:
     return any(_leads_to(value, param, makers) for param in region.params)

@@ -11,11 +11,11 @@ end, even when the mean is known to be 0 for rows that do not exist.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ..ir.build import Builder, Numbers
 from ..ir.grammar import (
     DotAttrs,
     FoldAttrs,
@@ -48,8 +48,7 @@ Tails = tuple[Tail, ...]
 
 def mask_tails(program: Program) -> Program:
     """``reduce sum (exp %x)`` becomes ``reduce sum (mask (exp %x) with 0)`` wherever lanes out of range are not 0."""
-    numbers = itertools.count(1 + max((r.number for op in program.walk() for r in op.results), default=0))
-    masker = _Masker(program, numbers)
+    masker = _Masker(program)
     roots = []
     for root in program.roots:
         active = frozenset(axis.block for axis in root.axes)
@@ -58,9 +57,9 @@ def mask_tails(program: Program) -> Program:
 
 
 class _Masker:
-    def __init__(self, program: Program, numbers: itertools.count[int]) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
-        self.numbers = numbers
+        self.numbers = Numbers.after(program)
         self.tails: dict[int, Tails] = {}
 
     def tail(self, operand: Operand, position: int, rank: int) -> Tail:
@@ -70,7 +69,7 @@ class _Masker:
         at = position - rank + len(operand.dims)
         if at < 0 or operand.dims[at].is_one:
             return None
-        return self.tails[id(operand)][at]
+        return self.tails[operand.number][at]
 
     def maskable(self, value: Value, position: int, active: frozenset[int]) -> bool:
         block = value.dims[position].block
@@ -80,7 +79,7 @@ class _Masker:
 
     def region(self, region: Region, active: frozenset[int]) -> Region:
         for param in region.params:
-            self.tails[id(param)] = tuple(SameAs(param) for _ in param.dims)
+            self.tails[param.number] = tuple(SameAs(param) for _ in param.dims)
         ops: list[Op] = []
         for op in region.ops:
             match op.kind:
@@ -96,7 +95,7 @@ class _Masker:
                     op = replace(op, regions=tuple(self.region(r, active) for r in op.regions))
             ops.append(op)
             for at, result in enumerate(op.results):
-                self.tails[id(result)] = self.result_tails(op, at, result)
+                self.tails[result.number] = self.result_tails(op, at, result)
         return Region(region.params, tuple(ops), region.results)
 
     # --- where masks are needed ------------------------------------------------------------------------------------------
@@ -107,18 +106,15 @@ class _Masker:
         """``value`` with its lanes out of range along ``dims`` filled; the op goes to ``ops``."""
         if not dims:
             return value
-        result = Value(next(self.numbers), value.dtype, value.dims, value.name)
-        operands = (value,) if other is None else (value, other)
-        op = Op("mask", operands, (result,), MaskAttrs(tuple(dims), fill))
-        ops.append(op)
-        self.tails[id(result)] = self.result_tails(op, 0, result)
+        result = Builder(self.numbers, ops=ops).mask(value, tuple(dims), fill, other)
+        self.tails[result.number] = self.result_tails(ops[-1], 0, result)
         return result
 
     def before_reduce(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
         assert isinstance(op.attrs, ReduceAttrs)
         (value,) = op.values()
         fill = identity(op.attrs.name, value.dtype)
-        dims = [d for d in op.attrs.dims if self.maskable(value, d, active) and self.tails[id(value)][d] != fill]
+        dims = [d for d in op.attrs.dims if self.maskable(value, d, active) and self.tails[value.number][d] != fill]
         return replace(op, operands=(self.masked(value, dims, fill, ops),))
 
     def before_combine(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
@@ -129,7 +125,7 @@ class _Masker:
         fills = op.attrs.other if isinstance(op.attrs, FoldAttrs) else op.attrs.identity or ()
         operands = []
         for value, fill in zip(op.values(), fills, strict=True):
-            wrong = self.maskable(value, op.attrs.dim, active) and self.tails[id(value)][op.attrs.dim] != fill
+            wrong = self.maskable(value, op.attrs.dim, active) and self.tails[value.number][op.attrs.dim] != fill
             operands.append(self.masked(value, [op.attrs.dim] if wrong else [], fill, ops))
         return replace(op, operands=tuple(operands))
 
@@ -143,7 +139,9 @@ class _Masker:
                 continue
             position = len(value.dims) - (2 if at == 1 else 1)
             # both factors, and their scales, must be 0: 0 times an infinity or a nan out of range is nan
-            dims = [position] if self.maskable(value, position, active) and self.tails[id(value)][position] != 0 else []
+            dims = (
+                [position] if self.maskable(value, position, active) and self.tails[value.number][position] != 0 else []
+            )
             fill = 0.0 if value.dtype.is_floating_point else 0
             operands.append(self.masked(value, dims, fill, ops))
         return replace(op, operands=tuple(operands))
@@ -161,7 +159,7 @@ class _Masker:
                 dims = [
                     d
                     for d, dim in enumerate(after.dims)
-                    if dim.block in own and not self.is_same(self.tails[id(after)][d], param)
+                    if dim.block in own and not self.is_same(self.tails[after.number][d], param)
                 ]
                 after = self.masked(after, dims, 0, ops, other=param)
             results.append(after)
@@ -193,7 +191,7 @@ class _Masker:
                 return self.loop_tails(op, at, rank)
             case "if":
                 pairs = [r.results[at] for r in op.regions]
-                tails = [self.tails[id(v)] if isinstance(v, Value) else (v,) * rank for v in pairs]
+                tails = [self.tails[v.number] if isinstance(v, Value) else (v,) * rank for v in pairs]
                 return tuple(a if _equal(a, b) else None for a, b in zip(*tails, strict=True))
         return unknown
 
@@ -231,7 +229,7 @@ class _Masker:
     def reduce_tails(self, op: Op) -> Tails:
         assert isinstance(op.attrs, ReduceAttrs)
         (value,) = op.values()
-        kept = [t for d, t in enumerate(self.tails[id(value)]) if d not in op.attrs.dims]
+        kept = [t for d, t in enumerate(self.tails[value.number]) if d not in op.attrs.dims]
         if op.attrs.name in ("max", "min"):
             return tuple(None if isinstance(t, SameAs) else t for t in kept)
         if op.attrs.name == "sum":
@@ -241,7 +239,7 @@ class _Masker:
     def view_tails(self, op: Op, result: Value) -> Tails:
         assert isinstance(op.attrs, ViewAttrs)
         (value,) = op.values()
-        tails = self.tails[id(value)]
+        tails = self.tails[value.number]
         if op.attrs.name == "permute":
             return tuple(_detached(tails[i]) for i in op.attrs.order)
         if op.attrs.name == "broadcast":
@@ -256,7 +254,7 @@ class _Masker:
         assert isinstance(op.attrs, MaskAttrs)
         value, *other = op.values()
         fills: list[Tail] = [SameAs(other[0]) if other else op.attrs.fill] * rank
-        before = self.tails[id(value)]
+        before = self.tails[value.number]
         return tuple(
             fills[d] if d in op.attrs.dims else before[d] if _equal(before[d], fills[d]) else None for d in range(rank)
         )
@@ -264,8 +262,8 @@ class _Masker:
     def loop_tails(self, op: Op, at: int, rank: int) -> Tails:
         (region,) = op.regions
         initial, param, after = op.operands[at], region.params[at], region.results[at]
-        first = self.tails[id(initial)] if isinstance(initial, Value) else (initial,) * rank
-        last = self.tails[id(after)] if isinstance(after, Value) else (after,) * rank
+        first = self.tails[initial.number] if isinstance(initial, Value) else (initial,) * rank
+        last = self.tails[after.number] if isinstance(after, Value) else (after,) * rank
         return tuple(a if self.is_same(b, param) or _equal(a, b) else None for a, b in zip(first, last, strict=True))
 
 

@@ -48,15 +48,16 @@ two passes and the shifted sums are off by less than 1e-5 (on a CPU, against fp6
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from ..._shapes import ONE, Dims, Number
+from ..ir.build import Builder
 from ..ir.grammar import MaskAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Region, Value
-from .chunks import Carried, Pass, Writer
+from ..ir.rewrite import Makers
+from .chunks import Carried, Pass
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -83,13 +84,13 @@ class Centred:
 # --- finding them --------------------------------------------------------------------------------------------------------
 
 
-def summed(op: Op, makers: Mapping[int, Op], block: int) -> tuple[Value, int] | None:
+def summed(op: Op, makers: Makers, block: int) -> tuple[Value, int] | None:
     """What a reduction over ``block`` alone reduces, before it was masked for that, and along which dimension."""
     assert isinstance(op.attrs, ReduceAttrs)
     (value,) = op.values()
     if len(op.attrs.dims) != 1 or value.dims[op.attrs.dims[0]].block != block:
         return None
-    mask = makers.get(id(value))
+    mask = makers.of(value)
     if mask is not None and isinstance(mask.attrs, MaskAttrs):
         if mask.attrs.dims != op.attrs.dims:
             return None
@@ -97,7 +98,7 @@ def summed(op: Op, makers: Mapping[int, Op], block: int) -> tuple[Value, int] | 
     return value, op.attrs.dims[0]
 
 
-def centred_sum(op: Op, makers: Mapping[int, Op], block: int) -> Centred | None:
+def centred_sum(op: Op, makers: Makers, block: int) -> Centred | None:
     """The reduction ``op`` over ``block`` as a sum of powers or squares about a centre, if it is one."""
     if not isinstance(op.attrs, ReduceAttrs) or op.attrs.name != "sum" or op.result.dtype not in _DTYPES:
         return None
@@ -110,7 +111,7 @@ def centred_sum(op: Op, makers: Mapping[int, Op], block: int) -> Centred | None:
             steps, gap = _rate(gap, makers)
             match _pointwise(gap, makers):
                 case ("sub", (Value() as wide, Value() as centre)):
-                    steps = (*steps, makers[id(value)])
+                    steps = (*steps, makers.ops[value.number])
                     powers = Centred(total=op, form="powers", value=wide, centre=centre, dim=dim, steps=steps)
                     return _checked(powers, "max", gap, makers, block)
         case ("mul", (Value() as gap, other)) if other is gap:
@@ -120,12 +121,12 @@ def centred_sum(op: Op, makers: Mapping[int, Op], block: int) -> Centred | None:
     return None
 
 
-def _pointwise(value: Value, makers: Mapping[int, Op]) -> tuple[str, tuple[Operand, ...]] | None:
-    op = makers.get(id(value))
+def _pointwise(value: Value, makers: Makers) -> tuple[str, tuple[Operand, ...]] | None:
+    op = makers.of(value)
     return (op.attrs.name, op.operands) if op is not None and isinstance(op.attrs, PointwiseAttrs) else None
 
 
-def _rate(value: Value, makers: Mapping[int, Op]) -> tuple[tuple[Op, ...], Value]:
+def _rate(value: Value, makers: Makers) -> tuple[tuple[Op, ...], Value]:
     """The products with positive constants that ``value`` is made by, first to last, and what they begin with."""
     steps: list[Op] = []
     while True:
@@ -138,11 +139,11 @@ def _rate(value: Value, makers: Mapping[int, Op]) -> tuple[tuple[Op, ...], Value
                 pass
             case _:
                 return tuple(reversed(steps)), value
-        steps.append(makers[id(value)])
+        steps.append(makers.ops[value.number])
         value = source
 
 
-def _origin(value: Value, makers: Mapping[int, Op]) -> Value:
+def _origin(value: Value, makers: Makers) -> Value:
     """What a value is a positive multiple of, in another precision at most."""
     while True:
         _, value = _rate(value, makers)
@@ -153,7 +154,7 @@ def _origin(value: Value, makers: Mapping[int, Op]) -> Value:
                 return value
 
 
-def _squares(op: Op, gap: Value, dim: int, makers: Mapping[int, Op], block: int) -> Centred | None:
+def _squares(op: Op, gap: Value, dim: int, makers: Makers, block: int) -> Centred | None:
     match _pointwise(gap, makers):
         case ("sub", (Value() as left, Value() as right)):
             wide, centre = (right, left) if _spans(right, block) else (left, right)
@@ -162,7 +163,7 @@ def _squares(op: Op, gap: Value, dim: int, makers: Mapping[int, Op], block: int)
     return None
 
 
-def _checked(found: Centred, name: str, gap: Value, makers: Mapping[int, Op], block: int) -> Centred | None:
+def _checked(found: Centred, name: str, gap: Value, makers: Makers, block: int) -> Centred | None:
     """``found`` if its gap is that of a value over the row and a centre that is not, in one precision throughout, and
     the centre is made of the reduction ``name`` of this value: about any other one, infinities can have other results."""
     values = (found.value, found.centre, gap, *(step.result for step in found.steps))
@@ -171,10 +172,10 @@ def _checked(found: Centred, name: str, gap: Value, makers: Mapping[int, Op], bl
         return None
     origin, stack, seen = _origin(found.value, makers), [found.centre], set[int]()
     while stack:
-        op = makers.get(id(stack.pop()))
-        if op is None or id(op) in seen:
+        op = makers.of(stack.pop())
+        if op is None or op.number in seen:
             continue
-        seen.add(id(op))
+        seen.add(op.number)
         if not any(_spans(operand, block) for operand in op.values()):
             stack += op.values()
         elif isinstance(op.attrs, ReduceAttrs) and op.attrs.name == name:
@@ -228,34 +229,36 @@ def carry_powers(loop: Pass, high: Maximum, found: Centred) -> Carried:
     return carried
 
 
-def powers_total(found: Centred, sums: Carried, high: Maximum, out: Writer) -> None:
+def powers_total(found: Centred, sums: Carried, high: Maximum, out: Builder) -> None:
     """The sum of the row about its centre, which is known now."""
     power = _power(out, out.pointwise("sub", high.carried.total, found.centre), found.steps)
-    out.ops.append(replace(found.total, operands=(out.pointwise("mul", sums.total, power),)))
+    total = out.pointwise("mul", sums.total, power)
+    out.ops.append(replace(found.total, operands=(total,)))
 
 
-def _power(out: Writer, gap: Value, steps: tuple[Op, ...]) -> Value:
+def _power(out: Builder, gap: Value, steps: tuple[Op, ...]) -> Value:
     for step in steps:
         operands = tuple(gap if isinstance(operand, Value) else operand for operand in step.operands)
         gap = out.pointwise(step.attrs.name, *operands)
     return gap
 
 
-def carry_moments(loop: Pass, value: Value, dim: int, behind: Writer) -> Moments:
+def carry_moments(loop: Pass, value: Value, dim: int, behind: Builder) -> Moments:
     """Carry the sums about the mean of the first chunk; those of the whole row are made in ``behind``."""
     body, dtype = loop.body, value.dtype
     rows = _without(value.dims, dim)
     shift = loop.carry("shift", dtype, rows, 0.0)
     shift.after = body.value(dtype, rows, "shift")
-    taken = Writer(body.numbers, body.location)
-    mean = taken.sum(taken.mask(value, dim, 0.0), dim)
+    taken = Builder(body.numbers, body.location, [])
+    mean = taken.sum(taken.mask(value, (dim,), 0.0), dim)
     mean = taken.pointwise("div", mean, taken.cast(loop.tile("end", taken), dtype))
     # an infinite shift would make nan of all sums, which are infinite at most
     mean = taken.pointwise("where", taken.pointwise("isfinite", mean), mean, 0.0)
     branches = Region((), tuple(taken.ops), (mean,)), Region((), (), (shift.before,))
-    body.emit("if", (body.pointwise("eq", loop.tile("begin", body), 0),), shift.after, None, branches)
+    first = body.pointwise("eq", loop.tile("begin", body), 0)
+    body.append("if", (first,), (shift.after,), None, branches)
     about = body.reshape(shift.after, (*value.dims[:dim], ONE, *value.dims[dim + 1 :]))
-    gap = body.mask(body.pointwise("sub", value, about), dim, 0.0)
+    gap = body.mask(body.pointwise("sub", value, about), (dim,), 0.0)
     sums = loop.carry("sum_acc", dtype, value.dims, 0.0)
     sums.after = body.pointwise("add", sums.before, gap, like="sum_acc")
     squares = loop.carry("squares_acc", dtype, value.dims, 0.0)
@@ -263,13 +266,13 @@ def carry_moments(loop: Pass, value: Value, dim: int, behind: Writer) -> Moments
     return Moments(shift=shift.total, sum=behind.sum(sums.total, dim), squares=behind.sum(squares.total, dim))
 
 
-def sum_total(total: Op, moments: Moments, count: Number, out: Writer) -> None:
+def sum_total(total: Op, moments: Moments, count: Number, out: Builder) -> None:
     """The sum of the row about 0. ``count`` is the number of elements of the row."""
     moved = out.pointwise("mul", moments.shift, out.number(count, moments.shift.dtype))
-    out.emit("pointwise", (moved, moments.sum), total.result, PointwiseAttrs("add"))
+    out.append("pointwise", (moved, moments.sum), (total.result,), PointwiseAttrs("add"))
 
 
-def squares_total(found: Centred, moments: Moments, count: Number, out: Writer) -> None:
+def squares_total(found: Centred, moments: Moments, count: Number, out: Builder) -> None:
     """The sum of the squares of the row about its centre, which is known now."""
     number = out.number(count, moments.shift.dtype)
     mean = out.pointwise("div", moments.sum, number)
@@ -281,7 +284,7 @@ def squares_total(found: Centred, moments: Moments, count: Number, out: Writer) 
         centre = out.reshape(centre, _without((*(ONE,) * (rank - len(centre.dims)), *centre.dims), found.dim))
     gap = out.pointwise("sub", out.pointwise("add", moments.shift, mean), centre)
     moved = out.pointwise("mul", out.pointwise("mul", gap, gap), number)
-    out.emit("pointwise", (least, moved), found.total.result, PointwiseAttrs("add"))
+    out.append("pointwise", (least, moved), (found.total.result,), PointwiseAttrs("add"))
 
 
 def _without(dims: Dims, dim: int) -> Dims:

@@ -24,7 +24,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..._shapes import Expr
+from ..ir.build import Numbers
 from ..ir.grammar import MEMORY, Op, Program, Region, Root
+from ..ir.rewrite import expand_region
 from .accesses import NOW, Access, Accesses, Launched, Since
 
 #: Before an op, or at the end of the body of a loop.
@@ -37,7 +39,15 @@ _NONE: _State = frozenset()
 
 def order_memory(program: Program, launched: Launched) -> Program:
     """The program with a barrier on every path between two accesses that different threads make to one element."""
-    return replace(program, roots=tuple(_ordered(program, root, launched) for root in program.roots))
+    unordered = [_rewrites(program, root.body) for root in program.roots]
+    if not any(unordered):
+        return program
+    numbers = Numbers.after(program)
+    roots = (
+        _ordered(program, root, launched, numbers) if found else root
+        for root, found in zip(program.roots, unordered, strict=True)
+    )
+    return replace(program, roots=tuple(roots))
 
 
 def overlapping_storages(program: Program, root: Root, launched: Launched) -> frozenset[int]:
@@ -68,23 +78,23 @@ def _overlap(accesses: Accesses, first: Access, second: Access) -> bool:
     return False
 
 
-def _ordered(program: Program, root: Root, launched: Launched) -> Root:
-    if not _rewrites(program, root.body):
-        return root
+def _ordered(program: Program, root: Root, launched: Launched, numbers: Numbers) -> Root:
     accesses = Accesses.collect(program, root, launched)
     flow = _Flow(accesses, _contended(accesses.all()))
     flow.solve(root.body)
-    return replace(root, body=_insert(root.body, flow.barriers)) if flow.barriers else root
+    if not flow.barriers:
+        return root
+    return replace(root, body=expand_region(root.body, _Inserter(flow.barriers, numbers).around))
 
 
 def _rewrites(program: Program, body: Region) -> bool:
     """Whether a storage may be written and accessed again. Says so of nearly no kernel, and soon."""
     ops = [op for op in body.walk() if op.kind in MEMORY or op.kind == "inline"]
     counts = Counter(program.tensors[op.attrs.tensor].storage for op in ops if op.kind in MEMORY)
-    top = {id(op) for op in body.ops}
+    top = {op.number for op in body.ops}
     return any(
         op.kind == "inline"
-        or (op.kind != "load" and (counts[program.tensors[op.attrs.tensor].storage] > 1 or id(op) not in top))
+        or (op.kind != "load" and (counts[program.tensors[op.attrs.tensor].storage] > 1 or op.number not in top))
         for op in ops
     )
 
@@ -108,7 +118,7 @@ class _Flow:
     #: In the order in which they were found.
     barriers: dict[Place, None] = field(default_factory=dict)
     conflicts: dict[Place, None] = field(default_factory=dict)
-    _verdicts: dict[tuple[int, int, Since], bool] = field(default_factory=dict)
+    _verdicts: dict[tuple[Access, Access, Since], bool] = field(default_factory=dict)
 
     def solve(self, body: Region) -> None:
         while self.missing(body):
@@ -126,9 +136,9 @@ class _Flow:
 
     def region(self, region: Region, state: _State) -> _State:
         for op in region.ops:
-            if ("before", id(op)) in self.barriers:
+            if ("before", op.number) in self.barriers:
                 state = _NONE
-            if id(op) in self.accesses.of:
+            if op.number in self.accesses.of:
                 state = self.access(op, state)
             elif op.kind == "if":
                 state = frozenset().union(*(self.region(child, state) for child in op.regions))
@@ -143,24 +153,24 @@ class _Flow:
         while True:
             checked = self.region(condition[0], entry) if condition else entry
             end = self.region(body, checked)
-            if ("end", id(op)) in self.barriers:
+            if ("end", op.number) in self.barriers:
                 end = _NONE
-            around = {(access, _next(since, access, id(op))) for access, since in end}
+            around = {(access, _next(since, access, op.number)) for access, since in end}
             if around <= entry:
                 break
             entry |= around
         # a loop is left where its condition is checked
         left = checked if condition else state | end
-        return frozenset((access, _left(since, access, id(op))) for access, since in left)
+        return frozenset((access, _left(since, access, op.number)) for access, since in left)
 
     def access(self, op: Op, state: _State) -> _State:
-        mine = [a for a in self.accesses.of[id(op)] if a.storage in self.storages]
+        mine = [a for a in self.accesses.of[op.number] if a.storage in self.storages]
         if not mine:
             return state
         found = [(p, a, since) for p, since in state for a in mine if self.conflict(p, a, since)]
         places = {self.place(*entry) for entry in found}
         # what stands right before the op serves all ways to it
-        here = ("before", id(op))
+        here = ("before", op.number)
         for place in [here] if here in places else sorted(places, key=self.rank):
             assert place not in self.barriers, "a barrier does not separate what it stands between"
             self.conflicts[place] = None
@@ -171,7 +181,7 @@ class _Flow:
             return False
         if first.is_atomic and second.is_atomic:
             return False
-        key = (id(first), id(second), since)
+        key = (first, second, since)
         if key not in self._verdicts:
             accesses = self.accesses
             harmless = accesses.apart(first, second, since) or accesses.same_thread(first, second, since)
@@ -188,7 +198,7 @@ class _Flow:
         for loop in second.loops:
             if loop not in first.loops or loop in since.left:
                 return ("before", loop)
-        return ("before", id(second.op))
+        return ("before", second.op.number)
 
 
 def _next(since: Since, access: Access, loop: int) -> Since:
@@ -202,23 +212,21 @@ def _left(since: Since, access: Access, loop: int) -> Since:
     return Since(0 if since.later == loop else since.later, since.left | {loop})
 
 
-def _insert(region: Region, barriers: dict[Place, None]) -> Region:
-    ops: list[Op] = []
-    for op in region.ops:
-        if ("before", id(op)) in barriers:
-            ops.append(_barrier(op))
-        made = tuple(_insert(child, barriers) for child in op.regions)
-        if ("end", id(op)) in barriers:
-            last = made[-1]
-            made = (*made[:-1], replace(last, ops=(*last.ops, _barrier(last.ops[-1]))))
-        changed = any(new is not old for new, old in zip(made, op.regions, strict=True))
-        ops.append(replace(op, regions=made) if changed else op)
-    same = len(ops) == len(region.ops) and all(new is old for new, old in zip(ops, region.ops, strict=True))
-    return region if same else Region(region.params, tuple(ops), region.results)
+@dataclass
+class _Inserter:
+    barriers: Mapping[Place, None]
+    numbers: Numbers
 
+    def around(self, op: Op) -> tuple[Op, ...]:
+        """An op with the barriers before it and at the end of its loop."""
+        if ("end", op.number) in self.barriers:
+            *others, last = op.regions
+            last = replace(last, ops=(*last.ops, self.barrier(last.ops[-1])))
+            op = replace(op, regions=(*others, last))
+        return (self.barrier(op), op) if ("before", op.number) in self.barriers else (op,)
 
-def _barrier(at: Op) -> Op:
-    return Op("barrier", (), (), None, (), at.location)
+    def barrier(self, at: Op) -> Op:
+        return Op(self.numbers.op(), "barrier", (), (), None, (), at.location)
 
 
 def least_lanes(program: Program, sizes: Mapping[int, int]) -> dict[int, int]:

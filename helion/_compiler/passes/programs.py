@@ -26,6 +26,7 @@ from ..ir.grammar import (
     Region,
     Root,
     TileAttrs,
+    Value,
 )
 from .accesses import Access, Accesses, Coordinate, Launched
 
@@ -87,11 +88,11 @@ class _Root:
     # --- what depends on the program -------------------------------------------------------------------------------------
 
     def _of(self, operands: Iterable[Operand]) -> _Axes:
-        return _NONE.union(*(self.values.get(id(o), _NONE) for o in operands))
+        return _NONE.union(*(self.values.get(o.number, _NONE) for o in operands if isinstance(o, Value)))
 
     def _region(self, region: Region, around: _Axes) -> None:
         for op in region.ops:
-            self.around[id(op)] = around
+            self.around[op.number] = around
             found = self._own(op) | self._of(op.operands)
             if op.kind in ("for", "while"):
                 found |= self._loop(op, around | found if op.kind == "for" else around)
@@ -100,7 +101,7 @@ class _Root:
                     self._region(child, around | self._of(op.operands))
                     found |= self._of(child.results)
             for result in op.results:
-                self.values[id(result)] = found
+                self.values[result.number] = found
 
     def _own(self, op: Op) -> _Axes:
         match op.attrs:
@@ -125,7 +126,7 @@ class _Root:
         while True:
             for region in op.regions:
                 for param in region.params:
-                    self.values[id(param)] = found
+                    self.values[param.number] = found
                 self._region(region, around | (found if op.kind == "while" else _NONE))
             after = found.union(*(self._of(region.results) for region in op.regions))
             if after == found:
@@ -143,7 +144,7 @@ class _Root:
         """What it depends on whether an access, or some of its lanes, happen at all."""
         assert isinstance(op.attrs, MemoryAttrs)
         mask = [op.operands[op.attrs.mask]] if op.attrs.mask is not None else []
-        return self.around[id(op)] | self._of(mask)
+        return self.around[op.number] | self._of(mask)
 
     # --- what is wrong ---------------------------------------------------------------------------------------------------
 
@@ -179,12 +180,12 @@ class _Root:
         stack = [value]
         while stack:
             one = stack.pop()
-            op = self.accesses.makers.get(id(one))
-            if op is None or id(one) in seen:
+            op = self.accesses.makers.of(one)
+            if op is None or op.number in seen:
                 continue
-            seen.add(id(one))
+            seen.add(op.number)
             if op.kind == "load":
-                yield from self.accesses.of[id(op)]
+                yield from self.accesses.of[op.number]
             stack += op.operands
             for region in op.regions:
                 stack += region.results
@@ -207,18 +208,19 @@ class _Root:
         pairs = list(zip(load.at, store.at, strict=True))
         if any(one == other and self._follows(one, block) for one, other in pairs):
             return False
-        own = [(one, other) for one, other in pairs if other.block == block and not other.value]
+        own = [(one, other) for one, other in pairs if other.block == block and other.value is None]
         if len(own) != 1 or not all(self._overlap(one, other) for one, other in pairs):
             return False
         one, other = own[0]
-        if one.block == block and not one.value:
+        if one.block == block and one.value is None:
             return isinstance(one.shift, int) and isinstance(other.shift, int) and one.shift != other.shift
         return not self._follows(one, block)
 
     def _follows(self, coordinate: Coordinate, block: int) -> bool:
         """Whether a subscript changes from one place of the axis to the next."""
         depends = self.blocks.get(coordinate.block, _NONE) if coordinate.block is not None else _NONE
-        return block in depends | self.values.get(coordinate.value, _NONE)
+        value = self.values.get(coordinate.value, _NONE) if coordinate.value is not None else _NONE
+        return block in depends | value
 
     def _overlap(self, one: Coordinate, other: Coordinate) -> bool:
         """Whether two subscripts of one dimension certainly have an index in common, at some places of the grid."""

@@ -25,18 +25,19 @@ what it was.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..._shapes import Number
+from ..ir.build import Builder, Numbers
 from ..ir.effects import apart_along, effects_of, may_meet
 from ..ir.grammar import Block, IotaAttrs, Op, Program, ReduceAttrs, Region, Value
 from ..ir.pointwise import identity
+from ..ir.rewrite import Declined, Makers, map_regions
 from . import online
-from .chunks import Pass, Writer
+from .chunks import Pass
 from .online import Centred
 from .simplify import drop_dead
 
@@ -45,10 +46,6 @@ _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 #: Programs with some blocks rolled that the next one is tried on; beyond that, the first and that with all of them.
 _COMBINATIONS = 16
 _ALLOWED = frozenset(("load", "store", "pointwise", "reduce", "view", "mask", "iota", "full"))
-
-
-class _Declined(Exception):
-    """Why a block cannot be rolled."""
 
 
 def rollable_blocks(program: Program) -> tuple[tuple[int, ...], dict[int, str]]:
@@ -60,7 +57,7 @@ def rollable_blocks(program: Program) -> tuple[tuple[int, ...], dict[int, str]]:
         if block.kind == "full" and _is_used(program, block.id):
             try:
                 rolled = [_roll_block(each, block) for each in combinations]
-            except _Declined as reason:
+            except Declined as reason:
                 reasons[block.id] = str(reason)
             else:
                 good.append(block.id)
@@ -91,13 +88,8 @@ def _carries(value: Value, block: int) -> bool:
     return any(block in dim.blocks for dim in value.dims)
 
 
-def _reads(op: Op) -> Iterator[Value]:
-    yield from op.values()
-    yield from (v for region in op.regions for v in region.results if isinstance(v, Value))
-
-
 def _roll_block(program: Program, block: Block) -> Program:
-    numbers = itertools.count(1 + max((r.number for op in program.walk() for r in op.results), default=0))
+    numbers = Numbers.after(program)
     return program.map_regions(lambda body: _Roller(program, block, numbers).region(body))
 
 
@@ -113,7 +105,7 @@ class _Schedule:
 
     @property
     def last(self) -> int:
-        moved = [self.ready[id(found.total.result)] for found in self.centred.values()]
+        moved = [self.ready[found.total.result.number] for found in self.centred.values()]
         return max([*self.levels.values(), *moved], default=0)
 
 
@@ -131,68 +123,67 @@ class _Stage:
 
 
 class _Roller:
-    def __init__(self, program: Program, block: Block, numbers: itertools.count[int]) -> None:
+    def __init__(self, program: Program, block: Block, numbers: Numbers) -> None:
         self.program = program
         self.whole = block
         self.block = block.id
         self.numbers = numbers
-        # by id, with the op, so that no other one can have that id
-        self.wide: dict[int, tuple[Op, bool]] = {}
+        self.wide: dict[int, bool] = {}
 
     def is_wide(self, op: Op) -> bool:
         """Whether the op itself touches the block's dimension."""
-        known = self.wide.get(id(op))
+        known = self.wide.get(op.number)
         if known is None:
-            known = self.wide[id(op)] = (op, any(_carries(v, self.block) for v in (*op.values(), *op.results)))
-        return known[1]
+            known = self.wide[op.number] = any(_carries(v, self.block) for v in (*op.values(), *op.results))
+        return known
 
     def region(self, region: Region) -> Region:
         """The region with its uses of the block rolled; nested regions roll by themselves."""
-        ops = [replace(op, regions=tuple(map(self.region, op.regions))) if op.regions else op for op in region.ops]
+        ops = [map_regions(op, self.region) for op in region.ops]
         wide = [op for op in ops if self.is_wide(op)]
         if not wide:
             return Region(region.params, tuple(ops), region.results)
-        defined = {id(r) for op in ops for r in op.results}
+        defined = {r.number for op in ops for r in op.results}
         for op in wide:
             self.check(op, defined)
         crossing = [
-            v for op in ops for r in op.regions for inner in r.walk() for v in inner.values() if id(v) in defined
+            v for op in ops for r in op.regions for inner in r.walk() for v in inner.values() if v.number in defined
         ]
         if any(_carries(v, self.block) for v in (*region.params, *crossing)):
-            raise _Declined("a value that spans the dimension crosses a loop or a branch")
+            raise Declined("a value that spans the dimension crosses a loop or a branch")
         if any(isinstance(v, Value) and _carries(v, self.block) for v in region.results):
-            raise _Declined("a loop carries a value that spans the dimension")
-        makers = {id(r): op for op in ops for r in op.results}
+            raise Declined("a loop carries a value that spans the dimension")
+        makers = Makers.among(ops)
         schedule = self.schedule(ops, makers)
         return Region(region.params, tuple(self.staged(ops, schedule, makers)), region.results)
 
     def check(self, op: Op, defined: set[int]) -> None:
         if op.kind not in _ALLOWED:
-            raise _Declined(f"a {op.kind} uses the dimension")
+            raise Declined(f"a {op.kind} uses the dimension")
         if isinstance(op.attrs, ReduceAttrs) and op.attrs.name not in _COMBINE:
             (value,) = op.values()
             if any(self.block in value.dims[d].blocks for d in op.attrs.dims):
-                raise _Declined(f"{op.attrs.name} over the dimension")
+                raise Declined(f"{op.attrs.name} over the dimension")
         if isinstance(op.attrs, IotaAttrs) and op.attrs.block != self.block:
-            raise _Declined("an index mixes dimensions")
+            raise Declined("an index mixes dimensions")
         for value in (*op.values(), *op.results):
             places = [d for d in value.dims if self.block in d.blocks]
             if len(places) > 1:
-                raise _Declined("a value has the dimension twice")
+                raise Declined("a value has the dimension twice")
             if any(d.block is None for d in places):
-                raise _Declined("a reshape merges the dimension with another")
+                raise Declined("a reshape merges the dimension with another")
         for value in op.values():
-            if _carries(value, self.block) and id(value) not in defined:
-                raise _Declined("a value that spans the dimension comes from outside of a loop")
+            if _carries(value, self.block) and value.number not in defined:
+                raise Declined("a value that spans the dimension comes from outside of a loop")
 
     # --- which pass does what --------------------------------------------------------------------------------------------
 
-    def schedule(self, ops: list[Op], makers: Mapping[int, Op]) -> _Schedule:
+    def schedule(self, ops: list[Op], makers: Makers) -> _Schedule:
         """Sums are taken early where that saves loads of the row."""
         pairs = self.pairs(ops)
         plain = self.levels(ops, {}, pairs, makers)
         found = [online.centred_sum(op, makers, self.block) for op in ops if self.is_sink(op)]
-        centred = {id(one.total): one for one in found if one is not None}
+        centred = {one.total.number: one for one in found if one is not None}
         schedule = self.levels(ops, centred, pairs, makers) if centred else plain
         for key in centred if schedule is not None else ():
             assert schedule is not None
@@ -202,7 +193,7 @@ class _Roller:
                 schedule = without
         schedule = schedule or plain
         if schedule is None:
-            raise _Declined("what is loaded and stored would change places")
+            raise Declined("what is loaded and stored would change places")
         return schedule
 
     def pairs(self, ops: list[Op]) -> list[tuple[Op, Op, bool]]:
@@ -217,7 +208,7 @@ class _Roller:
         ]
 
     def levels(
-        self, ops: list[Op], centred: Mapping[int, Centred], pairs: list[tuple[Op, Op, bool]], makers: Mapping[int, Op]
+        self, ops: list[Op], centred: Mapping[int, Centred], pairs: list[tuple[Op, Op, bool]], makers: Makers
     ) -> _Schedule | None:
         """The earliest passes in which ``pairs`` keep their order; None when each pass would have to wait for another."""
         floors: dict[int, int] = {}
@@ -235,7 +226,7 @@ class _Roller:
         ops: list[Op],
         schedule: _Schedule,
         pairs: list[tuple[Op, Op, bool]],
-        makers: Mapping[int, Op],
+        makers: Makers,
         floors: dict[int, int],
     ) -> bool:
         """Puts off ops that would come too early; whether there were any."""
@@ -244,12 +235,12 @@ class _Roller:
         for a, b, together in pairs:
             if self.is_wide(a):
                 # a load is done in every pass that needs it
-                last = max((at for at, needed in enumerate(passes) if id(a) in needed), default=-1)
+                last = max((at for at, needed in enumerate(passes) if a.number in needed), default=-1)
                 floor = last if together else last + 1
             else:
-                floor = schedule.levels[id(a)]
-            if floor > schedule.levels[id(b)]:
-                floors[id(b)] = max(floor, floors.get(id(b), 0))
+                floor = schedule.levels[a.number]
+            if floor > schedule.levels[b.number]:
+                floors[b.number] = max(floor, floors.get(b.number, 0))
                 raised = True
         return raised
 
@@ -257,35 +248,35 @@ class _Roller:
         ready: dict[int, int] = {}
         levels: dict[int, int] = {}
         for op in ops:
-            early = centred.get(id(op))
+            early = centred.get(op.number)
             if early is not None:
-                levels[id(op)] = level = ready.get(id(early.value), 0)
-                ready[id(op.result)] = max(level + 1, ready.get(id(early.centre), 0))
+                levels[op.number] = level = ready.get(early.value.number, 0)
+                ready[op.result.number] = max(level + 1, ready.get(early.centre.number, 0))
                 continue
-            reads = [v for inner in op.walk() for v in _reads(inner)]
-            level = max((ready.get(id(v), 0) for v in reads), default=0)
-            levels[id(op)] = level = max(level, floors.get(id(op), 0))
+            reads = [v for inner in op.walk() for v in inner.reads()]
+            level = max((ready.get(v.number, 0) for v in reads), default=0)
+            levels[op.number] = level = max(level, floors.get(op.number, 0))
             for result in op.results:
                 narrow = op.kind == "reduce" and self.is_wide(op) and not _carries(result, self.block)
-                ready[id(result)] = level + 1 if narrow else level
+                ready[result.number] = level + 1 if narrow else level
         return _Schedule(levels=levels, ready=ready, centred=centred)
 
-    def loads(self, ops: list[Op], schedule: _Schedule, makers: Mapping[int, Op]) -> int:
+    def loads(self, ops: list[Op], schedule: _Schedule, makers: Makers) -> int:
         """How many loads all passes do together."""
         passes = [self.closure(self.sinks(ops, schedule, at), schedule, makers) for at in range(schedule.last + 1)]
-        return sum(op.kind == "load" and id(op) in needed for needed in passes for op in ops)
+        return sum(op.kind == "load" and op.number in needed for needed in passes for op in ops)
 
     def sinks(self, ops: list[Op], schedule: _Schedule, level: int) -> list[Op]:
-        return [op for op in ops if self.is_wide(op) and schedule.levels[id(op)] == level and self.is_sink(op)]
+        return [op for op in ops if self.is_wide(op) and schedule.levels[op.number] == level and self.is_sink(op)]
 
-    def staged(self, ops: list[Op], schedule: _Schedule, makers: Mapping[int, Op]) -> list[Op]:
+    def staged(self, ops: list[Op], schedule: _Schedule, makers: Makers) -> list[Op]:
         result: list[Op] = []
         later: dict[int, list[Op]] = {}
         for level in range(schedule.last + 1):
             for op in ops:
-                if id(op) in later and schedule.ready[id(op.result)] == level:
-                    result += later[id(op)]
-                elif not self.is_wide(op) and schedule.levels[id(op)] == level:
+                if op.number in later and schedule.ready[op.result.number] == level:
+                    result += later[op.number]
+                elif not self.is_wide(op) and schedule.levels[op.number] == level:
                     result.append(op)
             sinks = self.sinks(ops, schedule, level)
             if sinks:
@@ -299,17 +290,17 @@ class _Roller:
 
     # --- one pass over the row -------------------------------------------------------------------------------------------
 
-    def stage(self, sinks: list[Op], ops: list[Op], schedule: _Schedule, makers: Mapping[int, Op]) -> _Stage:
+    def stage(self, sinks: list[Op], ops: list[Op], schedule: _Schedule, makers: Makers) -> _Stage:
         needed = self.closure(sinks, schedule, makers)
         stage = _Stage(loop=Pass(self.whole, self.program.index_dtype, self.numbers, sinks[0].location))
-        centred = [schedule.centred[id(op)] for op in sinks if id(op) in schedule.centred]
-        stage.moments.update((id(found.value), None) for found in centred if found.form == "squares")
+        centred = [schedule.centred[op.number] for op in sinks if op.number in schedule.centred]
+        stage.moments.update((found.value.number, None) for found in centred if found.form == "squares")
         for op in ops:
-            if id(op) not in needed:
+            if op.number not in needed:
                 continue
             if op.kind == "reduce" and self.is_sink(op):
                 stage.loop.locate(op.location)
-                found = schedule.centred.get(id(op))
+                found = schedule.centred.get(op.number)
                 if found is None:
                     self.accumulate(op, stage, makers)
                 else:
@@ -317,39 +308,39 @@ class _Roller:
                 continue
             operands = tuple(self.rename(o, stage) if isinstance(o, Value) else o for o in op.operands)
             clones = tuple(self.clone(r, stage) for r in op.results)
-            stage.loop.body.ops.append(replace(op, operands=operands, results=clones))
+            stage.loop.body.repeat(op, operands=operands, results=clones)
         return stage
 
-    def closure(self, sinks: Collection[Op], schedule: _Schedule, makers: Mapping[int, Op]) -> set[int]:
+    def closure(self, sinks: Collection[Op], schedule: _Schedule, makers: Makers) -> set[int]:
         """The wide ops of one pass: its sinks and all they are made of."""
         needed: set[int] = set()
         stack = list(sinks)
         while stack:
             op = stack.pop()
-            if id(op) in needed:
+            if op.number in needed:
                 continue
-            needed.add(id(op))
-            early = schedule.centred.get(id(op))
+            needed.add(op.number)
+            early = schedule.centred.get(op.number)
             values = op.values() if early is None else (early.value,)
-            stack += [makers[id(v)] for v in values if _carries(v, self.block)]
+            stack += [makers.ops[v.number] for v in values if _carries(v, self.block)]
         return needed
 
     def rename(self, value: Value, stage: _Stage) -> Value:
-        return stage.renamed.get(id(value), value)
+        return stage.renamed.get(value.number, value)
 
     def clone(self, value: Value, stage: _Stage) -> Value:
-        stage.renamed[id(value)] = copy = Value(next(self.numbers), value.dtype, value.dims, value.name)
+        stage.renamed[value.number] = copy = self.numbers.value(value.dtype, value.dims, value.name)
         return copy
 
-    def writer(self, op: Op) -> Writer:
-        return Writer(self.numbers, op.location)
+    def writer(self, op: Op) -> Builder:
+        return Builder(self.numbers, op.location, [])
 
-    def accumulate(self, op: Op, stage: _Stage, makers: Mapping[int, Op]) -> None:
+    def accumulate(self, op: Op, stage: _Stage, makers: Makers) -> None:
         """An accumulator of the chunk's shape, which is reduced behind the loop."""
         assert isinstance(op.attrs, ReduceAttrs)
         name, loop = op.attrs.name, stage.loop
         source = online.summed(op, makers, self.block)
-        if name == "sum" and source is not None and id(source[0]) in stage.moments:
+        if name == "sum" and source is not None and source[0].number in stage.moments:
             moments, out = self.moments(source, stage), self.writer(op)
             online.sum_total(op, moments, self.extent, out)
             stage.totals += out.ops
@@ -358,7 +349,7 @@ class _Roller:
         carried = loop.carry(f"{op.result.name or name}_acc", value.dtype, value.dims, identity(name, value.dtype))
         carried.after = loop.body.pointwise(_COMBINE[name], carried.before, value, like=carried.before.name)
         if name == "max" and source is not None:
-            stage.maxima[id(source[0])] = online.Maximum(value=value, carried=carried)
+            stage.maxima[source[0].number] = online.Maximum(value=value, carried=carried)
         stage.totals.append(replace(op, operands=(carried.total,)))
 
     def centre_later(self, found: Centred, stage: _Stage) -> None:
@@ -367,21 +358,21 @@ class _Roller:
         if found.form == "squares":
             online.squares_total(found, self.moments((found.value, found.dim), stage), self.extent, out)
         else:
-            high = stage.maxima.get(id(found.value))
+            high = stage.maxima.get(found.value.number)
             if high is None:
-                value = stage.loop.body.mask(self.rename(found.value, stage), found.dim, -math.inf)
+                value = stage.loop.body.mask(self.rename(found.value, stage), (found.dim,), -math.inf)
                 high = online.carry_maximum(stage.loop, value)
             online.powers_total(found, online.carry_powers(stage.loop, high, found), high, out)
-        stage.later[id(found.total)] = out.ops
+        stage.later[found.total.number] = out.ops
 
     def moments(self, source: tuple[Value, int], stage: _Stage) -> online.Moments:
         """The sums about a shift of a value, which its sum and its squares share."""
         value, dim = source
-        made = stage.moments[id(value)]
+        made = stage.moments[value.number]
         if made is None:
-            behind = Writer(self.numbers, stage.loop.body.location)
+            behind = Builder(self.numbers, stage.loop.body.location, [])
             made = online.carry_moments(stage.loop, self.rename(value, stage), dim, behind)
-            stage.moments[id(value)] = made
+            stage.moments[value.number] = made
             stage.totals += behind.ops
         return made
 

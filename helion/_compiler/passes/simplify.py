@@ -34,8 +34,8 @@ class _Merger:
         self.replaced: dict[int, Operand] = {}
 
     def operand(self, operand: Operand) -> Operand:
-        while isinstance(operand, Value) and id(operand) in self.replaced:
-            operand = self.replaced[id(operand)]
+        while isinstance(operand, Value) and operand.number in self.replaced:
+            operand = self.replaced[operand.number]
         return operand
 
     def region(self, region: Region, outer: dict[Any, Value]) -> Region:
@@ -47,7 +47,7 @@ class _Merger:
                 key = _key(op)
                 known = seen.get(key)
                 if known is not None:
-                    self.replaced[id(op.result)] = known
+                    self.replaced[op.result.number] = known
                     continue
                 seen[key] = op.result
             if op.kind == "for":
@@ -62,7 +62,7 @@ class _Merger:
         keep = []
         for at, (param, after) in enumerate(zip(region.params, region.results, strict=True)):
             if after is param:
-                self.replaced[id(param)] = self.replaced[id(op.results[at])] = op.operands[at]
+                self.replaced[param.number] = self.replaced[op.results[at].number] = op.operands[at]
             else:
                 keep.append(at)
         return keep_carried(op, region, keep)
@@ -77,13 +77,13 @@ def keep_carried(op: Op, region: Region, keep: list[int]) -> Op:
         replace(a, begin=_shifted(a.begin, shift), end=_shifted(a.end, shift), jagged=_shifted(a.jagged, shift))
         for a in attrs.axes
     )
-    return Op(
-        "for",
-        (*(op.operands[i] for i in keep), *op.operands[attrs.carried :]),
-        tuple(op.results[i] for i in keep),
-        ForAttrs(axes, len(keep), attrs.chunked),
-        (Region(tuple(region.params[i] for i in keep), region.ops, tuple(region.results[i] for i in keep)),),
-        op.location,
+    body = Region(tuple(region.params[i] for i in keep), region.ops, tuple(region.results[i] for i in keep))
+    return replace(
+        op,
+        operands=(*(op.operands[i] for i in keep), *op.operands[attrs.carried :]),
+        results=tuple(op.results[i] for i in keep),
+        attrs=ForAttrs(axes, len(keep), attrs.chunked),
+        regions=(body,),
     )
 
 
@@ -94,7 +94,7 @@ def _shifted(bound: Any, by: int) -> Any:
 def _key(op: Op) -> Any:
     attrs: Any = op.attrs.expr.key if isinstance(op.attrs, NumberAttrs) else op.attrs
     # numbers by type and text: 0, 0.0, -0.0 and False are equal in Python
-    operands = tuple(id(o) if isinstance(o, Value) else (type(o), repr(o)) for o in op.operands)
+    operands = tuple(o.number if isinstance(o, Value) else (type(o), repr(o)) for o in op.operands)
     if isinstance(op.attrs, MaskAttrs):
         attrs = (op.attrs.dims, type(op.attrs.fill), repr(op.attrs.fill))
     return (op.kind, operands, attrs, op.result.dtype, op.result.dims)
@@ -107,7 +107,7 @@ def drop_dead(program: Program) -> Program:
 
 def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
     """The region without dead ops, and the values it reads (its own included)."""
-    live = live | {id(v) for v in region.results if isinstance(v, Value)}
+    live = live | {v.number for v in region.results if isinstance(v, Value)}
     kept: list[Op] = []
     for op in reversed(region.ops):
         if op.kind == "for":
@@ -115,20 +115,15 @@ def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
         elif op.kind == "if":
             op, reads = _drop_if(op, live)
         elif op.regions:
-            reads = {id(v) for r in op.regions for inner in r.walk() for v in _reads(inner)}
-            reads |= {id(v) for r in op.regions for v in r.results if isinstance(v, Value)}
+            reads = {v.number for inner in op.walk() for v in inner.reads()}
         else:
             reads = set()
-        if not (op.kind in EFFECTS or any(id(r) in live for r in op.results) or _has_effect(op)):
+        if not (op.kind in EFFECTS or any(r.number in live for r in op.results) or _has_effect(op)):
             continue
         live |= reads
-        live.update(id(v) for v in op.values())
+        live.update(v.number for v in op.values())
         kept.append(op)
     return Region(region.params, tuple(reversed(kept)), region.results), live
-
-
-def _reads(op: Op) -> list[Value]:
-    return [*op.values(), *(v for r in op.regions for v in r.results if isinstance(v, Value))]
 
 
 def _has_effect(op: Op) -> bool:
@@ -137,11 +132,11 @@ def _has_effect(op: Op) -> bool:
 
 def _drop_loop(op: Op, live: set[int]) -> tuple[Op, set[int]]:
     (region,) = op.regions
-    keep = {i for i, result in enumerate(op.results) if id(result) in live}
+    keep = {i for i, result in enumerate(op.results) if result.number in live}
     while True:
         body = Region(region.params, region.ops, tuple(region.results[i] for i in sorted(keep)))
         body, reads = _drop(body, set())
-        more = {i for i, param in enumerate(region.params) if id(param) in reads} - keep
+        more = {i for i, param in enumerate(region.params) if param.number in reads} - keep
         if not more:
             break
         keep |= more
@@ -151,7 +146,7 @@ def _drop_loop(op: Op, live: set[int]) -> tuple[Op, set[int]]:
 
 
 def _drop_if(op: Op, live: set[int]) -> tuple[Op, set[int]]:
-    keep = [i for i, result in enumerate(op.results) if id(result) in live]
+    keep = [i for i, result in enumerate(op.results) if result.number in live]
     reads: set[int] = set()
     regions = []
     for region in op.regions:

@@ -17,10 +17,11 @@ of all subtiles keep the slot they have in the kernel's source.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ..._shapes import Dim
+from ..ir.build import Builder, Numbers
 from ..ir.effects import apart_along, ordered
 from ..ir.grammar import (
     MEMORY,
@@ -36,6 +37,7 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ..ir.rewrite import Declined, Makers, map_regions
 from .simplify import drop_dead
 
 #: Columns of the narrowest subtile: 16 bytes of a 2-byte type, the widest access of one thread.
@@ -48,10 +50,6 @@ _REPEATED = frozenset(("load", "store", "pointwise", "view", "mask", "iota", "fu
 _SOME_SIZE = 64
 
 
-class _Declined(Exception):
-    """Why an epilogue cannot be split."""
-
-
 def subtile_blocks(program: Program) -> tuple[tuple[int, ...], str]:
     """The blocks, in order, that are the columns of an epilogue that can be split; when there are none, the reason."""
     good: list[int] = []
@@ -59,7 +57,7 @@ def subtile_blocks(program: Program) -> tuple[tuple[int, ...], str]:
     for block in _columns(program):
         try:
             _, found = _split(program, program.blocks[block], COUNTS[0], _SOME_SIZE)
-        except _Declined as declined:
+        except Declined as declined:
             reason = str(declined)
         else:
             if found:
@@ -83,7 +81,7 @@ def subtile(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
             continue
         try:
             changed, _ = _split(changed, program.blocks[block], own, sizes[block])
-        except _Declined:
+        except Declined:
             continue  # so it was before, or rolling another dimension left no room for it: the tile stays whole
     return changed if changed is program else drop_dead(changed)
 
@@ -100,7 +98,7 @@ def _split(program: Program, block: Block, count: int, size: int) -> tuple[Progr
     """The program with ``block``, of ``size`` lanes, split in ``count``, and whether some epilogue was."""
     axes = (axis for op in program.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes)
     if any(axis.block == block.id and axis.jagged is not None for axis in axes):
-        raise _Declined("the columns are those of a jagged tile")
+        raise Declined("the columns are those of a jagged tile")
     first = len(program.blocks)
     parts = tuple(
         Block(
@@ -135,7 +133,7 @@ class _Splitter:
         self.parts = parts
         self.lanes = lanes
         self.found = False
-        self.numbers = itertools.count(1 + max((r.number for op in program.walk() for r in op.results), default=0))
+        self.numbers = Numbers.after(program)
 
     def carries(self, value: Value) -> bool:
         return any(self.block in dim.blocks for dim in value.dims)
@@ -144,67 +142,66 @@ class _Splitter:
         return any(self.carries(v) for v in (*op.values(), *op.results))
 
     def region(self, region: Region) -> Region:
-        ops = [replace(op, regions=tuple(map(self.region, op.regions))) if op.regions else op for op in region.ops]
-        region = Region(region.params, tuple(ops), region.results)
+        region = replace(region, ops=tuple(map_regions(op, self.region) for op in region.ops))
         epilogue = self.epilogue(region)
         if epilogue is None:
             return region
         self.found = True
         self.check_uses(region, epilogue)
         self.check_memory(region, epilogue)
-        stores = {id(op) for op in epilogue.ops if op.kind == "store"}
+        stores = {op.number for op in epilogue.ops if op.kind == "store"}
         made: list[Op] = []
         for op in region.ops:
-            if id(op) not in stores:
+            if op.number not in stores:
                 made.append(op)
             elif op is epilogue.ops[-1]:
-                self.emit(epilogue, {id(v): v for v in epilogue.sources}, self.parts, made)
+                self.emit(epilogue, {v.number: v for v in epilogue.sources}, self.parts, made)
         return Region(region.params, tuple(made), region.results)
 
     # --- what belongs to it ----------------------------------------------------------------------------------------------
 
     def epilogue(self, region: Region) -> _Epilogue | None:
         """The stores of what a matrix product gave, and all that lies in between."""
-        makers = {id(r): op for op in region.ops for r in op.results}
+        makers = Makers.among(region.ops)
         chosen: set[int] = set()
         sources: dict[int, Value] = {}
         for op in region.ops:
             if op.kind == "store" and self.carries(op.result):
                 between, ends = self.closure(op, makers)
-                if any(self.is_product(makers[id(end)]) for end in ends if id(end) in makers):
+                if any(self.is_product(maker) for end in ends if (maker := makers.of(end)) is not None):
                     chosen |= between
-                    sources.update((id(end), end) for end in ends)
+                    sources.update((end.number, end) for end in ends)
         if not chosen:
             return None
-        ops = tuple(op for op in region.ops if id(op) in chosen)
+        ops = tuple(op for op in region.ops if op.number in chosen)
         for op in ops:
             self.check(op)
         for source in sources.values():
-            if id(source) not in makers:
-                raise _Declined("a value with the columns comes from outside of a loop or a branch")
+            if makers.of(source) is None:
+                raise Declined("a value with the columns comes from outside of a loop or a branch")
             self.check_dims(source)
             if source.dims[-1].block != self.block:
-                raise _Declined("the columns are not the last dimension of what would be split")
+                raise Declined("the columns are not the last dimension of what would be split")
         return _Epilogue(ops=ops, sources=tuple(sources.values()))
 
-    def closure(self, store: Op, makers: Mapping[int, Op]) -> tuple[set[int], list[Value]]:
+    def closure(self, store: Op, makers: Makers) -> tuple[set[int], list[Value]]:
         """The ops with the columns that a store is made of, and the values where those begin."""
         between: set[int] = set()
         ends: dict[int, Value] = {}
         stack = [store]
         while stack:
             op = stack.pop()
-            if id(op) in between:
+            if op.number in between:
                 continue
-            between.add(id(op))
+            between.add(op.number)
             for value in op.values():
-                maker = makers.get(id(value))
+                maker = makers.of(value)
                 if not self.carries(value):
                     continue
                 if maker is not None and maker.kind in _REPEATED:
                     stack.append(maker)
                 else:
-                    ends[id(value)] = value
+                    ends[value.number] = value
         return between, list(ends.values())
 
     def is_product(self, op: Op) -> bool:
@@ -217,41 +214,42 @@ class _Splitter:
         for value in (*op.values(), *op.results):
             self.check_dims(value)
         if isinstance(op.attrs, IotaAttrs) and op.attrs.block != self.block:
-            raise _Declined("an index mixes dimensions")
+            raise Declined("an index mixes dimensions")
         if isinstance(op.attrs, ViewAttrs) and op.attrs.name == "reshape":
             (value,) = op.values()
             if [d for d in value.dims if not d.is_one] != [d for d in op.result.dims if not d.is_one]:
-                raise _Declined("a reshape rearranges the columns")
+                raise Declined("a reshape rearranges the columns")
 
     def check_dims(self, value: Value) -> None:
         places = [dim for dim in value.dims if self.block in dim.blocks]
         if len(places) > 1:
-            raise _Declined("a value has the columns twice")
+            raise Declined("a value has the columns twice")
         if any(dim.block is None for dim in places):
-            raise _Declined("a reshape merges the columns with another dimension")
+            raise Declined("a reshape merges the columns with another dimension")
 
     def check_uses(self, region: Region, epilogue: _Epilogue) -> None:
         """What came out of the product is read by the epilogue alone; whole values would stay live beside the parts."""
-        inside = {id(op) for op in epilogue.ops}
-        private = {id(v) for v in epilogue.sources}
+        inside = {op.number for op in epilogue.ops}
+        private = {v.number for v in epilogue.sources}
         for op in epilogue.ops:
-            if any(id(v) in private for v in op.values()):
-                private.update(id(r) for r in op.results)
-        outside = [v for op in region.ops if id(op) not in inside for inner in op.walk() for v in _reads(inner)]
-        if any(id(v) in private for v in (*outside, *region.results)):
-            raise _Declined("more than elementwise operations and stores reads what the matrix product gives")
+            if any(v.number in private for v in op.values()):
+                private.update(r.number for r in op.results)
+        outside = [v for op in region.ops if op.number not in inside for inner in op.walk() for v in inner.reads()]
+        results = [v for v in region.results if isinstance(v, Value)]
+        if any(v.number in private for v in (*outside, *results)):
+            raise Declined("more than elementwise operations and stores reads what the matrix product gives")
 
     def check_memory(self, region: Region, epilogue: _Epilogue) -> None:
         """Stores of the first subtile come before loads of the second, and all of them after what stood between."""
         mine = [op for op in epilogue.ops if op.kind in MEMORY]
         for a, b in itertools.combinations(mine, 2):
             if ordered(self.program, a, b) and not apart_along(self.program, a, b, self.block):
-                raise _Declined("a tensor is accessed at several places of the epilogue")
-        inside = {id(op) for op in epilogue.ops}
-        places = [at for at, op in enumerate(region.ops) if id(op) in inside and op.kind in MEMORY]
+                raise Declined("a tensor is accessed at several places of the epilogue")
+        inside = {op.number for op in epilogue.ops}
+        places = [at for at, op in enumerate(region.ops) if op.number in inside and op.kind in MEMORY]
         for op in region.ops[places[0] : places[-1]]:
-            if id(op) not in inside and any(ordered(self.program, op, each) for each in mine):
-                raise _Declined("other accesses to a tensor of the epilogue stand in between")
+            if op.number not in inside and any(ordered(self.program, op, each) for each in mine):
+                raise Declined("other accesses to a tensor of the epilogue stand in between")
 
     # --- the subtiles ----------------------------------------------------------------------------------------------------
 
@@ -272,29 +270,27 @@ class _Splitter:
         """The left and the right half of the columns of a value, for the op ``at``."""
         rest, two, rank = value.dims[:-1], Dim(2), len(value.dims)
         left, right = (Dim(len(parts) // 2, (parts[first].id,)) for first in (0, len(parts) // 2))
-        apart = Value(next(self.numbers), value.dtype, (*rest, two, left))
-        made.append(Op("view", (value,), (apart,), ViewAttrs("reshape"), (), at.location))
-        last = Value(next(self.numbers), value.dtype, (*rest, left, two))
-        order = (*range(rank - 1), rank, rank - 1)
-        made.append(Op("view", (apart,), (last,), ViewAttrs("permute", order), (), at.location))
-        results = tuple(Value(next(self.numbers), value.dtype, (*rest, dim), value.name) for dim in (left, right))
-        made.append(Op("split", (last,), results, None, (), at.location))
-        return results
+        out = Builder(self.numbers, at.location, made)
+        apart = out.emit("view", (value,), value.dtype, (*rest, two, left), ViewAttrs("reshape"))
+        permuted = ViewAttrs("permute", (*range(rank - 1), rank, rank - 1))
+        last = out.emit("view", (apart,), value.dtype, (*rest, left, two), permuted)
+        results = tuple(out.value(value.dtype, (*rest, dim), value.name) for dim in (left, right))
+        return out.append("split", (last,), results).results
 
     def repeat(self, epilogue: _Epilogue, values: Mapping[int, Value], part: Block, made: list[Op]) -> None:
         """The ops of the epilogue for one subtile."""
-        renamed = dict(values)
+        renamed, out = dict(values), Builder(self.numbers, ops=made)
         for op in epilogue.ops:
             operands: tuple[Operand, ...] = tuple(
-                renamed.get(id(o), o) if isinstance(o, Value) else o for o in op.operands
+                renamed.get(o.number, o) if isinstance(o, Value) else o for o in op.operands
             )
             results = tuple(self.narrowed(r, part) for r in op.results)
-            renamed.update((id(old), new) for old, new in zip(op.results, results, strict=True))
-            made.append(replace(op, operands=operands, results=results, attrs=self.attributes(op, part)))
+            renamed.update((old.number, new) for old, new in zip(op.results, results, strict=True))
+            out.repeat(op, operands=operands, results=results, attrs=self.attributes(op, part))
 
     def narrowed(self, value: Value, part: Block) -> Value:
         dims = tuple(Dim(1, (part.id,)) if dim.block == self.block else dim for dim in value.dims)
-        return Value(next(self.numbers), value.dtype, dims, value.name)
+        return self.numbers.value(value.dtype, dims, value.name)
 
     def attributes(self, op: Op, part: Block) -> object:
         match op.attrs:
@@ -308,9 +304,3 @@ class _Splitter:
                 first = part.part.at * self.lanes * op.attrs.step if relative else 0
                 return replace(op.attrs, block=part.id, start=op.attrs.start + first)
         return op.attrs
-
-
-def _reads(op: Op) -> Iterator[Value]:
-    yield from op.values()
-    for region in op.regions:
-        yield from (v for v in region.results if isinstance(v, Value))

@@ -154,7 +154,7 @@ class _Walker:
             self.measure(op)
             match op.attrs:
                 case TileAttrs():
-                    self.tiles[id(op.result)] = op.attrs
+                    self.tiles[op.result.number] = op.attrs
                 case MemoryAttrs():
                     self.access(op, op.attrs, memory)
                 case DotAttrs():
@@ -205,4 +205,5 @@ class _Walker:
             self.bounds.setdefault(axis.block, set()).add(outer)
 
     def _tile(self, op: Op, bound: object) -> TileAttrs | None:
-        return self.tiles.get(id(op.operands[bound.at])) if isinstance(bound, OperandRef) else None
+        value = op.operands[bound.at] if isinstance(bound, OperandRef) else None
+        return self.tiles.get(value.number) if isinstance(value, Value) else None

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from ..._compiler.ir.grammar import Op, Program, Region, accumulator_of
+from ..._compiler.ir.rewrite import Makers, nested_regions
 
 #: Rows of a warp, and the fewest warps that the unit takes.
 _WARP_ROWS, _LEAST_WARPS = 16, 4
@@ -33,9 +34,9 @@ def chained_products(program: Program) -> tuple[Op, ...]:
     """The products that the kernel itself adds to another's."""
     found = []
     for root in program.roots:
-        for region in _regions(root.body):
-            dots = {id(op.result): op for op in region.ops if op.kind == "dot"}
-            found += [op for op in dots.values() if id(accumulator_of(op)) in dots]
+        for region in nested_regions(root.body):
+            makers = Makers.among(op for op in region.ops if op.kind == "dot")
+            found += [op for op in makers.ops.values() if makers.of(accumulator_of(op)) is not None]
     return tuple(found)
 
 
@@ -54,7 +55,3 @@ def _straight(region: Region) -> list[Op]:
             for branch in op.regions:
                 found += _straight(branch)
     return found
-
-
-def _regions(region: Region) -> list[Region]:
-    return [region, *(inner for op in region.ops for child in op.regions for inner in _regions(child))]

@@ -63,7 +63,7 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
         Region((), tuple(then_ops), tuple(then for _, then, _ in results)),
         Region((), tuple(else_ops), tuple(other for _, _, other in results)),
     )
-    s.t.builder.append(Op("if", (condition.value,), tuple(values), None, regions, s.t.builder.location))
+    s.t.builder.append("if", (condition.value,), values, None, regions)
     for (name, _, _), value in zip(results, values, strict=True):
         names[name] = s.t.wrap(value)
     s.frame.names = names

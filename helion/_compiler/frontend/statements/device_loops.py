@@ -8,7 +8,7 @@ from typing import Any
 
 from .... import exc
 from ...._shapes import Expr
-from ...ir.grammar import ForAttrs, LoopAxis, Op, Operand, OperandRef, Region, WhileAttrs
+from ...ir.grammar import ForAttrs, LoopAxis, Operand, OperandRef, Region, WhileAttrs
 from ..frames import assigned_names
 from ..torch_pointwise import truth
 from ..values import DeviceValue, LoopSpec, Tile
@@ -37,7 +37,7 @@ def device_for(s: Scope, node: ast.For, spec: LoopSpec) -> None:
     region = Region(tuple(c.param for c in carried), tuple(trial.ops), tuple(c.after for c in carried))
     attrs = ForAttrs(tuple(_shift_bounds(axis, len(carried)) for axis, _ in axes), len(carried))
     operands = (*(c.initial for c in carried), *bounds)
-    s.t.builder.append(Op("for", operands, tuple(results.values()), attrs, (region,), s.t.builder.location))
+    s.t.builder.append("for", operands, tuple(results.values()), attrs, (region,))
     s.frame.names = names_after(s, node, trial, before, results, temporaries)
 
 
@@ -50,8 +50,7 @@ def device_while(s: Scope, node: ast.While) -> None:
     results = {c.name: s.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
     body = Region(tuple(c.param for c in carried), tuple(trial.ops), tuple(c.after for c in carried))
     operands = tuple(c.initial for c in carried)
-    location = s.t.builder.location
-    s.t.builder.append(Op("while", operands, tuple(results.values()), WhileAttrs(), (condition, body), location))
+    s.t.builder.append("while", operands, tuple(results.values()), WhileAttrs(), (condition, body))
     s.frame.names = names_after(s, node, trial, before, results, temporaries)
 
 

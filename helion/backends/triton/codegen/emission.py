@@ -55,7 +55,7 @@ class Emission:
         self.needs: set[str] = set()
         #: Names of block sizes that were used.
         self.symbols: set[str] = set()
-        self.read = {id(v) for op in self.program.walk() for v in op.reads()}
+        self.read = {v.number for op in self.program.walk() for v in op.reads()}
         self.index_dtype = TRITON_DTYPES[self.program.index_dtype]
         self.wide = self.program.index_dtype == torch.int64
 

@@ -31,7 +31,7 @@ def for_loop(e: Emission, op: Op) -> None:
     attrs = op.attrs
     assert isinstance(attrs, ForAttrs)
     (region,) = op.regions
-    plan = e.plan.loops[id(op)]
+    plan = e.plan.loops[op.number]
     carried = _carry_all(e, op, attrs.variables)
     outer = dict(e.scope.active)
     depth = e.lines.depth

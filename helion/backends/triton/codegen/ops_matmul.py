@@ -27,8 +27,8 @@ def dot(e: Emission, op: Op) -> None:
         arguments.append(f"acc={texts[2]}")
     if lhs.dtype in (torch.float32, torch.float64):
         arguments.append(f"input_precision={attrs.precision!r}")
-    if id(op) in e.plan.partial_sums:
-        arguments.append(f"max_num_imprecise_acc={e.plan.partial_sums[id(op)]}")
+    if op.number in e.plan.partial_sums:
+        arguments.append(f"max_num_imprecise_acc={e.plan.partial_sums[op.number]}")
     arguments.append(f"out_dtype={TRITON_DTYPES[op.result.dtype]}")
     text = f"tl.dot({', '.join(arguments)})"
     e.assign(op, "dot", f"tl.reshape({text}, {e.shape(op.result.dims)})" if single else text)

@@ -26,7 +26,7 @@ def load(e: Emission, op: Op) -> None:
     policy = (policy or "").removeprefix("evict_")
     options = [f"eviction_policy='evict_{policy}'"] if policy else []
     options += _cache_modifier(e, attrs)
-    box = e.plan.boxes.get(id(op))
+    box = e.plan.boxes.get(op.number)
     if box is not None:
         e.assign(op, "load", boxes.load(e, op, attrs, box, options))
         return
@@ -46,7 +46,7 @@ def store(e: Emission, op: Op) -> None:
     attrs = op.attrs
     assert isinstance(attrs, MemoryAttrs)
     dims = op.results[0].dims
-    box = e.plan.boxes.get(id(op))
+    box = e.plan.boxes.get(op.number)
     if box is not None:
         e.lines.add(boxes.store(e, op, attrs, box, _cache_modifier(e, attrs)))
         return
@@ -83,7 +83,7 @@ def atomic(e: Emission, op: Op) -> None:
         arguments.append(f"mask={mask}")
     arguments.append(f"sem={attrs.sem!r}")
     text = f"tl.atomic_{attrs.atomic}({', '.join(arguments)})"
-    if id(op.result) in e.read:
+    if op.result.number in e.read:
         e.assign(op, f"atomic_{attrs.atomic}", text)
     else:
         e.lines.add(text)

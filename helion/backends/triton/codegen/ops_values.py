@@ -31,7 +31,7 @@ from .ops_pointwise import TRITON_DTYPES, literal
 def number(e: Emission, op: Op) -> None:
     assert isinstance(op.attrs, NumberAttrs)
     # an argument that equals 1 is a constexpr inside the kernel: make it a value either way
-    e.number_kinds[id(op.result)] = op.attrs.expr.kind
+    e.number_kinds[op.result.number] = op.attrs.expr.kind
     text = e.number(op.attrs.expr)
     e.assign(op, "number", f"tl.cast({text}, {TRITON_DTYPES[op.result.dtype]})")
 
@@ -95,7 +95,7 @@ def _promotes_as(e: Emission, operand: Operand) -> Any:
     is known at run time."""
     if not isinstance(operand, Value):
         return operand
-    return e.number_kinds.get(id(operand), (operand.dtype, len(operand.dims)))
+    return e.number_kinds.get(operand.number, (operand.dtype, len(operand.dims)))
 
 
 def _aligned(e: Emission, operand: Value, rank: int) -> str:

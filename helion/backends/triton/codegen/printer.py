@@ -68,27 +68,27 @@ class Names:
         return self.space.fresh(base)
 
     def of(self, value: Value) -> str:
-        return self._of[id(value)]
+        return self._of[value.number]
 
     def define(self, value: Value, base: str) -> str:
         """A variable for ``value``: the one promised to it, else a new one."""
-        name = self._promised.pop(id(value), None) or self.space.fresh(value.name or base)
-        self._of[id(value)] = name
+        name = self._promised.pop(value.number, None) or self.space.fresh(value.name or base)
+        self._of[value.number] = name
         return name
 
     def alias(self, value: Value, name: str) -> None:
         """``value`` is what the variable ``name`` holds, which another value may be, too."""
-        self._of[id(value)] = name
+        self._of[value.number] = name
         self._shared.add(name)
 
     def promise(self, value: Value, name: str) -> None:
         """``value`` will be assigned to the existing variable ``name``."""
-        self._promised[id(value)] = name
+        self._promised[value.number] = name
 
     def is_own(self, value: Value) -> bool:
         """Whether no other value is known by the variable of ``value``."""
-        return self._of[id(value)] not in self._shared
+        return self._of[value.number] not in self._shared
 
     def reuse(self, value: Value, name: str) -> None:
         """The variable ``name`` now belongs to ``value``; what it held before is no longer needed."""
-        self._of[id(value)] = name
+        self._of[value.number] = name

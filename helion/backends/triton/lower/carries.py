@@ -8,11 +8,11 @@ therefore begins as a value of its own.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Value, Variables, WhileAttrs
+from ...._compiler.ir.rewrite import Makers, count_uses
 from ...._compiler.passes.schedule import Scheduled
 
 #: Ops whose result may stand in the variable of an operand, or that assign in regions of their own.
@@ -25,12 +25,12 @@ def share_variables(program: Program, scheduled: Scheduled) -> Program:
     """The program with the ``variables`` of its loops."""
     if not any(op.kind in ("for", "while") for op in program.walk()):
         return program
-    uses = Counter(id(v) for op in program.walk() for v in op.reads())
+    uses = count_uses(program)
     return program.map_regions(lambda region: _region(region, uses))
 
 
 def _region(region: Region, uses: Mapping[int, int]) -> Region:
-    local = {id(v) for v in region.params} | {id(r) for op in region.ops for r in op.results}
+    local = {v.number for v in region.params} | {r.number for op in region.ops for r in op.results}
     return replace(region, ops=tuple(_op(op, local, uses) if op.regions else op for op in region.ops))
 
 
@@ -47,7 +47,11 @@ def _variables(op: Op, local: set[int], uses: Mapping[int, int]) -> Variables:
     body = op.regions[-1]
     initial = op.operands[: len(body.params)]
     return Variables(
-        taken=frozenset(at for at, value in enumerate(initial) if id(value) in local and uses[id(value)] == 1),
+        taken=frozenset(
+            at
+            for at, value in enumerate(initial)
+            if isinstance(value, Value) and value.number in local and uses[value.number] == 1
+        ),
         fresh=frozenset(at for at in changing_places(body) if isinstance(initial[at], Value)),
         updated=frozenset(_updated(body)),
     )
@@ -69,8 +73,8 @@ def _updated(body: Region) -> Iterator[int]:
 
 def changing_places(region: Region) -> frozenset[int]:
     """Positions of the carried values that may become another carried value as it is, with no op on the way."""
-    makers = {id(result): op for op in region.walk() for result in op.results}
-    params = {id(param): at for at, param in enumerate(region.params)}
+    makers = Makers.among(region.walk())
+    params = {param.number: at for at, param in enumerate(region.params)}
     found = []
     for at, result in enumerate(region.results):
         if _sources(result, makers, params, set()) - {at}:
@@ -78,15 +82,14 @@ def changing_places(region: Region) -> frozenset[int]:
     return frozenset(found)
 
 
-def _sources(value: Operand, makers: dict[int, Op], params: dict[int, int], seen: set[int]) -> set[int]:
+def _sources(value: Operand, makers: Makers, params: dict[int, int], seen: set[int]) -> set[int]:
     """The parameters that ``value`` may be, looking through branches and loops but not through ops."""
-    if not isinstance(value, Value) or id(value) in seen:
+    if not isinstance(value, Value) or value.number in seen:
         return set()
-    seen.add(id(value))
-    if id(value) in params:
-        return {params[id(value)]}
-    op = makers.get(id(value))
+    seen.add(value.number)
+    if value.number in params:
+        return {params[value.number]}
+    op = makers.of(value)
     if op is None or not op.regions or op.kind not in ("if", "for", "while"):
         return set()
-    passed: list[Operand] = [*op.operands, *(result for region in op.regions for result in region.results)]
-    return set().union(*(_sources(one, makers, params, seen) for one in passed))
+    return set().union(*(_sources(one, makers, params, seen) for one in op.reads()))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...._compiler.ir.grammar import Op, PointwiseAttrs, Program, ReduceAttrs, Region, Value
-from ...._compiler.ir.mapping import map_ops
+from ...._compiler.ir.rewrite import Makers, map_ops
 from ...._compiler.passes.schedule import Scheduled
 
 _MOVED = frozenset(("sum", "prod", "max", "min"))
@@ -28,8 +28,7 @@ def keep_sums(program: Program, scheduled: Scheduled) -> Program:
         return program
 
     def keep(op: Op) -> Op:
-        # a reduction has no regions, so it is still the object that was found
-        return replace(op, attrs=replace(op.attrs, kept=True)) if id(op) in pinned else op
+        return replace(op, attrs=replace(op.attrs, kept=True)) if op.number in pinned else op
 
     return map_ops(program, keep)
 
@@ -38,39 +37,42 @@ def _all_pinned(program: Program) -> frozenset[int]:
     readers: dict[int, list[Op]] = {}
     loops = []
     for op in program.walk():
-        read = [*op.operands, *(result for region in op.regions for result in region.results)]
-        for operand in read:
-            if isinstance(operand, Value):
-                readers.setdefault(id(operand), []).append(op)
+        for value in op.reads():
+            readers.setdefault(value.number, []).append(op)
         if op.kind == "for":
             loops.append(op)
     return frozenset(found for op in loops for found in _pinned(op, op.regions[-1], readers))
 
 
 def _pinned(op: Op, region: Region, readers: dict[int, list[Op]]) -> list[int]:
-    makers = {id(result): maker for maker in region.ops for result in maker.results}
+    makers = Makers.among(region.ops)
     found: list[int] = []
     for param, after, result in zip(region.params, region.results, op.results, strict=True):
-        combined = makers.get(id(after))
-        if combined is None or combined.kind != "pointwise" or not any(v is param for v in combined.values()):
+        combined = makers.of(after)
+        if (
+            not isinstance(after, Value)
+            or combined is None
+            or combined.kind != "pointwise"
+            or not any(v is param for v in combined.values())
+        ):
             continue
-        if len(readers[id(after)]) > 1:  # Triton leaves it
+        if len(readers[after.number]) > 1:  # Triton leaves it
             continue
-        behind = readers.get(id(result), [])
-        alone = len(readers[id(param)]) == 1 and len(behind) == 1 and _reads_once(behind[0])
+        behind = readers.get(result.number, [])
+        alone = len(readers[param.number]) == 1 and len(behind) == 1 and _reads_once(behind[0])
         if not alone:
-            parts = (makers.get(id(value)) for value in combined.values())
-            found += [id(part) for part in parts if part is not None and _is_moved(part, makers)]
+            parts = (makers.of(value) for value in combined.values())
+            found += [part.number for part in parts if part is not None and _is_moved(part, makers)]
     return found
 
 
-def _is_moved(op: Op, makers: dict[int, Op]) -> bool:
+def _is_moved(op: Op, makers: Makers) -> bool:
     """Whether this reduces a tile as it is loaded; masks and views may turn out to be no ops."""
     if not isinstance(op.attrs, ReduceAttrs) or op.attrs.name not in _MOVED or not op.result.dtype.is_floating_point:
         return False
-    maker = makers.get(id(op.operands[0]))
+    maker = makers.of(op.operands[0])
     while maker is not None and maker.kind in ("mask", "view"):
-        maker = makers.get(id(maker.operands[0]))
+        maker = makers.of(maker.operands[0])
     return maker is not None and maker.kind == "load"
 
 

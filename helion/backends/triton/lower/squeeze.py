@@ -12,10 +12,10 @@ after::
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ...._compiler.ir.build import Builder, Numbers
 from ...._compiler.ir.grammar import (
     FoldAttrs,
     GatherAttrs,
@@ -35,6 +35,7 @@ from ...._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ...._compiler.passes.schedule import Scheduled
+from ...._compiler.source import Location
 
 
 def squeeze_batches(program: Program, scheduled: Scheduled) -> Program:
@@ -59,7 +60,7 @@ def batch_blocks(program: Program) -> frozenset[int]:
 def squeeze(program: Program, block: int) -> Program:
     """The program without the dimension ``block``, whose tiles are of size 1; the same program where some op treats it as
     more than a leading dimension that passes through."""
-    values = {id(v): v for v in _values(program)}.values()
+    values = {v.number: v for v in _values(program)}.values()
     if any(block in d.blocks for v in values for d in v.dims[1:]):
         return program
     ranks = frozenset(len(v.dims) for v in values if v.dims and v.dims[0].block == block)
@@ -81,7 +82,7 @@ class _Squeezer:
         self.program = program
         self.block = block
         self.ranks = ranks
-        self.numbers = itertools.count(1 + max((r.number for op in program.walk() for r in op.results), default=0))
+        self.numbers = Numbers.after(program)
         self.renamed: dict[int, Value] = {}
         self.begin: Value | None = None
 
@@ -113,18 +114,18 @@ class _Squeezer:
         if all(axis.block != self.block for axis in root.axes):
             # the batch loop is inside the program: its begin is read where it is used
             return replace(root, body=self.region(root.body))
-        self.begin = Value(next(self.numbers), self.program.index_dtype, (), "batch")
-        op = Op("tile", (), (self.begin,), TileAttrs(self.block, "begin"), (), root.location)
+        first: list[Op] = []
+        self.begin = self.read_begin(root.location, first)
         body = self.region(root.body)
         self.begin = None
-        return replace(root, body=Region(body.params, (op, *body.ops), body.results))
+        return replace(root, body=replace(body, ops=(*first, *body.ops)))
 
     def value(self, value: Value) -> Value:
         if not self.loses(value):
             return value
-        if id(value) not in self.renamed:
-            self.renamed[id(value)] = replace(value, dims=value.dims[1:])
-        return self.renamed[id(value)]
+        if value.number not in self.renamed:
+            self.renamed[value.number] = replace(value, dims=value.dims[1:])
+        return self.renamed[value.number]
 
     def operand(self, operand: Operand) -> Operand:
         return self.value(operand) if isinstance(operand, Value) else operand
@@ -182,6 +183,8 @@ class _Squeezer:
     def begin_value(self, op: Op, before: list[Op]) -> Value:
         if self.begin is not None:
             return self.begin
-        value = Value(next(self.numbers), self.program.index_dtype, (), "batch")
-        before.append(Op("tile", (), (value,), TileAttrs(self.block, "begin"), (), op.location))
-        return value
+        return self.read_begin(op.location, before)
+
+    def read_begin(self, location: Location | None, ops: list[Op]) -> Value:
+        out, attrs = Builder(self.numbers, location, ops), TileAttrs(self.block, "begin")
+        return out.emit("tile", (), self.program.index_dtype, (), attrs, "batch")

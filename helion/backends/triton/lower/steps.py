@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...._compiler.ir.grammar import GatherAttrs, Op, Program
-from ...._compiler.ir.mapping import map_ops
+from ...._compiler.ir.rewrite import map_ops
 from ...._compiler.passes.schedule import FLATTEN, INSERT_CHECKS, ORDER_MEMORY, ROLL, SUBTILE, Scheduled, Step
 from ...._lazy import lazy
 from ...._shapes import Dim

@@ -258,22 +258,21 @@ class _Planner:
         )
 
     def loops(self) -> tuple[tuple[GridPlan, ...], tuple[RangePlan, ...], dict[int, LoopPlan]]:
-        """Decisions are about the loops of the program as traced, which rolling may reorder; a loop keeps its location
-        object."""
+        """Decisions are about the loops of the program as traced, which rolling may reorder; a loop keeps its number."""
         grids: list[GridPlan] = []
         ranges: list[RangePlan] = []
         traced: dict[int, LoopPlan] = {}
         for number, loop in enumerate(loops_of(self.program)):
             if isinstance(loop, Op):
-                traced[id(loop.location)] = self.loop(number, loop.attrs)
+                traced[loop.number] = self.loop(number, loop.attrs)
             else:
                 grids.append(self.grid(number, loop, self.rolled.roots[len(grids)]))
                 ranges.append(self.range(number))
         loops = {}
         for op in self.rolled.walk():
             if isinstance(op.attrs, ForAttrs):
-                plan = self.chunks(op.attrs) if op.attrs.chunked else traced[id(op.location)]
-                loops[id(op)] = plan if not _waits(op.regions[0]) else replace(plan, ranges=_in_order(plan.ranges))
+                plan = self.chunks(op.attrs) if op.attrs.chunked else traced[op.number]
+                loops[op.number] = plan if not _waits(op.regions[0]) else replace(plan, ranges=_in_order(plan.ranges))
         roots = (
             _in_order((chosen,))[0] if _waits(planned.body) else chosen
             for chosen, planned in zip(ranges, self.rolled.roots, strict=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ...._compiler.ir.grammar import DotAttrs, MemoryAttrs, Op, Program, Value
+from ...._compiler.ir.rewrite import Makers
 from ...._shapes import Dim, hint_of
 from ....hardware import Target
 from ..resources.matrix import are_float8, partial_sum, unit_for
@@ -17,8 +18,8 @@ def partial_sums(program: Program, sizes: Mapping[int, int], num_warps: int, tar
     0, every one, except on a unit that adds fewer bits than fp32 has and refuses products without a limit.
     """
     dots = [op for op in program.walk() if op.kind == "dot" and _is_float8(op)]
-    makers = {id(result): op for op in program.walk() for result in op.results} if dots else {}
-    return {id(op): _of(program, op, makers, sizes, num_warps, target) for op in dots}
+    makers = Makers.among(program.walk() if dots else ())
+    return {op.number: _of(program, op, makers, sizes, num_warps, target) for op in dots}
 
 
 def _is_float8(op: Op) -> bool:
@@ -27,9 +28,7 @@ def _is_float8(op: Op) -> bool:
     return op.attrs.scaled is None and are_float8((lhs.dtype, rhs.dtype))
 
 
-def _of(
-    program: Program, op: Op, makers: Mapping[int, Op], sizes: Mapping[int, int], warps: int, target: Target
-) -> int:
+def _of(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warps: int, target: Target) -> int:
     assert isinstance(op.attrs, DotAttrs)
     lhs, rhs = list(op.values())[:2]
 
@@ -50,14 +49,14 @@ def _of(
     return partial_sum(dtypes, depth, target) if unit == "wgmma" else 0
 
 
-def _is_k_major(program: Program, makers: Mapping[int, Op], value: Value, k: Dim) -> bool:
+def _is_k_major(program: Program, makers: Makers, value: Value, k: Dim) -> bool:
     """Whether an operand is contiguous along ``k`` in memory, or does not come from there as it is."""
-    op = makers.get(id(value))
+    op = makers.of(value)
     while op is not None and op.kind in ("view", "mask", "pointwise"):
         values = list(op.values())
         if op.kind == "pointwise" and len(values) != 1:
             return True
-        op = makers.get(id(values[0]))
+        op = makers.of(values[0])
     if op is None or op.kind != "load":
         return True
     assert isinstance(op.attrs, MemoryAttrs)

@@ -102,7 +102,7 @@ class _Finder:
                 assert isinstance(op.attrs, MemoryAttrs)
                 box = self.box(op, op.attrs, active)
                 if box is not None:
-                    self.boxes[id(op)] = box
+                    self.boxes[op.number] = box
             inner = active
             if isinstance(op.attrs, ForAttrs):
                 inner = {**active, **{axis.block: axis for axis in op.attrs.axes}}

@@ -1,0 +1,76 @@
+"""What rewrites are made of. What nothing changes stays the same object."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from .grammar import Op, Operand, Program, Region, Value
+
+
+class Declined(Exception):
+    """Why a program cannot be rewritten in some way."""
+
+
+def map_ops(program: Program, change: Callable[[Op], Op]) -> Program:
+    """A program with every op changed, those in an op's regions before the op."""
+    return expand_ops(program, lambda op: (change(op),))
+
+
+def expand_ops(program: Program, change: Callable[[Op], Iterable[Op]]) -> Program:
+    """A program with any number of ops in place of each, those in an op's regions before the op."""
+    roots = []
+    for root in program.roots:
+        body = expand_region(root.body, change)
+        roots.append(root if body is root.body else replace(root, body=body))
+    return program if _same(roots, program.roots) else replace(program, roots=tuple(roots))
+
+
+def expand_region(region: Region, change: Callable[[Op], Iterable[Op]]) -> Region:
+    """The same for a region."""
+    ops: list[Op] = []
+    for op in region.ops:
+        ops += change(map_regions(op, lambda child: expand_region(child, change)))
+    return region if _same(ops, region.ops) else replace(region, ops=tuple(ops))
+
+
+def map_regions(op: Op, change: Callable[[Region], Region]) -> Op:
+    """``op`` with each of its regions changed."""
+    if not op.regions:
+        return op
+    regions = tuple(map(change, op.regions))
+    return op if _same(regions, op.regions) else replace(op, regions=regions)
+
+
+def _same(new: Iterable[object], old: Iterable[object]) -> bool:
+    new, old = tuple(new), tuple(old)
+    return len(new) == len(old) and all(one is other for one, other in zip(new, old, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """The ops that make values, by the number of the value."""
+
+    ops: dict[int, Op]
+
+    @classmethod
+    def among(cls, ops: Iterable[Op]) -> Makers:
+        return cls({result.number: op for op in ops for result in op.results})
+
+    def of(self, operand: Operand | None) -> Op | None:
+        """None for numbers, and for values that something else makes."""
+        return self.ops.get(operand.number) if isinstance(operand, Value) else None
+
+
+def count_uses(program: Program) -> Counter[int]:
+    """How often each value is read, by number."""
+    return Counter(value.number for op in program.walk() for value in op.reads())
+
+
+def nested_regions(region: Region) -> Iterator[Region]:
+    """``region`` and those in its ops, outer ones first."""
+    yield region
+    for op in region.ops:
+        for child in op.regions:
+            yield from nested_regions(child)
