@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,12 @@ def _with_body(function: ast.FunctionDef, body: list[ast.stmt]) -> ast.FunctionD
     return changed
 
 
+def _source_globals(fn: Callable[..., Any], names: frozenset[str]) -> dict[str, str]:
+    """Those of ``names`` that are globals of the module of ``fn``, with the name of the module that one is."""
+    found = ((name, fn.__globals__[name]) for name in sorted(names) if name in fn.__globals__)
+    return {name: value.__name__ if isinstance(value, types.ModuleType) else "" for name, value in found}
+
+
 def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> HostModule:
     function = source.node
     assert isinstance(function, ast.FunctionDef)
@@ -111,7 +118,7 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
             **{name: text for name, text in walk.t.drawn.items() if text},
         },
         captures=dict(walk.t.captures),
-        module_globals=fn.__globals__,
+        source_globals=_source_globals(fn, walk.t.taken),
         checks=tuple(walk.t.checks),
         reference=reference,
         argument_checks=tuple(walk.t.argument_checks),

@@ -8,7 +8,6 @@ code makes it, or read off tensors right before the launch.
 from __future__ import annotations
 
 import ast
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,11 +227,11 @@ class HostBuilder:
 
     def global_name(self, name: str) -> ast.expr | None:
         """A global of the user's module as it is reached from here; None for builtins and locals."""
-        value = self.traced.module_globals.get(name, self)
-        if value is self:
+        module = self.traced.source_globals.get(name)
+        if module is None:
             return None
-        if isinstance(value, types.ModuleType) and name not in RESERVED - SHARED_MODULES.keys():
-            self.modules[name] = value.__name__
+        if module and name not in RESERVED - SHARED_MODULES.keys():
+            self.modules[name] = module
             return None
         self.reads_source = True
         return ast.Attribute(ast.Name(SOURCE_NAME, ast.Load()), name, ast.Load())

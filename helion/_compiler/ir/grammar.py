@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Union
 
 import torch
@@ -56,6 +56,7 @@ import torch
 from ..._shapes import Dim, Dims, Expr, Number
 from ...fields import Fragment
 from ..source import Location, Place
+from .structure import Structural
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -510,6 +511,8 @@ class Root:
 class Launch(ast.stmt):
     """Where the host code launches kernels: a statement in place of grid loops. ``number`` is that of their roots."""
 
+    _fields = ("number",)
+
     def __init__(self, number: int = 0) -> None:
         super().__init__()
         self.number = number
@@ -518,15 +521,15 @@ class Launch(ast.stmt):
 class Keep(ast.stmt):
     """``name = value`` in host code, if a launch needs ``name``."""
 
-    _fields = ("value",)
+    _fields = ("name", "value")
 
     def __init__(self, name: str = "", value: ast.expr | None = None) -> None:
         super().__init__()
         self.name, self.value = name, value or ast.Constant(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostModule:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostModule(Structural):
     """The user's function around the device loops.
 
     ``function`` is its syntax tree, with a ``Launch`` in place of grid loops, which may stand in a loop.
@@ -535,6 +538,8 @@ class HostModule:
     ``late_symbols`` those that are known only right before the launch. ``captures`` maps expressions whose
     results launches may need (by first and last line and column) to the names of these: one for each time that the
     expression is evaluated, counted from the beginning of an iteration where it stands in a loop around a launch.
+    ``source_globals`` are the globals of the user's module that the function names: the module that one is, "" for
+    anything else.
     """
 
     name: str
@@ -547,7 +552,7 @@ class HostModule:
     symbols: Mapping[str, str]
     late_symbols: Mapping[str, str]
     captures: Mapping[Place, tuple[str, ...]]
-    module_globals: Mapping[str, Any] = field(repr=False)
+    source_globals: Mapping[str, str]
     #: What is compared before each launch.
     checks: tuple[tuple[Check, ...], ...] = ()
     #: A parameter that holds a tensor from the first statement to the last, if there is one.
@@ -556,8 +561,8 @@ class HostModule:
     argument_checks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program(Structural):
     tensors: tuple[HostTensor, ...]
     blocks: tuple[Block, ...]
     roots: tuple[Root, ...]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from .... import exc
 from ...._compiler.ir.grammar import HostTensor, Program
+from ...._compiler.ir.structure import Structural
 from ...._shapes import Expr, Number
 from .indexing import Box
 
@@ -104,8 +105,8 @@ class LaunchArguments:
     overwritten: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan(Structural):
     """``program`` is rolled and flattened as the config says. ``grids`` go with its roots; ``ranges`` with its device
     loops' axes, by loop op.
     ``kernel_names`` has one kernel per phase; ``launches`` says what they take."""
