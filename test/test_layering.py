@@ -292,7 +292,7 @@ def wrong_imports(module: Module, modules: dict[str, Module]) -> Iterator[Violat
 
 
 def deciding_printers(module: Module) -> Iterator[Violation]:
-    """Imports of what decides, in the folders that print."""
+    """Imports of what decides, and looks at the program behind a plan, in the folders that print."""
     _, _, inner = module.name.removeprefix(BACKENDS + ".").partition(".")
     if not module.inside(BACKENDS) or not inner.startswith(PRINTING_ROOM + "."):
         return
@@ -300,6 +300,11 @@ def deciding_printers(module: Module) -> Iterator[Violation]:
         target = each.target.removeprefix(PACKAGE + ".")
         if any(target == name or target.startswith(name + ".") for name in DECIDING):
             yield Violation(path=module.path, line=each.line, kind="printing decides", detail=each.target)
+    for node in module.nodes:
+        text = ast.unparse(node) if isinstance(node, ast.Attribute) and node.attr == "program" else ""
+        if text == "plan.program" or text.endswith(".plan.program"):
+            assert isinstance(node, ast.Attribute)
+            yield Violation(path=module.path, line=node.lineno, kind="printing decides", detail=text)
 
 
 def environment_reads(module: Module) -> Iterator[Violation]:
@@ -518,6 +523,7 @@ PLANTED = [
     ("backends/triton/codegen/emit.py", "from helion._compiler.passes.masks import mask", "1: printing decides"),
     ("backends/triton/codegen/emit.py", "from ...._compiler.ir.grammar import Op, Program", "1: printing decides"),
     ("backends/triton/codegen/emit.py", "if TYPE_CHECKING:\n    from helion import pipeline", "2: printing decides"),
+    ("backends/triton/codegen/emit.py", "def f(plan):\n    return plan.program.roots", "2: printing decides"),
     ("backends/triton/codegen/emit.py", "facts = lazy('helion._compiler.facts')", "1: printing decides"),
     # device numbers
     ("config.py", "def f(smem=232448):\n    return smem", "1: device number"),

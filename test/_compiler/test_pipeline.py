@@ -52,7 +52,7 @@ from helion.backends.triton.codegen import (
 )
 from helion.backends.triton.lower.carries import share_variables
 from helion.backends.triton.lower.running_sums import keep_sums
-from helion.backends.triton.lower.steps import widen_gathers
+from helion.backends.triton.lower.steps import single_products, unread_atomics, widen_gathers
 
 STEPS = BACKENDS["triton"].steps
 NAMES = step_names(STEPS)
@@ -96,9 +96,28 @@ def picked(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@helion.kernel
+def counted(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(counts)
+    for tile in hl.tile(x.size(0)):
+        hl.atomic_add(counts, [tile], 1.0)
+        out[tile] = hl.atomic_add(counts, [tile], x[tile])
+    return out
+
+
+@helion.kernel
+def products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for batch, row in hl.tile([x.size(0), x.size(1)]):
+        out[batch, row, :] = torch.bmm(x[batch, row, :], y[batch, :, :])
+    return out
+
+
 ARGS: dict[str, tuple[helion.Kernel, tuple[Any, ...]]] = {
     "sums": (sums, (torch.ones(5, 7),)),
     "swapped": (swapped, (torch.ones(5),)),
+    "counted": (counted, (torch.ones(5), torch.zeros(5))),
+    "products": (products, (torch.ones(4, 16, 16), torch.ones(4, 16, 16))),
     "picked": (picked, (torch.ones(5, 3), torch.zeros(5, 11, dtype=torch.int64))),
 }
 
@@ -259,6 +278,25 @@ def test_sources_of_gathers_are_doubled_up_to_the_index(lanes: tuple[int, int], 
     made = widen_gathers(program, given)
     assert [op.attrs.doubled for op in made.walk() if isinstance(op.attrs, GatherAttrs)] == [doubled]
     assert (made is program) == (doubled == 0)
+
+
+def test_atomics_that_nothing_reads_are_marked() -> None:
+    program = program_of("counted")
+    made = unread_atomics(program, scheduled(program))
+    assert [op.attrs.unread for op in made.walk() if op.kind == "atomic"] == [True, False]
+    assert print_program(made).count(" unread") == 1
+    other = program_of("sums")
+    assert unread_atomics(other, scheduled(other)) is other
+
+
+@pytest.mark.parametrize(("size", "single"), [(1, True), (2, False)])
+def test_products_of_one_matrix_are_marked(size: int, single: bool) -> None:
+    program = program_of("products")
+    batch = program.roots[0].axes[0].block
+    given = replace(scheduled(program), sizes={**scheduled(program).sizes, batch: size})
+    made = single_products(program, given)
+    assert [op.attrs.single for op in made.walk() if op.kind == "dot"] == [single]
+    assert (made is program) == (not single) and (" single" in print_program(made)) == single
 
 
 def test_carried_values_share_variables_where_they_can() -> None:

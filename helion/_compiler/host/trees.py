@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ..._syntax import parse
 
 N = TypeVar("N", bound=ast.AST)
-_CACHED = 4096
+_CACHED = 1024
 
 
 @functools.lru_cache(maxsize=_CACHED)

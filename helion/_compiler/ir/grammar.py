@@ -124,7 +124,7 @@ class MemoryAttrs:
 
     ``load_slot`` numbers the loads whose eviction policy the user left open. ``mask`` is the operand that holds the
     user's extra mask. ``rank`` is the number of dimensions of the accessed tile. ``atomic`` is the operation of an
-    atomic (its slots are numbered by themselves), ``sem`` its memory order.
+    atomic (its slots are numbered by themselves), ``sem`` its memory order. What an ``unread`` atomic gives, nothing uses.
     """
 
     tensor: int
@@ -136,6 +136,7 @@ class MemoryAttrs:
     eviction: str | None = None
     atomic: str | None = None
     sem: str = "relaxed"
+    unread: bool = False
 
 
 def unaddressed(indices: tuple[Index, ...], operands: Sequence[Operand | None], dims: Dims) -> tuple[int, ...]:
@@ -188,10 +189,12 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class DotAttrs:
-    """``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` (it matters for fp32 operands only)."""
+    """``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` (it matters for fp32 operands only). ``single``: the batch has one
+    matrix, which the matrix unit takes as it is."""
 
     precision: str
     scaled: Scaled | None = None
+    single: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,15 +125,16 @@ def _op(op: Op, program: Program) -> str:
             if op.attrs.mask is not None:
                 text += f" if {_operand(op.operands[op.attrs.mask])}"
             if op.kind == "atomic":
-                return f"{text} {op.attrs.atomic} {_operand(op.operands[0])} {op.attrs.sem}"
+                unread = " unread" if op.attrs.unread else ""
+                return f"{text} {op.attrs.atomic} {_operand(op.operands[0])} {op.attrs.sem}{unread}"
             return f"{text} <- {_operand(op.operands[0])}" if op.kind == "store" else text
         case PointwiseAttrs(name):
             return f"{name} {operands}"
         case ReduceAttrs(name, dims, kept):
             return f"reduce {name} {operands} over {', '.join(map(str, dims))}{' kept' if kept else ''}"
-        case DotAttrs(precision, scaled):
+        case DotAttrs(precision, scaled, single):
             how = precision if scaled is None else f"scaled {scaled.lhs_format} {scaled.rhs_format}"
-            return f"dot {operands} {how}"
+            return f"dot {operands} {how}{' single' if single else ''}"
         case ViewAttrs(name, order):
             return f"{name} {operands}" + (f" {list(order)}" if order else "")
         case MaskAttrs(dims, fill):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .codegen import module
     from .execute import executor
     from .heuristics import registry
-    from .lower import host
+    from .lower import host, kernels
     from .plan import build
     from .plan.records import Plan
     from .resources import predict
@@ -39,6 +39,7 @@ else:
     inline = lazy("helion.backends.triton.inline")
     module = lazy("helion.backends.triton.codegen.module")
     host = lazy("helion.backends.triton.lower.host")
+    kernels = lazy("helion.backends.triton.lower.kernels")
     registry = lazy("helion.backends.triton.heuristics.registry")
     executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
@@ -101,7 +102,7 @@ class Triton:
 
     def emit(self, plan: Plan, form: Form) -> Module:
         program = host.host_program(plan)
-        return Module(text=module.render_module(plan, program, form), host=program)
+        return Module(text=module.render_module(plan, kernels.kernels_of(plan), program, form), host=program)
 
     @property
     def executor(self) -> Executor:

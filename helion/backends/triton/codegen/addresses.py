@@ -11,7 +11,7 @@ from .emission import Emission
 
 def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
     """The pointers of an access whose value has the dimensions ``dims``."""
-    tensor = e.program.tensors[attrs.tensor]
+    tensor = e.kernel.tensors[attrs.tensor]
     parts = []
     for index, stride in zip(attrs.indices, tensor.strides, strict=True):
         text = index_text(e, op, index, attrs.rank)

@@ -61,7 +61,7 @@ def _offsets(e: Emission, op: Op, attrs: MemoryAttrs, box: Box) -> list[str]:
 
 
 def _layout(e: Emission, attrs: MemoryAttrs, box: Box) -> tuple[str, str, str]:
-    tensor = e.program.tensors[attrs.tensor]
+    tensor = e.kernel.tensors[attrs.tensor]
     shape = ", ".join(str(tensor.shape[d]) for d in box.order)
     strides = ", ".join(str(tensor.strides[d]) for d in box.order)
     sizes = ", ".join(_size(e, attrs.indices[d]) for d in box.order)

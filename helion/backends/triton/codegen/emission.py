@@ -11,6 +11,7 @@ import torch
 from ...._compiler.ir.grammar import Bound, LoopAxis, Op, Operand, OperandRef, Region, Value
 from ...._names import RESERVED, NameSpace
 from ...._shapes import Dim, Dims, Expr, Number
+from ..lower.kernels import Kernel
 from ..plan.records import Plan
 from .combine import Function
 from .expressions import Expression
@@ -29,11 +30,10 @@ class Emission:
     """``ops`` prints each kind of op. What is written so far stands in ``lines``, ``descriptors`` and ``functions``, what
     that takes for granted in ``needs`` and ``symbols``."""
 
-    def __init__(self, plan: Plan, phase: int, ops: Mapping[str, Printer]) -> None:
+    def __init__(self, plan: Plan, kernel: Kernel, ops: Mapping[str, Printer]) -> None:
         self.plan = plan
-        self.phase = phase
+        self.kernel = kernel
         self.ops = ops
-        self.program = plan.program
         taken = (
             {a.name for launch in plan.launches for a in launch.tensors}
             | {a.name for launch in plan.launches for a in launch.numbers}
@@ -42,9 +42,8 @@ class Emission:
         )
         self.names = Names(NameSpace(frozenset(taken)))
         self.lines = Lines(plan.origin_lines)
-        self.launch = plan.launch_of(phase)
-        self.tensor_names = {a.tensor.id: a.name for a in self.launch.tensors}
-        self.number_names = {a.expr.key: a.name for a in self.launch.numbers}
+        self.tensor_names = {a.tensor.id: a.name for a in kernel.launch.tensors}
+        self.number_names = {a.expr.key: a.name for a in kernel.launch.numbers}
         self.scope = Scope()
         self.number_kinds: dict[int, type] = {}
         #: Tensor descriptors, by the expression that makes them.
@@ -55,14 +54,13 @@ class Emission:
         self.needs: set[str] = set()
         #: Names of block sizes that were used.
         self.symbols: set[str] = set()
-        self.read = {v.number for op in self.program.walk() for v in op.reads()}
-        self.index_dtype = TRITON_DTYPES[self.program.index_dtype]
-        self.wide = self.program.index_dtype == torch.int64
+        self.index_dtype = TRITON_DTYPES[kernel.index_dtype]
+        self.wide = kernel.index_dtype == torch.int64
 
     def vector(self, block: int, offset: str, masked: bool, end: str, begin: str = "0") -> Active:
         """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``."""
         lanes = f"tl.arange(0, {self.symbol(block)})" + (".to(tl.int64)" if self.wide else "")
-        label = self.program.blocks[block].label
+        label = self.kernel.blocks[block].label
         index = self.names.fresh(f"indices_{label}")
         self.lines.add(f"{index} = {offset} + {lanes}" if offset else f"{index} = {lanes}")
         mask = ""
@@ -73,19 +71,19 @@ class Emission:
 
     def is_active(self, block: int) -> bool:
         """Whether there is a loop over a block, or over the block it is a part of, around the current line."""
-        part = self.program.blocks[block].part
+        part = self.kernel.blocks[block].part
         return (block if part is None else part.block) in self.scope.active
 
     def active(self, block: int) -> Active:
         """The variables of the loop over a block around the current line; those of a subtile are defined where it is
         first used."""
-        part = self.program.blocks[block].part
+        part = self.kernel.blocks[block].part
         if part is not None and block not in self.scope.active:
             whole = self.scope.active[part.block]
             offset = whole.offset
             if part.at:
                 symbol = self.symbol(block)
-                offset = self.names.fresh(f"offset_{self.program.blocks[block].label}")
+                offset = self.names.fresh(f"offset_{self.kernel.blocks[block].label}")
                 self.lines.add(f"{offset} = {whole.offset} + {symbol if part.at == 1 else f'{part.at} * {symbol}'}")
             self.scope.active[block] = self.vector(block, offset, bool(whole.mask), whole.end, whole.begin)
         return self.scope.active[block]
@@ -122,9 +120,6 @@ class Emission:
 
     def size(self, dim: Dim) -> int:
         return math.prod(map(self.plan.size, dim.blocks), start=dim.const)
-
-    def is_single(self, dim: Dim) -> bool:
-        return self.size(dim) == 1
 
     def region(self, region: Region) -> None:
         for op in region.ops:

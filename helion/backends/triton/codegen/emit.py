@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..lower.kernels import Kernel
 from ..plan.records import Plan, constexpr_parameters
 from . import grid, ops_checks, ops_control, ops_inline, ops_lanes, ops_matmul, ops_memory, ops_values
 from .combine import Function
@@ -23,7 +24,7 @@ _OPS: Mapping[str, Printer] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class KernelText:
     """The ``lines`` of a kernel and of the functions before it, and what they take for granted: ``libdevice`` and helpers
     by name, and names of block sizes."""
 
@@ -32,12 +33,12 @@ class Kernel:
     symbols: frozenset[str]
 
 
-def render_kernel(plan: Plan, phase: int) -> Kernel:
-    """The ``@triton.jit`` function of one phase, after the functions it calls."""
-    e = Emission(plan, phase, _OPS)
-    kernel = _kernel(e)
+def render_kernel(plan: Plan, kernel: Kernel) -> KernelText:
+    """The ``@triton.jit`` function, after the functions it calls."""
+    e = Emission(plan, kernel, _OPS)
+    lines = _kernel(e)
     functions = [line for each, name in e.functions.items() for line in (*_function(each, name), "", "")]
-    return Kernel(lines=(*functions, *kernel), needs=frozenset(e.needs), symbols=frozenset(e.symbols))
+    return KernelText(lines=(*functions, *lines), needs=frozenset(e.needs), symbols=frozenset(e.symbols))
 
 
 def _function(function: Function | str, name: str) -> list[str]:
@@ -45,10 +46,11 @@ def _function(function: Function | str, name: str) -> list[str]:
 
 
 def _kernel(e: Emission) -> list[str]:
-    parameters = [*(a.name for a in e.launch.tensors), *(a.name for a in e.launch.numbers)]
-    parameters += [f"{name}: tl.constexpr" for name in constexpr_parameters(e.plan, e.launch)]
+    launch = e.kernel.launch
+    parameters = [*(a.name for a in launch.tensors), *(a.name for a in launch.numbers)]
+    parameters += [f"{name}: tl.constexpr" for name in constexpr_parameters(e.plan, launch)]
     e.lines.add("@triton.jit")
-    e.lines.add(f"def {e.plan.kernel_names[e.phase]}({', '.join(parameters)}):")
+    e.lines.add(f"def {e.kernel.name}({', '.join(parameters)}):")
     with e.lines.indent():
         _full_blocks(e)
         top = len(e.lines.lines)
@@ -59,9 +61,5 @@ def _kernel(e: Emission) -> list[str]:
 
 def _full_blocks(e: Emission) -> None:
     """Indices of whole dimensions that are held at once."""
-    used = {b for op in e.program.walk() for v in op.results for d in v.dims for b in d.blocks}
-    used &= {block.id for block in e.launch.blocks}
-    for block in e.program.blocks:
-        if block.kind != "full" or block.id not in used or e.plan.blocks[block.id].looped:
-            continue
+    for block in e.kernel.whole:
         e.scope.active[block.id] = e.vector(block.id, "", block.id in e.plan.full_masked, e.number(block.extent))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...._compiler.ir.grammar import LoopAxis, MemoryAttrs, Root
+from ...._compiler.ir.grammar import LoopAxis, Root
 from ...._shapes import Number
 from ..plan.records import GridPlan, RangePlan
 from .emission import Emission
@@ -12,16 +12,15 @@ from .ranges import range_text
 
 def emit_roots(e: Emission) -> None:
     """Every root, each for its own range of program ids."""
-    members = [at for at, root in enumerate(e.program.roots) if root.phase == e.phase]
-    roots = [e.program.roots[at] for at in members]
-    grids = [e.plan.grids[at] for at in members]
+    roots = [each.root for each in e.kernel.roots]
+    grids = [each.grid for each in e.kernel.roots]
     if e.plan.launch.pid_type == "xyz":
         order = grids[0].order
         _body(e, roots[0], grids[0], _named(e, [_program_id(e, order.index(at)) for at in range(len(order))]))
         return
     totals = [_total(e, root, plan) for root, plan in zip(roots, grids, strict=True)]
     if e.plan.launch.persistent:
-        pid = _persistent_loop(e, e.plan.root_ranges[members[0]], " + ".join(totals))
+        pid = _persistent_loop(e, e.kernel.roots[0].range, " + ".join(totals))
     else:
         pid = e.names.fresh("pid")
         e.lines.add(f"{pid} = {_program_id(e, 0)}")
@@ -158,7 +157,7 @@ def _axis(e: Emission, axis: LoopAxis, masked: bool, pid: str) -> None:
     from_zero = isinstance(axis.begin, int) and axis.begin == 0
     begin, end = e.bound(axis.begin, None), e.bound(axis.end, None)
     step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
-    offset = e.names.fresh(f"offset_{e.program.blocks[axis.block].label}")
+    offset = e.names.fresh(f"offset_{e.kernel.blocks[axis.block].label}")
     scaled = pid if step == "1" else f"{pid} * {step}"
     e.lines.add(f"{offset} = {scaled}" if from_zero else f"{offset} = {begin} + {scaled}")
     e.activate(axis, offset, masked, begin, end)
@@ -168,13 +167,11 @@ def _axis(e: Emission, axis: LoopAxis, masked: bool, pid: str) -> None:
 
 def _merged_indices(e: Emission, axis: LoopAxis) -> None:
     """The index along each axis of a flattened grid that every lane stands for, where an access needs it."""
-    accesses = (op.attrs for op in e.program.walk() if isinstance(op.attrs, MemoryAttrs))
-    used = {index.block for attrs in accesses for index in attrs.indices}
     rest = e.scope.active[axis.block].index
     for at, part in reversed(list(enumerate(axis.merged))):
         # a dimension without elements starts no program, but Triton would still fold a division by its 0
         count = e.bound(max(part.end, 1) if isinstance(part.end, int) else part.end, None)
-        if part.block in used:
+        if part.block in e.kernel.indexed:
             index = e.names.fresh(f"indices_{part.block}")
             e.lines.add(f"{index} = {rest} % {count}" if at else f"{index} = {rest}")
             e.scope.active[part.block] = Active(index, index)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...._compiler.host.print import (
     LAUNCHER_IMPORT,
     SOURCE_IMPORT,
@@ -10,6 +12,7 @@ from ...._compiler.host.print import (
     print_source,
 )
 from ...._compiler.host.program import Form, HostProgram, Import
+from ..lower.kernels import Kernel
 from ..plan.records import Plan
 from . import ops_pointwise, ops_reduction
 from .emit import render_kernel
@@ -23,11 +26,11 @@ _LIBDEVICE = Import(module="triton.language.extra", name=LIBDEVICE)
 _HELPERS = {**ops_pointwise.HELPERS, **ops_reduction.HELPERS}
 
 
-def render_module(plan: Plan, host: HostProgram, form: Form) -> str:
+def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form: Form) -> str:
     """A plan as the source of a Python module whose function of the kernel's name runs it."""
-    kernels = [render_kernel(plan, phase) for phase in range(len(plan.kernel_names))]
-    needs = {name for kernel in kernels for name in kernel.needs}
-    symbols = {name for kernel in kernels for name in kernel.symbols}
+    texts = [render_kernel(plan, kernel) for kernel in kernels]
+    needs = {name for text in texts for name in text.needs}
+    symbols = {name for text in texts for name in text.symbols}
     sizes = [b for b in plan.blocks if b.symbol in symbols and b.dynamic is None]
     # subtiles of one tile share a symbol
     constants = dict.fromkeys(f"{b.symbol} = tl.constexpr({b.size})" for b in sizes)
@@ -37,8 +40,8 @@ def render_module(plan: Plan, host: HostProgram, form: Form) -> str:
     for name, helper in _HELPERS.items():
         if name in needs:
             lines += ["", helper.rstrip(), ""]
-    for kernel in kernels:
-        lines += ["", *kernel.lines, ""]
+    for text in texts:
+        lines += ["", *text.lines, ""]
     return "\n".join([*lines, "", print_host(host), ""])
 
 

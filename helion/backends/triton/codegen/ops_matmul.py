@@ -17,10 +17,7 @@ def dot(e: Emission, op: Op) -> None:
         return
     lhs, rhs, *acc = op.values()
     texts = [e.names.of(v) for v in (lhs, rhs, *acc)]
-    batched = len(lhs.dims) == 3
-    single = batched and e.is_single(lhs.dims[0])
-    if single:
-        # one matrix: the 2-D product is what the matrix unit takes
+    if attrs.single:
         texts = [f"tl.reshape({text}, {e.shape(v.dims[1:])})" for text, v in zip(texts, (lhs, rhs, *acc), strict=True)]
     arguments = texts[:2]
     if acc:
@@ -31,7 +28,7 @@ def dot(e: Emission, op: Op) -> None:
         arguments.append(f"max_num_imprecise_acc={e.plan.partial_sums[op.number]}")
     arguments.append(f"out_dtype={TRITON_DTYPES[op.result.dtype]}")
     text = f"tl.dot({', '.join(arguments)})"
-    e.assign(op, "dot", f"tl.reshape({text}, {e.shape(op.result.dims)})" if single else text)
+    e.assign(op, "dot", f"tl.reshape({text}, {e.shape(op.result.dims)})" if attrs.single else text)
 
 
 def _scaled(e: Emission, op: Op, scaled: Scaled) -> None:

@@ -83,10 +83,10 @@ def atomic(e: Emission, op: Op) -> None:
         arguments.append(f"mask={mask}")
     arguments.append(f"sem={attrs.sem!r}")
     text = f"tl.atomic_{attrs.atomic}({', '.join(arguments)})"
-    if op.result.number in e.read:
-        e.assign(op, f"atomic_{attrs.atomic}", text)
-    else:
+    if attrs.unread:
         e.lines.add(text)
+    else:
+        e.assign(op, f"atomic_{attrs.atomic}", text)
 
 
 def barrier(e: Emission, op: Op) -> None:

@@ -54,7 +54,7 @@ def _tile_field(e: Emission, attrs: TileAttrs) -> str:
 def iota(e: Emission, op: Op) -> None:
     attrs = op.attrs
     assert isinstance(attrs, IotaAttrs)
-    full = e.program.blocks[attrs.block].kind == "full"
+    full = e.kernel.blocks[attrs.block].kind == "full"
     if full or not attrs.relative:
         text = e.active(attrs.block).index
     else:

@@ -1,6 +1,6 @@
 """The steps from the program that facts are made of to the one that is printed: shared ones, and Triton's own, which
 settle in the program what the printer would have to decide: which values share a variable, which reductions stay in
-their loop, how wide a gather's source is.
+their loop, how wide a gather's source is, which matrix products are of one matrix, and which atomics give nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...._compiler.ir.grammar import GatherAttrs, Op, Program
+from ...._compiler.ir.grammar import DotAttrs, GatherAttrs, Op, Program
 from ...._compiler.ir.rewrite import map_ops
 from ...._compiler.passes.schedule import FLATTEN, INSERT_CHECKS, ORDER_MEMORY, ROLL, SUBTILE, Scheduled, Step
 from ...._lazy import lazy
@@ -50,6 +50,34 @@ def widen_gathers(program: Program, scheduled: Scheduled) -> Program:
     return map_ops(program, widen)
 
 
+def single_products(program: Program, scheduled: Scheduled) -> Program:
+    """Products of batches of one matrix are marked: the 2-D product is what the matrix unit takes."""
+    if not any(op.kind == "dot" for op in program.walk()):
+        return program
+    sizes = scheduled.sizes_in(program)
+
+    def mark(op: Op) -> Op:
+        if not isinstance(op.attrs, DotAttrs) or op.attrs.scaled is not None:
+            return op
+        batch = op.result.dims[:-2]
+        return replace(op, attrs=replace(op.attrs, single=True)) if batch and dim_size(batch[0], sizes) == 1 else op
+
+    return map_ops(program, mark)
+
+
+def unread_atomics(program: Program, scheduled: Scheduled) -> Program:
+    """Atomics are marked whose values from before nothing reads."""
+    if not any(op.kind == "atomic" for op in program.walk()):
+        return program
+    read = {value.number for op in program.walk() for value in op.reads()}
+
+    def mark(op: Op) -> Op:
+        unread = op.kind == "atomic" and op.result.number not in read
+        return replace(op, attrs=replace(op.attrs, unread=True)) if unread else op
+
+    return map_ops(program, mark)
+
+
 def _squeeze(program: Program, scheduled: Scheduled) -> Program:
     return squeeze.squeeze_batches(program, scheduled)
 
@@ -64,5 +92,7 @@ STEPS: tuple[Step, ...] = (
     INSERT_CHECKS,
     Step("triton.running_sums", keep_sums),
     Step("triton.gathers", widen_gathers),
+    Step("triton.products", single_products),
+    Step("triton.atomics", unread_atomics),
     Step("triton.carries", share_variables),
 )
