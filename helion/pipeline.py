@@ -21,7 +21,7 @@ from ._lazy import lazy
 from ._shapes import hint_of
 from .backends import BACKENDS
 from .backends.protocol import Backend
-from .config import Config
+from .config import Config, as_config
 from .hardware import Target
 from .settings import Settings
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .autotuner.proposal import Predicted
     from .autotuner.seeds import SeedReport
     from .autotuner.space import ConfigSpace
+    from .autotuner.space.adjusted import Adjustment
 else:
     # binding needs the front end alone
     collect = lazy("helion._compiler.facts.collect")
@@ -41,6 +42,8 @@ else:
     space = lazy("helion.autotuner.space")
 
 _LOG = _logging.logger(__name__)
+#: Kernels and configs of which it was said what they do not get.
+_SAID: set[tuple[str, Config]] = set()
 #: Predicted shared memory is at most this times the real bytes, plus this many (test_resources.py holds it to that).
 _SHARED_FACTOR, _SHARED_BYTES = 1.10, 2048
 
@@ -69,6 +72,8 @@ class Analysis:
     name: str
     target: Target
     settings: Settings
+    #: What configs that were asked for do not get, by config.
+    adjusted: dict[Config, tuple[Adjustment, ...]] = field(default_factory=dict)
     _codes: dict[Config, Code] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -79,6 +84,17 @@ class Analysis:
     @property
     def backend(self) -> Backend[Any]:
         return BACKENDS[self.settings.backend]
+
+    def full_config(self, config: Config | Mapping[str, Any]) -> Config:
+        """The normal form of a user's config. What it asks for and does not get is said once for a kernel and config."""
+        asked = as_config(config)
+        full = self.space.normalize(asked)
+        if asked not in self.adjusted and any(full.get(key) != value for key, value in asked.items()):
+            changes = self.adjusted[asked] = self.space.adjusted(asked)
+            if changes and (self.name, asked) not in _SAID:
+                _SAID.add((self.name, asked))
+                _LOG.warning("config of %s on %s: %s", self.name, self.target.name, "; ".join(map(str, changes)))
+        return full
 
     def predict(self, config: Config) -> Predicted:
         """What a launch of a normalised config takes."""

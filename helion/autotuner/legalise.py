@@ -28,8 +28,10 @@ def legalise(
     needed and what there is when nothing fits, or why a setting is refused. Raises KeyError when the proposal names a
     block, a root or a load that has no such setting.
     """
+    # what a large tile cannot have a smaller one may: each step asks again for all that was proposed
+    wish = space.encode(proposal)
     try:
-        config = space.repair(space.encode(proposal))
+        config = space.repair(wish)
     except (exc.InvalidConfig, exc.NoFeasibleConfig) as error:
         return error.message
     while True:
@@ -37,28 +39,30 @@ def legalise(
         if predicted.fits:
             return config, predicted
         changed = lighter(config)
-        if changed is not None:
-            config = space.repair({**config, **changed})
-            continue
-        options = _smaller(config, space)
-        if not options:
-            return _refusal(predicted, space, space.sizes(config))
-        config = _nearest(options, predicted, [predict(option) for option in options])
+        if changed is None:
+            smaller = [{**wish, **sizes} for sizes in _smaller(config, space)]
+            if not smaller:
+                return _refusal(predicted, space, space.sizes(config))
+            options = [space.repair(option) for option in smaller]
+            at = _nearest(predicted, [predict(option) for option in options])
+            wish, config = smaller[at], options[at]
+        else:
+            wish = {**wish, **changed}
+            config = space.repair(wish)
 
 
-def _nearest(options: list[Config], now: Predicted, after: list[Predicted]) -> Config:
-    """Of ``options``, the first that brings the launch nearer to fitting and takes hardly longer than the others that do;
-    the first one where none does."""
+def _nearest(now: Predicted, after: list[Predicted]) -> int:
+    """The first of the options ``after`` that brings the launch nearer to fitting and takes hardly longer than the others
+    that do; the first one where none does."""
 
     def helps(predicted: Predicted) -> bool:
         shared, columns = predicted.shared_bytes, predicted.tensor_memory_columns
         return predicted.fits or shared < now.shared_bytes or columns < now.tensor_memory_columns
 
-    helpful = [(config, predicted) for config, predicted in zip(options, after, strict=True) if helps(predicted)]
+    helpful = [(at, predicted) for at, predicted in enumerate(after) if helps(predicted)]
     fitting = [option for option in helpful if option[1].fits] or helpful
     least = min((predicted.time_us for _, predicted in fitting), default=0.0)
-    near = (config for config, predicted in fitting if predicted.time_us <= _HARDLY * least)
-    return next(near, options[0])
+    return next((at for at, predicted in fitting if predicted.time_us <= _HARDLY * least), 0)
 
 
 def _refusal(predicted: Predicted, space: ConfigSpace, sizes: dict[int, int]) -> str:
@@ -70,13 +74,13 @@ def _refusal(predicted: Predicted, space: ConfigSpace, sizes: dict[int, int]) ->
     return f"does not fit {space.target}, even with one stage and the smallest tiles ({tiles}): {needs}"
 
 
-def _smaller(config: Config, space: ConfigSpace) -> list[Config]:
-    """The config with one tile halved, or with all at their minimum, one row: the largest first. Empty if nothing can
-    shrink."""
+def _smaller(config: Config, space: ConfigSpace) -> list[dict[str, Any]]:
+    """The sizes of a config with one tile halved, or with all at their minimum, one row: the largest first. Empty if
+    nothing can shrink."""
     sizes = space.sizes(config)
     for blocks in (space.tunable, space.rollable):
         larger = [block for block in blocks if sizes[block] > space.lowest[block]]
         if larger:
             ordered = sorted(larger, key=lambda block: -sizes[block])
-            return [space.resized(config, {block: sizes[block] // 2}) for block in ordered]
+            return [space.sized(config, {block: sizes[block] // 2}) for block in ordered]
     return []

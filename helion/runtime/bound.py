@@ -185,11 +185,11 @@ class BoundKernel:
     def _resolve(self, config: ConfigLike) -> Config:
         """A full config: the given one, else the one in use, the only one given to the decorator, or the default."""
         if config is not None:
-            return self._analysis.space.normalize(config)
+            return self._analysis.full_config(config)
         if self._config is not None:
             return self._config
         if len(self.configs) == 1:
-            return self._analysis.space.normalize(self.configs[0])
+            return self._analysis.full_config(self.configs[0])
         return self.default_config()
 
     # --- code ------------------------------------------------------------------------------------------------------------

@@ -26,8 +26,16 @@ def collect(bound: BoundKernel) -> dict[str, Any]:
         "declined": [{"heuristic": name, "reason": reason} for name, reason in bound.declined],
         "refusal": None if refusal is None else refusal.message,
         "default_config": bound.default_config().to_dict(),
+        "adjusted": _adjusted(bound),
         "conservative_config": bound.conservative_config().to_dict(),
     }
+
+
+def _adjusted(bound: BoundKernel) -> list[str]:
+    """What the configs that were asked for do not get."""
+    for config in bound.configs:
+        bound._analysis.full_config(config)
+    return [str(change) for changes in bound._analysis.adjusted.values() for change in changes]
 
 
 def _seed(bound: BoundKernel, seed: Any) -> dict[str, Any]:
@@ -77,6 +85,7 @@ def render_text(data: dict[str, Any]) -> str:
     lines += ["", "declined:"]
     lines += [f"  {entry['heuristic']}: {entry['reason']}" for entry in data["declined"]]
     lines += ["", f"refused on a GPU: {data['refusal']}"] if data["refusal"] else []
+    lines += ["", "adjusted:", *(f"  {change}" for change in data["adjusted"])] if data["adjusted"] else []
     lines += ["", f"default config:      {_line(data['default_config'])}"]
     lines += [f"conservative config: {_line(data['conservative_config'])}"]
     return "\n".join(lines)

@@ -39,7 +39,7 @@ _NONE: _State = frozenset()
 
 def order_memory(program: Program, launched: Launched) -> Program:
     """The program with a barrier on every path between two accesses that different threads make to one element."""
-    unordered = [_rewrites(program, root.body) for root in program.roots]
+    unordered = [rewrites(program, root.body) for root in program.roots]
     if not any(unordered):
         return program
     numbers = Numbers.after(program)
@@ -87,7 +87,7 @@ def _ordered(program: Program, root: Root, launched: Launched, numbers: Numbers)
     return replace(root, body=expand_region(root.body, _Inserter(flow.barriers, numbers).around))
 
 
-def _rewrites(program: Program, body: Region) -> bool:
+def rewrites(program: Program, body: Region) -> bool:
     """Whether a storage may be written and accessed again. Says so of nearly no kernel, and soon."""
     ops = [op for op in body.walk() if op.kind in MEMORY or op.kind == "inline"]
     counts = Counter(program.tensors[op.attrs.tensor].storage for op in ops if op.kind in MEMORY)

@@ -16,6 +16,7 @@ from ...config import EVERY_REDUCTION, Config, as_config
 from ...hardware import Target
 from ..decisions import Decisions
 from ..proposal import Proposal
+from .adjusted import Adjustment, adjustments
 from .fields import Field, PerSlot
 from .own import Rule
 from .survey import Survey, Volume
@@ -73,6 +74,21 @@ class ConfigSpace:
         tile sizes at all keep the kernel's values below the target's largest tile.
         """
         return self._normalize(config, repair=False)
+
+    def adjusted(self, config: Config | Mapping[str, Any]) -> tuple[Adjustment, ...]:
+        """What ``config`` says and ``normalize`` gives otherwise, with the reasons. Raises as that does."""
+        given = self._spelt_out(as_config(config))
+        values = self._read(given)
+        snapshots = [("the dimension takes no other", dict(values))]
+        # other keys are read as what they say, in its normal form
+        asked = {key: given[key] if key in _SIZES else values[key] for key in given if key in values}
+        self._settle_sizes(values, self._chosen(given))
+        snapshots.append(("it lies inside a tile of that size", dict(values)))
+        settled = self.decode(values)
+        for rule in self.rules:
+            settled = rule.settle(settled, False)
+            snapshots.append((rule.why, self._recode(values, settled)))
+        return adjustments(self.fields, asked, snapshots)
 
     def repair(self, config: Config | Mapping[str, Any]) -> Config:
         """As ``normalize``, but tiles that are too large together are made smaller, the largest first."""
@@ -138,17 +154,18 @@ class ConfigSpace:
         pairs = zip(self.rollable, config["reduction_loops"], strict=True)
         return frozenset(block for block, chunk in pairs if chunk is not None)
 
-    def resized(self, config: Mapping[str, Any], sizes: Mapping[int, int]) -> Config:
-        """The full ``config`` with other ``sizes`` for some tiles and whole dimensions."""
+    def sized(self, config: Mapping[str, Any], sizes: Mapping[int, int]) -> Values:
+        """The keys of a full ``config`` that give sizes, with other ``sizes`` for some tiles and whole dimensions."""
         chunks = zip(self.rollable, config["reduction_loops"], strict=True)
         before = self.sizes(config)
-        return self.repair(
-            {
-                **config,
-                "block_sizes": [sizes.get(block, before[block]) for block in self.tunable],
-                "reduction_loops": [sizes.get(block, chunk) for block, chunk in chunks],
-            }
-        )
+        return {
+            "block_sizes": [sizes.get(block, before[block]) for block in self.tunable],
+            "reduction_loops": [sizes.get(block, chunk) for block, chunk in chunks],
+        }
+
+    def resized(self, config: Mapping[str, Any], sizes: Mapping[int, int]) -> Config:
+        """The full ``config`` with other ``sizes`` for some tiles and whole dimensions."""
+        return self.repair({**config, **self.sized(config, sizes)})
 
     def smallest(self) -> Config:
         """The conservative config with the smallest tiles and chunks there are."""
@@ -200,17 +217,23 @@ class ConfigSpace:
 
     def _normalize(self, config: Config | Mapping[str, Any], *, repair: bool) -> Config:
         given = self._spelt_out(as_config(config))
-        verbatim = self._check_keys(given)
-        values = {f.key: f.read(given[f.key]) if f.key in given else f.default() for f in self.fields}
-        chosen: set[int] = set()
-        if not repair:
-            chosen.update(self.tunable if "block_sizes" in given else ())
-            chosen.update(self.rollable[: len(given["reduction_loops"])] if "reduction_loops" in given else ())
-        self._settle_sizes(values, chosen)
-        before = settled = self.decode({**values, **verbatim})
+        values = self._read(given)
+        self._settle_sizes(values, set() if repair else self._chosen(given))
+        before = settled = self.decode(values)
         for rule in self.rules:
             settled = rule.settle(settled, repair)
-        return Config(**self._recode(values, settled) if settled is not before else values, **verbatim)
+        return Config(**(values if settled is before else self._recode(values, settled)))
+
+    def _read(self, given: Config) -> Values:
+        """Every key with its own value in range, whatever the others say. Raises for keys that nobody knows."""
+        verbatim = self._check_keys(given)
+        values = {f.key: f.read(given[f.key]) if f.key in given else f.default() for f in self.fields}
+        return {**values, **verbatim}
+
+    def _chosen(self, given: Config) -> set[int]:
+        """The blocks that ``given`` sizes."""
+        chosen = set(self.tunable if "block_sizes" in given else ())
+        return chosen | set(self.rollable[: len(given["reduction_loops"])] if "reduction_loops" in given else ())
 
     def _recode(self, values: Values, settled: Decisions) -> Values:
         """``values`` with what rules decide: all but the sizes."""

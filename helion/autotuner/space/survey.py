@@ -55,7 +55,8 @@ class Survey:
 
     ``rollable`` are the blocks that can be walked in chunks. ``loops`` are in program order, a grid loop before the loops in it. ``accesses`` and ``loads_left_open`` name what
     stands at each memory slot and each load slot (a gap, left by an access that nobody needed, is ""); ``loads`` and
-    ``stores`` name them by memory slot. ``matrix_blocks`` are tiled as M or N of a dot. ``inner`` maps a block whose
+    ``stores`` name them by memory slot. ``load_slots`` maps load slots to memory slots; ``evicted`` are the memory slots of
+    loads whose eviction policy the kernel fixes. ``matrix_blocks`` are tiled as M or N of a dot. ``inner`` maps a block whose
     every loop walks over one tile of another to that one. ``volumes`` are the shapes of all values, each once.
     """
 
@@ -66,6 +67,8 @@ class Survey:
     loads: Mapping[int, str]
     stores: Mapping[int, str]
     loads_left_open: tuple[str, ...]
+    load_slots: Mapping[int, int]
+    evicted: frozenset[int]
     matrix_blocks: frozenset[int]
     inner: Mapping[int, int]
     volumes: tuple[Volume, ...]
@@ -90,7 +93,9 @@ def survey(program: Program, rollable: tuple[int, ...]) -> Survey:
         accesses=_by_number(walker.accesses),
         loads={slot: text for slot, text in sorted(walker.accesses.items()) if text.startswith("load")},
         stores={slot: text for slot, text in sorted(walker.accesses.items()) if text.startswith("store")},
-        loads_left_open=_by_number(walker.open_loads),
+        loads_left_open=_by_number({at: walker.accesses[slot] for at, slot in walker.load_slots.items()}),
+        load_slots=walker.load_slots,
+        evicted=frozenset(walker.evicted),
         matrix_blocks=frozenset(walker.matrix_blocks),
         inner=_inner(walker.bounds),
         volumes=tuple(walker.volumes.values()),
@@ -127,7 +132,8 @@ class _Walker:
         self.program = program
         self.loops: list[Loop] = []
         self.accesses: dict[int, str] = {}
-        self.open_loads: dict[int, str] = {}
+        self.load_slots: dict[int, int] = {}
+        self.evicted: set[int] = set()
         self.matrix_blocks: set[int] = set()
         self.volumes: dict[Dims, Volume] = {}
         # per block, the outer block of each of its loops (None: the loop has bounds of its own)
@@ -185,9 +191,11 @@ class _Walker:
         if op.kind == "atomic":
             memory.loaded[tensor.storage] = memory.stored[tensor.storage] = tensor.name
             return
-        self.accesses[attrs.slot] = text = f"{op.kind} of {tensor.name}"
+        self.accesses[attrs.slot] = f"{op.kind} of {tensor.name}"
         if attrs.load_slot is not None:
-            self.open_loads[attrs.load_slot] = text
+            self.load_slots[attrs.load_slot] = attrs.slot
+        elif attrs.eviction:
+            self.evicted.add(attrs.slot)
         (memory.loaded if op.kind == "load" else memory.stored)[tensor.storage] = tensor.name
 
     def dot(self, op: Op) -> None:

@@ -98,7 +98,7 @@ class Triton:
         return {"num_warps": target.max_threads_per_block // target.warp_size}
 
     def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> Plan:
-        return build.build_plan(program, decisions, settings, target, signature.mechanisms(), self.steps)
+        return build.build_plan(program, decisions, target, settings, self.steps)
 
     def emit(self, plan: Plan, form: Form) -> Module:
         program = host.host_program(plan)

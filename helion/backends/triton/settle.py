@@ -10,6 +10,7 @@ from typing import Any
 from ... import exc
 from ..._compiler.ir.grammar import Bound, Op, OperandRef, Program, Root
 from ..._compiler.ir.loops import loops_of
+from ..._compiler.passes.order_memory import rewrites
 from ..._compiler.passes.subtile import largest_count, subtile_blocks
 from ..._shapes import cdiv, hint_of
 from ...autotuner.decisions import Decisions, Place
@@ -18,6 +19,8 @@ from ...autotuner.space.survey import Survey
 from ...hardware import Target
 from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
+from .lower.steps import STEPS
+from .plan.lowered import Lowered, lower, waiting_loops
 
 #: Warps that a warp-specialized loop needs: one group of four for each role.
 _SPECIALIZED_WARPS = 4
@@ -43,6 +46,7 @@ class Scene:
     settings: Settings
     columns: tuple[int, ...]
     products: tuple[Op, ...]
+    rewrites: bool
 
 
 _Step = Callable[[Scene, Decisions, bool], Decisions]
@@ -52,7 +56,15 @@ def rules(seen: Survey, program: Program, target: Target, settings: Settings) ->
     """All rules for one program, in the order in which they run."""
     columns, _ = subtile_blocks(program) if seen.matrix_blocks else ((), "")
     products = chained_products(program) if seen.matrix_blocks and target.has("wgmma") else ()
-    scene = Scene(program=program, seen=seen, target=target, settings=settings, columns=columns, products=products)
+    scene = Scene(
+        program=program,
+        seen=seen,
+        target=target,
+        settings=settings,
+        columns=columns,
+        products=products,
+        rewrites=any(rewrites(program, root.body) for root in program.roots),
+    )
     return tuple(Rule(why=why, settle=functools.partial(step, scene)) for why, step in _RULES)
 
 
@@ -214,6 +226,89 @@ def _subtiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     return decisions.valued(epilogue_subtile=count if count > 1 else None)
 
 
+# --- what the rewritten program leaves room for ----------------------------------------------------------------------
+
+
+def _lowered(scene: Scene, decisions: Decisions) -> Lowered:
+    return lower(scene.program, decisions, scene.target, scene.settings, STEPS)
+
+
+def _until_settled(rule: _Step) -> _Step:
+    """``rule`` again and again while it changes something: what it takes away may leave room for less, or for more."""
+
+    def settle(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+        while (settled := rule(scene, decisions, repair)) is not decisions:
+            decisions = settled
+        return decisions
+
+    return settle
+
+
+def _boxes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Accesses use the mechanism they can have, or pointers."""
+    asked = {slot: way for slot, way in decisions.accesses("indexing").items() if way != "pointer"}
+    if not asked:
+        return decisions
+    lowered = _lowered(scene, decisions)
+    granted = {op.attrs.slot for op in lowered.program.walk() if op.number in lowered.boxes}
+    return decisions.having("indexing", dict.fromkeys(asked.keys() - granted, "pointer"))
+
+
+def _loops_in_order(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """A loop with a barrier inside has its loads in their iteration, and warps of one role."""
+    asked = {
+        place
+        for key in ("range_num_stages", "range_flattens", "range_warp_specializes")
+        for place, value in decisions.entries.get(key, {}).items()
+        if value != _PLAIN_RANGE[key]
+    }
+    if not asked or not (scene.rewrites or decisions.chunked):
+        return decisions
+    waiting = waiting_loops(scene.program, _lowered(scene, decisions).program)
+    for key in ("range_num_stages", "range_flattens", "range_warp_specializes"):
+        if key in decisions.entries:
+            held = [place for place in asked if (place[0] if isinstance(place, tuple) else place) in waiting]
+            decisions = decisions.having(key, dict.fromkeys(held, _PLAIN_RANGE[key]))
+    return decisions
+
+
+def _access_options(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Descriptors know neither eviction policies nor cache modifiers. Of the two an access has one: an instruction of PTX
+    takes no cache operator beside an eviction priority (the assembler refuses ld.global.cg.L1::evict_first), and the
+    policy is the finer instruction."""
+    seen = scene.seen
+    policies = {slot: policy for slot, policy in decisions.accesses("load_eviction_policies").items() if policy}
+    modifiers = {
+        (key, slot)
+        for key in ("load_cache_modifiers", "store_cache_modifiers")
+        for slot, modifier in decisions.accesses(key).items()
+        if modifier
+    }
+    if not policies and not modifiers:
+        return decisions
+    plain = _described(scene, decisions)
+    unused = [at for at in policies if seen.load_slots.get(at) in plain or at not in seen.load_slots]
+    decisions = decisions.having("load_eviction_policies", dict.fromkeys(unused, ""))
+    evicting = {seen.load_slots[at] for at in policies if at not in unused} | seen.evicted
+    for key, slot in modifiers:
+        if slot in plain or slot in evicting:
+            decisions = decisions.having(key, {slot: ""})
+    return decisions
+
+
+def _described(scene: Scene, decisions: Decisions) -> frozenset[int]:
+    """The accesses that use descriptors, however often they stand in the program."""
+    if "tensor_descriptor" not in decisions.accesses("indexing").values():
+        return frozenset()
+    lowered = _lowered(scene, decisions)
+    ways: dict[int, set[str]] = {}
+    for op in lowered.program.walk():
+        if op.kind in ("load", "store"):
+            box = lowered.boxes.get(op.number)
+            ways.setdefault(op.attrs.slot, set()).add("pointer" if box is None else box.mechanism)
+    return frozenset(slot for slot, found in ways.items() if found == {"tensor_descriptor"})
+
+
 _RULES: tuple[tuple[str, _Step], ...] = (
     ("a checked kernel needs the dimensions of its loops", _check_lanes),
     ("a flattened grid has one dimension", _flattened_grids),
@@ -225,4 +320,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("a block of threads with so many registers does not fit an SM", _registers),
     ("no tile of an epilogue is wide enough", _subtiles),
     ("a dimension of the grid is too long", _long_axes),
+    ("it can be accessed by pointers only", _until_settled(_boxes)),
+    ("the loop waits for other threads in each iteration", _until_settled(_loops_in_order)),
+    ("the access has another option, or a descriptor, which has none", _access_options),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +16,18 @@ from ...._compiler.ir.grammar import (
     NumberAttrs,
     Op,
     Program,
-    Region,
     Root,
 )
 from ...._compiler.ir.loops import loops_of
 from ...._compiler.passes.programs import check_programs
-from ...._compiler.passes.schedule import Scheduled, Step, run_steps
+from ...._compiler.passes.schedule import Step
 from ...._names import LAUNCH_OPTIONS, RESERVED, NameSpace
 from ...._shapes import Expr, Number, cdiv, hint_of
 from ....autotuner.decisions import Decisions, Place
 from ....hardware import Target
 from ....settings import Settings
 from .dots import partial_sums
-from .indexing import Box, plan_boxes
+from .lowered import Lowered, lower, waits
 from .records import (
     AxisPlan,
     BlockPlan,
@@ -50,67 +48,29 @@ _LAUNCH_KEYS = ("num_warps", "num_stages", "maxnreg", "waves_per_eu", "matrix_in
 
 
 def build_plan(
-    program: Program,
-    decisions: Decisions,
-    settings: Settings,
-    target: Target,
-    mechanisms: frozenset[str],
-    steps: tuple[Step, ...],
+    program: Program, decisions: Decisions, target: Target, settings: Settings, steps: tuple[Step, ...]
 ) -> Plan:
-    """What ``decisions``, those of a normalised config, come to for ``program``.
-
-    ``mechanisms`` are the ways of indexing that the code generator has, ``steps`` its rewrites.
-    """
-    scheduled = _scheduled(program, decisions, settings, target)
-    rolled = run_steps(program, scheduled, steps)
-    sizes = scheduled.sizes_in(rolled)
-    boxes = plan_boxes(rolled, sizes, decisions.accesses("indexing"), mechanisms, scheduled.launched(rolled), target)
-    plan = _Planner(program, rolled, sizes, decisions, settings, boxes, target).plan()
-    ignored = settings.ignore_warnings
-    return replace(plan, warnings=tuple(w for w in check_programs(program, sizes) if type(w).__name__ not in ignored))
-
-
-def _scheduled(program: Program, decisions: Decisions, settings: Settings, target: Target) -> Scheduled:
-    """What ``decisions`` ask of the steps that rewrite ``program``."""
-    staged, specialized = (decisions.entries.get(key, {}) for key in ("range_num_stages", "range_warp_specializes"))
-    return Scheduled(
-        sizes=decisions.sizes,
-        chunked=decisions.chunked,
-        flattened=_flattened(program, decisions),
-        subtiles=decisions.values["epilogue_subtile"] or 0,
-        threads=decisions.values["num_warps"] * target.warp_size,
-        steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
-        boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
-        checked=settings.checked,
-    )
-
-
-def _flattened(program: Program, decisions: Decisions) -> dict[int, tuple[int, ...]]:
-    """The loop orders of the grids that are flattened, by root."""
-    flags = decisions.entries["flatten_loops"]
-    if not any(flags.values()):
-        return {}
-    grids = (number for number, loop in enumerate(loops_of(program)) if isinstance(loop, Root))
-    orders = decisions.entries["loop_orders"]
-    return {root: tuple(orders[number]) for root, number in enumerate(grids) if flags.get(number)}
+    """What ``decisions``, those of a normalised config, come to for ``program``. ``steps`` are the backend's rewrites."""
+    lowered = lower(program, decisions, target, settings, steps)
+    plan = _Planner(program, lowered, decisions, settings, target).plan()
+    warnings = (w for w in check_programs(program, lowered.sizes) if type(w).__name__ not in settings.ignore_warnings)
+    return replace(plan, warnings=tuple(warnings))
 
 
 class _Planner:
     def __init__(
         self,
         program: Program,
-        rolled: Program,
-        sizes: dict[int, int],
+        lowered: Lowered,
         decisions: Decisions,
         settings: Settings,
-        boxes: Mapping[int, Box],
         target: Target,
     ) -> None:
-        self.boxes = boxes
+        self.boxes = lowered.boxes
         self.target = target
         self.program = program
-        self.rolled = rolled
-        self.sizes = sizes
+        self.rolled = rolled = lowered.program
+        self.sizes = lowered.sizes
         self.decisions = decisions
         self.settings = settings
         verbatim = {key.removeprefix(_VERBATIM) for key in decisions.values if key.startswith(_VERBATIM)}
@@ -131,7 +91,7 @@ class _Planner:
             loops=loops,
             launches=arguments,
             evictions=evictions,
-            cache_modifiers=self.cache_modifiers(evictions),
+            cache_modifiers=self.cache_modifiers(),
             launch=self.launch(),
             boxes=self.boxes,
             partial_sums=partial_sums(self.rolled, self.sizes, self.decisions.values["num_warps"], self.target),
@@ -216,19 +176,10 @@ class _Planner:
                 found[each.key] = known[each.key]
         return tuple(found.values())
 
-    def cache_modifiers(self, evictions: Mapping[int, str]) -> dict[int, str]:
+    def cache_modifiers(self) -> dict[int, str]:
         """By memory slot."""
         asked = map(self.decisions.accesses, ("load_cache_modifiers", "store_cache_modifiers"))
-        accesses = {op.attrs.slot: op.attrs for op in self.program.walk() if op.kind in ("load", "store")}
-        found: dict[int, str] = {}
-        for slot, modifier in (entry for entries in asked for entry in entries.items()):
-            attrs = accesses[slot]
-            evicts = attrs.eviction if attrs.load_slot is None else evictions.get(attrs.load_slot)
-            # an instruction of PTX has a cache operator or an eviction priority, never both: the assembler
-            # refuses ld.global.cg.L1::evict_first. The policy is the finer instruction, so it stays.
-            if modifier and not evicts:
-                found[slot] = modifier
-        return found
+        return {slot: modifier for entries in asked for slot, modifier in entries.items() if modifier}
 
     # --- loops -----------------------------------------------------------------------------------------------------------
 
@@ -272,9 +223,9 @@ class _Planner:
         for op in self.rolled.walk():
             if isinstance(op.attrs, ForAttrs):
                 plan = self.chunks(op.attrs) if op.attrs.chunked else traced[op.number]
-                loops[op.number] = plan if not _waits(op.regions[0]) else replace(plan, ranges=_in_order(plan.ranges))
+                loops[op.number] = plan if not waits(op.regions[0]) else replace(plan, ranges=_in_order(plan.ranges))
         roots = (
-            _in_order((chosen,))[0] if _waits(planned.body) else chosen
+            _in_order((chosen,))[0] if waits(planned.body) else chosen
             for chosen, planned in zip(ranges, self.rolled.roots, strict=True)
         )
         return tuple(grids), tuple(roots), loops
@@ -313,11 +264,6 @@ class _Planner:
             persistent=chosen["num_sm_multiplier"] if pid_type.startswith("persistent") else 0,
             reserved_sms=self.settings.persistent_reserved_sms,
         )
-
-
-def _waits(region: Region) -> bool:
-    """Whether a barrier stands in a region."""
-    return any(op.kind == "barrier" for op in region.walk())
 
 
 def _in_order(ranges: tuple[RangePlan, ...]) -> tuple[RangePlan, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -35,15 +34,6 @@ def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, A
         "target": target,
         "options": dict(plan.launch.options),
     }
-
-
-@functools.cache
-def mechanisms() -> frozenset[str]:
-    """Ways of indexing in the installed Triton: 3.9 has no block pointers."""
-    import triton  # 0.2 s, paid when the first kernel is compiled
-
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    return frozenset(("pointer", "tensor_descriptor", *(("block_ptr",) if version < (3, 9) else ())))
 
 
 def _number_type(argument: NumberArgument) -> str:

@@ -1,0 +1,53 @@
+"""What a config asked for and did not get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .fields import Field, PerSlot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjustment:
+    """``what`` is a key or an entry of one."""
+
+    what: str
+    asked: Any
+    got: Any
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is {self.got!r}, not {self.asked!r}: {self.why}"
+
+
+#: The full config after a step of normalising, and what can be said of what the step changed.
+Snapshot = tuple[str, Mapping[str, Any]]
+
+
+def adjustments(
+    fields: Iterable[Field], asked: Mapping[str, Any], snapshots: Sequence[Snapshot]
+) -> tuple[Adjustment, ...]:
+    """Entries of the keys in ``asked`` that are not the same after the last of ``snapshots``."""
+    found = []
+    for field in fields:
+        if field.key not in asked:
+            continue
+        values = [(why, values[field.key]) for why, values in snapshots]
+        if not isinstance(field, PerSlot):
+            found += _adjusted(field.key, asked[field.key], values)
+            continue
+        for at, slot in enumerate(field.slots[: len(asked[field.key])]):
+            what = f"{field.key}[{at}]{f' ({slot.name})' if slot.name else ''}"
+            found += _adjusted(what, asked[field.key][at], [(why, entries[at]) for why, entries in values])
+    return tuple(found)
+
+
+def _adjusted(what: str, asked: Any, values: Sequence[tuple[str, Any]]) -> list[Adjustment]:
+    got = values[-1][1]
+    if got == asked:
+        return []
+    before = (asked, *(value for _, value in values))
+    why = next(why for (why, value), was in zip(reversed(values), reversed(before[:-1]), strict=True) if value != was)
+    return [Adjustment(what=what, asked=asked, got=got, why=why)]

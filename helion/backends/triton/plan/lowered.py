@@ -1,0 +1,108 @@
+"""The program as it is printed: rewritten as decisions ask, with the accesses that move boxes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...._compiler.ir.grammar import Program, Region, Root
+from ...._compiler.ir.loops import loops_of
+from ...._compiler.passes.schedule import Scheduled, Step, run_steps
+from ....autotuner.decisions import Decisions
+from ....hardware import Target
+from ....settings import Settings
+from ..mechanisms import mechanisms
+from .indexing import Box, plan_boxes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lowered:
+    """``sizes`` are those of all blocks of ``program``; ``boxes`` the accesses that do not use pointers, by op."""
+
+    program: Program
+    sizes: Mapping[int, int]
+    boxes: Mapping[int, Box]
+
+
+def lower(
+    program: Program, decisions: Decisions, target: Target, settings: Settings, steps: tuple[Step, ...]
+) -> Lowered:
+    """``program`` after ``steps``. Asked again for the same, it answers the same object: rules look at what a plan is then
+    made of."""
+    scheduled = _scheduled(program, decisions, settings, target)
+    return _lower(_Asked(program, scheduled, decisions.accesses("indexing")), target, steps)
+
+
+class _Asked:
+    """A program, equal to itself alone, with what is asked of the steps."""
+
+    __slots__ = ("_key", "indexing", "program", "scheduled")
+
+    def __init__(self, program: Program, scheduled: Scheduled, indexing: Mapping[int, str]) -> None:
+        self.program, self.scheduled, self.indexing = program, scheduled, indexing
+        asked = (getattr(scheduled, name) for name in scheduled.__dataclass_fields__)
+        self._key = (id(program), *map(_plain, asked), _plain(indexing))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and other._key == self._key and other.program is self.program
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, Mapping) else value
+
+
+@functools.lru_cache(maxsize=16)
+def _lower(asked: _Asked, target: Target, steps: tuple[Step, ...]) -> Lowered:
+    program = run_steps(asked.program, asked.scheduled, steps)
+    sizes = asked.scheduled.sizes_in(program)
+    if all(way == "pointer" for way in asked.indexing.values()):
+        return Lowered(program=program, sizes=sizes, boxes={})
+    launched = asked.scheduled.launched(program)
+    boxes = plan_boxes(program, sizes, asked.indexing, mechanisms(), launched, target)
+    return Lowered(program=program, sizes=sizes, boxes=boxes)
+
+
+def _scheduled(program: Program, decisions: Decisions, settings: Settings, target: Target) -> Scheduled:
+    """What ``decisions`` ask of the steps that rewrite ``program``."""
+    staged, specialized = (decisions.entries.get(key, {}) for key in ("range_num_stages", "range_warp_specializes"))
+    return Scheduled(
+        sizes=decisions.sizes,
+        chunked=decisions.chunked,
+        flattened=_flattened(program, decisions),
+        subtiles=decisions.values["epilogue_subtile"] or 0,
+        threads=decisions.values["num_warps"] * target.warp_size,
+        steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
+        boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
+        checked=settings.checked,
+    )
+
+
+def _flattened(program: Program, decisions: Decisions) -> dict[int, tuple[int, ...]]:
+    """The loop orders of the grids that are flattened, by root."""
+    flags = decisions.entries["flatten_loops"]
+    if not any(flags.values()):
+        return {}
+    grids = (number for number, loop in enumerate(loops_of(program)) if isinstance(loop, Root))
+    orders = decisions.entries["loop_orders"]
+    return {root: tuple(orders[number]) for root, number in enumerate(grids) if flags.get(number)}
+
+
+def waits(region: Region) -> bool:
+    """Whether a barrier stands in a region."""
+    return any(op.kind == "barrier" for op in region.walk())
+
+
+def waiting_loops(program: Program, lowered: Program) -> frozenset[int]:
+    """The loops of ``program``, by their place in it, that have a barrier inside once it is ``lowered``."""
+    waiting = {op.number for op in lowered.walk() if op.kind == "for" and waits(op.regions[0])}
+    grids = iter(lowered.roots)
+    return frozenset(
+        place
+        for place, loop in enumerate(loops_of(program))
+        if (waits(next(grids).body) if isinstance(loop, Root) else loop.number in waiting)
+    )
