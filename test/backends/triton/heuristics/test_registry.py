@@ -54,15 +54,18 @@ def test_each_heuristic_has_a_file_of_its_own_which_no_other_imports() -> None:
 @pytest.mark.parametrize(
     "planted",
     [
-        "from .attention import TritonAttentionHeuristic",
-        "from . import attention",
-        "import helion.backends.triton.heuristics.attention",
-        "def f():\n    from .attention import _feasible",
+        "from .{} import TritonRule",
+        "from . import {}",
+        "import helion.backends.triton.heuristics.{}",
+        "def f():\n    from .{} import _feasible",
     ],
 )
 def test_an_import_of_another_heuristic_is_noticed(planted: str) -> None:
-    changed = {path: text + f"\n{planted}\n" if path.stem == "sizing" else text for path, text in texts().items()}
-    assert offenders(FILES, changed) == {"sizing.py": {"attention"}}
+    other = min(FILES).stem
+    changed = {
+        path: text + f"\n{planted.format(other)}\n" if path.stem == "sizing" else text for path, text in texts().items()
+    }
+    assert offenders(FILES, changed) == {"sizing.py": {other}}
 
 
 @functools.cache
@@ -72,7 +75,7 @@ def bound_examples() -> list:
     for cell in SEEDS.cells():
         cells.setdefault((cell.suite, cell.kernel), cell)
     bound = [SEEDS.bind(cell, target) for cell in cells.values() for target in TARGETS]
-    assert all(each.seeds for each in bound)
+    assert sum(bool(each.seeds) for each in bound) > len(cells)
     return bound
 
 
