@@ -1,0 +1,97 @@
+"""What stands in a compiled kernel: registers, spills, opcodes, and barriers that lie where the plan put them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..plan.records import GemmPlan
+from ..plan.shared import shared_memory
+from .offline import Compiled
+
+# An instruction's address as a comment, an optional predicate, the opcode.
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+SPILLS = ("LDL", "STL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    registers: int
+    stack_bytes: int
+    opcodes: Mapping[str, int]
+    """How often each opcode stands in the kernel; one in a loop counts once."""
+
+    @property
+    def instructions(self) -> int:
+        return sum(self.opcodes.values())
+
+    @property
+    def spills(self) -> int:
+        """Instructions that move registers to local memory or back."""
+        return sum(self.opcodes.get(opcode, 0) for opcode in SPILLS)
+
+
+def audit(compiled: Compiled, *, nvdisasm: str, cuobjdump: str) -> Audit:
+    """Takes 0.2 s. Raises ``subprocess.CalledProcessError`` if a tool cannot read the binary."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.cubin)
+        file.flush()
+        listing = _run(nvdisasm, "-c", file.name)
+        usage = _USAGE.findall(_run(cuobjdump, "--dump-resource-usage", file.name))
+    return Audit(
+        registers=max(int(registers) for registers, _ in usage),
+        stack_bytes=max(int(stack) for _, stack in usage),
+        opcodes=Counter(_INSTRUCTION.findall(listing)),
+    )
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+# Barriers in PTX -----------------------------------------------------------------------------------------------------
+
+_BASE = re.compile(r"mov\.b32\s+(%r\d+), __dynamic_shmem__0;")
+# A copy, or lane 0's value in every lane.
+_COPY = re.compile(r"(?:mov|shfl\.sync\.idx)\.b32\s+(%r\d+), (%r\d+)(?:, 0, 31, -1)?;")
+_SUM = re.compile(r"add\.s32\s+(%r\d+), (%r\d+), (\d+);")
+_INIT = re.compile(r"mbarrier\.init\.shared\.b64\s+\[(%r\d+)(?:\+(\d+))?\]")
+
+
+def barrier_offsets(ptx: str) -> list[int]:
+    """Bytes from the start of shared memory at which `ptx` initialises barriers, in order of the text.
+
+    Raises ``ValueError`` for an address that is not the start plus a constant.
+    """
+    offsets: dict[str, int] = {}
+    found: list[int] = []
+    for line in ptx.splitlines():
+        if match := _BASE.search(line):
+            offsets[match[1]] = 0
+        elif match := _COPY.search(line):
+            if match[2] in offsets:
+                offsets[match[1]] = offsets[match[2]]
+        elif match := _SUM.search(line):
+            if match[2] in offsets:
+                offsets[match[1]] = offsets[match[2]] + int(match[3])
+        elif match := _INIT.search(line):
+            if match[1] not in offsets:
+                raise ValueError(f"a barrier lies at {match[1]}, which is not known from the start of shared memory")
+            found.append(offsets[match[1]] + int(match[2] or 0))
+    return found
+
+
+def misplaced_barriers(ptx: str, plan: GemmPlan) -> set[int]:
+    """Offsets of barriers that `ptx` initialises outside of where `plan` has them, or does not initialise."""
+    planned = {
+        offset
+        for allocation in shared_memory(plan)
+        if allocation.name.endswith(("_barriers", "free_barrier"))
+        for offset in range(allocation.offset_bytes, allocation.offset_bytes + allocation.size_bytes, 8)
+    }
+    return planned ^ set(barrier_offsets(ptx))

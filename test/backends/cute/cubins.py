@@ -1,0 +1,57 @@
+"""Compiles every plan of ``gemms`` and writes what stands in the binaries to ``cubins.json``. Needs the CuTe DSL.
+
+python test/backends/cute/cubins.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2])]
+
+from backends.cute import gemms
+
+from helion.backends.cute.codegen.module import build
+from helion.backends.cute.plan.records import GemmPlan
+from helion.backends.cute.plan.shared import shared_bytes
+from helion.backends.cute.toolchain.audit import audit, misplaced_barriers
+from helion.backends.cute.toolchain.offline import compile_text, dsl_version
+
+FILE = Path(__file__).with_name("cubins.json")
+
+
+def read() -> dict[str, Any]:
+    return json.loads(FILE.read_text())
+
+
+def versions() -> dict[str, str]:
+    return {"nvidia-cutlass-dsl": dsl_version()}
+
+
+def measure(plan: GemmPlan) -> dict[str, Any]:
+    from triton import knobs
+
+    compiled = compile_text(build(plan), plan)
+    found = audit(compiled, nvdisasm=knobs.nvidia.nvdisasm.path, cuobjdump=knobs.nvidia.cuobjdump.path)
+    return {
+        "registers": found.registers,
+        "stack_bytes": found.stack_bytes,
+        "shared_bytes": shared_bytes(plan),
+        "misplaced_barriers": sorted(misplaced_barriers(compiled.ptx, plan)),
+        "opcodes": dict(sorted(found.opcodes.items())),
+    }
+
+
+def main() -> None:
+    plans = {name: measure(plan) for name, plan in gemms.all_plans().items()}
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in plans.items())
+    FILE.write_text(f'{{"versions": {json.dumps(versions())}, "plans": {{\n{rows}\n}}}}\n')
+    print(f"{len(plans)} plans in {FILE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""Launches the kernels that `export.py` compiled, checks them against fp32 and times them. Needs torch and a Hopper GPU.
+
+    python run_on_gpu.py FOLDER [--seconds N] [--check-only] [NAME ...]
+
+Prints one line of JSON per kernel: the largest error of a row, whether runs differ, microseconds beside torch's. A
+kernel that hangs is given up after a while, and the rest goes on in a new process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FIRST_LINE_SECONDS = 60.0  # importing torch and making a context
+SILENT_SECONDS = 20.0
+FLUSH_BYTES = 256 << 20
+REPEATS = 20
+ROW_ERROR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+"""Of the norm of a row, against sums in fp32; outputs of 16 bits are rounded once."""
+
+
+# One process that runs kernels -----------------------------------------------------------------------------------------
+
+
+class Kernel:
+    """One shared object, loaded on device 0."""
+
+    def __init__(self, folder: Path, name: str, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.library = ctypes.CDLL(str(folder / f"{name}.so"))
+        self.entry = self.library[plan["symbol"]]
+        self.handle = ctypes.c_void_p(0)
+        handle, status = ctypes.pointer(self.handle), ctypes.c_int32(0)
+        device = ctypes.c_int32(0)
+        self._call(self.library[f"_mlir_{name}_cuda_init"], ctypes.pointer(handle), ctypes.pointer(status))
+        load = self.library[f"_mlir_{name}_cuda_load_to_device"]
+        if status.value == 0:
+            self._call(load, ctypes.pointer(handle), ctypes.pointer(device), ctypes.pointer(status))
+        if status.value:
+            raise RuntimeError(f"loading returned {status.value}")
+
+    @staticmethod
+    def _call(function: Any, *pointers: Any) -> None:
+        array = (ctypes.c_void_p * len(pointers))(*(ctypes.cast(pointer, ctypes.c_void_p) for pointer in pointers))
+        function(array, ctypes.c_int32(len(pointers)))
+
+    def clusters(self, runtime: ctypes.CDLL, fallback: int) -> tuple[int, bool]:
+        """The most clusters that run at once, and whether the driver said so."""
+
+        class Attribute(ctypes.Structure):
+            _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16)]
+
+        class Configuration(ctypes.Structure):
+            _fields_ = [
+                ("grid", ctypes.c_uint * 3),
+                ("block", ctypes.c_uint * 3),
+                ("shared", ctypes.c_size_t),
+                ("stream", ctypes.c_void_p),
+                ("attributes", ctypes.POINTER(Attribute)),
+                ("count", ctypes.c_uint),
+            ]
+
+        kernel, found = ctypes.c_void_p(0), ctypes.c_int(0)
+        if runtime.cudaLibraryEnumerateKernels(ctypes.byref(kernel), ctypes.c_uint(1), self.handle):
+            return fallback, False
+        ctas = self.plan["cluster"][0] * self.plan["cluster"][1]
+        attribute = Attribute(id=4)  # cudaLaunchAttributeClusterDimension
+        attribute.value[0], attribute.value[1], attribute.value[2] = ctas, 1, 1
+        configuration = Configuration(
+            (ctypes.c_uint * 3)(ctas, 64, 1),
+            (ctypes.c_uint * 3)(self.plan["threads"], 1, 1),
+            self.plan["shared_bytes"],
+            None,
+            ctypes.pointer(attribute),
+            1,
+        )
+        failed = runtime.cudaOccupancyMaxActiveClusters(ctypes.byref(found), kernel, ctypes.byref(configuration))
+        return (found.value, True) if not failed and found.value else (fallback, False)
+
+    def launcher(self, tensors: list[Any], clusters: int, stream: int) -> Callable[[], None]:
+        values: list[Any] = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+        status = ctypes.c_int32(0)
+        values += [ctypes.c_int32(clusters), ctypes.c_void_p(stream), status]
+        array = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        number = ctypes.c_int32(len(values))
+
+        def launch() -> None:
+            self.entry(array, number)
+            if status.value:
+                raise RuntimeError(f"launching returned {status.value}")
+
+        launch.values = values  # type: ignore[attr-defined]  # the array holds only their addresses
+        return launch
+
+
+def inputs(plan: dict[str, Any], torch: Any) -> list[Any]:
+    """A, B, D and the operands. Rows and columns differ in scale, so that a wrong row or column shows."""
+    m, n, k = plan["extents"]
+    operand, output = (getattr(torch, name) for name in plan["dtypes"])
+    generator = torch.Generator(device="cuda").manual_seed(m + 3 * n + 7 * k)
+
+    def matrix(rows: int, columns: int, major: str, scale: Any) -> Any:
+        values = (torch.randn(rows, columns, device="cuda", generator=generator) * scale).to(operand)
+        return values if major == "k" else values.t().contiguous().t()
+
+    rows = 0.5 + torch.rand(m, 1, device="cuda", generator=generator)
+    tensors = [matrix(m, k, plan["majors"][0], rows), matrix(n, k, plan["majors"][1], 1.0)]
+    tensors.append(torch.empty(m, n, device="cuda", dtype=output))
+    for each in plan["operands"]:
+        shape = {"exact": (m, n), "row": (n,), "column": (m,)}[each["kind"]]
+        scale = k**0.5 if each["kind"] == "exact" else 1.0
+        values = torch.randn(*shape, device="cuda", generator=generator) * scale
+        tensors.append(values.to(getattr(torch, each["dtype"])))
+    return tensors
+
+
+def epilogue(plan: dict[str, Any], sums: Any, operands: list[Any], torch: Any) -> Any:
+    """The epilogue of `sums` in fp32."""
+    functional = torch.nn.functional
+    operations: dict[str, Callable[..., Any]] = {
+        "add": lambda x, y: x + y,
+        "sub": lambda x, y: x - y,
+        "mul": lambda x, y: x * y,
+        "div": lambda x, y: x / y,
+        "relu": torch.relu,
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "round_bfloat16": lambda x: x.bfloat16().float(),
+        "round_float16": lambda x: x.half().float(),
+    }
+    values = [sums]
+    for described, tensor in zip(plan["operands"], operands, strict=True):
+        values.append(tensor.float()[:, None] if described["kind"] == "column" else tensor.float())
+    for name, arguments in plan["instructions"]:
+        values.append(operations[name](*(values[x] if isinstance(x, int) else x for x in arguments)))
+    return values[-1]
+
+
+def compare(plan: dict[str, Any], tensors: list[Any], torch: Any) -> tuple[float, int]:
+    """The largest error of a row relative to its norm, and the number of values that are not finite."""
+    a, b, d, *operands = tensors
+    worst, bad = 0.0, 0
+    for start in range(0, a.shape[0], 1024):
+        rows = slice(start, start + 1024)
+        kinds = [each["kind"] for each in plan["operands"]]
+        local = [x if kind == "row" else x[rows] for kind, x in zip(kinds, operands, strict=True)]
+        wanted = epilogue(plan, a[rows].float() @ b.float().t(), local, torch)
+        got = d[rows].float()
+        bad += int((~torch.isfinite(got)).sum())
+        norms = wanted.norm(dim=1).clamp_min(1e-20)
+        worst = max(worst, float(((got - wanted).norm(dim=1) / norms).max()))
+    return worst, bad
+
+
+def timed(function: Callable[[], Any], torch: Any, flush: Any) -> float:
+    """Microseconds of one call with a cold L2 cache, the median of ``REPEATS``."""
+    for _ in range(2):
+        function()
+    events = []
+    for _ in range(REPEATS):
+        flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        function()
+        end.record()
+        events.append((start, end))
+    torch.cuda.synchronize()
+    return round(statistics.median(start.elapsed_time(end) * 1e3 for start, end in events), 2)
+
+
+def baseline(plan: dict[str, Any], tensors: list[Any], torch: Any) -> Callable[[], Any] | None:
+    """torch's own product of the same operands, without the epilogue."""
+    a, b, d = tensors[:3]
+    if a.element_size() == 1:
+        if plan["dtypes"][0] != "float8_e4m3fn":
+            return None
+        one = torch.ones((), device="cuda")
+        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    if a.dtype != d.dtype:
+        return None
+    return lambda: torch.mm(a, b.t(), out=torch.empty_like(d))
+
+
+def run(name: str, kernel: Kernel, options: argparse.Namespace, torch: Any, runtime: Any, flush: Any) -> dict[str, Any]:
+    plan = kernel.plan
+    tensors = inputs(plan, torch)
+    ctas = plan["cluster"][0] * plan["cluster"][1]
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    clusters, known = kernel.clusters(runtime, sms // ctas)
+    d = tensors[2]
+    launch = kernel.launcher(tensors, clusters, torch.cuda.current_stream().cuda_stream)
+    d.fill_(float("nan"))
+    launch()
+    torch.cuda.synchronize()
+    error, bad = compare(plan, tensors, torch)
+    first = d.clone()
+    for _ in range(10):
+        launch()
+    torch.cuda.synchronize()
+    moved = int((first.view(torch.uint8) != d.view(torch.uint8)).sum())
+    row = {
+        "name": name,
+        "ok": bad == 0 and moved == 0 and error < ROW_ERROR[plan["dtypes"][1]],
+        "row_error": float(f"{error:.3g}"),
+        "not_finite": bad,
+        "moved_bytes": moved,
+        "clusters": clusters,
+        "driver_said": known,
+    }
+    if not options.check_only:
+        m, n, k = plan["extents"]
+        row["us"] = timed(launch, torch, flush)
+        row["tflops"] = round(2e-6 * m * n * k / row["us"], 1)
+        other = baseline(plan, tensors, torch)
+        if other is not None:
+            row["torch_product_us"] = timed(other, torch, flush)
+    return row
+
+
+def child(folder: Path, plans: dict[str, Any], options: argparse.Namespace) -> None:
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    runtime = ctypes.CDLL("libcudart.so.13", mode=ctypes.RTLD_GLOBAL)
+    print(json.dumps({"device": torch.cuda.get_device_name(0), "torch": torch.__version__}), flush=True)
+    for name in options.names:
+        print(json.dumps({"start": name}), flush=True)
+        try:
+            row = run(name, Kernel(folder, name, plans[name]), options, torch, runtime, flush)
+        except Exception as error:
+            print(json.dumps({"name": name, "ok": False, "error": repr(error)[:300]}), flush=True)
+            if "CUDA" in repr(error):
+                sys.exit(3)  # the context is lost; a new process goes on
+            continue
+        print(json.dumps(row), flush=True)
+
+
+# The process that watches -------------------------------------------------------------------------------------------------
+
+
+def watch(options: argparse.Namespace) -> None:
+    deadline, left = time.monotonic() + options.seconds, list(options.names)
+    while left and time.monotonic() < deadline:
+        command = [sys.executable, __file__, str(options.folder), "--child", *left]
+        command += ["--check-only"] if options.check_only else []
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1)
+        heard = [time.monotonic() + FIRST_LINE_SECONDS - SILENT_SECONDS]
+        begun: list[str] = []
+
+        def listen(process: Any = process, heard: list[float] = heard, begun: list[str] = begun) -> None:
+            for line in process.stdout:
+                heard[0] = max(heard[0], time.monotonic())
+                if line.startswith('{"start"'):
+                    begun.append(json.loads(line)["start"])
+                else:
+                    print(line, end="", flush=True)
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        while process.poll() is None:
+            time.sleep(0.2)
+            now = time.monotonic()
+            if now > heard[0] + SILENT_SECONDS or now > deadline:
+                process.kill()
+                why = "hangs" if now <= deadline else "no time left"
+                print(json.dumps({"name": begun[-1] if begun else None, "ok": False, "error": why}), flush=True)
+                break
+        process.wait()
+        listener.join(timeout=5)
+        if not begun:
+            return
+        left = left[left.index(begun[-1]) + 1 :]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--check-only", action="store_true")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    plans = json.loads((options.folder / "plans.json").read_text())
+    options.names = options.names or list(plans)
+    if options.child:
+        child(options.folder, plans, options)
+    else:
+        watch(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Real binaries of every plan: what stands in them, against the plan and against what was counted before.
+
+`cubins.json` has the counts with the versions they were made by; ``python test/backends/cute/cubins.py`` makes it anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from backends.cute import cubins, gemms
+
+from helion.backends.cute.plan.records import GemmPlan
+from helion.backends.cute.plan.shared import shared_bytes
+
+PLANS = gemms.all_plans()
+KEPT = cubins.read()
+WGMMA, UMMA = ("HGMMA", "QGMMA"), ("UTCHMMA", "UTCQMMA")
+
+
+def matrix_instructions(plan: GemmPlan) -> int:
+    """One per step of a K tile; wgmma's first K tile of a tile stands in front of the loop, if there is one."""
+    peeled = plan.unit == "wgmma" and not plan.promote and plan.k_tiles > 1
+    return plan.mma_steps * (2 if peeled else 1)
+
+
+def boxes(plan: GemmPlan) -> int:
+    """TMA loads of one K tile: one per 128 bytes along the contiguous dimension of an operand. CTAs that share an
+    operand split the other dimension."""
+    problem = plan.problem
+    lines = (
+        plan.tile[2] if problem.a_major == "k" else plan.cta_tile[0],
+        plan.tile[2] if problem.b_major == "k" else plan.tile[1] // plan.ctas_per_mma,
+    )
+    return sum(line * plan.operand_bytes // 128 for line in lines) + len(problem.epilogue.of_kind("exact"))
+
+
+def check(plan: GemmPlan, row: dict[str, Any]) -> None:
+    opcodes = row["opcodes"]
+    assert row["stack_bytes"] == 0
+    assert not {"LDL", "STL"} & set(opcodes)
+    assert sum(opcodes.get(opcode, 0) for opcode in (*WGMMA, *UMMA)) == matrix_instructions(plan)
+    assert opcodes["UTMALDG"] == boxes(plan)
+    assert opcodes["UTMASTG"] == plan.subtiles
+    assert opcodes.get("LDTM", 0) == (plan.subtiles if plan.unit == "tcgen05" else 0)
+    assert opcodes.get("UTCBAR", 0) == (2 if plan.unit == "tcgen05" else 0)
+    assert row["shared_bytes"] == shared_bytes(plan)
+    if plan.unit == "wgmma":
+        assert row["registers"] <= 168 or plan.consumer_warps == 4
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_kept_counts_are_those_of_the_plan(name: str) -> None:
+    check(PLANS[name], KEPT["plans"][name])
+
+
+def test_no_counts_are_kept_of_plans_that_are_gone() -> None:
+    assert set(KEPT["plans"]) == set(PLANS)
+
+
+# Bounds for a B200 and an H100; an existing generator needs 24 UTMALDG, 8 UTCQMMA, 1552 instructions plain, 1744 scaled.
+@pytest.mark.parametrize(
+    ("name", "stages", "instructions", "registers"),
+    [
+        ("sm_100/fp8_pair", 8, 900, 96),
+        ("sm_100/fp8_pair_scales", 8, 1100, 96),
+        ("sm_100/bf16_pair", 6, 1000, 96),
+        ("sm_90/bf16", 4, 1000, 168),
+    ],
+)
+def test_kernels_stay_small(name: str, stages: int, instructions: int, registers: int) -> None:
+    row = KEPT["plans"][name]
+    assert PLANS[name].ab_stages == stages
+    assert sum(row["opcodes"].values()) <= instructions
+    assert row["registers"] <= registers
+    assert row["opcodes"]["UTMALDG"] == 2
+
+
+# A few of each kind are compiled in every run; ``cubins.py`` compiles all.
+@pytest.mark.parametrize(
+    "name",
+    ["sm_90/bf16_odd", "sm_90/bf16_residual", "sm_90/fp8_scales", "sm_100/fp8_pair_scales", "sm_100/bf16_residual"],
+)
+def test_binaries_are_as_counted(name: str) -> None:
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    row = cubins.measure(PLANS[name])
+    check(PLANS[name], row)
+    assert row["misplaced_barriers"] == []
+    if cubins.versions() == KEPT["versions"]:
+        assert row == KEPT["plans"][name]
