@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 from backends.cute import cubins, gemms
 
-from helion.backends.cute.plan.records import GemmPlan
+from helion.backends.cute.codegen.module import build
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction
+from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.shared import shared_bytes
+from helion.backends.cute.toolchain.offline import compile_text
 
 PLANS = gemms.all_plans()
 KEPT = cubins.read()
@@ -88,3 +92,19 @@ def test_binaries_are_as_counted(name: str) -> None:
     assert row["misplaced_barriers"] == []
     if cubins.versions() == KEPT["versions"]:
         assert row == KEPT["plans"][name]
+
+
+def test_comparisons_pass_nan_on() -> None:
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    plan = PLANS["sm_90/fp16_relu"]
+    ptx = compile_text(build(plan), plan).ptx
+    assert "max.NaN.f32" in ptx
+    assert "max.f32" not in ptx
+
+
+@pytest.mark.parametrize("op", ARITY)
+def test_every_operation_compiles(op: str) -> None:
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    epilogue = Epilogue(instructions=(Instruction(op, (0, 0.5)[: ARITY[op]]),))
+    plan = plan_gemm(gemms.product(epilogue=epilogue), Choice(tile=(64, 64, 64)), gemms.HOPPER)
+    assert compile_text(build(plan), plan).cubin

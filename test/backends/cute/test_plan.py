@@ -101,6 +101,8 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
         ("sm_80", gemms.product(), WIDE, "neither wgmma nor tcgen05"),
         ("sm_90", gemms.product(operands="float32"), WIDE, "products of float32"),
         ("sm_90", gemms.product(output="int8"), WIDE, "outputs of int8"),
+        ("sm_90", gemms.product(output=gemms.E4M3), WIDE, "outputs of float8_e4m3fn"),
+        ("sm_90", gemms.product(epilogue=gemms.bias(dtype=gemms.E4M3)), WIDE, "operand bias is of float8_e4m3fn"),
         ("sm_90", gemms.product(k=0), WIDE, "extents"),
         ("sm_90", gemms.product(k=4001), WIDE, "A has a stride of 4001 elements, 8002 bytes"),
         ("sm_90", gemms.product(n=4001), WIDE, "D has a stride of 4001 elements"),

@@ -6,7 +6,7 @@ import dataclasses
 
 from ....hardware import Target
 from .counts import counts
-from .dtypes import DTYPES, OPERAND_DTYPES, itemsize
+from .dtypes import EPILOGUE_DTYPES, OPERAND_DTYPES, itemsize
 from .records import SWIZZLE_BYTES, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
 from .shared import shared_bytes
@@ -68,8 +68,8 @@ def unit_of(target: Target) -> Unit:
 def _check_problem(problem: GemmProblem) -> None:
     if problem.operand_dtype not in OPERAND_DTYPES:
         raise Refusal(f"products of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
-    if problem.output_dtype not in DTYPES:
-        raise Refusal(f"outputs of {problem.output_dtype} are not implemented; {', '.join(DTYPES)} are")
+    if problem.output_dtype not in EPILOGUE_DTYPES:
+        raise Refusal(f"outputs of {problem.output_dtype} are not implemented; {', '.join(EPILOGUE_DTYPES)} are")
     if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {(problem.m, problem.n, problem.k)}")
     if itemsize(problem.operand_dtype) == 1 and (problem.a_major, problem.b_major) != ("k", "k"):
@@ -79,8 +79,10 @@ def _check_problem(problem: GemmProblem) -> None:
     _check_pitch("D", problem.output_dtype, problem.d_pitch, problem.n)
     problem.epilogue.check()
     for operand in problem.epilogue.operands:
-        if operand.dtype not in DTYPES:
-            raise Refusal(f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(DTYPES)} are implemented")
+        if operand.dtype not in EPILOGUE_DTYPES:
+            raise Refusal(
+                f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(EPILOGUE_DTYPES)} are implemented"
+            )
         if operand.kind == "exact":
             _check_pitch(operand.name, operand.dtype, operand.pitch, problem.n)
 

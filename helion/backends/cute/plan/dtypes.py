@@ -22,6 +22,8 @@ DTYPES: dict[str, Dtype] = {
     "float8_e5m2": Dtype(itemsize_bytes=1, dsl="Float8E5M2", mma_k=32),
 }
 OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
+EPILOGUE_DTYPES = ("float32", "float16", "bfloat16")
+"""Of outputs and of what epilogues read. The unit's own rounding to 8 bits saturates where torch's gives NaN."""
 
 
 def itemsize(name: str) -> int:
