@@ -238,3 +238,41 @@ def test_names_of_an_expression() -> None:
     assert names_in("x") == ("x",)
     assert names_in("f(b.size(0), a[c]) if size else b") == ("f", "b", "a", "c", "size", "b")
     assert expression("a + 1") is expression("a + 1")
+
+
+# --- lines ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("comments", [True, False])
+def test_lines_know_what_they_are_about(comments: bool) -> None:
+    """The same with and without comments that say so."""
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile, :] = torch.sigmoid(x[tile, :])
+            out[tile, :] += torch.cumsum(x[tile, :], 1)
+        hl.barrier()
+        for tile in hl.tile(x.size(0)):
+            out[tile, 0] = out[tile, 1]
+        return out
+
+    bound = helion.kernel(summed, output_origin_lines=comments).bind((X,))
+    module = bound._analysis.code(bound.config_spec.normalize({})).module
+    found = {}
+    for number, line in enumerate(module.text.split("\n"), 1):
+        origin = module.origin(number)
+        if not line.strip().startswith("#"):
+            found[line.strip()] = origin.text if origin is not None else ""
+    for line, about in found.items():
+        if "tl.sum" in line or "tl.exp2" in line:
+            assert "torch.sigmoid" in about
+        elif "associative_scan" in line:
+            assert "torch.cumsum" in about
+        elif "tl.program_id" in line or line.startswith("offset_"):
+            assert about in ("", "for tile in hl.tile(x.size(0)):")
+        elif line.startswith(("def ", "import ", "return ", "_launcher", "from ")):
+            assert about == ""
+    stores = [about for line, about in found.items() if line.startswith("tl.store")]
+    assert any("cumsum" in about for about in stores) and any("out[tile, 1]" in about for about in stores)
+    assert ("# src[" in module.text) == comments

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..ir.grammar import HostModule
+from ..source import Location
 from .analysis import fresh_names, launches_once, writes_before_launch
 from .trees import Rewriter
 
@@ -136,10 +138,16 @@ PLAIN = Form()
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A generated module."""
+    """A generated module. ``origins``: numbers of lines, ascending, from which on it is about a line of the user's."""
 
     text: str
     host: HostProgram
+    origins: tuple[tuple[int, Location | None], ...] = ()
+
+    def origin(self, line: int) -> Location | None:
+        """What of the user's a line is about, if anything."""
+        at = bisect.bisect_right(self.origins, line, key=lambda origin: origin[0])
+        return self.origins[at - 1][1] if at else None
 
 
 def _called(launch: KernelLaunch) -> list[ast.stmt]:

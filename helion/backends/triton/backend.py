@@ -101,8 +101,7 @@ class Triton:
         return build.build_plan(program, decisions, target, settings, self.steps)
 
     def emit(self, plan: Plan, form: Form) -> Module:
-        program = host.host_program(plan)
-        return Module(text=module.render_module(plan, kernels.kernels_of(plan), program, form), host=program)
+        return module.render_module(plan, kernels.kernels_of(plan), host.host_program(plan), form)
 
     @property
     def executor(self) -> Executor:

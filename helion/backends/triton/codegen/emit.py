@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...._compiler.source import Location
 from ..lower.kernels import Kernel
 from ..plan.records import Plan, constexpr_parameters
 from . import grid, ops_checks, ops_control, ops_inline, ops_lanes, ops_matmul, ops_memory, ops_values
@@ -25,10 +26,11 @@ _OPS: Mapping[str, Printer] = {
 
 @dataclass(frozen=True, kw_only=True)
 class KernelText:
-    """The ``lines`` of a kernel and of the functions before it, and what they take for granted: ``libdevice`` and helpers
-    by name, and names of block sizes."""
+    """The ``lines`` of a kernel and of the functions before it, positions from which on they are about a line of the
+    user's, and what they take for granted: ``libdevice`` and helpers by name, and names of block sizes."""
 
     lines: tuple[str, ...]
+    origins: tuple[tuple[int, Location], ...]
     needs: frozenset[str]
     symbols: frozenset[str]
 
@@ -38,7 +40,14 @@ def render_kernel(plan: Plan, kernel: Kernel) -> KernelText:
     e = Emission(plan, kernel, _OPS)
     lines = _kernel(e)
     functions = [line for each, name in e.functions.items() for line in (*_function(each, name), "", "")]
-    return KernelText(lines=(*functions, *lines), needs=frozenset(e.needs), symbols=frozenset(e.symbols))
+    # descriptors stand before the first line that is about one of the user's
+    added = len(functions) + len(lines) - len(e.lines.lines)
+    return KernelText(
+        lines=(*functions, *lines),
+        origins=tuple((at + added, location) for at, location in e.lines.origins),
+        needs=frozenset(e.needs),
+        symbols=frozenset(e.symbols),
+    )
 
 
 def _function(function: Function | str, name: str) -> list[str]:

@@ -11,7 +11,8 @@ from ...._compiler.host.print import (
     print_host,
     print_source,
 )
-from ...._compiler.host.program import Form, HostProgram, Import
+from ...._compiler.host.program import Form, HostProgram, Import, Module
+from ...._compiler.source import Location
 from ..lower.kernels import Kernel
 from ..plan.records import Plan
 from . import ops_pointwise, ops_reduction
@@ -26,8 +27,8 @@ _LIBDEVICE = Import(module="triton.language.extra", name=LIBDEVICE)
 _HELPERS = {**ops_pointwise.HELPERS, **ops_reduction.HELPERS}
 
 
-def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form: Form) -> str:
-    """A plan as the source of a Python module whose function of the kernel's name runs it."""
+def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form: Form) -> Module:
+    """A plan as a Python module whose function of the kernel's name runs it."""
     texts = [render_kernel(plan, kernel) for kernel in kernels]
     needs = {name for text in texts for name in text.needs}
     symbols = {name for text in texts for name in text.symbols}
@@ -40,9 +41,14 @@ def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form
     for name, helper in _HELPERS.items():
         if name in needs:
             lines += ["", helper.rstrip(), ""]
+    lines = "\n".join(lines).split("\n")
+    origins: list[tuple[int, Location | None]] = []
     for text in texts:
-        lines += ["", *text.lines, ""]
-    return "\n".join([*lines, "", print_host(host), ""])
+        lines.append("")
+        origins += [(len(lines) + at + 1, location) for at, location in text.origins]
+        lines += [*text.lines, ""]
+        origins.append((len(lines), None))
+    return Module(text="\n".join([*lines, "", print_host(host), ""]), host=host, origins=tuple(origins))
 
 
 def _imports(host: HostProgram, libdevice: bool, form: Form) -> list[str]:

@@ -26,24 +26,26 @@ class Active:
 
 
 class Lines:
-    """Collects lines; remembers which line of the user's source it is about."""
+    """Collects lines; remembers which line of the user's source each is about, and says so in comments if ``comments``."""
 
-    def __init__(self, origin: bool) -> None:
+    def __init__(self, comments: bool) -> None:
         self.lines: list[str] = []
         self.depth = 0
-        self._origin = origin
+        #: Positions in ``lines`` from which on they are about a line of the user's.
+        self.origins: list[tuple[int, Location]] = []
+        self._comments = comments
         self._last: tuple[str, int] | None = None
 
     def add(self, text: str) -> None:
         self.lines.append(f"{'    ' * self.depth}{text}" if text else "")
 
     def origin(self, location: Location | None) -> None:
-        """A comment that names the user's line, once per run of ops of that line."""
-        if location is None or not self._origin:
+        """What follows is about the user's line, which a comment names once per run of ops of that line."""
+        if location is None or (location.file, location.line) == self._last:
             return
-        key = (location.file, location.line)
-        if key != self._last:
-            self._last = key
+        self._last = (location.file, location.line)
+        self.origins.append((len(self.lines), location))
+        if self._comments:
             self.add(f"# src[{location.short()}]: {location.text}")
 
     @contextmanager
