@@ -61,7 +61,7 @@ class Arguments:
         name = source
         if not source.isidentifier() or source in self.reassigned:
             name = f"{identifier(source)}_arg"
-        return self.t.symbol(name, source, origin, value)
+        return self.t.numbers.symbol(name, source, origin, value)
 
     def tensor(self, value: torch.Tensor, source: str, origin: Origin) -> Any:
         known = lift_object(self.t, value, source)
@@ -81,18 +81,18 @@ class Arguments:
         lifted.origin = origin
         lifted.offset = known.offset
         lifted.python_type = type(value)
-        self.t.lifted[(id(value), source)] = lifted
+        self.t.tensors.lifted[(id(value), source)] = lifted
         return lifted
 
     def extent(self, value: Any, source: str, origin: Origin, fixed: bool) -> Number:
         if fixed or value in (0, 1):
-            self.t.argument_checks.append(f"{source} == {int(value)}")
+            self.t.numbers.argument_checks.append(f"{source} == {int(value)}")
             return int(value)
         if value in self.dynamic:
             name = self.dynamic[value].args[0]
-            self.t.argument_checks.append(f"{source} == {self.t.symbols[name].source}")
+            self.t.numbers.argument_checks.append(f"{source} == {self.t.numbers.symbols[name].source}")
         else:
             if origin[-1][0] == "size":
-                self.t.argument_checks.append(f"{source} > 1")
-            self.dynamic[value] = self.t.symbol(identifier(source), source, origin, int(value))
+                self.t.numbers.argument_checks.append(f"{source} > 1")
+            self.dynamic[value] = self.t.numbers.symbol(identifier(source), source, origin, int(value))
         return self.dynamic[value]

@@ -27,15 +27,15 @@ def capture(t: TraceState, result: Any, place: Place) -> Any:
     if not _is_open(t, result):
         return result
     plain = isinstance(result, Expr) and result.op == "host"
-    name = result.args[0] if plain else t.fresh_name("host_value", t.captured)
-    t.captured += 1
-    t.captures[place] = (*t.captures.get(place, ()), name)
+    name = result.args[0] if plain else t.numbers.fresh_name("host_value", t.numbers.captured)
+    t.numbers.captured += 1
+    t.numbers.captures[place] = (*t.numbers.captures.get(place, ()), name)
     return _named(t, result, name)
 
 
 def _is_open(t: TraceState, value: Any) -> bool:
     if isinstance(value, Expr):
-        return any(t.drawn.get(leaf.args[0]) == UNNAMED for leaf in value.leaves())
+        return any(t.numbers.drawn.get(leaf.args[0]) == UNNAMED for leaf in value.leaves())
     if isinstance(value, HostTensorValue):
         return not value.source and not value.made
     return isinstance(value, (tuple, list)) and any(_is_open(t, item) for item in value)
@@ -52,8 +52,8 @@ def _named(t: TraceState, value: Any, source: str) -> Any:
             value.checked, value.aligned = True, False
         return value
     if isinstance(value, Expr):
-        name = source if source.isidentifier() else t.fresh_name("host_item", len(t.drawn))
-        t.drawn[name] = "" if name == source else source
+        name = source if source.isidentifier() else t.numbers.fresh_name("host_item", len(t.numbers.drawn))
+        t.numbers.drawn[name] = "" if name == source else source
         return Expr("host", (name,), value.hint)
     items = [_named(t, item, f"{source}[{at}]") for at, item in enumerate(value)]
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -61,7 +61,7 @@ def _named(t: TraceState, value: Any, source: str) -> Any:
 
 def keep_tensor(t: TraceState, tensor: HostTensorValue) -> str:
     """A name for a tensor that statements have left in a variable."""
-    name = t.fresh_name("host_value", t.captured)
-    t.captured += 1
+    name = t.numbers.fresh_name("host_value", t.numbers.captured)
+    t.numbers.captured += 1
     _named(t, tensor, name)
     return name

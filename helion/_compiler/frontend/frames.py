@@ -23,9 +23,9 @@ from .values import HostTensorValue, Missing
 def lift_object(t: TraceState, value: Any, source: str) -> Any:
     """A Python object from outside the kernel as an abstract value; ``source`` is a host expression for it."""
     if isinstance(value, torch.Tensor):
-        known = t.lifted.get((id(value), source))
+        known = t.tensors.lifted.get((id(value), source))
         if known is None:
-            storage = t.storage_of(value)
+            storage = t.tensors.storage_of(value)
             known = HostTensorValue(
                 t,
                 tuple(map(int, value.shape)),
@@ -37,7 +37,7 @@ def lift_object(t: TraceState, value: Any, source: str) -> Any:
                 python_type=type(value),
                 offset=int(value.storage_offset()),
             )
-            t.lifted[(id(value), source)] = known
+            t.tensors.lifted[(id(value), source)] = known
         return known
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(lift_object(t, v, f"{source}.{n}") for n, v in zip(value._fields, value, strict=True)))
@@ -46,11 +46,11 @@ def lift_object(t: TraceState, value: Any, source: str) -> Any:
     if type(value) is dict:
         return {k: lift_object(t, v, f"{source}[{k!r}]") for k, v in value.items()}
     if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-        t.function_sources[id(value)] = source
+        t.world.function_sources[id(value)] = source
     elif source and hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)):
-        t.function_sources.setdefault(id(value), source)
+        t.world.function_sources.setdefault(id(value), source)
     if isinstance(value, types.MethodType):
-        t.function_sources[id(value.__self__)] = f"{source}.__self__" if source else ""
+        t.world.function_sources[id(value.__self__)] = f"{source}.__self__" if source else ""
     return value
 
 
@@ -58,12 +58,12 @@ def outside_object(t: TraceState, value: Any, source: str) -> Any:
     """A global or what a function closes over. Containers are followed in one copy, whatever they are reached by."""
     if not isinstance(value, (list, dict, set)):
         return lift_object(t, value, source)
-    if id(value) in t.poisoned:
-        return t.poisoned[id(value)][1]
-    if id(value) not in t.copies:
+    if id(value) in t.world.poisoned:
+        return t.world.poisoned[id(value)][1]
+    if id(value) not in t.world.copies:
         copied = set(value) if isinstance(value, set) else lift_object(t, value, source)
-        t.copies[id(value)] = (value, copied)
-    return t.copies[id(value)][1]
+        t.world.copies[id(value)] = (value, copied)
+    return t.world.copies[id(value)][1]
 
 
 @dataclass
@@ -112,10 +112,10 @@ class Frame:
             return outside_object(t, value, source)
         if name in self.module_globals:
             value = self.module_globals[name]
-            changed = t.attributes.get((id(self.module_globals), name))
+            changed = t.world.attributes.get((id(self.module_globals), name))
             if changed is not None:
                 return changed[1]
-            t.assume("item", self.module_globals, name, value)
+            t.world.assume("item", self.module_globals, name, value)
             return outside_object(t, value, f"{self.globals_source}.{name}")
         if hasattr(builtins, name):
             return getattr(builtins, name)
@@ -124,7 +124,7 @@ class Frame:
 
 def defaults_of(t: TraceState, fn: types.FunctionType) -> list[tuple[str, Any, str]]:
     """Parameters with defaults: their names, the defaults, and host expressions for them."""
-    where = t.function_sources.get(id(fn), "")
+    where = t.world.function_sources.get(id(fn), "")
     code = fn.__code__
     positional = code.co_varnames[: code.co_argcount]
     given = fn.__defaults__ or ()
@@ -139,15 +139,15 @@ def defaults_of(t: TraceState, fn: types.FunctionType) -> list[tuple[str, Any, s
 def _assume_function(t: TraceState, fn: types.FunctionType) -> None:
     """What a function is can change while it stays the same object. Those of arguments are part of the key."""
     for name in ("__code__", "__defaults__", "__kwdefaults__"):
-        t.assume("attribute", fn, name, getattr(fn, name))
+        t.world.assume("attribute", fn, name, getattr(fn, name))
     for cell in fn.__closure__ or ():
         if cell != types.CellType():
-            t.assume("attribute", cell, "cell_contents", cell.cell_contents)
+            t.world.assume("attribute", cell, "cell_contents", cell.cell_contents)
 
 
 def function_frame(t: TraceState, fn: types.FunctionType, source: FunctionSource, caller: Frame) -> Frame:
     """A frame for a plain function called from device code; closure cells keep a host expression of their own."""
-    where = t.function_sources.get(id(fn), "")
+    where = t.world.function_sources.get(id(fn), "")
     if not where or where.startswith(caller.globals_source or "_source_module"):
         _assume_function(t, fn)
     closure = {}

@@ -8,6 +8,7 @@ from ... import exc
 from ... import language as hl
 from ..._shapes import broadcast_dims
 from ..ir.grammar import AsmAttrs, InlineAttrs, PrintAttrs, Value
+from . import ops
 from .rules import Rules
 from .tracer import Tracer
 from .values import DeviceValue, describe
@@ -27,7 +28,7 @@ def _device_print(t: Tracer, prefix: Any, *values: Any) -> None:
         raise exc.InvalidAPIUsage(
             f"The first argument of hl.device_print must be a string literal, got {describe(prefix)}."
         )
-    operands = [t.as_device(v, "in hl.device_print").value for v in values]
+    operands = [ops.as_device(t, v, "in hl.device_print").value for v in values]
     t.builder.append("print", operands, (), PrintAttrs(prefix))
 
 
@@ -51,21 +52,21 @@ def inline(
     results = _outputs(t, output_like)
     attrs = InlineAttrs(lines, helpers, tensors)
     t.builder.append("inline", operands, results, attrs)
-    wrapped = tuple(map(t.wrap, results))
+    wrapped = tuple(ops.wrap(t, result) for result in results)
     return None if output_like is None else wrapped if isinstance(output_like, (tuple, list)) else wrapped[0]
 
 
 @rule(hl.inline_asm_elementwise)
 def _inline_asm(t: Tracer, asm: str, constraints: str, args: Any, dtype: Any, is_pure: bool, pack: int) -> Any:
-    values = [t.as_device(a, "in hl.inline_asm_elementwise") for a in args]
+    values = [ops.as_device(t, a, "in hl.inline_asm_elementwise") for a in args]
     dims = broadcast_dims([v.dims for v in values])
     if dims is None:
         raise exc.ShapeMismatch(lhs=repr(values[0]), rhs=repr(values[1]), detail=" in hl.inline_asm_elementwise")
-    operands = [t.broadcast(v, dims).value for v in values]
+    operands = [ops.broadcast(t, v, dims).value for v in values]
     dtypes = tuple(dtype) if isinstance(dtype, (tuple, list)) else (dtype,)
     results = tuple(t.builder.value(d, dims) for d in dtypes)
     places = ", ".join(f"{{{i}}}" for i in range(len(operands)))
     attrs = AsmAttrs(asm, constraints, dtypes, bool(is_pure), int(pack), places)
     t.builder.append("asm", operands, results, attrs)
-    wrapped = tuple(map(t.wrap, results))
+    wrapped = tuple(ops.wrap(t, result) for result in results)
     return wrapped if isinstance(dtype, (tuple, list)) else wrapped[0]

@@ -12,6 +12,7 @@ from ... import language as hl
 from ..._shapes import ONE, Expr, broadcast_dims, hint_of, is_power_of_2, next_power_of_2
 from ...fields import Fragment
 from ...language.atomics import check_dtype
+from . import memory, ops
 from .rules import Rules
 from .scaled_dot import dot_scaled
 from .torch_matmul import dot
@@ -27,12 +28,12 @@ rule, torch_rule = RULES.register, TORCH_RULES.register
 
 @rule(hl.zeros)
 def _zeros(t: Tracer, shape: Any, dtype: torch.dtype = torch.float32, device: Any = None) -> DeviceValue:
-    return t.full(t.dims_of(shape), 0, dtype)
+    return ops.full(t, t.blocks.dims_of(shape), 0, dtype)
 
 
 @rule(hl.full)
 def _full(t: Tracer, shape: Any, value: Any, dtype: torch.dtype = torch.float32, device: Any = None) -> DeviceValue:
-    return t.full(t.dims_of(shape), value, dtype)
+    return ops.full(t, t.blocks.dims_of(shape), value, dtype)
 
 
 @rule(hl.arange)
@@ -53,7 +54,7 @@ def _subscript(t: Tracer, tensor: Any, index: Any) -> Any:
 @rule(hl.dot)
 def _dot(t: Tracer, mat1: Any, mat2: Any, acc: Any = None, out_dtype: Any = None) -> DeviceValue:
     if acc is not None and not isinstance(acc, DeviceValue):
-        acc = t.as_device(acc, "as the accumulator of hl.dot")
+        acc = ops.as_device(t, acc, "as the accumulator of hl.dot")
     return dot(t, mat1, mat2, acc, out_dtype)
 
 
@@ -70,7 +71,7 @@ def _dot_scaled(
     out_dtype: Any = None,
 ) -> DeviceValue:
     if acc is not None and not isinstance(acc, DeviceValue):
-        acc = t.as_device(acc, "as the accumulator of hl.dot_scaled")
+        acc = ops.as_device(t, acc, "as the accumulator of hl.dot_scaled")
     return dot_scaled(t, (mat1, mat2), (mat1_scale, mat2_scale), (mat1_format, mat2_format), acc, out_dtype)
 
 
@@ -90,14 +91,14 @@ def _load(t: Tracer, tensor: Any, index: Any, extra_mask: Any = None, eviction_p
         raise exc.InvalidAPIUsage(
             f"eviction_policy must be '', 'evict_first' or 'evict_last', got {eviction_policy!r}."
         )
-    return t.load(_host_tensor(t, tensor, "hl.load"), _index(index), extra_mask, eviction_policy)
+    return memory.load(t, _host_tensor(t, tensor, "hl.load"), _index(index), extra_mask, eviction_policy)
 
 
 @rule(hl.store)
 def _store(t: Tracer, tensor: Any, index: Any, value: Any, extra_mask: Any = None) -> None:
     if isinstance(tensor, DeviceValue):
         raise exc.DeviceTensorSubscriptAssignmentNotAllowed(name="the target of hl.store")
-    t.store(_host_tensor(t, tensor, "hl.store"), _index(index), value, extra_mask)
+    memory.store(t, _host_tensor(t, tensor, "hl.store"), _index(index), value, extra_mask)
 
 
 def _tile(tile: Any, name: str) -> Tile:
@@ -122,10 +123,10 @@ def _register_block_size(t: Tracer, min_or_max: Any, max: Any = None) -> Expr:
         )
     if not isinstance(high, (int, Expr)):
         raise exc.InvalidAPIUsage(f"The maximum of hl.register_block_size must be a size, got {describe(high)}.")
-    block = t.new_block(
+    block = t.blocks.new(
         "tile",
         high,
-        name=f"block_{len(t.blocks)}",
+        name=f"block_{len(t.blocks.all)}",
         registered=True,
         min_size=low,
         max_size=next_power_of_2(hint_of(high)) if isinstance(high, int) else None,
@@ -138,7 +139,7 @@ def _specialize(t: Tracer, value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_specialize(t, item) for item in value)
     if isinstance(value, Expr):
-        return t.specialize(value)
+        return t.numbers.specialize(value)
     if isinstance(value, (int, float)):
         return value
     raise exc.SpecializeArgType(got=describe(value))
@@ -166,7 +167,7 @@ def _atomic(name: str) -> Callable[..., Any]:
         if sem not in _SEMANTICS:
             raise exc.InvalidAPIUsage(f"sem of {function} must be one of {', '.join(_SEMANTICS)}, got {sem!r}.")
         check_dtype(name, tensor.dtype)
-        return t.atomic(name, tensor, _index(index), values, sem)
+        return memory.atomic(t, name, tensor, _index(index), values, sem)
 
     return call
 
@@ -191,13 +192,13 @@ for _name in ("add", "max", "min", "and", "or", "xor", "xchg", "cas"):
 def _inputs(t: Tracer, value: Any, name: str) -> tuple[DeviceValue, ...]:
     inputs = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     for item in inputs:
-        t.refuse_operand(item, f"in {name}")
+        ops.refuse_operand(item, f"in {name}")
         if not isinstance(item, DeviceValue) or not item.dims:
             raise exc.TypeInferenceError(f"{name} takes tiles, got {describe(item)}.")
     dims = broadcast_dims([i.dims for i in inputs])
     if dims is None:
         raise exc.ShapeMismatch(lhs=repr(inputs[0]), rhs=repr(inputs[1]), detail=f" in {name}")
-    return tuple(t.broadcast(i, dims) for i in inputs)
+    return tuple(ops.broadcast(t, i, dims) for i in inputs)
 
 
 @rule(hl.reduce)
@@ -215,10 +216,10 @@ def _reduce(
     positions = range(rank) if dim is None else [position(inputs[0], dim)]
     values = inputs
     for at in sorted(positions, reverse=True):
-        values = t.fold(values, t.combine(combine_fn, values), at, fills)
+        values = ops.fold(t, values, ops.combine(t, combine_fn, values), at, fills)
     if keep_dims:
         dims = tuple(ONE if i in positions else d for i, d in enumerate(inputs[0].dims))
-        values = tuple(t.reshape(v, dims) for v in values)
+        values = tuple(ops.reshape(t, v, dims) for v in values)
     return values if isinstance(input_tensor, (tuple, list)) else values[0]
 
 
@@ -226,38 +227,38 @@ def _reduce(
 def _associative_scan(t: Tracer, combine_fn: Any, input_tensor: Any, dim: int, reverse: bool = False) -> Any:
     inputs = _inputs(t, input_tensor, "hl.associative_scan")
     at = position(inputs[0], dim)
-    if reverse and t.may_be_padded(inputs[0].dims[at]):
+    if reverse and t.blocks.may_be_padded(inputs[0].dims[at]):
         values = _scan_from_padding(t, combine_fn, inputs, at)
     else:
-        values = t.scan(inputs, t.combine(combine_fn, inputs), at, reverse)
+        values = ops.scan(t, inputs, ops.combine(t, combine_fn, inputs), at, reverse)
     return values if isinstance(input_tensor, (tuple, list)) else values[0]
 
 
 def _scan_from_padding(t: Tracer, combine_fn: Any, inputs: tuple[DeviceValue, ...], at: int) -> tuple[DeviceValue, ...]:
     """A reversed scan begins with lanes out of range, and a function of the user's has no identity that they could hold:
     each value goes with a flag that is 0 there."""
-    flags = t.full(inputs[0].dims, 1, torch.int32)
+    flags = ops.full(t, inputs[0].dims, 1, torch.int32)
 
     def skipping(left: tuple[DeviceValue, ...], right: tuple[DeviceValue, ...]) -> tuple[DeviceValue, ...]:
-        both = t.combined(combine_fn, left[1:], right[1:])
-        found = t.pointwise("ne", left[0], 0)
-        kept = (t.pointwise("where", found, b, r) for b, r in zip(both, right[1:], strict=True))
-        return (t.pointwise("bitwise_or", left[0], right[0]), *kept)
+        both = ops.combined(t, combine_fn, left[1:], right[1:])
+        found = ops.pointwise(t, "ne", left[0], 0)
+        kept = (ops.pointwise(t, "where", found, b, r) for b, r in zip(both, right[1:], strict=True))
+        return (ops.pointwise(t, "bitwise_or", left[0], right[0]), *kept)
 
     flagged = (flags, *inputs)
     identity = (0, *(0.0 if v.dtype.is_floating_point else 0 for v in inputs))
-    return t.scan(flagged, t.combine(skipping, flagged), at, True, identity)[1:]
+    return ops.scan(t, flagged, ops.combine(t, skipping, flagged), at, True, identity)[1:]
 
 
 def cumulative(t: Tracer, name: str, value: DeviceValue, dim: int, reverse: bool) -> DeviceValue:
     """cumsum (``add``) or cumprod (``mul``): half precision accumulates in fp32, integers in int64."""
     wide = torch.float32 if value.dtype in HALF else value.dtype if value.dtype.is_floating_point else torch.int64
-    source = t.cast(value, wide)
+    source = ops.cast(t, value, wide)
     neutral = 0 if name == "add" else 1
     identity = float(neutral) if wide.is_floating_point else neutral
-    region = t.combine(lambda a, b: t.pointwise(name, a, b), (source,))
-    (result,) = t.scan((source,), region, position(value, dim), reverse, (identity,))
-    return t.cast(result, value.dtype if value.dtype.is_floating_point else wide)
+    region = ops.combine(t, lambda a, b: ops.pointwise(t, name, a, b), (source,))
+    (result,) = ops.scan(t, (source,), region, position(value, dim), reverse, (identity,))
+    return ops.cast(t, result, value.dtype if value.dtype.is_floating_point else wide)
 
 
 @rule(hl.cumsum)
@@ -276,13 +277,13 @@ _SCANS = "; take the whole dimension with `:`, or say with hl.cumsum or hl.cumpr
 @torch_rule(*named("cumsum"))
 def _torch_cumsum(t: Tracer, input: DeviceValue, dim: int, *, dtype: Any = None) -> DeviceValue:
     whole(t, input, [position(input, dim)], "cumsum", _SCANS)
-    return cumulative(t, "add", input if dtype is None else t.cast(input, dtype), dim, False)
+    return cumulative(t, "add", input if dtype is None else ops.cast(t, input, dtype), dim, False)
 
 
 @torch_rule(*named("cumprod"))
 def _torch_cumprod(t: Tracer, input: DeviceValue, dim: int, *, dtype: Any = None) -> DeviceValue:
     whole(t, input, [position(input, dim)], "cumprod", _SCANS)
-    return cumulative(t, "mul", input if dtype is None else t.cast(input, dtype), dim, False)
+    return cumulative(t, "mul", input if dtype is None else ops.cast(t, input, dtype), dim, False)
 
 
 # --- joining and splitting ---------------------------------------------------------------------------------------------
@@ -290,21 +291,23 @@ def _torch_cumprod(t: Tracer, input: DeviceValue, dim: int, *, dtype: Any = None
 
 @rule(hl.join)
 def _join(t: Tracer, tensor0: Any, tensor1: Any) -> DeviceValue:
-    first, second = t.as_device(tensor0, "in hl.join"), t.as_device(tensor1, "in hl.join")
+    first, second = ops.as_device(t, tensor0, "in hl.join"), ops.as_device(t, tensor1, "in hl.join")
     dims = broadcast_dims((first.dims, second.dims))
     if dims is None:
         raise exc.ShapeMismatch(lhs=repr(first), rhs=repr(second), detail=" in hl.join")
     dtype = torch.promote_types(first.dtype, second.dtype)
-    return t.join(t.broadcast(t.cast(first, dtype), dims), t.broadcast(t.cast(second, dtype), dims))
+    return ops.join(
+        t, ops.broadcast(t, ops.cast(t, first, dtype), dims), ops.broadcast(t, ops.cast(t, second, dtype), dims)
+    )
 
 
 @rule(hl.split)
 def _split(t: Tracer, tensor: Any) -> tuple[DeviceValue, DeviceValue]:
-    value = t.as_device(tensor, "in hl.split")
-    last = t.size_of(value.dims[-1]) if value.dims else None
+    value = ops.as_device(t, tensor, "in hl.split")
+    last = t.blocks.size_of(value.dims[-1]) if value.dims else None
     if not (isinstance(last, int) and last == 2):
         raise exc.ShapeMismatch(lhs=repr(value), rhs="[..., 2]", detail=": hl.split needs a last dimension of 2")
-    return t.split(value)
+    return ops.split(t, value)
 
 
 # --- tunables ----------------------------------------------------------------------------------------------------------
@@ -317,7 +320,7 @@ def _register_tunable(t: Tracer, name: Any, fragment: Any) -> Expr:
     value = fragment.default()
     if not isinstance(value, (int, float)):
         raise exc.TunableTypeNotSupported(name=name, got=type(value).__name__)
-    if name in t.tunables:
+    if name in t.registered.tunables:
         raise exc.TunableNameConflict(name=name)
-    t.tunables[name] = fragment
+    t.registered.tunables[name] = fragment
     return Expr("tunable", (name,), value)

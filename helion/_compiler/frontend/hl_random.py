@@ -11,6 +11,7 @@ import torch
 from ... import exc
 from ... import language as hl
 from ..._shapes import ONE, Dims, Expr
+from . import ops
 from .hl_escape import inline
 from .rules import Rules
 from .tracer import Tracer
@@ -27,27 +28,27 @@ def _offsets(t: Tracer, dims: Dims) -> DeviceValue:
         if dim.is_one:
             continue
         block = dim.block
-        tile = t.active_blocks.get(block) if block is not None else None
-        index = tile.index if tile is not None else t.iota(t.size_of(dim))
+        tile = t.blocks.active.get(block) if block is not None else None
+        index = tile.index if tile is not None else ops.iota(t, t.blocks.size_of(dim))
         extent: Any = t.blocks[block].extent if block is not None else 1
         if extent is None:
             raise exc.ShapeSpecializingCall(what="hl.rand over a tile whose loop has no known end")
         ones = [ONE] * len(dims)
         ones[at] = dim
-        spread = t.reshape(index, tuple(ones))
+        spread = ops.reshape(t, index, tuple(ones))
         total = spread if total is None else total * extent + spread
-    return t.full((ONE,) * len(dims), 0, t.context.index_dtype) if total is None else total
+    return ops.full(t, (ONE,) * len(dims), 0, t.context.index_dtype) if total is None else total
 
 
 def _seed(t: Tracer, seed: Any) -> DeviceValue:
-    value = t.as_device(seed, "as a seed")
+    value = ops.as_device(t, seed, "as a seed")
     if value.dims or value.dtype.is_floating_point:
         raise exc.TypeInferenceError(f"A seed must be an integer, got {describe(seed)}.")
     return value
 
 
 def _given_offsets(t: Tracer, offsets: Any, name: str) -> DeviceValue:
-    value = t.as_device(offsets, f"as offsets of {name}")
+    value = ops.as_device(t, offsets, f"as offsets of {name}")
     if value.dtype.is_floating_point or value.dtype == torch.bool:
         raise exc.TypeInferenceError(f"The offsets of {name} must be integers, got {describe(offsets)}.")
     return value
@@ -55,9 +56,9 @@ def _given_offsets(t: Tracer, offsets: Any, name: str) -> DeviceValue:
 
 @rule(hl.rand)
 def _rand(t: Tracer, shape: Any, seed: Any, device: Any = None, offsets: Any = None) -> DeviceValue:
-    dims = t.dims_of(shape)
-    places = _offsets(t, dims) if offsets is None else t.broadcast(_given_offsets(t, offsets, "hl.rand"), dims)
-    return t.random("uniform", _seed(t, seed), places)
+    dims = t.blocks.dims_of(shape)
+    places = _offsets(t, dims) if offsets is None else ops.broadcast(t, _given_offsets(t, offsets, "hl.rand"), dims)
+    return ops.random(t, "uniform", _seed(t, seed), places)
 
 
 @rule(hl.rand4x)
@@ -71,25 +72,25 @@ def _rand4x(t: Tracer, seed: Any, offsets: Any) -> tuple[DeviceValue, ...]:
 def _randint(t: Tracer, shape: Any, low: int, high: int, seed: Any, device: Any = None) -> DeviceValue:
     if not (isinstance(low, int) and isinstance(high, int) and low < high):
         raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
-    word = t.random("bits", _seed(t, seed), _offsets(t, t.dims_of(shape)))
+    word = ops.random(t, "bits", _seed(t, seed), _offsets(t, t.blocks.dims_of(shape)))
     # in 32 bits, where the least integer has no absolute value, and with the remainder of C: as tl.abs and % do
-    magnitude = t.cast(t.pointwise("abs", word), torch.int64)
-    return t.cast(t.pointwise("fmod", magnitude, high - low) + low, torch.int32)
+    magnitude = ops.cast(t, ops.pointwise(t, "abs", word), torch.int64)
+    return ops.cast(t, ops.pointwise(t, "fmod", magnitude, high - low) + low, torch.int32)
 
 
 def _drawn(t: Tracer, dims: Dims) -> DeviceValue:
     """Uniform numbers in [0, 1) whose seed torch's generator gives at every launch."""
-    number = len(t.drawn)
+    number = len(t.numbers.drawn)
     name = "rng_seed" if not number else f"rng_seed_{number}"
-    t.drawn[name] = "_helion_runtime.random_seed()"
-    return t.random("uniform", t.number(Expr("host", (name,), 0)), _offsets(t, dims))
+    t.numbers.drawn[name] = "_helion_runtime.random_seed()"
+    return ops.random(t, "uniform", ops.number(t, Expr("host", (name,), 0)), _offsets(t, dims))
 
 
 def _normal(t: Tracer, dims: Dims) -> DeviceValue:
     """Box-Muller. The smallest uniform number that is not 0 is about 2**-31, so none of the results is infinite."""
-    radius = t.pointwise("maximum", _drawn(t, dims), 2.0**-32)
-    length = t.pointwise("sqrt", -2.0 * t.pointwise("log", radius))
-    return length * t.pointwise("cos", 2.0 * math.pi * _drawn(t, dims))
+    radius = ops.pointwise(t, "maximum", _drawn(t, dims), 2.0**-32)
+    length = ops.pointwise(t, "sqrt", -2.0 * ops.pointwise(t, "log", radius))
+    return length * ops.pointwise(t, "cos", 2.0 * math.pi * _drawn(t, dims))
 
 
 def _random_factory(t: Tracer, make: Callable[..., DeviceValue], dims: Dims, dtype: torch.dtype) -> DeviceValue:
@@ -97,13 +98,13 @@ def _random_factory(t: Tracer, make: Callable[..., DeviceValue], dims: Dims, dty
         raise exc.TypeInferenceError(
             f"Random numbers of torch are floating-point numbers, not {dtype}; use hl.randint."
         )
-    return t.cast(make(t, dims), dtype)
+    return ops.cast(t, make(t, dims), dtype)
 
 
 def _register_random(name: str, make: Callable[..., DeviceValue]) -> None:
     def of_sizes(t: Tracer, *size: Any, dtype: Any = None, device: Any = None, generator: None = None) -> DeviceValue:
         sizes = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
-        return _random_factory(t, make, t.dims_of(sizes), dtype or t.default_dtype())
+        return _random_factory(t, make, t.blocks.dims_of(sizes), dtype or t.world.default_dtype())
 
     def like(t: Tracer, input: DeviceValue, *, dtype: Any = None, device: Any = None) -> DeviceValue:
         return _random_factory(t, make, input.dims, dtype or input.dtype)
@@ -116,8 +117,8 @@ def _register_random(name: str, make: Callable[..., DeviceValue]) -> None:
 def _dropout(t: Tracer, input: DeviceValue, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if not training or (isinstance(p, (int, float)) and p == 0):
         return input
-    kept = t.pointwise("ge", _drawn(t, input.dims), p)
-    return t.cast(t.pointwise("where", kept, input / (1.0 - p), 0), input.dtype)
+    kept = ops.pointwise(t, "ge", _drawn(t, input.dims), p)
+    return ops.cast(t, ops.pointwise(t, "where", kept, input / (1.0 - p), 0), input.dtype)
 
 
 _register_random("rand", _drawn)

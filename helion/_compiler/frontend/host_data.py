@@ -20,15 +20,15 @@ from .values import Expr, HostTensorValue
 
 def number(t: TraceState, hint: Any) -> Expr:
     """A number that an expression of the host code gives at run time, like ``hint``."""
-    name = t.fresh_name("host_item", len(t.drawn))
-    t.drawn[name] = UNNAMED
+    name = t.numbers.fresh_name("host_item", len(t.numbers.drawn))
+    t.numbers.drawn[name] = UNNAMED
     return Expr("host", (name,), hint)
 
 
 def late(t: TraceState, tensor: HostTensorValue, what: str, dim: int, hint: int) -> Expr:
     """Size or stride ``dim`` of a tensor that the host code makes."""
-    name = f"host_{what}_{len(t.late)}"
-    t.late[name] = (tensor, f"{what}({dim})")
+    name = f"host_{what}_{len(t.numbers.late)}"
+    t.numbers.late[name] = (tensor, f"{what}({dim})")
     return Expr("host", (name,), hint)
 
 
@@ -43,7 +43,7 @@ def late_tensor(
     """A tensor known by example only: its sizes (unless ``shape`` is given) and strides are read off it at run time.
     ``storage`` is the memory it shares, None for its own."""
     device = t.device if like is None else like.device
-    result = HostTensorValue(t, (), (), example.dtype, device, t.new_storage() if storage is None else storage)
+    result = HostTensorValue(t, (), (), example.dtype, device, t.tensors.new_storage() if storage is None else storage)
     sizes = enumerate(example.shape)
     result.shape = tuple(late(t, result, "size", i, int(n)) for i, n in sizes) if shape is None else shape
     result.strides = tuple(late(t, result, "stride", i, int(s)) for i, s in enumerate(example.stride()))

@@ -58,7 +58,7 @@ def allocate(
             raise exc.TypeInferenceError(f"A tensor size must be an integer, got {describe(size)}.")
     where = t.device if device is None else torch.device(device)
     return HostTensorValue(
-        t, shape, strides or contiguous_strides(shape), dtype or t.default_dtype(), where, t.new_storage()
+        t, shape, strides or contiguous_strides(shape), dtype or t.world.default_dtype(), where, t.tensors.new_storage()
     )
 
 

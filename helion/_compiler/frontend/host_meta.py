@@ -77,7 +77,7 @@ class Question:
         before = dict(zip(self._storages, (value.storage for value, _ in self.tensors), strict=True))
         for (value, meta), storage in zip(self.tensors, self._storages, strict=True):
             if _storage(meta) != storage:  # of another tensor, or new
-                value.storage = before[_storage(meta)] if _storage(meta) in before else self.t.new_storage()
+                value.storage = before[_storage(meta)] if _storage(meta) in before else self.t.tensors.new_storage()
             shape, strides = ([hint_of(n) for n in numbers] for numbers in (value.shape, value.strides))
             if [*meta.shape] == shape and [*meta.stride()] == strides:
                 continue

@@ -93,7 +93,7 @@ def call(t: TraceState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if func is torch.Tensor.tolist:
         return _items(t, args[0], 0)
     if name in _METADATA and args and isinstance(args[0], HostTensorValue):
-        t.rely(args[0])
+        t.tensors.rely(args[0])
         return getattr(args[0], name)(*args[1:], **kwargs)
     by_data = _by_data(t, name, args, kwargs)
     if by_data is not None:
@@ -104,7 +104,7 @@ def call(t: TraceState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if made is None:
         made = _reduction(t, name, args, kwargs)
     if made is not None:
-        t.warn(exc.TensorOperationInWrapper(name=f"torch.{_plain(name)}"))
+        t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{_plain(name)}"))
         return made
     if name in ("to", "cpu", "cuda") and args and isinstance(args[0], HostTensorValue):
         return _converted(t, name, args, kwargs)
@@ -147,16 +147,18 @@ def item(t: TraceState, dtype: torch.dtype) -> Expr:
 
 def _items(t: TraceState, tensor: HostTensorValue, dim: int) -> Any:
     """What ``tolist`` gives: numbers in nested lists."""
-    t.rely(tensor)
+    t.tensors.rely(tensor)
     if dim == tensor.ndim:
         return item(t, tensor.dtype)
     size = tensor.shape[dim]
-    return [_items(t, tensor, dim + 1) for _ in range(t.specialize(size) if isinstance(size, Expr) else int(size))]
+    return [
+        _items(t, tensor, dim + 1) for _ in range(t.numbers.specialize(size) if isinstance(size, Expr) else int(size))
+    ]
 
 
 def is_item(t: TraceState, value: Any) -> bool:
     """Whether a number comes from the data of tensors."""
-    return isinstance(value, Expr) and any(leaf.args[0] in t.drawn for leaf in value.leaves())
+    return isinstance(value, Expr) and any(leaf.args[0] in t.numbers.drawn for leaf in value.leaves())
 
 
 def is_contiguous(t: TraceState, value: HostTensorValue, memory_format: torch.memory_format) -> Any:
@@ -179,8 +181,8 @@ def _property(t: TraceState, value: HostTensorValue, method: str, args: tuple[An
     if not value.origin or not value.source:
         return number(t, hint)
     text = ", ".join(f"memory_format={each!r}" for each in args)
-    name = f"{value.source}_{method}" if value.source.isidentifier() else f"argument_{method}_{len(t.symbols)}"
-    return t.symbol(name, f"{value.source}.{method}({text})", (*value.origin, (method, *args)), hint)
+    name = f"{value.source}_{method}" if value.source.isidentifier() else f"argument_{method}_{len(t.numbers.symbols)}"
+    return t.numbers.symbol(name, f"{value.source}.{method}({text})", (*value.origin, (method, *args)), hint)
 
 
 def read_tensor(t: TraceState, value: HostTensorValue, method: str, hint: Any) -> Expr:
@@ -201,7 +203,7 @@ def _by_data(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str, 
     given = {key: value for key, value in kwargs.items() if key not in ("input", "self")}
     first = [kwargs[key] for key in ("input", "self") if key in kwargs]
     for tensor in tensors_in((args, kwargs)):
-        t.rely(tensor)
+        t.tensors.rely(tensor)
     try:
         return rule(t, *first, *args, **given)
     except TypeError as error:
@@ -214,19 +216,19 @@ def _is_in_place(name: str, args: tuple[Any, ...]) -> bool:
 
 def update(t: TraceState, value: HostTensorValue, name: str, other: Any) -> HostTensorValue:
     """``value += other`` and its like: the tensor stays the same, and so do its sizes, strides and dtype."""
-    t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+    t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
     return value
 
 
 def _change(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An in-place call: its first argument is the result."""
     value = args[0]
-    for other in t.lifted.values():
+    for other in t.tensors.lifted.values():
         if name in _RESHAPING and other is not value and other.storage == value.storage:
             other.checked = True  # it may be the very same tensor
     if name not in _RESHAPING:
         if not any(word in name for word in _QUIET):
-            t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+            t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
         return value
     if value.chosen:
         raise exc.TypeInferenceError(
@@ -256,10 +258,10 @@ def _moved(t: TraceState, value: HostTensorValue, changed: HostTensorValue) -> b
         for dim, number in enumerate(numbers)
         if isinstance(number, Expr) and number.op == "host"
     }
-    own = [name for name, (owner, _) in t.late.items() if owner is value]
-    if any(owner is changed for owner, _ in t.late.values()) or any(name not in places for name in own):
+    own = [name for name, (owner, _) in t.numbers.late.items() if owner is value]
+    if any(owner is changed for owner, _ in t.numbers.late.values()) or any(name not in places for name in own):
         return False
-    t.late.update({name: (value, places[name]) for name in own})
+    t.numbers.late.update({name: (value, places[name]) for name in own})
     return True
 
 
@@ -320,7 +322,7 @@ def _laid_out(t: TraceState, operands: list[Any], dtype: torch.dtype, device: to
             shapes = " and ".join(repr(list(o.shape)) for o in tensors)
             raise exc.ShapeMismatch(lhs=shapes, rhs="a broadcast", detail=" in an elementwise call on the host")
         return allocate(t, found[0], dtype, device, found[1])
-    result = HostTensorValue(t, (), (), dtype, device, t.new_storage())
+    result = HostTensorValue(t, (), (), dtype, device, t.tensors.new_storage())
     sizes = host_views.broadcast(t, [o.shape for o in tensors])
     hints = _hints([o.shape for o in tensors])
     result.shape = tuple(late(t, result, "size", i, hints[i]) if n is None else n for i, n in enumerate(sizes))
@@ -393,9 +395,9 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
     result = question.ask(args, plain)
     question.take_changes()
     for tensor in inputs if not _has_tensor(result) else ():
-        t.rely(tensor)
+        t.tensors.rely(tensor)
     if _has_tensor(result) and name not in _VIEWS | _RESHAPING and not any(word in name for word in _QUIET):
-        t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+        t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
     where = torch.device(device) if device is not None else _device_of(t, inputs, free=name in host_factories.NAMES)
     _outs(kwargs)
     exact = name in _VIEWS or name in _ALLOCATORS or name in _RESHAPING
@@ -407,7 +409,9 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
                 origin[0].aligned = False
             return origin[0]
         if origin is None:
-            made = HostTensorValue(t, tuple(value.shape), tuple(value.stride()), value.dtype, where, t.new_storage())
+            made = HostTensorValue(
+                t, tuple(value.shape), tuple(value.stride()), value.dtype, where, t.tensors.new_storage()
+            )
             made.aligned = name not in host_factories.OF_DATA
         else:
             like = origin[0]
@@ -445,10 +449,10 @@ def _noted(
     tensors nor from what is named."""
     modes = torch._C._len_torch_function_stack()
     if not (exact and (inputs or placed)):
-        t.assume("state", torch._C._len_torch_function_stack, None, modes)
-    made.checked = made.checked or not exact or modes > 0 or t.unsure or any(i.checked for i in inputs)
+        t.world.assume("state", torch._C._len_torch_function_stack, None, modes)
+    made.checked = made.checked or not exact or modes > 0 or t.tensors.unsure or any(i.checked for i in inputs)
     if not typed and not any(i.dtype.is_floating_point for i in inputs) and made.dtype is torch.get_default_dtype():
-        t.default_dtype()
+        t.world.default_dtype()
     return made
 
 
@@ -489,7 +493,7 @@ def _counted(
         for value in (*args, *kwargs.values()):
             for size in value.shape if isinstance(value, HostTensorValue) else [value]:
                 if isinstance(size, Expr):
-                    t.specialize(size)
+                    t.numbers.specialize(size)
     return args, kwargs
 
 
@@ -503,7 +507,7 @@ def _late_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kw
     question = Question(t, f"torch.{name}", func)
     result = question.ask(args, plain)
     if _has_tensor(result) and name not in _VIEWS and not any(word in name for word in _QUIET):
-        t.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
+        t.world.warn(exc.TensorOperationInWrapper(name=f"torch.{name}"))
     shape = inputs[0].shape if name in _SAME_SHAPE and inputs else None
 
     def lift(value: torch.Tensor) -> HostTensorValue:

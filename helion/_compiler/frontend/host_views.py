@@ -36,7 +36,7 @@ def make(
     own: bool = False,
 ) -> HostTensorValue:
     """A tensor of ``shape``; ``strides`` None means they are read off it at run time. ``own``: memory of its own."""
-    storage = t.new_storage() if own else like.storage
+    storage = t.tensors.new_storage() if own else like.storage
     result = HostTensorValue(t, shape, (), dtype or like.dtype, like.device, storage)
     result.strides = tuple(late(t, result, "stride", i, 64) for i in range(len(shape))) if strides is None else strides
     result.aligned = own or like.aligned
@@ -47,9 +47,9 @@ def may_be_one(t: TraceState, size: Number) -> bool:
     """Whether a size can be 1 at run time: dimensions of arguments that are have that number in the key."""
     if not isinstance(size, Expr):
         return size == 1
-    if size.op != "host" or size.args[0] not in t.symbols:
+    if size.op != "host" or size.args[0] not in t.numbers.symbols:
         return True
-    return not t.symbols[size.args[0]].is_size
+    return not t.numbers.symbols[size.args[0]].is_size
 
 
 def broadcast(t: TraceState, shapes: Sequence[Shape]) -> list[Number | None]:
@@ -333,13 +333,13 @@ def rule(name: str) -> Rule | None:
 def applied(rule: Rule, t: TraceState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a rule gives, or None for arguments that it is not for."""
     given = {_RENAMED.get(key, key): value for key, value in kwargs.items()}
-    before = dict(t.late)
+    before = dict(t.numbers.late)
     try:
         inspect.signature(rule).bind(t, *args, **given)
         return rule(t, *args, **given)
     except (Unruled, TypeError):
-        t.late.clear()
-        t.late.update(before)
+        t.numbers.late.clear()
+        t.numbers.late.update(before)
         return None
 
 

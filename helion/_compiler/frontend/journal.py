@@ -9,6 +9,11 @@ from typing import Any
 _COLLECTIONS = (list, dict, set)
 
 
+class Part:
+    """A part of a state that goes back as a whole: what its attributes hold is not changed in place, but for collections,
+    and for other parts."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What the attributes of an object held, with copies of its collections."""

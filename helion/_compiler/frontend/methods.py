@@ -55,6 +55,6 @@ def assume_method(t: TraceState, value: Any, name: str) -> None:
     cls = type(value)
     if is_library(cls):
         return
-    source = t.function_sources.get(id(value), "")
+    source = t.world.function_sources.get(id(value), "")
     owner = value if source.startswith("_source_module") else cls
-    t.assume("attribute", owner, name, getattr(owner, name, None))
+    t.world.assume("attribute", owner, name, getattr(owner, name, None))

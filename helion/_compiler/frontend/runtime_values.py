@@ -96,14 +96,15 @@ def numbers_in(value: Any) -> Iterator[Expr]:
 def is_runtime(t: TraceState, value: Any) -> bool:
     """Whether a symbolic number does not come from the arguments alone, so that it cannot be part of a key."""
     return isinstance(value, Expr) and any(
-        leaf.op != "host" or leaf.args[0] in t.loop_numbers or leaf.args[0] not in t.symbols for leaf in value.leaves()
+        leaf.op != "host" or leaf.args[0] in t.numbers.loop_numbers or leaf.args[0] not in t.numbers.symbols
+        for leaf in value.leaves()
     )
 
 
 def settle(t: TraceState, value: Any) -> Any:
     """A value with plain numbers for symbolic ones, which become part of the specialization key. Raises for numbers that
     do not come from the arguments."""
-    return _replaced(value, t.specialize)
+    return _replaced(value, t.numbers.specialize)
 
 
 def hinted(value: Any) -> Any:

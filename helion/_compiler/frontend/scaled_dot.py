@@ -9,6 +9,7 @@ import torch
 from ... import exc
 from ..._shapes import Dim
 from ...language.matmul import SCALE_GROUP, check_scaled
+from . import ops
 from .tracer import Tracer
 from .values import DeviceValue, describe
 
@@ -24,7 +25,7 @@ def dot_scaled(
     """``mats[0] @ mats[1] (+ acc)``; see ``hl.dot_scaled`` for shapes and dtypes."""
     for side, mat, scale, name in zip((1, 2), mats, scales, formats, strict=True):
         for value in (mat,) if scale is None else (mat, scale):
-            t.refuse_operand(value, "in hl.dot_scaled")
+            ops.refuse_operand(value, "in hl.dot_scaled")
             if not isinstance(value, DeviceValue):
                 raise exc.TypeInferenceError(
                     f"hl.dot_scaled takes tiles, and None for a scale of 1, got {describe(value)}."
@@ -48,8 +49,8 @@ def dot_scaled(
     result = out_dtype or (acc.dtype if acc is not None else torch.float32)
     if acc is not None:
         dims = (lhs.dims[0], rhs.dims[1])
-        acc = t.cast(t.broadcast(acc, dims) if acc.dims != dims else acc, torch.float32)
-    return t.cast(t.dot_scaled(lhs, rhs, acc, scales, formats), result)
+        acc = ops.cast(t, ops.broadcast(t, acc, dims) if acc.dims != dims else acc, torch.float32)
+    return ops.cast(t, ops.dot_scaled(t, lhs, rhs, acc, scales, formats), result)
 
 
 #: A number of lanes: a constant times blocks whose size is not known when tracing.
@@ -78,7 +79,7 @@ def _check_scale(t: Tracer, scale: DeviceValue, rows: Dim, numbers: _Count, side
         return
     groups = f"{numbers[0] // SCALE_GROUP} * ..." if numbers[1] else f"{numbers[0]} / {SCALE_GROUP}"
     detail = (
-        f": mat{side}_scale of hl.dot_scaled must be [{t.dim_text(rows)}, {groups}], one scale for {SCALE_GROUP} of the "
+        f": mat{side}_scale of hl.dot_scaled must be [{t.blocks.dim_text(rows)}, {groups}], one scale for {SCALE_GROUP} of the "
         f"{_text(t, numbers)} numbers along K"
     )
     if numbers[1] and numbers[0] % SCALE_GROUP:
@@ -109,4 +110,4 @@ def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue, formats: tupl
         known, open_blocks = _count(t, dim, 1)
         for block in open_blocks[-1:]:
             if t.blocks[block].tunable:
-                t.update_block(block, min_size=max(-(-minimum // known), t.blocks[block].min_size))
+                t.blocks.update(block, min_size=max(-(-minimum // known), t.blocks[block].min_size))

@@ -10,8 +10,9 @@ import torch
 from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, Number, broadcast_dims
 from ..ir.grammar import Index, Operand, unaddressed
-from .primitives import Primitives
-from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe
+from . import ops
+from .state import TraceState
+from .values import DeviceValue, HostTensorValue, Tile, TileTuple, describe, source_name
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class SubscriptPlan:
 
 
 class _Planner:
-    def __init__(self, tracer: Primitives, tensor: HostTensorValue, shift: int, checked: bool) -> None:
+    def __init__(self, tracer: TraceState, tensor: HostTensorValue, shift: int, checked: bool) -> None:
         self.tracer = tracer
         self.checked = checked
         self.tensor = tensor
@@ -46,7 +47,7 @@ class _Planner:
         return self.shift + len(self.operands) - 1
 
     def size(self, dim: int) -> Number:
-        return self.tracer.known(self.tensor.shape[dim])
+        return self.tracer.numbers.known(self.tensor.shape[dim])
 
     def is_one(self, dim: int) -> bool:
         """Whether the dimension has one element, which every index selects."""
@@ -56,7 +57,7 @@ class _Planner:
     def scalar(self, value: Any, dim: int) -> None:
         if isinstance(value, DeviceValue):
             _check_integer(value)
-        field = self.tracer.field_of(value) if isinstance(value, DeviceValue) else None
+        field = self.tracer.origins.field_of(value) if isinstance(value, DeviceValue) else None
         if self.is_one(dim) and not (field is not None and self.is_at_zero(field.block)):
             self.indices.append(Index("scalar"))
             return
@@ -90,13 +91,13 @@ class _Planner:
 
     def is_at_zero(self, block: int, shift: Number = 0, operand: DeviceValue | None = None) -> bool:
         """Whether all indices in range are 0, because the loop is over one element."""
-        extent, tile = self.tracer.blocks[block].extent, self.tracer.active_blocks.get(block)
+        extent, tile = self.tracer.blocks[block].extent, self.tracer.blocks.active.get(block)
         plain = isinstance(extent, int) and extent == 1 and operand is None and isinstance(shift, int) and shift == 0
         return plain and (tile is None or tile.last == 1)
 
     def check_range(self, block: int, dim: int, size: Number, shift: Number, operand: DeviceValue | None) -> None:
         """Refuse a tile that surely reaches past the end of the tensor, unless the user masks the access."""
-        tile = self.tracer.active_blocks.get(block)
+        tile = self.tracer.blocks.active.get(block)
         if self.checked or tile is None or tile.last is None or operand is not None:
             return
         if isinstance(size, int) and isinstance(shift, int) and tile.last + shift > size:
@@ -113,23 +114,23 @@ class _Planner:
                 self.indices.append(Index("scalar"))
                 self.dims.append(ONE)
             else:
-                self.block(self.tracer.full_block(size).id, dim)
+                self.block(self.tracer.blocks.whole(size).id, dim)
             return
         parts = (item.start, item.stop, item.step)
         if isinstance(size, Expr) and all(p is None or isinstance(p, int) for p in parts):
             # how many elements a slice selects depends on the size
-            size = self.tracer.specialize(size)
+            size = self.tracer.numbers.specialize(size)
         if not isinstance(size, int) or not all(p is None or isinstance(p, int) for p in parts):
             length = _length(self.tracer, item)
-            block = None if length is None else self.tracer.dim_of(length).block
+            block = None if length is None else self.tracer.blocks.dim_of(length).block
             if block is not None and self.tracer.blocks[block].kind == "tile":
                 # lanes of a tile's own size are in range where the tile is: no other place can be walked with them
-                field = self.tracer.field_of(item.start) if isinstance(item.start, DeviceValue) else None
+                field = self.tracer.origins.field_of(item.start) if isinstance(item.start, DeviceValue) else None
                 if field is not None and field.block == block and field.field == "begin":
                     self.block(block, dim)
                     return
             elif length is not None:
-                places = self.tracer.iota(length)
+                places = ops.iota(self.tracer, length)
                 places = places + item.start if isinstance(item.start, DeviceValue) else places
                 self.reaching.append((places, size))
                 self.tensor_index(places, dim)
@@ -148,9 +149,9 @@ class _Planner:
             self.dims.append(ONE)
             return
         if step == 1:
-            self.block(self.tracer.full_block(length).id, dim, shift=start)
+            self.block(self.tracer.blocks.whole(length).id, dim, shift=start)
             return
-        self.tensor_index(self.tracer.iota(length, start, step), dim)
+        self.tensor_index(ops.iota(self.tracer, length, start, step), dim)
 
     def tensor_index(self, value: DeviceValue, dim: int, first: int | None = None) -> None:
         """An index tensor. On its own, its dimensions stand where it stands; with others, from ``first`` on."""
@@ -165,7 +166,7 @@ class _Planner:
 
 
 def plan(
-    tracer: Primitives, tensor: HostTensorValue, index: Any, shift: int = 0, checked: bool = False
+    tracer: TraceState, tensor: HostTensorValue, index: Any, shift: int = 0, checked: bool = False
 ) -> SubscriptPlan:
     """What ``tensor[index]`` selects; ``checked``: the user masks the access. Raises RankMismatch and its like."""
     items = _expand(tracer, tensor, index)
@@ -194,7 +195,7 @@ def plan(
             planner.tensor_index(item, dim, first_joint + len(joint.dims) - item.ndim)
         else:
             _check_integer(item)
-            affine = tracer.affine(item) if item.ndim == 1 else None
+            affine = tracer.origins.affine(item) if item.ndim == 1 else None
             if affine is not None:
                 planner.block(affine.block.id, dim, affine.shift, affine.operand)
             else:
@@ -206,27 +207,27 @@ def plan(
     return SubscriptPlan(indices, tuple(planner.operands), dims, repeated, _inside(tracer, planner))
 
 
-def _length(tracer: Primitives, item: slice) -> Number | None:
+def _length(tracer: TraceState, item: slice) -> Number | None:
     """The length of ``start:start + length``, a number or a block size; None where the bounds do not say it."""
     if item.step not in (None, 1):
         return None
     if item.start is None or (isinstance(item.start, int) and item.start == 0):
         return item.stop if isinstance(item.stop, (int, Expr)) else None
     if isinstance(item.stop, DeviceValue) and isinstance(item.start, DeviceValue):
-        return tracer.distance(item.start, item.stop)
+        return tracer.origins.distance(item.start, item.stop)
     return None
 
 
-def _inside(tracer: Primitives, planner: _Planner) -> DeviceValue | None:
+def _inside(tracer: TraceState, planner: _Planner) -> DeviceValue | None:
     """Which lanes of device-bounded slices are inside of the tensor, in the dimensions of the access."""
     result: DeviceValue | None = None
     for places, size in planner.reaching:
         (dim,) = places.dims
         shape = [ONE] * len(planner.dims)
         shape[planner.dims.index(dim)] = dim
-        within = tracer.reshape(tracer.pointwise("logical_and", places >= 0, places < size), tuple(shape))
-        result = within if result is None else tracer.pointwise("logical_and", result, within)
-    return result if result is None else tracer.broadcast(result, tuple(planner.dims))
+        within = ops.reshape(tracer, ops.pointwise(tracer, "logical_and", places >= 0, places < size), tuple(shape))
+        result = within if result is None else ops.pointwise(tracer, "logical_and", result, within)
+    return result if result is None else ops.broadcast(tracer, result, tuple(planner.dims))
 
 
 def _shown(bound: Any) -> str:
@@ -238,26 +239,26 @@ def _is_whole(item: slice) -> bool:
     return item.start is None and item.stop is None and item.step is None
 
 
-def _tile_of(tracer: Primitives, item: slice) -> int | None:
+def _tile_of(tracer: TraceState, item: slice) -> int | None:
     """The block of ``tile.begin:tile.end``, which selects what the tile does."""
     if not isinstance(item.start, DeviceValue) or not isinstance(item.stop, DeviceValue) or item.step not in (None, 1):
         return None
-    begin, end = tracer.field_of(item.start), tracer.field_of(item.stop)
+    begin, end = tracer.origins.field_of(item.start), tracer.origins.field_of(item.stop)
     if begin is None or end is None or begin.block != end.block or (begin.field, end.field) != ("begin", "end"):
         return None
     return begin.block
 
 
-def _check_jagged(tracer: Primitives, planner: _Planner) -> None:
+def _check_jagged(tracer: TraceState, planner: _Planner) -> None:
     """What is addressed with a jagged tile must have the dimensions of its rows: they say which lanes exist."""
     for dim in planner.dims:
-        tile = tracer.active_blocks.get(dim.block) if dim.block is not None else None
+        tile = tracer.blocks.active.get(dim.block) if dim.block is not None else None
         if tile is None or tile.jagged is None:
             continue
         missing = [d for d in tile.jagged.dims if d not in planner.dims]
         if missing:
             raise exc.InvalidJaggedTileUsage(
-                f"{planner.tensor.source!r} is indexed with {tile!r} but not with the tile of its rows, {tracer.dim_text(missing[0])}."
+                f"{planner.tensor.source!r} is indexed with {tile!r} but not with the tile of its rows, {tracer.blocks.dim_text(missing[0])}."
             )
 
 
@@ -269,7 +270,7 @@ class _Joint:
     dims: Dims
 
 
-def _joint(tracer: Primitives, items: list[Any]) -> _Joint | None:
+def _joint(tracer: TraceState, items: list[Any]) -> _Joint | None:
     """Index tensors broadcast together as in torch where one has two dimensions or more and nothing that makes a dimension
     stands between them. Otherwise each has its own: 1-D ones select an outer product."""
     members = [item for item in items if isinstance(item, DeviceValue) and item.dims]
@@ -284,8 +285,8 @@ def _joint(tracer: Primitives, items: list[Any]) -> _Joint | None:
     dims = broadcast_dims([t.dims for t in members])
     if dims is None:
         raise exc.ShapeMismatch(
-            lhs=tracer.dims_text(members[0].dims),
-            rhs=tracer.dims_text(members[1].dims),
+            lhs=tracer.blocks.dims_text(members[0].dims),
+            rhs=tracer.blocks.dims_text(members[1].dims),
             detail=": index tensors must broadcast together",
         )
     return _Joint(tuple(members), dims)
@@ -298,7 +299,7 @@ def _check_integer(value: DeviceValue) -> None:
         raise exc.InvalidIndexingType(got=f"A {value!r} value")
 
 
-def _expand(tracer: Primitives, tensor: HostTensorValue, index: Any) -> list[Any]:
+def _expand(tracer: TraceState, tensor: HostTensorValue, index: Any) -> list[Any]:
     """The index as one item per dimension (plus Nones): tuples spread, ellipsis and missing dimensions filled."""
     items: list[Any] = []
     for item in index if isinstance(index, (tuple, list)) else (index,):
@@ -307,7 +308,7 @@ def _expand(tracer: Primitives, tensor: HostTensorValue, index: Any) -> list[Any
         ok = item is None or item is ... or isinstance(item, (Tile, slice, Expr, DeviceValue))
         if not ok and (isinstance(item, bool) or not isinstance(item, int)):
             if isinstance(item, HostTensorValue):
-                raise exc.HostTensorDirectUsage(name=tracer.source_name(item), how="as an index")
+                raise exc.HostTensorDirectUsage(name=source_name(item), how="as an index")
             raise exc.InvalidIndexingType(got=describe(item))
     given = sum(item is not None and item is not ... for item in items)
     ellipses = sum(item is ... for item in items)
@@ -317,7 +318,7 @@ def _expand(tracer: Primitives, tensor: HostTensorValue, index: Any) -> list[Any
         raise exc.RankMismatch(
             expected=tensor.ndim,
             got=given,
-            what=f"{tracer.source_name(tensor)!r} of shape {list(tensor.shape)}",
+            what=f"{source_name(tensor)!r} of shape {list(tensor.shape)}",
             remedy="there are too many",
         )
     fill = [slice(None)] * (tensor.ndim - given)
@@ -327,7 +328,7 @@ def _expand(tracer: Primitives, tensor: HostTensorValue, index: Any) -> list[Any
     return [*items, *fill]
 
 
-def subscript_device(tracer: Primitives, value: DeviceValue, index: Any) -> DeviceValue:
+def subscript_device(tracer: TraceState, value: DeviceValue, index: Any) -> DeviceValue:
     """``value[:, None]`` and its like; of a whole dimension, which a tile does not cut, also numbers and slices."""
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     given = sum(item is not None and item is not ... for item in items)
@@ -335,7 +336,7 @@ def subscript_device(tracer: Primitives, value: DeviceValue, index: Any) -> Devi
         raise exc.RankMismatch(
             expected=value.ndim,
             got=given,
-            what=f"a device value of shape {tracer.dims_text(value.dims)}",
+            what=f"a device value of shape {tracer.blocks.dims_text(value.dims)}",
             remedy="there are too many",
         )
     fill = [slice(None)] * (value.ndim - given)
@@ -359,12 +360,12 @@ def subscript_device(tracer: Primitives, value: DeviceValue, index: Any) -> Devi
             value = _part(tracer, value, at, item)
             if isinstance(item, slice):
                 dims.append(value.dims[at])
-    return tracer.reshape(value, tuple(dims))
+    return ops.reshape(tracer, value, tuple(dims))
 
 
-def _part(tracer: Primitives, value: DeviceValue, at: int, item: Any) -> DeviceValue:
+def _part(tracer: TraceState, value: DeviceValue, at: int, item: Any) -> DeviceValue:
     """A number or a constant slice of a whole dimension, which stays as one of the selected size."""
-    size = tracer.size_of(value.dims[at])
+    size = tracer.blocks.size_of(value.dims[at])
     parts = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)
     if not isinstance(size, int) or not all(p is None or type(p) is int for p in parts):
         raise exc.InvalidIndexingType(got=f"{describe(item)}, on dimension {at} of the device value {value!r},")
@@ -373,5 +374,5 @@ def _part(tracer: Primitives, value: DeviceValue, at: int, item: Any) -> DeviceV
     chosen = range(size)[item] if isinstance(item, slice) else range(item % size, item % size + 1)
     if not chosen:
         raise exc.InvalidAPIUsage(f"The slice of dimension {at} of the device value {value!r} is empty.")
-    index = tracer.lanes(len(chosen), value.ndim, at) * chosen.step + chosen.start
-    return tracer.pick(value, at, index)
+    index = ops.lanes(tracer, len(chosen), value.ndim, at) * chosen.step + chosen.start
+    return ops.pick(tracer, value, at, index)

@@ -9,6 +9,7 @@ import torch
 
 from ... import exc
 from ..._shapes import ONE
+from . import ops
 from .rules import Rules
 from .torch_pointwise import named
 from .torch_shapes import insert_one, position
@@ -25,11 +26,11 @@ class _ValuesAndIndices(NamedTuple):
 
 
 def _common(t: Tracer, tensors: Sequence[Any], name: str) -> list[DeviceValue]:
-    values = [t.as_device(v, f"in torch.{name}") for v in tensors]
+    values = [ops.as_device(t, v, f"in torch.{name}") for v in tensors]
     dtype = values[0].dtype
     for value in values[1:]:
         dtype = torch.promote_types(dtype, value.dtype)
-    return [t.cast(v, dtype) for v in values]
+    return [ops.cast(t, v, dtype) for v in values]
 
 
 @rule(torch.stack)
@@ -38,10 +39,10 @@ def _stack(t: Tracer, tensors: Sequence[Any], dim: int = 0) -> DeviceValue:
     at = position(values[0], dim, extra=1)
     if len(values) == 1:
         return insert_one(t, values[0], at)
-    lanes = t.lanes(len(values), values[0].ndim + 1, at)
+    lanes = ops.lanes(t, len(values), values[0].ndim + 1, at)
     result = insert_one(t, values[-1], at)
     for number in reversed(range(len(values) - 1)):
-        result = t.pointwise("where", lanes == number, insert_one(t, values[number], at), result)
+        result = ops.pointwise(t, "where", lanes == number, insert_one(t, values[number], at), result)
     return result
 
 
@@ -56,22 +57,22 @@ def _cat(t: Tracer, tensors: Sequence[Any], dim: int = 0) -> DeviceValue:
 
 
 def _cat_two(t: Tracer, first: DeviceValue, second: DeviceValue, at: int) -> DeviceValue:
-    sizes = [t.size_of(v.dims[at]) for v in (first, second)]
+    sizes = [t.blocks.size_of(v.dims[at]) for v in (first, second)]
     if not all(isinstance(s, int) for s in sizes):
         raise exc.UnsupportedTorchFunction(
             name="torch.cat along a tile", remedy="; store the parts one after the other"
         )
     left, right = sizes
-    lanes = t.lanes(left + right, first.ndim, at)
+    lanes = ops.lanes(t, left + right, first.ndim, at)
     parts = []
     for value, size, start in ((first, left, 0), (second, right, left)):
         if size == 1:
             parts.append(value)
             continue
-        index = t.pointwise("minimum", t.pointwise("maximum", lanes - start, 0), size - 1)
+        index = ops.pointwise(t, "minimum", ops.pointwise(t, "maximum", lanes - start, 0), size - 1)
         dims = (*value.dims[:at], lanes.dims[at], *value.dims[at + 1 :])
-        parts.append(t.gather(value, t.broadcast(index, dims), at))
-    return t.pointwise("where", lanes < left, parts[0], parts[1])
+        parts.append(ops.gather(t, value, ops.broadcast(t, index, dims), at))
+    return ops.pointwise(t, "where", lanes < left, parts[0], parts[1])
 
 
 @rule(*named("gather"))
@@ -84,7 +85,7 @@ def _gather(t: Tracer, input: DeviceValue, dim: int, index: DeviceValue) -> Devi
         raise exc.ShapeMismatch(
             lhs=repr(input), rhs=repr(index), detail=f": torch.gather needs equal dimensions other than {at}"
         )
-    return t.gather(input, index, at, given=True)
+    return ops.gather(t, input, index, at, given=True)
 
 
 @rule(*named("flip"))
@@ -92,22 +93,22 @@ def _flip(t: Tracer, input: DeviceValue, *dims: Any) -> DeviceValue:
     wanted = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
     for dim in wanted:
         at = position(input, dim)
-        size = t.size_of(input.dims[at])
+        size = t.blocks.size_of(input.dims[at])
         if not isinstance(size, int):
             raise exc.UnsupportedTorchFunction(
                 name="torch.flip along a tile",
                 remedy="; it would turn round each tile by itself; index the tensor from its end instead",
             )
         if size > 1:
-            lanes = t.lanes(size, input.ndim, at)
+            lanes = ops.lanes(t, size, input.ndim, at)
             # lanes beyond the extent read the first element; they are masked wherever they matter
-            index = t.pointwise("maximum", size - 1 - lanes, 0)
-            input = t.gather(input, t.broadcast(index, input.dims), at)
+            index = ops.pointwise(t, "maximum", size - 1 - lanes, 0)
+            input = ops.gather(t, input, ops.broadcast(t, index, input.dims), at)
     return input
 
 
 def _fixed(t: Tracer, value: DeviceValue, at: int, name: str) -> int:
-    size = t.size_of(value.dims[at])
+    size = t.blocks.size_of(value.dims[at])
     if not isinstance(size, int):
         raise exc.UnsupportedTorchFunction(
             name=f"torch.{name} along a tile", remedy="; it would change each tile by itself"
@@ -132,11 +133,11 @@ def _select(t: Tracer, input: DeviceValue, dim: int, index: int) -> DeviceValue:
 @rule(torch.Tensor.repeat, torch.tile, torch.Tensor.tile)
 def _repeat(t: Tracer, input: DeviceValue, *repeats: Any) -> DeviceValue:
     counts = repeats[0] if len(repeats) == 1 and isinstance(repeats[0], (tuple, list)) else repeats
-    value = t.reshape(input, (ONE,) * (len(counts) - input.ndim) + input.dims)
+    value = ops.reshape(t, input, (ONE,) * (len(counts) - input.ndim) + input.dims)
     for at, count in enumerate(counts, value.ndim - len(counts)):
         if count != 1:
             size = _fixed(t, value, at, "repeat")
-            value = t.pick(value, at, t.lanes(size * count, value.ndim, at) % size)
+            value = ops.pick(t, value, at, ops.lanes(t, size * count, value.ndim, at) % size)
     return value
 
 
@@ -144,7 +145,7 @@ def _repeat(t: Tracer, input: DeviceValue, *repeats: Any) -> DeviceValue:
 def _repeat_interleave(t: Tracer, input: DeviceValue, repeats: int, dim: int) -> DeviceValue:
     at = position(input, dim)
     size = _fixed(t, input, at, "repeat_interleave")
-    return t.pick(input, at, t.lanes(size * repeats, input.ndim, at) // repeats)
+    return ops.pick(t, input, at, ops.lanes(t, size * repeats, input.ndim, at) // repeats)
 
 
 @rule(torch.nn.functional.pad)
@@ -155,16 +156,18 @@ def _pad(t: Tracer, input: DeviceValue, pad: Sequence[int], mode: str = "constan
         at, before, after = input.ndim - 1 - number, pad[2 * number], pad[2 * number + 1]
         if before or after:
             size = _fixed(t, input, at, "nn.functional.pad")
-            source = t.lanes(before + size + after, input.ndim, at) - before
-            inside = t.pointwise("logical_and", source >= 0, source < size)
-            input = t.cast(t.pointwise("where", inside, t.pick(input, at, source), value or 0), input.dtype)
+            source = ops.lanes(t, before + size + after, input.ndim, at) - before
+            inside = ops.pointwise(t, "logical_and", source >= 0, source < size)
+            input = ops.cast(
+                t, ops.pointwise(t, "where", inside, ops.pick(t, input, at, source), value or 0), input.dtype
+            )
     return input
 
 
 @rule(torch.eye)
 def _eye(t: Tracer, n: Any, m: Any = None, *, dtype: Any = None, device: Any = None) -> DeviceValue:
-    rows, columns = t.lanes(n, 2, 0), t.lanes(n if m is None else m, 2, 1)
-    return t.cast(t.pointwise("eq", rows, columns), dtype or t.default_dtype())
+    rows, columns = ops.lanes(t, n, 2, 0), ops.lanes(t, n if m is None else m, 2, 1)
+    return ops.cast(t, ops.pointwise(t, "eq", rows, columns), dtype or t.world.default_dtype())
 
 
 # --- sorting -----------------------------------------------------------------------------------------------------------
@@ -174,20 +177,23 @@ def _sort_keys(t: Tracer, input: DeviceValue, descending: bool) -> DeviceValue:
     """int64 keys that order as torch does (nan is the greatest), with the lane number in the low 32 bits: equal values
     keep their order."""
     if input.dtype.is_floating_point:
-        wide = t.cast(input, torch.float32)
-        bits = t.pointwise(
-            "bitcast", t.pointwise("where", t.pointwise("isnan", wide), float("nan"), wide + 0.0), dtype=torch.int32
+        wide = ops.cast(t, input, torch.float32)
+        bits = ops.pointwise(
+            t,
+            "bitcast",
+            ops.pointwise(t, "where", ops.pointwise(t, "isnan", wide), float("nan"), wide + 0.0),
+            dtype=torch.int32,
         )
-        order = t.pointwise("where", bits < 0, bits ^ 0x7FFFFFFF, bits)
+        order = ops.pointwise(t, "where", bits < 0, bits ^ 0x7FFFFFFF, bits)
     else:
-        order = t.cast(input, torch.int32)
-    keys = t.cast(order, torch.int64)
+        order = ops.cast(t, input, torch.int32)
+    keys = ops.cast(t, order, torch.int64)
     return -1 - keys if descending else keys
 
 
 def sorted_values(t: Tracer, input: DeviceValue, dim: int, descending: bool, name: str) -> _ValuesAndIndices:
     at = position(input, dim)
-    size = t.size_of(input.dims[at])
+    size = t.blocks.size_of(input.dims[at])
     if not isinstance(size, int):
         raise exc.UnsupportedTorchFunction(
             name=f"torch.{name} along a tile", remedy="; it would sort each tile by itself"
@@ -195,17 +201,17 @@ def sorted_values(t: Tracer, input: DeviceValue, dim: int, descending: bool, nam
     if input.dtype in (torch.int64, torch.float64):
         raise exc.UnsupportedTorchFunction(name=f"torch.{name} of {input.dtype}", remedy="; convert to 32 bits first")
     order = [*(i for i in range(input.ndim) if i != at), at]
-    value = t.permute(input, order)
+    value = ops.permute(t, input, order)
     rank = value.ndim
-    lanes = t.cast(t.lanes(size, rank, rank - 1), torch.int64)
+    lanes = ops.cast(t, ops.lanes(t, size, rank, rank - 1), torch.int64)
     keys = (_sort_keys(t, value, descending) << 32) | lanes
     # lanes beyond the extent go last
-    keys = t.pointwise("where", lanes < size, keys, torch.iinfo(torch.int64).max)
-    ranked = t.emit("sort", (keys.value,), torch.int64, keys.dims)
-    picked = t.pointwise("minimum", ranked & 0xFFFFFFFF, size - 1)
-    values = t.gather(value, t.cast(picked, torch.int32), rank - 1)
+    keys = ops.pointwise(t, "where", lanes < size, keys, torch.iinfo(torch.int64).max)
+    ranked = ops.emit(t, "sort", (keys.value,), torch.int64, keys.dims)
+    picked = ops.pointwise(t, "minimum", ranked & 0xFFFFFFFF, size - 1)
+    values = ops.gather(t, value, ops.cast(t, picked, torch.int32), rank - 1)
     back = [order.index(i) for i in range(rank)]
-    return _ValuesAndIndices(t.permute(values, back), t.permute(picked, back))
+    return _ValuesAndIndices(ops.permute(t, values, back), ops.permute(t, picked, back))
 
 
 @rule(*named("sort"))
@@ -222,11 +228,13 @@ def _argsort(t: Tracer, input: DeviceValue, dim: int = -1, descending: bool = Fa
 def _topk(t: Tracer, input: DeviceValue, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     at = position(input, dim)
     ranked = sorted_values(t, input, dim, largest, "topk")
-    size = t.size_of(input.dims[at])
+    size = t.blocks.size_of(input.dims[at])
     if not isinstance(k, int) or not isinstance(size, int) or not 1 <= k <= size:
         raise exc.InvalidAPIUsage(f"k of torch.topk must be a constant between 1 and {size!r}, got {describe(k)}.")
-    lanes = t.iota(k) if k > 1 else t.full((ONE,), 0, torch.int32)
+    lanes = ops.iota(t, k) if k > 1 else ops.full(t, (ONE,), 0, torch.int32)
     dims = [ONE] * input.ndim
     dims[at] = lanes.dims[0]
-    index = t.broadcast(t.reshape(lanes, tuple(dims)), (*input.dims[:at], lanes.dims[0], *input.dims[at + 1 :]))
-    return _ValuesAndIndices(*(t.gather(v, index, at) for v in ranked))
+    index = ops.broadcast(
+        t, ops.reshape(t, lanes, tuple(dims)), (*input.dims[:at], lanes.dims[0], *input.dims[at + 1 :])
+    )
+    return _ValuesAndIndices(*(ops.gather(t, v, index, at) for v in ranked))

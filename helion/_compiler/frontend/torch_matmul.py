@@ -10,6 +10,7 @@ import torch
 from ... import exc
 from ..._shapes import ONE
 from ...language.matmul import accumulator_dtype
+from . import ops
 from .rules import Rules
 from .torch_pointwise import named
 from .tracer import Tracer
@@ -34,7 +35,7 @@ def dot(
     The result is in the accumulator's dtype, in ``acc``'s when given, or in ``out_dtype``.
     """
     for operand in (lhs, rhs):
-        t.refuse_operand(operand, "in a matrix product")
+        ops.refuse_operand(operand, "in a matrix product")
         if not isinstance(operand, DeviceValue):
             raise exc.TypeInferenceError("A matrix product needs two device values.")
         if operand.dtype not in _DOT_DTYPES:
@@ -47,18 +48,18 @@ def dot(
         )
     if lhs.dtype != rhs.dtype:
         common = torch.promote_types(lhs.dtype, rhs.dtype)
-        lhs, rhs = t.cast(lhs, common), t.cast(rhs, common)
+        lhs, rhs = ops.cast(t, lhs, common), ops.cast(t, rhs, common)
     if lhs.dims[-1] != rhs.dims[-2]:
         raise exc.ShapeMismatch(
             lhs=repr(lhs),
             rhs=repr(rhs),
-            detail=f": the inner dimensions {t.dim_text(lhs.dims[-1])} and {t.dim_text(rhs.dims[-2])} differ",
+            detail=f": the inner dimensions {t.blocks.dim_text(lhs.dims[-1])} and {t.blocks.dim_text(rhs.dims[-2])} differ",
         )
     if lhs.ndim == 3 and lhs.dims[0] != rhs.dims[0]:
         if not (lhs.dims[0].is_one or rhs.dims[0].is_one):
             raise exc.DotBatchDimensionMismatch(lhs=repr(lhs), rhs=repr(rhs), detail="")
         batch = rhs.dims[0] if lhs.dims[0].is_one else lhs.dims[0]
-        lhs, rhs = t.broadcast(lhs, (batch, *lhs.dims[1:])), t.broadcast(rhs, (batch, *rhs.dims[1:]))
+        lhs, rhs = ops.broadcast(t, lhs, (batch, *lhs.dims[1:])), ops.broadcast(t, rhs, (batch, *rhs.dims[1:]))
     _raise_minimums(t, lhs, rhs)
     lhs, rhs = _padded(t, lhs, -1, lhs.dtype.itemsize), _padded(t, rhs, -2, lhs.dtype.itemsize)
     wide = accumulator_dtype(lhs.dtype, rhs.dtype)
@@ -67,10 +68,10 @@ def dot(
     wanted = t.context.settings.dot_precision
     precision = wanted if wanted in t.context.limits.dot_precisions else "ieee"
     if acc is not None and acc.dims != dims:
-        acc = t.broadcast(acc, dims)
+        acc = ops.broadcast(t, acc, dims)
     if acc is not None and acc.dtype != wide:
-        acc = t.cast(acc, wide)
-    return t.cast(t.dot(lhs, rhs, acc, wide, precision), result)
+        acc = ops.cast(t, acc, wide)
+    return ops.cast(t, ops.dot(t, lhs, rhs, acc, wide, precision), result)
 
 
 def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
@@ -81,9 +82,9 @@ def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
             # of a side that is several blocks, a tile fills the unit, whatever the others have
             tunable = [b for b in dim.blocks if t.blocks[b].tunable]
             block, least = (tunable or dim.blocks)[-1], -(-minimum // dim.const)
-            t.update_block(block, min_size=max(least, t.blocks[block].min_size))
+            t.blocks.update(block, min_size=max(least, t.blocks[block].min_size))
     if lhs.ndim == 3 and (batch := lhs.dims[0].block) is not None and t.blocks[batch].tunable:
-        t.update_block(batch, max_size=1)
+        t.blocks.update(batch, max_size=1)
 
 
 def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValue:
@@ -97,18 +98,20 @@ def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValu
     _, _, least = t.context.limits.min_dot[itemsize]
     if lanes >= least:
         return value
-    extra = t.dim_of(-(-least // lanes))
+    extra = t.blocks.dim_of(-(-least // lanes))
     at %= value.ndim
-    first = t.pointwise("eq", t.iota(t.size_of(extra)), 0)
-    kept = t.reshape(first, (extra, *(ONE,) * (value.ndim - 1 - at)))
-    tile = None if dim.block is None else t.active_blocks.get(dim.block)
+    first = ops.pointwise(t, "eq", ops.iota(t, t.blocks.size_of(extra)), 0)
+    kept = ops.reshape(t, first, (extra, *(ONE,) * (value.ndim - 1 - at)))
+    tile = None if dim.block is None else t.blocks.active.get(dim.block)
     if tile is not None:
-        within = t.pointwise("lt", t.tile_index(tile), t.tile_field(tile, "end"))
-        kept = t.pointwise("logical_and", kept, t.reshape(within, (dim, ONE, *(ONE,) * (value.ndim - 1 - at))))
-    apart = t.reshape(value, (*value.dims[: at + 1], *(() if dim.is_one else (ONE,)), *value.dims[at + 1 :]))
-    spread = t.pointwise("where", kept, apart, 0)
+        within = ops.pointwise(t, "lt", ops.tile_index(t, tile), ops.tile_field(t, tile, "end"))
+        kept = ops.pointwise(
+            t, "logical_and", kept, ops.reshape(t, within, (dim, ONE, *(ONE,) * (value.ndim - 1 - at)))
+        )
+    apart = ops.reshape(t, value, (*value.dims[: at + 1], *(() if dim.is_one else (ONE,)), *value.dims[at + 1 :]))
+    spread = ops.pointwise(t, "where", kept, apart, 0)
     merged = extra if dim.is_one else dim * extra
-    return t.reshape(spread, (*value.dims[:at], merged, *value.dims[at + 1 :]))
+    return ops.reshape(t, spread, (*value.dims[:at], merged, *value.dims[at + 1 :]))
 
 
 def _torch_result(lhs: DeviceValue, rhs: DeviceValue, name: str) -> torch.dtype:
@@ -119,7 +122,7 @@ def _torch_result(lhs: DeviceValue, rhs: DeviceValue, name: str) -> torch.dtype:
 
 def _product(t: Tracer, input: Any, other: Any, name: str, ranks: tuple[int, ...], out_dtype: Any) -> DeviceValue:
     for operand in (input, other):
-        t.refuse_operand(operand, f"in {name}")
+        ops.refuse_operand(operand, f"in {name}")
     if input.ndim not in ranks or other.ndim not in ranks:
         raise exc.ShapeMismatch(
             lhs=repr(input), rhs=repr(other), detail=f": {name} takes operands of rank {' or '.join(map(str, ranks))}"
@@ -140,11 +143,11 @@ def _bmm(t: Tracer, input: DeviceValue, mat2: DeviceValue, out_dtype: Any = None
 @rule(*named("matmul"), torch.Tensor.__matmul__)
 def _matmul(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
     for operand in (input, other):
-        t.refuse_operand(operand, "in torch.matmul")
+        ops.refuse_operand(operand, "in torch.matmul")
     if input.ndim == 3 and other.ndim == 2:
-        other = t.broadcast(t.reshape(other, (ONE, *other.dims)), (input.dims[0], *other.dims))
+        other = ops.broadcast(t, ops.reshape(t, other, (ONE, *other.dims)), (input.dims[0], *other.dims))
     elif input.ndim == 2 and other.ndim == 3:
-        input = t.broadcast(t.reshape(input, (ONE, *input.dims)), (other.dims[0], *input.dims))
+        input = ops.broadcast(t, ops.reshape(t, input, (ONE, *input.dims)), (other.dims[0], *input.dims))
     return _product(t, input, other, "torch.matmul", (2, 3), None)
 
 
@@ -157,14 +160,14 @@ def _scaled_product(
     t: Tracer, acc: Any, lhs: DeviceValue, rhs: DeviceValue, beta: Any, alpha: Any, out_dtype: Any
 ) -> DeviceValue:
     if not isinstance(acc, DeviceValue):
-        acc = t.as_device(acc, "as the accumulator of a matrix product")
+        acc = ops.as_device(t, acc, "as the accumulator of a matrix product")
     result = out_dtype or torch.promote_types(acc.dtype, _torch_result(lhs, rhs, "addmm"))
     if beta == 1 and alpha == 1:
         return dot(t, lhs, rhs, acc, result)
     wide = accumulator_dtype(lhs.dtype, rhs.dtype)
     product = dot(t, lhs, rhs, None, wide)
-    scaled = t.cast(acc, wide) * beta
-    return t.cast(scaled + product * alpha, result)
+    scaled = ops.cast(t, acc, wide) * beta
+    return ops.cast(t, scaled + product * alpha, result)
 
 
 @rule(*named("addmm"))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from ... import exc
 from ..._shapes import Expr
+from . import ops
 from .rules import Rule, Rules
 from .tracer import Tracer
 from .values import DeviceValue, describe
@@ -99,7 +100,7 @@ def _direct(name: str) -> Rule:
             operands = (*operands, extra.pop("exponent"))
         if extra:
             raise TypeError(f"unexpected keyword {next(iter(extra))!r}")
-        return t.pointwise(name, input, *operands)
+        return ops.pointwise(t, name, input, *operands)
 
     return call
 
@@ -107,7 +108,7 @@ def _direct(name: str) -> Rule:
 for _name in dict.fromkeys((*_DIRECT, *_ALIASES)):
     rule(*named(_name), *_ALIASES.get(_name, ()))(_direct(_name))
 for _name, _function in _REFLECTED.items():
-    rule(_function)(lambda t, value, other, name=_name: t.pointwise(name, other, value))
+    rule(_function)(lambda t, value, other, name=_name: ops.pointwise(t, name, other, value))
 
 
 def in_float32(fn: Rule) -> Rule:
@@ -118,26 +119,28 @@ def in_float32(fn: Rule) -> Rule:
         tensors = [a for a in (value, *args) if isinstance(a, DeviceValue)]
         if tensors and all(a.dtype in HALF or not a.dtype.is_floating_point for a in tensors) and value.dtype in HALF:
             result = functools.reduce(torch.promote_types, (a.dtype for a in tensors))
-            wide = [t.cast(a, torch.float32) if isinstance(a, DeviceValue) and a.dtype in HALF else a for a in args]
-            return t.cast(fn(t, t.cast(value, torch.float32), *wide, **kwargs), result)
+            wide = [
+                ops.cast(t, a, torch.float32) if isinstance(a, DeviceValue) and a.dtype in HALF else a for a in args
+            ]
+            return ops.cast(t, fn(t, ops.cast(t, value, torch.float32), *wide, **kwargs), result)
         return fn(t, value, *args, **kwargs)
 
     return call
 
 
 def _scaled(t: Tracer, value: Any, alpha: Any) -> Any:
-    return value if isinstance(alpha, (int, float)) and alpha == 1 else t.pointwise("mul", value, alpha)
+    return value if isinstance(alpha, (int, float)) and alpha == 1 else ops.pointwise(t, "mul", value, alpha)
 
 
 def _scaled_sum(t: Tracer, name: str, input: Any, other: Any, alpha: Any) -> DeviceValue:
     """``input`` plus or minus ``other * alpha``, in the dtype that it has without ``alpha``."""
     if isinstance(alpha, (int, float)) and alpha == 1:
-        return t.pointwise(name, input, other)
-    dtype = t.promote(name, (input, other))
+        return ops.pointwise(t, name, input, other)
+    dtype = ops.promote(t, name, (input, other))
     if isinstance(alpha, float) and not dtype.is_floating_point:
         raise exc.TypeInferenceError(f"torch.{name} of integers takes an integer as alpha, got {alpha!r}.")
-    total = in_float32(lambda t, a, b: t.pointwise(name, a, b * alpha))(t, input, t.as_device(other))
-    return t.cast(total, dtype) if isinstance(alpha, int) else total
+    total = in_float32(lambda t, a, b: ops.pointwise(t, name, a, b * alpha))(t, input, ops.as_device(t, other))
+    return ops.cast(t, total, dtype) if isinstance(alpha, int) else total
 
 
 @rule(*named("add"), torch.Tensor.__add__, torch.Tensor.__radd__)
@@ -152,7 +155,7 @@ def _sub(t: Tracer, input: Any, other: Any, *, alpha: Any = 1) -> DeviceValue:
 
 @rule(*named("mul"), *named("multiply"), torch.Tensor.__mul__, torch.Tensor.__rmul__)
 def _mul(t: Tracer, input: Any, other: Any) -> DeviceValue:
-    return t.pointwise("mul", input, other)
+    return ops.pointwise(t, "mul", input, other)
 
 
 @rule(*named("div"), *named("divide"), *named("true_divide"), torch.Tensor.__truediv__)
@@ -160,15 +163,15 @@ def _div(t: Tracer, input: Any, other: Any, *, rounding_mode: str | None = None)
     names = {None: "div", "floor": "floordiv", "trunc": "truncdiv"}
     if rounding_mode not in names:
         raise TypeError(f"rounding_mode must be None, 'floor' or 'trunc', got {rounding_mode!r}")
-    if rounding_mode == "trunc" and t.promote("truncdiv", (input, other)) in HALF:
+    if rounding_mode == "trunc" and ops.promote(t, "truncdiv", (input, other)) in HALF:
         # eager rounds the quotient to its dtype before it truncates
-        return t.pointwise("trunc", t.pointwise("div", input, other))
-    return t.pointwise(names[rounding_mode], input, other)
+        return ops.pointwise(t, "trunc", ops.pointwise(t, "div", input, other))
+    return ops.pointwise(t, names[rounding_mode], input, other)
 
 
 @rule(*named("floor_divide"), torch.Tensor.__floordiv__)
 def _floordiv(t: Tracer, input: Any, other: Any) -> DeviceValue:
-    return t.pointwise("floordiv", input, other)
+    return ops.pointwise(t, "floordiv", input, other)
 
 
 @rule(
@@ -187,19 +190,19 @@ def _same(t: Tracer, input: DeviceValue, *, memory_format: Any = None) -> Device
 def _where(t: Tracer, condition: Any, input: Any = None, other: Any = None) -> DeviceValue:
     if input is None or other is None:
         raise exc.DataDependentOutputShapeNotSupported(name="torch.where with one argument")
-    return t.pointwise("where", condition, input, other)
+    return ops.pointwise(t, "where", condition, input, other)
 
 
 @rule(torch.Tensor.where)
 def _where_method(t: Tracer, input: DeviceValue, condition: Any, other: Any) -> DeviceValue:
     """The method takes the condition second: what it is called on is chosen where that holds."""
-    return t.pointwise("where", condition, input, other)
+    return ops.pointwise(t, "where", condition, input, other)
 
 
 @rule(torch.Tensor.masked_fill, torch.masked_fill)
 def _masked_fill(t: Tracer, input: DeviceValue, mask: Any, value: Any) -> DeviceValue:
-    fill = t.cast(value, input.dtype) if isinstance(value, DeviceValue) else t.full((), value, input.dtype)
-    return t.pointwise("where", mask, fill, input)
+    fill = ops.cast(t, value, input.dtype) if isinstance(value, DeviceValue) else ops.full(t, (), value, input.dtype)
+    return ops.pointwise(t, "where", mask, fill, input)
 
 
 @rule(*named("clamp"), *named("clip"))
@@ -207,30 +210,30 @@ def _clamp(t: Tracer, input: DeviceValue, min: Any = None, max: Any = None) -> D
     if min is None and max is None:
         raise TypeError("at least one of min and max must be given")
     if min is not None:
-        input = t.pointwise("maximum", input, min)
-    return input if max is None else t.pointwise("minimum", input, max)
+        input = ops.pointwise(t, "maximum", input, min)
+    return input if max is None else ops.pointwise(t, "minimum", input, max)
 
 
 @rule(torch.Tensor.clamp_min, torch.clamp_min)
 def _clamp_min(t: Tracer, input: DeviceValue, min: Any) -> DeviceValue:
-    return t.pointwise("maximum", input, min)
+    return ops.pointwise(t, "maximum", input, min)
 
 
 @rule(torch.Tensor.clamp_max, torch.clamp_max)
 def _clamp_max(t: Tracer, input: DeviceValue, max: Any) -> DeviceValue:
-    return t.pointwise("minimum", input, max)
+    return ops.pointwise(t, "minimum", input, max)
 
 
 @rule(*named("round"))
 def _round(t: Tracer, input: DeviceValue, *, decimals: int = 0) -> DeviceValue:
     if decimals != 0:
         raise exc.UnsupportedTorchFunction(name="torch.round with decimals", remedy="; scale, round and scale back")
-    return t.pointwise("round", input)
+    return ops.pointwise(t, "round", input)
 
 
 @rule(*named("square"))
 def _square(t: Tracer, input: DeviceValue) -> DeviceValue:
-    return t.pointwise("mul", input, input)
+    return ops.pointwise(t, "mul", input, input)
 
 
 # --- dtype conversions -------------------------------------------------------------------------------------------------
@@ -255,14 +258,14 @@ def _to(t: Tracer, input: DeviceValue, *args: Any, **kwargs: Any) -> DeviceValue
             raise TypeError(f"cannot convert to {describe(item)}")
     if device is not None and torch.device(device) != input.device:
         raise exc.UnsupportedTorchFunction(name="moving a device value to another device", remedy="")
-    return t.cast(input, dtype)
+    return ops.cast(t, input, dtype)
 
 
 for _name, _dtype in {
     "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64,
     "int": torch.int32, "long": torch.int64, "short": torch.int16, "char": torch.int8, "byte": torch.uint8, "bool": torch.bool,
 }.items():  # fmt: skip
-    rule(getattr(torch.Tensor, _name))(lambda t, input, dtype=_dtype: t.cast(input, dtype))
+    rule(getattr(torch.Tensor, _name))(lambda t, input, dtype=_dtype: ops.cast(t, input, dtype))
 
 
 # --- composites: our own few lines over device values ------------------------------------------------------------------
@@ -271,38 +274,38 @@ for _name, _dtype in {
 @rule(F.silu)
 @in_float32
 def _silu(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
-    return input * t.pointwise("sigmoid", input)
+    return input * ops.pointwise(t, "sigmoid", input)
 
 
 @rule(F.gelu)
 @in_float32
 def _gelu(t: Tracer, input: DeviceValue, *, approximate: str = "none") -> DeviceValue:
     if approximate == "none":
-        return input * 0.5 * (t.pointwise("erf", input * math.sqrt(0.5)) + 1.0)
+        return input * 0.5 * (ops.pointwise(t, "erf", input * math.sqrt(0.5)) + 1.0)
     if approximate != "tanh":
         raise TypeError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
     inner = (input + input * input * input * 0.044715) * math.sqrt(2.0 / math.pi)
-    return input * 0.5 * (t.pointwise("tanh", inner) + 1.0)
+    return input * 0.5 * (ops.pointwise(t, "tanh", inner) + 1.0)
 
 
 @rule(F.softplus)
 @in_float32
 def _softplus(t: Tracer, input: DeviceValue, beta: float = 1.0, threshold: float = 20.0) -> DeviceValue:
     scaled = input * beta
-    soft = t.pointwise("log1p", t.pointwise("exp", t.pointwise("minimum", scaled, threshold))) / beta
-    return t.pointwise("where", scaled > threshold, input, soft)
+    soft = ops.pointwise(t, "log1p", ops.pointwise(t, "exp", ops.pointwise(t, "minimum", scaled, threshold))) / beta
+    return ops.pointwise(t, "where", scaled > threshold, input, soft)
 
 
 @rule(F.leaky_relu)
 @in_float32
 def _leaky_relu(t: Tracer, input: DeviceValue, negative_slope: float = 0.01, inplace: bool = False) -> DeviceValue:
-    return t.pointwise("where", input > 0, input, input * negative_slope)
+    return ops.pointwise(t, "where", input > 0, input, input * negative_slope)
 
 
 @rule(F.elu)
 @in_float32
 def _elu(t: Tracer, input: DeviceValue, alpha: float = 1.0, inplace: bool = False) -> DeviceValue:
-    return t.pointwise("where", input > 0, input, t.pointwise("expm1", input) * alpha)
+    return ops.pointwise(t, "where", input > 0, input, ops.pointwise(t, "expm1", input) * alpha)
 
 
 @rule(F.hardtanh)
@@ -332,14 +335,14 @@ def _hardswish(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceVa
 @rule(F.mish)
 @in_float32
 def _mish(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
-    return input * t.pointwise("tanh", _softplus(t, input))
+    return input * ops.pointwise(t, "tanh", _softplus(t, input))
 
 
 @rule(F.logsigmoid)
 @in_float32
 def _logsigmoid(t: Tracer, input: DeviceValue) -> DeviceValue:
-    return t.pointwise("minimum", input, 0.0) - t.pointwise(
-        "log1p_unit", t.pointwise("exp", -t.pointwise("abs", input))
+    return ops.pointwise(t, "minimum", input, 0.0) - ops.pointwise(
+        t, "log1p_unit", ops.pointwise(t, "exp", -ops.pointwise(t, "abs", input))
     )
 
 
@@ -367,21 +370,24 @@ def _addcdiv(t: Tracer, input: DeviceValue, tensor1: Any, tensor2: Any, *, value
 @rule(*named("xlogy"), torch.special.xlogy)
 @in_float32
 def _xlogy(t: Tracer, input: DeviceValue, other: Any) -> DeviceValue:
-    product = t.pointwise("mul", input, t.pointwise("log", other))
-    zero = t.pointwise(
-        "logical_and", t.pointwise("eq", input, 0), t.pointwise("logical_not", t.pointwise("isnan", other))
+    product = ops.pointwise(t, "mul", input, ops.pointwise(t, "log", other))
+    zero = ops.pointwise(
+        t,
+        "logical_and",
+        ops.pointwise(t, "eq", input, 0),
+        ops.pointwise(t, "logical_not", ops.pointwise(t, "isnan", other)),
     )
-    return t.pointwise("where", zero, 0.0, product)
+    return ops.pointwise(t, "where", zero, 0.0, product)
 
 
 @rule(*named("logaddexp"))
 @in_float32
 def _logaddexp(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
-    high = t.pointwise("maximum", input, other)
-    low = t.pointwise("minimum", input, other)
-    same = t.pointwise("eq", input, other)  # also when both are the same infinity, where high - low is nan
-    gap = t.pointwise("where", same, 0.0, low - high)
-    return high + t.pointwise("log1p_unit", t.pointwise("exp", gap))
+    high = ops.pointwise(t, "maximum", input, other)
+    low = ops.pointwise(t, "minimum", input, other)
+    same = ops.pointwise(t, "eq", input, other)  # also when both are the same infinity, where high - low is nan
+    gap = ops.pointwise(t, "where", same, 0.0, low - high)
+    return high + ops.pointwise(t, "log1p_unit", ops.pointwise(t, "exp", gap))
 
 
 def truth(t: Tracer, value: Any) -> Any:
@@ -389,5 +395,5 @@ def truth(t: Tracer, value: Any) -> Any:
     if isinstance(value, Expr) and value.kind is not bool:
         return value != 0
     if isinstance(value, DeviceValue) and value.dtype != torch.bool:
-        return t.pointwise("ne", value, 0)
+        return ops.pointwise(t, "ne", value, 0)
     return value

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from ... import exc
 from ..._shapes import ONE, Expr
 from ..ir.grammar import ReduceName
+from . import ops
 from .rules import Rule, Rules
 from .torch_pointwise import HALF, in_float32, named
 from .torch_shapes import position
@@ -43,10 +44,10 @@ def _positions(input: DeviceValue, dim: Any) -> list[int]:
 def _reduce(
     t: Tracer, name: ReduceName, input: DeviceValue, positions: list[int], keepdim: bool, dtype: torch.dtype
 ) -> DeviceValue:
-    result = t.reduce(name, input, positions, dtype) if positions else t.cast(input, dtype)
+    result = ops.reduce(t, name, input, positions, dtype) if positions else ops.cast(t, input, dtype)
     if keepdim:
         dims = tuple(ONE if i in positions else d for i, d in enumerate(input.dims))
-        result = t.reshape(result, dims)
+        result = ops.reshape(t, result, dims)
     return result
 
 
@@ -77,11 +78,11 @@ def _count(t: Tracer, input: DeviceValue, positions: list[int]) -> Any:
     for at in positions:
         for block in input.dims[at].blocks:
             known = t.blocks[block]
-            tile = t.active_blocks.get(block)
+            tile = t.blocks.active.get(block)
             if known.kind == "tile" and tile is not None:
                 count = (tile.end - tile.begin) * count
             else:
-                count = count * t.block_size(known)
+                count = count * t.blocks.block_size(known)
         count = count * input.dims[at].const
     return count
 
@@ -89,10 +90,12 @@ def _count(t: Tracer, input: DeviceValue, positions: list[int]) -> Any:
 def _accumulated(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool, dtype: Any) -> DeviceValue:
     """sum and prod: half precision accumulates in fp32, integers in int64."""
     if dtype is not None:
-        input = t.cast(input, dtype)
+        input = ops.cast(t, input, dtype)
     result = input.dtype if input.dtype.is_floating_point else torch.int64
     wide = torch.float32 if result in HALF else result
-    return t.cast(_reduce(t, name, t.cast(input, wide), _positions(input, dim), keepdim, wide), dtype or result)
+    return ops.cast(
+        t, _reduce(t, name, ops.cast(t, input, wide), _positions(input, dim), keepdim, wide), dtype or result
+    )
 
 
 @rule(*named("sum"))
@@ -113,8 +116,8 @@ def _mean(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False,
     wide = torch.float32 if result in HALF else result
     positions = _positions(input, dim)
     whole(t, input, positions, "mean", _SUMS)
-    total = _reduce(t, "sum", t.cast(input, wide), positions, keepdim, wide)
-    return t.cast(total / _count(t, input, positions), result)
+    total = _reduce(t, "sum", ops.cast(t, input, wide), positions, keepdim, wide)
+    return ops.cast(t, total / _count(t, input, positions), result)
 
 
 def _moments(t: Tracer, input: DeviceValue, positions: list[int], correction: Any) -> tuple[DeviceValue, DeviceValue]:
@@ -140,11 +143,11 @@ def _variance(
         raise exc.TorchOpTracingError(name="torch.var", reason=f"the input must be floating point, got {input.dtype}")
     positions = _positions(input, dim)
     whole(t, input, positions, "var", _SUMS)
-    wide = t.cast(input, torch.float32) if input.dtype in HALF else input
+    wide = ops.cast(t, input, torch.float32) if input.dtype in HALF else input
     variance, mean = _moments(t, wide, positions, correction)
     if not keepdim:
         dims = tuple(d for i, d in enumerate(input.dims) if i not in positions)
-        variance, mean = t.reshape(variance, dims), t.reshape(mean, dims)
+        variance, mean = ops.reshape(t, variance, dims), ops.reshape(t, mean, dims)
     return variance, mean
 
 
@@ -158,7 +161,7 @@ def _var(
     *,
     correction: Any = None,
 ) -> DeviceValue:
-    return t.cast(_variance(t, input, dim, unbiased, correction, keepdim)[0], input.dtype)
+    return ops.cast(t, _variance(t, input, dim, unbiased, correction, keepdim)[0], input.dtype)
 
 
 @rule(*named("std"))
@@ -172,7 +175,7 @@ def _std(
     correction: Any = None,
 ) -> DeviceValue:
     variance = _variance(t, input, dim, unbiased, correction, keepdim)[0]
-    return t.cast(t.pointwise("sqrt", variance), input.dtype)
+    return ops.cast(t, ops.pointwise(t, "sqrt", variance), input.dtype)
 
 
 @rule(torch.var_mean)
@@ -186,7 +189,7 @@ def _var_mean(
     correction: Any = None,
 ) -> tuple[DeviceValue, DeviceValue]:
     variance, mean = _variance(t, input, dim, unbiased, correction, keepdim)
-    return t.cast(variance, input.dtype), t.cast(mean, input.dtype)
+    return ops.cast(t, variance, input.dtype), ops.cast(t, mean, input.dtype)
 
 
 @rule(*named("amax"))
@@ -222,9 +225,9 @@ def _argmin(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = Fals
 def _extremum(t: Tracer, name: ReduceName, input: DeviceValue, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``max``/``min``: of two values elementwise, of everything, or along a dimension with indices."""
     if args and isinstance(args[0], DeviceValue):
-        return t.pointwise({"max": "maximum", "min": "minimum"}[name], input, args[0])
+        return ops.pointwise(t, {"max": "maximum", "min": "minimum"}[name], input, args[0])
     if "other" in kwargs:
-        return t.pointwise({"max": "maximum", "min": "minimum"}[name], input, kwargs["other"])
+        return ops.pointwise(t, {"max": "maximum", "min": "minimum"}[name], input, kwargs["other"])
     if not args and "dim" not in kwargs:
         return _reduce(t, name, input, _extremes(t, name, input, None), False, input.dtype)
     dim = args[0] if args else kwargs["dim"]
@@ -244,10 +247,10 @@ def _min(t: Tracer, input: DeviceValue, *args: Any, **kwargs: Any) -> Any:
 
 
 def _truth_reduce(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
-    flags = input if input.dtype == torch.bool else t.pointwise("ne", input, 0)
+    flags = input if input.dtype == torch.bool else ops.pointwise(t, "ne", input, 0)
     # any = max and all = min of 0 and 1
-    reduced = _reduce(t, name, t.cast(flags, torch.int32), _positions(input, dim), keepdim, torch.int32)
-    return t.pointwise("ne", reduced, 0)
+    reduced = _reduce(t, name, ops.cast(t, flags, torch.int32), _positions(input, dim), keepdim, torch.int32)
+    return ops.pointwise(t, "ne", reduced, 0)
 
 
 @rule(*named("any"))
@@ -269,14 +272,14 @@ def _in_floats(fn: Rule) -> Rule:
     @functools.wraps(fn)
     def call(t: Tracer, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(value, DeviceValue) and not value.dtype.is_floating_point:
-            value = t.cast(value, t.promote("sqrt", (value,)))
+            value = ops.cast(t, value, ops.promote(t, "sqrt", (value,)))
         return fn(t, value, *args, **kwargs)
 
     return call
 
 
 def _softmax_dtype(t: Tracer, input: DeviceValue, dtype: Any) -> DeviceValue:
-    return input if dtype is None else t.cast(input, dtype)
+    return input if dtype is None else ops.cast(t, input, dtype)
 
 
 @_in_floats
@@ -285,7 +288,7 @@ def _softmax_of(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
     at = [position(input, dim)]
     whole(t, input, at, "softmax")
     high = _reduce(t, "max", input, at, True, input.dtype)
-    powers = t.pointwise("exp", input - high)
+    powers = ops.pointwise(t, "exp", input - high)
     return powers / _reduce(t, "sum", powers, at, True, input.dtype)
 
 
@@ -307,7 +310,7 @@ def _log_softmax_of(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
     at = [position(input, dim)]
     whole(t, input, at, "log_softmax")
     shifted = input - _reduce(t, "max", input, at, True, input.dtype)
-    return shifted - t.pointwise("log", _reduce(t, "sum", t.pointwise("exp", shifted), at, True, input.dtype))
+    return shifted - ops.pointwise(t, "log", _reduce(t, "sum", ops.pointwise(t, "exp", shifted), at, True, input.dtype))
 
 
 @rule(F.log_softmax)
@@ -329,14 +332,17 @@ def _logsumexp(t: Tracer, input: DeviceValue, dim: Any, keepdim: bool = False) -
     at = _positions(input, dim)
     high = _reduce(t, "max", input, at, True, input.dtype)
     # a row of infinities has no finite maximum to subtract: exp(inf - inf) would be nan
-    finite = t.pointwise("where", t.pointwise("isinf", high), 0.0, high)
-    total = t.pointwise("log", _reduce(t, "sum", t.pointwise("exp", input - finite), at, True, input.dtype)) + finite
-    return total if keepdim else t.reshape(total, tuple(d for i, d in enumerate(input.dims) if i not in at))
+    finite = ops.pointwise(t, "where", ops.pointwise(t, "isinf", high), 0.0, high)
+    total = (
+        ops.pointwise(t, "log", _reduce(t, "sum", ops.pointwise(t, "exp", input - finite), at, True, input.dtype))
+        + finite
+    )
+    return total if keepdim else ops.reshape(t, total, tuple(d for i, d in enumerate(input.dims) if i not in at))
 
 
 def _trailing(t: Tracer, input: DeviceValue, normalized_shape: Any) -> list[int]:
     sizes = list(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else [normalized_shape]
-    dims = [t.dim_of(size) for size in sizes]
+    dims = [t.blocks.dim_of(size) for size in sizes]
     tail = input.dims[input.ndim - len(dims) :]
     if len(dims) > input.ndim or any(_extent(t, d) != _extent(t, s) for d, s in zip(dims, tail, strict=True)):
         raise exc.ShapeMismatch(
@@ -346,7 +352,7 @@ def _trailing(t: Tracer, input: DeviceValue, normalized_shape: Any) -> list[int]
 
 
 def _extent(t: Tracer, dim: Any) -> Any:
-    size = t.size_of(dim)
+    size = t.blocks.size_of(dim)
     return size.key if isinstance(size, Expr) else size
 
 
@@ -359,7 +365,7 @@ def _layer_norm(
     positions = _trailing(t, input, normalized_shape)
     whole(t, input, positions, "nn.functional.layer_norm")
     variance, mean = _moments(t, input, positions, 0)
-    result = (input - mean) * t.pointwise("rsqrt", variance + eps)
+    result = (input - mean) * ops.pointwise(t, "rsqrt", variance + eps)
     if weight is not None:
         result = result * weight
     return result if bias is None else result + bias
@@ -375,7 +381,7 @@ def _rms_norm(
     whole(t, input, positions, "nn.functional.rms_norm")
     count = _count(t, input, positions)
     power = _reduce(t, "sum", input * input, positions, True, input.dtype) / count
-    result = input * t.pointwise("rsqrt", power + (torch.finfo(input.dtype).eps if eps is None else eps))
+    result = input * ops.pointwise(t, "rsqrt", power + (torch.finfo(input.dtype).eps if eps is None else eps))
     return result if weight is None else result * weight
 
 
@@ -392,15 +398,15 @@ def _norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: b
             "norm",
             "; sum the powers over a loop and take the root of the total, or take the whole dimension with `:`",
         )
-    magnitude = t.pointwise("abs", input)
+    magnitude = ops.pointwise(t, "abs", input)
     if p in ("fro", 2, 2.0):
-        return t.pointwise("sqrt", _reduce(t, "sum", input * input, at, keepdim, input.dtype))
+        return ops.pointwise(t, "sqrt", _reduce(t, "sum", input * input, at, keepdim, input.dtype))
     if p in (1, 1.0):
         return _reduce(t, "sum", magnitude, at, keepdim, input.dtype)
     if p == math.inf:
         return _reduce(t, "max", magnitude, at, keepdim, input.dtype)
     if isinstance(p, (int, float)) and p > 0 and p != math.inf:
-        return t.pointwise(
-            "pow", _reduce(t, "sum", t.pointwise("pow", magnitude, p), at, keepdim, input.dtype), 1.0 / p
+        return ops.pointwise(
+            t, "pow", _reduce(t, "sum", ops.pointwise(t, "pow", magnitude, p), at, keepdim, input.dtype), 1.0 / p
         )
     raise exc.UnsupportedTorchFunction(name=f"a norm of order {p!r}", remedy="; use a positive order or inf")

@@ -64,11 +64,11 @@ def trace(
     """Walk ``fn`` on its arguments. ``constants`` are the parameters annotated as compile-time constants."""
     source = parse_kernel(fn)
     t = Tracer(context, RULES)
-    t.taken = frozenset(n.id for n in ast.walk(source.node) if isinstance(n, ast.Name)) | frozenset(arguments)
+    t.numbers.taken = frozenset(n.id for n in ast.walk(source.node) if isinstance(n, ast.Name)) | frozenset(arguments)
     frame = Frame(source, fn.__globals__, {}, is_kernel=True)
     assert isinstance(source.node, ast.FunctionDef)
     lift = Arguments(t, frozenset(assigned_names(source.node.body)), context.settings.static_shapes)
-    t.meeting(_tensors(tuple(arguments.values())))
+    t.tensors.meeting(_tensors(tuple(arguments.values())))
     for at, (name, value) in enumerate(arguments.items()):
         frame.names[name] = lift.lift(value, name, at, name in constants)
     walk = Walk(t, frame, SYNTAX)
@@ -76,14 +76,14 @@ def trace(
     if not walk.roots and not walk.skipped:
         raise exc.NoDeviceLoopsInKernel(kernel=fn.__name__)
     program = Program(
-        tensors=tuple(t.tensors),
-        blocks=tuple(t.blocks),
+        tensors=tuple(t.tensors.program),
+        blocks=tuple(t.blocks.all),
         roots=tuple(walk.roots),
         host=_host_module(fn, source, walk),
         index_dtype=context.index_dtype,
-        tunables=tuple(t.tunables.items()),
+        tunables=tuple(t.registered.tunables.items()),
     )
-    return Traced(program, dict(t.specialized), tuple(t.warnings), tuple(t.guards.values()))
+    return Traced(program, dict(t.numbers.specialized), tuple(t.world.warnings), tuple(t.world.guards.values()))
 
 
 def _with_body(function: ast.FunctionDef, body: list[ast.stmt]) -> ast.FunctionDef:
@@ -102,24 +102,24 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
     function = source.node
     assert isinstance(function, ast.FunctionDef)
     assigned = frozenset(assigned_names(function.body))
-    tensors = (v.source for v in walk.t.lifted.values() if len(v.origin) == 2)
+    tensors = (v.source for v in walk.t.tensors.lifted.values() if len(v.origin) == 2)
     reference = next((name for name in tensors if name.isidentifier() and name not in assigned), "")
     return HostModule(
         name=fn.__name__,
         function=_with_body(function, walk.body),
         source_module=fn.__module__,
         device_source=source.file,
-        registered=dict(walk.t.registered),
-        tunable_calls=dict(walk.t.tunable_calls),
-        specialized_calls=frozenset(walk.t.specialized_calls),
-        symbols={s.name: s.source for s in walk.t.symbols.values()},
+        registered=dict(walk.t.registered.block_sizes),
+        tunable_calls=dict(walk.t.registered.tunable_calls),
+        specialized_calls=frozenset(walk.t.registered.specialized_calls),
+        symbols={s.name: s.source for s in walk.t.numbers.symbols.values()},
         late_symbols={
-            **{name: f"{tensor.source or tensor.made}.{what}" for name, (tensor, what) in walk.t.late.items()},
-            **{name: text for name, text in walk.t.drawn.items() if text},
+            **{name: f"{tensor.source or tensor.made}.{what}" for name, (tensor, what) in walk.t.numbers.late.items()},
+            **{name: text for name, text in walk.t.numbers.drawn.items() if text},
         },
-        captures=dict(walk.t.captures),
-        source_globals=_source_globals(fn, walk.t.taken),
-        checks=tuple(walk.t.checks),
+        captures=dict(walk.t.numbers.captures),
+        source_globals=_source_globals(fn, walk.t.numbers.taken),
+        checks=tuple(walk.t.tensors.checks),
         reference=reference,
-        argument_checks=tuple(walk.t.argument_checks),
+        argument_checks=tuple(walk.t.numbers.argument_checks),
     )

@@ -550,6 +550,11 @@ def find_tracer(args: Any, kwargs: Any = None) -> Recorder:
     raise exc.InternalError(step="trace", reason="a torch function was called without an abstract value")
 
 
+def source_name(tensor: HostTensorValue) -> str:
+    """What messages call a host tensor."""
+    return tensor.source or "tensor"
+
+
 def describe(value: Any) -> str:
     """A value for an error message."""
     if isinstance(value, DeviceValue):

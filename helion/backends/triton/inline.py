@@ -12,6 +12,7 @@ from typing import Any
 
 from ... import exc
 from ... import language as hl
+from ..._compiler.frontend import memory, ops
 from ..._compiler.frontend.hl_escape import inline
 from ..._compiler.frontend.rules import Rules
 from ..._compiler.frontend.tracer import Tracer
@@ -32,8 +33,8 @@ class _InlineArguments:
 
 def _inline_arguments(t: Tracer, args: Any) -> _InlineArguments:
     given = args if isinstance(args, dict) else {str(i): a for i, a in enumerate(args)}
-    operands = [t.operand(a) for a in given.values() if not isinstance(a, HostTensorValue)]
-    tensors = tuple(t.tensor_id(a) for a in given.values() if isinstance(a, HostTensorValue))
+    operands = [ops.operand(t, a) for a in given.values() if not isinstance(a, HostTensorValue)]
+    tensors = tuple(memory.tensor_id(t, a) for a in given.values() if isinstance(a, HostTensorValue))
     values, pointers = iter(range(len(operands))), itertools.count(len(operands))
     places = {k: f"{{{next(pointers if isinstance(a, HostTensorValue) else values)}}}" for k, a in given.items()}
     return _InlineArguments(places=places, operands=operands, tensors=tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -12,10 +13,15 @@ from harness import context_for, tensor
 
 import helion.language as hl
 from helion import exc
+from helion._compiler.context import CompileContext
+from helion._compiler.frontend import memory, ops
 from helion._compiler.frontend import trace as entry
+from helion._compiler.frontend.journal import Part
+from helion._compiler.frontend.rules import Rules
 from helion._compiler.frontend.torch_functions import RULES
 from helion._compiler.frontend.tracer import Tracer
 from helion._compiler.frontend.values import HostTensorValue
+from helion._compiler.ir.build import Builder
 from helion._compiler.ir.printer import print_program
 
 _COLLECTIONS = (list, dict, set)
@@ -26,47 +32,62 @@ def traced(fn: Callable[..., Any], *args: Any) -> entry.Traced:
     return entry.trace(fn, arguments, context_for(), frozenset())
 
 
+def parts(t: Tracer) -> dict[str, Part]:
+    return {type(part).__name__: part for part in t.parts}
+
+
 def contents(value: Any) -> Any:
     """A value that can be compared later: collections as they are now, anything else itself."""
     return (type(value), value.copy()) if type(value) in _COLLECTIONS else value
 
 
-def disturb(t: Tracer, name: str) -> None:
+def disturb(part: Part, name: str) -> None:
     """Change an attribute as traces do: collections grow, anything else is replaced."""
-    value, new = getattr(t, name), object()
+    value, new = getattr(part, name), object()
     if type(value) is list:
         value.append(new)
     elif type(value) is dict:
         value[new] = new
     elif type(value) is set:
         value.add(new)
-    elif name != "builder":
-        setattr(t, name, new)
+    elif not isinstance(value, (Part, Builder)):  # they have attributes of their own
+        setattr(part, name, new)
 
 
-ATTRIBUTES = sorted(vars(Tracer(context_for(), RULES)))
+ATTRIBUTES = [
+    (where, name) for where, part in parts(Tracer(context_for(), RULES)).items() for name in sorted(vars(part))
+]
 
 
-@pytest.mark.parametrize("name", ATTRIBUTES)
-def test_every_attribute_goes_back(name: str) -> None:
+@pytest.mark.parametrize(("where", "name"), ATTRIBUTES)
+def test_every_attribute_goes_back(where: str, name: str) -> None:
     t = Tracer(context_for(), RULES)
-    before = contents(getattr(t, name))
+    part = parts(t)[where]
+    before = contents(getattr(part, name))
     saved = t.snapshot()
     for _ in range(2):  # a snapshot may be used again
-        disturb(t, name)
+        disturb(part, name)
         t.restore(saved)
-        assert contents(getattr(t, name)) == before
+        assert contents(getattr(part, name)) == before
+
+
+@pytest.mark.parametrize(("where", "name"), ATTRIBUTES)
+def test_nothing_else_in_a_part_can_change(where: str, name: str) -> None:
+    """Objects that are changed in place are parts, or collections, or put back by ``restore`` by name."""
+    value = getattr(parts(Tracer(context_for(), RULES))[where], name)
+    fixed = (int, bool, str, frozenset, torch.device, CompileContext, Rules, FunctionType)
+    assert type(value) in _COLLECTIONS or isinstance(value, (Part, Builder, *fixed))
 
 
 def test_the_builder_goes_back() -> None:
     t = Tracer(context_for(), RULES)
-    with t.builder.region() as ops:
-        kept = t.full((), 1.0, torch.float32)
+    with t.builder.region() as recorded:
+        kept = ops.full(t, (), 1.0, torch.float32)
         saved = t.snapshot()
-        dropped = t.full((), 2.0, torch.float32)
+        dropped = ops.full(t, (), 2.0, torch.float32)
         t.restore(saved)
-        assert [op.results for op in ops] == [(kept.value,)]
-        again = t.full((), 3.0, torch.float32)
+        assert [op.results for op in recorded] == [(kept.value,)]
+        again = ops.full(t, (), 3.0, torch.float32)
     assert again.value.number == dropped.value.number
 
 
@@ -81,7 +102,7 @@ def test_host_tensors_go_back() -> None:
     t.restore(saved)
     assert vars(known) == before
     assert known.meta.shape == (4, 8)
-    assert t.host_tensors == [known]
+    assert t.tensors.made == [known]
 
 
 def collections_in(value: Any) -> list[Any]:
@@ -149,8 +170,8 @@ def test_collections_hold_nothing_that_is_changed_in_place(fn: Callable[..., Any
 
     monkeypatch.setattr(entry, "Tracer", Watched)
     traced(fn, tensor(64, 32, dtype=torch.float32), tensor(1, dtype=torch.float32))
-    held = {name: collections_in(value) for name, value in vars(made[0]).items() if type(value) in _COLLECTIONS}
-    assert not {name: items for name, items in held.items() if items}
+    held = [value for part in made[0].parts for value in vars(part).values() if type(value) in _COLLECTIONS]
+    assert not [items for value in held if (items := collections_in(value))]
 
 
 def atomic_slots(fn: Callable[..., Any]) -> list[int]:
@@ -185,14 +206,19 @@ def test_going_back_is_as_never_having_traced(fn: Callable[..., Any], monkeypatc
     expected = print_program(traced(fn, *arguments).program)
 
     def twice(once: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: Tracer, *args: Any, **kwargs: Any) -> Any:
-            saved = self.snapshot()
-            once(self, *args, **kwargs)
-            self.restore(saved)
-            return once(self, *args, **kwargs)
+        def call(t: Tracer, *args: Any, **kwargs: Any) -> Any:
+            saved = t.snapshot()
+            once(t, *args, **kwargs)
+            t.restore(saved)
+            return once(t, *args, **kwargs)
 
         return call
 
-    for name in ("load", "store", "atomic", "torch_call", "tile_index", "full"):
-        monkeypatch.setattr(Tracer, name, twice(getattr(Tracer, name)))
+    for owner, names in (
+        (Tracer, ("torch_call", "tile_index")),
+        (memory, ("load", "store", "atomic")),
+        (ops, ("full",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, twice(getattr(owner, name)))
     assert print_program(traced(fn, *arguments).program) == expected

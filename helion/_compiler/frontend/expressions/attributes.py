@@ -48,15 +48,15 @@ def attribute_of(s: Scope, value: Any, name: str, node: ast.expr | None = None) 
         return _attribute_of_number(s, value, name)
     if isinstance(value, (HostTensorValue, DeviceValue)):
         if isinstance(value, HostTensorValue) and name in host_tensors.READS:
-            s.t.rely(value)
+            s.t.tensors.rely(value)
         return _attribute_of_tensor(value, name)
     if isinstance(value, Tile):
         return getattr(value, name)
-    if (id(value), name) in s.t.attributes:
-        return s.t.attributes[(id(value), name)][1]
+    if (id(value), name) in s.t.world.attributes:
+        return s.t.world.attributes[(id(value), name)][1]
     static = inspect.getattr_static(type(value), name, None)
     if isinstance(static, property) and isinstance(static.fget, types.FunctionType) and is_walked(static.fget):
-        s.t.assume("attribute", type(value), name, static)
+        s.t.world.assume("attribute", type(value), name, static)
         return call(s, static.fget, (value,), {}, node or ast.Constant(None))
     if not s.t.on_device and not is_plain_object(value, name):
         return unknown(s, getattr, (value, name))
@@ -64,11 +64,11 @@ def attribute_of(s: Scope, value: Any, name: str, node: ast.expr | None = None) 
     if callable(static):
         assume_method(s.t, value, name)
     if not callable(static):
-        s.t.assume("attribute", value, name, result)
-        where = s.t.function_sources.get(id(value), "")
+        s.t.world.assume("attribute", value, name, result)
+        where = s.t.world.function_sources.get(id(value), "")
         found = lift_object(s.t, result, f"{where}.{name}") if where else lifted(s, result, node)
         if where and hasattr(result, "__dict__") and not isinstance(result, types.ModuleType):
-            s.t.function_sources.setdefault(id(result), f"{where}.{name}")
+            s.t.world.function_sources.setdefault(id(result), f"{where}.{name}")
         return found
     return result
 
@@ -96,7 +96,7 @@ def _attribute_of_number(s: Scope, value: Expr, name: str) -> Any:
     if not callable(found):
         if is_runtime(s.t, value):
             return runtime_number(s, type(getattr(value.hint, name)))
-        return getattr(s.t.specialize(value), name)
+        return getattr(s.t.numbers.specialize(value), name)
     method = getattr(value.hint, name)
 
     def called(*args: Any, **kwargs: Any) -> Any:

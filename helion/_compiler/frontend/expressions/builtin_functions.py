@@ -10,7 +10,7 @@ import torch
 
 from .... import exc
 from ...._shapes import Expr, NeedsValue, hint_of
-from .. import host_tensors
+from .. import host_tensors, ops
 from ..runtime_values import is_runtime
 from ..tracer import Tracer
 from ..values import DeviceValue, HostTensorValue
@@ -34,10 +34,10 @@ def _reduce_pairs(name: str) -> Callable[..., Any]:
                 return functools.reduce(
                     lambda a, b: Expr(name.removesuffix("imum"), (a, b), pick(hint_of(a), hint_of(b))), items
                 )
-            return pick(s.t.specialize(item) if isinstance(item, Expr) else item for item in items)
+            return pick(s.t.numbers.specialize(item) if isinstance(item, Expr) else item for item in items)
         result = items[0]
         for item in items[1:]:
-            result = s.t.pointwise(name, result, item)
+            result = ops.pointwise(s.t, name, result, item)
         return result
 
     return call
@@ -48,9 +48,9 @@ def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
         if isinstance(value, DeviceValue):
             if value.dims:
                 raise exc.TypeInferenceError(f"{fallback.__name__}() takes a scalar, got {value!r}.")
-            return s.t.cast(value, dtype)
+            return ops.cast(s.t, value, dtype)
         if s.t.on_device:
-            return s.t.cast(s.t.number(value), dtype)
+            return ops.cast(s.t, ops.number(s.t, value), dtype)
         if isinstance(value, HostTensorValue):
             if not (isinstance(value.numel(), int) and value.numel() == 1):
                 raise exc.TypeInferenceError(f"{fallback.__name__}() takes a tensor with one element, got {value!r}.")
@@ -59,7 +59,7 @@ def _convert(dtype: torch.dtype, fallback: type) -> Callable[..., Any]:
             return value
         if is_runtime(s.t, value):
             return host_tensors.number(s.t, fallback(value.hint))
-        return fallback(s.t.specialize(value))
+        return fallback(s.t.numbers.specialize(value))
 
     return call
 
@@ -82,7 +82,7 @@ def _len(s: Scope, value: Any) -> Any:
 
 def _abs(s: Scope, value: Any) -> Any:
     if s.t.on_device:
-        return s.t.pointwise("abs", value)
+        return ops.pointwise(s.t, "abs", value)
     return abs(value)
 
 

@@ -47,7 +47,7 @@ def evaluate_call(s: Scope, node: ast.Call) -> Any:
     args, kwargs = _arguments(s, node)
     s.at(node)
     for tensor in () if is_torch_function(function) else tensors_in((args, kwargs)):
-        s.t.rely(tensor)
+        s.t.tensors.rely(tensor)
     return captured(s, call(s, function, tuple(args), kwargs, node), node)
 
 
@@ -78,7 +78,7 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if is_hashable(function) and function in DECLARED:
         return call_hl(s, function, args, kwargs, node)
     if function is ConstExpr:
-        s.t.specialized_calls.add((getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
+        s.t.registered.specialized_calls.add((getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
         return settle(s.t, args[0])
     if getattr(function, "_is_helion_kernel", False):
         raise exc.NestedKernelCallsNotSupported(name=function.name)
@@ -118,18 +118,18 @@ def _of_object(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     kind = kind_of_result(function)
     if kind is None or s.t.on_device:
         return unknown(s, function, (args, kwargs))
-    s.t.effects += 1
+    s.t.world.effects += 1
     return runtime_number(s, kind, wide=function in WIDE)
 
 
 def _of_partial(s: Scope, function: functools.partial[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What a partial function was given, tensors with host expressions for them."""
-    where = s.t.function_sources.get(id(function), "")
+    where = s.t.world.function_sources.get(id(function), "")
 
     def lifted(value: Any, path: str) -> Any:
         return lift_object(s.t, value, f"{where}.{path}" if where else "")
 
-    s.t.assume("attribute", function, "keywords", function.keywords)
+    s.t.world.assume("attribute", function, "keywords", function.keywords)
     lifted(function.func, "func")
     args = tuple(lifted(value, f"args[{at}]") for at, value in enumerate(function.args))
     return args, {name: lifted(value, f"keywords[{name!r}]") for name, value in function.keywords.items()}

@@ -39,7 +39,7 @@ def evaluate_dict_comprehension(s: Scope, node: ast.DictComp) -> Any:
 
 def _followed(s: Scope, make: Callable[[], Any]) -> Any:
     """What a comprehension gives, opaque where it depends on what only the run knows."""
-    outer, relied = dict(s.frame.names), len(s.t.relied)
+    outer, relied = dict(s.frame.names), len(s.t.tensors.relied)
     try:
         return make()
     except HARD:
@@ -48,7 +48,7 @@ def _followed(s: Scope, make: Callable[[], Any]) -> Any:
         if s.t.on_device:
             raise
         s.frame.names = outer
-        del s.t.relied[relied:]
+        del s.t.tensors.relied[relied:]
         return Opaque(error.at(s.location()))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .... import exc
 from ...._shapes import Expr, NeedsValue
-from .. import host_tensors
+from .. import host_tensors, ops
 from ..runtime_values import SAMPLES, Opaque, is_runtime, opaque, settle
 from ..torch_pointwise import truth
 from ..values import DeviceValue, HostTensorValue, Tile
@@ -30,7 +30,7 @@ def truth_on_host(s: Scope, value: Any) -> bool:
             raise exc.TypeInferenceError(
                 "A branch on what `.item()` reads off a tensor cannot be followed when the kernel is compiled; pass the number as an argument, or branch outside of the kernel."
             )
-        return bool(s.t.specialize(value))
+        return bool(s.t.numbers.specialize(value))
     if isinstance(value, Tile):
         raise exc.IncorrectTileUsage(how="as a condition")
     for name in ("bool", "len"):
@@ -53,7 +53,7 @@ def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
             s.at(node)
             if any(isinstance(v, DeviceValue) and v.dims for v in (result, value)):
                 raise exc.ConditionNotScalar(statement=ast.unparse(node), shape=repr(result))
-            result = s.t.pointwise(name, truth(s.t, result), truth(s.t, value))
+            result = ops.pointwise(s.t, name, truth(s.t, result), truth(s.t, value))
             continue
         if not s.t.on_device and is_open(s, result):
             return _open_boolean(s, node)
@@ -91,7 +91,7 @@ def evaluate_conditional(s: Scope, node: ast.IfExp) -> Any:
 def _under_condition(s: Scope, node: ast.expr) -> Any:
     """The value of an expression that may not be evaluated."""
     s.walk.uncertain += 1
-    relied = len(s.t.relied)
+    relied = len(s.t.tensors.relied)
     try:
         return evaluate(s, node)
     except HARD:
@@ -100,7 +100,7 @@ def _under_condition(s: Scope, node: ast.expr) -> Any:
         return Opaque(error)
     finally:
         s.walk.uncertain -= 1
-        del s.t.relied[relied:]
+        del s.t.tensors.relied[relied:]
 
 
 def _merged_or_opaque(s: Scope, values: list[Any], node: ast.expr) -> Any:

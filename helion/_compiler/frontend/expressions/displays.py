@@ -20,7 +20,7 @@ def evaluate_tuple(s: Scope, node: ast.Tuple) -> Any:
 def evaluate_list(s: Scope, node: ast.List) -> Any:
     items = [kept(s, item) for item in evaluate_items(s, node.elts)]
     if s.t.on_device:
-        s.t.lists[id(items)] = (items, s.t.builder.depth)
+        s.t.world.lists[id(items)] = (items, s.t.builder.depth)
     return items
 
 

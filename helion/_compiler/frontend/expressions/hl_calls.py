@@ -47,8 +47,8 @@ def _note_compile_time_call(s: Scope, function: Any, result: Any, node: ast.AST)
     """The generated host code has constants in place of these calls."""
     where = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
     if function is hl.register_block_size:
-        s.t.registered[where] = result.args[0]
+        s.t.registered.block_sizes[where] = result.args[0]
     elif function is hl.register_tunable:
-        s.t.tunable_calls[where] = result.args[0]
+        s.t.registered.tunable_calls[where] = result.args[0]
     elif function is hl.specialize:
-        s.t.specialized_calls.add(where)
+        s.t.registered.specialized_calls.add(where)

@@ -32,7 +32,7 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
         return value[index]
     if isinstance(value, Tile):
         raise exc.IncorrectTileUsage(how="with a subscript")
-    if isinstance(index, Expr) and isinstance(value, (list, tuple)) and s.t.changes(index):
+    if isinstance(index, Expr) and isinstance(value, (list, tuple)) and s.t.numbers.changes(index):
         return captured(s, item_of(s, value, index, node), node)
     found = overloaded(s, "getitem", value, index)
     if found is not NotImplemented:
@@ -45,7 +45,7 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
         index = plain(s, index)
         result = value[index]
         if isinstance(value, (dict, list)) and not isinstance(index, slice):
-            s.t.assume("item", value, index, result)
+            s.t.world.assume("item", value, index, result)
         return lifted(s, result, node)
     except (TypeError, KeyError, IndexError) as error:
         raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.") from error

@@ -10,6 +10,7 @@ from typing import Any
 
 from .... import exc
 from ...._shapes import Expr, NeedsValue
+from .. import ops
 from ..purity import operator_of
 from ..runtime_values import Opaque, is_runtime, opaque
 from ..torch_shapes import refuse_host
@@ -114,7 +115,7 @@ def evaluate_unary(s: Scope, node: ast.UnaryOp) -> Any:
 
 def negate(s: Scope, value: Any) -> Any:
     if isinstance(value, DeviceValue):
-        return s.t.pointwise("logical_not", value)
+        return ops.pointwise(s.t, "logical_not", value)
     if isinstance(value, Expr) and s.t.on_device:
         return value == 0
     if is_open(s, value):
@@ -149,7 +150,7 @@ def compare(s: Scope, op: type, left: Any, right: Any) -> Any:
 
 def _both(s: Scope, first: Any, second: Any) -> Any:
     if isinstance(first, DeviceValue) or isinstance(second, DeviceValue):
-        return s.t.pointwise("logical_and", first, second)
+        return ops.pointwise(s.t, "logical_and", first, second)
     if not s.t.on_device and is_open(s, first):
         return runtime_number(s, bool)
     return truth_on_host(s, first) and second
@@ -169,7 +170,7 @@ def _is_same(s: Scope, left: Any, right: Any) -> Any:
                 return False
             if one.kind is not bool or is_runtime(s.t, one) or is_runtime(s.t, other):
                 return runtime_number(s, bool)  # integers are one object or two
-            return s.t.specialize(one) is (s.t.specialize(other) if isinstance(other, Expr) else other)
+            return s.t.numbers.specialize(one) is (s.t.numbers.specialize(other) if isinstance(other, Expr) else other)
     if isinstance(left, HostTensorValue) and isinstance(right, HostTensorValue):
         # a view of a tensor may be that tensor
         return runtime_number(s, bool) if may_share(s.walk, left, right) else False

@@ -14,5 +14,5 @@ def overloaded(s: Scope, name: str, *operands: Any) -> Any:
     of values that are followed."""
     method = operator_of(operands[0], f"__{name}__")
     if method is not None:
-        s.t.assume("attribute", type(operands[0]), f"__{name}__", method)
+        s.t.world.assume("attribute", type(operands[0]), f"__{name}__", method)
     return NotImplemented if method is None else call(s, method, operands, {}, s.node or ast.Constant(None))

@@ -12,7 +12,7 @@ from ..methods import assume_called, method_of
 from ..purity import WIDE, is_library, is_pure, kind_of_result, runs_at_run_time
 from ..runtime_values import MUTABLE, opaques, settle
 from ..tracer import Tracer
-from ..values import HostTensorValue, describe
+from ..values import HostTensorValue, describe, source_name
 from ..walk.kinds import ABSTRACT
 from ..walk.scope import Scope
 from ..walk.unfollowed import MUTATORS
@@ -53,7 +53,7 @@ def _call_python(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def may_change(s: Scope, container: Any) -> bool:
     """Whether a list was made in device code, and in the loop or branch that is open now."""
-    made = s.t.lists.get(id(container))
+    made = s.t.world.lists.get(id(container))
     return made is not None and made[1] == s.t.builder.depth
 
 
@@ -73,7 +73,7 @@ def _check_mutation(s: Scope, function: Any) -> None:
 def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     waits = next(opaques((args, kwargs)), None)
     if runs_at_run_time(function) or (waits is not None and kind_of_result(function) is not None):
-        s.t.effects += 1
+        s.t.world.effects += 1
         kind = kind_of_result(function)
         assert kind is not None
         return runtime_number(s, kind, wide=function in WIDE)
@@ -96,4 +96,4 @@ def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def refuse_host_on_device(t: Tracer, value: Any, how: str = "an expression") -> None:
     if t.on_device and isinstance(value, HostTensorValue) and how not in ("len", "isinstance", "getattr", "hasattr"):
-        raise exc.HostTensorDirectUsage(name=t.source_name(value), how=f"in {how}")
+        raise exc.HostTensorDirectUsage(name=source_name(value), how=f"in {how}")

@@ -29,13 +29,13 @@ def unknown(s: Scope, function: Any, values: Any, because: Exception | None = No
     """The result of a call that runs at run time: it may change the containers that it is given."""
     if s.t.on_device:
         raise exc.KnownAtRunTime(what=f"`{s.source_text()}`", because="")
-    s.t.effects += 1
+    s.t.world.effects += 1
     reason = "" if because is None else f" ({_first_line(because)})"
     error = exc.KnownAtRunTime(what=f"`{s.source_text()}`", because=reason)
     error.at(None if s.node is None else s.frame.source.location(s.node))
     result = Opaque(error)
     for key, container in containers_in(values).items():
-        s.t.poisoned[key] = (container, result)
+        s.t.world.poisoned[key] = (container, result)
     return result
 
 

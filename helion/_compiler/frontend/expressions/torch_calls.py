@@ -40,13 +40,13 @@ def _call_torch_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: 
     waits = next(opaques((args, kwargs)), None)
     kind = kind_of_result(function)
     if kind is not None:
-        s.t.effects += 1
+        s.t.world.effects += 1
         return runtime_number(s, kind)
     if waits is not None:
         return unknown(s, function, (args, kwargs), waits.error)
     if is_pure(function) and not tensors_in((args, kwargs)):
         if function is torch.get_default_dtype:
-            return s.t.default_dtype()
+            return s.t.world.default_dtype()
         settled = try_settle(s, (args, kwargs))
         return unknown(s, function, ()) if settled is None else function(*settled[0], **settled[1])
     if any_abstract((args, kwargs)) or function in _TORCH_FACTORIES or _is_tensor_factory(function):

@@ -11,6 +11,7 @@ import torch
 
 from .... import exc
 from ...._shapes import Expr
+from .. import ops
 from ..expressions.attributes import attribute_of
 from ..expressions.displays import plain
 from ..expressions.operators import binary, in_place
@@ -59,7 +60,7 @@ def _update_name(s: Scope, node: ast.AugAssign, target: ast.Name) -> None:
     value = evaluate(s, node.value)
     s.at(node)
     if isinstance(node.op, ast.Add) and isinstance(current, DeviceValue) and _is_product(node.value):
-        s.t.warn(exc.TiledKMatmulAccumulationWarning())
+        s.t.world.warn(exc.TiledKMatmulAccumulationWarning())
     if isinstance(current, HostTensorValue) and not s.t.on_device:
         result = in_place(s, type(node.op), current, value)
     else:
@@ -79,7 +80,7 @@ def _like(s: Scope, node: ast.AugAssign, current: DeviceValue, result: DeviceVal
         raise exc.ShapeMismatch(
             lhs=repr(current), rhs=repr(result), detail=": an in-place operation cannot change the shape"
         )
-    return s.t.cast(result, current.dtype)
+    return ops.cast(s.t, result, current.dtype)
 
 
 def _update_item(s: Scope, node: ast.AugAssign, target: ast.Subscript) -> None:
@@ -114,10 +115,10 @@ def _adopt_late_numbers(s: Scope, value: HostTensorValue) -> None:
     """Sizes and strides of an unnamed view can be read off a named view of it."""
     for what, numbers in (("size", value.shape), ("stride", value.strides)):
         for dim, number in enumerate(numbers):
-            if isinstance(number, Expr) and number.op == "host" and number.args[0] in s.t.late:
-                owner, _ = s.t.late[number.args[0]]
+            if isinstance(number, Expr) and number.op == "host" and number.args[0] in s.t.numbers.late:
+                owner, _ = s.t.numbers.late[number.args[0]]
                 if not owner.source:
-                    s.t.late[number.args[0]] = (value, f"{what}({dim})")
+                    s.t.numbers.late[number.args[0]] = (value, f"{what}({dim})")
 
 
 def assign_sequence(s: Scope, target: ast.Tuple | ast.List, value: Any) -> None:
@@ -171,12 +172,12 @@ def assign_attribute(s: Scope, target: ast.Attribute, value: Any) -> None:
     s.at(target)
     if s.t.on_device or isinstance(owner, (HostTensorValue, Expr, Opaque)):
         raise exc.InvalidAssignment(target=f"`{ast.unparse(target)}`")
-    s.t.effects += 1
+    s.t.world.effects += 1
     if isinstance(inspect.getattr_static(type(owner), "__setattr__"), types.FunctionType) or isinstance(
         vars(type(owner)).get(target.attr), property
     ):
         value = opaque(f"`{ast.unparse(target)}`")
-    s.t.attributes[(id(owner), target.attr)] = (owner, value)
+    s.t.world.attributes[(id(owner), target.attr)] = (owner, value)
 
 
 def _assign_outside(s: Scope, target: ast.Subscript) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from .... import exc
 from ...._shapes import Expr
 from ...ir.grammar import Op, Region
+from .. import ops
 from ..expressions.conditions import is_open, truth_on_host
 from ..torch_pointwise import truth
 from ..values import DeviceValue, Missing, Tile
@@ -30,10 +31,10 @@ def walk_if(s: Scope, node: ast.If) -> None:
     if not s.t.on_device or not isinstance(test, (DeviceValue, Expr)):
         execute_all(s, node.body if truth_on_host(s, test) else node.orelse)
         return
-    condition = s.t.as_device(truth(s.t, test))
+    condition = ops.as_device(s.t, truth(s.t, test))
     if any(not d.is_one for d in condition.dims):
         raise exc.ConditionNotScalar(statement=f"if {ast.unparse(node.test)}", shape=repr(condition))
-    _device_if(s, node, s.t.reshape(condition, ()))
+    _device_if(s, node, ops.reshape(s.t, condition, ()))
 
 
 def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
@@ -41,9 +42,9 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
     branches: list[tuple[list[Op], dict[str, Any]]] = []
     for body in (node.body, node.orelse):
         s.frame.names = dict(before)
-        with s.t.builder.region() as ops:
+        with s.t.builder.region() as recorded:
             execute_all(s, body)
-        branches.append((ops, s.frame.names))
+        branches.append((recorded, s.frame.names))
     s.at(node)
     (then_ops, then_names), (else_ops, else_names) = branches
     merged = [n for n in {**then_names, **else_names} if then_names.get(n, _ABSENT) is not else_names.get(n, _ABSENT)]
@@ -65,7 +66,7 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
     )
     s.t.builder.append("if", (condition.value,), values, None, regions)
     for (name, _, _), value in zip(results, values, strict=True):
-        names[name] = s.t.wrap(value)
+        names[name] = ops.wrap(s.t, value)
     s.frame.names = names
 
 

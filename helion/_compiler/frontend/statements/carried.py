@@ -12,6 +12,7 @@ import torch
 from .... import exc
 from ...._shapes import Expr
 from ...ir.grammar import Op, Operand, Value
+from .. import ops
 from ..values import DeviceValue, Missing, describe
 from ..walk.rollback import repeated
 from ..walk.scope import Scope
@@ -44,10 +45,10 @@ def trace_body(s: Scope, assigned: list[str], before: dict[str, Any], walk_body:
 
     def attempt() -> Trial | None:
         params = _params_of(s, assigned, before, widened)
-        s.frame.names = {**before, **{n: s.t.wrap(v) for n, v in params.items()}}
-        with s.t.builder.region() as ops:
+        s.frame.names = {**before, **{n: ops.wrap(s.t, v) for n, v in params.items()}}
+        with s.t.builder.region() as recorded:
             walk_body()
-        trial = Trial(params, ops, s.frame.names)
+        trial = Trial(params, recorded, s.frame.names)
         grown = {n: v.dtype for n, v in _grown_numbers(s, trial, before).items() if n not in widened}
         widened.update(grown)
         return None if grown else trial
@@ -90,7 +91,7 @@ def _grown_numbers(s: Scope, trial: Trial, before: dict[str, Any]) -> dict[str, 
             raise exc.CantCombineTypesInControlFlow(
                 name=name, before=describe(value), after=describe(after), construct="loop"
             )
-        found[name] = s.t.wrap(Value(-1, dtype, (), name))
+        found[name] = ops.wrap(s.t, Value(-1, dtype, (), name))
     return found
 
 
@@ -109,10 +110,10 @@ def carried_values(s: Scope, trial: Trial, before: dict[str, Any]) -> tuple[list
                 temporaries.add(name)
                 continue
             raise exc.ControlFlowTensorMismatch(
-                name=name, before=repr(s.t.wrap(param)), after=repr(after), construct="loop"
+                name=name, before=repr(ops.wrap(s.t, param)), after=repr(after), construct="loop"
             )
         if not isinstance(initial, DeviceValue):
-            initial = s.t.cast(s.t.number(initial), param.dtype)
+            initial = ops.cast(s.t, ops.number(s.t, initial), param.dtype)
         carried.append(Carried(name, initial.value, param, after.value))
     return carried, temporaries
 
@@ -127,7 +128,7 @@ def names_after(
 ) -> dict[str, Any]:
     """The names behind the loop: carried ones hold its results, those it introduced cannot be read."""
     names = dict(before)
-    names.update({name: s.t.wrap(value) for name, value in results.items()})
+    names.update({name: ops.wrap(s.t, value) for name, value in results.items()})
     for name, after in trial.after.items():
         if name not in before or name in temporaries:
             names[name] = _loop_local(name)
@@ -143,13 +144,13 @@ def _rebound(name: str, before: Any, after: Any, node: ast.For | ast.While) -> A
     raise exc.CantCombineTypesInControlFlow(name=name, before=describe(before), after=describe(after), construct="loop")
 
 
-def _carried_number(s: Scope, ops: list[Op], value: Any, param: Value, name: str) -> DeviceValue:
+def _carried_number(s: Scope, recorded: list[Op], value: Any, param: Value, name: str) -> DeviceValue:
     if not isinstance(value, (int, float, Expr)):
         raise exc.CantCombineTypesInControlFlow(
-            name=name, before=repr(s.t.wrap(param)), after=describe(value), construct="loop"
+            name=name, before=repr(ops.wrap(s.t, param)), after=describe(value), construct="loop"
         )
-    check_number(s, name, value, s.t.wrap(param), "loop")
-    return emit_number(s, ops, value, s.t.wrap(param))
+    check_number(s, name, value, ops.wrap(s.t, param), "loop")
+    return emit_number(s, recorded, value, ops.wrap(s.t, param))
 
 
 def _same(before: Any, after: Any) -> bool:

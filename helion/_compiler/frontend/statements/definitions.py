@@ -68,7 +68,7 @@ def walk_import_from(s: Scope, node: ast.ImportFrom) -> None:
         found = getattr(module, alias.name, None)
         _bind_import(s, alias.asname or alias.name, found, found is not None)
         if module is not None and found is not None:
-            s.t.assume("attribute", module, alias.name, found)
+            s.t.world.assume("attribute", module, alias.name, found)
 
 
 def _bind_import(s: Scope, name: str, value: Any, known: bool) -> None:

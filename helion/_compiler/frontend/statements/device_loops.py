@@ -9,6 +9,7 @@ from typing import Any
 from .... import exc
 from ...._shapes import Expr
 from ...ir.grammar import ForAttrs, LoopAxis, Operand, OperandRef, Region, WhileAttrs
+from .. import ops
 from ..frames import assigned_names
 from ..torch_pointwise import truth
 from ..values import DeviceValue, LoopSpec, Tile
@@ -30,7 +31,7 @@ def device_for(s: Scope, node: ast.For, spec: LoopSpec) -> None:
 
     trial = trace_body(s, assigned_names(node.body), before, body)
     for _, block in axes:
-        s.t.active_blocks.pop(block.id, None)
+        s.t.blocks.active.pop(block.id, None)
     s.at(node)
     carried, temporaries = carried_values(s, trial, before)
     results = {c.name: s.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
@@ -57,8 +58,8 @@ def device_while(s: Scope, node: ast.While) -> None:
 def _condition(s: Scope, node: ast.While, carried: list[Carried], before: dict[str, Any]) -> Region:
     """The condition as a region of its own, evaluated before every iteration."""
     params = {c.name: s.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
-    s.frame.names = {**before, **{n: s.t.wrap(v) for n, v in params.items()}}
-    with s.t.builder.region() as ops:
+    s.frame.names = {**before, **{n: ops.wrap(s.t, v) for n, v in params.items()}}
+    with s.t.builder.region() as recorded:
         test = evaluate(s, node.test)
         s.at(node.test)
         if isinstance(test, Tile):
@@ -69,11 +70,11 @@ def _condition(s: Scope, node: ast.While, carried: list[Carried], before: dict[s
                 where="device",
                 remedy="; the loop would run never or forever",
             )
-        value = s.t.as_device(truth(s.t, test))
+        value = ops.as_device(s.t, truth(s.t, test))
         if any(not d.is_one for d in value.dims):
             raise exc.ConditionNotScalar(statement=f"while {ast.unparse(node.test)}", shape=repr(value))
-        value = s.t.reshape(value, ())
-    return Region(tuple(params.values()), tuple(ops), (value.value,))
+        value = ops.reshape(s.t, value, ())
+    return Region(tuple(params.values()), tuple(recorded), (value.value,))
 
 
 def _shift_bounds(axis: LoopAxis, by: int) -> LoopAxis:

@@ -46,7 +46,7 @@ def grid_loop(s: Scope, node: ast.For, spec: LoopSpec) -> None:
     with s.t.builder.region() as ops:
         bind_loop_variable(s, node.target, axes, spec)
         execute_all(s, node.body)
-    s.t.active_blocks.clear()
+    s.t.blocks.active.clear()
     s.t.builder.location = None
     location = frame.source.location(node)
     body = Region((), tuple(ops), ())

@@ -48,12 +48,12 @@ def merge_ways(s: Scope, ways: list[list[ast.stmt]], node: ast.stmt) -> None:
         finally:
             s.walk.uncertain -= 1
             changed.update(changed_containers(before))
-            relied = relied or len(s.t.relied) > before.relied
+            relied = relied or len(s.t.tensors.relied) > before.relied
         ends.append(s.frame.names)
     restore_host(s, before)
     unknown = opaque(f"what `{head_of(node)}` decides")
     for key, container in changed.items():
-        s.t.poisoned[key] = (container, unknown)
+        s.t.world.poisoned[key] = (container, unknown)
     if ends:
         s.frame.names = _merge_names(s, ends, node)
         if relied:  # tensors that are not there to be compared when the other way was taken

@@ -66,7 +66,7 @@ def launches_in_loop(s: Scope, node: ast.For | ast.While) -> None:
         s.walk.body.append(node)
         return
     outer, before, changing = s.walk.body, dict(s.frame.names), _Changing()
-    first_new = s.t.new_storage()
+    first_new = s.t.tensors.new_storage()
     s.t.host_loops += 1
     found = repeated(s, lambda: _iteration(s, node, item, before, changing))
     s.t.host_loops -= 1
@@ -134,7 +134,7 @@ def _begin(
     for name in sorted(changing.tensors):
         tensor = _changed(s, name, names[name], changing, made)
         aligned = tensor.aligned and name not in changing.unaligned
-        names[name] = replace(tensor, storage=s.t.new_storage(), aligned=aligned)
+        names[name] = replace(tensor, storage=s.t.tensors.new_storage(), aligned=aligned)
     if isinstance(node, ast.For):
         assign(s, node.target, _loop_item(s, node.target, item, assigned, made))
     targets = assigned_names([node.target]) if isinstance(node, ast.For) else ()
@@ -169,7 +169,7 @@ def _loop_item(s: Scope, target: ast.expr, item: Any, assigned: frozenset[str], 
         return item
     if target.id in assigned or _is_bound_elsewhere(s, target):
         return _kept_number(s, target.id, target.id, item.hint, made)
-    s.t.loop_numbers[target.id] = target.id
+    s.t.numbers.loop_numbers[target.id] = target.id
     return Expr("host", (target.id,), item.hint)
 
 
@@ -188,10 +188,10 @@ def _is_bound_elsewhere(s: Scope, target: ast.Name) -> bool:
 def _kept_number(s: Scope, name: str, source: str, hint: Any, made: list[ast.stmt]) -> Expr:
     """A number as it is when an iteration begins, whatever the iteration makes of the variable it comes from."""
     kept = f"{name}_now"
-    while kept in s.t.taken or kept in s.t.symbols or kept in s.t.loop_numbers:
+    while kept in s.t.numbers.taken or kept in s.t.numbers.symbols or kept in s.t.numbers.loop_numbers:
         kept += "_"
     made.append(Keep(kept, parse(source).body[0].value))  # type: ignore[attr-defined]
-    s.t.loop_numbers[kept] = source
+    s.t.numbers.loop_numbers[kept] = source
     return Expr("host", (kept,), hint)
 
 

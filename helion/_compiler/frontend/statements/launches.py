@@ -90,8 +90,8 @@ def _launch_at(s: Scope) -> int | None:
 def _begin_launch(s: Scope, statement: ast.stmt) -> None:
     s.walk.body.append(ast.copy_location(Launch(s.walk.launches), statement))
     s.walk.launches += 1
-    s.t.first_tensor = len(s.t.tensors)
-    s.t.begin_checks()
+    s.t.tensors.first = len(s.t.tensors.program)
+    s.t.tensors.begin_checks()
     s.t.phase = s.walk.roots[-1].phase + 1 if s.walk.roots else 0
 
 
@@ -104,7 +104,7 @@ def place_header(s: Scope, node: ast.For, reads: bool) -> None:
     kept, s.walk.header_reads = s.walk.header_reads, []
     for part in ast.walk(node.iter):
         if isinstance(part, ast.expr):
-            kept += [Keep(name, part) for name in s.t.captures.pop(place_of(part), ())]
+            kept += [Keep(name, part) for name in s.t.numbers.captures.pop(place_of(part), ())]
     at = _launch_at(s)
     assert at is not None
     s.walk.body[at:at] = [ast.copy_location(keep, node) for keep in reversed(kept)]
@@ -117,11 +117,11 @@ def _keep_numbers(s: Scope, statement: ast.stmt) -> None:
         if isinstance(value, HostTensorValue) and value.chosen and not (value.source or value.made):
             kept = keep_tensor(s.t, value)
             s.walk.body.append(ast.copy_location(Keep(kept, ast.Name(name, ast.Load())), statement))
-        if not isinstance(value, Expr) or not any(s.t.drawn.get(x.args[0]) == UNNAMED for x in value.leaves()):
+        if not isinstance(value, Expr) or not any(s.t.numbers.drawn.get(x.args[0]) == UNNAMED for x in value.leaves()):
             continue
         if value.op != "host":
             value = s.frame.names[name] = runtime_number(s, type_of(value))
-        s.t.drawn[value.args[0]] = ""
+        s.t.numbers.drawn[value.args[0]] = ""
         s.walk.body.append(ast.copy_location(Keep(value.args[0], ast.Name(name, ast.Load())), statement))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from .... import exc
 from ...._shapes import Expr, hint_of, next_power_of_2
 from ...ir.grammar import Block, Bound, LoopAxis, Operand, OperandRef
+from .. import ops
 from ..runtime_values import Opaque
 from ..values import DeviceValue, HostTensorValue, LoopSpec, Tile, TileTuple, describe
 from ..walk.scope import Scope, assign
@@ -22,7 +23,7 @@ def axes_of(s: Scope, spec: LoopSpec, target: ast.expr, operands: list[Operand])
 
 
 def _axis(s: Scope, spec: LoopSpec, i: int, name: str, operands: list[Operand]) -> tuple[LoopAxis, Block]:
-    begin, end, size = s.t.known(spec.begins[i]), s.t.known(spec.ends[i]), spec.sizes[i]
+    begin, end, size = s.t.numbers.known(spec.begins[i]), s.t.numbers.known(spec.ends[i]), spec.sizes[i]
     for bound in (begin, end):
         if isinstance(bound, Tile):
             raise exc.TileOfTile()
@@ -42,7 +43,7 @@ def _axis(s: Scope, spec: LoopSpec, i: int, name: str, operands: list[Operand]) 
             raise exc.TypeInferenceError(f"A bound of {spec.name} must be a scalar, got {bound!r}.")
     if isinstance(begin, int) and isinstance(end, int) and begin > end:
         raise exc.InvalidTileRange(begin=begin, end=end)
-    if not s.t.on_device and not s.t.is_never_negative(end - begin):
+    if not s.t.on_device and not s.t.numbers.is_never_negative(end - begin):
         # nothing to walk over, as for range(); a negative number of tiles would be taken off other loops' tiles
         end = Expr("max", (begin, end), max(hint_of(begin), hint_of(end)))
     extent = None if isinstance(begin, DeviceValue) or isinstance(end, DeviceValue) else end - begin
@@ -65,21 +66,21 @@ def _bound(bound: Any, operands: list[Operand]) -> Bound:
 
 def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str) -> Block:
     if spec.scalar:
-        return s.t.new_block("grid", extent, size=1, name=name)
+        return s.t.blocks.new("grid", extent, size=1, name=name)
     if size is None:
         maximum = next_power_of_2(max(1, extent)) if isinstance(extent, int) else None
-        return s.t.new_block("tile", extent, name=name, max_size=maximum)
+        return s.t.blocks.new("tile", extent, name=name, max_size=maximum)
     if isinstance(size, Expr) and size.op == "block":
         block = s.t.blocks[size.args[0]]
-        if block.id in s.t.active_blocks:
+        if block.id in s.t.blocks.active:
             raise exc.NestedDeviceLoopsConflict(block=block.name)
         if extent is None or hint_of(extent) > hint_of(0 if block.extent is None else block.extent):
-            s.t.update_block(block.id, extent=extent)
+            s.t.blocks.update(block.id, extent=extent)
         return s.t.blocks[block.id]
     if isinstance(size, Expr) and any(leaf.op == "tunable" for leaf in size.leaves()):
-        return s.t.new_block("tile", extent, size=_of_tunables(s, size), name=name)
+        return s.t.blocks.new("tile", extent, size=_of_tunables(s, size), name=name)
     if isinstance(size, Expr):
-        size = s.t.specialize(size)
+        size = s.t.numbers.specialize(size)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise exc.TypeInferenceError(
             f"block_size must be a positive integer or a registered block size, got {describe(size)}."
@@ -89,14 +90,14 @@ def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str) -> Block
         raise exc.BackendUnsupported(
             what=f"block_size={size}", backend=limits.backend, remedy=": it must be a power of two"
         )
-    return s.t.new_block("tile", extent, size=size, name=name)
+    return s.t.blocks.new("tile", extent, size=size, name=name)
 
 
 def _of_tunables(s: Scope, size: Expr) -> Expr:
     """A block size that depends on tunables only: the arguments in it become part of the specialization key."""
 
     def leaf(expr: Expr) -> Any:
-        return expr if expr.op == "tunable" else s.t.specialize(expr)
+        return expr if expr.op == "tunable" else s.t.numbers.specialize(expr)
 
     if any(inner.op == "block" for inner in size.leaves()):
         raise exc.TypeInferenceError("A block size cannot depend on both a tunable and another block size.")
@@ -107,8 +108,8 @@ def _loop_variable(s: Scope, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec)
     variables: list[Any] = []
     for axis, block in axes:
         tile = Tile(s.t, block, axis.end if isinstance(axis.end, int) else None, spec.jagged)
-        s.t.active_blocks[block.id] = tile
-        variables.append(s.t.tile_field(tile, "index") if axis.scalar else tile)
+        s.t.blocks.active[block.id] = tile
+        variables.append(ops.tile_field(s.t, tile, "index") if axis.scalar else tile)
     if not spec.sequence:
         return variables[0]
     return tuple(variables) if spec.scalar else TileTuple(variables)

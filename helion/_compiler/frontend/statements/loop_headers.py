@@ -9,7 +9,7 @@ import torch
 
 from .... import exc
 from ...ir.grammar import Keep
-from .. import host_tensors
+from .. import host_tensors, ops
 from ..runtime_values import refuse_opaque
 from ..values import DeviceValue, HostTensorValue, LoopSpec, describe
 from ..walk.scope import Scope, evaluate
@@ -78,7 +78,7 @@ def _read_number(s: Scope, tensor: HostTensorValue, node: ast.expr) -> Any:
     if tensor.dtype.is_floating_point:
         return tensor
     number = host_tensors.item(s.t, tensor.dtype)
-    s.t.drawn[number.args[0]] = ""
+    s.t.numbers.drawn[number.args[0]] = ""
     call = ast.Call(ast.Attribute(node, "item", ast.Load()), [], [])
     s.walk.header_reads.append(Keep(number.args[0], ast.copy_location(call, node)))
     return number
@@ -101,7 +101,7 @@ def jagged_spec(s: Scope, node: ast.For) -> LoopSpec:
         raise exc.InvalidJaggedTileUsage(f"row lengths must be integers, got {lengths!r}.")
     if any(d.block is None for d in lengths.dims):
         raise exc.InvalidJaggedTileUsage(f"row lengths must have the dimensions of tiles, got {lengths!r}.")
-    lengths = s.t.cast(lengths, s.t.context.index_dtype)
-    longest = s.t.reduce("max", lengths, range(lengths.ndim), lengths.dtype)
-    longest = s.t.pointwise("maximum", longest, 0)
+    lengths = ops.cast(s.t, lengths, s.t.context.index_dtype)
+    longest = ops.reduce(s.t, "max", lengths, range(lengths.ndim), lengths.dtype)
+    longest = ops.pointwise(s.t, "maximum", longest, 0)
     return LoopSpec("hl.jagged_tile", False, (0,), (longest,), (None,), False, jagged=lengths)

@@ -41,7 +41,7 @@ def walk_for(s: Scope, node: ast.For) -> None:
     if name == "hl.jagged_tile":
         device_for(s, node, jagged_spec(s, node))
         return
-    known = len(s.t.drawn)
+    known = len(s.t.numbers.drawn)
     spec = loop_spec(s, name, node)
     if name == "hl.static_range":
         _unrolled(s, node, range(*(constant_bound(v) for v in bounds_of(spec))))
@@ -50,7 +50,7 @@ def walk_for(s: Scope, node: ast.For) -> None:
     elif s.t.on_device:
         device_for(s, node, spec)
     else:
-        place_header(s, node, len(s.t.drawn) > known)
+        place_header(s, node, len(s.t.numbers.drawn) > known)
         grid_loop(s, node, spec)
 
 

@@ -9,6 +9,7 @@ import torch
 from .... import exc
 from ...._shapes import Expr
 from ...ir.grammar import Op, Value
+from .. import ops
 from ..values import DeviceValue, describe
 from ..walk.scope import Scope
 
@@ -23,15 +24,15 @@ def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_op
     model = then if isinstance(then, DeviceValue) else other if isinstance(other, DeviceValue) else None
     number = other if model is then else then
     joined = []
-    for value, ops in ((then, then_ops), (other, else_ops)):
+    for value, recorded in ((then, then_ops), (other, else_ops)):
         if not isinstance(value, DeviceValue):
             check_number(s, name, value, model, "if")
             mixed = model is None and _is_float(other if value is then else then) and type(value) is int
-            value = emit_number(s, ops, float(value) if mixed else value, model, widen=_is_float(number))
+            value = emit_number(s, recorded, float(value) if mixed else value, model, widen=_is_float(number))
         elif _is_float(number) and not value.dtype.is_floating_point:
             with s.t.builder.region() as extra:
-                value = s.t.cast(value, s.t.default_dtype())
-            ops.extend(extra)
+                value = ops.cast(s.t, value, s.t.world.default_dtype())
+            recorded.extend(extra)
         joined.append(value)
     if (joined[0].dtype, joined[0].dims) != (joined[1].dtype, joined[1].dims):
         raise exc.ControlFlowTensorMismatch(name=name, before=repr(joined[0]), after=repr(joined[1]), construct="if")
@@ -50,15 +51,17 @@ def check_number(s: Scope, name: str, value: Any, model: DeviceValue | None, con
         raise exc.ControlFlowTensorMismatch(name=name, before=repr(model), after=describe(value), construct=construct)
 
 
-def emit_number(s: Scope, ops: list[Op], value: Any, model: DeviceValue | None, widen: bool = False) -> DeviceValue:
+def emit_number(
+    s: Scope, recorded: list[Op], value: Any, model: DeviceValue | None, widen: bool = False
+) -> DeviceValue:
     """A number as a device value like ``model``; ``widen``: in the default float dtype where that is an integer."""
     with s.t.builder.region() as extra:
-        result = s.t.number(value)
+        result = ops.number(s.t, value)
         if model is not None:
             keep = model.dtype.is_floating_point or not widen
-            dtype = model.dtype if keep else s.t.default_dtype()
-            result = s.t.broadcast(s.t.cast(result, dtype), model.dims)
-    ops.extend(extra)
+            dtype = model.dtype if keep else s.t.world.default_dtype()
+            result = ops.broadcast(s.t, ops.cast(s.t, result, dtype), model.dims)
+    recorded.extend(extra)
     return result
 
 

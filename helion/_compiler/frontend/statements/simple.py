@@ -59,9 +59,9 @@ def _learn(s: Scope, test: Expr) -> None:
             isinstance(other, int)
             and isinstance(number, Expr)
             and number.op == "host"
-            and number.args[0] in s.t.symbols
+            and number.args[0] in s.t.numbers.symbols
         ):
-            s.t.specialize(number)
+            s.t.numbers.specialize(number)
 
 
 def walk_raise(s: Scope, node: ast.Raise) -> None:
@@ -71,14 +71,14 @@ def walk_raise(s: Scope, node: ast.Raise) -> None:
     value = None if node.exc is None else evaluate(s, node.exc)
     if isinstance(value, type) and issubclass(value, BaseException) and is_pure(value):
         value = value()
-    if isinstance(value, Exception) and not s.walk.uncertain and not s.t.effects and not s.walk.roots:
+    if isinstance(value, Exception) and not s.walk.uncertain and not s.t.world.effects and not s.walk.roots:
         raise UserError(value)
     raise Raised()
 
 
 def _fail_assertion(s: Scope, node: ast.Assert) -> None:
     """An assertion that surely fails."""
-    if s.walk.uncertain or s.t.effects or s.walk.roots:
+    if s.walk.uncertain or s.t.world.effects or s.walk.roots:
         raise Raised()
     message = None if node.msg is None else try_evaluate(s, node.msg)
     text = "" if message is None or next(opaques(message), None) is not None else str(hinted(message))

@@ -49,7 +49,7 @@ def _enter(s: Scope, node: ast.With) -> None:
             raise exc.StatementNotSupported(
                 statement=f"`with {text}:`", where="host", remedy="; errors in it may not leave it"
             )
-        s.t.effects += 1
+        s.t.world.effects += 1
         if item.optional_vars is not None:
             assign(s, item.optional_vars, opaque(f"`{text}`"))
 

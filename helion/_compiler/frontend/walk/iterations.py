@@ -34,7 +34,7 @@ def merged_items(s: Scope, items: list[Any], name: str) -> Any:
     if isinstance(first, NUMBERS):
         return Number(hint_of(first))
     if isinstance(first, HostTensorValue):
-        storage = s.t.new_storage()
+        storage = s.t.tensors.new_storage()
         for tensor in items:
             unite(s.walk, storage, tensor.storage)
         return replace(first, storage=storage, source="", made="", aligned=all(tensor.aligned for tensor in items))
@@ -53,8 +53,8 @@ def item_of(s: Scope, items: Any, index: Expr, node: ast.expr) -> Any:
             raise exc.InvalidSequenceSubscription(got=describe(index))
     if isinstance(item, HostTensorValue):
         return replace(item, source=source)
-    name = s.t.fresh_name("host_item", len(s.t.drawn))
-    s.t.drawn[name] = source or UNNAMED
+    name = s.t.numbers.fresh_name("host_item", len(s.t.numbers.drawn))
+    s.t.numbers.drawn[name] = source or UNNAMED
     return Expr("host", (name,), item.hint)
 
 

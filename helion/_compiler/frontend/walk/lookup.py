@@ -29,5 +29,5 @@ def peek(s: Scope, node: ast.expr) -> Any:
 
 def name_tensor(s: Scope, value: HostTensorValue) -> None:
     """Before the first use on the device: find the host expression the launch passes the tensor by."""
-    if s.t.number_of(value) is None:
+    if s.t.tensors.number_of(value) is None:
         resolve_source(s.t, value, s.walk.kernel_frame)

@@ -37,10 +37,13 @@ def begin(s: Scope, known: Mutations, loop: str) -> _Before:
     """An iteration begins, in which only the run knows what is in containers and attributes that an iteration changes."""
     for key, container in known.containers.items():
         names = (f"`{name}`" for name, value in s.frame.names.items() if value is container)
-        s.t.poisoned[key] = (container, opaque(f"what is in {next(names, 'a container')}", f" (`{loop}` changes it)"))
+        s.t.world.poisoned[key] = (
+            container,
+            opaque(f"what is in {next(names, 'a container')}", f" (`{loop}` changes it)"),
+        )
     for (key, name), owner in known.attributes.items():
-        s.t.attributes[(key, name)] = (owner, opaque(f"`{name}`", f" (`{loop}` assigns it)"))
-    return _Before(save_host(s), frozenset(s.t.poisoned), dict(s.t.attributes))
+        s.t.world.attributes[(key, name)] = (owner, opaque(f"`{name}`", f" (`{loop}` assigns it)"))
+    return _Before(save_host(s), frozenset(s.t.world.poisoned), dict(s.t.world.attributes))
 
 
 def extend(s: Scope, known: Mutations, before: _Before, loop: str) -> bool:
@@ -48,7 +51,7 @@ def extend(s: Scope, known: Mutations, before: _Before, loop: str) -> bool:
     containers = {key: value for key, value in _containers(s, before).items() if key not in known.containers}
     attributes = {
         key: owner
-        for key, (owner, value) in s.t.attributes.items()
+        for key, (owner, value) in s.t.world.attributes.items()
         if key not in known.attributes and (key not in before.attributes or before.attributes[key][1] is not value)
     }
     known.containers |= containers
@@ -67,11 +70,13 @@ def extend(s: Scope, known: Mutations, before: _Before, loop: str) -> bool:
 def _containers(s: Scope, before: _Before) -> dict[int, Any]:
     """Containers from before the iteration, or from outside of the kernel, that may hold something else now."""
     changed = {**changed_containers(before.host), **s.walk.changed_outside}
-    for key, (container, _) in s.t.poisoned.items():
+    for key, (container, _) in s.t.world.poisoned.items():
         if key in before.host.contents and key not in before.poisoned:
             changed[key] = container
-    for original, copied in s.t.copies.values():
-        if id(copied) not in before.host.contents and (id(copied) in s.t.poisoned or not _is_copy(s, copied, original)):
+    for original, copied in s.t.world.copies.values():
+        if id(copied) not in before.host.contents and (
+            id(copied) in s.t.world.poisoned or not _is_copy(s, copied, original)
+        ):
             changed[id(original)] = original
     return changed
 
@@ -79,7 +84,7 @@ def _containers(s: Scope, before: _Before) -> dict[int, Any]:
 def _is_copy(s: Scope, copied: Any, original: Any) -> bool:
     """Whether what is followed in place of something from outside still holds the same."""
     if isinstance(original, torch.Tensor):
-        return any(value is copied for (key, _), value in s.t.lifted.items() if key == id(original))
+        return any(value is copied for (key, _), value in s.t.tensors.lifted.items() if key == id(original))
     if isinstance(copied, HostTensorValue):
         return False
     if isinstance(original, dict):

@@ -148,8 +148,8 @@ def evaluate(s: Scope, node: ast.expr) -> Any:
         s.at(node)
         raise exc.StatementNotSupported(statement=f"`{ast.unparse(node)}`", where=s.where, remedy="")
     result = rule(s, node)
-    if isinstance(result, MUTABLE) and id(result) in s.t.poisoned:
-        result = s.t.poisoned[id(result)][1]
+    if isinstance(result, MUTABLE) and id(result) in s.t.world.poisoned:
+        result = s.t.world.poisoned[id(result)][1]
     if s.t.on_device:
         if isinstance(result, Opaque):
             raise result.error.with_traceback(None)

@@ -51,8 +51,8 @@ def share(
     the variables whose tensors change."""
     slots = {start[name].storage: at for at, name in enumerate(names)}
     ends = [after[name].storage for name in names]
-    used = {tensor.storage for tensor in walk.t.tensors} | set(slots)
-    known = set(walk.t._storage_ids.values())
+    used = {tensor.storage for tensor in walk.t.tensors.program} | set(slots)
+    known = set(walk.t.tensors.storage_numbers.values())
     # an actual memory is that of a number from before, or what iteration ``at`` made
     state: list[tuple[int, int]] = [(-1, before[name].storage) for name in names]
     seen: set[tuple[Any, ...]] = set()
@@ -81,4 +81,4 @@ def share(
 
 def settle_storages(walk: Walk) -> None:
     """Gives the tensors of the program the memory that they were found to share."""
-    walk.t.tensors[:] = [replace(x, storage=_representative(walk, x.storage)) for x in walk.t.tensors]
+    walk.t.tensors.program[:] = [replace(x, storage=_representative(walk, x.storage)) for x in walk.t.tensors.program]

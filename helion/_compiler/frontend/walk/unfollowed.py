@@ -63,14 +63,14 @@ def save_host(s: Scope, values: Any = None) -> SavedHost:
     """What host code has made so far, with what is in the containers that its names and ``values`` hold."""
     found = containers_in(tuple(s.frame.names.values()))
     containers_in(tuple(s.walk.kernel_frame.names.values()), found)
-    containers_in([copied for _, copied in s.t.copies.values()], found)
+    containers_in([copied for _, copied in s.t.world.copies.values()], found)
     containers_in(values, found)
-    return SavedHost(dict(s.frame.names), {key: (c, copy.copy(c)) for key, c in found.items()}, len(s.t.relied))
+    return SavedHost(dict(s.frame.names), {key: (c, copy.copy(c)) for key, c in found.items()}, len(s.t.tensors.relied))
 
 
 def restore_host(s: Scope, saved: SavedHost) -> None:
     s.frame.names = dict(saved.names)
-    del s.t.relied[saved.relied :]
+    del s.t.tensors.relied[saved.relied :]
     for container, content in saved.contents.values():
         _refill(container, content)
 
@@ -117,14 +117,14 @@ def _may_stay(s: Scope, statement: ast.stmt) -> bool:
 
 def forget(s: Scope, statement: ast.stmt, error: Exception) -> None:
     """What a statement that is not followed may change is known at run time only."""
-    s.t.effects += 1
+    s.t.world.effects += 1
     unknown = Opaque(error)
     names = s.frame.names
     for name, part in _mentions(statement):
         value = names.get(name)
         if isinstance(value, MUTABLE) and part:
             for key, container in containers_in(value).items():
-                s.t.poisoned[key] = (container, unknown)
+                s.t.world.poisoned[key] = (container, unknown)
         if isinstance(value, HostTensorValue) and _changes_metadata(statement):
             names[name] = unknown
     for name in assigned_names([statement]):
@@ -133,21 +133,21 @@ def forget(s: Scope, statement: ast.stmt, error: Exception) -> None:
     for node in ast.walk(statement):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
             owner = peek(s, node.value)
-            s.t.attributes[(id(owner), node.attr)] = (owner, unknown)
+            s.t.world.attributes[(id(owner), node.attr)] = (owner, unknown)
 
 
 def forget_globals_of(s: Scope, function: types.FunctionType) -> None:
     """Global names that a function which is not followed assigns."""
     for name in _stored_globals(function.__code__):
         unknown = opaque(f"the global `{name}`", f" (`{function.__name__}` assigns it)")
-        s.t.attributes[(id(function.__globals__), name)] = (function.__globals__, unknown)
+        s.t.world.attributes[(id(function.__globals__), name)] = (function.__globals__, unknown)
 
 
 def forget_sources(s: Scope, name: str) -> None:
     """Host expressions that begin with a name lose their meaning when the name is bound again."""
     if name not in s.walk.kernel_frame.names:
         return
-    for tensor in s.t.lifted.values():
+    for tensor in s.t.tensors.lifted.values():
         if tensor.source == name or tensor.source.startswith((f"{name}[", f"{name}.")):
             tensor.source = ""
     old = s.walk.kernel_frame.names[name]
@@ -157,8 +157,8 @@ def forget_sources(s: Scope, name: str) -> None:
 
 def forget_outside(s: Scope, container: Any, unknown: Opaque) -> None:
     """What a container from outside of the kernel holds is not followed any more."""
-    s.t.effects += 1
-    s.t.poisoned[id(container)] = (container, unknown)
+    s.t.world.effects += 1
+    s.t.world.poisoned[id(container)] = (container, unknown)
     s.walk.changed_outside[id(container)] = container
 
 

@@ -1,0 +1,182 @@
+"""Memory accesses of device code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..._shapes import ONE, Dims, Expr, broadcast_dims, hint_of
+from ..ir.grammar import HostTensor, MemoryAttrs, Operand
+from . import ops, subscripts
+from .ops import check_dtype
+from .state import TraceState
+from .values import DeviceValue, HostTensorValue, describe, source_name
+
+
+def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
+    """The number of a host tensor in the program; the first use adds it."""
+    known = t.tensors.number_of(tensor)
+    if known is not None:
+        return known
+    source = tensor.source or tensor.made
+    if not source:
+        raise exc.InvalidAPIUsage(
+            "This host tensor has no name that the launch could pass it by; assign it to a variable first."
+        )
+    check_dtype(tensor.dtype)
+    _check_offsets(t, tensor)
+    if tensor.device.type == "cpu" and t.device.type == "cuda":
+        raise exc.InvalidAPIUsage(
+            f"The host tensor {source!r} is on the CPU, but the kernel runs on {t.device}; give it device=, or move it there."
+        )
+    t.tensors.check(tensor)
+    t.tensors.used.append(tensor)
+    t.tensors.program.append(
+        HostTensor(
+            id=len(t.tensors.program),
+            name=source,
+            source=source,
+            dtype=tensor.dtype,
+            shape=tuple(map(t.numbers.known, tensor.shape)),
+            strides=tuple(map(t.numbers.known, tensor.strides)),
+            storage=tensor.storage,
+            aligned=tensor.aligned,
+        )
+    )
+    return len(t.tensors.program) - 1
+
+
+def _check_offsets(t: TraceState, tensor: HostTensorValue) -> None:
+    """Offsets into a tensor must fit the index dtype."""
+    if t.context.index_dtype != torch.int32:
+        return
+    last = sum((hint_of(s) - 1) * hint_of(st) for s, st in zip(tensor.shape, tensor.strides, strict=True))
+    if last >= 2**31:
+        raise exc.IndexOffsetOutOfRangeForInt32(name=tensor.source, offset=last)
+
+
+def load(
+    t: TraceState, tensor: HostTensorValue, index: Any, mask: Any = None, eviction: str | None = None
+) -> DeviceValue:
+    plan = subscripts.plan(t, tensor, index, checked=mask is not None)
+    operands: list[Operand] = list(plan.operands)
+    mask_at = _mask(t, plan, mask, operands)
+    load_slot = None
+    if eviction is None:
+        load_slot = t.slots.load()
+    attrs = MemoryAttrs(
+        tensor=tensor_id(t, tensor),
+        indices=plan.indices,
+        slot=t.slots.memory(),
+        rank=len(plan.dims),
+        load_slot=load_slot,
+        mask=mask_at,
+        eviction=eviction,
+    )
+    if mask_at is not None:
+        return ops.emit(t, "load", operands, tensor.dtype, plan.dims, attrs)
+    once = tuple(ONE if at in plan.repeated else dim for at, dim in enumerate(plan.dims))
+    return ops.broadcast(t, ops.emit(t, "load", operands, tensor.dtype, once, attrs), plan.dims)
+
+
+def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: Any = None) -> None:
+    if not isinstance(value, (DeviceValue, int, float, Expr)):
+        ops.refuse_operand(value, "as the stored value")
+        raise exc.RequiresTensorInAssignment(got=describe(value))
+    plan = subscripts.plan(t, tensor, index, shift=1, checked=mask is not None)
+    _check_repeated(t, tensor, plan, value)
+    stored = _stored(t, tensor, plan.dims, value)
+    operands: list[Operand] = [stored.value, *plan.operands]
+    mask_at = _mask(t, plan, mask, operands)
+    attrs = MemoryAttrs(
+        tensor=tensor_id(t, tensor),
+        indices=plan.indices,
+        slot=t.slots.memory(),
+        rank=len(plan.dims),
+        mask=mask_at,
+    )
+    t.builder.emit("store", operands, tensor.dtype, plan.dims, attrs)
+
+
+def atomic(
+    t: TraceState, name: str, tensor: HostTensorValue, index: Any, values: Sequence[Any], sem: str
+) -> DeviceValue:
+    """A read-modify-write of ``tensor[index]``; gives what was there before."""
+    plan = subscripts.plan(t, tensor, index, shift=len(values))
+    if plan.inside is not None:
+        raise exc.InvalidIndexingType(got="A slice with bounds of the device's own, in an atomic operation,")
+    stored = [_stored(t, tensor, plan.dims, value).value for value in values]
+    attrs = MemoryAttrs(
+        tensor=tensor_id(t, tensor),
+        indices=plan.indices,
+        slot=t.slots.atomic(),
+        rank=len(plan.dims),
+        atomic=name,
+        sem=sem,
+    )
+    return ops.emit(t, "atomic", [*stored, *plan.operands], tensor.dtype, plan.dims, attrs)
+
+
+def _mask(t: TraceState, plan: subscripts.SubscriptPlan, mask: Any, operands: list[Operand]) -> int | None:
+    if mask is None and plan.inside is None:
+        return None
+    if mask is None:
+        operands.append(plan.inside.value)  # type: ignore[union-attr]
+        return len(operands) - 1
+    mask = ops.as_device(t, mask, "as a mask")
+    if mask.dtype != torch.bool:
+        raise exc.TypeInferenceError(f"extra_mask must be a boolean tile, got {mask!r}.")
+    if broadcast_dims((plan.dims, mask.dims)) != plan.dims:
+        raise exc.ShapeMismatch(
+            lhs=t.blocks.dims_text(plan.dims),
+            rhs=t.blocks.dims_text(mask.dims),
+            detail=": extra_mask must broadcast to the accessed tile",
+        )
+    mask = ops.broadcast(t, mask, plan.dims)
+    if plan.inside is not None:
+        mask = ops.pointwise(t, "logical_and", mask, plan.inside)
+    operands.append(mask.value)
+    return len(operands) - 1
+
+
+def _check_repeated(t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan, value: Any) -> None:
+    """Lanes that all write one element, since its dimension has no other, must write one value."""
+    dims = value.dims if isinstance(value, DeviceValue) else ()
+    own = {len(plan.dims) - back: dim for back, dim in enumerate(reversed(dims), 1)}
+    for at in plan.repeated:
+        dim = own.get(at, ONE)
+        size = t.blocks.size_of(dim)
+        if not (isinstance(size, int) and size == 1):
+            raise exc.ShapeMismatch(
+                lhs=t.blocks.dims_text(dims),
+                rhs=f"a dimension of 1 of {source_name(tensor)!r}",
+                detail=f": all of {t.blocks.dims_text((dim,))} would be stored into one element; reduce it, or use an atomic",
+            )
+
+
+def _stored(t: TraceState, tensor: HostTensorValue, dims: Dims, value: Any) -> DeviceValue:
+    if not isinstance(value, DeviceValue):
+        if isinstance(value, (int, float)):
+            return ops.full(t, dims, value, tensor.dtype)
+        value = ops.number(t, value)
+    given = value.dims
+    while len(given) > len(dims) and given[0].is_one:
+        given = given[1:]
+    if len(given) > len(dims):
+        raise exc.RankMismatch(
+            expected=len(given),
+            got=len(dims),
+            what=f"a value of shape {t.blocks.dims_text(value.dims)} stored into {source_name(tensor)!r}",
+            remedy="the value has more dimensions than the subscript selects",
+        )
+    value = ops.reshape(t, value, given)
+    if broadcast_dims((given, dims)) != dims:
+        raise exc.ShapeMismatch(
+            lhs=t.blocks.dims_text(given),
+            rhs=t.blocks.dims_text(dims),
+            detail=f": the first is stored into {source_name(tensor)!r} where the subscript selects the second",
+        )
+    return ops.broadcast(t, ops.cast(t, value, tensor.dtype), dims)

@@ -1,0 +1,464 @@
+"""The primitive steps that rules are made of, as functions of the trace: each emits one op and gives its value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..._shapes import LEAVES, ONE, Dim, Dims, Expr, Number, broadcast_dims, hint_of
+from ..ir.grammar import (
+    DotAttrs,
+    FoldAttrs,
+    GatherAttrs,
+    IotaAttrs,
+    NumberAttrs,
+    Operand,
+    PointwiseAttrs,
+    RandomAttrs,
+    ReduceAttrs,
+    ReduceName,
+    Region,
+    Scaled,
+    ScanAttrs,
+    TileAttrs,
+    TileField,
+    Value,
+    ViewAttrs,
+)
+from ..ir.pointwise import identity, result_dtype
+from .runtime_values import is_runtime
+from .state import TraceState
+from .values import DeviceValue, HostTensorValue, Tile, describe, source_name
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_AMD_FLOATS = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+_UNSIGNED = (torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool)
+#: What a value of device code can be.
+_DTYPES = frozenset((*_FLOATS, *_AMD_FLOATS, *_SIGNED, *_UNSIGNED))
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raises ``exc.TypeInferenceError`` for what no value of device code can have."""
+    if dtype in _DTYPES:
+        return
+    remedy = "use an integer type of 8 bits, as tensor.view(torch.uint8) gives"
+    if dtype.is_complex:
+        remedy = "pass torch.view_as_real(tensor), whose last dimension has the real and the imaginary part"
+    raise exc.TypeInferenceError(f"{dtype} is not supported in device code: {remedy}.")
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def wrap(t: TraceState, value: Value) -> DeviceValue:
+    return DeviceValue(t, value)
+
+
+def emit(
+    t: TraceState, kind: Any, operands: Sequence[Operand], dtype: torch.dtype, dims: Dims, attrs: Any = None
+) -> DeviceValue:
+    check_dtype(dtype)
+    return wrap(t, t.builder.emit(kind, operands, dtype, dims, attrs))
+
+
+def number(t: TraceState, expr: Number) -> DeviceValue:
+    """A host number as a scalar device value."""
+    if not isinstance(expr, Expr):
+        dtype = (
+            torch.bool
+            if isinstance(expr, bool)
+            else torch.float32
+            if isinstance(expr, float)
+            else t.context.index_dtype
+        )
+        return emit(t, "full", (expr,), dtype, ())
+    kind = expr.kind
+    dtype = torch.bool if kind is bool else torch.float32 if kind is float else _integer_dtype(t, expr)
+    value = emit(t, "number", (), dtype, (), NumberAttrs(expr))
+    value.number = expr
+    return value
+
+
+def as_device(t: TraceState, value: Any, how: str = "as an operand") -> DeviceValue:
+    """Any number or device value as a device value; host tensors and tiles are refused."""
+    if isinstance(value, DeviceValue):
+        return value
+    if isinstance(value, (int, float, Expr)):
+        return number(t, value)
+    refuse_operand(value, how)
+    raise exc.UnsupportedPythonType(got=describe(value), where="device")
+
+
+def refuse_operand(value: Any, how: str) -> None:
+    if isinstance(value, HostTensorValue):
+        raise exc.HostTensorDirectUsage(name=source_name(value), how=how)
+    if isinstance(value, Tile):
+        raise exc.IncorrectTileUsage(how="as a number")
+
+
+def operand(t: TraceState, value: Any) -> Operand:
+    if isinstance(value, (bool, int, float)):
+        return value
+    return as_device(t, value).value
+
+
+def pointwise(t: TraceState, name: str, *operands: Any, dtype: torch.dtype | None = None) -> DeviceValue:
+    """An elementwise op with broadcasting; ``dtype`` overrides torch's promotion (of ``cast`` and its like)."""
+    for given in operands:
+        refuse_operand(given, f"in {name}")
+    shapes = [o.dims for o in operands if isinstance(o, DeviceValue)]
+    dims = broadcast_dims(shapes)
+    if dims is None:
+        texts = [t.blocks.dims_text(s) for s in shapes]
+        raise exc.ShapeMismatch(lhs=texts[0], rhs=" and ".join(texts[1:]), detail=f" in {name}")
+    if dtype is None:
+        dtype = promote(t, name, operands)
+    operands = _exact(t, operands, dtype)
+    result = emit(t, "pointwise", [operand(t, o) for o in operands], dtype, dims, PointwiseAttrs(name))
+    if name in ("add", "sub"):
+        t.origins.is_sum(name, operands, result)
+    return result
+
+
+def _exact(t: TraceState, operands: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Where fp64 meets a float that would be rounded on its way, it becomes a compile-time constant instead."""
+    passed = t.context.limits.float_arguments
+    if dtype != torch.float64 or passed == torch.float64:
+        return operands
+    numbers = [o.number if isinstance(o, DeviceValue) else o for o in operands]
+    for n in numbers:
+        if isinstance(n, Expr) and n.kind is float and is_runtime(t, n) and not t.numbers.changes(n):
+            name = str(passed).removeprefix("torch.")
+            why = f" (numbers are passed in {name}; put one that a float64 value takes into a tensor)"
+            raise exc.KnownAtRunTime(what=f"`{n!r}`", because=why)
+    return tuple(
+        t.numbers.specialize(n) if isinstance(n, Expr) and n.kind is float else o
+        for o, n in zip(operands, numbers, strict=True)
+    )
+
+
+def promote(t: TraceState, name: str, operands: Sequence[Any]) -> torch.dtype:
+    kinds: list[Any] = []
+    for operand in operands:
+        if isinstance(operand, DeviceValue) and operand.number is None:
+            kinds.append((operand.dtype, operand.ndim))
+        else:
+            number = operand.number if isinstance(operand, DeviceValue) else operand
+            kinds.append(hint_of(number))  # type: ignore[arg-type]
+    try:
+        result = result_dtype(name, kinds)
+    except (TypeError, RuntimeError) as error:
+        raise exc.TorchOpTracingError(name=name, reason=str(error)) from error
+    if result.is_floating_point and not any(type(k) is tuple and k[0].is_floating_point for k in kinds):
+        t.world.default_dtype()
+    return result
+
+
+def cast(t: TraceState, value: Any, dtype: torch.dtype) -> DeviceValue:
+    if isinstance(value, DeviceValue) and value.dtype == dtype:
+        return value
+    check_dtype(dtype)
+    return pointwise(t, "cast", value, dtype=dtype)
+
+
+def full(t: TraceState, dims: Dims, fill: Any, dtype: torch.dtype) -> DeviceValue:
+    check_dtype(dtype)
+    if isinstance(fill, DeviceValue):
+        if fill.dims:
+            raise exc.ShapeMismatch(
+                lhs=t.blocks.dims_text(fill.dims), rhs="[]", detail=": the fill value must be a scalar"
+            )
+        return emit(t, "full", (cast(t, fill, dtype).value,), dtype, dims)
+    if isinstance(fill, Expr):
+        return emit(t, "full", (cast(t, number(t, fill), dtype).value,), dtype, dims)
+    if not isinstance(fill, (int, float)):
+        refuse_operand(fill, "as a fill value")
+        raise exc.UnsupportedPythonType(got=describe(fill), where="device")
+    if dtype.is_floating_point:
+        fill = float(fill)
+    elif dtype == torch.bool:
+        fill = bool(fill)
+    else:
+        fill = int(fill)
+    return emit(t, "full", (fill,), dtype, dims)
+
+
+def iota(t: TraceState, dim_size: Any, start: int = 0, step: int = 1, dtype: torch.dtype | None = None) -> DeviceValue:
+    """0, 1, 2 ... (times ``step`` plus ``start``) along the dimension ``dim_size`` stands for."""
+    dim = t.blocks.dim_of(dim_size)
+    if dim.is_one:
+        return full(t, (ONE,), start, dtype or t.context.index_dtype)
+    if dim.block is None:
+        return _product_iota(t, dim, start, step, dtype)
+    attrs = IotaAttrs(dim.block, True, start, step)
+    result = emit(t, "iota", (), t.context.index_dtype, (dim,), attrs)
+    return cast(t, result, dtype) if dtype is not None else result
+
+
+def _product_iota(t: TraceState, dim: Dim, start: int, step: int, dtype: torch.dtype | None) -> DeviceValue:
+    """0, 1, 2 ... along a product of block sizes and a constant: counted digit by digit, then merged."""
+    factors = [Dim(blocks=(b,)) for b in dim.blocks] + ([t.blocks.dim_of(dim.const)] if dim.const != 1 else [])
+    total: DeviceValue | None = None
+    for at, factor in enumerate(factors):
+        size = t.blocks.size_of(factor)
+        dims = tuple(factor if i == at else ONE for i in range(len(factors)))
+        digit = reshape(t, iota(t, size), dims)
+        total = digit if total is None else pointwise(t, "add", pointwise(t, "mul", total, size), digit)
+    assert total is not None
+    result = reshape(t, total, (dim,))
+    if step != 1:
+        result = pointwise(t, "mul", result, step)
+    if start:
+        result = pointwise(t, "add", result, start)
+    return cast(t, result, dtype or t.context.index_dtype)
+
+
+def tile_index(t: TraceState, tile: Tile) -> DeviceValue:
+    dims = (Dim(blocks=(tile.block.id,)),)
+    result = emit(t, "iota", (), t.context.index_dtype, dims, IotaAttrs(tile.block.id, False))
+    t.origins.is_index(result, tile.block)
+    return result
+
+
+def tile_field(t: TraceState, tile: Tile, field: TileField) -> DeviceValue:
+    attrs = TileAttrs(tile.block.id, field)
+    result = emit(t, "tile", (), t.context.index_dtype, (), attrs)
+    t.origins.is_field(result, attrs)
+    return result
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def reshape(t: TraceState, value: DeviceValue, dims: Dims) -> DeviceValue:
+    if dims == value.dims:
+        return value
+    result = emit(t, "view", (value.value,), value.dtype, dims, ViewAttrs("reshape"))
+    result.number = value.number if not dims else None
+    return result
+
+
+def permute(t: TraceState, value: DeviceValue, order: Sequence[int]) -> DeviceValue:
+    if list(order) == list(range(value.ndim)):
+        return value
+    dims = tuple(value.dims[i] for i in order)
+    return emit(t, "view", (value.value,), value.dtype, dims, ViewAttrs("permute", tuple(order)))
+
+
+def broadcast(t: TraceState, value: DeviceValue, dims: Dims) -> DeviceValue:
+    if dims == value.dims:
+        return value
+    if broadcast_dims((value.dims, dims)) != dims:
+        raise exc.ShapeMismatch(
+            lhs=t.blocks.dims_text(value.dims),
+            rhs=t.blocks.dims_text(dims),
+            detail=": the first cannot be expanded to the second",
+        )
+    if len(value.dims) < len(dims):
+        value = reshape(t, value, (ONE,) * (len(dims) - len(value.dims)) + value.dims)
+    if dims == value.dims:
+        return value
+    return emit(t, "view", (value.value,), value.dtype, dims, ViewAttrs("broadcast"))
+
+
+# --- reductions and products -----------------------------------------------------------------------------------------
+
+
+def reduce(
+    t: TraceState, name: ReduceName, value: DeviceValue, positions: Sequence[int], dtype: torch.dtype
+) -> DeviceValue:
+    """Reduce over the dimensions at ``positions``, which disappear."""
+    positions = tuple(sorted(positions))
+    _check_reducible(t, name, value, positions)
+    for position in positions:
+        dim = value.dims[position]
+        if dim.block is None and not dim.is_one and any(t.blocks[b].kind == "tile" for b in dim.blocks):
+            inside = None if name in ("argmax", "argmin") else _inside_merged(t, dim)
+            if inside is not None:
+                shape = tuple(d if i == position else ONE for i, d in enumerate(value.dims))
+                fill = identity(name, value.dtype)
+                value = pointwise(t, "where", reshape(t, inside, shape), value, fill, dtype=value.dtype)
+                continue
+            raise exc.ShapeMismatch(
+                lhs=t.blocks.dims_text(value.dims),
+                rhs="a reduction",
+                detail=f": dimension {position} merges tiles, whose lanes out of range cannot be told apart; reduce before reshaping",
+            )
+    kept = tuple(d for i, d in enumerate(value.dims) if i not in positions)
+    walked = tuple(p for p in positions if not value.dims[p].is_one)
+    if len(walked) < len(positions) and name not in ("argmax", "argmin"):
+        value = reshape(t, value, tuple(d for i, d in enumerate(value.dims) if i not in positions or i in walked))
+        walked = tuple(p - sum(q < p and q not in walked for q in positions) for p in walked)
+        if not walked:
+            return cast(t, value, dtype)
+        positions = walked
+    return emit(t, "reduce", (value.value,), dtype, kept, ReduceAttrs(name, tuple(positions)))
+
+
+def _check_reducible(t: TraceState, name: ReduceName, value: DeviceValue, positions: Sequence[int]) -> None:
+    blocks = [t.blocks[b] for position in positions for b in value.dims[position].blocks]
+    if blocks:
+        _refuse_float8(t, f"A reduction ({name})", value)
+
+
+def _inside_merged(t: TraceState, dim: Dim) -> DeviceValue | None:
+    """Which lanes of a dimension that merges tiles are in range; None where the order of the tiles is not known."""
+    factors = t.blocks.merged.get(dim)
+    if factors is None:
+        return None
+    result = full(t, (ONE,) * len(factors), True, torch.bool)
+    for at, factor in enumerate(factors):
+        tile = None if factor.block is None else t.blocks.active.get(factor.block)
+        if tile is None and any(t.blocks[b].kind == "tile" for b in factor.blocks):
+            return None
+        if tile is not None:
+            shape = tuple(factor if i == at else ONE for i in range(len(factors)))
+            within = pointwise(t, "lt", tile_index(t, tile), tile_field(t, tile, "end"))
+            result = pointwise(t, "logical_and", result, reshape(t, within, shape))
+    return reshape(t, broadcast(t, result, factors), (dim,))
+
+
+def dot(
+    t: TraceState, lhs: DeviceValue, rhs: DeviceValue, acc: DeviceValue | None, dtype: torch.dtype, precision: str
+) -> DeviceValue:
+    """``lhs @ rhs (+ acc)`` with the result in ``dtype``; operands have the same rank, 2 or 3."""
+    operands = [lhs.value, rhs.value, *([acc.value] if acc is not None else [])]
+    dims = (*lhs.dims[:-1], rhs.dims[-1])
+    return emit(t, "dot", operands, dtype, dims, DotAttrs(precision))
+
+
+def dot_scaled(
+    t: TraceState,
+    lhs: DeviceValue,
+    rhs: DeviceValue,
+    acc: DeviceValue | None,
+    scales: tuple[DeviceValue | None, DeviceValue | None],
+    formats: tuple[str, str],
+) -> DeviceValue:
+    """``lhs @ rhs (+ acc)`` in fp32 of matrices in microscaling formats."""
+    operands = [lhs.value, rhs.value, *([acc.value] if acc is not None else [])]
+    places: list[int | None] = []
+    for scale in scales:
+        places.append(None if scale is None else len(operands))
+        operands += [scale.value] if scale is not None else []
+    attrs = DotAttrs("ieee", Scaled(*formats, *places))
+    return emit(t, "dot", operands, torch.float32, (lhs.dims[0], rhs.dims[1]), attrs)
+
+
+def combine(t: TraceState, function: Any, inputs: Sequence[DeviceValue]) -> Region:
+    """A user's function of two sets of scalars as a region; results take the dtypes of the inputs."""
+    params = [t.builder.value(v.dtype, (), f"{side}_{i}") for side in ("left", "right") for i, v in enumerate(inputs)]
+    wrapped = [wrap(t, p) for p in params]
+    count = len(inputs)
+    with t.builder.region() as recorded:
+        results = combined(t, function, wrapped[:count], wrapped[count:])
+    for op in recorded:
+        if op.kind not in ("pointwise", "full"):
+            raise exc.NotAllowedInHelperFunction(what=f"A {op.kind}", location=op.location)
+    return Region(tuple(params), tuple(recorded), tuple(r.value for r in results))
+
+
+def combined(
+    t: TraceState, function: Any, left: Sequence[DeviceValue], right: Sequence[DeviceValue]
+) -> tuple[DeviceValue, ...]:
+    """A user's function of two values, of two tuples, or of the values of both; results take the dtypes of ``left``."""
+    count = len(left)
+    flat = count == 1 or _takes(function, 2 * count)
+    result = t.call(function, (*left, *right) if flat else (tuple(left), tuple(right)))
+    results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if len(results) != count:
+        raise exc.TypeInferenceError(f"The combine function of {count} values must give {count}, got {len(results)}.")
+    return tuple(cast(t, as_device(t, r), v.dtype) for r, v in zip(results, left, strict=True))
+
+
+def _refuse_float8(t: TraceState, what: str, *values: DeviceValue) -> None:
+    for value in values:
+        if value.dtype.is_floating_point and value.dtype.itemsize == 1:
+            raise exc.TypeInferenceError(
+                f"{what} of {value.dtype} is not supported: there is no arithmetic on 8-bit floats; convert to "
+                "torch.float32 first."
+            )
+
+
+def fold(
+    t: TraceState, inputs: Sequence[DeviceValue], region: Region, dim: int, other: tuple[Any, ...]
+) -> tuple[DeviceValue, ...]:
+    results = [t.builder.value(v.dtype, tuple(d for i, d in enumerate(v.dims) if i != dim)) for v in inputs]
+    return _combined(t, "fold", inputs, region, results, FoldAttrs(dim, other))
+
+
+def scan(
+    t: TraceState,
+    inputs: Sequence[DeviceValue],
+    region: Region,
+    dim: int,
+    reverse: bool,
+    identity: tuple[Any, ...] | None = None,
+) -> tuple[DeviceValue, ...]:
+    results = [t.builder.value(v.dtype, v.dims) for v in inputs]
+    return _combined(t, "scan", inputs, region, results, ScanAttrs(dim, reverse, identity))
+
+
+def _combined(
+    t: TraceState, kind: Any, inputs: Sequence[DeviceValue], region: Region, results: list[Value], attrs: Any
+) -> tuple[DeviceValue, ...]:
+    _refuse_float8(t, f"A {kind}", *inputs)
+    operands = tuple(v.value for v in inputs)
+    t.builder.append(kind, operands, results, attrs, (region,))
+    return tuple(wrap(t, result) for result in results)
+
+
+def gather(t: TraceState, value: DeviceValue, index: DeviceValue, dim: int, given: bool = False) -> DeviceValue:
+    """``result[.., i, ..] = value[.., index[.., i, ..], ..]`` along ``dim``; the other dimensions are equal.
+    ``given``: the index is the user's."""
+    return emit(t, "gather", (value.value, index.value), value.dtype, index.dims, GatherAttrs(dim, given))
+
+
+def lanes(t: TraceState, size: Any, rank: int, at: int) -> DeviceValue:
+    """0, 1, 2 ... along dimension ``at`` of ``rank`` dimensions."""
+    index = iota(t, size)
+    return reshape(t, index, tuple(index.dims[0] if i == at else ONE for i in range(rank)))
+
+
+def pick(t: TraceState, value: DeviceValue, at: int, index: DeviceValue) -> DeviceValue:
+    """Elements of a whole dimension, by an index of the same rank whose other dimensions are 1. Lanes of the index
+    that are out of range read the first or last element."""
+    size = t.blocks.size_of(value.dims[at])
+    assert isinstance(size, int)
+    if size == 1:
+        return broadcast(t, value, (*value.dims[:at], index.dims[at], *value.dims[at + 1 :]))
+    index = pointwise(t, "minimum", pointwise(t, "maximum", index, 0), size - 1)
+    return gather(t, value, broadcast(t, index, (*value.dims[:at], index.dims[at], *value.dims[at + 1 :])), at)
+
+
+def join(t: TraceState, first: DeviceValue, second: DeviceValue) -> DeviceValue:
+    dims = (*first.dims, t.blocks.dim_of(2))
+    return emit(t, "join", (first.value, second.value), first.dtype, dims)
+
+
+def split(t: TraceState, value: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
+    results = tuple(t.builder.value(value.dtype, value.dims[:-1]) for _ in range(2))
+    t.builder.append("split", (value.value,), results)
+    return wrap(t, results[0]), wrap(t, results[1])
+
+
+def _integer_dtype(t: TraceState, expr: Expr) -> torch.dtype:
+    """int32 for arguments that fit it (the specialization key tells), int64 for others, for arithmetic on them, and
+    for what only the run of the host code knows."""
+    plain = expr.op in LEAVES and expr.args[0] not in t.numbers.drawn
+    return torch.int32 if plain and -(2**31) <= expr.hint < 2**31 else torch.int64
+
+
+def random(t: TraceState, name: Any, seed: DeviceValue, offset: DeviceValue) -> DeviceValue:
+    dtype = torch.float32 if name == "uniform" else torch.int32
+    return emit(t, "random", (seed.value, offset.value), dtype, offset.dims, RandomAttrs(name))
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Whether a plain function has exactly ``count`` positional parameters."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_argcount == count

@@ -1,0 +1,106 @@
+"""Numbers of the host code: those of the arguments, and those that its run gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .... import exc
+from ...._shapes import Expr
+from ...source import Place
+from ..journal import Part
+from ..values import HostTensorValue
+
+Origin = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A run-time number of the arguments: ``source`` is the host expression, ``origin`` the path ``("arg", position,
+    step ...)`` that leads to it, where a step is an index, a key, an attribute name or a method with its arguments, as in
+    ``("size", dim)``."""
+
+    name: str
+    source: str
+    origin: Origin
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it is the size of a dimension that is neither 0 nor 1."""
+        step = self.origin[-1] if self.origin else None
+        return isinstance(step, tuple) and step[0] == "size"
+
+
+class HostNumbers(Part):
+    """Numbers by the name that generated host code has for them."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, Symbol] = {}
+        self.specialized: dict[str, Any] = {}
+        #: Those that change from one iteration of a host loop to the next: the user's variable.
+        self.loop_numbers: dict[str, str] = {}
+        #: Sizes and strides of tensors that the host code makes: the tensor and how to ask it.
+        self.late: dict[str, tuple[HostTensorValue, str]] = {}
+        #: Numbers made anew for every launch: host expressions, empty where the name itself is one.
+        self.drawn: dict[str, str] = {}
+        #: Expressions of the host code whose results launches need: a name for each time that one was walked.
+        self.captures: dict[Place, tuple[str, ...]] = {}
+        self.captured = 0
+        #: Names that stand in the kernel's source.
+        self.taken: frozenset[str] = frozenset()
+        #: With dynamic shapes: conditions on sizes and strides of the arguments that the trace assumes.
+        self.argument_checks: list[str] = []
+
+    def fresh_name(self, base: str, number: int) -> str:
+        """A name of generated host code that the kernel's own has not."""
+        name = f"{base}_{number}"
+        while name in self.taken:
+            name += "_"
+        return name
+
+    def known(self, number: Any) -> Any:
+        """A number whose symbols were all specialized is the integer seen when binding."""
+        if isinstance(number, Expr) and all(leaf.args[0] in self.specialized for leaf in number.leaves()):
+            return number.hint
+        return number
+
+    def symbol(self, name: str, source: str, origin: tuple[Any, ...], hint: Any) -> Expr:
+        """A run-time number of the arguments: ``source`` is the host expression, ``origin`` the path to it."""
+        while name in self.symbols and self.symbols[name].source != source:
+            name = f"{name}_"
+        self.symbols[name] = Symbol(name, source, origin)
+        return Expr("host", (name,), hint)
+
+    def specialize(self, value: Expr) -> Any:
+        """The number seen when binding; the arguments it depends on become part of the specialization key."""
+        for leaf in value.leaves():
+            if leaf.op == "host" and leaf.args[0] in self.loop_numbers:
+                raise exc.ChangesInHostLoop(name=self.loop_numbers[leaf.args[0]])
+            if leaf.op != "host" or leaf.args[0] not in self.symbols:
+                raise exc.SpecializeArgType(got=repr(value))
+            self.specialized[leaf.args[0]] = self.symbols[leaf.args[0]].origin
+        return value.hint
+
+    def is_never_negative(self, number: Any) -> bool:
+        """Whether a host number is known to be at least 0, as sizes are."""
+        if not isinstance(number, Expr):
+            return bool(number >= 0)
+        if number.op == "host":
+            name = number.args[0]
+            measure = self.late[name][1] if name in self.late else ""
+            return (name in self.symbols and self.symbols[name].is_size) or measure.startswith("size")
+        if number.op == "neg":  # -(-a // b) rounds up
+            inner = number.args[0]
+            negated = inner.args[0] if isinstance(inner, Expr) and inner.op == "floordiv" else None
+            if isinstance(negated, Expr) and negated.op == "neg":
+                return self.is_never_negative(negated.args[0]) and self.is_never_negative(inner.args[1])
+            return False
+        if number.op == "max":
+            return any(map(self.is_never_negative, number.args))
+        if number.op in ("add", "mul", "floordiv", "mod", "min"):
+            return all(map(self.is_never_negative, number.args))
+        return number.op in ("block", "next_power_of_2")
+
+    def changes(self, value: Any) -> bool:
+        """Whether a number differs from one iteration of a host loop to the next."""
+        return isinstance(value, Expr) and any(leaf.args[0] in self.loop_numbers for leaf in value.leaves())

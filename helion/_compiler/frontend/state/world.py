@@ -1,0 +1,60 @@
+"""What a trace has read and changed outside of the arguments, and what it has to say about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .... import exc
+from ..guards import Guard, guard
+from ..journal import Part
+
+
+class World(Part):
+    """Globals, containers and attributes by identity. ``ignored``: warnings that the user does not want."""
+
+    def __init__(self, ignored: frozenset[str]) -> None:
+        self.ignored = ignored
+        #: What is read through globals, by where.
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.warnings: list[exc.Base] = []
+        #: Lists made in device code, with the depth of regions they were made at.
+        self.lists: dict[int, tuple[Any, int]] = {}
+        #: Containers whose content is known at run time only, and what stands for them.
+        self.poisoned: dict[int, tuple[Any, Any]] = {}
+        #: Attributes and global names that the kernel's own code changes: the object and what it then holds.
+        self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
+        #: Containers from outside of the kernel, with the copies that are followed.
+        self.copies: dict[int, tuple[Any, Any]] = {}
+        #: Host expressions for functions and other objects.
+        self.function_sources: dict[int, str] = {}
+        #: How many calls and statements with effects of their own were met: they wait for the run of the host code.
+        self.effects = 0
+
+    def assume(self, kind: Any, owner: Any, key: Any, value: Any) -> None:
+        """Something outside of the arguments was read: the compiled code depends on it."""
+        made = guard(kind, owner, key, value)
+        if made is None or (kind, id(owner), key) in self.guards:
+            return
+        self.guards[(kind, id(owner), key)] = made
+        # a container is the same object when its contents have changed
+        if isinstance(value, dict):
+            for inner, content in value.items():
+                self.assume("item", value, inner, content)
+        elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            for inner, content in enumerate(value):
+                self.assume("item", value, inner, content)
+        if isinstance(value, (list, dict)):
+            self.assume("length", value, None, len(value))
+        elif isinstance(value, set):
+            self.assume("content", value, None, frozenset(value))
+
+    def default_dtype(self) -> torch.dtype:
+        """The default dtype, which the compiled code depends on from here on."""
+        self.assume("state", torch.get_default_dtype, None, torch.get_default_dtype())
+        return torch.get_default_dtype()
+
+    def warn(self, warning: exc.Base) -> None:
+        if type(warning).__name__ not in self.ignored:
+            self.warnings.append(warning)
