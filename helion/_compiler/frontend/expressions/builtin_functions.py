@@ -98,6 +98,7 @@ _BUILTINS: dict[Any, Callable[..., Any]] = {
 
 
 def builtin_rule(s: Scope, function: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """The rule for a builtin function of abstract values, if it takes one."""
     builtin = _BUILTINS.get(function) if is_hashable(function) else None
     if builtin is None or not _is_builtin_argument(s.t, function, args):
         return None

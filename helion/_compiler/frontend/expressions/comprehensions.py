@@ -79,6 +79,7 @@ def _generate(s: Scope, generators: list[ast.comprehension], element: Callable[[
 
 
 def iterate(s: Scope, value: Any, node: ast.AST) -> list[Any]:
+    """The items of a value, which must be known when compiling."""
     s.at(node)
     if isinstance(value, ABSTRACT):
         raise exc.InvalidDeviceForLoop(got=describe(value))

@@ -17,6 +17,7 @@ from ..walk.scope import Scope
 
 
 def call_hl(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> Any:
+    """Calls the rule of an ``hl`` function, where it may be called."""
     refuse_opaque((args, kwargs))
     where = DECLARED[function]
     name = f"hl.{function.__name__}"

@@ -114,6 +114,7 @@ def evaluate_unary(s: Scope, node: ast.UnaryOp) -> Any:
 
 
 def negate(s: Scope, value: Any) -> Any:
+    """``not value``."""
     if isinstance(value, DeviceValue):
         return ops.pointwise(s.t, "logical_not", value)
     if isinstance(value, Expr) and s.t.on_device:
@@ -139,6 +140,7 @@ def evaluate_comparison(s: Scope, node: ast.Compare) -> Any:
 
 
 def compare(s: Scope, op: type, left: Any, right: Any) -> Any:
+    """``left op right``; ``op`` is a class of syntax."""
     if op in (ast.Is, ast.IsNot, ast.In, ast.NotIn):
         found = _apply(s, functools.partial(_is_same if op in (ast.Is, ast.IsNot) else _contains, s), left, right)
         return found if op in (ast.Is, ast.In) else negate(s, found)

@@ -24,6 +24,7 @@ from .run_time import runtime_number, unknown
 
 
 def call_on_device(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A Python function in device code: a builtin's rule, one of the user's, or a plain one that is called now."""
     assume_called(s.t, function)
     plain, given = method_of(function, args)
     walked = isinstance(plain, types.FunctionType) and (plain is not function or not is_library(plain))
@@ -71,6 +72,7 @@ def _check_mutation(s: Scope, function: Any) -> None:
 
 
 def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A Python function in host code: called now, followed, or left to run time."""
     waits = next(opaques((args, kwargs)), None)
     if runs_at_run_time(function) or (waits is not None and kind_of_result(function) is not None):
         s.t.world.effects += 1
@@ -95,5 +97,6 @@ def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def refuse_host_on_device(t: Tracer, value: Any, how: str = "an expression") -> None:
+    """Raises for a host tensor that device code uses without loading it."""
     if t.on_device and isinstance(value, HostTensorValue) and how not in ("len", "isinstance", "getattr", "hasattr"):
         raise exc.HostTensorDirectUsage(name=source_name(value), how=f"in {how}")

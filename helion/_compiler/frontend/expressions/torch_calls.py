@@ -25,6 +25,7 @@ _TORCH_FACTORIES = (
 
 
 def call_torch(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A torch function: by its rule on abstract values, else called now."""
     if not s.t.on_device:
         return _call_torch_on_host(s, function, args, kwargs)
     if not (any_abstract((args, kwargs)) or function in _TORCH_FACTORIES):
@@ -67,6 +68,7 @@ def _is_tensor_factory(function: Any) -> bool:
 
 
 def is_torch_function(function: Any) -> bool:
+    """Whether a callable is torch's own, methods of tensors included."""
     if isinstance(function, (type(torch.Tensor.exp), types.BuiltinFunctionType)) and not _plain_builtin(function):
         return True
     return (getattr(function, "__module__", None) or "").split(".")[0] == "torch" and not isinstance(function, type)

@@ -149,7 +149,7 @@ def _carried_number(s: Scope, recorded: list[Op], value: Any, param: Value, name
         raise exc.CantCombineTypesInControlFlow(
             name=name, before=repr(ops.wrap(s.t, param)), after=describe(value), construct="loop"
         )
-    check_number(s, name, value, ops.wrap(s.t, param), "loop")
+    check_number(name, value, ops.wrap(s.t, param), "loop")
     return emit_number(s, recorded, value, ops.wrap(s.t, param))
 
 

@@ -14,6 +14,7 @@ from .loop_axes import axes_of, bind_loop_variable
 
 
 def is_grid_loop(s: Scope, statement: ast.stmt) -> bool:
+    """Whether a statement is a loop over ``hl.tile`` or ``hl.grid``."""
     if not isinstance(statement, ast.For) or not isinstance(statement.iter, ast.Call):
         return False
     function = try_evaluate(s, statement.iter.func)

@@ -100,7 +100,7 @@ def _iteration(
         ) from None
     s.at(node)
     known = not mutations.extend(s, changing.in_place, unchanged, head_of(node))
-    if _changes(s, start, s.frame.names, changing) or not known:
+    if _changes(start, s.frame.names, changing) or not known:
         return None
     return _Iteration([*made, *s.walk.body], start, s.frame.names)
 
@@ -195,7 +195,7 @@ def _kept_number(s: Scope, name: str, source: str, hint: Any, made: list[ast.stm
     return Expr("host", (kept,), hint)
 
 
-def _changes(s: Scope, start: dict[str, Any], after: dict[str, Any], changing: _Changing) -> bool:
+def _changes(start: dict[str, Any], after: dict[str, Any], changing: _Changing) -> bool:
     """Adds to ``changing``; whether there was anything to add. Raises for what cannot change."""
     grown = False
     for name, first in start.items():

@@ -16,10 +16,12 @@ from ..walk.scope import Scope, evaluate
 
 
 def bounds_of(spec: LoopSpec) -> tuple[Any, Any, Any]:
+    """Begin, end and step of a loop over one dimension."""
     return spec.begins[0], spec.ends[0], spec.sizes[0] or 1
 
 
 def constant_bound(value: Any) -> int:
+    """A bound that unrolling needs the value of."""
     if not isinstance(value, int):
         raise exc.TypeInferenceError(f"hl.static_range needs constant bounds, got {describe(value)}.")
     return value

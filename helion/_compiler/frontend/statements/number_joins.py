@@ -26,7 +26,7 @@ def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_op
     joined = []
     for value, recorded in ((then, then_ops), (other, else_ops)):
         if not isinstance(value, DeviceValue):
-            check_number(s, name, value, model, "if")
+            check_number(name, value, model, "if")
             mixed = model is None and _is_float(other if value is then else then) and type(value) is int
             value = emit_number(s, recorded, float(value) if mixed else value, model, widen=_is_float(number))
         elif _is_float(number) and not value.dtype.is_floating_point:
@@ -39,7 +39,7 @@ def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_op
     return joined[0].value, joined[1].value
 
 
-def check_number(s: Scope, name: str, value: Any, model: DeviceValue | None, construct: str) -> None:
+def check_number(name: str, value: Any, model: DeviceValue | None, construct: str) -> None:
     """A number becomes a device value only where its kind fits: 1 is no bool, and in a loop 0.5 is no int64."""
     if model is None:
         return

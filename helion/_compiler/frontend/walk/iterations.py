@@ -59,6 +59,7 @@ def item_of(s: Scope, items: Any, index: Expr, node: ast.expr) -> Any:
 
 
 def differs(name: str, first: Any, last: Any) -> exc.Base:
+    """The error about a variable that one compiled kernel cannot take in every iteration."""
     return exc.CantCombineTypesInControlFlow(
         name=name, before=describe(first), after=describe(last), construct="host loop"
     )

@@ -19,6 +19,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def any_abstract(value: Any) -> bool:
+    """Whether what stands for a tensor, a tile or a number is in a value."""
     if isinstance(value, (tuple, list)):
         return any(map(any_abstract, value))
     if isinstance(value, dict):
@@ -27,6 +28,7 @@ def any_abstract(value: Any) -> bool:
 
 
 def tensors_in(value: Any) -> list[HostTensorValue]:
+    """The host tensors in a value."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, (tuple, list)):

@@ -35,10 +35,12 @@ def repeated(s: Scope, attempt: Callable[[], _T | None]) -> _T:
 
 
 def save(s: Scope) -> Saved:
+    """What ``restore`` needs to forget everything that is walked from here on."""
     return Saved(s.t.snapshot(), journal.snapshot(s.walk), journal.snapshot(s.frame), save_host(s), s.node)
 
 
 def restore(s: Scope, saved: Saved) -> None:
+    """The walk is as it was when ``saved`` was taken, which may be used again."""
     s.t.restore(saved.trace)
     journal.restore(s.walk, saved.walk)
     journal.restore(s.frame, saved.frame)

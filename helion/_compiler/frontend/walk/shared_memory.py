@@ -15,6 +15,7 @@ _MAX_ROUNDS = 64
 
 
 def unite(walk: Walk, first: int, second: int) -> None:
+    """Two memories may be one."""
     first, second = _representative(walk, first), _representative(walk, second)
     if first != second:
         walk.shared[max(first, second)] = min(first, second)

@@ -69,6 +69,7 @@ def save_host(s: Scope, values: Any = None) -> SavedHost:
 
 
 def restore_host(s: Scope, saved: SavedHost) -> None:
+    """Names and containers hold what they held when ``saved`` was taken."""
     s.frame.names = dict(saved.names)
     del s.t.tensors.relied[saved.relied :]
     for container, content in saved.contents.values():
@@ -241,4 +242,5 @@ def _stored_globals(code: types.CodeType) -> list[str]:
 
 
 def head_of(node: ast.stmt) -> str:
+    """The first line of a statement."""
     return ast.unparse(node).splitlines()[0]
