@@ -13,7 +13,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.ir.effects import Effect, apart_along, effects_of, may_alias, may_meet, ordered
-from helion._compiler.ir.grammar import MEMORY, Op, Program
+from helion._compiler.ir.grammar import MemoryAttrs, Op, Program
 from helion._compiler.passes.rolling import roll, rollable_blocks
 from helion._compiler.passes.subtile import subtile_blocks
 
@@ -23,16 +23,17 @@ def program_of(kernel: helion.Kernel, *args: Any) -> Program:
 
 
 def accesses(program: Program) -> list[Op]:
-    return [op for op in program.walk() if op.kind in MEMORY]
+    return [op for op in program.walk() if isinstance(op.attrs, MemoryAttrs)]
 
 
 # --- which may meet ------------------------------------------------------------------------------------------------------
 
 
 def test_what_may_meet() -> None:
-    load, store = Effect(storage=1, writes=False), Effect(storage=1, writes=True)
-    other, fence = Effect(storage=2, writes=True), Effect(storage=3, writes=True, fence=True)
-    seen = Effect(storage=None, writes=True)
+    load, store = Effect(storage=1, reads=True, writes=False), Effect(storage=1, reads=False, writes=True)
+    other = Effect(storage=2, reads=False, writes=True)
+    fence = Effect(storage=3, reads=True, writes=True, fence=True)
+    seen = Effect(storage=None, reads=True, writes=True)
     assert not may_meet(load, load)
     assert may_meet(load, store) and may_meet(store, load) and may_meet(store, store)
     assert not may_meet(store, other)
@@ -58,10 +59,11 @@ def test_effects_of_ops() -> None:
     (loop,) = (op for op in program.walk() if op.kind == "for")
     (printed,) = (op for op in program.walk() if op.kind == "print")
     x, y = (next(t.storage for t in program.tensors if t.name == name) for name in "xy")
-    assert effects_of(program, first) == (Effect(storage=x, writes=False),)
-    assert effects_of(program, atomic) == (Effect(storage=y, writes=True),)
-    assert set(effects_of(program, loop)) == {Effect(storage=y, writes=False), Effect(storage=x, writes=True)}
-    assert effects_of(program, printed) == (Effect(storage=None, writes=True),)
+    assert effects_of(program, first) == (Effect(storage=x, reads=True, writes=False),)
+    assert effects_of(program, atomic) == (Effect(storage=y, reads=True, writes=True),)
+    load, store = Effect(storage=y, reads=True, writes=False), Effect(storage=x, reads=False, writes=True)
+    assert set(effects_of(program, loop)) == {load, store}
+    assert effects_of(program, printed) == (Effect(storage=None, reads=True, writes=True),)
     assert ordered(program, second, loop) and ordered(program, third, loop) and not ordered(program, first, fourth)
     shifted = next(t for t in program.tensors if t.name == "shifted")
     assert may_alias(shifted, program.tensors[first.attrs.tensor])

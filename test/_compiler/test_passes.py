@@ -16,6 +16,7 @@ import helion.language as hl
 from helion import exc
 from helion._compiler.ir.grammar import (
     Block,
+    DotAttrs,
     ForAttrs,
     Index,
     IotaAttrs,
@@ -496,7 +497,7 @@ SPOILT: dict[str, tuple[list[Op], str]] = {
         "outside of its loop",
     ),
     "inner dimensions of a product": (
-        [op("full", [0.0], V), op("dot", [V, V], value(101), None)],
+        [op("full", [0.0], V), op("dot", [V, V], value(101), DotAttrs("tf32"))],
         "dot of",
     ),
     "a loop's results": (
@@ -510,12 +511,16 @@ SPOILT: dict[str, tuple[list[Op], str]] = {
         ],
         "a loop carries",
     ),
+    "attributes of another op": ([op("full", [0.0], V, DotAttrs("tf32"))], "full has attributes of another op"),
+    "no kind of op": ([op("fill", [0.0], V)], "fill is no op"),
+    "a number twice": ([replace(op("full", [0.0], V), number=1)], "full has the number of another op"),
+    "another object": ([op("full", [0.0], V), op("sort", [value(100)], value(101))], "sort uses %100 before"),
     "number of branches": (
         [
             op("full", [True], c := value(100, (), torch.bool)),
             op("if", [c], None, None, [Region((), (), ())]),
         ],
-        "an if has two regions",
+        "if has 1 regions",
     ),
     "results of branches": (
         [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..ir.grammar import Op, PointwiseAttrs
+from ..ir.ops import OPS
 from ..ir.pointwise import POINTWISE
 from .flow import Flow
 from .records import (
@@ -19,11 +20,6 @@ from .records import (
     WorkFact,
 )
 from .walk import Walk
-
-#: Kinds of ops whose presence does not make a result depend on the tiling.
-_TILE_INDEPENDENT = frozenset(
-    ("number", "tile", "iota", "full", "view", "mask", "random", "join", "split", "for", "if")
-)
 
 
 def is_sfu(op: Op) -> bool:
@@ -109,7 +105,7 @@ def pointwise_fact(
     tiled = {axis.block_id: axis for axis in axes if axis.tunable}
     if walk.dots or accumulators or not memory_ops or not tiled or any(fact.sized for fact in reductions):
         return None
-    if walk.scans or walk.atomics or any(op.kind not in _TILE_INDEPENDENT for op in walk.other):
+    if walk.scans or walk.atomics or any(not OPS[op.kind].tile_independent for op in walk.other):
         return None
     total = max(1, math.prod(axis.extent or 1 for axis in tiled.values()))
     full = [op for op in memory_ops if op.accessed_numel >= total]

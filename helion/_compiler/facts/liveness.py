@@ -18,13 +18,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..ir.grammar import Op, Region, Value
+from ..ir.ops import OPS
 from .records import LiveTile, LiveTiles
 from .walk import MAX_HOPS, Walk
 
-_ALIASES = frozenset(("view", "mask"))
-_FREE = frozenset(("number", "tile", "iota", "store"))
-#: Ops that need all elements before the next op can begin.
-_BARRIERS = frozenset(("reduce", "dot", "store", "atomic", "scan", "fold", "sort", "gather"))
 #: Tiles of one rank that a profile can count before they run over into the next rank.
 _PROFILE_BITS = 12
 
@@ -113,19 +110,19 @@ class _Sweep:
         """Follow masks and views to the value whose registers they share; note what costs no registers."""
         alias, free = self.alias, self.free
         for op in ops:
-            kind = op.kind
-            if kind in _ALIASES:
+            spec = OPS[op.kind]
+            if spec.is_view:
                 source = op.operands[0]
                 if isinstance(source, Value):
                     alias[op.results[0].number] = alias.get(source.number, source.number)
                     continue
-            if kind == "pointwise":
+            if spec.per_lane:
                 # arithmetic on indices is done again wherever it is needed
                 cheap = all(alias.get(v.number, v.number) in free or not v.dims for v in op.values())
-            elif kind == "full":
+            elif op.kind == "full":
                 cheap = not any(True for _ in op.values())
             else:
-                cheap = kind in _FREE or (kind == "load" and op.results[0].number in self.staged)
+                cheap = spec.free or (op.kind == "load" and op.results[0].number in self.staged)
             if cheap:
                 free.update(r.number for r in op.results)
 
@@ -184,7 +181,7 @@ class _Sweep:
                 del scope.resident[key]
             for result in op.results:
                 grown |= self.hold(result, at, scope)
-            if op.kind in _BARRIERS or op.number in self.walk.inner:
+            if OPS[op.kind].needs_whole or op.number in self.walk.inner:
                 held.add(tuple(sorted(scope.resident.values())))
         if grown:
             snapshots.add(tuple(sorted(scope.resident.values())))
@@ -195,7 +192,7 @@ class _Sweep:
         """Whether elementwise ops make a value from what stays beyond op ``at`` anyway, and from values of lower rank:
         they are done again, a few elements at a time."""
         op = self.walk.makers.ops.get(key)
-        if op is None or op.kind != "pointwise" or not hops:
+        if op is None or not OPS[op.kind].per_lane or not hops:
             return False
         rank = self.walk.shape(op.results[0].dims)[2]
         sources = {self.alias.get(v.number, v.number) for v in op.values() if self.walk.shape(v.dims)[2] >= rank}

@@ -6,12 +6,11 @@ from typing import Literal
 
 from ..._shapes import Dim
 from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Value, accumulator_of
+from ..ir.ops import OPS
 from .axes import count
 from .flow import Flow
 from .records import AttentionFact, AxisFact, Layout, MatmulFact, ReductionFact, RegionFact, StagedOperand
 from .walk import MAX_HOPS, Walk
-
-_VIEWS = frozenset(("view", "mask"))
 
 
 def matmul_facts(
@@ -58,9 +57,9 @@ class _Side:
                 self.load = op
                 return
             values = [v for v in op.values() if v.dims]
-            if op.kind not in ("pointwise", "view", "mask") or len(values) != 1:
+            if not OPS[op.kind].keeps_lanes or len(values) != 1:
                 return
-            if op.kind not in _VIEWS:
+            if not OPS[op.kind].is_view:
                 self.prologue = True
             operand = values[0]
 
@@ -139,7 +138,7 @@ def _accumulator_loop(op: Op, walk: Walk) -> int | None:
     for later in walk.bodies[region].ops:
         if reached & carried:
             break
-        if (later.kind in ("pointwise", "view", "mask") and any(v.number in reached for v in later.values())) or (
+        if (OPS[later.kind].keeps_lanes and any(v.number in reached for v in later.values())) or (
             later.kind == "dot" and (added := accumulator_of(later)) is not None and added.number in reached
         ):
             reached.add(later.results[0].number)

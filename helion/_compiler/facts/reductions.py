@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ir.grammar import Op, ReduceAttrs, Value
+from ..ir.ops import OPS
 from .flow import Flow
 from .liveness import Liveness
 from .records import AccumulatorFact, AxisFact, Category, MemoryOpFact, ReductionFact
@@ -132,7 +133,7 @@ def _feeds_features(op: Op, walk: Walk, axes: tuple[AxisFact, ...]) -> bool:
     carried = {r.number for r in body.results if isinstance(r, Value)}
     reached = {result.number}
     for later in body.ops:
-        if later.kind in ("pointwise", "view", "mask") and any(v.number in reached for v in later.values()):
+        if OPS[later.kind].keeps_lanes and any(v.number in reached for v in later.values()):
             reached.add(later.results[0].number)
     return bool(reached & carried)
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 
 from ..._shapes import Dims
 from ..ir.grammar import ForAttrs, LoopAxis, Op, OperandRef, Program, Region, TileAttrs, Value
+from ..ir.ops import OPS
 from ..ir.rewrite import Makers
 from .records import LiveTile, RegionFact
 
 #: Ops to follow back from a dot to the load that feeds it, and from an address to the index it scales.
 MAX_HOPS = 8
-#: Ops whose region combines single elements and is no region of the program.
-_COMBINERS = frozenset(("scan", "fold"))
 
 
 @dataclass(slots=True)
@@ -99,7 +98,7 @@ def _region(
         for made in op.results:
             makers[made.number] = op
         by_kind.get(op.kind, walk.other).append(op)
-        if op.regions and op.kind not in _COMBINERS:
+        if op.regions and not OPS[op.kind].combines:
             captured: set[int] = set()
             loop_axes = op.attrs.axes if isinstance(op.attrs, ForAttrs) else ()
             inner = []

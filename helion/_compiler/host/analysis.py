@@ -6,7 +6,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ..ir.grammar import HostTensor, InlineAttrs, Launch, Program
+from ..ir.grammar import HostTensor, InlineAttrs, Launch, MemoryAttrs, Program
+from ..ir.ops import OPS
 
 _ALLOCATORS = frozenset(f"{name}{like}" for name in ("empty", "zeros", "ones", "full") for like in ("", "_like"))
 _NEW = frozenset(("new_empty", "new_zeros", "new_ones", "new_full"))
@@ -59,7 +60,7 @@ def overwritten(whole: Program, part: Program) -> tuple[HostTensor, ...]:
 
 def _written(program: Program) -> Iterator[int]:
     for op in program.walk():
-        if op.kind in ("store", "atomic"):
+        if isinstance(op.attrs, MemoryAttrs) and OPS[op.kind].writes:
             yield op.attrs.tensor
         elif isinstance(op.attrs, InlineAttrs) and any(
             word in text for text in (*op.attrs.lines, *op.attrs.helpers) for word in _STORES
@@ -144,7 +145,7 @@ def written(program: Program) -> frozenset[str] | None:
     for op in program.walk():
         if op.kind in ("inline", "asm"):
             return None
-        if op.kind in ("store", "atomic"):
+        if isinstance(op.attrs, MemoryAttrs) and OPS[op.kind].writes:
             found.add(program.tensors[op.attrs.tensor].source)
     return frozenset(found)
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from ..._shapes import Expr, Number
 from .grammar import AsmAttrs, HostTensor, Index, InlineAttrs, MemoryAttrs, Op, PrintAttrs, Program, TileAttrs, Value
+from .ops import OPS
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 
@@ -23,28 +24,36 @@ class Effect:
     and what source of the user's does. ``fence``: an atomic that orders all memory around it."""
 
     storage: int | None
+    reads: bool
     writes: bool
     fence: bool = False
+
+
+#: What all programs see in order.
+_SEEN = Effect(storage=None, reads=True, writes=True)
 
 
 def effects_of(program: Program, op: Op) -> tuple[Effect, ...]:
     """All effects of ``op`` and of the ops in its regions, each once."""
     found: dict[Effect, None] = {}
     for inner in op.walk():
-        found.update(dict.fromkeys(_own(program, inner)))
+        found.update(dict.fromkeys(own_effects(program, inner)))
     return tuple(found)
 
 
-def _own(program: Program, op: Op) -> tuple[Effect, ...]:
+def own_effects(program: Program, op: Op) -> tuple[Effect, ...]:
+    """Those of ``op`` without its regions, each once."""
+    spec = OPS[op.kind]
     match op.attrs:
         case MemoryAttrs(tensor=tensor, sem=sem):
             fence = op.kind == "atomic" and sem != "relaxed"
-            return (Effect(storage=program.tensors[tensor].storage, writes=op.kind != "load", fence=fence),)
+            storage = program.tensors[tensor].storage
+            return (Effect(storage=storage, reads=spec.reads, writes=spec.writes, fence=fence),)
         case InlineAttrs(tensors=tensors):
-            touched = (Effect(storage=program.tensors[at].storage, writes=True) for at in tensors)
-            return (Effect(storage=None, writes=True), *touched)
+            storages = dict.fromkeys(program.tensors[at].storage for at in tensors)
+            return (_SEEN, *(Effect(storage=storage, reads=True, writes=True) for storage in storages))
         case AsmAttrs(is_pure=False) | PrintAttrs():
-            return (Effect(storage=None, writes=True),)
+            return (_SEEN,)
     return ()
 
 

@@ -49,7 +49,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 import torch
 
@@ -348,14 +348,9 @@ class WhileAttrs:
     variables: Variables | None = None
 
 
-Kind = Literal[
-    "number", "tile", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "dot", "view", "mask", "scan", "fold", "gather",
-    "join", "split", "sort", "random", "print", "check", "inline", "asm", "barrier", "for", "while", "if",
-]  # fmt: skip
-#: Ops that must stay even when nothing reads their results.
-EFFECTS = frozenset(("store", "atomic", "print", "check", "inline", "asm", "barrier"))
-#: Ops that address host tensors.
-MEMORY = frozenset(("load", "store", "atomic"))
+#: A row of ``ops.OPS``.
+Kind = str
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -371,6 +366,11 @@ class Op:
     @property
     def result(self) -> Value:
         return self.results[0]
+
+    def attributes(self, kind: type[A]) -> A:
+        """Those of an op that is known to have attributes of ``kind``."""
+        assert isinstance(self.attrs, kind), self.kind
+        return self.attrs
 
     def values(self) -> Iterator[Value]:
         """The operands that are values."""

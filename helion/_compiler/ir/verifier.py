@@ -29,6 +29,7 @@ from .grammar import (
     WhileAttrs,
     accumulator_of,
 )
+from .ops import OPS
 from .pointwise import POINTWISE
 from .printer import type_text
 from .rewrite import Makers
@@ -89,6 +90,13 @@ class _Verifier:
             self.check(defined, "a region yields an undefined value")
 
     def op(self, op: Op, active: frozenset[int]) -> None:
+        spec = OPS.get(op.kind)
+        self.check(spec is not None, f"{op.kind} is no op")
+        assert spec is not None
+        self.check(isinstance(op.attrs, spec.attrs), f"{op.kind} has attributes of another op")
+        self.check(len(op.regions) == spec.regions, f"{op.kind} has {len(op.regions)} regions")
+        if spec.per_lane:
+            self._lanes(op)
         method = getattr(self, f"op_{op.kind}", None)
         if method is not None:
             method(op, active)
@@ -204,10 +212,11 @@ class _Verifier:
         self.check(row is not None, f"unknown pointwise operation {op.attrs.name}")
         assert row is not None
         self.check(row.arity[0] <= len(op.operands) <= row.arity[1], f"{op.attrs.name} of {len(op.operands)} operands")
+
+    def _lanes(self, op: Op) -> None:
         dims = broadcast_dims([v.dims for v in op.values()])
-        self.check(
-            dims == op.result.dims, f"{op.attrs.name} gives {type_text(op.result)}, its operands broadcast to {dims}"
-        )
+        name = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else op.kind
+        self.check(dims == op.result.dims, f"{name} gives {type_text(op.result)}, its operands broadcast to {dims}")
 
     def op_reduce(self, op: Op, active: frozenset[int]) -> None:
         assert isinstance(op.attrs, ReduceAttrs)
@@ -271,7 +280,6 @@ class _Verifier:
                     )
 
     def op_if(self, op: Op, active: frozenset[int]) -> None:
-        self.check(len(op.regions) == 2, "an if has two regions")
         for region in op.regions:
             self.check(len(region.results) == len(op.results), "a branch yields another number of values")
             for value, result in zip(region.results, op.results, strict=True):

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ..._shapes import Expr, Number
+from ..ir.effects import own_effects
 from ..ir.grammar import (
-    MEMORY,
     ForAttrs,
     HostTensor,
     Index,
@@ -34,6 +34,7 @@ from ..ir.grammar import (
     TileAttrs,
     Value,
 )
+from ..ir.ops import OPS
 from ..ir.rewrite import Makers
 
 
@@ -159,7 +160,7 @@ class Accesses:
             self._has_dot |= op.kind == "dot"
             self._note(op, loops, path)
             inner = loops
-            if op.kind in ("for", "while"):
+            if OPS[op.kind].is_loop:
                 self.loop_ops[op.number] = op
                 inner = (*loops, op.number)
             for number, child in enumerate(op.regions):
@@ -167,17 +168,19 @@ class Accesses:
         self._yielded.update(v.number for v in region.results if isinstance(v, Value))
 
     def _note(self, op: Op, loops: tuple[int, ...], path: tuple[tuple[int, int], ...]) -> None:
-        if isinstance(op.attrs, InlineAttrs):
-            storages = dict.fromkeys(self.program.tensors[at].storage for at in op.attrs.tensors)
-            self.of[op.number] = [Access(op, storage, None, True, True, (), loops, path) for storage in storages]
+        attrs = op.attrs if isinstance(op.attrs, MemoryAttrs) else None
+        if attrs is not None:
+            self._narrowest = min(self._narrowest, self.program.tensors[attrs.tensor].dtype.itemsize)
+        elif isinstance(op.attrs, InlineAttrs):
             self._narrowest = 0
-        elif op.kind in MEMORY:
-            assert isinstance(op.attrs, MemoryAttrs)
-            tensor = self.program.tensors[op.attrs.tensor]
-            self._narrowest = min(self._narrowest, tensor.dtype.itemsize)
-            at = tuple(self._coordinate(op, index, loops) for index in op.attrs.indices)
-            reads, writes = op.kind != "store", op.kind != "load"
-            self.of[op.number] = [Access(op, tensor.storage, op.attrs, reads, writes, at, loops, path)]
+        else:
+            return
+        at = tuple(self._coordinate(op, index, loops) for index in attrs.indices) if attrs is not None else ()
+        self.of[op.number] = [
+            Access(op, effect.storage, attrs, effect.reads, effect.writes, at, loops, path)
+            for effect in own_effects(self.program, op)
+            if effect.storage is not None
+        ]
 
     def _coordinate(self, op: Op, index: Index, loops: tuple[int, ...]) -> Coordinate:
         value: Operand = op.operands[index.operand] if index.operand is not None else 0

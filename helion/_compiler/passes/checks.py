@@ -23,7 +23,7 @@ from dataclasses import replace
 from ..._shapes import Dim, Expr, Number
 from ...language._unwritten import PATTERNS
 from ..ir.build import Numbers
-from ..ir.grammar import MEMORY, CheckAttrs, ForAttrs, GatherAttrs, Index, LoopAxis, MemoryAttrs, Op, Program
+from ..ir.grammar import CheckAttrs, ForAttrs, GatherAttrs, Index, LoopAxis, MemoryAttrs, Op, Program
 from ..ir.rewrite import expand_ops
 
 _VERBS = {"load": "reads", "store": "writes", "atomic": "updates"}
@@ -46,12 +46,12 @@ class _Inserter:
 
     def checked(self, op: Op) -> Iterator[Op]:
         """An op with what is checked before and behind it."""
-        if op.kind in MEMORY:
+        if isinstance(op.attrs, MemoryAttrs):
             yield from self.ranges(op)
         elif isinstance(op.attrs, GatherAttrs) and op.attrs.given:
             yield self.picked(op, op.attrs.dim)
         yield op
-        if op.kind in MEMORY:
+        if isinstance(op.attrs, MemoryAttrs):
             yield from self.written(op)
 
     def ranges(self, op: Op) -> Iterator[Op]:

@@ -25,8 +25,6 @@ import torch
 from ..._shapes import ONE, Dim, Expr, hint_of
 from ..ir.build import Builder, Numbers
 from ..ir.grammar import (
-    EFFECTS,
-    MEMORY,
     Block,
     Index,
     IotaAttrs,
@@ -43,12 +41,12 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.loops import loops_of
+from ..ir.ops import OPS
 from ..ir.rewrite import Declined
 from .iterations import may_permute
 
 #: Reading one of these pins the lanes of a tile to one dimension each.
 _POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
-_ALLOWED = frozenset(("load", "store", "atomic", "pointwise", "view", "full"))
 #: Numbers of lanes are 32 bits wide with 32-bit indices; the last tile may begin right before the end, and no tile has
 #: more than 2**20 elements (``Target.max_tensor_numel``).
 _MOST_LANES = 2**31 - 2**20
@@ -176,14 +174,14 @@ class _Flattener:
         for inner in op.walk():
             if isinstance(inner.attrs, (TileAttrs, IotaAttrs)) and inner.attrs.block in self.merged:
                 raise Declined("the position of a tile is read")
-            if inner.kind in EFFECTS and inner.kind not in MEMORY:
+            if OPS[inner.kind].stays and not isinstance(inner.attrs, MemoryAttrs):
                 raise Declined(f"the body has {_article(inner.kind)}, which would see other tiles")
             # what every tile does once would be done by another number of tiles, with other values in it
-            if inner.kind in EFFECTS and not self.merged <= {d.block for d in inner.result.dims}:
+            if OPS[inner.kind].stays and not self.merged <= {d.block for d in inner.result.dims}:
                 raise Declined(f"{_article(inner.kind)} does not span all of the dimensions")
         if not self.is_wide(op):
             return
-        if op.kind not in _ALLOWED:
+        if "flatten" not in OPS[op.kind].divided_by:
             raise Declined(f"{_article(op.kind)} uses a merged dimension")
         for value in _values(op):
             self.check_dims(value)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ... import exc
 from ..._shapes import Dims
-from ..ir.grammar import MEMORY, ForAttrs, LoopAxis, MaskAttrs, Op, Program, Region, Value
+from ..ir.grammar import ForAttrs, LoopAxis, MaskAttrs, MemoryAttrs, Op, Program, Region, Value
 
 #: The blocks of the rows, by the block of the jagged loop around an op.
 _Rows = Mapping[int, frozenset[int]]
@@ -27,7 +27,13 @@ def _axes(op: Op) -> tuple[LoopAxis, ...]:
 def _region(region: Region, rows: _Rows) -> None:
     for at, op in enumerate(region.ops):
         dims = op.result.dims if op.results else ()
-        along = range(len(dims)) if op.kind in MEMORY else op.attrs.dims if isinstance(op.attrs, MaskAttrs) else ()
+        along = (
+            range(len(dims))
+            if isinstance(op.attrs, MemoryAttrs)
+            else op.attrs.dims
+            if isinstance(op.attrs, MaskAttrs)
+            else ()
+        )
         if any(_is_unknown(dims, position, rows) for position in along):
             raise exc.InvalidJaggedTileUsage(
                 "a value has the jagged dimension but not that of the rows, so that it cannot be known which lanes exist.",

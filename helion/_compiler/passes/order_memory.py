@@ -25,7 +25,8 @@ from typing import Literal
 
 from ..._shapes import Expr
 from ..ir.build import Numbers
-from ..ir.grammar import MEMORY, Op, Program, Region, Root
+from ..ir.grammar import MemoryAttrs, Op, Program, Region, Root
+from ..ir.ops import OPS
 from ..ir.rewrite import expand_region
 from .accesses import NOW, Access, Accesses, Launched, Since
 
@@ -89,8 +90,8 @@ def _ordered(program: Program, root: Root, launched: Launched, numbers: Numbers)
 
 def rewrites(program: Program, body: Region) -> bool:
     """Whether a storage may be written and accessed again. Says so of nearly no kernel, and soon."""
-    ops = [op for op in body.walk() if op.kind in MEMORY or op.kind == "inline"]
-    counts = Counter(program.tensors[op.attrs.tensor].storage for op in ops if op.kind in MEMORY)
+    ops = [op for op in body.walk() if OPS[op.kind].reads or OPS[op.kind].writes]
+    counts = Counter(program.tensors[op.attrs.tensor].storage for op in ops if isinstance(op.attrs, MemoryAttrs))
     top = {op.number for op in body.ops}
     return any(
         op.kind == "inline"
@@ -142,7 +143,7 @@ class _Flow:
                 state = self.access(op, state)
             elif op.kind == "if":
                 state = frozenset().union(*(self.region(child, state) for child in op.regions))
-            elif op.kind in ("for", "while"):
+            elif OPS[op.kind].is_loop:
                 state = self.loop(op, state)
         return state
 

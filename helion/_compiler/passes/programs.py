@@ -28,6 +28,7 @@ from ..ir.grammar import (
     TileAttrs,
     Value,
 )
+from ..ir.ops import OPS
 from .accesses import Access, Accesses, Coordinate, Launched
 
 #: Axes of the grid, by block id.
@@ -94,7 +95,7 @@ class _Root:
         for op in region.ops:
             self.around[op.number] = around
             found = self._own(op) | self._of(op.operands)
-            if op.kind in ("for", "while"):
+            if OPS[op.kind].is_loop:
                 found |= self._loop(op, around | found if op.kind == "for" else around)
             elif op.kind == "if":
                 for child in op.regions:

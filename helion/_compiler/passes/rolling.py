@@ -34,6 +34,7 @@ from ..._shapes import Number
 from ..ir.build import Builder, Numbers
 from ..ir.effects import apart_along, effects_of, may_meet
 from ..ir.grammar import Block, IotaAttrs, Op, Program, ReduceAttrs, Region, Value
+from ..ir.ops import OPS
 from ..ir.pointwise import identity
 from ..ir.rewrite import Declined, Makers, map_regions
 from . import online
@@ -45,7 +46,6 @@ from .simplify import drop_dead
 _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 #: Programs with some blocks rolled that the next one is tried on; beyond that, the first and that with all of them.
 _COMBINATIONS = 16
-_ALLOWED = frozenset(("load", "store", "pointwise", "reduce", "view", "mask", "iota", "full"))
 
 
 def rollable_blocks(program: Program) -> tuple[tuple[int, ...], dict[int, str]]:
@@ -158,7 +158,7 @@ class _Roller:
         return Region(region.params, tuple(self.staged(ops, schedule, makers)), region.results)
 
     def check(self, op: Op, defined: set[int]) -> None:
-        if op.kind not in _ALLOWED:
+        if "roll" not in OPS[op.kind].divided_by:
             raise Declined(f"a {op.kind} uses the dimension")
         if isinstance(op.attrs, ReduceAttrs) and op.attrs.name not in _COMBINE:
             (value,) = op.values()

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from ..ir.grammar import (
-    EFFECTS,
     ForAttrs,
     LoopAxis,
     MaskAttrs,
@@ -18,10 +17,7 @@ from ..ir.grammar import (
     Region,
     Value,
 )
-
-_PURE = frozenset(
-    ("number", "tile", "iota", "full", "pointwise", "reduce", "view", "mask", "gather", "join", "sort", "random")
-)
+from ..ir.ops import OPS
 
 
 def merge_common(program: Program) -> Program:
@@ -43,7 +39,7 @@ class _Merger:
         ops = []
         for op in region.ops:
             op = replace(op, operands=tuple(map(self.operand, op.operands)))
-            if op.kind in _PURE:
+            if OPS[op.kind].mergeable:
                 key = _key(op)
                 known = seen.get(key)
                 if known is not None:
@@ -118,7 +114,7 @@ def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
             reads = {v.number for inner in op.walk() for v in inner.reads()}
         else:
             reads = set()
-        if not (op.kind in EFFECTS or any(r.number in live for r in op.results) or _has_effect(op)):
+        if not (OPS[op.kind].stays or any(r.number in live for r in op.results) or _has_effect(op)):
             continue
         live |= reads
         live.update(v.number for v in op.values())
@@ -127,7 +123,7 @@ def _drop(region: Region, live: set[int]) -> tuple[Region, set[int]]:
 
 
 def _has_effect(op: Op) -> bool:
-    return any(inner.kind in EFFECTS for region in op.regions for inner in region.walk())
+    return any(OPS[inner.kind].stays for region in op.regions for inner in region.walk())
 
 
 def _drop_loop(op: Op, live: set[int]) -> tuple[Op, set[int]]:

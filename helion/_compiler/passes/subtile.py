@@ -24,7 +24,6 @@ from ..._shapes import Dim
 from ..ir.build import Builder, Numbers
 from ..ir.effects import apart_along, ordered
 from ..ir.grammar import (
-    MEMORY,
     Block,
     ForAttrs,
     IotaAttrs,
@@ -37,6 +36,7 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ..ir.ops import OPS
 from ..ir.rewrite import Declined, Makers, map_regions
 from .simplify import drop_dead
 
@@ -44,8 +44,6 @@ from .simplify import drop_dead
 MIN_COLUMNS = 8
 #: Into how many subtiles a tile may be split.
 COUNTS = (2, 4)
-#: What is done once per subtile.
-_REPEATED = frozenset(("load", "store", "pointwise", "view", "mask", "iota", "full", "random"))
 #: A size for asking whether a block can be split: any that every count divides.
 _SOME_SIZE = 64
 
@@ -198,7 +196,7 @@ class _Splitter:
                 maker = makers.of(value)
                 if not self.carries(value):
                     continue
-                if maker is not None and maker.kind in _REPEATED:
+                if maker is not None and "subtile" in OPS[maker.kind].divided_by:
                     stack.append(maker)
                 else:
                     ends[value.number] = value
@@ -241,12 +239,12 @@ class _Splitter:
 
     def check_memory(self, region: Region, epilogue: _Epilogue) -> None:
         """Stores of the first subtile come before loads of the second, and all of them after what stood between."""
-        mine = [op for op in epilogue.ops if op.kind in MEMORY]
+        mine = [op for op in epilogue.ops if isinstance(op.attrs, MemoryAttrs)]
         for a, b in itertools.combinations(mine, 2):
             if ordered(self.program, a, b) and not apart_along(self.program, a, b, self.block):
                 raise Declined("a tensor is accessed at several places of the epilogue")
         inside = {op.number for op in epilogue.ops}
-        places = [at for at, op in enumerate(region.ops) if op.number in inside and op.kind in MEMORY]
+        places = [at for at, op in enumerate(region.ops) if op.number in inside and isinstance(op.attrs, MemoryAttrs)]
         for op in region.ops[places[0] : places[-1]]:
             if op.number not in inside and any(ordered(self.program, op, each) for each in mine):
                 raise Declined("other accesses to a tensor of the epilogue stand in between")

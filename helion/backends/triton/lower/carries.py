@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...._compiler.ir.grammar import ForAttrs, Op, Operand, Program, Region, Value, Variables, WhileAttrs
+from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, count_uses
 from ...._compiler.passes.schedule import Scheduled
 
@@ -23,7 +24,7 @@ _SHARING = frozenset(("for", "while", "mask"))
 
 def share_variables(program: Program, scheduled: Scheduled) -> Program:
     """The program with the ``variables`` of its loops."""
-    if not any(op.kind in ("for", "while") for op in program.walk()):
+    if not any(OPS[op.kind].is_loop for op in program.walk()):
         return program
     uses = count_uses(program)
     return program.map_regions(lambda region: _region(region, uses))

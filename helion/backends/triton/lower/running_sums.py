@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...._compiler.ir.grammar import Op, PointwiseAttrs, Program, ReduceAttrs, Region, Value
+from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers, map_ops
 from ...._compiler.passes.schedule import Scheduled
 
@@ -71,7 +72,7 @@ def _is_moved(op: Op, makers: Makers) -> bool:
     if not isinstance(op.attrs, ReduceAttrs) or op.attrs.name not in _MOVED or not op.result.dtype.is_floating_point:
         return False
     maker = makers.of(op.operands[0])
-    while maker is not None and maker.kind in ("mask", "view"):
+    while maker is not None and OPS[maker.kind].is_view:
         maker = makers.of(maker.operands[0])
     return maker is not None and maker.kind == "load"
 

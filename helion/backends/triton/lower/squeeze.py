@@ -34,6 +34,7 @@ from ...._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.schedule import Scheduled
 from ...._compiler.source import Location
 
@@ -106,9 +107,7 @@ class _Squeezer:
                 return not any(i.block == self.block and i.operand is not None for i in op.attrs.indices)
         if op.kind == "dot":
             return len(lost) in (0, len(list(op.values())))
-        if op.kind in ("join", "split", "sort", "inline", "asm", "print"):
-            return not lost
-        return True
+        return not lost or bool(op.regions) or "subtile" in OPS[op.kind].divided_by
 
     def root(self, root: Root) -> Root:
         if all(axis.block != self.block for axis in root.axes):

@@ -7,12 +7,12 @@ from typing import Any
 
 from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import (
-    MEMORY,
     Block,
     CheckAttrs,
     ForAttrs,
     InlineAttrs,
     LoopAxis,
+    MemoryAttrs,
     NumberAttrs,
     Op,
     Program,
@@ -297,7 +297,7 @@ def host_parts(expr: Expr) -> list[Expr]:
 
 def _tensors(program: Program) -> set[int]:
     """Tensors that the device code uses."""
-    used = {op.attrs.tensor for op in program.walk() if op.kind in MEMORY}
+    used = {op.attrs.tensor for op in program.walk() if isinstance(op.attrs, MemoryAttrs)}
     return used | {at for op in program.walk() if isinstance(op.attrs, InlineAttrs) for at in op.attrs.tensors}
 
 
@@ -322,7 +322,7 @@ def _expressions(program: Program, blocks: set[int]) -> list[Expr]:
                 found += [n for axis in op.attrs.axes for n in (axis.begin, axis.end, axis.step)]
             elif isinstance(op.attrs, CheckAttrs) and op.attrs.index is not None:
                 found += [op.attrs.index.shift, op.attrs.size]
-            elif op.kind in MEMORY:
+            elif isinstance(op.attrs, MemoryAttrs):
                 found += [index.shift for index in op.attrs.indices]
                 tensor = program.tensors[op.attrs.tensor]
                 found += tensor.strides

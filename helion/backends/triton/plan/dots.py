@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ...._compiler.ir.grammar import DotAttrs, MemoryAttrs, Op, Program, Value
+from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers
 from ...._shapes import Dim, hint_of
 from ....hardware import Target
@@ -52,7 +53,7 @@ def _of(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warp
 def _is_k_major(program: Program, makers: Makers, value: Value, k: Dim) -> bool:
     """Whether an operand is contiguous along ``k`` in memory, or does not come from there as it is."""
     op = makers.of(value)
-    while op is not None and op.kind in ("view", "mask", "pointwise"):
+    while op is not None and OPS[op.kind].keeps_lanes:
         values = list(op.values())
         if op.kind == "pointwise" and len(values) != 1:
             return True

@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 
 from ...._compiler.ir.grammar import (
-    MEMORY,
     ForAttrs,
     HostTensor,
     Index,
@@ -27,6 +26,7 @@ from ...._compiler.ir.grammar import (
     Root,
     unaddressed,
 )
+from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.accesses import Launched
 from ...._compiler.passes.order_memory import overlapping_storages
 from ...._shapes import Expr
@@ -70,13 +70,14 @@ def plan_boxes(
 
 def _rewritten(program: Program, root: Root, launched: Launched) -> frozenset[int]:
     """The storages that one kernel both reads and writes, or whose elements it writes more than once."""
-    seen: dict[str, set[int]] = {kind: set() for kind in MEMORY}
+    read: set[int] = set()
+    written: set[int] = set()
     for op in root.body.walk():
-        if op.kind in MEMORY:
-            assert isinstance(op.attrs, MemoryAttrs)
-            seen[op.kind].add(program.tensors[op.attrs.tensor].storage)
-    both = frozenset((seen["store"] | seen["atomic"]) & (seen["load"] | seen["atomic"]))
-    return both | overlapping_storages(program, root, launched)
+        if isinstance(op.attrs, MemoryAttrs):
+            storage = {program.tensors[op.attrs.tensor].storage}
+            read |= storage if OPS[op.kind].reads else set()
+            written |= storage if OPS[op.kind].writes else set()
+    return frozenset(read & written) | overlapping_storages(program, root, launched)
 
 
 class _Finder:
@@ -98,8 +99,7 @@ class _Finder:
 
     def region(self, region: Region, active: Mapping[int, LoopAxis]) -> None:
         for op in region.ops:
-            if op.kind in MEMORY and op.kind != "atomic":
-                assert isinstance(op.attrs, MemoryAttrs)
+            if isinstance(op.attrs, MemoryAttrs) and op.kind != "atomic":
                 box = self.box(op, op.attrs, active)
                 if box is not None:
                     self.boxes[op.number] = box
