@@ -3,24 +3,7 @@
 from __future__ import annotations
 
 #: Files that import each other, types included, in sets of more than three.
-CIRCLES = (
-    frozenset(
-        {
-            "runtime/bound.py",
-            "runtime/checked.py",
-            "runtime/dispatch.py",
-            "runtime/explain.py",
-            "runtime/failures.py",
-            "runtime/inputs.py",
-            "runtime/kernel.py",
-            "runtime/measure.py",
-            "runtime/observed.py",
-            "runtime/ref_mode.py",
-            "runtime/repro.py",
-            "runtime/table.py",
-        }
-    ),
-)
+CIRCLES: tuple[frozenset[str], ...] = ()
 
 #: Files outside of a backend's folder that mention it, by backend.
 MENTIONS: dict[str, frozenset[str]] = {}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import pickle
 import sys
-import threading
 import time
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,38 +14,33 @@ import torch
 from .. import _logging, exc
 from .._compiler.host.program import Form
 from .._lazy import lazy
-from ..backends import BACKENDS
 from ..config import Config
 from ..hardware import Target
-from ..settings import RefMode
-from . import codecache, failures
-from .checked import run_checked
+from . import codecache
+from .choice import Choice, ConfigLike
+from .compiled import Compiled
 from .inputs import check_call
 from .output_code import OutputCodeOptions
-from .remembered import described, recall, remember
-from .specialization import Key, any_device, pick
+from .remembered import described
+from .signature import Key, any_device, pick
+from .specialized import Specialized
+from .targets import target_of
 
 if TYPE_CHECKING:
     from .. import pipeline
     from .._compiler.facts.records import KernelFacts
     from ..autotuner.proposal import Seed
     from ..autotuner.space import ConfigSpace
-    from ..backends.execution import Executor, Resources
-    from . import explain, measure, observed, ref_mode, repro
+    from ..backends.execution import Resources
+    from . import explain, measure, ref_mode, repro
     from .kernel import Kernel
 else:
-    pipeline = lazy("helion.pipeline")
     measure = lazy("helion.runtime.measure")
-    observed = lazy("helion.runtime.observed")
     explain = lazy("helion.runtime.explain")
     ref_mode = lazy("helion.runtime.ref_mode")
     repro = lazy("helion.runtime.repro")
 
 _LOG = _logging.logger(__name__)
-#: Keys a printed config has even at their defaults: they are what people look for first.
-_ALWAYS_SHOWN = ("block_sizes", "reduction_loops", "num_warps", "num_stages")
-
-ConfigLike = Config | Mapping[str, Any] | None
 
 
 class BoundKernel:
@@ -59,57 +51,34 @@ class BoundKernel:
 
     def __init__(self, kernel: Kernel, values: tuple[Any, ...], key: Key, target: Target) -> None:
         self.kernel = kernel
-        self._key = key
         self.settings = kernel.settings
         self.target = target
         self.configs = kernel.configs
-        self._used = 0  # a time, for the table of bound kernels
-        self._remembered = tuple(map(remember, values))
-        self._compiled: dict[Config, Callable[..., Any]] = {}
-        self._lock = threading.RLock()
-        self._run: Callable[..., Any] | None = None
-        self._config: Config | None = None
-        # whether nobody asked for the config in use, and the configs that turned out not to fit
-        self._by_default = False
-        self._refused: set[Config] = set()
-        self._reproduced: set[Config | None] = set()
-        self._warned: set[str] = set()
-        # what launches where host code made other tensors than was expected: by config, launch, and what it made
-        self._observed: dict[Any, Callable[..., Any]] = {}
-        # numbers that the compiled code turned out to depend on: what they are called, where they come from, what they are
-        self._numbers: tuple[tuple[str, tuple[Any, ...], Any], ...] = ()
+        self._of = Specialized(kernel, values, key, target)
+        self.compiled = Compiled(self._of, self._run_others)
+        self._choice = Choice(self.compiled, lambda: kernel.calls.forget(self))
         if self.is_eager:  # an eager kernel need not compile
             return
         start = time.perf_counter()
         try:
-            warnings = self._analysis.traced.warnings
+            self._of.analyse(values)
         except exc.BaseError:
-            self._show_repro(None, values)
+            repro.show_once(self._of, None, values)
             raise
-        self._numbers = tuple((name, at, pick(values, at)) for name, at in self.specialized.items())
-        self._warn(warnings)
         if _LOG.isEnabledFor(logging.INFO):
             elapsed = 1e3 * (time.perf_counter() - start)
             _LOG.info("bound %s for %s in %.1f ms, key %s", kernel.name, target.name, elapsed, key)
 
-    def _warn(self, warnings: Iterable[exc.Base]) -> None:
-        """Print warnings that were not printed before."""
-        for warning in warnings:
-            text = f"WARNING[{type(warning).__name__}]: {warning}"
-            if text not in self._warned:
-                self._warned.add(text)
-                print(text, file=sys.stderr)
+    def _run_others(self, args: tuple[Any, ...], config: Config) -> Any:
+        """What a config returns for arguments of another class than those it was bound for."""
+        other = self.kernel.bind(args, target=self.target)
+        if other is self:
+            raise exc.InternalError(step="launch", reason="arguments of the key it was bound for are of another class")
+        return other.compile_config(config)(*args)
 
-    @functools.cached_property
+    @property
     def _analysis(self) -> pipeline.Analysis:
-        kernel = self.kernel
-        arguments = dict(zip(kernel.signature.parameters, self._sample(), strict=True))
-        return pipeline.analyse(kernel.fn, kernel.name, arguments, kernel.settings, self.target, kernel._constants)
-
-    def _sample(self) -> tuple[Any, ...]:
-        """Arguments like those of every call: the ones it was bound for as long as they live, tensors of their shapes
-        without data after that."""
-        return tuple(map(recall, self._remembered))
+        return self._of.analysis
 
     @property
     def specialized(self) -> Mapping[str, Any]:
@@ -117,22 +86,17 @@ class BoundKernel:
         return {} if self.is_eager else self._analysis.traced.specialized
 
     @property
-    def executor(self) -> Executor:
-        """What runs it."""
-        return BACKENDS[self.settings.backend].executor
-
-    @property
     def is_eager(self) -> bool:
         """Whether calls run the Python function itself instead of compiled code."""
-        return self.settings.ref_mode is RefMode.EAGER
+        return self._of.is_eager
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
         """Whether the numbers that the compiled code depends on are in these arguments what they were at binding."""
-        return all(pick(values, at) == number for _, at, number in self._numbers)
+        return self._of.has_numbers_of(values)
 
     def is_current(self) -> bool:
         """Whether the globals that were compiled in still are what they were."""
-        return self.is_eager or all(guard.holds() for guard in self._analysis.traced.guards)
+        return self._of.is_current()
 
     def __copy__(self) -> BoundKernel:
         return self
@@ -146,9 +110,9 @@ class BoundKernel:
         )
 
     def __repr__(self) -> str:
-        arguments = zip(self.kernel.signature.parameters, self._remembered, strict=True)
+        arguments = zip(self.kernel.signature.parameters, self._of.remembered, strict=True)
         shown = ", ".join(f"{name}={described(value)}" for name, value in arguments)
-        numbers = "".join(f", {name} is {value}" for name, _, value in self._numbers)
+        numbers = "".join(f", {name} is {value}" for name, _, value in self._of.numbers)
         return f"<helion.BoundKernel {self.kernel.name}({shown}) for {self.target.name}{numbers}>"
 
     # --- what the compiler knows -----------------------------------------------------------------------------------------
@@ -182,15 +146,14 @@ class BoundKernel:
         """Small safe tiles, no heuristic involved."""
         return self._analysis.space.conservative()
 
-    def _resolve(self, config: ConfigLike) -> Config:
+    @property
+    def config(self) -> Config | None:
+        """The config in use; None before the first call."""
+        return self._choice.config
+
+    def _full(self, config: ConfigLike) -> Config:
         """A full config: the given one, else the one in use, the only one given to the decorator, or the default."""
-        if config is not None:
-            return self._analysis.full_config(config)
-        if self._config is not None:
-            return self._config
-        if len(self.configs) == 1:
-            return self._analysis.full_config(self.configs[0])
-        return self.default_config()
+        return self._choice.full(config, self.configs)
 
     # --- code ------------------------------------------------------------------------------------------------------------
 
@@ -219,63 +182,18 @@ class BoundKernel:
             alone=options is not None and not options.allow_helion_deps,
             source=repro.source_of(self.kernel) if emit_repro_caller else None,
         )
-        text = self._analysis.text(self._resolve(config), output_origin_lines, form)
-        return repro.with_caller(text, self) if emit_repro_caller else text
+        text = self._analysis.text(self._full(config), output_origin_lines, form)
+        return repro.with_caller(text, self._of) if emit_repro_caller else text
 
     to_code = to_triton_code
 
     def compile_config(self, config: ConfigLike = None, *, allow_print: bool = True) -> Callable[..., Any]:
         """Generate, load and return the host function for a config; each config is loaded once."""
-        full = self._resolve(config)
-        found = self._compiled.get(full)
-        if found is None:
-            with self._lock:
-                found = self._compiled.get(full) or self._load(full, allow_print)
-                self._compiled[full] = found
-        return found
-
-    def _load(self, config: Config, allow_print: bool) -> Callable[..., Any]:
-        start = time.perf_counter()
-        try:
-            code = self._analysis.code(config)
-        except exc.BaseError:
-            self._show_repro(config, self._sample())
-            raise
-        self._warn(code.plan.warnings)
-        module = codecache.load(code.text, self.kernel.name, self.executor.prepare)
-        elapsed = 1e3 * (time.perf_counter() - start)
-        _LOG.info("compiled %s in %.1f ms: %s: %r", self.kernel.name, elapsed, module.__file__, config)
-        if self.settings.print_output_code and allow_print:
-            print(f"# Output code written to: {module.__file__}\n{code.text}", file=sys.stderr)
-        loaded = getattr(module, self.kernel.name)
-        # a copy: the module's own function keeps the launcher it was written with
-        function = types.FunctionType(
-            loaded.__code__, loaded.__globals__, loaded.__name__, self.kernel.fn.__defaults__, loaded.__closure__
-        )
-        function.__kwdefaults__ = {
-            **(loaded.__kwdefaults__ or {}),
-            "_launcher": failures.Reporting(
-                self.executor.launcher(loaded.__kwdefaults__["_launcher"], self.target), self, config
-            ),
-        }
-        if "_otherwise" in function.__kwdefaults__:
-            function.__kwdefaults__["_otherwise"] = functools.partial(observed.otherwise, self, config)
-        return function
-
-    def _guarded(self, config: Config, keys: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` for tensors that begin at multiples of 16 bytes; others run the config with other ``keys``."""
-        anywhere = self._analysis.space.normalize({**config, **keys})
-
-        def run(*args: Any) -> Any:
-            if all(a.data_ptr() % 16 == 0 for a in args if isinstance(a, torch.Tensor)):
-                return function(*args)
-            return self.compile_config(anywhere)(*args)
-
-        return run
+        return self.compiled.function(self._full(config), allow_print)
 
     def get_cached_path(self, config: ConfigLike = None) -> str:
         """The file the generated module of a config is kept in."""
-        return str(codecache.module_path(self.to_triton_code(config), self.kernel.name))
+        return self._of.path(self._full(config))
 
     def backend_cache_key(self, config: ConfigLike = None) -> str:
         """What the generated module of a config is kept under: equal for equal text, in every process."""
@@ -283,51 +201,22 @@ class BoundKernel:
 
     def set_config(self, config: ConfigLike) -> None:
         """Use a config from now on."""
-        self._use(self._resolve(config))
-        self._by_default = False
-
-    def _use(self, full: Config) -> None:
-        run = self.compile_config(full)
-        keys = self.executor.without_alignment(self._analysis.code(full).plan)
-        if keys is not None:
-            run = self._guarded(full, keys, run)
-        if self.settings.checked:
-            run = run_checked(self.kernel, self.executor, run)
-        if self.settings.print_repro:
-            run = repro.at_first_call(self, full, run)
-        self._config, self._run = full, run
-        self.kernel._calls.forget(self)
-
-    def _show_repro(self, config: Config | None, args: Sequence[Any]) -> None:
-        """Print the script that makes this call, once per config, if the setting asks for it."""
-        if self.settings.print_repro and config not in self._reproduced:
-            self._reproduced.add(config)
-            repro.show(self, config, args)
+        self._choice.use(self._full(config))
 
     def short_config(self, config: ConfigLike = None) -> Config:
         """A config without the keys at their defaults, but for those that people look for first."""
-        full = self._resolve(config)
-        changed = full.minimize(self._analysis.space)
-        shown = [k for k in full if k in changed or (k in _ALWAYS_SHOWN and full[k] not in ([], None))]
-        return Config(**{k: full[k] for k in shown})
+        return self._of.short_config(self._full(config))
 
     def format_kernel_decorator(self, config: ConfigLike = None, settings: Any = None) -> str:
         """The decorator line that fixes a config, without the keys at their defaults."""
-        static = (settings or self.settings).static_shapes
-        extra = (
-            f", index_dtype={self.settings.index_dtype!r}" if self.settings.index_dtype not in (None, "auto") else ""
-        )
-        return f"@helion.kernel(config={self.short_config(config)!r}, static_shapes={static}{extra})"
+        return self._of.decorator(self._full(config), settings)
 
     def resources(self, config: ConfigLike = None) -> Resources:
         """What a config takes on ``target``, compiled offline with its real assembler: registers, spills, shared memory.
 
         Never raises for being over a limit: see ``fits``. Answers are cached by binary.
         """
-        full = self._resolve(config)
-        module = self.compile_config(full, allow_print=False)
-        plan = self._analysis.code(full).plan
-        return BACKENDS[self.settings.backend].toolchain.resources(module.__globals__, plan, self.target)
+        return self.compiled.resources(self._full(config))
 
     # --- running ---------------------------------------------------------------------------------------------------------
 
@@ -349,9 +238,9 @@ class BoundKernel:
         if self.is_eager:
             return
         key = self.kernel.arguments_key(values)
-        if key == self._key and not self._numbers:
+        if key == self._of.key and not self._of.numbers:
             return
-        ours, theirs = any_device(self._key), any_device(key)
+        ours, theirs = any_device(self._of.key), any_device(key)
         for name, expected, actual in zip(
             (*self.kernel.signature.parameters, "memory shared"), ours, theirs, strict=True
         ):
@@ -359,7 +248,7 @@ class BoundKernel:
                 raise exc.BoundToOtherArguments(
                     kernel=self.kernel.name, what=name, expected=repr(expected), actual=repr(actual)
                 )
-        for name, at, number in self._numbers:
+        for name, at, number in self._of.numbers:
             if pick(values, at) != number:
                 raise exc.BoundToOtherArguments(
                     kernel=self.kernel.name, what=name, expected=repr(number), actual=repr(pick(values, at))
@@ -367,38 +256,38 @@ class BoundKernel:
 
     def run_unchecked(self, *args: Any) -> Any:
         """``__call__`` for all arguments in order, known to have the key of this bound kernel."""
-        run = self._run
+        run = self._choice.run
         if run is None:
             if self.is_eager:
                 return ref_mode.call_eagerly(self.kernel, self.kernel.normalize_args(*args))
             run = self._first_call(args)
         try:
             return run(*args)
-        except self.executor.error as error:
-            return failures.recover(self, run, args, error)
+        except self._of.executor.error as error:
+            self._choice.give_up(run, error)
+        return self.run_unchecked(*args)
 
     def _first_call(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         self._check_device(args)
         self.ensure_config_exists(args)
-        assert self._run is not None
-        return self._run
+        assert self._choice.run is not None
+        return self._choice.run
 
     def ensure_config_exists(self, args: Sequence[Any]) -> None:
         """Choose and compile the config that a call with these arguments would run, unless there is one in use.
 
         Raises ``exc.NoFeasibleConfig`` if they would go to a GPU that, with no config given, none can fit.
         """
-        if self._run is not None or self.is_eager:
+        if self._choice.run is not None or self.is_eager:
             return
         if not self._analysis.program.roots:  # host loops over nothing: nothing to compile, and nothing is launched
-            self._run = self.run_ref
+            self._choice.run = self.run_ref
             return
         if not self.configs and self.settings.autotuner_fn is None:
-            failures.check_feasible(self, args)
+            self._choice.check_feasible(args)
             config = self.default_config()
             self._announce(config)
-            self._use(config)
-            self._by_default = True
+            self._choice.use(config, by_default=True)
         elif len(self.configs) == 1:
             self.set_config(self.configs[0])
         else:
@@ -413,7 +302,7 @@ class BoundKernel:
             raise exc.WrongTarget(
                 kernel=self.kernel.name, bound=self.target.name, device="meta tensors, which have no data"
             )
-        actual = self.kernel._target(args, None)
+        actual = target_of(self.kernel.name, args)
         if actual.name != self.target.name:
             raise exc.WrongTarget(kernel=self.kernel.name, bound=self.target.name, device=f"{device} ({actual.name})")
 
@@ -439,14 +328,12 @@ class BoundKernel:
         if self.settings.autotuner_fn is not None:
             self.settings.check_autotuning_disabled()
             self.set_config(self.settings.autotuner_fn(self, args, **options).autotune())
-            assert self._config is not None
-            return self._config
+            return self._in_use()
         if not self.configs:
-            failures.check_feasible(self, args)
+            self._choice.check_feasible(args)
         if self.settings.autotune_effort == "none" and len(self.configs) < 2:
             self.set_config(None if self.configs else self.default_config())
-            assert self._config is not None
-            return self._config
+            return self._in_use()
         legal, refusals = [], []
         for config in self.configs:
             try:
@@ -460,10 +347,14 @@ class BoundKernel:
         if len(legal) > 1:
             self.settings.check_autotuning_disabled()
         on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
-        best = measure.fastest(self, legal, args) if on_gpu and len(legal) > 1 else legal[0]
+        best = measure.fastest(self.compiled, legal, args) if on_gpu and len(legal) > 1 else legal[0]
         self.set_config(best)
         return best
 
+    def _in_use(self) -> Config:
+        assert self.config is not None
+        return self.config
+
     def explain(self, format: str = "text") -> str:
         """Facts, verdicts with reasons, seeds, predicted beside measured resources; ``format`` is text or json."""
-        return explain.explain(self, format)
+        return explain.explain(self.compiled, format)

@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -28,10 +28,8 @@ from .._compiler.source import Location, parse_function
 from ..backends import stub
 from ..backends.execution import Executor
 from ..language._unwritten import mark_unwritten, unwritten
-from .specialization import tensors_in
-
-if TYPE_CHECKING:
-    from .kernel import Kernel
+from .definition import Definition
+from .signature import tensors_in
 
 _ALLOCATORS = frozenset(
     getattr(owner, name)
@@ -79,13 +77,13 @@ class _Marking(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def checking(kernel: Kernel) -> Iterator[Callable[[Any], Any]]:
+def checking(kernel: Definition) -> Iterator[Callable[[Any], Any]]:
     """Run host code of ``kernel`` inside; what this gives takes the result of the call, and warns of what is unwritten."""
     with _Marking() as marking:
         yield lambda result: _warn(kernel, marking, result)
 
 
-def run_checked(kernel: Kernel, executor: Executor, run: Callable[..., Any]) -> Callable[..., Any]:
+def run_checked(kernel: Definition, executor: Executor, run: Callable[..., Any]) -> Callable[..., Any]:
     """``run``, the function of a checked config, with the checks that stand outside of the generated code."""
 
     def checked(*args: Any) -> Any:
@@ -108,7 +106,7 @@ def run_checked(kernel: Kernel, executor: Executor, run: Callable[..., Any]) -> 
 # --- results that nobody wrote ---------------------------------------------------------------------------------------------
 
 
-def _warn(kernel: Kernel, marking: _Marking, result: Any) -> Any:
+def _warn(kernel: Definition, marking: _Marking, result: Any) -> Any:
     for at, tensor in enumerate(tensors_in((result,))):
         made = marking.of(tensor) if tensor.layout is torch.strided and marking.made else None
         holes = None if made is None else unwritten(tensor.detach())
@@ -122,7 +120,7 @@ def _warn(kernel: Kernel, marking: _Marking, result: Any) -> Any:
     return result
 
 
-def _place(kernel: Kernel, made: _Made) -> str:
+def _place(kernel: Definition, made: _Made) -> str:
     """The statement that allocated a tensor, with the user's file and line: generated host code has the same statement."""
     text = linecache.getline(made.file, made.line).strip()
     source = parse_function(kernel.fn)

@@ -20,7 +20,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.autograd import forward_ad
@@ -30,13 +30,14 @@ from .._shapes import CONCRETE_TENSORS, shared_memory, static_dims
 from .._syntax import parse
 from ..backends import stub
 from ..backends.execution import Inlining
+from ..config import Config
 from ..language.constants import ConstExpr
-from .specialization import Key, TensorGuards, ask
+from .compiled import Compiled
+from .definition import Definition
+from .signature import Key, TensorGuards, ask
 
 if TYPE_CHECKING:
     from .._compiler.frontend.guards import Guard
-    from .bound import BoundKernel
-    from .kernel import Kernel
 
 #: Signatures kept per kernel, and functions written for one of them before it is left to the full way.
 MAX_SIGNATURES, MAX_VERSIONS = 256, 8
@@ -61,12 +62,21 @@ def leave_untraced(function: Any) -> None:
 # --- the functions of one kernel ---------------------------------------------------------------------------------------
 
 
+class Bound(Protocol):
+    """What serves calls of one specialization, with the config that it runs."""
+
+    @property
+    def compiled(self) -> Compiled: ...
+    @property
+    def config(self) -> Config | None: ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Line:
     """The function of one signature. When its guard fails ``run`` looks for another one, ``probe`` gives ``MISSED``."""
 
     key: Key
-    bound: BoundKernel
+    bound: Bound
     run: Callable[..., Any]
     probe: Callable[..., Any]
 
@@ -74,8 +84,9 @@ class Line:
 class Calls:
     """What a kernel's calls go through; ``forget`` when anything that the written functions assume may have changed."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Definition, full_way: Callable[..., Any]) -> None:
         self._kernel = kernel
+        self._full_way = full_way
         self._lock = threading.Lock()
         self._lines: dict[Key, Line] = {}
         self._recent: tuple[Line, ...] = ()
@@ -84,7 +95,7 @@ class Calls:
         with _LIVE_LOCK:
             _LIVE.add(self)
 
-    def forget(self, bound: BoundKernel | None = None) -> None:
+    def forget(self, bound: Bound | None = None) -> None:
         """Send the next call the full way, or only calls that ``bound`` serves."""
         with self._lock:
             self.generation += 1
@@ -92,14 +103,14 @@ class Calls:
             self._versions = {k: self._versions[k] for k in kept}
             self._lines = kept
             self._recent = tuple(line for line in self._recent if kept.get(line.key) is line)
-            self._kernel.__call__ = self._recent[0].run if self._recent else self._kernel._call
+            self._kernel.__call__ = self._recent[0].run if self._recent else self._full_way
 
     def miss(self, *args: Any) -> Any:
         """A call that the function last used does not accept."""
         for value in args:
             if value is ABSENT:  # for the TypeError that names it
                 names = self._kernel.signature.parameters
-                return self._kernel._call(**{n: v for n, v in zip(names, args, strict=False) if v is not ABSENT})
+                return self._full_way(**{n: v for n, v in zip(names, args, strict=False) if v is not ABSENT})
         recent = self._recent
         for line in recent:
             result = line.probe(*args)
@@ -112,7 +123,7 @@ class Calls:
             if found is not None and result is not MISSED:
                 self._use(found)
                 return result
-        return self._kernel._call(*args)
+        return self._full_way(*args)
 
     def _use(self, line: Line) -> None:
         """Let the next call try this one first, unless everything was forgotten meanwhile."""
@@ -122,7 +133,7 @@ class Calls:
                 if line not in self._recent:
                     self._recent = (line, *self._recent[: _PROBED - 1])
 
-    def served(self) -> set[BoundKernel]:
+    def served(self) -> set[Bound]:
         """The bound kernels behind the functions that were used last."""
         return {line.bound for line in self._recent}
 
@@ -136,7 +147,7 @@ class Calls:
         if len(self._versions) > 4 * MAX_SIGNATURES:
             self._versions = {key: self._versions.get(key, 1) for key in self._lines}
 
-    def learn(self, bound: BoundKernel, values: tuple[Any, ...], arguments: Key, generation: int) -> None:
+    def learn(self, bound: Bound, values: tuple[Any, ...], arguments: Key, generation: int) -> None:
         """Write a function for calls like this one, which has just gone the full way with ``generation`` read before."""
         key = signature_key(arguments, values)
         version = self._versions.get(key, 0)
@@ -414,18 +425,19 @@ class _Shape:
 # --- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write_line(key: Key, bound: BoundKernel, values: tuple[Any, ...], miss: Callable[..., Any]) -> Line | None:
+def write_line(key: Key, bound: Bound, values: tuple[Any, ...], miss: Callable[..., Any]) -> Line | None:
     """The function for calls like one that ``bound`` has just served, or None if nothing can guard them."""
-    kernel, config = bound.kernel, bound._config
-    host = None if config is None else bound._compiled.get(config)
-    inlining = bound.executor.inlining
+    of, config = bound.compiled.specialized, bound.config
+    kernel, analysis = of.kernel, of.analysis
+    host = None if config is None else bound.compiled.loaded(config)
+    inlining = of.executor.inlining
     if config is None or not isinstance(host, types.FunctionType) or inlining is None:
         return None
-    code = bound._analysis.code(config)
+    code = analysis.code(config)
     names = list(kernel.signature.parameters)
-    traced = bound._analysis.traced
+    traced = analysis.traced
     guards = _Guards(inlining)
-    for name, value, constant in zip(names, values, kernel._constant_at, strict=True):
+    for name, value, constant in zip(names, values, kernel.constant_at, strict=True):
         if isinstance(value, ConstExpr) or not guards.argument(name, value, constant):
             return None
     static = kernel.settings.static_shapes
@@ -433,7 +445,7 @@ def write_line(key: Key, bound: BoundKernel, values: tuple[Any, ...], miss: Call
         return None
     if not guards.world(traced.guards):
         return None
-    aligned = bound.executor.without_alignment(code.plan) is not None
+    aligned = of.executor.without_alignment(code.plan) is not None
     _memory(guards, code.host.may_write_arguments, aligned, static)
     guards.autograd(kernel.told_about_gradients)
     launcher = (host.__kwdefaults__ or {})["_launcher"]

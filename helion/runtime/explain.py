@@ -4,50 +4,50 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import exc
 from ..backends.execution import CompileError
-
-if TYPE_CHECKING:
-    from .bound import BoundKernel
+from .compiled import Compiled
 
 
-def collect(bound: BoundKernel) -> dict[str, Any]:
+def collect(compiled: Compiled) -> dict[str, Any]:
     """Facts, verdicts, seeds with predicted and measured resources, the default config, and why it is refused, if it
     is, as plain data."""
-    refusal = bound._analysis.refusal()
+    analysis = compiled.specialized.analysis
+    refusal = analysis.refusal()
     return {
-        "kernel": bound.kernel.name,
-        "target": bound.target.name,
-        "facts": _plain(bound.facts),
-        "summary": bound.facts.summary(),
-        "seeds": [_seed(bound, seed) for seed in bound.seeds],
-        "declined": [{"heuristic": name, "reason": reason} for name, reason in bound.declined],
+        "kernel": analysis.name,
+        "target": analysis.target.name,
+        "facts": _plain(analysis.facts),
+        "summary": analysis.facts.summary(),
+        "seeds": [_seed(compiled, seed) for seed in analysis.seeds.seeds],
+        "declined": [{"heuristic": name, "reason": reason} for name, reason in analysis.seeds.declined],
         "refusal": None if refusal is None else refusal.message,
-        "default_config": bound.default_config().to_dict(),
-        "adjusted": _adjusted(bound),
-        "conservative_config": bound.conservative_config().to_dict(),
+        "default_config": analysis.default_config.to_dict(),
+        "adjusted": _adjusted(compiled),
+        "conservative_config": analysis.space.conservative().to_dict(),
     }
 
 
-def _adjusted(bound: BoundKernel) -> list[str]:
+def _adjusted(compiled: Compiled) -> list[str]:
     """What the configs that were asked for do not get."""
-    for config in bound.configs:
-        bound._analysis.full_config(config)
-    return [str(change) for changes in bound._analysis.adjusted.values() for change in changes]
+    analysis = compiled.specialized.analysis
+    for config in compiled.specialized.kernel.configs:
+        analysis.full_config(config)
+    return [str(change) for changes in analysis.adjusted.values() for change in changes]
 
 
-def _seed(bound: BoundKernel, seed: Any) -> dict[str, Any]:
+def _seed(compiled: Compiled, seed: Any) -> dict[str, Any]:
     entry = {
         "heuristic": seed.heuristic,
         "reason": seed.reason,
         "config": seed.config.to_dict(),
-        "decorator": bound.format_kernel_decorator(seed.config),
+        "decorator": compiled.specialized.decorator(seed.config),
         "predicted": _plain(seed.predicted),
     }
     try:
-        measured = bound.resources(seed.config)
+        measured = compiled.resources(seed.config)
     except CompileError as error:
         # a target without an offline compiler still has facts and predictions
         return {**entry, "measured": None, "not_measured_because": str(error).splitlines()[0]}
@@ -103,9 +103,9 @@ def _short(value: Any) -> str:
     return str(value).replace("'", "")
 
 
-def explain(bound: BoundKernel, format: str) -> str:
-    """The text or JSON of ``bound.explain``. Raises ``exc.InvalidAPIUsage`` for another format."""
+def explain(compiled: Compiled, format: str) -> str:
+    """The text or JSON of ``BoundKernel.explain``. Raises ``exc.InvalidAPIUsage`` for another format."""
     if format not in ("text", "json"):
         raise exc.InvalidAPIUsage(f"explain takes format='text' or 'json', got {format!r}.")
-    data = collect(bound)
+    data = collect(compiled)
     return json.dumps(data, indent=2) if format == "json" else render_text(data)

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from .. import exc
 from .._shapes import CONCRETE_TENSORS
-from .specialization import TensorGuards, tensors_in
-
-if TYPE_CHECKING:
-    from .kernel import Kernel
+from .definition import Definition
+from .signature import tensors_in
 
 _KEY: Any = torch._C.DispatchKey
-_TENSORS = frozenset(CONCRETE_TENSORS)
-#: Arguments that have no tensors in them but themselves.
-_PLAIN = _TENSORS | {int, float, bool, str, type(None)}
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 _FAKE = "torch.library.custom_op with register_fake"
@@ -69,35 +64,7 @@ _UNUSUAL = tuple((_bits(key), what, remedy) for key, what, remedy in (*_TRANSFOR
 _ANY_UNUSUAL = _bits(*(key for key, _, _ in (*_TRANSFORMS, *_KINDS)))
 
 
-class UsualInputs:
-    """Finds that arguments are like those of a former call in all that ``check_call`` looks at, in one call of C++ with
-    40 ns a tensor instead of 1.3 µs."""
-
-    def __init__(self) -> None:
-        self._known: tuple[int, Callable[..., bool]] | None = None
-
-    def learn(self, values: Sequence[Any]) -> None:
-        """Take arguments that were found to be plain memory, of which none wants a gradient, for usual."""
-        tensors = [value for value in values if type(value) in _TENSORS]
-        if TensorGuards is None or not tensors or not _PLAIN.issuperset(map(type, values)):
-            return
-        any_size: list[list[None]] = [[None] * tensor.dim() for tensor in tensors]
-        check = TensorGuards(*tensors, dynamic_dims_sizes=any_size, dynamic_dims_strides=any_size).check
-        self._known = (len(tensors), check)
-
-    def hold(self, values: Sequence[Any]) -> bool:
-        """Whether arguments are usual: the same dispatch keys, dtypes, devices and ranks, and no forward-mode gradients."""
-        known = self._known
-        if known is None or forward_ad._current_level >= 0:
-            return False
-        if not _TENSORS.issuperset(map(type, values)):
-            if not _PLAIN.issuperset(map(type, values)):
-                return False
-            values = [value for value in values if type(value) in _TENSORS]
-        return len(values) == known[0] and known[1](*values)
-
-
-def check_call(kernel: Kernel, values: Sequence[Any]) -> None:
+def check_call(kernel: Definition, values: Sequence[Any]) -> None:
     """Look at all arguments of a call, in the order of the parameters, before anything is done with them.
 
     Warns once per kernel when a gradient is wanted that nobody will compute. Raises ``exc.UnsupportedTracer`` under a
@@ -126,7 +93,7 @@ def check_call(kernel: Kernel, values: Sequence[Any]) -> None:
             print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
 
 
-def _named(kernel: Kernel, values: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def _named(kernel: Definition, values: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors among the arguments, and in them, by the parameter's name."""
     for name, value in zip(kernel.signature.parameters, values, strict=False):
         if type(value) in CONCRETE_TENSORS:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import inspect
-import itertools
 import pickle
 import sys
 import textwrap
@@ -15,23 +13,21 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from .. import _logging, exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
 from .._lazy import lazy
 from .._names import RESERVED, SHARED_MODULES, is_reserved
-from .._shapes import CONCRETE_TENSORS
 from ..config import Config, as_config
-from ..language.constants import ConstExpr
 from ..settings import RefMode, Settings
 from . import bind_times
 from .bound import BoundKernel
+from .definition import Definition
 from .dispatch import Calls, dispatchable, leave_untraced
-from .inputs import UsualInputs, check_call
+from .inputs import check_call
+from .signature import Key
 from .sources import register_source
-from .specialization import Key, arguments_key, tensors_in
 from .table import BoundKernels
+from .targets import target_of, token
 
 if TYPE_CHECKING:
     from . import ref_mode
@@ -42,16 +38,14 @@ else:
 _ASSUMED = frozenset(("fn", "settings", "configs", "key", "signature"))
 
 
-class Kernel:
+class Kernel(Definition):
     """A kernel: call it with tensors, or ``bind`` it to look at what the compiler makes of it.
 
     One ``Kernel`` holds a ``BoundKernel`` per specialization: dtypes, shapes, strides, constants and target.
     """
 
-    # ``__call__`` is a slot: a call of a kernel goes straight to the function last written for a call like it
-    __slots__ = ("__call__", "__dict__", "__weakref__")
+    __slots__ = ()
 
-    __call__: Callable[..., Any]
     _is_helion_kernel = True
 
     def __init__(
@@ -64,47 +58,19 @@ class Kernel:
     ) -> None:
         if not isinstance(fn, types.FunctionType):
             raise TypeError(f"@helion.kernel takes a plain Python function, got {type(fn).__name__}")
-        functools.update_wrapper(self, fn)
-        self.fn = fn
-        self.name = fn.__name__
-        self.settings = settings or Settings()
-        self.configs = list(configs)
-        self.key = key
-        self.announced = False
-        self.told_about_gradients = False
-        self.signature = _signature(fn)
-        self._constants = frozenset(_constant_parameters(fn, self.signature))
-        self._constant_at = tuple(name in self._constants for name in self.signature.parameters)
-        self._bound = BoundKernels()
+        super().__init__(fn, configs=configs, settings=settings or Settings(), key=key)
+        self._bound: BoundKernels[BoundKernel] = BoundKernels()
         self._lock = threading.Lock()
         self.__call__ = self._call
-        self.usual_inputs = UsualInputs()
-        self._calls = Calls(self)
+        self.calls = Calls(self, self._call)
         _check_names(fn, self.signature)
         register_source(fn.__module__, fn.__code__.co_filename, fn.__globals__)
-
-    # --- arguments -------------------------------------------------------------------------------------------------------
-
-    def normalize_args(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """All arguments in the order of the parameters, with defaults filled in."""
-        parameters = self.signature.parameters
-        if len(args) > len(parameters):
-            raise TypeError(f"Too many arguments passed to the kernel, expected: {len(parameters)} got: {len(args)}.")
-        if not kwargs and len(args) == len(parameters):
-            return args
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return tuple(bound.arguments.values())
 
     def specialization_key(self, args: Sequence[Any]) -> Hashable:
         """What compiled code for these arguments depends on (before constants found while compiling)."""
         values = self.normalize_args(*args)
         extra = None if self.key is None else self.key(*values)
         return (self.arguments_key(values), extra)
-
-    def arguments_key(self, values: Sequence[Any]) -> Key:
-        """The part of the specialization key that the arguments make, all of them in the order of the parameters."""
-        return arguments_key(values, self._constant_at, self.settings.static_shapes)
 
     def bind(self, args: Sequence[Any], target: str | hardware.Target | None = None) -> BoundKernel:
         """The kernel for these arguments: CPU, CUDA, meta or fake tensors, and scalars.
@@ -124,8 +90,8 @@ class Kernel:
         return self._bind(values, self.arguments_key(values), target)
 
     def _bind(self, values: tuple[Any, ...], arguments: Key, target: str | hardware.Target | None) -> BoundKernel:
-        chosen = self._target(values, target)
-        key = (arguments, None if self.key is None else self.key(*values), _token(chosen), self.settings.checked)
+        chosen = target_of(self.name, values) if target is None else hardware.target(target)
+        key = (arguments, None if self.key is None else self.key(*values), token(chosen), self.settings.checked)
         if getattr(_THREAD, "binding", None) is not None:  # its host code runs while it is compiled
             raise exc.NestedKernelCallsNotSupported(name=self.name)
         found = self._bound.find(key, values)
@@ -134,8 +100,8 @@ class Kernel:
                 found = self._bound.find(key, values)
                 if found is None:
                     found = BoundKernel(self, values, arguments, chosen)
-                    for gone in self._bound.add(key, found, self._calls.served):
-                        self._calls.forget(gone)
+                    for gone in self._bound.add(key, found, self.calls.served):
+                        self.calls.forget(gone)
         return found
 
     @contextlib.contextmanager
@@ -148,22 +114,6 @@ class Kernel:
             finally:
                 _THREAD.binding = None
 
-    def _target(self, values: tuple[Any, ...], target: str | hardware.Target | None) -> hardware.Target:
-        if target is not None:
-            return hardware.target(target)
-        device = next((v.device for v in values if type(v) in CONCRETE_TENSORS), None)
-        if device is None:
-            device = next((t.device for t in tensors_in(values)), None)
-        if device is None:
-            device = next((v for v in values if isinstance(v, torch.device)), None)
-        if device is None:
-            raise exc.NoTensorArgs(kernel=self.name)
-        if device.type == "cuda" and torch.cuda.is_available():
-            return hardware.from_device_properties(
-                device.index if device.index is not None else torch.cuda.current_device()
-            )
-        return hardware.target(knobs.TARGET.read() or hardware.DEFAULT_TARGET)
-
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """A call on the full way: key, bound kernel, generated host function. Calls like it are quicker afterwards."""
         values = self.normalize_args(*args, **kwargs)
@@ -172,26 +122,26 @@ class Kernel:
             return ref_mode.call_eagerly(self, values)
         if self.key is not None or self.settings.checked or bind_times.ENABLED or not dispatchable(values):
             return self.bind(values).run_unchecked(*values)
-        generation, arguments = self._calls.generation, self.arguments_key(values)
+        generation, arguments = self.calls.generation, self.arguments_key(values)
         bound = self._bind(values, arguments, None)
-        config = bound._config
+        config = bound.config
         result = bound.run_unchecked(*values)
         # the first run chooses a config, which ends a generation
-        self._calls.learn(bound, values, arguments, generation if config is not None else self._calls.generation)
+        self.calls.learn(bound, values, arguments, generation if config is not None else self.calls.generation)
         return result
 
     leave_untraced(_call)
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-        if name in _ASSUMED and "_calls" in self.__dict__:
-            self._calls.forget()
+        if name in _ASSUMED and "calls" in self.__dict__:
+            self.calls.forget()
 
     def reset(self) -> None:
         """Forget everything compiled."""
         with self._lock:
             self._bound = BoundKernels()
-        self._calls.forget()
+        self.calls.forget()
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
         """Pick the best config for these arguments and use it from now on; gives that config.
@@ -245,47 +195,8 @@ class Kernel:
         return self.signature
 
 
-@functools.lru_cache(maxsize=256)
-def _number_of(target: hardware.Target) -> int:
-    return next(_NUMBERS)
-
-
-_NUMBERS = itertools.count()
 #: What a thread is binding, if it is.
 _THREAD = threading.local()
-_TOKENS: dict[int, tuple[hardware.Target, int]] = {}
-
-
-def _token(target: hardware.Target) -> int:
-    """A number for a target, equal for equal ones; hashing all of a target's fields takes longer than the whole call."""
-    known = _TOKENS.get(id(target))
-    if known is None or known[0] is not target:
-        if len(_TOKENS) >= 256:
-            _TOKENS.clear()
-        known = _TOKENS[id(target)] = (target, _number_of(target))
-    return known[1]
-
-
-def _signature(fn: types.FunctionType) -> inspect.Signature:
-    signature = inspect.signature(fn)
-    for parameter in signature.parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise TypeError(
-                f"kernel {fn.__name__!r}: parameter {parameter.name!r} is {parameter.kind.description}; kernels take plain positional parameters only"
-            )
-    return signature
-
-
-def _constant_parameters(fn: types.FunctionType, signature: inspect.Signature) -> list[str]:
-    """Parameters annotated ``hl.constexpr``, also as a string or a subscript of it."""
-    found = []
-    for name, parameter in signature.parameters.items():
-        annotation = parameter.annotation
-        text = annotation if isinstance(annotation, str) else ""
-        origin = getattr(annotation, "__origin__", annotation)
-        if origin is ConstExpr or text.split("[")[0].split(".")[-1] in ("constexpr", "ConstExpr"):
-            found.append(name)
-    return found
 
 
 def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:

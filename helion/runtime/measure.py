@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .. import exc
 from ..config import Config
-
-if TYPE_CHECKING:
-    from .bound import BoundKernel
+from .compiled import Compiled
 
 #: Candidates among given configs are timed this often; the median counts.
 _REPETITIONS = 11
 
 
-def fastest(bound: BoundKernel, configs: Sequence[Config], args: Sequence[Any]) -> Config:
+def fastest(compiled: Compiled, configs: Sequence[Config], args: Sequence[Any]) -> Config:
     """The config with the least median time on the device of ``args``; configs that fail to launch are left out.
 
     Inputs are cloned for every candidate, so that a kernel that writes into them is timed on equal data.
@@ -28,11 +26,11 @@ def fastest(bound: BoundKernel, configs: Sequence[Config], args: Sequence[Any]) 
     for config in configs:
         copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
         try:
-            times[config] = _median_ms(bound.compile_config(config), copies)
-        except bound.executor.error as error:
+            times[config] = _median_ms(compiled.function(config), copies)
+        except compiled.specialized.executor.error as error:
             failures.append(f"{config!r}: {error.__cause__}")
     if not times:
-        raise exc.NoConfigFound(kernel=bound.kernel.name, reason="; ".join(failures))
+        raise exc.NoConfigFound(kernel=compiled.specialized.kernel.name, reason="; ".join(failures))
     return min(times, key=times.__getitem__)
 
 

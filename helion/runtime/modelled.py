@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from .. import exc
-from .specialization import TensorGuards
+from .signature import TensorGuards
 
 Numbers = tuple[int | None, ...]
 

@@ -10,8 +10,9 @@ import ast
 import builtins
 import functools
 import textwrap
+import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,58 +23,56 @@ from .._shapes import dtype_name
 from ..config import Config
 from . import codecache
 from .modelled import Modelled
-
-if TYPE_CHECKING:
-    from .bound import BoundKernel
+from .specialized import Specialized
 
 Names = Mapping[str, Any]
-#: Launches for other tensors that a bound kernel keeps before it forgets them all.
+#: Gives what a config returns for arguments that another bound kernel is for.
+Rebind = Callable[[tuple[Any, ...], Config], Any]
+#: Launches for other tensors that a config keeps before it forgets them all.
 _KEPT = 64
 
 
-def otherwise(bound: BoundKernel, config: Config, number: int | None, names: Any) -> Any:
-    """Launch ``number`` of a bound kernel's host code, whose local ``names`` hold other tensors than expected; or, with
-    no number, the call with the arguments ``names``, which are of another class than those it was bound for.
+class Unexpected:
+    """What the host code of a loaded config calls instead of a launch: with the number of the launch and its local names,
+    which hold other tensors than expected; or, with no number, with arguments of another class than those bound for."""
 
-    Raises ``exc.BoundToOtherArguments`` or ``exc.UnexpectedHostTensor`` where there is no code that is right for them.
-    """
-    if number is None:
-        return _bound_anew(bound, config, names)
-    checks = bound._analysis.program.host.checks[number]
-    tensors = {check.made: _value(bound, config, check, names) for check in checks}
-    for check in checks:
-        _refuse_elsewhere(bound, check, tensors[check.made], names)
-    seen = {made: _observed(tensor) for made, tensor in tensors.items()}
-    key = (config, number, *seen.items())
-    launch = bound._observed.get(key)
-    if launch is None:
-        with bound._lock:
-            launch = bound._observed.get(key) or _compiled(bound, config, number, seen, names)
-            if len(bound._observed) >= _KEPT:
-                bound._observed.clear()
-            bound._observed[key] = launch
-    launch(names)
-    return None
+    def __init__(self, bound: Specialized, config: Config, module: dict[str, Any], rebind: Rebind) -> None:
+        self._bound = bound
+        self._config = config
+        self._module = module
+        self._rebind = rebind
+        self._lock = threading.RLock()
+        self._launches: dict[Any, Callable[[Names], None]] = {}  # by number and what the host code made
 
-
-def _bound_anew(bound: BoundKernel, config: Config, args: tuple[Any, ...]) -> Any:
-    other = bound.kernel.bind(args, target=bound.target)
-    if other is bound:
-        raise exc.InternalError(step="launch", reason="arguments of the key it was bound for are of another class")
-    return other.compile_config(config)(*args)
-
-
-def _value(bound: BoundKernel, config: Config, check: Check, names: Names) -> Any:
-    return eval(check.source, bound.compile_config(config).__globals__, dict(names))
+    def __call__(self, number: int | None, names: Any) -> Any:
+        """Raises ``exc.BoundToOtherArguments`` or ``exc.UnexpectedHostTensor`` where no code is right for them."""
+        if number is None:
+            return self._rebind(names, self._config)
+        bound = self._bound
+        checks = bound.analysis.program.host.checks[number]
+        tensors = {check.made: eval(check.source, self._module, dict(names)) for check in checks}
+        for check in checks:
+            _refuse_elsewhere(bound, check, tensors[check.made], names)
+        seen = {made: _observed(tensor) for made, tensor in tensors.items()}
+        key = (number, *seen.items())
+        launch = self._launches.get(key)
+        if launch is None:
+            with self._lock:
+                launch = self._launches.get(key) or _compiled(bound, self._config, number, seen, names)
+                if len(self._launches) >= _KEPT:
+                    self._launches.clear()
+                self._launches[key] = launch
+        launch(names)
+        return None
 
 
 def _observed(tensor: torch.Tensor) -> Observed:
     return Observed(dtype=tensor.dtype, shape=tuple(tensor.shape), strides=tuple(tensor.stride()))
 
 
-def _refuse_elsewhere(bound: BoundKernel, check: Check, tensor: Any, names: Names) -> None:
+def _refuse_elsewhere(bound: Specialized, check: Check, tensor: Any, names: Names) -> None:
     """Raises for what no analysis helps with: something else than a tensor, or one on another device."""
-    reference = names.get(bound._analysis.program.host.reference)
+    reference = names.get(bound.analysis.program.host.reference)
     if not isinstance(tensor, torch.Tensor):
         raise _unexpected(bound, check, f"it is a {type(tensor).__name__}")
     as_it_is = Modelled(
@@ -87,20 +86,20 @@ def _refuse_elsewhere(bound: BoundKernel, check: Check, tensor: Any, names: Name
         raise _unexpected(bound, check, other)
 
 
-def _unexpected(bound: BoundKernel, check: Check, how: str) -> exc.Base:
+def _unexpected(bound: Specialized, check: Check, how: str) -> exc.Base:
     return exc.UnexpectedHostTensor(kernel=bound.kernel.name, name=check.source, how=how)
 
 
-def _arguments(bound: BoundKernel, names: Names) -> tuple[Any, ...] | None:
+def _arguments(bound: Specialized, names: Names) -> tuple[Any, ...] | None:
     """Arguments of the key that a kernel is bound for: those of the call, if the host code has left them as they were, or
     the ones it was bound for, if they are still there; otherwise tensors like those."""
-    kernel, reference = bound.kernel, names.get(bound._analysis.program.host.reference)
+    kernel, reference = bound.kernel, names.get(bound.analysis.program.host.reference)
     of_call = tuple(names.get(name) for name in kernel.signature.parameters)
-    remembered = bound._sample()
+    remembered = bound.sample()
     device = getattr(reference, "device", torch.device("cpu"))
     for found in (of_call, remembered, tuple(_on(device, value) for value in remembered)):
         try:
-            fits = kernel.arguments_key(found) == bound._key and bound.has_numbers_of(found)
+            fits = kernel.arguments_key(found) == bound.key and bound.has_numbers_of(found)
         except (TypeError, AttributeError, LookupError):  # a variable holds something else by now
             continue
         if fits:
@@ -116,7 +115,7 @@ def _on(device: torch.device, value: Any) -> Any:
 
 
 def _compiled(
-    bound: BoundKernel, config: Config, number: int, seen: Mapping[str, Observed], names: Names
+    bound: Specialized, config: Config, number: int, seen: Mapping[str, Observed], names: Names
 ) -> Callable[[Names], None]:
     """What launches for tensors as seen: a function of the names of the host code."""
     kernel, sample = bound.kernel, _arguments(bound, names)
@@ -124,7 +123,7 @@ def _compiled(
         raise _differs(bound, number)
     arguments = dict(zip(kernel.signature.parameters, sample, strict=True))
     analysis = pipeline.analyse(
-        kernel.fn, kernel.name, arguments, kernel.settings, bound.target, kernel._constants, seen
+        kernel.fn, kernel.name, arguments, kernel.settings, bound.target, kernel.constants, seen
     )
     try:
         chosen = analysis.space.normalize(config)
@@ -151,16 +150,16 @@ def _compiled(
     return launch
 
 
-def _refuse(bound: BoundKernel, number: int, names: Any) -> NoReturn:
+def _refuse(bound: Specialized, number: int, names: Any) -> NoReturn:
     raise _differs(bound, number)
 
 
-def _differs(bound: BoundKernel, number: int) -> exc.Base:
-    check = bound._analysis.program.host.checks[number][0]
+def _differs(bound: Specialized, number: int) -> exc.Base:
+    check = bound.analysis.program.host.checks[number][0]
     return _unexpected(bound, check, "with what it is the host code goes another way")
 
 
-def _named(bound: BoundKernel, name: str, names: Names, sources: Mapping[str, str], namespace: dict[str, Any]) -> Any:
+def _named(bound: Specialized, name: str, names: Names, sources: Mapping[str, str], namespace: dict[str, Any]) -> Any:
     """What a name of the launch stands for: a local of the host code, or a number of the arguments."""
     if name in names:
         return names[name]
@@ -185,4 +184,4 @@ def _function(statement: ast.stmt, parameters: tuple[str, ...], namespace: dict[
     return launch
 
 
-__all__ = ["otherwise"]
+__all__ = ["Rebind", "Unexpected"]

@@ -28,16 +28,16 @@ from ..language.creation import lanes_axis
 from ..language.loops import jagged_tile
 from ..language.matmul import FLOAT8, accumulator_dtype, product
 from .checked import checking
-from .specialization import tensors_in
+from .definition import Definition
+from .signature import tensors_in
 
 if TYPE_CHECKING:
     from .._compiler.frontend import trace
-    from .kernel import Kernel
 else:
     trace = lazy("helion._compiler.frontend.trace")
 
 
-def run_reference(kernel: Kernel, args: Sequence[Any], block_sizes: Sequence[int] | None = None) -> Any:
+def run_reference(kernel: Definition, args: Sequence[Any], block_sizes: Sequence[int] | None = None) -> Any:
     """Run a kernel eagerly on all of its arguments, in the order of its parameters; gives what it returns.
 
     Tiles cover whole dimensions, or take ``block_sizes`` as a config lists them. Arguments are mutated as the compiled
@@ -71,7 +71,7 @@ def run_reference(kernel: Kernel, args: Sequence[Any], block_sizes: Sequence[int
         ACTIVE.reset(token)
 
 
-def call_eagerly(kernel: Kernel, args: Sequence[Any]) -> Any:
+def call_eagerly(kernel: Definition, args: Sequence[Any]) -> Any:
     """A call of a kernel whose ``ref_mode`` is EAGER.
 
     The block sizes of its only config matter when the kernel reads where its tiles begin or which they are; otherwise

@@ -16,7 +16,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,11 +25,9 @@ from .._compiler.source import parse_function
 from .._syntax import parse
 from ..config import Config
 from ..language.constants import ConstExpr
-from .specialization import tensors_in
-
-if TYPE_CHECKING:
-    from .bound import BoundKernel
-    from .kernel import Kernel
+from .definition import Definition
+from .signature import tensors_in
+from .specialized import Specialized
 
 BEGIN = "# === HELION KERNEL REPRO ==="
 END = "# === END HELION KERNEL REPRO ==="
@@ -59,24 +57,19 @@ _RANDOM = '''def _random(size, stride, dtype, device, offset=0, low=0, high=1):
     return values.as_strided(size, stride, offset)'''
 
 
-def show(bound: BoundKernel, config: Config | None, args: Sequence[Any]) -> None:
+def show(bound: Specialized, config: Config | None, args: Sequence[Any]) -> None:
     """Print the script to stderr between two marker lines."""
     print(f"{BEGIN}\n{script(bound, config, args)}\n{END}", file=sys.stderr)
 
 
-def at_first_call(bound: BoundKernel, config: Config, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, which shows the script before it first runs."""
-
-    def first(*args: Any) -> Any:
-        if bound._run is first:
-            bound._run = run
-        bound._show_repro(config, args)
-        return run(*args)
-
-    return first
+def show_once(bound: Specialized, config: Config | None, args: Sequence[Any]) -> None:
+    """Print the script that makes this call, once per config, if the setting asks for it."""
+    if bound.settings.print_repro and config not in bound.reproduced:
+        bound.reproduced.add(config)
+        show(bound, config, args)
 
 
-def script(bound: BoundKernel, config: Config | None, args: Sequence[Any]) -> str:
+def script(bound: Specialized, config: Config | None, args: Sequence[Any]) -> str:
     """The script; without a config the kernel has its default one."""
     kernel = bound.kernel
     writer = _Writer(kernel.fn.__globals__)
@@ -100,7 +93,7 @@ def script(bound: BoundKernel, config: Config | None, args: Sequence[Any]) -> st
     return "\n\n".join(parts)
 
 
-def _decorator(bound: BoundKernel, config: Config | None) -> str:
+def _decorator(bound: Specialized, config: Config | None) -> str:
     settings = bound.settings.to_dict()
     defaults = {name: knobs.SETTINGS[name].default for name in _SETTINGS}
     changed = {name: settings[name] for name in _SETTINGS if settings[name] != defaults[name]}
@@ -109,16 +102,16 @@ def _decorator(bound: BoundKernel, config: Config | None) -> str:
     return f"@helion.kernel({', '.join([*first, *(f'{name}={value!r}' for name, value in changed.items())])})"
 
 
-def source_of(kernel: Kernel) -> tuple[str, str]:
+def source_of(kernel: Definition) -> tuple[str, str]:
     """Name and file of the module that a kernel stands in."""
     return kernel.fn.__module__, kernel.fn.__code__.co_filename
 
 
-def with_caller(text: str, bound: BoundKernel) -> str:
+def with_caller(text: str, bound: Specialized) -> str:
     """A generated module, which finds its source by itself, that can be run: ``call()`` runs it on random arguments."""
     kernel = bound.kernel
     writer = _Writer(kernel.fn.__globals__)
-    call = writer.call(kernel.name, bound._sample())
+    call = writer.call(kernel.name, bound.sample())
     parts = [
         text.rstrip(),
         "\n".join(sorted(writer.imports)),

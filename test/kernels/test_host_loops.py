@@ -581,14 +581,15 @@ def test_warnings_come_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_refused_launch_in_a_loop_is_not_tried_again() -> None:
-    from helion.runtime.failures import _repeatable
+    def repeatable(bound: Any) -> bool:
+        return bound._choice._is_repeatable(bound.config)
 
     once = helion.kernel(two_loops.fn).bind((_tensor(50), 1, 2))
     once(_tensor(50), 1, 2)
-    assert not _repeatable(once)
+    assert not repeatable(once)
     looped = helion.kernel(ping_pong.fn)
     looped(_tensor(50), 2)
-    assert not _repeatable(looped.bind((_tensor(50), 2)))
+    assert not repeatable(looped.bind((_tensor(50), 2)))
 
 
 # --- what changes in place ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import helion
 import helion.language as hl
 from helion._testing import import_path
 from helion.backends.stub import Launch, StubDriver
-from helion.runtime import bind_times, dispatch, specialization, stub_driver
+from helion.runtime import bind_times, dispatch, signature, stub_driver
 
 WIDTH = 64
 CONFIG = helion.Config(block_sizes=[32])
@@ -256,7 +256,7 @@ def test_constants_count_by_value(stub: StubDriver, values: tuple[Any, ...]) -> 
     for value in values:
         repeated(x, value)
         bound = repeated.bind((x, value))
-        constant = dict(zip(bound.kernel.signature.parameters, bound._sample(), strict=True))["n"]
+        constant = dict(zip(bound.kernel.signature.parameters, bound._of.sample(), strict=True))["n"]
         assert constant == value
         assert type(constant) is type(value)
 
@@ -333,7 +333,7 @@ def test_aliases_of_written_tensors_are_told_apart(stub: StubDriver) -> None:
     for pair in (*pairs, *pairs):
         increment(*pair)
     assert len(increment._bound) == 2
-    lines = list(increment._calls._lines.values())
+    lines = list(increment.calls._lines.values())
     assert len(lines) == 2
     for pair in pairs:
         accepted = [line.probe(*pair) is not dispatch.MISSED for line in lines]
@@ -348,7 +348,7 @@ def test_subclasses_go_the_full_way(stub: StubDriver) -> None:
     add = adder()
     x, y = torch.randn(64), torch.randn(64)
     add(x, y)
-    line = next(iter(add._calls._lines.values()))
+    line = next(iter(add.calls._lines.values()))
     assert line.probe(x.as_subclass(Subclass), y) is dispatch.MISSED
     assert line.probe(x, y) is not dispatch.MISSED
 
@@ -357,7 +357,7 @@ def test_vmapped_tensors_do_not_pass_the_guard(stub: StubDriver) -> None:
     add = adder()
     x, y = torch.randn(64), torch.randn(64)
     add(x, y)
-    line = next(iter(add._calls._lines.values()))
+    line = next(iter(add.calls._lines.values()))
     seen: list[bool] = []
 
     def inner(v: torch.Tensor) -> torch.Tensor:
@@ -546,7 +546,7 @@ def test_threads(stub: StubDriver) -> None:
             n = sizes[(i * (seed + 1)) % len(sizes)]
             assert add(torch.randn(n), torch.randn(n)).shape == (n,)
             if seed == 0 and i % 40 == 39:
-                add._calls.forget()
+                add.calls.forget()
 
     for n in sizes:
         add(torch.randn(n), torch.randn(n))
@@ -591,8 +591,8 @@ def test_keys_of_concrete_and_other_tensors_agree(static: bool) -> None:
     tensors = [torch.randn(4, 1, 5), torch.randn(0), torch.randn(8, 8).t(), torch.tensor(1.0), torch.ones(3).bool()]
     others = [t.as_subclass(Subclass) for t in tensors]
     at = [False] * len(tensors)
-    concrete = specialization.arguments_key(tensors, at, static)
-    safe = specialization.arguments_key(others, at, static)
+    concrete = signature.arguments_key(tensors, at, static)
+    safe = signature.arguments_key(others, at, static)
     assert concrete == safe
     assert hash(concrete) == hash(safe)
     assert isinstance(concrete, tuple)
@@ -601,15 +601,15 @@ def test_keys_of_concrete_and_other_tensors_agree(static: bool) -> None:
 @pytest.mark.parametrize("value", [1, 2**31, -(2**31), 1.5, 1e30, float("nan"), True, None, "a", torch.float16])
 @pytest.mark.parametrize("constant", [False, True])
 def test_keys_of_numbers_agree(value: Any, constant: bool) -> None:
-    fast, _ = specialization.arguments_key([value], [constant], True)
-    assert fast == specialization.Keys(True).of(value, constant)
+    fast, _ = signature.arguments_key([value], [constant], True)
+    assert fast == signature.Keys(True).of(value, constant)
 
 
 def test_shared_memory_is_part_of_the_key() -> None:
     base = torch.randn(8)
     at = [False, False]
-    apart = specialization.arguments_key([torch.randn(4), torch.randn(4)], at, True)
-    shared = specialization.arguments_key([base[:4], base[4:]], at, True)
+    apart = signature.arguments_key([torch.randn(4), torch.randn(4)], at, True)
+    shared = signature.arguments_key([base[:4], base[4:]], at, True)
     assert apart != shared
     assert shared[-1] == (0, 0)
 

@@ -169,7 +169,7 @@ def test_a_default_that_does_not_fit_gives_way_to_the_next_seed(
     torch.testing.assert_close(kernel(X, Y), X @ Y, rtol=1e-2, atol=1e-2)
     bound = kernel.bind((X, Y))
     configs = [s.config for s in bound.seeds if s.config != bound.default_config()] + [bound.conservative_config()]
-    assert bound._config == configs[1]
+    assert bound.config == configs[1]
     lines = [line for line in capsys.readouterr().err.splitlines() if "does not fit" in line]
     assert len(lines) == 2 and "Required: 300000" in lines[0]
     assert bound.format_kernel_decorator(configs[0]) in lines[0]
@@ -205,7 +205,7 @@ def test_a_config_that_was_asked_for_is_never_replaced(failing: Callable[..., Fa
     bound.set_config(bound.default_config())
     with pytest.raises(exc.TritonError):
         bound(X, Y)
-    assert bound._config == bound.default_config()
+    assert bound.config == bound.default_config()
     with pytest.raises(exc.TritonError):
         bound.compile_config(config)(X, Y)
 
@@ -284,7 +284,7 @@ def test_whole_rows_that_never_fit_are_refused_before_anything_is_compiled(
             with pytest.raises(exc.NoFeasibleConfig) as caught:
                 run(*args)
             assert caught.value.message == expected and caught.value.location is not None
-    assert not stub.launches and not bound._compiled
+    assert not stub.launches and not bound.compiled._functions
     assert "no config given" not in capsys.readouterr().err
     assert json.loads(bound.explain("json"))["refusal"] == expected and expected in bound.explain()
     assert "softmax_of_product" in bound.to_triton_code()

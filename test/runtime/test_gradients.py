@@ -407,9 +407,9 @@ def test_parameters_buffers_and_named_subclasses_are_tensors() -> None:
 
 def test_calls_import_no_tracer() -> None:
     code = (
-        "import sys, torch\nimport helion\nfrom helion.runtime import inputs\n"
+        "import sys, torch\nimport helion\nfrom helion.runtime import inputs, signature\n"
         "class K: name, signature, told_about_gradients = 'k', type('S', (), {'parameters': ['x']}), False\n"
-        "K.settings, K.usual_inputs = helion.Settings(), inputs.UsualInputs()\n"
+        "K.settings, K.usual_inputs = helion.Settings(), signature.UsualInputs()\n"
         "inputs.check_call(K, (torch.ones(3, requires_grad=True),))\n"
         "inputs.overwrites('k', ('x',), torch.ones(3))\n"
         "print([m for m in ('torch._dynamo', 'torch._inductor', 'helion.pipeline') if m in sys.modules])"

@@ -26,7 +26,7 @@ import helion.language as hl
 from helion import _files
 from helion.backends.triton.execute import native
 from helion.backends.triton.execute.native import Argument, Binary, build
-from helion.runtime import dispatch, specialization, stub_driver
+from helion.runtime import dispatch, signature, stub_driver
 
 pytestmark = pytest.mark.cxx
 
@@ -160,7 +160,7 @@ def test_classes_are_those_of_the_key(layouts: list[tuple[int, ...]], data: st.D
         return tuple(torch.empty(64).as_strided(layout[:2], layout[2:]) for layout in each)
 
     def key(each: tuple[torch.Tensor, ...]) -> Any:
-        return specialization.arguments_key(each, [False] * len(each), False)
+        return signature.arguments_key(each, [False] * len(each), False)
 
     first = tensors_of(layouts)
     sizes = [[n if n < 2 else None for n in t.shape] for t in first]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .._shapes import CONCRETE_TENSORS, shared_memory, static_dims
 from ..language.constants import ConstExpr
@@ -186,6 +187,9 @@ TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGu
 
 Key = tuple[Hashable, ...]
 
+_TENSORS = frozenset(CONCRETE_TENSORS)
+#: Arguments that have no tensors in them but themselves.
+_PLAIN = _TENSORS | {int, float, bool, str, type(None)}
 _CONCRETE_CONSTANTS = (int, float, bool, str, type(None))
 _BUILTIN_FUNCTIONS = (types.BuiltinFunctionType, type(torch.Tensor.exp), type(torch.Tensor.__add__))
 
@@ -260,3 +264,31 @@ def pick(values: tuple[Any, ...], origin: tuple[Any, ...]) -> Any:
         else:
             value = value[step]
     return value
+
+
+class UsualInputs:
+    """Finds that arguments are like those of a former call in all that ``inputs.check_call`` looks at, in one call of C++ with
+    40 ns a tensor instead of 1.3 µs."""
+
+    def __init__(self) -> None:
+        self._known: tuple[int, Callable[..., bool]] | None = None
+
+    def learn(self, values: Sequence[Any]) -> None:
+        """Take arguments that were found to be plain memory, of which none wants a gradient, for usual."""
+        tensors = [value for value in values if type(value) in _TENSORS]
+        if TensorGuards is None or not tensors or not _PLAIN.issuperset(map(type, values)):
+            return
+        any_size: list[list[None]] = [[None] * tensor.dim() for tensor in tensors]
+        check = TensorGuards(*tensors, dynamic_dims_sizes=any_size, dynamic_dims_strides=any_size).check
+        self._known = (len(tensors), check)
+
+    def hold(self, values: Sequence[Any]) -> bool:
+        """Whether arguments are usual: the same dispatch keys, dtypes, devices and ranks, and no forward-mode gradients."""
+        known = self._known
+        if known is None or forward_ad._current_level >= 0:
+            return False
+        if not _TENSORS.issuperset(map(type, values)):
+            if not _PLAIN.issuperset(map(type, values)):
+                return False
+            values = [value for value in values if type(value) in _TENSORS]
+        return len(values) == known[0] and known[1](*values)

@@ -1,0 +1,149 @@
+"""The config that a bound kernel runs: chosen, given up, and wrapped in what its settings ask for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import exc
+from .._lazy import lazy
+from ..backends import stub
+from ..backends.execution import Lack
+from ..config import Config
+from .checked import run_checked
+from .compiled import Compiled
+
+if TYPE_CHECKING:
+    from . import repro
+else:
+    repro = lazy("helion.runtime.repro")
+
+ConfigLike = Config | Mapping[str, Any] | None
+
+
+class Choice:
+    """``config`` is in use and ``run`` runs it, once there is one. ``changed`` is called when another one is used."""
+
+    def __init__(self, compiled: Compiled, changed: Callable[[], None]) -> None:
+        self.compiled = compiled
+        self.config: Config | None = None
+        self.run: Callable[..., Any] | None = None
+        self._changed = changed
+        # whether nobody asked for the config in use, and the configs that turned out not to fit
+        self._by_default = False
+        self._refused: set[Config] = set()
+
+    def full(self, config: ConfigLike, given: Sequence[Config]) -> Config:
+        """A full config: this one, else the one in use, the only one ``given`` to the decorator, or the default."""
+        analysis = self.compiled.specialized.analysis
+        if config is not None:
+            return analysis.full_config(config)
+        if self.config is not None:
+            return self.config
+        if len(given) == 1:
+            return analysis.full_config(given[0])
+        return analysis.default_config
+
+    def use(self, config: Config, *, by_default: bool = False) -> None:
+        """Run a full config from now on."""
+        self._install(config)
+        self._by_default = by_default
+
+    def _install(self, config: Config) -> None:
+        of = self.compiled.specialized
+        run = self.compiled.function(config)
+        keys = of.executor.without_alignment(of.analysis.code(config).plan)
+        if keys is not None:
+            run = self._aligned(config, keys, run)
+        if of.settings.checked:
+            run = run_checked(of.kernel, of.executor, run)
+        if of.settings.print_repro:
+            run = self._shown(config, run)
+        self.config, self.run = config, run
+        self._changed()
+
+    def _aligned(self, config: Config, keys: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` for tensors that begin at multiples of 16 bytes; others run the config with other ``keys``."""
+        anywhere = self.compiled.specialized.analysis.space.normalize({**config, **keys})
+
+        def run(*args: Any) -> Any:
+            if all(a.data_ptr() % 16 == 0 for a in args if isinstance(a, torch.Tensor)):
+                return function(*args)
+            return self.compiled.function(anywhere)(*args)
+
+        return run
+
+    def _shown(self, config: Config, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run``, which prints the call as a script before it first runs."""
+
+        def first(*args: Any) -> Any:
+            if self.run is first:
+                self.run = run
+            repro.show_once(self.compiled.specialized, config, args)
+            return run(*args)
+
+        return first
+
+    # --- configs that do not fit -----------------------------------------------------------------------------------------
+
+    def check_feasible(self, args: Sequence[Any]) -> None:
+        """Raises ``exc.NoFeasibleConfig`` where these arguments would go to a GPU and certainly no config can launch there.
+
+        The interpreter, which runs CPU tensors, knows no limits.
+        """
+        if stub.active() or any(map(stub.on_gpu, args)):
+            refusal = self.compiled.specialized.analysis.refusal()
+            if refusal is not None:
+                raise refusal
+
+    def give_up(self, run: Callable[..., Any], error: exc.Base) -> None:
+        """After ``run`` failed: use the next config, if nobody asked for this one.
+
+        Only a config that takes more than the GPU has is given up, and only if the call has changed nothing yet. The
+        configs after it are the seeds in their order, then the conservative one. Raises ``exc.NoFeasibleConfig`` when
+        there is none, and ``error`` where none is tried.
+        """
+        of = self.compiled.specialized
+        lack = of.executor.lack(error.__cause__)
+        if lack is None or self.config is None or not self._is_repeatable(self.config):
+            raise error
+        with self.compiled.lock:
+            if self.run is not run:  # another thread has been here, or somebody has set a config
+                return
+            if not self._by_default:  # it was asked for
+                raise error
+            following = self._following(self.config)
+            if following is None:
+                raise of.analysis.space.nothing_fits(self._needs(self.config, lack)) from error
+            print(
+                f"helion: {of.kernel.name}: {self.config!r} does not fit {of.target.name} ({error.__cause__}); "
+                f"using {of.decorator(following)}",
+                file=sys.stderr,
+            )
+            self._install(following)
+
+    def _is_repeatable(self, config: Config) -> bool:
+        host = self.compiled.specialized.analysis.code(config).host
+        return host.is_repeatable(self.compiled.launched(config))
+
+    def _following(self, config: Config) -> Config | None:
+        """The next config to try, or None when this one was the last."""
+        self._refused.add(config)
+        return next((c for c in self._candidates() if c not in self._refused), None)
+
+    def _candidates(self) -> Iterator[Config]:
+        analysis = self.compiled.specialized.analysis
+        yield from (seed.config for seed in analysis.seeds.seeds)
+        yield analysis.space.conservative()
+
+    def _needs(self, config: Config, lack: Lack) -> str:
+        of = self.compiled.specialized
+        unit = "bytes of " if lack.name == "shared memory" else ""
+        short = of.short_config(config)
+        return f"{short!r}, the last to try, needs {lack.required} {unit}{lack.name}, {of.target} has {lack.limit}"
+
+
+__all__ = ["Choice", "ConfigLike"]

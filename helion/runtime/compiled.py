@@ -1,0 +1,89 @@
+"""The loaded configs of a kernel for one specialization."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import _logging, exc
+from .._lazy import lazy
+from ..config import Config
+from . import codecache
+from .failures import Reporting
+from .specialized import Specialized
+
+if TYPE_CHECKING:
+    from ..backends.execution import Resources
+    from . import observed, repro
+else:
+    observed = lazy("helion.runtime.observed")
+    repro = lazy("helion.runtime.repro")
+
+_LOG = _logging.logger(__name__)
+
+
+class Compiled:
+    """The functions that run each config; each config is compiled once. ``rebind`` gives what runs other arguments."""
+
+    def __init__(self, specialized: Specialized, rebind: observed.Rebind) -> None:
+        self.specialized = specialized
+        self.lock = threading.RLock()
+        self._rebind = rebind
+        self._functions: dict[Config, Callable[..., Any]] = {}
+
+    def loaded(self, config: Config) -> Callable[..., Any] | None:
+        """The function of a full config, if it was asked for before."""
+        return self._functions.get(config)
+
+    def function(self, config: Config, allow_print: bool = True) -> Callable[..., Any]:
+        """The host function for a full config."""
+        found = self._functions.get(config)
+        if found is None:
+            with self.lock:
+                found = self._functions.get(config) or self._load(config, allow_print)
+                self._functions[config] = found
+        return found
+
+    def _load(self, config: Config, allow_print: bool) -> Callable[..., Any]:
+        of = self.specialized
+        start = time.perf_counter()
+        try:
+            code = of.analysis.code(config)
+        except exc.BaseError:
+            repro.show_once(of, config, of.sample())
+            raise
+        of.warn(code.plan.warnings)
+        module = codecache.load(code.text, of.kernel.name, of.executor.prepare)
+        elapsed = 1e3 * (time.perf_counter() - start)
+        _LOG.info("compiled %s in %.1f ms: %s: %r", of.kernel.name, elapsed, module.__file__, config)
+        if of.settings.print_output_code and allow_print:
+            print(f"# Output code written to: {module.__file__}\n{code.text}", file=sys.stderr)
+        loaded = getattr(module, of.kernel.name)
+        # a copy: the module's own function keeps the launcher it was written with
+        function = types.FunctionType(
+            loaded.__code__, loaded.__globals__, loaded.__name__, of.kernel.fn.__defaults__, loaded.__closure__
+        )
+        launcher = of.executor.launcher(loaded.__kwdefaults__["_launcher"], of.target)
+        function.__kwdefaults__ = {**loaded.__kwdefaults__, "_launcher": Reporting(launcher, of, config)}
+        if "_otherwise" in function.__kwdefaults__:
+            function.__kwdefaults__["_otherwise"] = observed.Unexpected(of, config, vars(module), self._rebind)
+        return function
+
+    def launched(self, config: Config) -> bool:
+        """Whether a full config has launched something."""
+        function = self._functions.get(config)
+        keywords = getattr(function, "__kwdefaults__", None) or {}
+        return "_launcher" in keywords and keywords["_launcher"].launched
+
+    def resources(self, config: Config) -> Resources:
+        """What a full config takes on its target."""
+        of = self.specialized
+        module = self.function(config, allow_print=False)
+        return of.analysis.backend.toolchain.resources(module.__globals__, of.analysis.code(config).plan, of.target)
+
+
+__all__ = ["Compiled"]

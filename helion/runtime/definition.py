@@ -1,0 +1,81 @@
+"""What the decorator was given: a function, its parameters, and how it is to be compiled."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from ..config import Config
+from ..language.constants import ConstExpr
+from ..settings import Settings
+from .signature import Key, UsualInputs, arguments_key
+
+
+class Definition:
+    """A kernel as whatever handles its calls sees it."""
+
+    # a slot: a call of a kernel goes straight to the function last written for a call like it
+    __slots__ = ("__call__", "__dict__", "__weakref__")
+
+    __call__: Callable[..., Any]
+
+    def __init__(
+        self,
+        fn: types.FunctionType,
+        *,
+        configs: Sequence[Config],
+        settings: Settings,
+        key: Callable[..., Hashable] | None,
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.name = fn.__name__
+        self.settings = settings
+        self.configs = list(configs)
+        self.key = key
+        self.announced = False
+        self.told_about_gradients = False
+        self.signature = _signature(fn)
+        self.constants = frozenset(_constant_parameters(self.signature))
+        self.constant_at = tuple(name in self.constants for name in self.signature.parameters)
+        self.usual_inputs = UsualInputs()
+
+    def normalize_args(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """All arguments in the order of the parameters, with defaults filled in."""
+        parameters = self.signature.parameters
+        if len(args) > len(parameters):
+            raise TypeError(f"Too many arguments passed to the kernel, expected: {len(parameters)} got: {len(args)}.")
+        if not kwargs and len(args) == len(parameters):
+            return args
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def arguments_key(self, values: Sequence[Any]) -> Key:
+        """The part of the specialization key that the arguments make, all of them in the order of the parameters."""
+        return arguments_key(values, self.constant_at, self.settings.static_shapes)
+
+
+def _signature(fn: types.FunctionType) -> inspect.Signature:
+    signature = inspect.signature(fn)
+    for parameter in signature.parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise TypeError(
+                f"kernel {fn.__name__!r}: parameter {parameter.name!r} is {parameter.kind.description}; kernels take plain positional parameters only"
+            )
+    return signature
+
+
+def _constant_parameters(signature: inspect.Signature) -> list[str]:
+    """Parameters annotated ``hl.constexpr``, also as a string or a subscript of it."""
+    found = []
+    for name, parameter in signature.parameters.items():
+        annotation = parameter.annotation
+        text = annotation if isinstance(annotation, str) else ""
+        origin = getattr(annotation, "__origin__", annotation)
+        if origin is ConstExpr or text.split("[")[0].split(".")[-1] in ("constexpr", "ConstExpr"):
+            found.append(name)
+    return found

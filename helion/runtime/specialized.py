@@ -1,0 +1,102 @@
+"""A kernel for one specialization, as the compiler knows it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .. import exc
+from .._lazy import lazy
+from ..config import Config
+from ..hardware import Target
+from ..settings import RefMode, Settings
+from . import codecache
+from .definition import Definition
+from .remembered import recall, remember
+from .signature import Key, pick
+
+if TYPE_CHECKING:
+    from .. import pipeline
+    from ..backends.execution import Executor
+else:
+    pipeline = lazy("helion.pipeline")
+
+#: Keys a printed config has even at their defaults: they are what people look for first.
+_ALWAYS_SHOWN = ("block_sizes", "reduction_loops", "num_warps", "num_stages")
+
+
+class Specialized:
+    """A kernel for arguments of given dtypes, shapes and target. It is analysed when that is first asked for."""
+
+    def __init__(self, kernel: Definition, values: tuple[Any, ...], key: Key, target: Target) -> None:
+        self.kernel = kernel
+        self.key = key
+        self.settings: Settings = kernel.settings
+        self.target = target
+        self.remembered = tuple(map(remember, values))
+        # numbers that the compiled code turned out to depend on: what they are called, where they come from, what they are
+        self.numbers: tuple[tuple[str, tuple[Any, ...], Any], ...] = ()
+        #: Configs for which a script was printed.
+        self.reproduced: set[Config | None] = set()
+        self._warned: set[str] = set()
+
+    @functools.cached_property
+    def analysis(self) -> pipeline.Analysis:
+        kernel = self.kernel
+        arguments = dict(zip(kernel.signature.parameters, self.sample(), strict=True))
+        return pipeline.analyse(kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants)
+
+    def analyse(self, values: tuple[Any, ...]) -> None:
+        """Walk the kernel, and take down the numbers in ``values`` that its code depends on."""
+        warnings = self.analysis.traced.warnings
+        self.numbers = tuple((name, at, pick(values, at)) for name, at in self.analysis.traced.specialized.items())
+        self.warn(warnings)
+
+    @property
+    def executor(self) -> Executor:
+        return self.analysis.backend.executor
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether calls run the Python function itself instead of compiled code."""
+        return self.settings.ref_mode is RefMode.EAGER
+
+    def sample(self) -> tuple[Any, ...]:
+        """Arguments like those of every call: the ones it was bound for as long as they live, tensors of their shapes
+        without data after that."""
+        return tuple(map(recall, self.remembered))
+
+    def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
+        """Whether the numbers that the compiled code depends on are in these arguments what they were at binding."""
+        return all(pick(values, at) == number for _, at, number in self.numbers)
+
+    def is_current(self) -> bool:
+        """Whether the globals that were compiled in still are what they were."""
+        return self.is_eager or all(guard.holds() for guard in self.analysis.traced.guards)
+
+    def warn(self, warnings: Iterable[exc.Base]) -> None:
+        """Print warnings that were not printed before."""
+        for warning in warnings:
+            text = f"WARNING[{type(warning).__name__}]: {warning}"
+            if text not in self._warned:
+                self._warned.add(text)
+                print(text, file=sys.stderr)
+
+    def path(self, config: Config) -> str:
+        """The file the generated module of a full config is kept in."""
+        return str(codecache.module_path(self.analysis.text(config), self.kernel.name))
+
+    def short_config(self, config: Config) -> Config:
+        """A full config without the keys at their defaults, but for those that people look for first."""
+        changed = config.minimize(self.analysis.space)
+        shown = [k for k in config if k in changed or (k in _ALWAYS_SHOWN and config[k] not in ([], None))]
+        return Config(**{k: config[k] for k in shown})
+
+    def decorator(self, config: Config, settings: Settings | None = None) -> str:
+        """The decorator line that fixes a full config."""
+        static = (settings or self.settings).static_shapes
+        wanted = self.settings.index_dtype
+        extra = f", index_dtype={wanted!r}" if wanted not in (None, "auto") else ""
+        return f"@helion.kernel(config={self.short_config(config)!r}, static_shapes={static}{extra})"
