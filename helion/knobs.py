@@ -47,6 +47,12 @@ def _choice(*values: str) -> Callable[[str], str]:
     return parse
 
 
+def _name(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError("expected a name")
+    return text
+
+
 def _loggers(text: str) -> tuple[tuple[str, bool], ...]:
     """``+helion.runtime,all`` as names with whether their debug lines are wanted."""
     wanted = []
@@ -117,6 +123,7 @@ class Knob:
             float: "a number",
             str: "a string",
             _names: "a list of names",
+            _name: "a name",
             _json_or_file: "a dict",
         }
         text = kinds.get(self.parse) or f"one of {', '.join(map(repr, getattr(self.parse, 'values', ())))}"
@@ -181,7 +188,7 @@ VERIFY = Knob("HELION_VERIFY", _bool, False, "verify the device IR after every c
 
 #: Knobs that give the defaults of ``helion.Settings``, by field.
 SETTINGS: dict[str, Knob] = {
-    "backend": Knob("HELION_BACKEND", _choice("triton", "cute"), "triton", "code generator"),
+    "backend": Knob("HELION_BACKEND", _name, "triton", "code generator; auto takes the first that does not refuse a kernel"),
     "ignore_warnings": Knob("HELION_IGNORE_WARNINGS", _names, (), "names of warning classes to drop"),
     "index_dtype": Knob("HELION_INDEX_DTYPE", _choice("auto", "int32", "int64"), None, "dtype of offsets; auto takes int64 when an input has more than 2**31 - 1 elements"),
     "dot_precision": Knob("TRITON_F32_DEFAULT", _choice("tf32", "tf32x3", "ieee", "default", "high", "highest"), "tf32", "precision of fp32 matrix products"),

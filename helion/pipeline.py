@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,7 @@ class Analysis:
     name: str
     target: Target
     settings: Settings
+    backend: Backend[Any]
     #: What configs that were asked for do not get, by config.
     adjusted: dict[Config, tuple[Adjustment, ...]] = field(default_factory=dict)
     _codes: dict[Config, Code] = field(default_factory=dict)
@@ -80,10 +81,6 @@ class Analysis:
     @property
     def program(self) -> Program:
         return self.traced.program
-
-    @property
-    def backend(self) -> Backend[Any]:
-        return BACKENDS[self.settings.backend]
 
     def full_config(self, config: Config | Mapping[str, Any]) -> Config:
         """The normal form of a user's config. What it asks for and does not get is said once for a kernel and config."""
@@ -202,12 +199,39 @@ def analyse(
 ) -> Analysis:
     """Walk a kernel on its arguments. ``observed``: tensors of its host code that are known from a run, by name.
 
-    Raises every error of the user's program.
+    With the backend ``auto`` the backends are asked in order, and one that refuses the kernel leaves it to the next; if
+    all do, the reason of the first is raised. Raises every error of the user's program.
     """
-    if settings.backend not in BACKENDS:
-        known = ", ".join(map(repr, BACKENDS))
-        raise exc.BackendUnsupported(what=f"Kernel {name!r}", backend=settings.backend, remedy=f"; there is {known}")
-    wanted, backend = settings.index_dtype_name, BACKENDS[settings.backend]
+    refusals: list[exc.Base] = []
+    for backend in _asked(name, settings.backend):
+        try:
+            return _analysed(backend, fn, name, arguments, settings, target, constants, observed or {})
+        except exc.BackendUnsupported as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
+
+
+def _asked(name: str, wanted: str) -> Sequence[Backend[Any]]:
+    """The backends that a setting names, in order."""
+    if wanted == "auto":
+        return tuple(BACKENDS.values())
+    if wanted in BACKENDS:
+        return (BACKENDS[wanted],)
+    known = ", ".join(map(repr, (*BACKENDS, "auto")))
+    raise exc.BackendUnsupported(what=f"Kernel {name!r}", backend=wanted, remedy=f"; there is {known}")
+
+
+def _analysed(
+    backend: Backend[Any],
+    fn: Callable[..., Any],
+    name: str,
+    arguments: Mapping[str, Any],
+    settings: Settings,
+    target: Target,
+    constants: frozenset[str],
+    observed: Mapping[str, Observed],
+) -> Analysis:
+    wanted = settings.index_dtype_name
     context = CompileContext(
         settings=settings,
         target=target,
@@ -215,24 +239,28 @@ def analyse(
         rules=backend.rules,
         device=_device(name, arguments),
         index_dtype=index_dtype(wanted, arguments),
-        observed=observed or {},
+        observed=observed,
     )
     try:
-        traced = _traced(fn, arguments, context, constants)
+        traced = _traced(backend, fn, arguments, context, constants)
     except exc.IndexOffsetOutOfRangeForInt32:
         if wanted != "auto":
             raise
         wide = replace(context, index_dtype=torch.int64)
-        traced = _traced(fn, arguments, wide, constants)
-    return Analysis(traced, name, target, settings)
+        traced = _traced(backend, fn, arguments, wide, constants)
+    return Analysis(traced, name, target, settings, backend)
 
 
 def _traced(
-    fn: Callable[..., Any], arguments: Mapping[str, Any], context: CompileContext, constants: frozenset[str]
+    backend: Backend[Any],
+    fn: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    context: CompileContext,
+    constants: frozenset[str],
 ) -> Traced:
-    steps = (step for backend in BACKENDS.values() for step in backend.steps)
+    steps = (step for each in BACKENDS.values() for step in each.steps)
     traced = front_end(fn, arguments, context, constants, steps)
-    refused = BACKENDS[context.settings.backend].refusal(traced.program, context.target)
+    refused = backend.refusal(traced.program, context.target)
     if refused is not None:
         raise refused
     return traced

@@ -29,11 +29,12 @@ EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py") if p.stem != 
 ELSEWHERE = """
 import pickle, sys
 from helion._compiler.frontend.trace import Traced
+from helion.backends import BACKENDS
 from helion.hardware import target
 from helion.pipeline import Analysis
 
 for program, name, settings, config in pickle.load(sys.stdin.buffer):
-    code = Analysis(Traced(program, {}, (), ()), name, target("sm_90"), settings).code(config)
+    code = Analysis(Traced(program, {}, (), ()), name, target("sm_90"), settings, BACKENDS["triton"]).code(config)
     print(repr((code.text, hash(code.plan) == hash(pickle.loads(pickle.dumps(code.plan))))))
 """
 
