@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ... import exc
 from ..._compiler.ir.grammar import Block, Program
 from ..._compiler.passes.flatten import Nest, can_flatten, nests
-from ..._compiler.passes.subtile import COUNTS, subtile_blocks
+from ..._compiler.passes.subtile import COUNTS
 from ..._compiler.sizes import padded_extent
 from ..._shapes import hint_of, next_power_of_2, previous_power_of_2
 from ...fields import BooleanFragment, EnumFragment, PermutationFragment, PowerOfTwoFragment
@@ -61,7 +61,7 @@ def build_space(
         *_loop_fields(seen, program),
         ReductionLoops(slots=chunks),
         *more.fields,
-        _epilogue_field(program, target),
+        _epilogue_field(seen, program, target),
     ]
     taken = {field.key for field in fields} | set(more.absent)
     for name, choices in program.tunables:
@@ -236,15 +236,14 @@ def _root_ids(nest: Nest) -> tuple[int, ...]:
 # --- epilogues -----------------------------------------------------------------------------------------------------
 
 
-def _epilogue_field(program: Program, target: Target) -> Field:
-    columns, why = subtile_blocks(program)
+def _epilogue_field(seen: Survey, program: Program, target: Target) -> Field:
     fragment = EnumFragment((None, *COUNTS))
-    if not columns:
-        return EpilogueSubtile(fragment=fragment, searched=EnumFragment((None,)), columns=(), reason=why)
+    if not seen.columns:
+        return EpilogueSubtile(fragment=fragment, searched=EnumFragment((None,)), columns=(), reason=seen.unsplit)
     counts = [count for count, least in zip(COUNTS, SUBTILED_K, strict=True) if _summed(program) >= least]
     # where the accumulator lies in tensor memory, a subtile of it is all that has to be in registers at once
     searched = (None, *counts) if target.has("tcgen05") else (None,)
-    return EpilogueSubtile(fragment=fragment, searched=EnumFragment(searched), columns=columns)
+    return EpilogueSubtile(fragment=fragment, searched=EnumFragment(searched), columns=seen.columns)
 
 
 def _summed(program: Program) -> int:

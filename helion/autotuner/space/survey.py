@@ -20,6 +20,7 @@ from ..._compiler.ir.grammar import (
     TileAttrs,
     Value,
 )
+from ..._compiler.passes.subtile import subtile_blocks
 from ..._compiler.source import Location
 from ..._shapes import Dims
 
@@ -53,11 +54,13 @@ class Volume:
 class Survey:
     """One program as the space sees it.
 
-    ``rollable`` are the blocks that can be walked in chunks. ``loops`` are in program order, a grid loop before the loops in it. ``accesses`` and ``loads_left_open`` name what
-    stands at each memory slot and each load slot (a gap, left by an access that nobody needed, is ""); ``loads`` and
-    ``stores`` name them by memory slot. ``load_slots`` maps load slots to memory slots; ``evicted`` are the memory slots of
-    loads whose eviction policy the kernel fixes. ``matrix_blocks`` are tiled as M or N of a dot. ``inner`` maps a block whose
-    every loop walks over one tile of another to that one. ``volumes`` are the shapes of all values, each once.
+    ``rollable`` are the blocks that can be walked in chunks. ``loops`` are in program order, a grid loop before the
+    loops in it. ``accesses`` and ``loads_left_open`` name what stands at each memory slot and each load slot (a gap, left
+    by an access that nobody needed, is ""); ``loads`` and ``stores`` name them by memory slot. ``load_slots`` maps load
+    slots to memory slots; ``evicted`` are the memory slots of loads whose eviction policy the kernel fixes.
+    ``matrix_blocks`` are tiled as M or N of a dot; ``columns`` are those whose epilogues can be split into subtiles, and
+    where there are none ``unsplit`` says why. ``inner`` maps a block whose every loop walks over one tile of another to
+    that one. ``volumes`` are the shapes of all values, each once.
     """
 
     blocks: tuple[Block, ...]
@@ -70,6 +73,8 @@ class Survey:
     load_slots: Mapping[int, int]
     evicted: frozenset[int]
     matrix_blocks: frozenset[int]
+    columns: tuple[int, ...]
+    unsplit: str
     inner: Mapping[int, int]
     volumes: tuple[Volume, ...]
 
@@ -86,6 +91,7 @@ def survey(program: Program, rollable: tuple[int, ...]) -> Survey:
     walker = _Walker(program)
     for number, root in enumerate(program.roots):
         walker.root(number, root)
+    columns, unsplit = subtile_blocks(program)
     return Survey(
         blocks=program.blocks,
         rollable=rollable,
@@ -97,6 +103,8 @@ def survey(program: Program, rollable: tuple[int, ...]) -> Survey:
         load_slots=walker.load_slots,
         evicted=frozenset(walker.evicted),
         matrix_blocks=frozenset(walker.matrix_blocks),
+        columns=columns,
+        unsplit=unsplit,
         inner=_inner(walker.bounds),
         volumes=tuple(walker.volumes.values()),
     )

@@ -11,7 +11,7 @@ from ... import exc
 from ..._compiler.ir.grammar import Bound, Op, OperandRef, Program, Root
 from ..._compiler.ir.loops import loops_of
 from ..._compiler.passes.order_memory import rewrites
-from ..._compiler.passes.subtile import largest_count, subtile_blocks
+from ..._compiler.passes.subtile import largest_count
 from ..._shapes import cdiv, hint_of
 from ...autotuner.decisions import Decisions, Place
 from ...autotuner.space.own import Rule
@@ -44,7 +44,6 @@ class Scene:
     seen: Survey
     target: Target
     settings: Settings
-    columns: tuple[int, ...]
     products: tuple[Op, ...]
     rewrites: bool
 
@@ -54,14 +53,12 @@ _Step = Callable[[Scene, Decisions, bool], Decisions]
 
 def rules(seen: Survey, program: Program, target: Target, settings: Settings) -> tuple[Rule, ...]:
     """All rules for one program, in the order in which they run."""
-    columns, _ = subtile_blocks(program) if seen.matrix_blocks else ((), "")
     products = chained_products(program) if seen.matrix_blocks and target.has("wgmma") else ()
     scene = Scene(
         program=program,
         seen=seen,
         target=target,
         settings=settings,
-        columns=columns,
         products=products,
         rewrites=any(rewrites(program, root.body) for root in program.roots),
     )
@@ -222,7 +219,7 @@ def _subtiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
             f"epilogue_subtile={asked} splits tiles along their columns, which flatten_loops="
             f"{list(flattened.values())} leaves without any; keep one of them."
         )
-    count = 1 if any(flattened.values()) else largest_count(decisions.sizes, scene.columns, asked)
+    count = 1 if any(flattened.values()) else largest_count(decisions.sizes, scene.seen.columns, asked)
     return decisions.valued(epilogue_subtile=count if count > 1 else None)
 
 
@@ -320,7 +317,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("a block of threads with so many registers does not fit an SM", _registers),
     ("no tile of an epilogue is wide enough", _subtiles),
     ("a dimension of the grid is too long", _long_axes),
-    ("it can be accessed by pointers only", _until_settled(_boxes)),
+    ("it cannot be moved as a box on this target, or in these sizes", _until_settled(_boxes)),
     ("the loop waits for other threads in each iteration", _until_settled(_loops_in_order)),
     ("the access has another option, or a descriptor, which has none", _access_options),
 )

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import memory_kernels
 import pytest
+import torch
+from harness import space_of, tensor
+from sample_kernels import matmul
 
 import helion
+import helion.language as hl
 from helion import exc
 from helion._testing import EXAMPLES_DIR, as_meta, import_path
 from helion.autotuner.space import ConfigSpace
@@ -50,20 +56,25 @@ def check(example: str, targets: tuple[str, ...], count: int, changes: int) -> N
                 bound = kernel.bind(args, target=on)
             except exc.BackendUnsupported:
                 continue
-            code = functools.cache(functools.partial(_code, bound))
-            for config, other in pairs(bound.config_spec, count, changes, Random(f"{name} {on}")):
-                assert bound.config_spec.normalize(config) == config, (name, on)
-                differing = {key: (config[key], other[key]) for key in config if config[key] != other[key]}
-                assert (code(config) == code(other)) == (not differing), (name, on, differing, config)
-                launched = dict(bound._analysis.code(config).plan.launch.options)
-                assert launched["num_warps"] == config["num_warps"], (name, on, config)
+            compare(bound, count, changes, f"{name} {on}")
+
+
+def compare(bound: Any, count: int, changes: int, label: str) -> None:
+    code = functools.cache(functools.partial(_code, bound))
+    for config, other in pairs(bound.config_spec, count, changes, Random(label)):
+        assert bound.config_spec.normalize(config) == config, label
+        differing = {key: (config[key], other[key]) for key in config if config[key] != other[key]}
+        assert (code(config) == code(other)) == (not differing), (label, differing, config)
 
 
 def _code(bound: Any, config: helion.Config) -> str:
+    """The module of a config, or why there is none."""
     try:
-        return bound.to_triton_code(config, output_origin_lines=False)
+        code = bound._analysis.code(config)
     except exc.ReadModifyWriteRace as refusal:
         return f"{refusal} {config!r}"
+    assert dict(code.plan.launch.options)["num_warps"] == config["num_warps"], config
+    return bound.to_triton_code(config, output_origin_lines=False)
 
 
 @pytest.mark.parametrize("example", NAMES)
@@ -75,3 +86,127 @@ def test_configs_are_equal_when_their_code_is(example: str) -> None:
 @pytest.mark.parametrize("example", NAMES)
 def test_all_configs_are_equal_when_their_code_is(example: str) -> None:
     check(example, TARGETS, *PROVEN)
+
+
+@pytest.mark.parametrize("case", memory_kernels.CASES)
+@pytest.mark.parametrize("settings", [{}, {"checked": True}], ids=str)
+def test_loops_that_wait_for_other_threads(case: str, settings: dict[str, Any]) -> None:
+    chosen = memory_kernels.CASES[case]
+    compare(helion.kernel(chosen.kernel, **settings).bind(chosen.make("cpu"), target="sm_100"), 2, 5, case)
+
+
+# --- what a config did not get -------------------------------------------------------------------------------------------
+
+
+def chained(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Two products in one accumulator."""
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    for i, j in hl.tile([x.size(0), y.size(1)]):
+        acc = hl.zeros([i, j], dtype=torch.float32)
+        for k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[i, k], y[k, j])
+            acc = torch.addmm(acc, x[i, k], z[k, j])
+        out[i, j] = acc
+    return out
+
+
+HALF = functools.partial(tensor, dtype=torch.float16)
+PRODUCT = (matmul, (HALF(256, 128), HALF(128, 256)))
+ODD = (matmul, (HALF(250, 125), HALF(125, 250)))
+CHAIN = (chained, (HALF(256, 128), HALF(128, 256), HALF(128, 256)))
+STEPS = (memory_kernels.CASES["shifted"].kernel, memory_kernels.CASES["shifted"].make("cpu"))
+TILES = {"block_sizes": [64, 64, 32]}
+GRID = {"pid_type": "persistent_blocked"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "on", "config", "said"),
+    [
+        (PRODUCT, "sm_90", {"block_sizes": [1024, 64, 32]}, ["block_sizes[0] (tile_m) is 256, not 1024: the dimension takes no other"]),
+        (CHAIN, "sm_90", {**TILES, "num_warps": 16}, ["num_warps is 4, not 16: products of so few rows in a row are wrong in more warps"]),
+        (CHAIN, "sm_80", {**TILES, "num_warps": 16}, []),
+        (
+            PRODUCT,
+            "sm_90",
+            {**TILES, "num_warps": 8, "range_unroll_factors": [0, 2]},
+            ["range_unroll_factors[1] (the loop over tile_k) is 0, not 2: products of so few rows are wrong when they stand in a row in so many warps"],
+        ),
+        (
+            ODD,
+            "sm_90",
+            {**TILES, "indexing": ["pointer", "tensor_descriptor", "pointer"]},
+            ["indexing[1] (load of y) is 'pointer', not 'tensor_descriptor': it cannot be moved as a box on this target, or in these sizes"],
+        ),
+        (
+            PRODUCT,
+            "sm_90",
+            {**TILES, "indexing": "tensor_descriptor", "load_cache_modifiers": [".cg"], "load_eviction_policies": ["", "last"]},
+            [
+                "load_eviction_policies[1] (load of y) is '', not 'last': the access has another option, or a descriptor, which has none",
+                "load_cache_modifiers[0] (load of x) is '', not '.cg': the access has another option, or a descriptor, which has none",
+            ],
+        ),
+        (
+            PRODUCT,
+            "sm_90",
+            {**TILES, "load_cache_modifiers": [".cg", ".cg"], "load_eviction_policies": ["", "last"]},
+            ["load_cache_modifiers[1] (load of y) is '', not '.cg': the access has another option, or a descriptor, which has none"],
+        ),
+        (
+            PRODUCT,
+            "sm_90",
+            {**TILES, "range_flattens": [True, None]},
+            ["range_flattens[0] (the grid over tile_m, tile_n) is None, not True: programs of this pid_type take one tile each"],
+        ),
+        (PRODUCT, "sm_90", {**TILES, **GRID, "range_flattens": [True, None]}, []),
+        (
+            PRODUCT,
+            "sm_100",
+            {**TILES, **GRID, "num_warps": 2, "range_warp_specializes": [True, True]},
+            [
+                "range_warp_specializes[1] (the loop over tile_k) is None, not True: one loop at most is warp-specialized, with no unrolling and at least 4 warps",
+                "num_warps is 4, not 2: one loop at most is warp-specialized, with no unrolling and at least 4 warps",
+            ],
+        ),
+        (
+            STEPS,
+            "sm_90",
+            {"range_flattens": [None, True]},
+            ["range_flattens[1] (the loop over _) is None, not True: the loop waits for other threads in each iteration"],
+        ),
+        (
+            PRODUCT,
+            "sm_90",
+            {**TILES, "epilogue_subtile": 2},
+            [],
+        ),
+        (PRODUCT, "sm_90", {**TILES, "l2_groupings": [4], "pid_type": "xyz"}, ["l2_groupings[0] (tile_m, tile_n) is 1, not 4: programs of this pid_type take one tile each"]),
+    ],
+)  # fmt: skip
+def test_what_a_config_does_not_get(
+    kernel: tuple[Callable[..., Any], tuple[Any, ...]], on: str, config: dict[str, Any], said: list[str]
+) -> None:
+    space = space_of(kernel[0], *kernel[1], on=on)
+    assert [str(change) for change in space.adjusted(config)] == said
+    assert space.adjusted(space.normalize(config)) == ()
+
+
+def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    bound = helion.kernel(chained).bind(CHAIN[1], target="sm_90")
+    config = helion.Config(block_sizes=[64, 64, 32], num_warps=16)
+    line = (
+        "config of chained on sm_90: num_warps is 4, not 16: products of so few rows in a row are wrong in more warps"
+    )
+    for _ in range(2):
+        assert "num_warps=4" in bound.to_triton_code(config)
+    bound.to_triton_code({**TILES, "num_warps": 4})
+    assert [record.getMessage() for record in caplog.records] == [line]
+    assert f"adjusted:\n  {line.partition(': ')[2]}\n" in bound.explain("text")
+    assert json.loads(bound.explain("json"))["adjusted"] == [line.partition(": ")[2]]
+
+
+def test_predicted_warps_are_launched() -> None:
+    bound = helion.kernel(chained).bind(CHAIN[1], target="sm_90")
+    four, sixteen = (bound.config_spec.normalize({**TILES, "num_warps": warps}) for warps in (4, 16))
+    assert four == sixteen
+    assert bound._analysis.predict(sixteen) == bound._analysis.predict(four)
