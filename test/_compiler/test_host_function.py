@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import helion
 import helion.language as hl
 from helion import exc
+from helion._compiler.host.print import print_host
 from helion._compiler.host.program import HostProgram, KernelLaunch
 from helion._compiler.host.trees import Rewriter, expression, names_in
 
@@ -130,6 +132,15 @@ def test_launches_are_data() -> None:
         "_helion_in_two_phases",
         "_helion_in_two_phases_1",
     ]
+
+
+@pytest.mark.parametrize("function", [fresh, in_a_loop, data_dependent])
+def test_other_processes_get_the_same(function: Callable[..., object]) -> None:
+    bound = helion.kernel(function).bind((X,))
+    module = bound._analysis.code(bound.config_spec.normalize({})).module
+    again = pickle.loads(pickle.dumps(module))
+    assert again.text == module.text and again.origins == module.origins
+    assert print_host(again.host) == print_host(module.host)
 
 
 @pytest.mark.parametrize("function", [fresh, in_a_loop, data_dependent])

@@ -53,13 +53,13 @@ class Import:
         return f"{imported} as {self.alias}" if self.alias else imported
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class HostProgram:
     """The user's function around its launches, for one config.
 
-    ``body`` has a ``KernelLaunch`` for each kernel, the last of what ``launches`` has for each place where the user's
-    code had device loops. ``class_check`` sends arguments of another class than those bound elsewhere, for callers that
-    have not looked at them. Nodes are shared with other functions: nobody changes them.
+    ``launches`` are the statements in each place where the user's code had device loops, with a ``KernelLaunch`` for each
+    kernel; they stand in ``body``, too. ``class_check`` sends arguments of another class than those bound elsewhere, for
+    callers that have not looked at them. Nodes are shared with other functions: nobody changes them.
     """
 
     traced: HostModule
@@ -70,7 +70,7 @@ class HostProgram:
     imports: tuple[Import, ...]
     #: Whether it reads globals of the user's module.
     reads_source: bool
-    #: What tensors that host code made are compared with: of each check, the arguments of ``modelled``.
+    #: What tensors that host code made are compared with: the arguments of ``modelled`` for each launch that compares.
     comparisons: tuple[tuple[Any, ...], ...]
     #: Host expressions of the tensors that the kernels may write; None where that is not known.
     written: frozenset[str] | None
@@ -85,7 +85,8 @@ class HostProgram:
 
     def checked_launch(self, number: int) -> ast.stmt | None:
         """The launches of one place behind the check of what host code made, as one statement; None if nothing is checked."""
-        if number >= len(self.launches) or not self.traced.checks[number]:
+        checks = self.traced.checks
+        if number >= min(len(self.launches), len(checks)) or not checks[number]:
             return None
         (statement,) = _Launches(_called).all(self.launches[number][-1:])
         assert isinstance(statement, ast.If)
@@ -105,7 +106,7 @@ class HostProgram:
     @property
     def is_plain(self) -> bool:
         """Whether its statements do the same in another function: it is no generator and binds no globals."""
-        unusual = (ast.Global, ast.Yield)
+        unusual = (ast.Global, ast.Yield, ast.YieldFrom)
         return not any(isinstance(n, unusual) for s in self.body for n in ast.walk(s))
 
     @functools.cached_property
