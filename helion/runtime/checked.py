@@ -12,7 +12,6 @@ import contextlib
 import linecache
 import os
 import pathlib
-import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -23,11 +22,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import exc
+from .._compiler.host.program import Module
 from .._compiler.ir.grammar import CheckAttrs, Program
 from .._compiler.source import Location, parse_function
 from ..backends import stub
 from ..backends.execution import Executor
 from ..language._unwritten import mark_unwritten, unwritten
+from . import codecache
 from .definition import Definition
 from .signature import tensors_in
 
@@ -137,10 +138,8 @@ def _unparsed(node: ast.stmt) -> str:
 
 # --- errors of the interpreter, by the user's line -------------------------------------------------------------------------
 
-_ORIGIN = re.compile(r"\s*# src\[(.*?)\]: ")
 
-
-def located(error: Exception, kernel: str, program: Program) -> exc.Base | None:
+def located(error: Exception, kernel: str, program: Program, module: Module) -> exc.Base | None:
     """What an interpreted launch raised, as an error about a line of the user's; None for what is not about an access."""
     if isinstance(error, AssertionError):
         failed = next((op for op in program.walk() if op.kind == "check" and op.attrs.message in str(error)), None)
@@ -152,9 +151,8 @@ def located(error: Exception, kernel: str, program: Program) -> exc.Base | None:
         return found
     if not isinstance(error, IndexError) or "out-of-bounds access" not in str(error):
         return None
-    place = _origin(error)
-    location = _location(program, place)
-    where = f"{place}: " if place else ""
+    location = _origin(error, kernel, module)
+    where = f"{location.short()}: " if location is not None else ""
     return exc.IndexOutOfRange(
         f"{where}kernel {kernel!r} reaches outside of the memory of a tensor: {error} HELION_CHECKED=1, or checked=True, "
         "says which index of which tensor is out of range.",
@@ -162,22 +160,15 @@ def located(error: Exception, kernel: str, program: Program) -> exc.Base | None:
     )
 
 
-def _origin(error: BaseException) -> str | None:
-    """File and line of the user's that the innermost generated line of a traceback comes from, by its comment."""
-    place = None
-    trace = error.__traceback__
+def _origin(error: BaseException, kernel: str, module: Module) -> Location | None:
+    """The line of the user's that the innermost line of a generated module in a traceback is about."""
+    file = codecache.module_path(module.text, kernel).name
+    found, trace = None, error.__traceback__
     while trace is not None:
-        file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        above = (_ORIGIN.match(linecache.getline(file, at)) for at in range(line, max(line - 200, 0), -1))
-        found = next((match for match in above if match), None)
-        place = place if found is None else found[1]
+        if os.path.basename(trace.tb_frame.f_code.co_filename) == file:
+            found = module.origin(trace.tb_lineno) or found
         trace = trace.tb_next
-    return place
-
-
-def _location(program: Program, place: str | None) -> Location | None:
-    ops = (op.location for op in program.walk() if op.location is not None)
-    return next((location for location in ops if location.short() == place), None)
+    return found
 
 
 __all__ = ["checking", "located", "run_checked"]

@@ -50,7 +50,8 @@ class Reporting:
         """What the user is told; None for what is not about the kernel."""
         bound, config = self._bound, self._config
         if isinstance(error, (AssertionError, IndexError)):
-            return located(error, bound.kernel.name, bound.analysis.code(config).plan.program)
+            code = bound.analysis.code(config)
+            return located(error, bound.kernel.name, code.plan.program, code.module)
         if not bound.executor.is_failure(error):
             return None
         repro.show_once(bound, config, bound.sample())
