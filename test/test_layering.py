@@ -121,6 +121,8 @@ DECIDING = (
     "autotuner",
     "pipeline",
 )
+# Names that begin with an underscore and are for everybody.
+PUBLIC_NAMES = frozenset({"_fields", "_replace", "_asdict"})
 # Functions that import the module whose name they are given.
 IMPORTERS = frozenset({"import_module", "__import__", "lazy"})
 # The only file that imports what it is told to.
@@ -388,6 +390,54 @@ def unexpected_circles(modules: dict[str, Module], allowed: Collection[frozenset
             yield Violation(path=min(each), line=0, kind="allowance of a circle", detail=detail)
 
 
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC_NAMES
+
+
+def private_names(module: Module) -> set[str]:
+    """Names with an underscore that a module gives to functions, classes, variables and attributes of its objects."""
+    names: set[str] = set()
+    for node in module.nodes:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Assign(targets=[ast.Name(id="__slots__")], value=slots):
+                names |= {n.value for n in ast.walk(slots) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return set(filter(is_private, names))
+
+
+def private_accesses(modules: Mapping[str, Module]) -> Iterator[Violation]:
+    """Modules that read or write what is another module's own: attributes of objects that they are not, and imports."""
+    own = {name: private_names(module) for name, module in modules.items()}
+    ours = set().union(*own.values())
+    for name, module in modules.items():
+        for node in module.nodes:
+            found: list[str] = []
+            match node:
+                case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                    pass
+                case ast.Attribute(attr=attribute) if attribute in ours - own[name]:
+                    found = [attribute]
+                case ast.ImportFrom():
+                    base = absolute(module, node.level, node.module or "")
+                    private = [alias.name for alias in node.names if is_private(alias.name)]
+                    found = [each for each in private if _is_name_of_ours(f"{base}.{each}", modules)]
+            for each in found:
+                assert isinstance(node, ast.stmt | ast.expr)
+                yield Violation(path=module.path, line=node.lineno, kind="private name", detail=each)
+
+
+def _is_name_of_ours(target: str, modules: Mapping[str, Module]) -> bool:
+    """Whether an import is of something in a module of ours, and no module itself."""
+    bare = target.removeprefix(PACKAGE + ".")
+    is_module = bare in modules or f"{bare}.__init__" in modules
+    return resolve(target, dict(modules)) is not None and not is_module
+
+
 def backend_names(modules: dict[str, Module]) -> set[str]:
     depth = BACKENDS.count(".") + 2
     return {
@@ -437,7 +487,11 @@ def violations(
     found += unexpected_imports(wrong, known_imports)
     for module in modules.values():
         found += [*unlisted(module), *environment_reads(module), *device_numbers(module), *deciding_printers(module)]
-    found += [*unexpected_circles(modules, known_circles), *backend_mentions(modules, mentions)]
+    found += [
+        *private_accesses(modules),
+        *unexpected_circles(modules, known_circles),
+        *backend_mentions(modules, mentions),
+    ]
     return sorted(found, key=lambda v: (v.path, v.line, v.kind))
 
 
@@ -657,6 +711,31 @@ def test_backends_may_be_mentioned_elsewhere(tmp_path: Path) -> None:
         "backends/registry.py": "from helion.backends.triton import emit  # Triton",
         "runtime/kernel.py": "# Triton launches it",
         "config.py": "PREFIX = '_triton_config_'",
+    }
+    assert violations(plant(tmp_path, {**CLEAN, **free})) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("from helion.exc import Error\nError._known = 1", 2),
+        ("def f(error):\n    return error.cause()._known", 2),
+        ("from .exc import _hidden", 1),
+        ("from helion.exc import Error, _hidden as hidden", 1),
+    ],
+)
+def test_a_private_name_of_another_module_is_reported(tmp_path: Path, text: str, line: int) -> None:
+    exc = "class Error(Exception):\n    _known = 0\ndef _hidden():\n    return Error._known"
+    (found,) = violations(plant(tmp_path, {**CLEAN, "exc.py": exc, "config.py": text}))
+    assert (found.path, found.line, found.kind) == ("config.py", line, "private name")
+
+
+def test_private_names_of_a_module_are_its_own(tmp_path: Path) -> None:
+    free = {
+        "exc.py": "class Error(Exception):\n    _known = 0\ndef f(error):\n    return error._known",
+        "config.py": "from . import _names\nclass A:\n    def f(self):\n        return self._known, self.x._fields",
+        "_names.py": "_fields = 2",
+        "settings.py": "class B:\n    __slots__ = ('_known',)\n    def same(self, other):\n        return other._known",
     }
     assert violations(plant(tmp_path, {**CLEAN, **free})) == []
 

@@ -418,7 +418,7 @@ def _asked(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: d
             made = HostTensorValue(t, tuple(value.shape), tuple(value.stride()), value.dtype, where, like.storage)
             made.aligned = like.aligned and name not in _SHIFTING and value.storage_offset() == 0
         if value.is_meta:
-            made._meta = value
+            made.become(value)
         return _noted(t, made, inputs, exact, bool(kwargs.get("dtype")), placed=device is not None)
 
     return _lifted(result, lift)

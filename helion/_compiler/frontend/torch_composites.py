@@ -14,7 +14,7 @@ from . import ops
 from .rules import Rules
 from .torch_matmul import dot
 from .torch_pointwise import in_float32, named
-from .torch_reductions import _norm, _sum, _torch_softmax
+from .torch_reductions import norm, softmax_of, sum_of
 from .torch_shapes import insert_one, position
 from .tracer import Tracer
 from .values import DeviceValue
@@ -121,7 +121,7 @@ def _tanhshrink(t: Tracer, input: DeviceValue) -> DeviceValue:
 
 @rule(F.softmin)
 def _softmin(t: Tracer, input: DeviceValue, dim: int, _stacklevel: int = 3, dtype: Any = None) -> DeviceValue:
-    return _torch_softmax(t, -input, dim, dtype)
+    return softmax_of(t, -input, dim, dtype)
 
 
 # --- losses without a reduction ----------------------------------------------------------------------------------------
@@ -214,12 +214,12 @@ def _outer(t: Tracer, input: DeviceValue, vec2: DeviceValue) -> DeviceValue:
 @rule(F.normalize)
 @in_float32
 def _normalize(t: Tracer, input: DeviceValue, p: Any = 2.0, dim: int = 1, eps: float = 1e-12) -> DeviceValue:
-    return input / ops.pointwise(t, "maximum", _norm(t, input, p, dim, True), eps)
+    return input / ops.pointwise(t, "maximum", norm(t, input, p, dim, True), eps)
 
 
 @rule(*named("count_nonzero"))
 def _count_nonzero(t: Tracer, input: DeviceValue, dim: Any = None) -> DeviceValue:
-    return _sum(t, ops.pointwise(t, "ne", input, 0), dim)
+    return sum_of(t, ops.pointwise(t, "ne", input, 0), dim)
 
 
 # --- triangles ---------------------------------------------------------------------------------------------------------

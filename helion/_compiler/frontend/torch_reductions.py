@@ -99,7 +99,7 @@ def _accumulated(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keep
 
 
 @rule(*named("sum"))
-def _sum(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> DeviceValue:
+def sum_of(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> DeviceValue:
     return _accumulated(t, "sum", input, dim, keepdim, dtype)
 
 
@@ -300,7 +300,7 @@ def _softmax(t: Tracer, input: DeviceValue, dim: Any = None, _stacklevel: int = 
 
 
 @rule(*named("softmax"), torch.special.softmax)
-def _torch_softmax(t: Tracer, input: DeviceValue, dim: int, dtype: Any = None) -> DeviceValue:
+def softmax_of(t: Tracer, input: DeviceValue, dim: int, dtype: Any = None) -> DeviceValue:
     return _softmax_of(t, _softmax_dtype(t, input, dtype), dim)
 
 
@@ -388,7 +388,7 @@ def _rms_norm(
 @rule(*named("norm"), torch.linalg.vector_norm)
 @_in_floats
 @in_float32
-def _norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: bool = False) -> DeviceValue:
+def norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: bool = False) -> DeviceValue:
     at = _positions(input, dim)
     if p not in (1, 1.0, math.inf):  # sums and maxima of magnitudes, which tiles have parts of
         whole(
