@@ -20,13 +20,11 @@ class Declined:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A wish, in terms of the program: sizes by block id, memory settings by slot, loop settings by block id.
+    """A wish, in terms of the program: sizes by block id, orders and groupings by the number of a grid loop.
 
     Only ``ConfigSpace`` turns it into positional lists. What is left out takes the space's default. ``block_sizes``
     are elements; ``reduction_loops`` maps a whole dimension's block id to a chunk in elements, or None to hold the
-    row at once; ``eviction`` maps a load slot to ``""``, ``"first"`` or ``"last"``; ``l2_groupings`` and
-    ``loop_orders`` go by root number; ``range_*`` go by the block id of the loop; ``launch`` holds further config
-    keys verbatim (``waves_per_eu`` ...).
+    row at once. A backend that has more to say derives a class of its own.
     """
 
     reason: str
@@ -34,15 +32,26 @@ class Proposal:
     reduction_loops: Mapping[int, int | None] = field(default_factory=dict)
     l2_groupings: Mapping[int, int] = field(default_factory=dict)
     loop_orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    eviction: Mapping[int, str] = field(default_factory=dict)
-    range_num_stages: Mapping[int, int] = field(default_factory=dict)
-    range_unroll_factors: Mapping[int, int] = field(default_factory=dict)
-    range_multi_buffers: Mapping[int, bool] = field(default_factory=dict)
-    range_flattens: Mapping[int, bool] = field(default_factory=dict)
-    num_warps: int | None = None
-    num_stages: int | None = None
-    pid_type: str | None = None
-    launch: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def lists(self) -> Mapping[str, Mapping[int, Any]]:
+        """Lists of the config by key, each by what its entries are about."""
+        return {
+            "block_sizes": self.block_sizes,
+            "reduction_loops": self.reduction_loops,
+            "l2_groupings": self.l2_groupings,
+            "loop_orders": self.loop_orders,
+        }
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Other keys that are brought into range; None leaves one open."""
+        return {}
+
+    @property
+    def verbatim(self) -> Mapping[str, Any]:
+        """Keys that are taken as they are, or refused."""
+        return {}
 
 
 #: The risk from which on a predicted spill happens: of 0.2 to 0.6, 88 to 1528 bytes were spilled offline; below, none.

@@ -18,9 +18,10 @@ from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.records import KernelFacts
 from helion._compiler.passes.rolling import rollable_blocks
 from helion.autotuner import legalise as legaliser
-from helion.autotuner.proposal import Predicted, Proposal
+from helion.autotuner.proposal import Predicted
 from helion.autotuner.space import ConfigSpace, build_space
 from helion.backends import BACKENDS
+from helion.backends.triton.proposal import TritonProposal
 from helion.config import Config
 from helion.hardware import Target, target
 from helion.settings import Settings
@@ -62,7 +63,7 @@ def operands_in_shared_memory(
 
 
 def legalise(
-    proposal: Proposal, space: ConfigSpace, facts: KernelFacts, target: Target, model: Callable[..., Predicted]
+    proposal: TritonProposal, space: ConfigSpace, facts: KernelFacts, target: Target, model: Callable[..., Predicted]
 ) -> tuple[Config, Predicted] | str:
     """With a model of tiles, warps and stages."""
 
@@ -112,7 +113,7 @@ def test_stages_then_tiles(
     sizes: tuple[int, int, int], num_stages: int, on: str, legal: list[int], legal_stages: int, shared_bytes: int
 ) -> None:
     space, facts = bound(matmul, *MATRICES, on=on)
-    proposal = Proposal(reason="", block_sizes=dict(enumerate(sizes)), num_stages=num_stages, num_warps=8)
+    proposal = TritonProposal(reason="", block_sizes=dict(enumerate(sizes)), num_stages=num_stages, num_warps=8)
     result = legalise(proposal, space, facts, target(on), model=operands_in_shared_memory)
     assert not isinstance(result, str)
     config, predicted = result
@@ -124,7 +125,7 @@ def test_stages_then_tiles(
 
 def test_stages_of_a_loop_count_too() -> None:
     space, facts = bound(matmul, *MATRICES)
-    proposal = Proposal(reason="", block_sizes={0: 128, 1: 256, 2: 128}, num_stages=1, range_num_stages={2: 4})
+    proposal = TritonProposal(reason="", block_sizes={0: 128, 1: 256, 2: 128}, num_stages=1, range_num_stages={2: 4})
     result = legalise(proposal, space, facts, target("sm_90"), model=operands_in_shared_memory)
     assert not isinstance(result, str)
     assert result[0]["range_num_stages"] == [0, 2]
@@ -137,7 +138,7 @@ def test_stages_of_a_loop_count_too() -> None:
 )
 def test_rows_become_chunks_last(elements: int, tile: int, chunk: int | None) -> None:
     space, facts = bound(softmax, meta(1000, 4000))
-    proposal = Proposal(reason="", block_sizes={0: 64}, reduction_loops={1: None})
+    proposal = TritonProposal(reason="", block_sizes={0: 64}, reduction_loops={1: None})
     result = legalise(proposal, space, facts, target("sm_90"), model=rows_of_at_most(elements))
     assert not isinstance(result, str)
     assert (result[0]["block_sizes"], result[0]["reduction_loops"]) == ([tile], [chunk])
@@ -145,7 +146,7 @@ def test_rows_become_chunks_last(elements: int, tile: int, chunk: int | None) ->
 
 def test_tiles_beyond_the_largest_one_shrink_before_anything_is_predicted() -> None:
     space, facts = bound(matmul, *MATRICES)
-    proposal = Proposal(reason="", block_sizes={0: 4096, 1: 4096, 2: 16})
+    proposal = TritonProposal(reason="", block_sizes={0: 4096, 1: 4096, 2: 16})
     result = legalise(proposal, space, facts, target("sm_90"), model=rows_of_at_most(2**20))
     assert not isinstance(result, str)
     assert result[0]["block_sizes"] == [1024, 1024, 16]
@@ -153,7 +154,7 @@ def test_tiles_beyond_the_largest_one_shrink_before_anything_is_predicted() -> N
 
 def test_nothing_fits() -> None:
     space, facts = bound(matmul, *MATRICES)
-    result = legalise(Proposal(reason="", num_stages=3), space, facts, target("sm_90"), model=never)
+    result = legalise(TritonProposal(reason="", num_stages=3), space, facts, target("sm_90"), model=never)
     assert result == (
         "does not fit sm_90 (H100 SXM), even with one stage and the smallest tiles (tile_m=1, tile_n=1, tile_k=16): "
         "1048576 bytes of shared memory are needed, and a block has 232448"
@@ -162,14 +163,14 @@ def test_nothing_fits() -> None:
 
 def test_refused_settings_are_a_reason() -> None:
     space, facts = bound(matmul, *MATRICES)
-    result = legalise(Proposal(reason="", launch={"waves_per_eu": 2}), space, facts, target("sm_90"), model=never)
+    result = legalise(TritonProposal(reason="", launch={"waves_per_eu": 2}), space, facts, target("sm_90"), model=never)
     assert result == "waves_per_eu cannot be 2: it is an option of AMD GPUs, and the target is sm_90 (H100 SXM); leave it out."  # fmt: skip
 
 
 def test_blocks_that_do_not_exist_are_a_bug() -> None:
     space, facts = bound(matmul, *MATRICES)
     with pytest.raises(KeyError, match="block_sizes has no entry for \\[5\\]"):
-        legalise(Proposal(reason="", block_sizes={5: 16}), space, facts, target("sm_90"), model=never)
+        legalise(TritonProposal(reason="", block_sizes={5: 16}), space, facts, target("sm_90"), model=never)
 
 
 @given(
@@ -181,7 +182,7 @@ def test_blocks_that_do_not_exist_are_a_bug() -> None:
 def test_what_comes_out_fits_and_is_normal(seed: int, stages: int, warps: int, on: str) -> None:
     space, facts = bound(matmul, *MATRICES, on=on)
     rng = Random(seed)
-    proposal = Proposal(
+    proposal = TritonProposal(
         reason="",
         block_sizes={block: rng.randrange(1, 5000) for block in range(3)},
         l2_groupings={0: rng.randrange(1, 100)},

@@ -21,10 +21,10 @@ from helion import exc
 from helion._compiler.ir.grammar import OperandRef, Program
 from helion._compiler.passes.rolling import rollable_blocks
 from helion._shapes import Expr
-from helion.autotuner.proposal import Proposal
 from helion.autotuner.space import ConfigSpace, build_space
 from helion.autotuner.space.fields import adjacent, nearest, values_of
 from helion.backends import BACKENDS
+from helion.backends.triton.proposal import TritonProposal
 from helion.config import Config
 from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
 from helion.hardware import target
@@ -670,7 +670,7 @@ def test_lists_follow_the_order_of_the_loops() -> None:
 
 
 def test_encode() -> None:
-    proposal = Proposal(
+    proposal = TritonProposal(
         reason="",
         block_sizes={0: 128, 2: 100, 1: 4096},
         l2_groupings={0: 8},
@@ -699,14 +699,14 @@ def test_encode() -> None:
 
 def test_encode_leaves_open_what_is_left_open() -> None:
     space = MATMUL()
-    assert space.encode(Proposal(reason="")) == {}
-    assert space.encode(Proposal(reason="", block_sizes={2: 64})) == {"block_sizes": [16, 16, 64]}
-    assert space.encode(Proposal(reason="", pid_type="spiral")) == {"pid_type": "flat"}
+    assert space.encode(TritonProposal(reason="")) == {}
+    assert space.encode(TritonProposal(reason="", block_sizes={2: 64})) == {"block_sizes": [16, 16, 64]}
+    assert space.encode(TritonProposal(reason="", pid_type="spiral")) == {"pid_type": "flat"}
 
 
 @pytest.mark.parametrize(("wish", "chunk"), [(None, None), (512, 512), (700, 512), (4, 8), (2048, None)])
 def test_encode_chunks(wish: int | None, chunk: int | None) -> None:
-    assert SOFTMAX(meta(10, 1000)).encode(Proposal(reason="", reduction_loops={1: wish})) == {
+    assert SOFTMAX(meta(10, 1000)).encode(TritonProposal(reason="", reduction_loops={1: wish})) == {
         "reduction_loops": [chunk]
     }
 
@@ -723,7 +723,7 @@ def test_encode_chunks(wish: int | None, chunk: int | None) -> None:
 )
 def test_proposals_name_what_exists(wish: dict[str, Any], message: str) -> None:
     with pytest.raises(KeyError, match=re.escape(message)):
-        MATMUL().encode(Proposal(reason="", **wish))
+        MATMUL().encode(TritonProposal(reason="", **wish))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -196,7 +196,6 @@ def _loop_fields(seen: Survey, program: Program) -> list[Field]:
                 for nest in roots
             ),
             per="grid loop over several dimensions",
-            wish="l2_groupings",
         ),
     ]
 

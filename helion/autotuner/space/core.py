@@ -112,7 +112,7 @@ class ConfigSpace:
         Raises KeyError when it names a block, a root or a load that has no such setting.
         """
         wishes = ((field.key, field.encode(proposal)) for field in self.fields)
-        return {**{key: wish for key, wish in wishes if wish is not None}, **proposal.launch}
+        return {**{key: wish for key, wish in wishes if wish is not None}, **proposal.verbatim}
 
     # --- decisions --------------------------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ class Scalar(Field):
         raise exc.InvalidConfig(f"{self.key} {why}{f': {remedy}' if remedy else ''}.")
 
     def encode(self, proposal: Proposal) -> Any:
-        wish = getattr(proposal, self.key, None)
+        wish = proposal.values.get(self.key)
         return None if wish is None else nearest(self.fragment, wish, self.initial)
 
     def random(self, rng: Random) -> Any:
@@ -171,14 +171,13 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class PerSlot(Field):
-    """A key with a list of values. ``per`` completes "one entry per"; ``wish`` is the attribute of a proposal.
+    """A key with a list of values. ``per`` completes "one entry per".
 
     A list that is too short is filled with defaults, one that is too long is refused.
     """
 
     slots: tuple[Slot, ...]
     per: str
-    wish: str = ""
 
     def default(self) -> list[Any]:
         return [_fresh(slot.initial) for slot in self.slots]
@@ -217,7 +216,7 @@ class PerSlot(Field):
         return exc.InvalidConfig(f"{self.key}[{at}]{f' ({slot.name})' if slot.name else ''} {why}.")
 
     def encode(self, proposal: Proposal) -> list[Any] | None:
-        wishes: Mapping[int, Any] = getattr(proposal, self.wish) if self.wish else {}
+        wishes = proposal.lists.get(self.key)
         if not wishes:
             return None
         known = {i for slot in self.slots for i in slot.ids}
@@ -251,7 +250,6 @@ class BlockSizes(PerSlot):
 
     key: str = "block_sizes"
     per: str = "tiled dimension without a fixed size"
-    wish: str = "block_sizes"
 
     def check_length(self, value: Sequence[Any]) -> None:
         if len(value) < len(self.slots):
@@ -273,7 +271,6 @@ class LoopOrders(PerSlot):
 
     key: str = "loop_orders"
     per: str = "loop over several dimensions"
-    wish: str = "loop_orders"
 
     def entry(self, at: int, slot: Slot, value: Any) -> list[int]:
         if not isinstance(value, (list, tuple)) or any(type(dim) is not int for dim in value):
@@ -303,7 +300,6 @@ class ReductionLoops(PerSlot):
     slots: tuple[Chunk, ...]
     key: str = "reduction_loops"
     per: str = "whole dimension that can be walked in chunks"
-    wish: str = "reduction_loops"
 
     def entry(self, at: int, slot: Slot, value: Any) -> int | None:
         if value is None:

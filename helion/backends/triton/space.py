@@ -74,8 +74,7 @@ def _range_fields(seen: Survey, target: Target, settings: Settings, absent: dict
             continue
         slots = tuple(_range_slots(seen, key, fragment))
         per = "grid loop and per dimension of a device loop"
-        wish = "" if key == "range_warp_specializes" else key
-        fields.append(PerSlot(key=key, slots=slots, per=per, wish=wish))
+        fields.append(PerSlot(key=key, slots=slots, per=per))
     return fields
 
 
@@ -188,11 +187,8 @@ def _memory_fields(seen: Survey) -> list[Field]:
     of_loads, of_stores = EnumFragment(("", ".cg")), EnumFragment(("", ".cs", ".wt"))
     eviction = EnumFragment(("", "first", "last"))
 
-    def per_access(
-        key: str, named: Iterable[tuple[int, str]], per: str, choice: EnumFragment, wish: str = ""
-    ) -> PerAccess:
-        slots = _access_slots(named, choice)
-        return PerAccess(key=key, slots=slots, per=per, choice=choice, copied=copied, wish=wish)
+    def per_access(key: str, named: Iterable[tuple[int, str]], per: str, choice: EnumFragment) -> PerAccess:
+        return PerAccess(key=key, slots=_access_slots(named, choice), per=per, choice=choice, copied=copied)
 
     accesses = _access_slots(enumerate(seen.accesses), pointers["choice"])
     open_loads = enumerate(seen.loads_left_open)
@@ -200,9 +196,7 @@ def _memory_fields(seen: Survey) -> list[Field]:
         Indexing(key="indexing", slots=accesses, per="load and store", **pointers),
         # atomic operations have one mechanism: entries are checked, and have no effect
         Indexing(key="atomic_indexing", slots=(), per="atomic operation", **{**pointers, "copied": True}),
-        per_access(
-            "load_eviction_policies", open_loads, "load without an eviction policy of its own", eviction, "eviction"
-        ),
+        per_access("load_eviction_policies", open_loads, "load without an eviction policy of its own", eviction),
         per_access("load_cache_modifiers", seen.loads.items(), "load", of_loads),
         per_access("store_cache_modifiers", seen.stores.items(), "store", of_stores),
     ]

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ...._compiler.facts.records import AttentionFact, KernelFacts
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
+from ..proposal import TritonProposal
 from . import register_safety as safety
 from .sizing import clamp, estimate
 
@@ -40,7 +41,7 @@ class TritonAttentionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonAttentionHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         fact = facts.attention
         if fact is None:
             return Declined("no two matrix products joined by a softmax")
@@ -53,7 +54,7 @@ class TritonAttentionHeuristic(Heuristic):
         return Declined("no tile of queries and keys fits without spilling")
 
 
-def _feasible(facts: KernelFacts, fact: AttentionFact, target: Target, percent: int) -> Iterator[Proposal]:
+def _feasible(facts: KernelFacts, fact: AttentionFact, target: Target, percent: int) -> Iterator[TritonProposal]:
     for queries, keys, stages, warps in _CANDIDATES:
         sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
         for block, size in ((fact.query_axis, queries), (fact.key_axis, keys)):
@@ -61,4 +62,4 @@ def _feasible(facts: KernelFacts, fact: AttentionFact, target: Target, percent: 
         predicted = estimate(facts, target, sizes, warps, stages)
         if predicted.fits and not predicted.spill_risk and safety.within(predicted, percent):
             reason = f"{sizes[fact.query_axis]} queries by {sizes[fact.key_axis]} keys, {predicted.registers_per_thread} registers"
-            yield Proposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
+            yield TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)

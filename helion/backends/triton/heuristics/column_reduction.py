@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
+from ..proposal import TritonProposal
 from .reduction_budget import Allocation, allocate, column_axis, reduction_alone
 from .reduction_launch import launch
 from .sizing import estimate, warps_for_threads
@@ -32,7 +33,7 @@ class TritonColumnReductionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonColumnReductionHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary
@@ -48,7 +49,7 @@ class TritonColumnReductionHeuristic(Heuristic):
         width = chosen.chunks.get(found.primary.axis, chosen.sizes.get(found.primary.axis))
         way = "at once" if width is None else f"in chunks of {width}"
         return (
-            Proposal(
+            TritonProposal(
                 reason=f"{columns} columns of {found.primary.extent} per program, {way}, {chosen.num_warps} warps",
                 block_sizes=chosen.sizes,
                 reduction_loops=chosen.chunks,

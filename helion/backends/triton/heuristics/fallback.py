@@ -9,8 +9,9 @@ import functools
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
-from ....autotuner.proposal import Heuristic, Predicted, Proposal
+from ....autotuner.proposal import Heuristic, Predicted
 from ....hardware import Target
+from ..proposal import TritonProposal
 from .moderate_sizes import moderate_sizes
 from .sizing import Chunks, Sizes, all_sizes, estimate, halve
 
@@ -26,7 +27,7 @@ class TritonFallbackHeuristic(Heuristic):
     name: ClassVar[str] = "TritonFallbackHeuristic"
     promote_seed_to_default: ClassVar[bool] = False
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
         sizes = moderate_sizes(facts, _DOT_SIDES)
         chunks: Chunks = {axis.block_id: None if axis.padded <= _HELD_ROW else _CHUNK for axis in facts.rolled_axes}
         warps, stages = _WARPS, _STAGES if facts.matmuls else 1
@@ -46,7 +47,11 @@ class TritonFallbackHeuristic(Heuristic):
                     break
                 sizes, chunks = smaller
         reason = f"tiles of at most {max(sizes.values(), default=1)}, {_outcome(predicted)}"
-        return (Proposal(reason=reason, block_sizes=sizes, reduction_loops=chunks, num_warps=warps, num_stages=stages),)
+        return (
+            TritonProposal(
+                reason=reason, block_sizes=sizes, reduction_loops=chunks, num_warps=warps, num_stages=stages
+            ),
+        )
 
 
 def _short(

@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import MemoryClass, Target
+from ..proposal import TritonProposal
 from .reduction_budget import allocate
 from .reduction_launch import launch
 from .sizing import extent_of
@@ -29,7 +30,7 @@ class TritonFeatureGradientHeuristic(Heuristic):
     name: ClassVar[str] = "TritonFeatureGradientHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if target.memory is not MemoryClass.FAST:
             return Declined(f"measured for H200, not for {target.device}")
         if facts.matmuls:
@@ -50,7 +51,7 @@ class TritonFeatureGradientHeuristic(Heuristic):
         chosen = launch(found, facts, target, threads=threads)
         rows = ", ".join(str(chosen.sizes[grid.block_id]) for grid, _ in summed)
         return (
-            Proposal(
+            TritonProposal(
                 reason=f"{rows} rows of {primary.extent} features per program, {chosen.num_warps} warps",
                 block_sizes=chosen.sizes,
                 reduction_loops=chosen.chunks,

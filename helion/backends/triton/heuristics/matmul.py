@@ -22,8 +22,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Predicted, Proposal
+from ....autotuner.proposal import Declined, Heuristic, Predicted
 from ....hardware import MemoryClass, Target
+from ..proposal import TritonProposal
 from ..resources.matrix import ASYNC_ROWS, is_k_major, is_turned, partial_sum
 from ..resources.predict import predict
 from .product_extents import Extents, product_extents
@@ -91,7 +92,7 @@ class TritonMatmulHeuristic(Heuristic):
     name: ClassVar[str] = "TritonMatmulHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if len({(fact.m_block_id, fact.n_block_id, fact.k_block_id) for fact in facts.matmuls}) != 1:
             return Declined(f"the kernel has {len(facts.matmuls)} matrix products, not one")
         fact = facts.matmuls[0]
@@ -145,7 +146,7 @@ class _Sizer:
         self.boxed = self.swept and plain and movable and self.aligned and narrow and not computed
         self.box_pays = self.boxed and fact.rhs_layout == "k_major"
 
-    def proposals(self) -> tuple[Proposal, ...]:
+    def proposals(self) -> tuple[TritonProposal, ...]:
         first = self.tile()
         found = [self.proposal(first, grouped=True)]
         persistent = self.persistent(first)
@@ -278,7 +279,7 @@ class _Sizer:
                 sizes[axis.block_id] = size
                 room[axis.roots[0]] = max(1, room[axis.roots[0]] // size)
 
-    def persistent(self, tile: _Tile) -> Proposal | None:
+    def persistent(self, tile: _Tile) -> TritonProposal | None:
         """The tile on a persistent grid, with tensor descriptors, loops fused so that the next tile's loads begin while
         the last one is stored. None where that has not been measured or does not apply."""
         fact, facts = self.fact, self.facts
@@ -308,7 +309,7 @@ class _Sizer:
         other = _Tile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
         return other if self.predict(other).fits else None
 
-    def proposal(self, tile: _Tile, *, grouped: bool) -> Proposal:
+    def proposal(self, tile: _Tile, *, grouped: bool) -> TritonProposal:
         grid_m, grid_n = cdiv(self.spread[0], tile.m), cdiv(self.spread[1], tile.n)
         group = {}
         if grouped and grid_m > 1 and grid_m >= _TALL * grid_n:
@@ -316,7 +317,7 @@ class _Sizer:
         splits = self.splits(tile.m, tile.n)
         parts = f"K in {splits} parts, " if splits > 1 else ""
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
-        return Proposal(
+        return TritonProposal(
             reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {tile.stages} stages, {parts}{filled}",
             block_sizes=self.sizes(tile),
             l2_groupings=group,

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
+from ..proposal import TritonProposal
 from .sizing import estimate
 from .whole_rows import WholeRows, whole_rows
 
@@ -39,7 +40,7 @@ class TritonMatmulReductionEpilogueHeuristic(Heuristic):
     name: ClassVar[str] = "TritonMatmulReductionEpilogueHeuristic"
     promote_seed_to_default: ClassVar[bool] = False
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         found = whole_rows(facts)
         if isinstance(found, Declined):
             return found
@@ -63,12 +64,12 @@ class TritonMatmulReductionEpilogueHeuristic(Heuristic):
 
 def _proposal(
     found: WholeRows, facts: KernelFacts, target: Target, rows: int, k: int, warps: int, stages: int
-) -> Proposal:
+) -> TritonProposal:
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
     for block, size in ((found.m_block_id, rows), (found.k_block_id, k)):
         sizes[block] = max(facts.axes[block].min_size, size)
     staged = stages * k * found.n * found.matmul.rhs_dtype.itemsize
-    return Proposal(
+    return TritonProposal(
         reason=(
             f"accumulator of {rows} x {found.n} in {accumulator_budget(target)} bytes; "
             f"{stages} stages of {k} x {found.n} take {staged} of {staged_budget(target)} bytes"

@@ -19,8 +19,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MatmulWithTiledReductionEpilogueFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Predicted, Proposal
+from ....autotuner.proposal import Declined, Heuristic, Predicted
 from ....hardware import MemoryClass, Target
+from ..proposal import TritonProposal
 from ..resources.matrix import ASYNC_ROWS
 from ..resources.registers import operand_accesses
 from . import register_safety as safety
@@ -71,7 +72,7 @@ class TritonMatmulTiledReductionEpilogueHeuristic(Heuristic):
     name: ClassVar[str] = "TritonMatmulTiledReductionEpilogueHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         fact = facts.matmul_with_tiled_reduction_epilogue
         if fact is None:
             return Declined("not matrix products with reductions over tiles of their output rows")
@@ -228,9 +229,9 @@ class _Sizer:
             sizes[block] = clamp(min(columns, max(1, held // tile.m)), facts.axes[block])
         return sizes
 
-    def proposal(self, tile: _Tile) -> Proposal:
+    def proposal(self, tile: _Tile) -> TritonProposal:
         predicted = self.predict(tile)
-        return Proposal(
+        return TritonProposal(
             reason=(
                 f"{self.names} of {tile.m} rows by {tile.n} columns, K in tiles of {tile.k}, "
                 f"{tile.stages} stages take {predicted.shared_bytes} bytes; "

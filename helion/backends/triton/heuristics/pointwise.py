@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, PointwiseFact
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import MemoryClass, Target
+from ..proposal import TritonProposal
 from .sizing import warps_for_threads
 
 _TILE_BYTES, _WIDE_TILE_BYTES = 8192, 16384
@@ -39,7 +40,7 @@ class TritonPointwiseHeuristic(Heuristic):
     name: ClassVar[str] = "TritonPointwiseHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         fact = facts.pointwise
         if fact is None:
             return Declined("the kernel does more than map elements")
@@ -50,7 +51,7 @@ class TritonPointwiseHeuristic(Heuristic):
         warps = warps_for_threads(threads, target)
         reason = f"{fact.slab_numel} elements of {fact.storage_itemsize} bytes per lane: tiles of {tile}, {warps} warps"
         return (
-            Proposal(
+            TritonProposal(
                 reason=reason, block_sizes=sizes, loop_orders=_order(sizes, fact, facts), num_warps=warps, num_stages=1
             ),
         )

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import cdiv
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
+from ..proposal import TritonProposal
 from . import register_safety as safety
 from .moderate_sizes import moderate_sizes
 from .sizing import estimate, extent_of, wave_efficiency
@@ -34,7 +35,7 @@ class TritonProductsHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
     stands_in: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if not facts.matmuls:
             return Declined("the kernel has no matrix product")
         found = tuple(_feasible(facts, target))
@@ -46,7 +47,7 @@ class TritonProductsHeuristic(Heuristic):
         return (best,)
 
 
-def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[Proposal, bool]]:
+def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonProposal, bool]]:
     """For each tile the widest K, the deepest pipeline and the fewest warps with which it is not predicted to spill, and
     whether it leaves registers."""
     itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
@@ -60,7 +61,7 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[Proposal, bo
             if warps is not None:
                 predicted = estimate(facts, target, sizes, warps, stages)
                 reason = f"{m} x {n} x {k} tiles, {stages} stages, {predicted.registers_per_thread} registers"
-                proposal = Proposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
+                proposal = TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
                 yield proposal, safety.within(predicted, percent)
                 break
 
@@ -76,7 +77,7 @@ def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], sta
     return None
 
 
-def _programs(facts: KernelFacts, proposal: Proposal) -> int:
+def _programs(facts: KernelFacts, proposal: TritonProposal) -> int:
     """Programs of the largest grid that has a product."""
     roots = {facts.regions[fact.region].root for fact in facts.matmuls}
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
+from ..proposal import TritonProposal
 from .reduction_budget import Allocation, allocate, reduction_alone, row_budget
 from .reduction_launch import launch
 from .sizing import keep_load, stream_loads
@@ -25,7 +26,7 @@ class TritonReductionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonReductionHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary
@@ -37,7 +38,7 @@ class TritonReductionHeuristic(Heuristic):
             proposals.append(self._proposal(allocate(facts, target, hold=False), facts, target))
         return tuple(proposals)
 
-    def _proposal(self, found: Allocation, facts: KernelFacts, target: Target) -> Proposal:
+    def _proposal(self, found: Allocation, facts: KernelFacts, target: Target) -> TritonProposal:
         primary = found.primary
         chosen = launch(found, facts, target)
         chunk = chosen.chunks.get(primary.axis)
@@ -46,7 +47,7 @@ class TritonReductionHeuristic(Heuristic):
             f"row of {primary.extent}, {primary.body_live_tiles} live tiles against {row_budget(target)} bytes: {way}, "
             f"{chosen.num_warps} warps"
         )
-        return Proposal(
+        return TritonProposal(
             reason=reason,
             block_sizes=chosen.sizes,
             reduction_loops=chosen.chunks,

@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import cdiv, previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
+from ..proposal import TritonProposal
 from .sizing import estimate, extent_of
 from .whole_rows import WholeRows, whole_rows
 
@@ -31,7 +32,7 @@ class TritonRowEpilogueHeuristic(Heuristic):
     name: ClassVar[str] = "TritonRowEpilogueHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if not target.has("cp_async"):
             return Declined(f"measured for GPUs with asynchronous copies, not for {target.device}")
         found = whole_rows(facts)
@@ -47,7 +48,7 @@ class TritonRowEpilogueHeuristic(Heuristic):
         return Declined("every number of rows spills or does not fit")
 
 
-def _proposal(found: WholeRows, facts: KernelFacts, target: Target, m: int, k: int) -> Proposal | None:
+def _proposal(found: WholeRows, facts: KernelFacts, target: Target, m: int, k: int) -> TritonProposal | None:
     """``m`` rows with tiles of ``k``; None where they spill or do not fit."""
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
     for block, size in ((found.m_block_id, m), (found.k_block_id, k)):
@@ -59,7 +60,7 @@ def _proposal(found: WholeRows, facts: KernelFacts, target: Target, m: int, k: i
     programs = cdiv(extent_of(facts.axes[found.m_block_id]), m)
     rows = f"{m} whole rows of {found.n} reduced by {'+'.join(found.reduction.names)}"
     reason = f"{rows}, {programs} programs on {target.num_sms} SMs, K in tiles of {k}"
-    return Proposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=_STAGES)
+    return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=_STAGES)
 
 
 def _is_wide(found: WholeRows) -> bool:

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
+from ..proposal import TritonProposal
 from .sizing import clamp, estimate, extent_of, grid_extent
 
 #: Elements of a tile at most and at least, and at most of one that a loop walks over.
@@ -30,7 +31,7 @@ class TritonScatterHeuristic(Heuristic):
     name: ClassVar[str] = "TritonScatterHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if facts.matmuls or facts.primary_reduction is not None:
             return Declined("the kernel has a matrix product or a reduction of known extent")
         if facts.pointwise is not None:
@@ -46,7 +47,7 @@ class TritonScatterHeuristic(Heuristic):
                 break
             sizes[max(able, key=lambda axis: sizes[axis.block_id]).block_id] //= 2
         reason = f"tiles of {' x '.join(map(str, sizes.values()))} along contiguous memory, {_WARPS} warps"
-        return (Proposal(reason=reason, block_sizes=sizes, num_warps=_WARPS, num_stages=1),)
+        return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=_WARPS, num_stages=1),)
 
 
 def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:

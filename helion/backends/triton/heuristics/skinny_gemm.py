@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
 from ...._shapes import previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
+from ..proposal import TritonProposal
 
 _ASPECT = 8
 _TILE = (64, 64, 256)
@@ -21,7 +22,7 @@ class TritonSkinnyGemmHeuristic(Heuristic):
     name: ClassVar[str] = "TritonSkinnyGemmHeuristic"
     promote_seed_to_default: ClassVar[bool] = False
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if len(facts.matmuls) != 1:
             return Declined(f"the kernel has {len(facts.matmuls)} matrix products, not one")
         fact = facts.matmuls[0]
@@ -40,4 +41,4 @@ class TritonSkinnyGemmHeuristic(Heuristic):
         sizes = {}
         for block, extent, wanted in zip(blocks, (m, n, k), _TILE, strict=True):
             sizes[block] = max(facts.axes[block].min_size, previous_power_of_2(min(wanted, extent)))
-        return (Proposal(reason=f"long runs of K for a product of {m} x {n}", block_sizes=sizes),)
+        return (TritonProposal(reason=f"long runs of K for a product of {m} x {n}", block_sizes=sizes),)

@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, ReductionFact
 from ...._shapes import next_power_of_2, previous_power_of_2
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import MemoryClass, Target
+from ..proposal import TritonProposal
 from ..resources.traffic import work
 from .reduction_budget import Allocation, allocate, reduction_alone
 from .reduction_launch import launch
@@ -57,7 +58,7 @@ class TritonStreamingReductionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonStreamingReductionHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if target.memory is not MemoryClass.FAST:
             return Declined(f"measured for H200, not for {target.device}")
         primary = reduction_alone(facts)
@@ -72,7 +73,7 @@ class TritonStreamingReductionHeuristic(Heuristic):
         return (_proposal(found, facts, target),)
 
 
-def _proposal(found: Allocation, facts: KernelFacts, target: Target) -> Proposal:
+def _proposal(found: Allocation, facts: KernelFacts, target: Target) -> TritonProposal:
     primary = found.primary
     busy = _is_busy(facts, primary, target)
     width = _width(facts, primary, target, busy)
@@ -80,7 +81,7 @@ def _proposal(found: Allocation, facts: KernelFacts, target: Target) -> Proposal
     rows = _set_rows(found, facts, target, busy)
     chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target, busy))
     way = "at once" if width >= facts.axes[primary.axis].padded else f"in chunks of {width}"
-    return Proposal(
+    return TritonProposal(
         reason=f"{rows} rows of {primary.extent} per program, {way}, {chosen.num_warps} warps",
         block_sizes=chosen.sizes,
         reduction_loops=chosen.chunks,

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
-from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
+from ..proposal import TritonProposal
 from .reduction_budget import allocate, reduction_alone, row_budget
 from .reduction_launch import launch
 from .sizing import keep_load
@@ -21,7 +22,7 @@ class TritonUserTiledReductionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonUserTiledReductionHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
-    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         primary = reduction_alone(facts)
         if isinstance(primary, Declined):
             return primary
@@ -37,7 +38,7 @@ class TritonUserTiledReductionHeuristic(Heuristic):
             f"of {chosen.sizes.get(primary.axis)}, {chosen.num_warps} warps"
         )
         return (
-            Proposal(
+            TritonProposal(
                 reason=reason,
                 block_sizes=chosen.sizes,
                 reduction_loops=chosen.chunks,

@@ -13,10 +13,11 @@ from heuristic_kernels import H100, matmul_layer_norm, matmul_rms_norm_tiled, sp
 from sample_kernels import add, matmul_to_bf16, scan, softmax
 
 from helion._compiler.facts.records import KernelFacts
-from helion.autotuner.proposal import Predicted, Proposal
+from helion.autotuner.proposal import Predicted
 from helion.autotuner.seeds import MAX_SEEDS, make_seeds
 from helion.backends.triton.heuristics.registry import HEURISTICS
 from helion.backends.triton.heuristics.sizing import all_sizes, estimate
+from helion.backends.triton.proposal import TritonProposal
 from helion.config import Config
 from helion.hardware import Target
 
@@ -31,10 +32,10 @@ def test_registry_ends_in_the_fallback_and_names_are_unique() -> None:
 # --- seeds ---------------------------------------------------------------------------------------------------------------
 
 
-def legal(facts: KernelFacts, gpu: Target, seen: list[Proposal] | None = None) -> Callable[[Proposal], Any]:
+def legal(facts: KernelFacts, gpu: Target, seen: list[TritonProposal] | None = None) -> Callable[[TritonProposal], Any]:
     """A legaliser that takes every proposal as it is."""
 
-    def legalise(proposal: Proposal) -> tuple[Config, Predicted]:
+    def legalise(proposal: TritonProposal) -> tuple[Config, Predicted]:
         if seen is not None:
             seen.append(proposal)
         warps, stages = proposal.num_warps or 4, proposal.num_stages or 1

@@ -12,10 +12,11 @@ import pytest
 
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.autotuner.legalise import legalise
-from helion.autotuner.proposal import Declined, Heuristic, Proposal
+from helion.autotuner.proposal import Declined, Heuristic
 from helion.autotuner.seeds import MAX_SEEDS, SeedReport, make_seeds
 from helion.backends.triton.heuristics import registry
 from helion.backends.triton.heuristics.registry import HEURISTICS
+from helion.backends.triton.proposal import TritonProposal
 
 FILES = {Path(str(sys.modules[type(rule).__module__].__file__)) for rule in HEURISTICS}
 SEEDS = import_path(EXAMPLES_DIR.parent / "scripts" / "seeds.py")
@@ -105,15 +106,15 @@ def test_without_a_heuristic_the_others_propose_what_they_did(removed: Heuristic
 class _Promotes(Heuristic):
     name, promote_seed_to_default = "Promotes", True
 
-    def propose(self, facts, target) -> tuple[Proposal, ...]:
-        return (Proposal(reason="", num_warps=8),)
+    def propose(self, facts, target) -> tuple[TritonProposal, ...]:
+        return (TritonProposal(reason="", num_warps=8),)
 
 
 class _StandsIn(Heuristic):
     name, promote_seed_to_default, stands_in = "StandsIn", True, True
 
-    def propose(self, facts, target) -> tuple[Proposal, ...]:
-        return (Proposal(reason="", num_warps=2),)
+    def propose(self, facts, target) -> tuple[TritonProposal, ...]:
+        return (TritonProposal(reason="", num_warps=2),)
 
 
 class _Declines(Heuristic):

@@ -1,0 +1,44 @@
+"""What a heuristic proposes of Triton's own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...autotuner.proposal import Proposal
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonProposal(Proposal):
+    """``eviction`` maps a load slot to ``""``, ``"first"`` or ``"last"``; ``range_*`` go by the block id of the loop;
+    ``launch`` holds further config keys verbatim (``waves_per_eu`` ...)."""
+
+    eviction: Mapping[int, str] = field(default_factory=dict)
+    range_num_stages: Mapping[int, int] = field(default_factory=dict)
+    range_unroll_factors: Mapping[int, int] = field(default_factory=dict)
+    range_multi_buffers: Mapping[int, bool] = field(default_factory=dict)
+    range_flattens: Mapping[int, bool] = field(default_factory=dict)
+    num_warps: int | None = None
+    num_stages: int | None = None
+    pid_type: str | None = None
+    launch: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def lists(self) -> Mapping[str, Mapping[int, Any]]:
+        return {
+            **super().lists,
+            "load_eviction_policies": self.eviction,
+            "range_num_stages": self.range_num_stages,
+            "range_unroll_factors": self.range_unroll_factors,
+            "range_multi_buffers": self.range_multi_buffers,
+            "range_flattens": self.range_flattens,
+        }
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "pid_type": self.pid_type}
+
+    @property
+    def verbatim(self) -> Mapping[str, Any]:
+        return self.launch
