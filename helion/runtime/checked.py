@@ -145,9 +145,9 @@ def located(error: Exception, kernel: str, program: Program, module: Module) -> 
         failed = next((op for op in program.walk() if op.kind == "check" and op.attrs.message in str(error)), None)
         if failed is None:
             return None
-        assert isinstance(failed.attrs, CheckAttrs)
-        kind = exc.UnwrittenRead if failed.attrs.index is None else exc.IndexOutOfRange
-        found: exc.Base = kind(failed.attrs.message, location=failed.location)
+        attrs = failed.attributes(CheckAttrs)
+        kind = exc.UnwrittenRead if attrs.index is None else exc.IndexOutOfRange
+        found: exc.Base = kind(attrs.message, location=failed.location)
         return found
     if not isinstance(error, IndexError) or "out-of-bounds access" not in str(error):
         return None

@@ -35,9 +35,8 @@ def trace_flow(walk: Walk) -> Flow:
     flow = Flow()
     bit = 1
     for op in walk.reduces:
-        assert isinstance(op.attrs, ReduceAttrs)
         (value,) = op.values()
-        for dim in op.attrs.dims:
+        for dim in op.attributes(ReduceAttrs).dims:
             for axis in value.dims[dim].blocks:
                 flow.reduce_bits.append((op, axis, bit))
                 flow.reduce_bit[op.number] = flow.reduce_bit.get(op.number, 0) | bit
@@ -65,11 +64,11 @@ def _region(region: Region, flow: Flow) -> None:
         elif kind == "load":
             continue
         elif kind == "store":
-            assert isinstance(op.attrs, MemoryAttrs)
+            attrs = op.attributes(MemoryAttrs)
             bits = flow.store_bits[op.number]
             _add(reached, op.operands[:1], bits)
-            if op.attrs.mask is not None:
-                _add(reached, (op.operands[op.attrs.mask],), bits)
+            if attrs.mask is not None:
+                _add(reached, (op.operands[attrs.mask],), bits)
         elif kind == "reduce":
             _add(reached, op.operands, flow.reduce_bit.get(op.number, 0))
         elif kind == "dot":
@@ -93,8 +92,8 @@ def _region(region: Region, flow: Flow) -> None:
 
 
 def _atomic(op: Op, flow: Flow) -> None:
-    assert isinstance(op.attrs, MemoryAttrs)
-    addresses = {index.operand for index in op.attrs.indices}
+    attrs = op.attributes(MemoryAttrs)
+    addresses = {index.operand for index in attrs.indices}
     values = [operand for at, operand in enumerate(op.operands) if at not in addresses]
     _add(flow.reached, tuple(values), flow.store_bits[op.number])
 

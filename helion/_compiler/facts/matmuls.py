@@ -24,8 +24,7 @@ def matmul_facts(
         for role, side in zip(("lhs", "rhs"), sides, strict=True):
             if side.load is None:
                 continue
-            attrs = side.load.attrs
-            assert isinstance(attrs, MemoryAttrs)
+            attrs = side.load.attributes(MemoryAttrs)
             value = side.load.results[0]
             staged.append(
                 StagedOperand(
@@ -65,7 +64,7 @@ class _Side:
 
 
 def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> MatmulFact:
-    assert isinstance(op.attrs, DotAttrs)
+    attrs = op.attributes(DotAttrs)
     lhs, rhs = op.operands[0], op.operands[1]
     assert isinstance(lhs, Value) and isinstance(rhs, Value)
     m, k, n = lhs.dims[-2].block, lhs.dims[-1].block, rhs.dims[-1].block
@@ -79,7 +78,7 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         return None if dim.blocks else dim.const  # several blocks in one dimension: no axis has its extent
 
     own = flow.dot_bits[op.number]
-    scaled = op.attrs.scaled
+    scaled = attrs.scaled
     # two numbers of 4 bits are one element
     static_k, packed = static(lhs.dims[-1]), 2 if scaled is not None and scaled.lhs_format == "e2m1" else 1
     return MatmulFact(
@@ -99,7 +98,7 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         static_k=None if static_k is None else static_k * packed,
         lhs_dtype=lhs.dtype,
         rhs_dtype=rhs.dtype,
-        precision=op.attrs.precision,
+        precision=attrs.precision,
         lhs_format=scaled.lhs_format if scaled is not None else "",
         rhs_format=scaled.rhs_format if scaled is not None else "",
         lhs_slot=_slot(sides[0].load),
@@ -121,8 +120,7 @@ def _layout(load: Op | None, k: int | None, other: int | None, walk: Walk) -> La
     """Along which dimension of the operand memory is contiguous."""
     if load is None:
         return None
-    attrs = load.attrs
-    assert isinstance(attrs, MemoryAttrs)
+    attrs = load.attributes(MemoryAttrs)
     strides = walk.program.tensors[attrs.tensor].strides
     unit = [index.block for index, stride in zip(attrs.indices, strides, strict=True) if count(stride) == 1]
     if k is not None and k in unit:

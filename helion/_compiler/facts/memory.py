@@ -38,8 +38,7 @@ def _fact(
     operands: dict[int, Literal["lhs", "rhs"]],
     walked: Mapping[int, Mapping[int, int]],
 ) -> MemoryOpFact:
-    attrs = op.attrs
-    assert isinstance(attrs, MemoryAttrs)
+    attrs = op.attributes(MemoryAttrs)
     tensor = walk.program.tensors[attrs.tensor]
     strides = tuple(map(count, tensor.strides))
     extents = tuple(map(count, tensor.shape))

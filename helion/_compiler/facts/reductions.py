@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.grammar import Op, ReduceAttrs, Value
+from ..ir.grammar import Op, Value
 from ..ir.ops import OPS
 from .flow import Flow
 from .liveness import Liveness
@@ -123,7 +123,6 @@ def _store_only(feeding: list[MemoryOpFact], loads: list[MemoryOpFact], axis: in
 
 def _feeds_features(op: Op, walk: Walk, axes: tuple[AxisFact, ...]) -> bool:
     """Whether the reduction's result is added to a loop-carried accumulator over whole axes."""
-    assert isinstance(op.attrs, ReduceAttrs)
     result = op.results[0]
     feature = walk.tile(result)[0]
     if not feature or any(axes[a].kind != "full" for a in feature):

@@ -105,16 +105,16 @@ class _Verifier:
         return [self.program.blocks[b] for r in op.results for d in r.dims for b in d.blocks]
 
     def op_tile(self, op: Op, active: frozenset[int]) -> None:
-        assert isinstance(op.attrs, TileAttrs)
-        self.check(op.attrs.block in active, f"tile property of block {op.attrs.block} outside of its loop")
+        attrs = op.attributes(TileAttrs)
+        self.check(attrs.block in active, f"tile property of block {attrs.block} outside of its loop")
 
     def op_iota(self, op: Op, active: frozenset[int]) -> None:
-        assert isinstance(op.attrs, IotaAttrs)
-        full = self.program.blocks[op.attrs.block].kind == "full"
-        part = self.program.blocks[op.attrs.block].part
+        attrs = op.attributes(IotaAttrs)
+        full = self.program.blocks[attrs.block].kind == "full"
+        part = self.program.blocks[attrs.block].part
         self.check(
-            op.attrs.relative or full or (op.attrs.block if part is None else part.block) in active,
-            f"indices of block {op.attrs.block} outside of its loop",
+            attrs.relative or full or (attrs.block if part is None else part.block) in active,
+            f"indices of block {attrs.block} outside of its loop",
         )
 
     def op_load(self, op: Op, active: frozenset[int]) -> None:
@@ -156,13 +156,13 @@ class _Verifier:
             )
 
     def op_gather(self, op: Op, active: frozenset[int]) -> None:
-        assert isinstance(op.attrs, GatherAttrs)
+        attrs = op.attributes(GatherAttrs)
         value, index = op.values()
         self.check(
             op.result.dims == index.dims and len(value.dims) == len(index.dims),
             f"a gather from {type_text(value)} by {type_text(index)} gives {type_text(op.result)}",
         )
-        self.check(0 <= op.attrs.dim < len(value.dims) and op.attrs.doubled >= 0, "a gather along no dimension")
+        self.check(0 <= attrs.dim < len(value.dims) and attrs.doubled >= 0, "a gather along no dimension")
 
     def _variables(self, op: Op, variables: Variables | None) -> None:
         """Positions are those of carried values; what is assigned where it is computed is computed in the body."""
@@ -179,8 +179,8 @@ class _Verifier:
         )
 
     def op_while(self, op: Op, active: frozenset[int]) -> None:
-        assert isinstance(op.attrs, WhileAttrs)
-        self._variables(op, op.attrs.variables)
+        attrs = op.attributes(WhileAttrs)
+        self._variables(op, attrs.variables)
         condition, body = op.regions
         self.check(len(condition.results) == 1, "a while loop has one condition")
         self.check(
@@ -189,8 +189,7 @@ class _Verifier:
         )
 
     def _memory(self, op: Op, selected: Value) -> None:
-        attrs = op.attrs
-        assert isinstance(attrs, MemoryAttrs)
+        attrs = op.attributes(MemoryAttrs)
         tensor = self.program.tensors[attrs.tensor]
         self.check(
             len(attrs.indices) == tensor.ndim, f"{len(attrs.indices)} indices for {tensor.name} of rank {tensor.ndim}"
@@ -207,11 +206,11 @@ class _Verifier:
             self.check(ok, "the extra mask of an access has another shape or dtype")
 
     def op_pointwise(self, op: Op, active: frozenset[int]) -> None:
-        assert isinstance(op.attrs, PointwiseAttrs)
-        row = POINTWISE.get(op.attrs.name)
-        self.check(row is not None, f"unknown pointwise operation {op.attrs.name}")
+        attrs = op.attributes(PointwiseAttrs)
+        row = POINTWISE.get(attrs.name)
+        self.check(row is not None, f"unknown pointwise operation {attrs.name}")
         assert row is not None
-        self.check(row.arity[0] <= len(op.operands) <= row.arity[1], f"{op.attrs.name} of {len(op.operands)} operands")
+        self.check(row.arity[0] <= len(op.operands) <= row.arity[1], f"{attrs.name} of {len(op.operands)} operands")
 
     def _lanes(self, op: Op) -> None:
         dims = broadcast_dims([v.dims for v in op.values()])
@@ -219,11 +218,11 @@ class _Verifier:
         self.check(dims == op.result.dims, f"{name} gives {type_text(op.result)}, its operands broadcast to {dims}")
 
     def op_reduce(self, op: Op, active: frozenset[int]) -> None:
-        assert isinstance(op.attrs, ReduceAttrs)
+        attrs = op.attributes(ReduceAttrs)
         (value,) = op.values()
-        kept = tuple(d for i, d in enumerate(value.dims) if i not in op.attrs.dims)
+        kept = tuple(d for i, d in enumerate(value.dims) if i not in attrs.dims)
         self.check(
-            kept == op.result.dims, f"reduce of {type_text(value)} over {op.attrs.dims} gives {type_text(op.result)}"
+            kept == op.result.dims, f"reduce of {type_text(value)} over {attrs.dims} gives {type_text(op.result)}"
         )
 
     def op_dot(self, op: Op, active: frozenset[int]) -> None:
@@ -242,30 +241,30 @@ class _Verifier:
         self.check(acc is None or acc.dims == op.result.dims, "the accumulator of a dot has another shape")
 
     def op_view(self, op: Op, active: frozenset[int]) -> None:
-        assert isinstance(op.attrs, ViewAttrs)
+        attrs = op.attributes(ViewAttrs)
         (value,) = op.values()
-        if op.attrs.name == "permute":
-            expected = tuple(value.dims[i] for i in op.attrs.order)
+        if attrs.name == "permute":
+            expected = tuple(value.dims[i] for i in attrs.order)
             self.check(op.result.dims == expected, f"permute of {type_text(value)} gives {type_text(op.result)}")
-        if op.attrs.name == "broadcast":
+        if attrs.name == "broadcast":
             same = broadcast_dims((value.dims, op.result.dims)) == op.result.dims and len(value.dims) == len(
                 op.result.dims
             )
             self.check(same, f"broadcast of {type_text(value)} to {type_text(op.result)}")
 
     def op_mask(self, op: Op, active: frozenset[int]) -> None:
-        assert isinstance(op.attrs, MaskAttrs)
+        attrs = op.attributes(MaskAttrs)
         value = next(op.values())
         self.check(value.dims == op.result.dims, "a mask changes the shape")
         self.check(
-            all(value.dims[d].block is not None for d in op.attrs.dims), "a mask along a dimension that is not a block"
+            all(value.dims[d].block is not None for d in attrs.dims), "a mask along a dimension that is not a block"
         )
 
     def op_for(self, op: Op, active: frozenset[int]) -> None:
-        assert isinstance(op.attrs, ForAttrs)
-        self._variables(op, op.attrs.variables)
+        attrs = op.attributes(ForAttrs)
+        self._variables(op, attrs.variables)
         (region,) = op.regions
-        carried = op.operands[: op.attrs.carried]
+        carried = op.operands[: attrs.carried]
         self.check(
             len(region.params) == len(region.results) == len(op.results) == len(carried),
             "a loop carries different numbers of values in and out",

@@ -55,8 +55,7 @@ class _Inserter:
             yield from self.written(op)
 
     def ranges(self, op: Op) -> Iterator[Op]:
-        attrs = op.attrs
-        assert isinstance(attrs, MemoryAttrs)
+        attrs = op.attributes(MemoryAttrs)
         tensor = self.program.tensors[attrs.tensor]
         for dim, (index, size) in enumerate(zip(attrs.indices, tensor.shape, strict=True)):
             if self.is_inside(index, size):
@@ -66,8 +65,7 @@ class _Inserter:
 
     def written(self, op: Op) -> Iterator[Op]:
         """The check of what was read, where the host code may have allocated it without filling it."""
-        attrs = op.attrs
-        assert isinstance(attrs, MemoryAttrs)
+        attrs = op.attributes(MemoryAttrs)
         tensor = self.program.tensors[attrs.tensor]
         if op.kind == "store" or tensor.dtype not in PATTERNS or tensor.source not in self.watched:
             return

@@ -21,7 +21,7 @@ _ATOMIC = frozenset(("add", "max", "min", "and", "or", "xor"))
 
 def may_permute(program: Program, loop: Op) -> bool:
     """Whether the axes of ``loop``, a device loop, may be walked in any order."""
-    assert isinstance(loop.attrs, ForAttrs)
+    attrs = loop.attributes(ForAttrs)
     (region,) = loop.regions
     makers = Makers.among(region.walk())
     if not all(_accumulates(region, at, makers) for at in range(len(region.params))):
@@ -34,7 +34,7 @@ def may_permute(program: Program, loop: Op) -> bool:
             _commutes(a, read) and _commutes(b, read) and a.attrs.atomic == b.attrs.atomic
         ):
             continue
-        if not all(apart_along(program, a, b, axis.block, indices) for axis in loop.attrs.axes):
+        if not all(apart_along(program, a, b, axis.block, indices) for axis in attrs.axes):
             return False
     return True
 

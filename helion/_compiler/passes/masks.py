@@ -111,10 +111,10 @@ class _Masker:
         return result
 
     def before_reduce(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
-        assert isinstance(op.attrs, ReduceAttrs)
+        attrs = op.attributes(ReduceAttrs)
         (value,) = op.values()
-        fill = identity(op.attrs.name, value.dtype)
-        dims = [d for d in op.attrs.dims if self.maskable(value, d, active) and self.tails[value.number][d] != fill]
+        fill = identity(attrs.name, value.dtype)
+        dims = [d for d in attrs.dims if self.maskable(value, d, active) and self.tails[value.number][d] != fill]
         return replace(op, operands=(self.masked(value, dims, fill, ops),))
 
     def before_combine(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
@@ -130,8 +130,8 @@ class _Masker:
         return replace(op, operands=tuple(operands))
 
     def before_dot(self, op: Op, active: frozenset[int], ops: list[Op]) -> Op:
-        assert isinstance(op.attrs, DotAttrs)
-        scales = op.attrs.scaled.scales if op.attrs.scaled is not None else ()
+        attrs = op.attributes(DotAttrs)
+        scales = attrs.scaled.scales if attrs.scaled is not None else ()
         operands: list[Operand] = []
         for at, value in enumerate(op.operands):
             if not isinstance(value, Value) or (at >= 2 and at not in scales):
@@ -147,8 +147,8 @@ class _Masker:
         return replace(op, operands=tuple(operands))
 
     def loop(self, op: Op, active: frozenset[int]) -> Op:
-        assert isinstance(op.attrs, ForAttrs)
-        own = frozenset(axis.block for axis in op.attrs.axes)
+        attrs = op.attributes(ForAttrs)
+        own = frozenset(axis.block for axis in attrs.axes)
         (region,) = op.regions
         region = self.region(region, active | own)
         results: list[Operand] = []
@@ -196,8 +196,8 @@ class _Masker:
         return unknown
 
     def pointwise_tail(self, op: Op, position: int, rank: int) -> Tail:
-        assert isinstance(op.attrs, PointwiseAttrs)
-        name = op.attrs.name
+        attrs = op.attributes(PointwiseAttrs)
+        name = attrs.name
         tails = [self.tail(operand, position, rank) for operand in op.operands]
         if any(tail is None for tail in tails):
             return None
@@ -227,22 +227,22 @@ class _Masker:
         return None
 
     def reduce_tails(self, op: Op) -> Tails:
-        assert isinstance(op.attrs, ReduceAttrs)
+        attrs = op.attributes(ReduceAttrs)
         (value,) = op.values()
-        kept = [t for d, t in enumerate(self.tails[value.number]) if d not in op.attrs.dims]
-        if op.attrs.name in ("max", "min"):
+        kept = [t for d, t in enumerate(self.tails[value.number]) if d not in attrs.dims]
+        if attrs.name in ("max", "min"):
             return tuple(None if isinstance(t, SameAs) else t for t in kept)
-        if op.attrs.name == "sum":
+        if attrs.name == "sum":
             return tuple(0 if not isinstance(t, SameAs) and t == 0 and t is not None else None for t in kept)
         return (None,) * len(kept)
 
     def view_tails(self, op: Op, result: Value) -> Tails:
-        assert isinstance(op.attrs, ViewAttrs)
+        attrs = op.attributes(ViewAttrs)
         (value,) = op.values()
         tails = self.tails[value.number]
-        if op.attrs.name == "permute":
-            return tuple(_detached(tails[i]) for i in op.attrs.order)
-        if op.attrs.name == "broadcast":
+        if attrs.name == "permute":
+            return tuple(_detached(tails[i]) for i in attrs.order)
+        if attrs.name == "broadcast":
             return tuple(None if d.is_one else _detached(t) for d, t in zip(value.dims, tails, strict=True))
         known = [(d, t) for d, t in zip(value.dims, tails, strict=True) if not d.is_one]
         if [d for d, _ in known] != [d for d in result.dims if not d.is_one]:
@@ -251,12 +251,12 @@ class _Masker:
         return tuple(None if d.is_one else _detached(next(remaining)[1]) for d in result.dims)
 
     def mask_tails_of(self, op: Op, rank: int) -> Tails:
-        assert isinstance(op.attrs, MaskAttrs)
+        attrs = op.attributes(MaskAttrs)
         value, *other = op.values()
-        fills: list[Tail] = [SameAs(other[0]) if other else op.attrs.fill] * rank
+        fills: list[Tail] = [SameAs(other[0]) if other else attrs.fill] * rank
         before = self.tails[value.number]
         return tuple(
-            fills[d] if d in op.attrs.dims else before[d] if _equal(before[d], fills[d]) else None for d in range(rank)
+            fills[d] if d in attrs.dims else before[d] if _equal(before[d], fills[d]) else None for d in range(rank)
         )
 
     def loop_tails(self, op: Op, at: int, rank: int) -> Tails:

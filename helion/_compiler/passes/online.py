@@ -86,16 +86,16 @@ class Centred:
 
 def summed(op: Op, makers: Makers, block: int) -> tuple[Value, int] | None:
     """What a reduction over ``block`` alone reduces, before it was masked for that, and along which dimension."""
-    assert isinstance(op.attrs, ReduceAttrs)
+    attrs = op.attributes(ReduceAttrs)
     (value,) = op.values()
-    if len(op.attrs.dims) != 1 or value.dims[op.attrs.dims[0]].block != block:
+    if len(attrs.dims) != 1 or value.dims[attrs.dims[0]].block != block:
         return None
     mask = makers.of(value)
     if mask is not None and isinstance(mask.attrs, MaskAttrs):
-        if mask.attrs.dims != op.attrs.dims:
+        if mask.attrs.dims != attrs.dims:
             return None
         value = next(mask.values())
-    return value, op.attrs.dims[0]
+    return value, attrs.dims[0]
 
 
 def centred_sum(op: Op, makers: Makers, block: int) -> Centred | None:

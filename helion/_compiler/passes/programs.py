@@ -136,15 +136,15 @@ class _Root:
 
     def place(self, op: Op) -> _Axes:
         """What the address of an access depends on."""
-        assert isinstance(op.attrs, MemoryAttrs)
-        blocks = (self.blocks.get(i.block, _NONE) for i in op.attrs.indices if i.block is not None)
-        operands = [op.operands[i.operand] for i in op.attrs.indices if i.operand is not None]
+        attrs = op.attributes(MemoryAttrs)
+        blocks = (self.blocks.get(i.block, _NONE) for i in attrs.indices if i.block is not None)
+        operands = [op.operands[i.operand] for i in attrs.indices if i.operand is not None]
         return _NONE.union(*blocks) | self._of(operands)
 
     def guard(self, op: Op) -> _Axes:
         """What it depends on whether an access, or some of its lanes, happen at all."""
-        assert isinstance(op.attrs, MemoryAttrs)
-        mask = [op.operands[op.attrs.mask]] if op.attrs.mask is not None else []
+        attrs = op.attributes(MemoryAttrs)
+        mask = [op.operands[attrs.mask]] if attrs.mask is not None else []
         return self.around[op.number] | self._of(mask)
 
     # --- what is wrong ---------------------------------------------------------------------------------------------------

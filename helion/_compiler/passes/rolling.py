@@ -337,8 +337,8 @@ class _Roller:
 
     def accumulate(self, op: Op, stage: _Stage, makers: Makers) -> None:
         """An accumulator of the chunk's shape, which is reduced behind the loop."""
-        assert isinstance(op.attrs, ReduceAttrs)
-        name, loop = op.attrs.name, stage.loop
+        attrs = op.attributes(ReduceAttrs)
+        name, loop = attrs.name, stage.loop
         source = online.summed(op, makers, self.block)
         if name == "sum" and source is not None and source[0].number in stage.moments:
             moments, out = self.moments(source, stage), self.writer(op)

@@ -66,8 +66,7 @@ class _Merger:
 
 def keep_carried(op: Op, region: Region, keep: list[int]) -> Op:
     """The loop ``op`` with body ``region``, carrying only the values at positions ``keep``."""
-    attrs = op.attrs
-    assert isinstance(attrs, ForAttrs)
+    attrs = op.attributes(ForAttrs)
     shift = len(keep) - attrs.carried
     axes = tuple(
         replace(a, begin=_shifted(a.begin, shift), end=_shifted(a.end, shift), jagged=_shifted(a.jagged, shift))

@@ -11,8 +11,7 @@ from .ops_pointwise import TRITON_DTYPES
 
 
 def check(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, CheckAttrs)
+    attrs = op.attributes(CheckAttrs)
     condition = _in_range(e, op, attrs) if attrs.index is not None else _written(e, op)
     masks = [e.mask_of(attrs.dims, range(len(attrs.dims)))]
     if attrs.mask is not None:

@@ -9,9 +9,9 @@ from .ranges import range_text
 
 
 def while_loop(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, WhileAttrs)
+    attrs = op.attributes(WhileAttrs)
     condition, body = op.regions
-    carried = _carry_all(e, op, op.attrs.variables)
+    carried = _carry_all(e, op, attrs.variables)
     for param, name in zip(condition.params, carried, strict=True):
         e.names.reuse(param, name)
     again = e.names.fresh("again")
@@ -28,8 +28,7 @@ def while_loop(e: Emission, op: Op) -> None:
 
 
 def for_loop(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, ForAttrs)
+    attrs = op.attributes(ForAttrs)
     (region,) = op.regions
     plan = e.plan.loops[op.number]
     carried = _carry_all(e, op, attrs.variables)

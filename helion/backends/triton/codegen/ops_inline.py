@@ -13,18 +13,18 @@ _WORD = re.compile(r"\w+")
 
 
 def device_print(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, PrintAttrs)
+    attrs = op.attributes(PrintAttrs)
     values = [e.operand(o) for o in op.operands]
-    e.lines.add(f"tl.device_print({', '.join([repr(op.attrs.prefix), *values])})")
+    e.lines.add(f"tl.device_print({', '.join([repr(attrs.prefix), *values])})")
 
 
 def inline(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, InlineAttrs)
-    operands = [e.operand(o) for o in op.operands] + [e.tensor_names[at] for at in op.attrs.tensors]
-    for helper in op.attrs.helpers:
+    attrs = op.attributes(InlineAttrs)
+    operands = [e.operand(o) for o in op.operands] + [e.tensor_names[at] for at in attrs.tensors]
+    for helper in attrs.helpers:
         e.functions[helper] = ""
-    _mention(e, (*op.attrs.helpers, *op.attrs.lines))
-    *before, last = (line.format(*operands) for line in op.attrs.lines)
+    _mention(e, (*attrs.helpers, *attrs.lines))
+    *before, last = (line.format(*operands) for line in attrs.lines)
     for line in before:
         e.lines.add(line)
     names = [e.names.define(r, "inline") for r in op.results]
@@ -39,8 +39,7 @@ def _mention(e: Emission, sources: Iterable[str]) -> None:
 
 
 def asm(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, AsmAttrs)
+    attrs = op.attributes(AsmAttrs)
     dtypes = [TRITON_DTYPES[d] for d in attrs.dtypes]
     kind = dtypes[0] if len(dtypes) == 1 else f"({', '.join(dtypes)})"
     operands = attrs.places.format(*(e.operand(o) for o in op.operands))

@@ -33,37 +33,37 @@ def _assign(e: Emission, op: Op, text: str) -> None:
 
 
 def scan(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, ScanAttrs)
-    reverse = ", reverse=True" if op.attrs.reverse else ""
-    _assign(e, op, f"tl.associative_scan({_operands(e, op)}, {op.attrs.dim}, {_function(e, op)}{reverse})")
+    attrs = op.attributes(ScanAttrs)
+    reverse = ", reverse=True" if attrs.reverse else ""
+    _assign(e, op, f"tl.associative_scan({_operands(e, op)}, {attrs.dim}, {_function(e, op)}{reverse})")
 
 
 def fold(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, FoldAttrs)
-    _assign(e, op, f"tl.reduce({_operands(e, op)}, {op.attrs.dim}, {_function(e, op)})")
+    attrs = op.attributes(FoldAttrs)
+    _assign(e, op, f"tl.reduce({_operands(e, op)}, {attrs.dim}, {_function(e, op)})")
 
 
 def gather(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, GatherAttrs)
+    attrs = op.attributes(GatherAttrs)
     value, index = op.values()
     narrow = e.names.of(index) if index.dtype == torch.int32 else f"{e.names.of(index)}.to(tl.int32)"
     source = e.names.of(value)
     if value.dtype == torch.bool:
         source = f"{source}.to(tl.int8)"
     source = _doubled(e, op, source)
-    text = f"tl.gather({source}, {narrow}, {op.attrs.dim})"
+    text = f"tl.gather({source}, {narrow}, {attrs.dim})"
     e.assign(op, "gather", f"({text} != 0)" if value.dtype == torch.bool else text)
 
 
 def _doubled(e: Emission, op: Op, source: str) -> str:
     """The source of a gather, put beside itself along its axis as often as the op says."""
-    assert isinstance(op.attrs, GatherAttrs)
+    attrs = op.attributes(GatherAttrs)
     value, _ = op.values()
-    dim = op.attrs.dim
+    dim = attrs.dim
     sizes = [e.size(d) for d in value.dims]
     last = len(sizes)
     order = [*range(dim), last, *range(dim, last)]
-    for _ in range(op.attrs.doubled):
+    for _ in range(attrs.doubled):
         sizes[dim] *= 2
         wide = e.names.fresh("wide")
         e.lines.add(f"{wide} = tl.reshape(tl.permute(tl.join({source}, {source}), {order}), {sizes})")
@@ -88,13 +88,11 @@ def split(e: Emission, op: Op) -> None:
 
 
 def random(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, RandomAttrs)
+    attrs = op.attributes(RandomAttrs)
     seed, offset = (e.names.of(v) for v in op.values())
-    function = "tl.rand" if op.attrs.name == "uniform" else "tl.randint"
+    function = "tl.rand" if attrs.name == "uniform" else "tl.randint"
     text = f"{function}({seed}, {offset})"
-    e.assign(
-        op, "random", text if op.attrs.name == "uniform" else ops_reduction.cast(Expression(text), op.result.dtype)
-    )
+    e.assign(op, "random", text if attrs.name == "uniform" else ops_reduction.cast(Expression(text), op.result.dtype))
 
 
 OPS = {

@@ -10,8 +10,7 @@ from .ops_pointwise import TRITON_DTYPES
 
 
 def dot(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, DotAttrs)
+    attrs = op.attributes(DotAttrs)
     if attrs.scaled is not None:
         _scaled(e, op, attrs.scaled)
         return

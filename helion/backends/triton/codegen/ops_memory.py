@@ -20,8 +20,7 @@ def _mask(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
 
 
 def load(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, MemoryAttrs)
+    attrs = op.attributes(MemoryAttrs)
     policy = attrs.eviction if attrs.load_slot is None else e.plan.evictions.get(attrs.load_slot, "")
     policy = (policy or "").removeprefix("evict_")
     options = [f"eviction_policy='evict_{policy}'"] if policy else []
@@ -43,8 +42,7 @@ def load(e: Emission, op: Op) -> None:
 
 
 def store(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, MemoryAttrs)
+    attrs = op.attributes(MemoryAttrs)
     dims = op.results[0].dims
     box = e.plan.boxes.get(op.number)
     if box is not None:
@@ -63,8 +61,7 @@ def _cache_modifier(e: Emission, attrs: MemoryAttrs) -> list[str]:
 
 
 def atomic(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, MemoryAttrs)
+    attrs = op.attributes(MemoryAttrs)
     dims = op.result.dims
     count = 2 if attrs.atomic == "cas" else 1
     values = [e.operand(o) for o in op.operands[:count]]

@@ -29,16 +29,16 @@ from .ops_pointwise import TRITON_DTYPES, literal
 
 
 def number(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, NumberAttrs)
+    attrs = op.attributes(NumberAttrs)
     # an argument that equals 1 is a constexpr inside the kernel: make it a value either way
-    e.number_kinds[op.result.number] = op.attrs.expr.kind
-    text = e.number(op.attrs.expr)
+    e.number_kinds[op.result.number] = attrs.expr.kind
+    text = e.number(attrs.expr)
     e.assign(op, "number", f"tl.cast({text}, {TRITON_DTYPES[op.result.dtype]})")
 
 
 def tile(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, TileAttrs)
-    e.assign(op, f"tile_{op.attrs.field}", f"tl.cast({_tile_field(e, op.attrs)}, {e.index_dtype})")
+    attrs = op.attributes(TileAttrs)
+    e.assign(op, f"tile_{attrs.field}", f"tl.cast({_tile_field(e, attrs)}, {e.index_dtype})")
 
 
 def _tile_field(e: Emission, attrs: TileAttrs) -> str:
@@ -52,8 +52,7 @@ def _tile_field(e: Emission, attrs: TileAttrs) -> str:
 
 
 def iota(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, IotaAttrs)
+    attrs = op.attributes(IotaAttrs)
     full = e.kernel.blocks[attrs.block].kind == "full"
     if full or not attrs.relative:
         text = e.active(attrs.block).index
@@ -78,8 +77,8 @@ def full(e: Emission, op: Op) -> None:
 
 
 def pointwise(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, PointwiseAttrs)
-    name, rank = op.attrs.name, len(op.result.dims)
+    attrs = op.attributes(PointwiseAttrs)
+    name, rank = attrs.name, len(op.result.dims)
     operands = [_aligned(e, o, rank) if isinstance(o, Value) else o for o in op.operands]
     kinds = [_promotes_as(e, o) for o in op.operands]
     if name in ("cast", "bitcast"):
@@ -110,8 +109,7 @@ def _aligned(e: Emission, operand: Value, rank: int) -> str:
 
 
 def reduce(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, ReduceAttrs)
+    attrs = op.attributes(ReduceAttrs)
     (value,) = op.values()
     if attrs.name in ("argmax", "argmin"):
         _arg_reduce(e, op, value, attrs.dims[0])
@@ -142,8 +140,7 @@ def _arg_reduce(e: Emission, op: Op, value: Value, axis: int) -> None:
 
 
 def view(e: Emission, op: Op) -> None:
-    attrs = op.attrs
-    assert isinstance(attrs, ViewAttrs)
+    attrs = op.attributes(ViewAttrs)
     (value,) = op.values()
     text = e.names.of(value)
     if attrs.name == "permute":
@@ -162,13 +159,13 @@ def view(e: Emission, op: Op) -> None:
 
 
 def mask(e: Emission, op: Op) -> None:
-    assert isinstance(op.attrs, MaskAttrs)
+    attrs = op.attributes(MaskAttrs)
     value, *other = op.values()
-    mask = e.mask_of(value.dims, op.attrs.dims)
+    mask = e.mask_of(value.dims, attrs.dims)
     if not mask:
         e.names.alias(op.result, e.names.of(value))
         return
-    fill = e.names.of(other[0]) if other else literal(op.attrs.fill, value.dtype)
+    fill = e.names.of(other[0]) if other else literal(attrs.fill, value.dtype)
     masked = Expression(f"tl.where({mask}, {e.names.of(value)}, {fill})")
     if value.dtype != torch.float32 and not other:
         masked = ops_reduction.cast(masked, value.dtype)

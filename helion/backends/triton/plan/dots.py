@@ -24,13 +24,13 @@ def partial_sums(program: Program, sizes: Mapping[int, int], num_warps: int, tar
 
 
 def _is_float8(op: Op) -> bool:
-    assert isinstance(op.attrs, DotAttrs)
+    attrs = op.attributes(DotAttrs)
     lhs, rhs = list(op.values())[:2]
-    return op.attrs.scaled is None and are_float8((lhs.dtype, rhs.dtype))
+    return attrs.scaled is None and are_float8((lhs.dtype, rhs.dtype))
 
 
 def _of(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warps: int, target: Target) -> int:
-    assert isinstance(op.attrs, DotAttrs)
+    attrs = op.attributes(DotAttrs)
     lhs, rhs = list(op.values())[:2]
 
     def size(dim: Dim) -> int:
@@ -43,7 +43,7 @@ def _of(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warp
         batched=any(size(dim) > 1 for dim in lhs.dims[:-2]),
         dtypes=dtypes,
         k_major=all(_is_k_major(program, makers, *side) for side in ((lhs, lhs.dims[-1]), (rhs, rhs.dims[-2]))),
-        precision=op.attrs.precision,
+        precision=attrs.precision,
         warps=warps,
         target=target,
     )
@@ -60,7 +60,7 @@ def _is_k_major(program: Program, makers: Makers, value: Value, k: Dim) -> bool:
         op = makers.of(values[0])
     if op is None or op.kind != "load":
         return True
-    assert isinstance(op.attrs, MemoryAttrs)
-    strides = program.tensors[op.attrs.tensor].strides
-    unit = [i.block for i, stride in zip(op.attrs.indices, strides, strict=True) if hint_of(stride) == 1]
+    attrs = op.attributes(MemoryAttrs)
+    strides = program.tensors[attrs.tensor].strides
+    unit = [i.block for i, stride in zip(attrs.indices, strides, strict=True) if hint_of(stride) == 1]
     return k.block is None or k.block in unit
