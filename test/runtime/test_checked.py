@@ -416,10 +416,11 @@ def test_calls_inside_of_a_stub_driver_notice_the_setting() -> None:
 # --- without checked mode --------------------------------------------------------------------------------------------------
 
 
-def test_the_interpreter_names_the_line_where_it_leaves_memory() -> None:
+@pytest.mark.parametrize("comments", [True, False])
+def test_the_interpreter_names_the_line_where_it_leaves_memory(comments: bool) -> None:
     x, places = torch.randn(N), torch.full((5,), 10**9)
     with pytest.raises(IndexError) as caught:
-        helion.kernel(gather, config=CONFIG)(x, places)
+        helion.kernel(gather, config=CONFIG, output_origin_lines=comments)(x, places)
     message = str(caught.value)
     assert isinstance(caught.value, exc.IndexOutOfRange)
     assert f"test_checked.py:{gather.__code__.co_firstlineno + 3}: kernel 'gather' reaches outside" in message
