@@ -23,13 +23,13 @@ class Snapshot:
 
 def snapshot(owner: Any) -> Snapshot:
     """All attributes of ``owner``."""
-    return Snapshot({name: _copied(value) for name, value in vars(owner).items()})
+    return Snapshot(_copied(vars(owner)))
 
 
 def restore(owner: Any, saved: Snapshot) -> None:
     """Gives ``owner`` the attributes it had; a snapshot may be used again."""
-    vars(owner).update((name, _copied(value)) for name, value in saved.attributes.items())
+    vars(owner).update(_copied(saved.attributes))
 
 
-def _copied(value: Any) -> Any:
-    return value.copy() if type(value) in _COLLECTIONS else value
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.copy() if type(value) in _COLLECTIONS else value for name, value in attributes.items()}
