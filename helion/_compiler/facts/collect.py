@@ -46,7 +46,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         resident_tiles=tuple(map(maximal, liveness.resident)),
         held_tiles=tuple(map(maximal, liveness.held)),
         scans=tuple(_scan(op, walk) for op in walk.scans),
-        random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind == "random"),
+        random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind in ("random", "random4")),
         atomics=atomic_facts(walk, flow, axes),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),

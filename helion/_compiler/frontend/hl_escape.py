@@ -1,4 +1,4 @@
-"""Rules for the ways out of the language: printing, breakpoints, source of the backend's language, inline assembly."""
+"""Rules for the ways out of the language: printing, breakpoints, inline assembly."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from ... import exc
 from ... import language as hl
 from ..._shapes import broadcast_dims
-from ..ir.grammar import AsmAttrs, InlineAttrs, PrintAttrs, Value
+from ..ir.grammar import AsmAttrs, PrintAttrs
 from . import ops
 from .rules import Rules
 from .tracer import Tracer
-from .values import DeviceValue, describe
+from .values import describe
 
 RULES = Rules()
 rule = RULES.register
@@ -30,30 +30,6 @@ def _device_print(t: Tracer, prefix: Any, *values: Any) -> None:
         )
     operands = [ops.as_device(t, v, "in hl.device_print").value for v in values]
     t.builder.append("print", operands, (), PrintAttrs(prefix))
-
-
-def _outputs(t: Tracer, output_like: Any) -> tuple[Value, ...]:
-    likes = () if output_like is None else output_like if isinstance(output_like, (tuple, list)) else (output_like,)
-    for like in likes:
-        if not isinstance(like, DeviceValue):
-            raise exc.TypeInferenceError(f"output_like must be a tile, a tuple of tiles or None, got {describe(like)}.")
-    return tuple(t.builder.value(like.dtype, like.dims) for like in likes)
-
-
-def inline(
-    t: Tracer,
-    lines: tuple[str, ...],
-    operands: list[Any],
-    output_like: Any,
-    helpers: tuple[str, ...] = (),
-    tensors: tuple[int, ...] = (),
-) -> Any:
-    """Lines of the backend's own language; see ``InlineAttrs``."""
-    results = _outputs(t, output_like)
-    attrs = InlineAttrs(lines, helpers, tensors)
-    t.builder.append("inline", operands, results, attrs)
-    wrapped = tuple(ops.wrap(t, result) for result in results)
-    return None if output_like is None else wrapped if isinstance(output_like, (tuple, list)) else wrapped[0]
 
 
 @rule(hl.inline_asm_elementwise)

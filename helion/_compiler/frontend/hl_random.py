@@ -12,7 +12,6 @@ from ... import exc
 from ... import language as hl
 from ..._shapes import ONE, Dims, Expr
 from . import ops
-from .hl_escape import inline
 from .rules import Rules
 from .tracer import Tracer
 from .values import DeviceValue, describe
@@ -64,8 +63,7 @@ def _rand(t: Tracer, shape: Any, seed: Any, device: Any = None, offsets: Any = N
 @rule(hl.rand4x)
 def _rand4x(t: Tracer, seed: Any, offsets: Any) -> tuple[DeviceValue, ...]:
     places = _given_offsets(t, offsets, "hl.rand4x")
-    likes = tuple(DeviceValue(t, t.builder.value(torch.float32, places.dims)) for _ in range(4))
-    return inline(t, ("tl.rand4x({0}, {1})",), [_seed(t, seed).value, places.value], likes)
+    return ops.random4(t, _seed(t, seed), places)
 
 
 @rule(hl.randint)
@@ -73,7 +71,7 @@ def _randint(t: Tracer, shape: Any, low: int, high: int, seed: Any, device: Any 
     if not (isinstance(low, int) and isinstance(high, int) and low < high):
         raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
     word = ops.random(t, "bits", _seed(t, seed), _offsets(t, t.blocks.dims_of(shape)))
-    # in 32 bits, where the least integer has no absolute value, and with the remainder of C: as tl.abs and % do
+    # in 32 bits, where the least integer has no absolute value, and with the remainder of C
     magnitude = ops.cast(t, ops.pointwise(t, "abs", word), torch.int64)
     return ops.cast(t, ops.pointwise(t, "fmod", magnitude, high - low) + low, torch.int32)
 

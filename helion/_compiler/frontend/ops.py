@@ -458,6 +458,13 @@ def random(t: TraceState, name: Any, seed: DeviceValue, offset: DeviceValue) -> 
     return emit(t, "random", (seed.value, offset.value), dtype, offset.dims, RandomAttrs(name))
 
 
+def random4(t: TraceState, seed: DeviceValue, offset: DeviceValue) -> tuple[DeviceValue, ...]:
+    """Four uniform numbers for each offset."""
+    results = tuple(t.builder.value(torch.float32, offset.dims) for _ in range(4))
+    t.builder.append("random4", (seed.value, offset.value), results)
+    return tuple(wrap(t, result) for result in results)
+
+
 def _takes(function: Any, count: int) -> bool:
     """Whether a plain function has exactly ``count`` positional parameters."""
     code = getattr(function, "__code__", None)

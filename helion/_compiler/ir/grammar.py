@@ -32,6 +32,7 @@
     asm        AsmAttrs       values                          inline assembly on elements
     inline     InlineAttrs    values                          target source of the user's
     random     RandomAttrs    seed, offset                    numbers that depend on seed and offset only
+    random4    None           seed, offset                    four uniform numbers in [0, 1) that depend on both only
     barrier    None           -                               the program's threads wait for each other's accesses
     for        ForAttrs       carried, bounds                 sequential loop; region params are the carried values
     while      WhileAttrs     carried                         a region that gives the condition, and the body

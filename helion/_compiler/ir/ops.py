@@ -86,6 +86,7 @@ OPS: Mapping[str, OpSpec] = {
     "random": OpSpec(
         attrs=g.RandomAttrs, mergeable=True, tile_independent=True, divided_by=frozenset(("subtile",))
     ),
+    "random4": OpSpec(tile_independent=True),
     "print": OpSpec(attrs=g.PrintAttrs, stays=True),
     "check": OpSpec(attrs=g.CheckAttrs, stays=True),
     "asm": OpSpec(attrs=g.AsmAttrs, stays=True),

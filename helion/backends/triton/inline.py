@@ -13,13 +13,37 @@ from typing import Any
 from ... import exc
 from ... import language as hl
 from ..._compiler.frontend import memory, ops
-from ..._compiler.frontend.hl_escape import inline
 from ..._compiler.frontend.rules import Rules
 from ..._compiler.frontend.tracer import Tracer
-from ..._compiler.frontend.values import HostTensorValue
+from ..._compiler.frontend.values import DeviceValue, HostTensorValue, describe
+from ..._compiler.ir.grammar import InlineAttrs, Value
 
 RULES = Rules()
 rule = RULES.register
+
+
+def _outputs(t: Tracer, output_like: Any) -> tuple[Value, ...]:
+    likes = () if output_like is None else output_like if isinstance(output_like, (tuple, list)) else (output_like,)
+    for like in likes:
+        if not isinstance(like, DeviceValue):
+            raise exc.TypeInferenceError(f"output_like must be a tile, a tuple of tiles or None, got {describe(like)}.")
+    return tuple(t.builder.value(like.dtype, like.dims) for like in likes)
+
+
+def _inline(
+    t: Tracer,
+    lines: tuple[str, ...],
+    operands: list[Any],
+    output_like: Any,
+    helpers: tuple[str, ...] = (),
+    tensors: tuple[int, ...] = (),
+) -> Any:
+    """Lines of Triton; see ``InlineAttrs``."""
+    results = _outputs(t, output_like)
+    attrs = InlineAttrs(lines, helpers, tensors)
+    t.builder.append("inline", operands, results, attrs)
+    wrapped = tuple(ops.wrap(t, result) for result in results)
+    return None if output_like is None else wrapped if isinstance(output_like, (tuple, list)) else wrapped[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +77,7 @@ def _inline_triton(t: Tracer, triton_source: Any, args: Any, output_like: Any) -
         raise exc.InvalidAPIUsage(
             f"The source of hl.inline_triton has a placeholder without an argument: {error}."
         ) from error
-    return inline(t, tuple(text.split("\n")), given.operands, output_like, (), given.tensors)
+    return _inline(t, tuple(text.split("\n")), given.operands, output_like, (), given.tensors)
 
 
 @rule(hl.triton_kernel)
@@ -71,7 +95,7 @@ def _triton_kernel(t: Tracer, function: Any, args: Any, output_like: Any) -> Any
     given = _inline_arguments(t, args)
     places = [f"{name}={place}" if isinstance(args, dict) else place for name, place in given.places.items()]
     call = f"{match[1]}({', '.join(places)})"
-    return inline(t, (call,), given.operands, output_like, (*helpers, source.strip()), given.tensors)
+    return _inline(t, (call,), given.operands, output_like, (*helpers, source.strip()), given.tensors)
 
 
 def _named_helpers(function: Any, seen: set[str]) -> list[str]:

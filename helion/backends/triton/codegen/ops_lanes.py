@@ -95,6 +95,12 @@ def random(e: Emission, op: Op) -> None:
     e.assign(op, "random", text if attrs.name == "uniform" else ops_reduction.cast(Expression(text), op.result.dtype))
 
 
+def random4(e: Emission, op: Op) -> None:
+    seed, offset = (e.names.of(v) for v in op.values())
+    names = [e.names.define(r, "random") for r in op.results]
+    e.lines.add(f"{', '.join(names)} = tl.rand4x({seed}, {offset})")
+
+
 OPS = {
     "scan": scan,
     "fold": fold,
@@ -103,4 +109,5 @@ OPS = {
     "join": join,
     "split": split,
     "random": random,
+    "random4": random4,
 }
