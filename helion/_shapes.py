@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
@@ -12,6 +12,8 @@ import torch
 
 #: Tensors whose sizes are certainly numbers; other subclasses may have symbols for them.
 CONCRETE_TENSORS = (torch.Tensor, torch.nn.Parameter)
+#: Dynamic sizes and strides from here on are symbols; integers and offsets from there on are wide.
+SYMBOLIC, WIDE = 2, 2**31
 
 
 def cdiv(a: int, b: int) -> int:
@@ -281,6 +283,26 @@ def broadcast_dims(shapes: Sequence[Dims]) -> Dims | None:
                 return None
         result.append(found)
     return tuple(result)
+
+
+class SizeClasses:
+    """Tells dynamic sizes and strides apart by their class, which is what code compiled for them depends on: those below
+    ``SYMBOLIC``, and fixed ones, are compiled in, others count by which earlier ones they equal."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+
+    def of(self, numbers: Iterable[int], fixed: Collection[int] = ()) -> tuple[tuple[int] | int, ...]:
+        """For each the number itself in a tuple, or its class; ``fixed`` are positions."""
+        seen = self._seen
+        return tuple(
+            [(n,) if n < SYMBOLIC or i in fixed else seen.setdefault(n, len(seen)) for i, n in enumerate(numbers)]
+        )
+
+
+def has_wide_offsets(sizes: Iterable[int], strides: Iterable[int]) -> bool:
+    """Whether the offset of the last element takes more than 31 bits."""
+    return sum([(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]) >= WIDE
 
 
 def static_dims(tensor: torch.Tensor) -> frozenset[int]:

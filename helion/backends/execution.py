@@ -36,6 +36,18 @@ class InlineBody:
     cells: Mapping[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SizeTable:
+    """Classes of the sizes and strides that are not fixed, those of all tensors in order, sizes before strides: equal ones
+    stay equal, different ones different, and none is below ``symbolic``. ``wide`` says of each tensor whether the offset of
+    its last element is ``limit`` or more."""
+
+    classes: tuple[int, ...]
+    wide: tuple[bool, ...]
+    symbolic: int
+    limit: int
+
+
 class Inlining(Protocol):
     """Host code with its launches written out, and quick checks of arguments."""
 
@@ -50,10 +62,10 @@ class Inlining(Protocol):
         tensors: Sequence[torch.Tensor],
         sizes: Sequence[Sequence[int | None]],
         strides: Sequence[Sequence[int | None]],
-        *,
-        classes: bool = False,
+        table: SizeTable | None = None,
     ) -> Callable[..., bool] | None:
-        """A native function of as many tensors that says whether they are like these; None if there is none."""
+        """A native function of as many tensors that says whether they are like these, with these sizes and strides (None:
+        any, or what ``table`` says of them); None if there is none."""
 
     def sharing(self, first: Sequence[int]) -> Callable[..., bool] | None:
         """A native function of as many tensors that says whether those share memory that do here; None if there is

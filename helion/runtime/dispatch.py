@@ -26,7 +26,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import settings
-from .._shapes import CONCRETE_TENSORS, shared_memory, static_dims
+from .._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, shared_memory
 from .._syntax import parse
 from ..backends import stub
 from ..backends.execution import Inlining
@@ -34,7 +34,7 @@ from ..config import Config
 from ..language.constants import ConstExpr
 from .compiled import Compiled
 from .definition import Definition
-from .signature import Key, TensorGuards, ask
+from .signature import Key, TensorGuards, TensorSignature, ask, signature_of, size_table
 
 if TYPE_CHECKING:
     from .._compiler.frontend.guards import Guard
@@ -236,8 +236,8 @@ class _Guards:
         elif kind is bool:
             self.conditions.append(f"{name} is {value}" if constant else f"{self.type}({name}) is {self.cell(bool)}")
         elif kind is int and not constant:
-            inside = f"-2147483648 <= {name} < 2147483648"
-            fits = -(2**31) <= value < 2**31
+            inside = f"{-WIDE} <= {name} < {WIDE}"
+            fits = -WIDE <= value < WIDE
             self.conditions.append(f"{self.type}({name}) is {self.cell(int)} and {inside if fits else f'not {inside}'}")
         elif kind in (int, str, torch.device, torch.Size):
             self.conditions.append(f"{self.type}({name}) is {self.cell(kind)} and {name} == {self.cell(value)}")
@@ -267,17 +267,21 @@ class _Guards:
 
     def all_tensors(self, static: bool) -> bool:
         """Conditions on the tensors together, which come first."""
-        shapes = {n: _Shape(n, t, static or n in self.captured) for n, t in self.tensors.items()}
+        classes = SizeClasses()
+        shapes = {
+            n: _Shape(n, t, signature_of(t, classes, static=static or n in self.captured))
+            for n, t in self.tensors.items()
+        }
         if not shapes:
             return False
         if static:
             self.first.append(self.tensor_checks(shapes, exactly=True))
             return True
         # sizes as they were are checked in one call; others by their classes
-        classes = self.native_checks(shapes, exactly=False)
-        if classes is None:
-            classes = " and ".join([self.tensor_checks(shapes, exactly=False), *self.extents(list(shapes.values()))])
-        self.first.append(f"({self.tensor_checks(shapes, exactly=True)} or {classes})")
+        of_classes = self.native_checks(shapes, exactly=False)
+        if of_classes is None:
+            of_classes = " and ".join([self.tensor_checks(shapes, exactly=False), *self.extents(list(shapes.values()))])
+        self.first.append(f"({self.tensor_checks(shapes, exactly=True)} or {of_classes})")
         for name, shape in shapes.items():
             if name in self.captured:
                 continue
@@ -300,7 +304,8 @@ class _Guards:
 
     def native_checks(self, shapes: Mapping[str, _Shape], exactly: bool) -> str | None:
         """``tensor_checks``, and where not ``exactly`` ``extents`` as well, in one native call; None if there is none."""
-        found = self.inlining.guard([*self.tensors.values()], *_numbers(shapes, exactly), classes=not exactly)
+        table = None if exactly else size_table(shape.signature for shape in shapes.values())
+        found = self.inlining.guard([*self.tensors.values()], *_numbers(shapes, exactly), table)
         self.native = self.native and found is not None
         return None if found is None else f"{self.cell(found)}({', '.join(shapes)})"
 
@@ -341,11 +346,11 @@ class _Guards:
                 conditions.append(shape.reads())
             for number, text in shape.dynamic:
                 groups.setdefault(number, []).append(text)
-        conditions += [f"1 < {' == '.join(texts)}" for texts in groups.values()]
+        conditions += [f"{SYMBOLIC - 1} < {' == '.join(texts)}" for texts in groups.values()]
         if len(groups) > 1:
             distinct = ", ".join(texts[0] for texts in groups.values())
             conditions.append(f"{self.cell(len)}({{{distinct}}}) == {len(groups)}")
-        wide = [f"{'' if s.wide else 'not '}{s.last_offset()} >= 2147483648" for s in shapes if s.dynamic]
+        wide = [f"{'' if s.signature.wide else 'not '}{s.last_offset()} >= {WIDE}" for s in shapes if s.dynamic]
         return [*conditions, *wide]
 
     def numbers(self, origins: Mapping[str, tuple[Any, ...]], names: Sequence[str], values: tuple[Any, ...]) -> bool:
@@ -390,16 +395,14 @@ def _numbers(shapes: Mapping[str, _Shape], exactly: bool) -> tuple[list[list[int
 class _Shape:
     """Sizes and strides of one tensor: fixed numbers, None for dynamic ones, which are read into names."""
 
-    def __init__(self, name: str, tensor: torch.Tensor, static: bool) -> None:
+    def __init__(self, name: str, tensor: torch.Tensor, signature: TensorSignature) -> None:
         self.name = name
         self.tensor = tensor
-        fixed = static_dims(tensor)
-        self.sizes = [n if static or n < 2 or i in fixed else None for i, n in enumerate(tensor.shape)]
-        self.strides = [n if static or n < 2 else None for n in tensor.stride()]
-        self.wide = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) >= 2**31
-        at = range(tensor.dim())
-        self.dynamic = [(tensor.size(i), f"{_PREFIX}{name}_n{i}") for i in at if self.sizes[i] is None]
-        self.dynamic += [(tensor.stride(i), f"{_PREFIX}{name}_s{i}") for i in at if self.strides[i] is None]
+        self.signature = signature
+        self.sizes, self.strides = signature.known()
+        texts = [f"{_PREFIX}{name}_n{i}" for i, n in enumerate(self.sizes) if n is None]
+        texts += [f"{_PREFIX}{name}_s{i}" for i, n in enumerate(self.strides) if n is None]
+        self.dynamic = list(zip(signature.classes(), texts, strict=True))
 
     def reads(self) -> str:
         """An expression that is true and reads the dynamic numbers."""

@@ -7,13 +7,14 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
-from .._shapes import CONCRETE_TENSORS, shared_memory, static_dims
+from .._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, has_wide_offsets, shared_memory, static_dims
+from ..backends.execution import SizeTable
 from ..language.constants import ConstExpr
 
 
@@ -44,7 +45,7 @@ def arguments_key(values: Sequence[Any], constant_at: Sequence[bool], static: bo
             plain = plain and kind in _CONCRETE_CONSTANTS
             parts.append(keys.of(value, True))
         elif kind is int:
-            parts.append((int, -(2**31) <= value < 2**31))
+            parts.append((int, -WIDE <= value < WIDE))
         elif kind is float or kind is bool:
             parts.append((kind, True))
         else:
@@ -55,6 +56,45 @@ def arguments_key(values: Sequence[Any], constant_at: Sequence[bool], static: bo
     return (*parts, None if len(set(storages)) == len(storages) else _groups(storages))
 
 
+class TensorSignature(NamedTuple):
+    """What code for dynamic shapes depends on of one tensor: its part of the key, of which guards in Python and in C++ are
+    made. Sizes and strides are the numbers in tuples where they are compiled in, else classes (``SizeClasses``)."""
+
+    dtype: torch.dtype
+    sizes: tuple[tuple[int] | int, ...]
+    strides: tuple[tuple[int] | int, ...]
+    device: str
+    wide: bool
+
+    def known(self) -> tuple[list[int | None], list[int | None]]:
+        """Sizes and strides that are compiled in, None for the others."""
+        sizes, strides = ([n[0] if isinstance(n, tuple) else None for n in each] for each in (self.sizes, self.strides))
+        return sizes, strides
+
+    def classes(self) -> tuple[int, ...]:
+        """The classes of the others, sizes before strides."""
+        return tuple(n for n in (*self.sizes, *self.strides) if isinstance(n, int))
+
+
+def signature_of(tensor: torch.Tensor, classes: SizeClasses, *, static: bool = False) -> TensorSignature:
+    """``classes`` are those of the tensors before; with ``static`` all numbers are compiled in."""
+    sizes: tuple[int, ...] = tensor.shape
+    strides: tuple[int, ...] = tensor.stride()
+    if type(tensor) not in CONCRETE_TENSORS:
+        sizes, strides = tuple(map(int, sizes)), tuple(map(int, strides))
+    fixed: Collection[int] = static_dims(tensor) if hasattr(tensor, "_dynamo_static_indices") else ()
+    every = range(tensor.dim()) if static else ()
+    parts = (classes.of(sizes, every or fixed), classes.of(strides, every))
+    return TensorSignature(tensor.dtype, *parts, tensor.device.type, has_wide_offsets(sizes, strides))
+
+
+def size_table(signatures: Iterable[TensorSignature]) -> SizeTable:
+    """What a native guard compares the classes of such tensors with."""
+    each = tuple(signatures)
+    classes = tuple(n for signature in each for n in signature.classes())
+    return SizeTable(classes=classes, wide=tuple(signature.wide for signature in each), symbolic=SYMBOLIC, limit=WIDE)
+
+
 class Keys:
     """Makes the keys of one call's arguments. With dynamic shapes a size or stride counts by its class: 0 and 1 as they
     are, others by which earlier ones they equal."""
@@ -62,7 +102,7 @@ class Keys:
     def __init__(self, static: bool, baked: bool = False) -> None:
         self._static = static
         self._baked = baked
-        self._seen: dict[int, int] = {}
+        self._classes = SizeClasses()
         self._inside: tuple[types.FunctionType, ...] = ()
 
     def of(self, value: Any, constant: bool = False) -> Hashable:
@@ -81,7 +121,7 @@ class Keys:
             if self._baked:
                 return (type(value), value)
             # numbers are passed at run time; integers beyond 32 bits have code of their own
-            return (type(value), isinstance(value, float) or -(2**31) <= value < 2**31)
+            return (type(value), isinstance(value, float) or -WIDE <= value < WIDE)
         if isinstance(value, (tuple, list)):
             return (type(value), *map(self.of, value))
         if isinstance(value, dict):
@@ -111,16 +151,7 @@ class Keys:
         check_layout(value)
         if self._static:
             return (value.dtype, tuple(value.shape), tuple(value.stride()), value.device.type)
-        sizes: tuple[int, ...] = value.shape
-        steps: tuple[int, ...] = value.stride()
-        if type(value) not in CONCRETE_TENSORS:
-            sizes, steps = tuple(map(int, sizes)), tuple(map(int, steps))
-        fixed = static_dims(value) if hasattr(value, "_dynamo_static_indices") else ()
-        seen = self._seen
-        shape = tuple([(n,) if n < 2 or i in fixed else seen.setdefault(n, len(seen)) for i, n in enumerate(sizes)])
-        strides = tuple([(n,) if n < 2 else seen.setdefault(n, len(seen)) for n in steps])
-        last = sum([(size - 1) * step for size, step in zip(sizes, steps, strict=True)])
-        return (value.dtype, shape, strides, value.device.type, last >= 2**31)
+        return signature_of(value, self._classes)
 
     def function(self, fn: types.FunctionType) -> Hashable:
         """A function by its code and all it closes over: numbers by value, tensors by type and shape."""

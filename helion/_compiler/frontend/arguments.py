@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..._names import identifier
-from ..._shapes import Expr, Number, static_dims
+from ..._shapes import SYMBOLIC, Expr, Number, SizeClasses, static_dims
 from ...language.constants import ConstExpr
 from .frames import lift_object
 from .state import Origin, TraceState
@@ -28,7 +28,8 @@ class Arguments:
         self.t = t
         self.reassigned = reassigned
         self.static = static
-        self.dynamic: dict[int, Expr] = {}
+        self.classes = SizeClasses()
+        self.dynamic: list[Expr] = []  # by class
 
     def lift(self, value: Any, name: str, at: int, constant: bool) -> Any:
         if constant:
@@ -85,14 +86,15 @@ class Arguments:
         return lifted
 
     def extent(self, value: Any, source: str, origin: Origin, fixed: bool) -> Number:
-        if fixed or value in (0, 1):
+        (found,) = self.classes.of((value,), (0,) if fixed else ())
+        if isinstance(found, tuple):
             self.t.numbers.argument_checks.append(f"{source} == {int(value)}")
             return int(value)
-        if value in self.dynamic:
-            name = self.dynamic[value].args[0]
+        if found < len(self.dynamic):
+            name = self.dynamic[found].args[0]
             self.t.numbers.argument_checks.append(f"{source} == {self.t.numbers.symbols[name].source}")
         else:
             if origin[-1][0] == "size":
-                self.t.numbers.argument_checks.append(f"{source} > 1")
-            self.dynamic[value] = self.t.numbers.symbol(identifier(source), source, origin, int(value))
-        return self.dynamic[value]
+                self.t.numbers.argument_checks.append(f"{source} > {SYMBOLIC - 1}")
+            self.dynamic.append(self.t.numbers.symbol(identifier(source), source, origin, int(value)))
+        return self.dynamic[found]

@@ -14,7 +14,7 @@ from triton.runtime.errors import OutOfResources
 from .... import exc
 from ...._compiler.host.program import HostProgram
 from ....hardware import Target
-from ...execution import InlineBody, Lack, Launcher
+from ...execution import InlineBody, Lack, Launcher, SizeTable
 from ..plan.records import Plan
 from . import compilable, fast_launch, inline_launch, native
 from .interpreter import races
@@ -34,10 +34,9 @@ class TritonInlining:
         tensors: Sequence[torch.Tensor],
         sizes: Sequence[Sequence[int | None]],
         strides: Sequence[Sequence[int | None]],
-        *,
-        classes: bool = False,
+        table: SizeTable | None = None,
     ) -> Callable[..., bool] | None:
-        return native.guard(tensors, sizes, strides, classes=classes)
+        return native.guard(tensors, sizes, strides, table)
 
     def sharing(self, first: Sequence[int]) -> Callable[..., bool] | None:
         return native.sharing(first)

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import helion
 import helion.language as hl
 from helion import _files
+from helion._shapes import SizeClasses
 from helion.backends.triton.execute import native
 from helion.backends.triton.execute.native import Argument, Binary, build
 from helion.runtime import dispatch, signature, stub_driver
@@ -151,6 +152,13 @@ def test_guard_agrees_on_sizes_that_may_vary(
         assert ours(other) == theirs(other)
 
 
+def guard_of_classes(tensors: tuple[torch.Tensor, ...]) -> Any:
+    classes = SizeClasses()
+    signatures = [signature.signature_of(tensor, classes) for tensor in tensors]
+    sizes, strides = zip(*(each.known() for each in signatures), strict=True)
+    return native.guard(tensors, sizes, strides, signature.size_table(signatures))
+
+
 DIMENSION = st.sampled_from([0, 1, 2, 3, 4])
 
 
@@ -163,9 +171,7 @@ def test_classes_are_those_of_the_key(layouts: list[tuple[int, ...]], data: st.D
         return signature.arguments_key(each, [False] * len(each), False)
 
     first = tensors_of(layouts)
-    sizes = [[n if n < 2 else None for n in t.shape] for t in first]
-    strides = [[n if n < 2 else None for n in t.stride()] for t in first]
-    guard = native.guard(first, sizes, strides, classes=True)
+    guard = guard_of_classes(first)
     assert guard is not None and guard(*first)
     step = st.sampled_from([lambda n: n, lambda n: 2 * n, lambda n: n + (n > 1), lambda n: 2, lambda n: max(n, 3)])
     change = data.draw(st.one_of(step, st.just(None)))
@@ -181,8 +187,8 @@ def test_offsets_beyond_31_bits_are_a_class(tmp_path: Path) -> None:
     def view(step: int) -> torch.Tensor:
         return memory.as_strided((2,), (step,))
 
-    narrow = native.guard((view(2**31 - 1),), [[None]], [[None]], classes=True)
-    wide = native.guard((view(2**31 + 5),), [[None]], [[None]], classes=True)
+    narrow = guard_of_classes((view(2**31 - 1),))
+    wide = guard_of_classes((view(2**31 + 5),))
     assert narrow is not None and wide is not None
     for step, fits in ((3, True), (2**31 - 1, True), (2**31, False), (2**31 + 7, False)):
         assert (narrow(view(step)), wide(view(step))) == (fits, not fits)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 
+from ....execution import SizeTable
 from . import build
 
 #: The driver's library, as Triton opens it.
@@ -45,20 +46,19 @@ def guard(
     tensors: Sequence[torch.Tensor],
     sizes: Sequence[Sequence[int | None]],
     strides: Sequence[Sequence[int | None]],
-    *,
-    classes: bool = False,
+    table: SizeTable | None = None,
 ) -> Callable[..., bool] | None:
     """What ``TensorGuards(...).check`` is: a function of as many tensors that says whether type, dispatch keys, dtype,
     device, ``requires_grad``, sizes and strides (None: any) are those of these, and none is given twice.
 
-    With ``classes`` the numbers that may be any must be above 1 and, all tensors together, equal where they are equal
-    here and different where they are different; and offsets into tensors that have such numbers as wide as here.
+    With ``table`` the numbers that may be any must be of the classes that it says.
     """
     module = build.module()
     if module is None:
         return None
+    numbers = None if table is None else (table.classes, table.wide, table.symbolic, table.limit)
     try:
-        return module.guard(tuple(tensors), tuple(map(tuple, sizes)), tuple(map(tuple, strides)), classes)
+        return module.guard(tuple(tensors), tuple(map(tuple, sizes)), tuple(map(tuple, strides)), numbers)
     except ValueError:  # a mode is on
         return None
 

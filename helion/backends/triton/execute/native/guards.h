@@ -4,6 +4,7 @@
 
 #include "tensors.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -28,9 +29,11 @@ struct Guard {
   PyObject_HEAD
   vectorcallfunc call;
   std::vector<Expected>* expected;
-  // Of each number that may be any, in order, which number it is: equal ones stay equal, different ones different. None
-  // is 0 or 1. Empty where they do not matter.
-  std::vector<size_t>* groups;
+  // Of each number that may be any, in order, its class: equal ones stay equal, different ones different, in the order in
+  // which they first appear. None is below `symbolic`. Empty where they do not matter.
+  std::vector<int64_t>* groups;
+  int64_t symbolic;
+  int64_t limit;  // of offsets that are not wide
 };
 
 bool same_numbers(c10::IntArrayRef actual, const std::vector<int64_t>& expected) {
@@ -66,16 +69,16 @@ void gather(c10::IntArrayRef actual, const std::vector<int64_t>& expected, std::
   }
 }
 
-bool wide_offsets(const c10::TensorImpl* impl) {
+bool wide_offsets(const c10::TensorImpl* impl, int64_t limit) {
   int64_t last = 0;
   for (size_t i = 0; i < impl->sizes().size(); ++i) {
     last += (impl->sizes()[i] - 1) * impl->strides()[i];
   }
-  return last > std::numeric_limits<int32_t>::max();
+  return last >= limit;
 }
 
-// Whether numbers are equal and different as `groups` says, and all above 1.
-bool grouped(const std::vector<int64_t>& numbers, const std::vector<size_t>& groups) {
+// Whether numbers are equal and different as `groups` says, and none is below `symbolic`.
+bool grouped(const std::vector<int64_t>& numbers, const std::vector<int64_t>& groups, int64_t symbolic) {
   std::vector<int64_t> seen;
   for (size_t i = 0; i < numbers.size(); ++i) {
     size_t found = 0;
@@ -85,29 +88,31 @@ bool grouped(const std::vector<int64_t>& numbers, const std::vector<size_t>& gro
     if (found == seen.size()) {
       seen.push_back(numbers[i]);
     }
-    if (found != groups[i] || numbers[i] < 2) {
+    if (static_cast<int64_t>(found) != groups[i] || numbers[i] < symbolic) {
       return false;
     }
   }
   return true;
 }
 
-bool same_classes(PyObject* const* args, const std::vector<Expected>& expected, const std::vector<size_t>& groups) {
+bool same_classes(PyObject* const* args, const Guard& guard) {
+  const auto& expected = *guard.expected;
   std::vector<int64_t> numbers;
-  numbers.reserve(groups.size());
+  numbers.reserve(guard.groups->size());
   for (size_t i = 0; i < expected.size(); ++i) {
     const c10::TensorImpl* impl = impl_of(args[i]);
     gather(impl->sizes(), expected[i].sizes, &numbers);
     gather(impl->strides(), expected[i].strides, &numbers);
-    if (expected[i].dynamic && wide_offsets(impl) != expected[i].wide) {
+    if (expected[i].dynamic && wide_offsets(impl, guard.limit) != expected[i].wide) {
       return false;
     }
   }
-  return grouped(numbers, groups);
+  return grouped(numbers, *guard.groups, guard.symbolic);
 }
 
 PyObject* guard_call(PyObject* self, PyObject* const* args, size_t flagged, PyObject* names) {
-  const auto& expected = *reinterpret_cast<Guard*>(self)->expected;
+  const auto& guard = *reinterpret_cast<Guard*>(self);
+  const auto& expected = *guard.expected;
   const size_t count = PyVectorcall_NARGS(flagged);
   if (count != expected.size() || names != nullptr) {
     return answer(false);
@@ -124,8 +129,7 @@ PyObject* guard_call(PyObject* self, PyObject* const* args, size_t flagged, PyOb
         return answer(false);
       }
     }
-    const auto& groups = *reinterpret_cast<Guard*>(self)->groups;
-    return answer(groups.empty() || same_classes(args, expected, groups));
+    return answer(guard.groups->empty() || same_classes(args, guard));
   } catch (...) {
     return answer(false);
   }
@@ -152,38 +156,34 @@ bool read_numbers(PyObject* object, std::vector<int64_t>* numbers) {
   return PyErr_Occurred() == nullptr;
 }
 
-// For each number the position of its like among the different ones.
-std::vector<size_t> groups_of(const std::vector<int64_t>& numbers) {
-  std::vector<size_t> groups;
-  std::vector<int64_t> seen;
-  for (const int64_t number : numbers) {
-    size_t found = 0;
-    while (found < seen.size() && seen[found] != number) {
-      ++found;
-    }
-    if (found == seen.size()) {
-      seen.push_back(number);
-    }
-    groups.push_back(found);
-  }
-  return groups;
-}
-
-// guard(tensors, sizes, strides, classes): a function of as many tensors that says whether they are like these.
+// guard(tensors, sizes, strides, table): a function of as many tensors that says whether they are like these. `table` is
+// None, or the classes of the numbers that may be any, for each tensor whether it is wide, and what these words mean.
 PyObject* make_guard(PyObject*, PyObject* args) {
-  PyObject *tensors, *sizes, *strides;
-  int classes;
+  PyObject *tensors, *sizes, *strides, *table;
   if (!PyArg_ParseTuple(
-          args, "O!O!O!p", &PyTuple_Type, &tensors, &PyTuple_Type, &sizes, &PyTuple_Type, &strides, &classes)) {
+          args, "O!O!O!O", &PyTuple_Type, &tensors, &PyTuple_Type, &sizes, &PyTuple_Type, &strides, &table)) {
     return nullptr;
   }
+  PyObject *classes, *wide = nullptr;
+  long long symbolic = 0, limit = 0;
   std::vector<Expected> expected;
-  std::vector<int64_t> numbers;
+  std::vector<int64_t> groups;
+  const bool grouped = table != Py_None;
+  if (grouped &&
+      (!PyArg_ParseTuple(table, "OO!LL", &classes, &PyTuple_Type, &wide, &symbolic, &limit) ||
+       !read_numbers(classes, &groups))) {
+    return nullptr;
+  }
   const Py_ssize_t count = PyTuple_GET_SIZE(tensors);
   if (PyTuple_GET_SIZE(sizes) != count || PyTuple_GET_SIZE(strides) != count) {
     PyErr_SetString(PyExc_ValueError, "sizes and strides are not as many as tensors");
     return nullptr;
   }
+  if (grouped && PyTuple_GET_SIZE(wide) != count) {
+    PyErr_SetString(PyExc_ValueError, "a table for another number of tensors");
+    return nullptr;
+  }
+  size_t dynamic = 0;
   const auto local = c10::impl::tls_local_dispatch_key_set();
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* tensor = PyTuple_GET_ITEM(tensors, i);
@@ -203,20 +203,26 @@ PyObject* make_guard(PyObject*, PyObject* args) {
       PyErr_SetString(PyExc_ValueError, "as many sizes and strides as the tensor has dimensions");
       return nullptr;
     }
-    const size_t before = numbers.size();
-    if (classes) {
-      gather(impl->sizes(), each.sizes, &numbers);
-      gather(impl->strides(), each.strides, &numbers);
-      each.dynamic = numbers.size() > before;
-      each.wide = wide_offsets(impl);
+    if (grouped) {
+      const size_t before = dynamic;
+      dynamic += std::count(each.sizes.begin(), each.sizes.end(), ANY);
+      dynamic += std::count(each.strides.begin(), each.strides.end(), ANY);
+      each.dynamic = dynamic > before;
+      each.wide = PyObject_IsTrue(PyTuple_GET_ITEM(wide, i)) == 1;
     }
     expected.push_back(std::move(each));
+  }
+  if (grouped && dynamic != groups.size()) {
+    PyErr_SetString(PyExc_ValueError, "a table for another number of sizes and strides");
+    return nullptr;
   }
   auto* made = reinterpret_cast<Guard*>(guard_type.tp_alloc(&guard_type, 0));
   if (made != nullptr) {
     made->call = guard_call;
     made->expected = new std::vector<Expected>(std::move(expected));
-    made->groups = new std::vector<size_t>(groups_of(numbers));
+    made->groups = new std::vector<int64_t>(std::move(groups));
+    made->symbolic = symbolic;
+    made->limit = limit;
   }
   return reinterpret_cast<PyObject*>(made);
 }
