@@ -30,7 +30,6 @@ from ..walk.iterations import NUMBERS, Number, check_same_type, differs, merged_
 from ..walk.rollback import repeated
 from ..walk.scope import Break, Continue, Return, Scope, assign, evaluate
 from ..walk.shared_memory import share
-from ..walk.unfollowed import head_of
 from .launches import walk_host
 
 
@@ -84,7 +83,7 @@ def _iteration(
 ) -> _Iteration | None:
     """Walks the body; None if that adds to ``changing``."""
     s.frame.names = dict(before)
-    unchanged = mutations.begin(s, changing.in_place, head_of(node))
+    unchanged = mutations.begin(s, changing.in_place, node)
     made, start = _begin(s, node, item, changing)
     s.walk.body = []
     try:
@@ -99,7 +98,7 @@ def _iteration(
             statement="`break` or `continue` in a host loop around a grid loop", where="host", remedy=""
         ) from None
     s.at(node)
-    known = not mutations.extend(s, changing.in_place, unchanged, head_of(node))
+    known = not mutations.extend(s, changing.in_place, unchanged, node)
     if _changes(start, s.frame.names, changing) or not known:
         return None
     return _Iteration([*made, *s.walk.body], start, s.frame.names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from .... import exc
 from ..runtime_values import opaque
 from ..values import HostTensorValue
 from .scope import Scope
-from .unfollowed import SavedHost, changed_containers, save_host
+from .unfollowed import SavedHost, changed_containers, head_of, save_host
 
 #: Iterations that each change attributes of other objects than those before: these are objects that they make.
 _MAX_TRIALS = 8
@@ -33,20 +34,20 @@ class _Before:
     attributes: dict[tuple[int, str], tuple[Any, Any]]
 
 
-def begin(s: Scope, known: Mutations, loop: str) -> _Before:
+def begin(s: Scope, known: Mutations, loop: ast.stmt) -> _Before:
     """An iteration begins, in which only the run knows what is in containers and attributes that an iteration changes."""
     for key, container in known.containers.items():
         names = (f"`{name}`" for name, value in s.frame.names.items() if value is container)
         s.t.world.poisoned[key] = (
             container,
-            opaque(f"what is in {next(names, 'a container')}", f" (`{loop}` changes it)"),
+            opaque(f"what is in {next(names, 'a container')}", f" (`{head_of(loop)}` changes it)"),
         )
     for (key, name), owner in known.attributes.items():
-        s.t.world.attributes[(key, name)] = (owner, opaque(f"`{name}`", f" (`{loop}` assigns it)"))
+        s.t.world.attributes[(key, name)] = (owner, opaque(f"`{name}`", f" (`{head_of(loop)}` assigns it)"))
     return _Before(save_host(s), frozenset(s.t.world.poisoned), dict(s.t.world.attributes))
 
 
-def extend(s: Scope, known: Mutations, before: _Before, loop: str) -> bool:
+def extend(s: Scope, known: Mutations, before: _Before, loop: ast.stmt) -> bool:
     """Adds what has changed since ``before``; whether there was anything to add."""
     containers = {key: value for key, value in _containers(s, before).items() if key not in known.containers}
     attributes = {
@@ -60,7 +61,7 @@ def extend(s: Scope, known: Mutations, before: _Before, loop: str) -> bool:
     if attributes and known.trials > _MAX_TRIALS:
         name = next(name for _, name in attributes)
         raise exc.StatementNotSupported(
-            statement=f"An assignment to `{name}` of an object that is made in `{loop}`",
+            statement=f"An assignment to `{name}` of an object that is made in `{head_of(loop)}`",
             where="host",
             remedy="; make the object before the loop, or keep the value in a variable",
         )
