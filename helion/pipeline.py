@@ -44,8 +44,6 @@ else:
 _LOG = _logging.logger(__name__)
 #: Kernels and configs of which it was said what they do not get.
 _SAID: set[tuple[str, Config]] = set()
-#: Predicted shared memory is at most this times the real bytes, plus this many (test_resources.py holds it to that).
-_SHARED_FACTOR, _SHARED_BYTES = 1.10, 2048
 
 
 @dataclass(frozen=True)
@@ -157,14 +155,17 @@ class Analysis:
         if self.seeds.seeds or all(0 in extents for extents in grids):
             return None
         space = self.space
-        needed = min(
-            self.backend.predict(self.facts, space.fewest(config), self.target).shared_bytes
-            for config in (space.conservative(), space.smallest())
+        options = (space.fewest(config) for config in (space.conservative(), space.smallest()))
+        nearest = min(
+            (self.backend.predict(self.facts, decisions, self.target) for decisions in options),
+            key=lambda predicted: predicted.shared_bytes,
         )
-        if (needed - _SHARED_BYTES) / _SHARED_FACTOR <= self.target.smem_per_block_bytes:
+        if nearest.least_shared_bytes <= self.target.smem_per_block_bytes:
             return None
         has = f"{self.target} has {self.target.smem_per_block_bytes}"
-        return space.nothing_fits(f"even in the smallest tiles {needed} bytes of shared memory are needed, {has}")
+        return space.nothing_fits(
+            f"even in the smallest tiles {nearest.shared_bytes} bytes of shared memory are needed, {has}"
+        )
 
     @functools.cached_property
     def config_spec(self) -> ConfigSpace:

@@ -63,9 +63,10 @@ class Predicted:
     """What one launch takes.
 
     ``registers_per_thread`` before any cap, in 32-bit registers, of which there are ``register_limit``; ``spill_risk``
-    from 0 (none) to 1 (certain). ``shared_bytes`` per block is an upper bound. ``waves`` is blocks over all that run at once. ``fits``: the launch is
-    possible (shared memory, tensor memory, threads, tile size); if not, ``reason`` says what is needed and what there
-    is. ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline.
+    from 0 (none) to 1 (certain). ``shared_bytes`` per block is an upper bound, and no error of the prediction makes it
+    less than ``least_shared_bytes``. ``waves`` is blocks over all that run at once. ``fits``: the launch is possible
+    (shared memory, tensor memory, threads, tile size); if not, ``reason`` says what is needed and what there is.
+    ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline.
     """
 
     registers_per_thread: int
@@ -79,6 +80,7 @@ class Predicted:
     flops: int
     time_us: float
     register_limit: int
+    least_shared_bytes: int = 0
     reason: str = ""
 
     @property

@@ -13,7 +13,6 @@ import torch
 import helion
 import helion.language as hl
 from helion import exc
-from helion import pipeline as whole
 from helion._compiler.ir.build import Numbers
 from helion._compiler.ir.grammar import (
     ForAttrs,
@@ -205,7 +204,7 @@ def test_an_invalid_result_of_a_step_names_it(name: str, monkeypatch: pytest.Mon
     """Through the whole way to code, so that it is the list that is run."""
 
     planted = tuple(replace(s, rewrite=_then_spoil(s)) if s.name == name else s for s in STEPS)
-    monkeypatch.setitem(whole.BACKENDS, "triton", replace(BACKENDS["triton"], steps=planted))
+    monkeypatch.setattr(type(BACKENDS["triton"]), "steps", planted)
     with pytest.raises(exc.VerifierError, match=rf"{re.escape(name)}\b.*a barrier has operands"):
         generate("sums")
 

@@ -6,18 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..._compiler.host.program import Form, Module
-from ..._compiler.passes.schedule import Step
 from ..._lazy import lazy
-from .limits import limits
-from .lower.steps import STEPS
-from .refusal import refusal
 
 if TYPE_CHECKING:
     from ... import exc
     from ..._compiler.context import Limits
     from ..._compiler.facts.records import KernelFacts
+    from ..._compiler.host.program import Form, Module
     from ..._compiler.ir.grammar import Program
+    from ..._compiler.passes.schedule import Step
     from ...autotuner.decisions import Decisions
     from ...autotuner.proposal import Heuristic, Predicted
     from ...autotuner.space.own import OwnKeys
@@ -25,20 +22,23 @@ if TYPE_CHECKING:
     from ...hardware import Target
     from ...settings import Settings
     from ..execution import Executor, Toolchain
-    from . import inline, space
+    from . import inline, limits, refusal, space
     from .codegen import module
     from .execute import executor
     from .heuristics import registry
-    from .lower import host, kernels
+    from .lower import host, kernels, steps
     from .plan import build
     from .plan.records import Plan
     from .resources import predict
     from .toolchain import chain, signature
 else:
-    # binding needs the front end alone
+    # importing the product needs none of these, and binding the front end alone
     inline = lazy("helion.backends.triton.inline")
     module = lazy("helion.backends.triton.codegen.module")
     host = lazy("helion.backends.triton.lower.host")
+    limits = lazy("helion.backends.triton.limits")
+    refusal = lazy("helion.backends.triton.refusal")
+    steps = lazy("helion.backends.triton.lower.steps")
     kernels = lazy("helion.backends.triton.lower.kernels")
     registry = lazy("helion.backends.triton.heuristics.registry")
     executor = lazy("helion.backends.triton.execute.executor")
@@ -54,7 +54,10 @@ class Triton:
     """The backend that prints Triton; see ``backends.protocol.Backend``."""
 
     name: str = "triton"
-    steps: tuple[Step, ...] = STEPS
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return steps.STEPS
 
     @property
     def heuristics(self) -> tuple[Heuristic, ...]:
@@ -65,10 +68,10 @@ class Triton:
         return inline.RULES
 
     def limits(self, target: Target) -> Limits:
-        return limits(target)
+        return limits.limits(target)
 
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
-        return refusal(program, target)
+        return refusal.refusal(program, target)
 
     def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return space.own_keys(seen, program, target, settings)

@@ -230,15 +230,11 @@ def _lowered(scene: Scene, decisions: Decisions) -> Lowered:
     return lower(scene.program, decisions, scene.target, scene.settings, STEPS)
 
 
-def _until_settled(rule: _Step) -> _Step:
+def _until_settled(rule: _Step, scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """``rule`` again and again while it changes something: what it takes away may leave room for less, or for more."""
-
-    def settle(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-        while (settled := rule(scene, decisions, repair)) is not decisions:
-            decisions = settled
-        return decisions
-
-    return settle
+    while (settled := rule(scene, decisions, repair)) is not decisions:
+        decisions = settled
+    return decisions
 
 
 def _boxes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -317,7 +313,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("a block of threads with so many registers does not fit an SM", _registers),
     ("no tile of an epilogue is wide enough", _subtiles),
     ("a dimension of the grid is too long", _long_axes),
-    ("it cannot be moved as a box on this target, or in these sizes", _until_settled(_boxes)),
-    ("the loop waits for other threads in each iteration", _until_settled(_loops_in_order)),
+    ("it cannot be moved as a box on this target, or in these sizes", functools.partial(_until_settled, _boxes)),
+    ("the loop waits for other threads in each iteration", functools.partial(_until_settled, _loops_in_order)),
     ("the access has another option, or a descriptor, which has none", _access_options),
 )

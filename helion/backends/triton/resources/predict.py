@@ -16,6 +16,8 @@ from .traffic import Work, time_us, work
 
 #: What a CUDA driver takes of an SM's shared memory for every resident block.
 _RESERVED_SHARED_BYTES = 1024
+#: Predicted shared memory is at most this times the real bytes, plus this many (test_predict.py holds it to that).
+_SHARED_FACTOR, _SHARED_BYTES = 1.10, 2048
 #: How much longer a kernel that certainly spills runs, at a guess.
 _SPILL_SLOWDOWN = 2.0
 
@@ -80,6 +82,7 @@ def _predict(
         register_limit=limit,
         spill_risk=risk,
         shared_bytes=shared,
+        least_shared_bytes=max(0, math.ceil((shared - _SHARED_BYTES) / _SHARED_FACTOR)),
         tensor_memory_columns=columns,
         waves=waves,
         occupancy_blocks=occupancy,
