@@ -97,8 +97,7 @@ def _grown_numbers(s: Scope, trial: Trial, before: dict[str, Any]) -> dict[str, 
 
 def carried_values(s: Scope, trial: Trial, before: dict[str, Any]) -> tuple[list[Carried], set[str]]:
     """The values the loop carries, and names of temporaries that it does not."""
-    used = {id(v) for op in trial.ops for inner in op.walk() for v in inner.values()}
-    used.update(id(v) for op in trial.ops for inner in op.walk() for r in inner.regions for v in r.results)
+    used = {v.number for op in trial.ops for inner in op.walk() for v in inner.reads()}
     carried: list[Carried] = []
     temporaries: set[str] = set()
     for name, param in trial.params.items():
@@ -106,7 +105,7 @@ def carried_values(s: Scope, trial: Trial, before: dict[str, Any]) -> tuple[list
         if not isinstance(after, DeviceValue):
             after = _carried_number(s, trial.ops, after, param, name)
         if (after.dtype, after.dims) != (param.dtype, param.dims):
-            if id(param) not in used:  # a temporary that happens to reuse the name
+            if param.number not in used:  # a temporary that happens to reuse the name
                 temporaries.add(name)
                 continue
             raise exc.ControlFlowTensorMismatch(
