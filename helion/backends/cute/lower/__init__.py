@@ -1,0 +1,1 @@
+"""From the device IR to the records that plans are made of."""

@@ -1,0 +1,93 @@
+"""The printed arithmetic of epilogues, executed on the CPU with stand-ins for the DSL's functions, against torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from backends.cute import gemms
+
+from helion.backends.cute.codegen.epilogue import evaluate
+from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction
+
+
+@dataclasses.dataclass
+class Number:
+    """fp32 values with the DSL's way of converting; every operation rounds to fp32, as the GPU's do."""
+
+    held: torch.Tensor
+
+    def to(self, kind: Callable[[Any], Number]) -> Number:
+        return kind(self)
+
+
+def _held(value: Any) -> torch.Tensor:
+    return value.held if isinstance(value, Number) else torch.tensor(value, dtype=torch.float32)
+
+
+def _lift(function: Callable[..., torch.Tensor]) -> Callable[..., Number]:
+    return lambda *values, **_: Number(function(*map(_held, values)))
+
+
+for _name in ("add", "sub", "mul", "truediv"):
+    _function = getattr(__import__("operator"), _name)
+    setattr(Number, f"__{_name}__", _lift(_function))
+    setattr(Number, f"__r{_name}__", _lift(lambda x, y, f=_function: f(y, x)))
+Number.__neg__ = _lift(torch.neg)  # type: ignore[attr-defined]
+Number.__lt__ = _lift(torch.lt)  # type: ignore[attr-defined]
+
+CUTLASS = types.SimpleNamespace(
+    Float32=_lift(lambda x: x.float()),
+    Float16=_lift(lambda x: x.half().float()),
+    BFloat16=_lift(lambda x: x.bfloat16().float()),
+    select_=_lift(torch.where),
+)
+MATH = types.SimpleNamespace(**{name: _lift(getattr(torch, name)) for name in ("exp", "log", "sqrt", "rsqrt", "tanh")})
+MATH.erf, MATH.abs, MATH.exp2 = _lift(torch.erf), _lift(torch.abs), _lift(torch.exp2)
+ARCH = types.SimpleNamespace(rcp_approx=_lift(torch.reciprocal), fmax=_lift(torch.maximum), fmin=_lift(torch.minimum))
+CUTE = types.SimpleNamespace(math=MATH, arch=ARCH)
+
+functional = torch.nn.functional
+EAGER: dict[str, Callable[..., torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "round_float16": lambda x: x.half().float(),
+    "round_bfloat16": lambda x: x.bfloat16().float(),
+}
+VALUES = torch.cat([torch.linspace(-30, 30, 4001), torch.logspace(-20, 1, 500), -torch.logspace(-20, 1, 500)])
+
+
+def run(epilogue: Epilogue, values: torch.Tensor, output: str = "bfloat16") -> torch.Tensor:
+    plan = dataclasses.replace(gemms.hopper("bf16"), problem=gemms.product(output=output, epilogue=epilogue))
+    names: dict[str, Any] = {"values": [Number(values)], "i": 0, "cutlass": CUTLASS, "cute": CUTE}
+    exec("\n".join(evaluate(plan)), names)
+    return names["values"][0].held
+
+
+@pytest.mark.parametrize("output", ["bfloat16", "float32"])
+@pytest.mark.parametrize("op", ARITY)
+def test_every_operation_is_torchs(op: str, output: str) -> None:
+    values = VALUES.abs() if op in ("log", "sqrt", "rsqrt") else VALUES
+    found = run(Epilogue(instructions=(Instruction(op, (0, 0.7)[: ARITY[op]]),)), values, output)
+    eager = EAGER.get(op) or getattr(torch, op)
+    wanted = eager(*(values, torch.tensor(0.7))[: ARITY[op]])
+    # gelu cancels for negative values in torch too: there the sum 1 + erf is what is compared.
+    floor = VALUES.abs().max() * 1e-7 if op in ("gelu", "gelu_tanh") else 1e-30
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=float(floor))
+
+
+@pytest.mark.parametrize("op", ["relu", "maximum", "minimum", "tanh", "sigmoid", "abs"])
+def test_nan_stays_nan(op: str) -> None:
+    found = run(Epilogue(instructions=(Instruction(op, (0, 0.7)[: ARITY[op]]),)), torch.tensor([float("nan")]))
+    assert found.isnan().all()
+
+
+def test_arguments_keep_their_order() -> None:
+    values = torch.tensor([3.0])
+    assert run(Epilogue(instructions=(Instruction("sub", (1.0, 0)),)), values) == -2.0
+    assert run(Epilogue(instructions=(Instruction("div", (0, 2.0)), Instruction("sub", (0, 1)))), values) == 1.5

@@ -1,0 +1,238 @@
+"""Programs of the front end as products: what is read off them, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion.backends.cute.codegen.module import build
+from helion.backends.cute.lower.product import Product, product_of
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.epilogue import Instruction
+from helion.backends.cute.plan.records import Choice
+from helion.backends.cute.plan.refusal import Refusal
+from helion.hardware import target
+
+M, N, K = 192, 320, 136
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype)
+
+
+def product(kernel: Any, *arguments: Any) -> Product:
+    return product_of(kernel.bind(arguments)._analysis.program)
+
+
+@helion.kernel(static_shapes=True)
+def fused(x: torch.Tensor, y: torch.Tensor, extra: torch.Tensor, epilogue: Callable[..., Any]) -> torch.Tensor:
+    m, k = x.size()
+    _, n = y.size()
+    out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = epilogue(acc, extra, tile_m, tile_n)
+    return out
+
+
+def epilogue_of(epilogue: Callable[..., Any], extra: torch.Tensor) -> Product:
+    """Of the kernel whose output is `epilogue` of the sums, the extra tensor and its two tiles."""
+    return product(fused, tensor(M, K), tensor(K, N), extra, epilogue)
+
+
+@helion.kernel(static_shapes=True)
+def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    _, n = y.size()
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "majors", "pitches"),
+    [
+        (tensor(M, K), tensor(K, N), ("k", "mn"), (K, N)),
+        (tensor(M, K), tensor(N, K).t(), ("k", "k"), (K, K)),
+        (tensor(K, M).t(), tensor(K, N), ("mn", "mn"), (M, N)),
+        (tensor(M, 2 * K)[:, :K], tensor(K, N), ("k", "mn"), (2 * K, N)),
+    ],
+)
+def test_majors_and_pitches_come_from_strides(
+    x: Any, y: Any, majors: tuple[str, str], pitches: tuple[int, int]
+) -> None:
+    found = product(plain, x, y)
+    problem = found.problem
+    assert (problem.m, problem.n, problem.k) == (M, N, K)
+    assert (problem.a_major, problem.b_major) == majors
+    assert (problem.a_pitch, problem.b_pitch, problem.d_pitch) == (*pitches, N)
+    assert problem.epilogue.instructions == ()
+    assert (found.a, found.b, found.d, found.operands) == (0, 1, 2, ())
+
+
+def test_a_grid_in_the_other_order_is_the_same_product() -> None:
+    @helion.kernel(static_shapes=True)
+    def turned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        m, k = x.size()
+        _, n = y.size()
+        out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+        for tile_n, tile_m in hl.tile([n, m]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            out[tile_m, tile_n] = acc.to(x.dtype)
+        return out
+
+    assert product(turned, tensor(M, K), tensor(K, N)).problem == product(plain, tensor(M, K), tensor(K, N)).problem
+
+
+def test_a_turned_operand_is_read_where_it_lies() -> None:
+    @helion.kernel(static_shapes=True)
+    def turned(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        m, k = x.size()
+        n, _ = w.size()
+        out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], w[tile_n, tile_k].T)
+            out[tile_m, tile_n] = acc.to(x.dtype)
+        return out
+
+    problem = product(turned, tensor(M, K), tensor(N, K)).problem
+    assert (problem.b_major, problem.b_pitch) == ("k", K)
+
+
+# Operands of the epilogue --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extra", "epilogue", "kind"),
+    [
+        (tensor(N), lambda acc, v, m, n: acc * v[n], "row"),
+        (tensor(N), lambda acc, v, m, n: acc * v[n][None, :], "row"),
+        (tensor(N).expand(M, N), lambda acc, v, m, n: acc * v[m, n], "row"),
+        (tensor(M), lambda acc, v, m, n: acc * v[m][:, None], "column"),
+        (tensor(M)[:, None].expand(M, N), lambda acc, v, m, n: acc * v[m, n], "column"),
+        (tensor(M, N), lambda acc, v, m, n: acc * v[m, n], "exact"),
+        (tensor(M, 2 * N)[:, :N], lambda acc, v, m, n: acc * v[m, n], "exact"),
+    ],
+)
+def test_operands_are_classed_by_strides(extra: torch.Tensor, epilogue: Callable[..., Any], kind: str) -> None:
+    problem = epilogue_of(epilogue, extra).problem
+    (operand,) = problem.epilogue.operands
+    assert (operand.kind, operand.dtype) == (kind, "bfloat16")
+    assert operand.pitch == (extra.stride(0) if kind == "exact" else 0)
+    assert problem.epilogue.instructions == (Instruction("mul", (0, 1)),)
+
+
+@pytest.mark.parametrize(
+    ("extra", "epilogue", "message"),
+    [
+        (tensor(2 * N), lambda acc, v, m, n: acc + v[n], "of which tiles cover"),
+        (tensor(2 * N)[::2], lambda acc, v, m, n: acc + v[n], "no matrix, row or column"),
+        (tensor(N, M).t(), lambda acc, v, m, n: acc + v[m, n], "no matrix, row or column"),
+        (tensor(N), lambda acc, v, m, n: acc + hl.load(v, [n], extra_mask=n.index < 7), "without offsets and masks"),
+        (tensor(N + 1), lambda acc, v, m, n: acc + v[n.index + 1], "without offsets and masks"),
+        (tensor(N), lambda acc, v, m, n: torch.sin(acc) + v[n], "sin in an epilogue"),
+        (tensor(N), lambda acc, v, m, n: acc + acc.sum(-1)[:, None], "reduce in an epilogue"),
+        (tensor(N, dtype=torch.int32), lambda acc, v, m, n: acc * v[n], "int32"),
+        (tensor(N), lambda acc, v, m, n: torch.where(acc > 0, acc, v[n]), "in an epilogue is not implemented"),
+        (tensor(M, N), lambda acc, v, m, n: v[m, n] + 1.0, "loop"),
+    ],
+)
+def test_other_epilogues_are_refused(extra: torch.Tensor, epilogue: Callable[..., Any], message: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(message)):
+        found = epilogue_of(epilogue, extra)
+        plan_gemm(found.problem, Choice(tile=(128, 64, 64)), target("sm_90"))
+
+
+def test_rounding_within_a_chain_stays() -> None:
+    """Eager rounds where the user casts and after every operation on 16-bit values; the last rounding is the store's."""
+    found = epilogue_of(lambda acc, v, m, n: acc.to(torch.bfloat16) * v[n] + 1.0, tensor(N))
+    ops = [instruction.op for instruction in found.problem.epilogue.instructions]
+    assert ops == ["round_bfloat16", "mul", "round_bfloat16", "add", "round_bfloat16"]
+    found = epilogue_of(lambda acc, v, m, n: (acc * v[n]).to(torch.bfloat16), tensor(N))
+    assert [instruction.op for instruction in found.problem.epilogue.instructions] == ["mul"]
+
+
+def test_an_output_that_shares_memory_is_refused() -> None:
+    @helion.kernel(static_shapes=True)
+    def into(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        m, k = x.size()
+        _, n = y.size()
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            out[tile_m, tile_n] = acc + out[tile_m, tile_n]
+        return out
+
+    with pytest.raises(Refusal, match="shares memory with the output"):
+        product(into, tensor(M, K), tensor(K, N), tensor(M, N))
+
+
+def test_other_programs_are_refused() -> None:
+    @helion.kernel(static_shapes=True)
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = x[tile, :].sum(-1)
+        return out
+
+    @helion.kernel(static_shapes=True)
+    def scaled_operand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        m, k = x.size()
+        _, n = y.size()
+        out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k] * 2, y[tile_k, tile_n])
+            out[tile_m, tile_n] = acc.to(x.dtype)
+        return out
+
+    @helion.kernel(static_shapes=True)
+    def from_one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        m, k = x.size()
+        _, n = y.size()
+        out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.full([tile_m, tile_n], 1.0, dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            out[tile_m, tile_n] = acc.to(x.dtype)
+        return out
+
+    with pytest.raises(Refusal, match="two tiled dimensions"):
+        product(sums, tensor(M, N))
+    with pytest.raises(Refusal, match="not with pointwise"):
+        product(scaled_operand, tensor(M, K), tensor(K, N))
+    with pytest.raises(Refusal, match="start from zero"):
+        product(from_one, tensor(M, K), tensor(K, N))
+
+
+def test_extents_have_to_be_known() -> None:
+    dynamic = helion.kernel(plain.fn, static_shapes=False)
+    with pytest.raises(Refusal):
+        product(dynamic, tensor(M, K), tensor(K, N))
+
+
+def test_a_program_becomes_a_module() -> None:
+    found = epilogue_of(
+        lambda acc, v, m, n: torch.nn.functional.gelu(acc + v[n], approximate="tanh").to(torch.bfloat16), tensor(N)
+    )
+    text = build(plan_gemm(found.problem, Choice(tile=(128, 64, 64)), target("sm_90")))
+    assert "extra_2_operand: cute.Pointer" in text
