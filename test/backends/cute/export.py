@@ -25,6 +25,7 @@ from backends.cute import gemms
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts
+from helion.backends.cute.plan.epilogue import Constant
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
 from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.roles.programs import kernel_program
@@ -79,7 +80,10 @@ def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
         "dtypes": [problem.operand_dtype, problem.output_dtype],
         "majors": [problem.a_major, problem.b_major],
         "operands": [dataclasses.asdict(operand) for operand in problem.epilogue.operands],
-        "instructions": [[each.op, list(each.arguments)] for each in problem.epilogue.instructions],
+        "instructions": [
+            [each.op, [float(x.text) if isinstance(x, Constant) else x for x in each.arguments]]
+            for each in problem.epilogue.instructions
+        ],
         "tile": list(plan.tile),
         "stages": [plan.ab_stages, plan.store_stages],
         "cluster": list(plan.cluster),

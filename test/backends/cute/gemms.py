@@ -6,14 +6,14 @@ import dataclasses
 
 from helion import hardware
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction
+from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction, constant
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem, Major
 
 HOPPER = hardware.target("sm_90")
 BLACKWELL = hardware.target("sm_100")
 
 RELU = Epilogue(instructions=(Instruction("relu", (0,)),))
-CAST_AND_SCALE = Epilogue(instructions=(Instruction("round_bfloat16", (0,)), Instruction("mul", (1, 0.125))))
+CAST_AND_SCALE = Epilogue(instructions=(Instruction("round_bfloat16", (0,)), Instruction("mul", (1, constant(0.125)))))
 
 
 def bias(then: str | None = None, dtype: str = "bfloat16") -> Epilogue:

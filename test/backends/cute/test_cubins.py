@@ -12,7 +12,7 @@ from backends.cute import cubins, gemms
 
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction
+from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction, constant
 from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.toolchain.offline import compile_text
@@ -45,8 +45,8 @@ def check(plan: GemmPlan, row: dict[str, Any]) -> None:
     assert not {"LDL", "STL"} & set(opcodes)
     assert sum(opcodes.get(opcode, 0) for opcode in (*WGMMA, *UMMA)) == matrix_instructions(plan)
     assert opcodes["UTMALDG"] == boxes(plan)
-    assert opcodes["UTMASTG"] == plan.subtiles
-    assert opcodes.get("LDTM", 0) == (plan.subtiles if plan.unit == "tcgen05" else 0)
+    assert opcodes["UTMASTG"] == (1 if plan.unit == "tcgen05" else plan.subtiles)
+    assert opcodes.get("LDTM", 0) == (1 if plan.unit == "tcgen05" else 0)
     assert opcodes.get("UTCBAR", 0) == (2 if plan.unit == "tcgen05" else 0)
     assert row["shared_bytes"] == shared_bytes(plan)
     if plan.unit == "wgmma":
@@ -105,6 +105,6 @@ def test_comparisons_pass_nan_on() -> None:
 @pytest.mark.parametrize("op", ARITY)
 def test_every_operation_compiles(op: str) -> None:
     pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
-    epilogue = Epilogue(instructions=(Instruction(op, (0, 0.5)[: ARITY[op]]),))
+    epilogue = Epilogue(instructions=(Instruction(op, (0, constant(0.5))[: ARITY[op]]),))
     plan = plan_gemm(gemms.product(epilogue=epilogue), Choice(tile=(64, 64, 64)), gemms.HOPPER)
     assert compile_text(build(plan), plan).cubin

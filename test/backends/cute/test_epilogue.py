@@ -12,7 +12,7 @@ import torch
 from backends.cute import gemms
 
 from helion.backends.cute.codegen.epilogue import evaluate
-from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction
+from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction, constant
 
 
 @dataclasses.dataclass
@@ -56,6 +56,7 @@ EAGER: dict[str, Callable[..., torch.Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "one_plus_tanh": lambda x: (1.0 + torch.tanh(x.double())).float(),
     "round_float16": lambda x: x.half().float(),
     "round_bfloat16": lambda x: x.bfloat16().float(),
 }
@@ -73,21 +74,25 @@ def run(epilogue: Epilogue, values: torch.Tensor, output: str = "bfloat16") -> t
 @pytest.mark.parametrize("op", ARITY)
 def test_every_operation_is_torchs(op: str, output: str) -> None:
     values = VALUES.abs() if op in ("log", "sqrt", "rsqrt") else VALUES
-    found = run(Epilogue(instructions=(Instruction(op, (0, 0.7)[: ARITY[op]]),)), values, output)
+    found = run(Epilogue(instructions=(Instruction(op, (0, constant(0.7))[: ARITY[op]]),)), values, output)
     eager = EAGER.get(op) or getattr(torch, op)
     wanted = eager(*(values, torch.tensor(0.7))[: ARITY[op]])
     # gelu cancels for negative values in torch too: there the sum 1 + erf is what is compared.
-    floor = VALUES.abs().max() * 1e-7 if op in ("gelu", "gelu_tanh") else 1e-30
+    floor = VALUES.abs().max() * 1e-7 if op in ("gelu", "gelu_tanh", "one_plus_tanh") else 1e-30
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=float(floor))
 
 
 @pytest.mark.parametrize("op", ["relu", "maximum", "minimum", "tanh", "sigmoid", "abs"])
 def test_nan_stays_nan(op: str) -> None:
-    found = run(Epilogue(instructions=(Instruction(op, (0, 0.7)[: ARITY[op]]),)), torch.tensor([float("nan")]))
+    found = run(
+        Epilogue(instructions=(Instruction(op, (0, constant(0.7))[: ARITY[op]]),)), torch.tensor([float("nan")])
+    )
     assert found.isnan().all()
 
 
 def test_arguments_keep_their_order() -> None:
     values = torch.tensor([3.0])
-    assert run(Epilogue(instructions=(Instruction("sub", (1.0, 0)),)), values) == -2.0
-    assert run(Epilogue(instructions=(Instruction("div", (0, 2.0)), Instruction("sub", (0, 1)))), values) == 1.5
+    assert run(Epilogue(instructions=(Instruction("sub", (constant(1.0), 0)),)), values) == -2.0
+    assert (
+        run(Epilogue(instructions=(Instruction("div", (0, constant(2.0))), Instruction("sub", (0, 1)))), values) == 1.5
+    )

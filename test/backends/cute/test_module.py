@@ -15,7 +15,7 @@ from helion.backends.cute.codegen.module import build, render
 from helion.backends.cute.codegen.steps import print_steps
 from helion.backends.cute.codegen.writer import Writer
 from helion.backends.cute.plan.counts import counts
-from helion.backends.cute.plan.epilogue import ARITY, Epilogue, EpilogueOperand, Instruction
+from helion.backends.cute.plan.epilogue import ARITY, Epilogue, EpilogueOperand, Instruction, constant
 from helion.backends.cute.plan.records import GemmPlan
 from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.roles import grammar as g
@@ -82,7 +82,7 @@ def test_names_of_operands_meet_none_of_the_kernel() -> None:
 
 @pytest.mark.parametrize("op", ARITY)
 def test_every_operation_prints(op: str) -> None:
-    arguments = (0, 0.5)[: ARITY[op]]
+    arguments = (0, constant(0.5))[: ARITY[op]]
     epilogue = Epilogue(instructions=(Instruction(op, arguments),))
     plan = dataclasses.replace(gemms.hopper("bf16"), problem=gemms.product(epilogue=epilogue))
     assert "x1 = " in build(plan)

@@ -14,7 +14,7 @@ import helion.language as hl
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.lower.product import Product, product_of
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.epilogue import Instruction
+from helion.backends.cute.plan.epilogue import Instruction, constant
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
 from helion.hardware import target
@@ -166,6 +166,26 @@ def test_rounding_within_a_chain_stays() -> None:
     assert ops == ["round_bfloat16", "mul", "round_bfloat16", "add", "round_bfloat16"]
     found = epilogue_of(lambda acc, v, m, n: (acc * v[n]).to(torch.bfloat16), tensor(N))
     assert [instruction.op for instruction in found.problem.epilogue.instructions] == ["mul"]
+
+
+def test_gelu_takes_one_exponential() -> None:
+    found = epilogue_of(lambda acc, v, m, n: torch.nn.functional.gelu(acc + v[n], approximate="tanh"), tensor(N))
+    ops = [instruction.op for instruction in found.problem.epilogue.instructions]
+    assert ops.count("one_plus_tanh") == 1
+    assert "tanh" not in ops
+    found = epilogue_of(lambda acc, v, m, n: torch.tanh(acc) * v[n], tensor(N))
+    assert [instruction.op for instruction in found.problem.epilogue.instructions] == ["tanh", "mul"]
+
+
+def test_numbers_are_told_from_values() -> None:
+    """The number 1.0 is no reference to value 1, nor the other way around."""
+    found = epilogue_of(lambda acc, v, m, n: torch.tanh(acc * v[n]) + 1.0, tensor(N))
+    assert [instruction.op for instruction in found.problem.epilogue.instructions] == ["mul", "one_plus_tanh"]
+    found = epilogue_of(lambda acc, v, m, n: torch.tanh(acc) + torch.relu(acc) * v[n], tensor(N))
+    ops = [instruction.op for instruction in found.problem.epilogue.instructions]
+    assert sorted(ops) == ["add", "mul", "relu", "tanh"]
+    found = epilogue_of(lambda acc, v, m, n: (acc + v[n]) * 1.0, tensor(N))
+    assert found.problem.epilogue.instructions[-1].arguments == (2, constant(1.0))
 
 
 def test_an_output_that_shares_memory_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..plan.epilogue import EpilogueOperand
+from ..plan.epilogue import Constant, EpilogueOperand
 from ..plan.records import GemmPlan
 
 
@@ -66,6 +66,7 @@ EXPRESSIONS: Mapping[str, Callable[..., str]] = {
     "sqrt": lambda x: f"cute.math.sqrt({x})",
     "rsqrt": lambda x: f"cute.math.rsqrt({x})",
     "tanh": lambda x: f"cute.math.tanh({x})",
+    "one_plus_tanh": lambda x: f"2.0 * {_sigmoid(f'({x} * 2.0)')}",
     "erf": lambda x: f"cute.math.erf({x})",
     "sigmoid": lambda x: _sigmoid(x),
     "silu": lambda x: f"{x} * {_sigmoid(x)}",
@@ -105,7 +106,7 @@ def evaluate(plan: GemmPlan) -> list[str]:
         lines.append(f"{operand.label}_value = {_operand_value(plan, operand)}")
     for number, instruction in enumerate(epilogue.instructions, start=1):
         arguments = [
-            names[argument] if isinstance(argument, int) else f"cutlass.Float32({argument!r})"
+            f"cutlass.Float32({argument.text})" if isinstance(argument, Constant) else names[argument]
             for argument in instruction.arguments
         ]
         names.append(f"x{number}")

@@ -73,7 +73,7 @@ def _(step: g.Gate, out: Writer, names: Names) -> None:
     condition = {
         "leader": "place[0] == 0",
         "first_warp": f"warp == {names.role.first_warp}",
-        "last_subtile": f"cutlass.const_expr(subtile == {names.plan.subtiles - 1})",
+        "last_subtile": f"subtile == {names.plan.subtiles - 1}",
     }[step.who]
     with out.block(f"if {condition}:"):
         _body(step.body, out, names)

@@ -26,7 +26,7 @@ from ...._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ...._shapes import Dim, dtype_name
-from ..plan.epilogue import ARITY, Epilogue, EpilogueOperand, Instruction, OperandKind
+from ..plan.epilogue import ARITY, Constant, Epilogue, EpilogueOperand, Instruction, OperandKind, constant
 from ..plan.records import GemmProblem, Major
 from ..plan.refusal import Refusal
 
@@ -277,28 +277,48 @@ class _Chain:
             source = op.operands[0]
             same = isinstance(source, Value) and (source.dtype == dtype or dtype == torch.float32)
             return arguments[0] if same else self._step(ROUNDED[dtype], arguments)
+        tanh_of = self._tanh_plus_one(name, arguments)
+        if tanh_of is not None and dtype == torch.float32:
+            return self._step("one_plus_tanh", (tanh_of,))
         if name not in ARITY or name.startswith("round_"):
             raise Refusal(f"{name} in an epilogue is not implemented")
         result = self._step(name, arguments)
         return result if dtype == torch.float32 else self._step(ROUNDED[dtype], (result,))
+
+    def _tanh_plus_one(self, name: str, arguments: tuple[object, ...]) -> object | None:
+        """The argument of a tanh that 1 is added to: twice a logistic function, which does not cancel and is shorter."""
+        rest = [argument for argument in arguments if argument != constant(1.0)]
+        if name == "add" and len(rest) == 1 and isinstance(rest[0], int) and self.steps[rest[0]][0] == "tanh":
+            return self.steps[rest[0]][1][0]
+        return None
 
     def _step(self, name: str, arguments: tuple[object, ...]) -> int:
         self.steps.append((name, arguments))
         return len(self.steps) - 1
 
     def finish(self, result: object) -> None:
-        """Numbers operands and instructions; the result has to come last and to depend on the sums."""
-        names = {"sums": 0} | {name: number for number, name in enumerate(self.loads, start=1)}
-
-        def number(argument: object) -> int | float:
-            if isinstance(argument, float):
-                return argument
-            return names[argument] if isinstance(argument, str) else 1 + len(self.loads) + int(str(argument))
-
+        """Numbers operands and the instructions that `result` needs; it has to depend on the sums."""
         if result != "sums" and not any("sums" in arguments for _, arguments in self.steps):
             raise Refusal("what is stored does not come from the product")
-        assert result == "sums" or result == len(self.steps) - 1
-        self.instructions = tuple(Instruction(op, tuple(map(number, args))) for op, args in self.steps)
+        names: dict[object, int] = {"sums": 0}
+        names |= {name: number for number, name in enumerate(self.loads, start=1)}
+        instructions: list[Instruction] = []
+        for position in self._needed(result):
+            op, arguments = self.steps[position]
+            numbers = tuple(x if isinstance(x, Constant) else names[x] for x in arguments)
+            names[position] = 1 + len(self.loads) + len(instructions)
+            instructions.append(Instruction(op, numbers))
+        self.instructions = tuple(instructions)
+
+    def _needed(self, result: object) -> list[int]:
+        needed: set[int] = set()
+        waiting = [result]
+        while waiting:
+            position = waiting.pop()
+            if isinstance(position, int) and position not in needed:
+                needed.add(position)
+                waiting += self.steps[position][1]
+        return sorted(needed)
 
     @property
     def epilogue(self) -> Epilogue:
@@ -320,12 +340,12 @@ def _check_ranks(op: Op, frame: _Frame) -> None:
         raise Refusal("a vector along M without its second dimension")
 
 
-def _constant(value: object) -> float:
+def _constant(value: object) -> Constant:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Refusal("numbers of an epilogue that are known only at run time, or truth values, are not implemented")
     if isinstance(value, int) and abs(value) > EXACT_INTEGERS:
         raise Refusal(f"{value} has no exact value in float32")
-    return float(value)
+    return constant(value)
 
 
 def _kind(frame: _Frame, op: Op) -> OperandKind:

@@ -26,6 +26,7 @@ ARITY: Mapping[str, int] = {
     "sqrt": 1,
     "rsqrt": 1,
     "tanh": 1,
+    "one_plus_tanh": 1,
     "erf": 1,
     "sigmoid": 1,
     "silu": 1,
@@ -56,11 +57,22 @@ class EpilogueOperand:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """A number as Python writes it, because 1, 1.0 and True, and 0.0 and -0.0, are equal."""
+
+    text: str
+
+
+def constant(value: float) -> Constant:
+    return Constant(repr(float(value)))
+
+
+@dataclass(frozen=True)
 class Instruction:
-    """``op`` of earlier values (their numbers) or constants (floats)."""
+    """``op`` of earlier values (their numbers) or constants."""
 
     op: str
-    arguments: tuple[int | float, ...]
+    arguments: tuple[int | Constant, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +99,7 @@ class Epilogue:
             if ARITY.get(instruction.op) != len(instruction.arguments):
                 raise Refusal(f"no epilogue operation {instruction.op!r} of {len(instruction.arguments)} arguments")
             for argument in instruction.arguments:
-                if isinstance(argument, bool) or (isinstance(argument, float) and not math.isfinite(argument)):
-                    raise Refusal(f"epilogue constants are finite numbers, not {argument!r}")
-                if isinstance(argument, int) and not 0 <= argument < known + number:
+                if isinstance(argument, Constant) and not math.isfinite(float(argument.text)):
+                    raise Refusal(f"epilogue constants are finite numbers, not {argument.text}")
+                if not isinstance(argument, Constant) and not 0 <= argument < known + number:
                     raise Refusal(f"instruction {number} of the epilogue reads value {argument}, which comes later")

@@ -86,7 +86,8 @@ def _multiply() -> tuple[Step, ...]:
 
 
 def _store(plan: GemmPlan) -> tuple[Step, ...]:
-    """A stage of sums is given back as soon as its last sub-tile is in registers."""
+    """A stage of sums is given back as soon as its last sub-tile is in registers. The loop stays rolled: the other warps
+    work on meanwhile, and long epilogues would otherwise be compiled once per sub-tile."""
     give_back = Gate("last_subtile", (Release("sums_read"),))
     return (
         AllocateSums(),
@@ -96,7 +97,7 @@ def _store(plan: GemmPlan) -> tuple[Step, ...]:
         TileLoop(
             (
                 Wait("sums_read"),
-                SubtileLoop((ReadSums("sums_read"), give_back, *store_subtile(plan))),
+                SubtileLoop((ReadSums("sums_read"), give_back, *store_subtile(plan)), rolled=True),
                 Advance("sums_read"),
             )
         ),
