@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from ...._compiler.ir.grammar import (
-    EFFECTS,
     DotAttrs,
     ForAttrs,
     HostTensor,
@@ -25,6 +24,7 @@ from ...._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
+from ...._compiler.ir.ops import OPS
 from ...._shapes import Dim, dtype_name
 from ..plan.epilogue import ARITY, Constant, Epilogue, EpilogueOperand, Instruction, OperandKind, constant
 from ..plan.records import GemmProblem, Major
@@ -181,7 +181,7 @@ def _operand(frame: _Frame, value: Operand, wanted: tuple[int, int]) -> tuple[Ho
 
 
 def _store(frame: _Frame, body: Region) -> Op:
-    effects = [op for op in frame.program.walk() if op.kind in EFFECTS]
+    effects = [op for op in frame.program.walk() if OPS[op.kind].stays]
     if len(effects) != 1 or effects[0].kind != "store" or effects[0] not in body.ops:
         raise Refusal("one store behind the loop over K is implemented, and no other effect")
     store = effects[0]
