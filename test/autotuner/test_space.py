@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 import re
 from collections.abc import Callable
 from random import Random
@@ -844,3 +845,12 @@ def test_open_extents_do_not_bound_the_tiles() -> None:
     assert (config["block_sizes"], config["reduction_loops"]) == ([64], [1024])
     assert space.conservative()["block_sizes"] == [32]
     assert space.sizes(space.conservative()) == {0: 32, 1: 128}
+
+
+def test_a_space_is_data() -> None:
+    _, space = any_space("matmul", "sm_90")
+    again = pickle.loads(pickle.dumps(space))
+    for seed in range(5):
+        config = space.random(Random(seed))
+        assert again.normalize(config) == config
+        assert again.decode(config) == space.decode(config)
