@@ -37,15 +37,18 @@ class Numbers:
     @classmethod
     def after(cls, program: Program) -> Numbers:
         """What a rewrite of ``program`` gives to what it makes."""
-        made = cls()
+        last, last_value = 0, -1
         for op in program.walk():
-            made.ops = max(made.ops, op.number + 1)
+            if op.number > last:
+                last = op.number
             for value in op.results:
-                made.values = max(made.values, value.number + 1)
+                if value.number > last_value:
+                    last_value = value.number
             for region in op.regions:
                 for value in region.params:
-                    made.values = max(made.values, value.number + 1)
-        return made
+                    if value.number > last_value:
+                        last_value = value.number
+        return cls(last_value + 1, last + 1)
 
     def value(self, dtype: torch.dtype, dims: Dims, name: str = "") -> Value:
         self.values += 1
