@@ -87,6 +87,7 @@ def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
         "tile": list(plan.tile),
         "stages": [plan.ab_stages, plan.store_stages],
         "cluster": list(plan.cluster),
+        "imprecise": plan.operand_bytes == 1 and plan.unit == "wgmma" and not plan.promote,
         "threads": kernel_program(plan).warps * 32,
         "shared_bytes": shared_bytes(plan),
         "transaction_bytes": counts(plan).ab.transaction_bytes,

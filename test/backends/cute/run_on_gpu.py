@@ -26,6 +26,8 @@ FLUSH_BYTES = 256 << 20
 REPEATS = 20
 ROW_ERROR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 """Of the norm of a row, against sums in fp32; outputs of 16 bits are rounded once."""
+IMPRECISE_ROW_ERROR = 0.1
+"""Where 8-bit products are summed within the matrix unit alone, which keeps 14 bits."""
 
 
 # One process that runs kernels -----------------------------------------------------------------------------------------
@@ -208,9 +210,10 @@ def run(name: str, kernel: Kernel, options: argparse.Namespace, torch: Any, runt
         launch()
     torch.cuda.synchronize()
     moved = int((first.view(torch.uint8) != d.view(torch.uint8)).sum())
+    bound = IMPRECISE_ROW_ERROR if plan["imprecise"] else ROW_ERROR[plan["dtypes"][1]]
     row = {
         "name": name,
-        "ok": bad == 0 and moved == 0 and error < ROW_ERROR[plan["dtypes"][1]],
+        "ok": bad == 0 and moved == 0 and error < bound,
         "row_error": float(f"{error:.3g}"),
         "not_finite": bad,
         "moved_bytes": moved,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import edit_role
 from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.toolchain.offline import DslMissing, compile_text
 from helion.backends.cute.verify.cluster import Fault
 
 PLANS = gemms.all_plans()
@@ -130,3 +132,9 @@ def test_the_dsl_is_not_imported() -> None:
         "assert not {'cutlass', 'cuda'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_machine_without_the_dsl_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cutlass", None)
+    with pytest.raises(DslMissing, match=re.escape("pip install 'helion[cute]'")):
+        compile_text("", PLANS["sm_90/bf16"])
