@@ -127,7 +127,7 @@ class ConfigSpace:
             sizes=self.sizes(config),
             chunked=self.rolled(config),
             entries=lists,
-            values={key: value for key, value in config.items() if key not in lists and key not in _SIZES},
+            values={key: config[key] for key in config if key not in lists and key not in _SIZES},
         )
 
     # --- sizes ------------------------------------------------------------------------------------------------------
@@ -227,7 +227,8 @@ class ConfigSpace:
     def _read(self, given: Config) -> Values:
         """Every key with its own value in range, whatever the others say. Raises for keys that nobody knows."""
         verbatim = self._check_keys(given)
-        values = {f.key: f.read(given[f.key]) if f.key in given else f.default() for f in self.fields}
+        asked = given.config
+        values = {f.key: f.read(asked[f.key]) if f.key in asked else f.default() for f in self.fields}
         return {**values, **verbatim}
 
     def _chosen(self, given: Config) -> set[int]:

@@ -7,6 +7,7 @@ a fragment of its own.
 from __future__ import annotations
 
 import abc
+import functools
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -191,7 +192,11 @@ class PerSlot(Field):
 
     def decode(self, value: Sequence[Any]) -> dict[Place, Any]:
         """A full list by what its entries are about."""
-        return {slot.at: entry for slot, entry in zip(self.slots, value, strict=True)}
+        return dict(zip(self._places, value, strict=True))
+
+    @functools.cached_property
+    def _places(self) -> tuple[Place, ...]:
+        return tuple(slot.at for slot in self.slots)
 
     def recode(self, entries: Mapping[Place, Any]) -> list[Any]:
         """The full list that ``decode`` gives ``entries`` of."""
