@@ -40,6 +40,7 @@ def measure(plan: GemmPlan) -> dict[str, Any]:
     return {
         "registers": found.registers,
         "stack_bytes": found.stack_bytes,
+        "mainloop": found.mainloop,
         "shared_bytes": shared_bytes(plan),
         "misplaced_barriers": sorted(misplaced_barriers(compiled.ptx, plan)),
         "opcodes": dict(sorted(found.opcodes.items())),

@@ -80,6 +80,14 @@ def test_kernels_stay_small(name: str, stages: int, instructions: int, registers
     assert row["opcodes"]["UTMALDG"] == 2
 
 
+@pytest.mark.parametrize(
+    "name", ["sm_90/bf16", "sm_90/bf16_multicast_b", "sm_90/fp16_relu", "sm_90/bf16_bias_gelu_tanh"]
+)
+def test_the_main_loop_of_wgmma_is_short(name: str) -> None:
+    """One wait, four products, one release; what is more than this takes issue slots from the other warpgroup."""
+    assert 0 < KEPT["plans"][name]["mainloop"] <= 45
+
+
 # A few of each kind are compiled in every run; ``cubins.py`` compiles all.
 @pytest.mark.parametrize(
     "name",

@@ -15,6 +15,9 @@ from .offline import Compiled
 
 # An instruction's address as a comment, an optional predicate, the opcode.
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
+_LABEL = re.compile(r"^(\.L_x_\d+):")
+_BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
+MATRIX_OPCODES = ("HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 SPILLS = ("LDL", "STL")
 
@@ -25,6 +28,8 @@ class Audit:
     stack_bytes: int
     opcodes: Mapping[str, int]
     """How often each opcode stands in the kernel; one in a loop counts once."""
+    mainloop: int
+    """Instructions of the smallest loop around matrix instructions: of one K tile, waits included."""
 
     @property
     def instructions(self) -> int:
@@ -47,7 +52,25 @@ def audit(compiled: Compiled, *, nvdisasm: str, cuobjdump: str) -> Audit:
         registers=max(int(registers) for registers, _ in usage),
         stack_bytes=max(int(stack) for _, stack in usage),
         opcodes=Counter(_INSTRUCTION.findall(listing)),
+        mainloop=mainloop_instructions(listing),
     )
+
+
+def mainloop_instructions(listing: str) -> int:
+    """Of a disassembly: 0 if no loop is around matrix instructions."""
+    labels: dict[str, int] = {}
+    opcodes: list[str] = []
+    sizes: list[int] = []
+    for line in listing.splitlines():
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(opcodes)
+        elif instruction := _INSTRUCTION.match(line):
+            opcodes.append(instruction[1])
+            branch = _BRANCH.search(line)
+            start = labels.get(branch[1]) if branch else None
+            if start is not None and any(opcode in MATRIX_OPCODES for opcode in opcodes[start:]):
+                sizes.append(len(opcodes) - start)
+    return min(sizes, default=0)
 
 
 def _run(*command: str) -> str:
