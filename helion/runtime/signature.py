@@ -7,7 +7,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,10 +82,13 @@ def signature_of(tensor: torch.Tensor, classes: SizeClasses, *, static: bool = F
     strides: tuple[int, ...] = tensor.stride()
     if type(tensor) not in CONCRETE_TENSORS:
         sizes, strides = tuple(map(int, sizes)), tuple(map(int, strides))
-    fixed: Collection[int] = static_dims(tensor) if hasattr(tensor, "_dynamo_static_indices") else ()
-    every = range(tensor.dim()) if static else ()
-    parts = (classes.of(sizes, every or fixed), classes.of(strides, every))
-    return TensorSignature(tensor.dtype, *parts, tensor.device.type, has_wide_offsets(sizes, strides))
+    if static:
+        parts = (classes.of(sizes, range(len(sizes))), classes.of(strides, range(len(strides))))
+    else:
+        fixed = static_dims(tensor) if hasattr(tensor, "_dynamo_static_indices") else ()
+        parts = (classes.of(sizes, fixed), classes.of(strides))
+    wide = has_wide_offsets(sizes, strides)
+    return tuple.__new__(TensorSignature, (tensor.dtype, *parts, tensor.device.type, wide))  # half the time of a call
 
 
 def size_table(signatures: Iterable[TensorSignature]) -> SizeTable:
