@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from ... import exc
 from ..._shapes import Expr
+from ..ir.pointwise import POINTWISE
 from . import ops
 from .rules import Rule, Rules
 from .tracer import Tracer
@@ -25,15 +26,6 @@ rule = RULES.register
 
 HALF = (torch.float16, torch.bfloat16)
 
-#: Op names that are also the name of a torch function and of a Tensor method, taking the operands and nothing else.
-_DIRECT = (
-    "remainder", "fmod", "pow", "neg", "abs", "sign", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10",
-    "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
-    "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "i0", "floor", "ceil", "trunc", "frac", "maximum",
-    "minimum", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor",
-    "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "isnan", "isinf", "isfinite", "signbit",
-    "copysign", "hypot", "relu",
-)  # fmt: skip
 #: Other spellings of an op.
 _ALIASES: dict[str, tuple[Any, ...]] = {
     "neg": (torch.negative, torch.Tensor.__neg__, torch.Tensor.negative),
@@ -105,7 +97,7 @@ def _direct(name: str) -> Rule:
     return call
 
 
-for _name in dict.fromkeys((*_DIRECT, *_ALIASES)):
+for _name in dict.fromkeys((*(op.name for op in POINTWISE.values() if op.torch_name), *_ALIASES)):
     rule(*named(_name), *_ALIASES.get(_name, ()))(_direct(_name))
 for _name, _function in _REFLECTED.items():
     rule(_function)(lambda t, value, other, name=_name: ops.pointwise(t, name, other, value))

@@ -1,6 +1,7 @@
 """Pointwise operations: names, dtype rules, values on constants and rough cost. Names no backend.
 
-A new operation is one row of :data:`POINTWISE`, one row in the table of the same name of each backend, and a test.
+A new operation is one row of :data:`POINTWISE`, one row in the table of the same name of each backend, and a test; other
+spellings of it in torch are rows of ``frontend/torch_pointwise.py``.
 
 The eager PyTorch function in a row is the definition of the operation: dtypes, refusals and folded constants all come
 from running it on one-element CPU tensors, so they are PyTorch's own, including what an operation refuses and says.
@@ -39,6 +40,8 @@ class PointwiseOp:
         fold: the value on constants: Python scalars in, a Python scalar out. Evaluated in fp64, int64 or bool by the
             eager function. None (the result) where the op has no value there, such as an integer division by zero.
             None (the attribute) where constants do not determine the value.
+        torch_name: whether the torch function, and the Tensor method if there is one, of the same name are the op:
+            they take its operands and nothing else.
     """
 
     name: str
@@ -47,6 +50,7 @@ class PointwiseOp:
     cost: Literal["alu", "sfu"]
     eager: Callable[..., torch.Tensor] | None
     fold: Callable[..., Scalar | None] | None
+    torch_name: bool = False
 
 
 @contextmanager
@@ -120,7 +124,12 @@ _Result = Literal["same", "float", "bool", "given"]
 
 
 def _row(
-    name: str, eager: Callable[..., torch.Tensor], arity: int, result: _Result, cost: Literal["alu", "sfu"]
+    name: str,
+    eager: Callable[..., torch.Tensor],
+    arity: int,
+    result: _Result,
+    cost: Literal["alu", "sfu"],
+    torch_name: bool = True,
 ) -> PointwiseOp:
     return PointwiseOp(
         name=name,
@@ -129,16 +138,17 @@ def _row(
         cost=cost,
         eager=eager,
         fold=functools.partial(_fold, eager),
+        torch_name=torch_name,
     )
 
 
 _ROWS = (
-    _row("add", operator.add, 2, "same", "alu"),
-    _row("sub", operator.sub, 2, "same", "alu"),
-    _row("mul", operator.mul, 2, "same", "alu"),
-    _row("div", operator.truediv, 2, "float", "sfu"),
-    _row("floordiv", operator.floordiv, 2, "same", "sfu"),
-    _row("truncdiv", _tensors(_truncdiv), 2, "same", "sfu"),
+    _row("add", operator.add, 2, "same", "alu", torch_name=False),
+    _row("sub", operator.sub, 2, "same", "alu", torch_name=False),
+    _row("mul", operator.mul, 2, "same", "alu", torch_name=False),
+    _row("div", operator.truediv, 2, "float", "sfu", torch_name=False),
+    _row("floordiv", operator.floordiv, 2, "same", "sfu", torch_name=False),
+    _row("truncdiv", _tensors(_truncdiv), 2, "same", "sfu", torch_name=False),
     _row("remainder", operator.mod, 2, "same", "sfu"),
     _row("fmod", _tensors(torch.fmod), 2, "same", "sfu"),
     _row("pow", operator.pow, 2, "same", "sfu"),
@@ -152,7 +162,7 @@ _ROWS = (
     _row("fmin", _tensors(torch.fmin), 2, "same", "alu"),
     _row("floor", torch.floor, 1, "same", "alu"),
     _row("ceil", torch.ceil, 1, "same", "alu"),
-    _row("round", torch.round, 1, "same", "alu"),
+    _row("round", torch.round, 1, "same", "alu", torch_name=False),
     _row("trunc", torch.trunc, 1, "same", "alu"),
     _row("frac", torch.frac, 1, "same", "alu"),
     _row("copysign", _tensors(torch.copysign), 2, "float", "alu"),
@@ -166,7 +176,7 @@ _ROWS = (
     _row("log2", torch.log2, 1, "float", "sfu"),
     _row("log10", torch.log10, 1, "float", "sfu"),
     _row("log1p", torch.log1p, 1, "float", "sfu"),
-    _row("log1p_unit", torch.log1p, 1, "float", "sfu"),  # of operands from 0 to 1
+    _row("log1p_unit", torch.log1p, 1, "float", "sfu", torch_name=False),  # of operands from 0 to 1
     _row("sin", torch.sin, 1, "float", "sfu"),
     _row("cos", torch.cos, 1, "float", "sfu"),
     _row("tan", torch.tan, 1, "float", "sfu"),
@@ -205,9 +215,9 @@ _ROWS = (
     _row("bitwise_or", operator.or_, 2, "same", "alu"),
     _row("bitwise_xor", operator.xor, 2, "same", "alu"),
     _row("bitwise_not", torch.bitwise_not, 1, "same", "alu"),
-    _row("lshift", torch.bitwise_left_shift, 2, "same", "alu"),
-    _row("rshift", torch.bitwise_right_shift, 2, "same", "alu"),
-    _row("where", torch.where, 3, "same", "alu"),
+    _row("lshift", torch.bitwise_left_shift, 2, "same", "alu", torch_name=False),
+    _row("rshift", torch.bitwise_right_shift, 2, "same", "alu", torch_name=False),
+    _row("where", torch.where, 3, "same", "alu", torch_name=False),
     # The dtype of these two is part of the op; `fold_cast` is the value of a cast of a constant.
     PointwiseOp(name="cast", arity=(1, 1), result="given", cost="alu", eager=None, fold=None),
     PointwiseOp(name="bitcast", arity=(1, 1), result="given", cost="alu", eager=None, fold=None),
