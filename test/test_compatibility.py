@@ -190,7 +190,7 @@ def test_every_setting_refuses_what_it_cannot_be(name: str, unsaid: None) -> Non
         ("autotune_seed_configs", [{"num_warps": 4}], [4]),
         ("autotune_seed_configs", helion.Config(num_warps=4), "num_warps=4"),
         ("persistent_reserved_sms", 4, -4),
-        ("backend", "triton", "tritn"),
+        ("backend", "triton", "a backend"),
         ("static_shapes", False, 0),
     ],
 )

@@ -77,5 +77,5 @@ def test_an_application_hears_the_loggers_too(caplog: pytest.LogCaptureFixture) 
     assert [record.name for record in caplog.records] == [
         "helion.runtime.bound",
         "helion.pipeline",
-        "helion.runtime.bound",
+        "helion.runtime.compiled",
     ]

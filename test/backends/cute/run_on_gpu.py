@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--check-only", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     plans = json.loads((options.folder / "plans.json").read_text())
     options.names = options.names or list(plans)
     if options.child:
