@@ -61,7 +61,13 @@ def _list(key: str, value: Any, *, singular: bool) -> Any:
     return [value] if singular else value
 
 
+#: Types of entries that are hashable as they are; asking first is what makes comparing configs fast.
+_PLAIN = frozenset((int, float, bool, str, type(None)))
+
+
 def _freeze(value: object) -> object:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, (list, tuple)):
         return tuple(_freeze(item) for item in value)
     if isinstance(value, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -33,7 +34,7 @@ class Proposal:
     l2_groupings: Mapping[int, int] = field(default_factory=dict)
     loop_orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def lists(self) -> Mapping[str, Mapping[int, Any]]:
         """Lists of the config by key, each by what its entries are about."""
         return {

@@ -7,7 +7,7 @@ import builtins
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,8 +195,14 @@ def _path(container: Any, value: Any) -> str | None:
     return None
 
 
-def assigned_names(statements: list[Any]) -> list[str]:
+def assigned_names(statements: Iterable[Any]) -> tuple[str, ...]:
     """Names that statements bind, in order of appearance, without those of nested functions."""
+    return _assigned_names(tuple(statements))
+
+
+@functools.lru_cache(maxsize=512)
+def _assigned_names(statements: tuple[Any, ...]) -> tuple[str, ...]:
+    """Nodes are compared by identity, and nobody changes those of a function that is traced again."""
     found: dict[str, None] = {}
     stack = list(reversed(statements))
     visit: Callable[[Any], None] = stack.append
@@ -218,7 +224,13 @@ def assigned_names(statements: list[Any]) -> list[str]:
             found[(node.asname or node.name).split(".")[0]] = None
         for child in reversed([c for _, c in _fields(node)]):
             visit(child)
-    return list(found)
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=128)
+def names_in(node: ast.AST) -> frozenset[str]:
+    """Every variable that a function's nodes name; nodes as in ``assigned_names``."""
+    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
 
 
 def _walrus_targets(node: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from ..context import CompileContext
 from ..ir.grammar import HostModule, Program
 from ..source import FunctionSource, parse_kernel
 from .arguments import Arguments
-from .frames import Frame, assigned_names
+from .frames import Frame, assigned_names, names_in
 from .guards import Guard
 from .statements.kernel import walk_kernel
 from .syntax import SYNTAX
@@ -64,7 +64,7 @@ def trace(
     """Walk ``fn`` on its arguments. ``constants`` are the parameters annotated as compile-time constants."""
     source = parse_kernel(fn)
     t = Tracer(context, RULES)
-    t.numbers.taken = frozenset(n.id for n in ast.walk(source.node) if isinstance(n, ast.Name)) | frozenset(arguments)
+    t.numbers.taken = names_in(source.node) | frozenset(arguments)
     frame = Frame(source, fn.__globals__, {}, is_kernel=True)
     assert isinstance(source.node, ast.FunctionDef)
     lift = Arguments(t, frozenset(assigned_names(source.node.body)), context.settings.static_shapes)

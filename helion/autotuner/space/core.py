@@ -122,12 +122,13 @@ class ConfigSpace:
 
     def decode(self, config: Mapping[str, Any]) -> Decisions:
         """What a full ``config`` decides about the kernel."""
-        lists = {field.key: field.decode(config[field.key]) for field in self._lists}
+        full = config.config if isinstance(config, Config) else config
+        lists = {field.key: field.decode(full[field.key]) for field in self._lists}
         return Decisions(
-            sizes=self.sizes(config),
-            chunked=self.rolled(config),
+            sizes=self.sizes(full),
+            chunked=self.rolled(full),
             entries=lists,
-            values={key: config[key] for key in config if key not in lists and key not in _SIZES},
+            values={key: value for key, value in full.items() if key not in lists and key not in _SIZES},
         )
 
     # --- sizes ------------------------------------------------------------------------------------------------------

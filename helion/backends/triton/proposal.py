@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ class TritonProposal(Proposal):
     pid_type: str | None = None
     launch: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def lists(self) -> Mapping[str, Mapping[int, Any]]:
         return {
             **super().lists,

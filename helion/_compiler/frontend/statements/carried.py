@@ -38,7 +38,7 @@ class Carried:
     after: Value
 
 
-def trace_body(s: Scope, assigned: list[str], before: dict[str, Any], walk_body: Callable[[], None]) -> Trial:
+def trace_body(s: Scope, assigned: tuple[str, ...], before: dict[str, Any], walk_body: Callable[[], None]) -> Trial:
     """The trace of a loop body that assigns names. A number that changes in the loop has to be a run-time scalar, so the
     body is traced again once it has changed one."""
     widened: dict[str, torch.dtype] = {}
@@ -56,7 +56,9 @@ def trace_body(s: Scope, assigned: list[str], before: dict[str, Any], walk_body:
     return repeated(s, attempt)
 
 
-def _params_of(s: Scope, names: list[str], before: dict[str, Any], widened: dict[str, torch.dtype]) -> dict[str, Value]:
+def _params_of(
+    s: Scope, names: tuple[str, ...], before: dict[str, Any], widened: dict[str, torch.dtype]
+) -> dict[str, Value]:
     """A param for each assigned name that was a device value before, or a number that turned out to change."""
     params: dict[str, Value] = {}
     for name in names:
