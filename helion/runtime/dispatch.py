@@ -72,7 +72,7 @@ class Bound(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Line:
+class DispatchEntry:
     """The function of one signature. When its guard fails ``run`` looks for another one, ``probe`` gives ``MISSED``."""
 
     key: Key
@@ -88,8 +88,8 @@ class Calls:
         self._kernel = kernel
         self._full_way = full_way
         self._lock = threading.Lock()
-        self._lines: dict[Key, Line] = {}
-        self._recent: tuple[Line, ...] = ()
+        self._lines: dict[Key, DispatchEntry] = {}
+        self._recent: tuple[DispatchEntry, ...] = ()
         self._versions: dict[Key, int] = {}
         self.generation = 0
         with _LIVE_LOCK:
@@ -125,7 +125,7 @@ class Calls:
                 return result
         return self._full_way(*args)
 
-    def _use(self, line: Line) -> None:
+    def _use(self, line: DispatchEntry) -> None:
         """Let the next call try this one first, unless everything was forgotten meanwhile."""
         with self._lock:
             if self._lines.get(line.key) is line:
@@ -155,7 +155,7 @@ class Calls:
             return
         if self._kernel.arguments_key(values) != arguments:  # the kernel's host code changed its arguments' shapes
             return
-        line = write_line(key, bound, values, self.miss)
+        line = write_entry(key, bound, values, self.miss)
         with self._lock:
             if generation != self.generation:
                 return
@@ -428,7 +428,7 @@ class _Shape:
 # --- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write_line(key: Key, bound: Bound, values: tuple[Any, ...], miss: Callable[..., Any]) -> Line | None:
+def write_entry(key: Key, bound: Bound, values: tuple[Any, ...], miss: Callable[..., Any]) -> DispatchEntry | None:
     """The function for calls like one that ``bound`` has just served, or None if nothing can guard them."""
     of, config = bound.compiled.specialized, bound.config
     kernel, analysis = of.kernel, of.analysis
@@ -485,7 +485,7 @@ def write_line(key: Key, bound: Bound, values: tuple[Any, ...], miss: Callable[.
     for function in functions:
         function.__qualname__ = kernel.fn.__qualname__  # named by the TypeError of an unknown keyword
         leave_untraced(function)
-    return Line(key=key, bound=bound, run=functions[0], probe=functions[1])
+    return DispatchEntry(key=key, bound=bound, run=functions[0], probe=functions[1])
 
 
 def _missed(*args: Any) -> Any:
@@ -556,4 +556,4 @@ def _compiled(text: str, name: str) -> types.CodeType:
     return compile(text, file, "exec")
 
 
-__all__ = ["ABSENT", "Calls", "Line", "dispatchable", "signature_key", "write_line"]
+__all__ = ["ABSENT", "Calls", "DispatchEntry", "dispatchable", "signature_key", "write_entry"]

@@ -274,7 +274,7 @@ def test_a_gather_of_the_reduced_tensor_is_no_second_read_of_its_rows() -> None:
     assert fact.re_read and not fact.store_only_re_read
     assert [None in op.subscript_axes for op in facts.memory_ops if op.kind == "load"] == [False, False, True]
     # in chunks, one pass finds the maximum and the sum of powers about it
-    assert [op.walked for op in facts.memory_ops if op.kind == "load"] == [((1, 1),), (), ()]
+    assert [op.looped for op in facts.memory_ops if op.kind == "load"] == [((1, 1),), (), ()]
     assert facts.memory_ops[0].reductions_fed == ((1, 2),)
 
 

@@ -23,8 +23,8 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
     axes = axis_facts(walk, rollable)
     matmuls, staged, direct = matmul_facts(walk, flow, axes)
     liveness = sweep(walk, direct)
-    walked = {block: loads_in_chunks(program, block) for block in rollable}
-    memory_ops = memory_facts(walk, flow, axes, operand_roles(staged), walked)
+    looped = {block: loads_in_chunks(program, block) for block in rollable}
+    memory_ops = memory_facts(walk, flow, axes, operand_roles(staged), looped)
     axes = with_means(axes, walk.regions, memory_ops)
     accumulators = accumulator_facts(walk, _dot_results(walk, matmuls))
     reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators)

@@ -18,11 +18,11 @@ def memory_facts(
     flow: Flow,
     axes: tuple[AxisFact, ...],
     operands: dict[int, Literal["lhs", "rhs"]],
-    walked: Mapping[int, Mapping[int, int]],
+    looped: Mapping[int, Mapping[int, int]],
 ) -> tuple[MemoryOpFact, ...]:
-    """``operands`` says, by slot, which loads are dot operands; ``walked`` how often each is done, by axis that can
+    """``operands`` says, by slot, which loads are dot operands; ``looped`` how often each is done, by axis that can
     be walked in chunks."""
-    facts = [_fact(op, walk, flow, axes, operands, walked) for op in (*walk.loads, *walk.stores)]
+    facts = [_fact(op, walk, flow, axes, operands, looped) for op in (*walk.loads, *walk.stores)]
     return tuple(sorted(facts, key=lambda fact: fact.slot))
 
 
@@ -36,7 +36,7 @@ def _fact(
     flow: Flow,
     axes: tuple[AxisFact, ...],
     operands: dict[int, Literal["lhs", "rhs"]],
-    walked: Mapping[int, Mapping[int, int]],
+    looped: Mapping[int, Mapping[int, int]],
 ) -> MemoryOpFact:
     attrs = op.attributes(MemoryAttrs)
     tensor = walk.program.tensors[attrs.tensor]
@@ -70,7 +70,7 @@ def _fact(
         matmul_operand=operands.get(attrs.slot) if op.kind == "load" else None,
         reductions_fed=tuple(sorted(fed.items())),
         feeds_store=bool(bits & flow.stores),
-        walked=tuple((axis, walked[axis][attrs.slot]) for axis in tile_axes if axis in walked and op.kind == "load"),
+        looped=tuple((axis, looped[axis][attrs.slot]) for axis in tile_axes if axis in looped and op.kind == "load"),
         static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
     )
 

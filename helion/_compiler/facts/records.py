@@ -84,7 +84,7 @@ class MemoryOpFact:
     dimensions of stride 0 count once. ``matmul_operand`` is ``lhs`` or ``rhs`` when the load feeds a dot through at most
     casts, views and one-operand ops. ``reductions_fed`` counts the reductions the value reaches without crossing another
     reduction, per axis; ``feeds_store``: it reaches a store that way.
-    ``walked``: how often a load of a row is done when the row is walked in chunks, per axis that can be.
+    ``looped``: how often a load of a row is done when the row is walked in chunks, per axis that can be.
     ``static``: strides and extents are known when compiling; if not, they are those seen when binding.
     """
 
@@ -105,7 +105,7 @@ class MemoryOpFact:
     matmul_operand: Literal["lhs", "rhs"] | None
     reductions_fed: tuple[tuple[int, int], ...]
     feeds_store: bool
-    walked: tuple[tuple[int, int], ...] = ()
+    looped: tuple[tuple[int, int], ...] = ()
     static: bool = True
 
     @property

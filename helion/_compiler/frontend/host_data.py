@@ -1,6 +1,6 @@
 """Host functions whose results have sizes, or are numbers, that depend on the data of tensors.
 
-Their sizes are *late*: the generated host code reads them off the real result right before the launch.
+Their sizes are *deferred*: the generated host code reads them off the real result right before the launch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def number(t: TraceState, hint: Any) -> Expr:
     return Expr("host", (name,), hint)
 
 
-def late(t: TraceState, tensor: HostTensorValue, what: str, dim: int, hint: int) -> Expr:
+def deferred(t: TraceState, tensor: HostTensorValue, what: str, dim: int, hint: int) -> Expr:
     """Size or stride ``dim`` of a tensor that the host code makes."""
-    name = f"host_{what}_{len(t.numbers.late)}"
-    t.numbers.late[name] = (tensor, f"{what}({dim})")
+    name = f"host_{what}_{len(t.numbers.deferred)}"
+    t.numbers.deferred[name] = (tensor, f"{what}({dim})")
     return Expr("host", (name,), hint)
 
 
-def late_tensor(
+def deferred_tensor(
     t: TraceState,
     like: HostTensorValue | None,
     example: torch.Tensor,
@@ -45,8 +45,8 @@ def late_tensor(
     device = t.device if like is None else like.device
     result = HostTensorValue(t, (), (), example.dtype, device, t.tensors.new_storage() if storage is None else storage)
     sizes = enumerate(example.shape)
-    result.shape = tuple(late(t, result, "size", i, int(n)) for i, n in sizes) if shape is None else shape
-    result.strides = tuple(late(t, result, "stride", i, int(s)) for i, s in enumerate(example.stride()))
+    result.shape = tuple(deferred(t, result, "size", i, int(n)) for i, n in sizes) if shape is None else shape
+    result.strides = tuple(deferred(t, result, "stride", i, int(s)) for i, s in enumerate(example.stride()))
     result.aligned = storage is None
     result.checked = True
     return result
@@ -60,7 +60,7 @@ def one_of(t: TraceState, values: list[HostTensorValue]) -> HostTensorValue | No
         return None
     numbers = [[number_key(n) for n in (*v.shape, *v.strides)] for v in values]
     if any(map(is_symbolic, values)) and any(each != numbers[0] for each in numbers):
-        made = late_tensor(t, first, first.meta, storage=first.storage)
+        made = deferred_tensor(t, first, first.meta, storage=first.storage)
     else:
         made = HostTensorValue(t, first.shape, first.strides, first.dtype, first.device, first.storage)
     made.aligned, made.checked, made.chosen = False, True, True
@@ -78,13 +78,15 @@ def _count(value: HostTensorValue) -> int:
 
 def _nonzero(t: TraceState, value: HostTensorValue, *, as_tuple: bool = False) -> Any:
     if as_tuple:
-        return tuple(late_tensor(t, value, _example(1, torch.int64, _count(value))) for _ in range(max(1, value.ndim)))
+        return tuple(
+            deferred_tensor(t, value, _example(1, torch.int64, _count(value))) for _ in range(max(1, value.ndim))
+        )
     example = torch.empty([_count(value), value.ndim], dtype=torch.int64, device="meta")
-    return late_tensor(t, value, example)
+    return deferred_tensor(t, value, example)
 
 
 def _masked_select(t: TraceState, value: HostTensorValue, mask: HostTensorValue) -> HostTensorValue:
-    return late_tensor(t, value, _example(1, value.dtype, _count(value)))
+    return deferred_tensor(t, value, _example(1, value.dtype, _count(value)))
 
 
 def _unique(
@@ -96,14 +98,14 @@ def _unique(
     dim: int | None = None,
 ) -> Any:
     rank = 1 if dim is None else value.ndim
-    found = [late_tensor(t, value, _example(rank, value.dtype, _count(value)))]
+    found = [deferred_tensor(t, value, _example(rank, value.dtype, _count(value)))]
     if return_inverse:
         inverse = torch.empty(
             [hint_of(n) for n in value.shape] if dim is None else [1], dtype=torch.int64, device="meta"
         )
-        found.append(late_tensor(t, value, inverse))
+        found.append(deferred_tensor(t, value, inverse))
     if return_counts:
-        found.append(late_tensor(t, value, _example(1, torch.int64, _count(value))))
+        found.append(deferred_tensor(t, value, _example(1, torch.int64, _count(value))))
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -119,18 +121,18 @@ def _unique_consecutive(
 
 def _bincount(t: TraceState, value: HostTensorValue, weights: Any = None, minlength: Any = 0) -> HostTensorValue:
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return late_tensor(t, value, _example(1, dtype, _count(value)))
+    return deferred_tensor(t, value, _example(1, dtype, _count(value)))
 
 
 def _repeats(
     t: TraceState, value: HostTensorValue, repeats: Any = None, dim: Any = None, *, output_size: Any = None
 ) -> Any:
     if repeats is None:  # of indices
-        return late_tensor(t, value, _example(1, value.dtype, _count(value)))
+        return deferred_tensor(t, value, _example(1, value.dtype, _count(value)))
     if not isinstance(repeats, HostTensorValue):
         return None
     rank = 1 if dim is None else value.ndim
-    return late_tensor(t, value, _example(rank, value.dtype, _count(value)))
+    return deferred_tensor(t, value, _example(rank, value.dtype, _count(value)))
 
 
 def _where(t: TraceState, condition: HostTensorValue) -> Any:
@@ -183,4 +185,4 @@ def by_mask(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorValu
             lowered.append(slice(*map(hint_of, (item.start, item.stop, item.step))))
         else:
             lowered.append(hint_of(item))
-    return late_tensor(t, value, value.meta[tuple(lowered)])
+    return deferred_tensor(t, value, value.meta[tuple(lowered)])

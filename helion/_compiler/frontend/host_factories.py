@@ -9,7 +9,7 @@ import torch
 
 from ... import exc
 from ..._shapes import Expr, Number
-from .host_data import late
+from .host_data import deferred
 from .host_meta import Question
 from .state import TraceState
 from .values import HostTensorValue, describe
@@ -81,7 +81,7 @@ def symbolic(
     if "strided" in name:
         made.strides = tuple(_given(args[len(inputs) :], kwargs, "size", "stride")["stride"])
     elif name in _LIKE or kwargs.get("memory_format") is not None:
-        made.strides = tuple(late(t, made, "stride", i, int(s)) for i, s in enumerate(example.stride()))
+        made.strides = tuple(deferred(t, made, "stride", i, int(s)) for i, s in enumerate(example.stride()))
     return made
 
 

@@ -19,7 +19,7 @@ from ..._shapes import Expr, hint_of, number_key
 from ..ir.pointwise import POINTWISE, result_dtype
 from . import host_data, host_factories, host_views
 from .elementwise_layout import Layout, is_dense, result_layout
-from .host_data import late, late_tensor, number
+from .host_data import deferred, deferred_tensor, number
 from .host_factories import allocate, contiguous_strides
 from .host_meta import Question, has_symbols, is_symbolic, refusal, tensors_in
 from .state import TraceState
@@ -258,10 +258,10 @@ def _moved(t: TraceState, value: HostTensorValue, changed: HostTensorValue) -> b
         for dim, number in enumerate(numbers)
         if isinstance(number, Expr) and number.op == "host"
     }
-    own = [name for name, (owner, _) in t.numbers.late.items() if owner is value]
-    if any(owner is changed for owner, _ in t.numbers.late.values()) or any(name not in places for name in own):
+    own = [name for name, (owner, _) in t.numbers.deferred.items() if owner is value]
+    if any(owner is changed for owner, _ in t.numbers.deferred.values()) or any(name not in places for name in own):
         return False
-    t.numbers.late.update({name: (value, places[name]) for name in own})
+    t.numbers.deferred.update({name: (value, places[name]) for name in own})
     return True
 
 
@@ -325,12 +325,12 @@ def _laid_out(t: TraceState, operands: list[Any], dtype: torch.dtype, device: to
     result = HostTensorValue(t, (), (), dtype, device, t.tensors.new_storage())
     sizes = host_views.broadcast(t, [o.shape for o in tensors])
     hints = _hints([o.shape for o in tensors])
-    result.shape = tuple(late(t, result, "size", i, hints[i]) if n is None else n for i, n in enumerate(sizes))
+    result.shape = tuple(deferred(t, result, "size", i, hints[i]) if n is None else n for i, n in enumerate(sizes))
     plain = contiguous_strides(result.shape)
     whole = [o for o in tensors if o.ndim]
     alike = all(_keys(o.shape) == _keys(result.shape) and _keys(o.strides) == _keys(plain) for o in whole)
     if None in sizes or not alike:
-        result.strides = tuple(late(t, result, "stride", i, hint_of(s)) for i, s in enumerate(plain))
+        result.strides = tuple(deferred(t, result, "stride", i, hint_of(s)) for i, s in enumerate(plain))
     else:
         result.strides = plain
     return result
@@ -482,7 +482,7 @@ def _symbolic(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs
         return made
     if kwargs.get("out") is not None:
         return _outs(kwargs)
-    return _late_results(t, func, name, *_counted(t, name, args, kwargs))
+    return _deferred_results(t, func, name, *_counted(t, name, args, kwargs))
 
 
 def _counted(
@@ -497,7 +497,7 @@ def _counted(
     return args, kwargs
 
 
-def _late_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _deferred_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Results known by example: numbers and sizes are read at run time."""
     inputs = tensors_in((args, kwargs))
     device = kwargs.get("device")
@@ -515,7 +515,7 @@ def _late_results(t: TraceState, func: Any, name: str, args: tuple[Any, ...], kw
         if origin is not None and origin[1]:
             return origin[0]
         like = inputs[0] if origin is None and inputs else None if origin is None else origin[0]
-        made = late_tensor(t, like, value, storage=None if origin is None else origin[0].storage, shape=shape)
+        made = deferred_tensor(t, like, value, storage=None if origin is None else origin[0].storage, shape=shape)
         made.device = torch.device(device) if device is not None else _device_of(t, inputs, free=not inputs)
         return _noted(t, made, inputs, False, bool(kwargs.get("dtype")))
 
@@ -563,7 +563,7 @@ def _converted(t: TraceState, name: str, args: tuple[Any, ...], kwargs: dict[str
             return value
         shared = None if copy or moved or dtype != value.dtype else value.storage
         example = value.meta.to(dtype)
-        made = late_tensor(t, value, example, storage=shared, shape=tuple(value.shape))
+        made = deferred_tensor(t, value, example, storage=shared, shape=tuple(value.shape))
         made.aligned = shared is None or value.aligned
     else:
         made = _asked(t, torch.Tensor.to, "to", (value, dtype), {"copy": bool(copy or moved), **layout})

@@ -1,7 +1,7 @@
 """Views of host tensors whose sizes are symbols.
 
 Where the sizes and strides of the result follow from those of the input they are computed; where they do not, they are
-*late* symbols: the generated host code reads them off the result right before the launch.
+*deferred* symbols: the generated host code reads them off the result right before the launch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from ... import exc
 from ..._shapes import Expr, Number, hint_of, number_key
-from .host_data import late
+from .host_data import deferred
 from .state import TraceState
 from .values import HostTensorValue, describe
 
@@ -38,7 +38,9 @@ def make(
     """A tensor of ``shape``; ``strides`` None means they are read off it at run time. ``own``: memory of its own."""
     storage = t.tensors.new_storage() if own else like.storage
     result = HostTensorValue(t, shape, (), dtype or like.dtype, like.device, storage)
-    result.strides = tuple(late(t, result, "stride", i, 64) for i in range(len(shape))) if strides is None else strides
+    result.strides = (
+        tuple(deferred(t, result, "stride", i, 64) for i in range(len(shape))) if strides is None else strides
+    )
     result.aligned = own or like.aligned
     return result
 
@@ -177,7 +179,7 @@ def _expand(t: TraceState, value: HostTensorValue, *sizes: Any) -> HostTensorVal
             strides.append(0 if isinstance(old, int) else None)
     result = make(t, value, tuple(shape), ())
     hints = enumerate(strides)
-    result.strides = tuple(late(t, result, "stride", i, 0) if s is None else s for i, s in hints)
+    result.strides = tuple(deferred(t, result, "stride", i, 0) if s is None else s for i, s in hints)
     return result
 
 
@@ -252,7 +254,7 @@ def _getitem(t: TraceState, value: HostTensorValue, index: Any) -> HostTensorVal
         dim += 1
     result = HostTensorValue(t, (), tuple(strides), value.dtype, value.device, value.storage, aligned=False)
     hints = _hints(value, items)
-    result.shape = tuple(late(t, result, "size", i, hints[i]) if s is None else s for i, s in enumerate(shape))
+    result.shape = tuple(deferred(t, result, "size", i, hints[i]) if s is None else s for i, s in enumerate(shape))
     return result
 
 
@@ -333,13 +335,13 @@ def rule(name: str) -> Rule | None:
 def applied(rule: Rule, t: TraceState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a rule gives, or None for arguments that it is not for."""
     given = {_RENAMED.get(key, key): value for key, value in kwargs.items()}
-    before = dict(t.numbers.late)
+    before = dict(t.numbers.deferred)
     try:
         inspect.signature(rule).bind(t, *args, **given)
         return rule(t, *args, **given)
     except (Unruled, TypeError):
-        t.numbers.late.clear()
-        t.numbers.late.update(before)
+        t.numbers.deferred.clear()
+        t.numbers.deferred.update(before)
         return None
 
 

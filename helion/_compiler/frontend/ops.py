@@ -19,7 +19,6 @@ from ..ir.grammar import (
     PointwiseAttrs,
     RandomAttrs,
     ReduceAttrs,
-    ReduceName,
     Region,
     Scaled,
     ScanAttrs,
@@ -28,7 +27,8 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ..ir.pointwise import identity, result_dtype
+from ..ir.pointwise import result_dtype
+from ..ir.reductions import identity
 from .runtime_values import is_runtime
 from .state import TraceState
 from .values import DeviceValue, HostTensorValue, Tile, describe, source_name
@@ -268,9 +268,7 @@ def broadcast(t: TraceState, value: DeviceValue, dims: Dims) -> DeviceValue:
 # --- reductions and products -----------------------------------------------------------------------------------------
 
 
-def reduce(
-    t: TraceState, name: ReduceName, value: DeviceValue, positions: Sequence[int], dtype: torch.dtype
-) -> DeviceValue:
+def reduce(t: TraceState, name: str, value: DeviceValue, positions: Sequence[int], dtype: torch.dtype) -> DeviceValue:
     """Reduce over the dimensions at ``positions``, which disappear."""
     positions = tuple(sorted(positions))
     _check_reducible(t, name, value, positions)
@@ -299,7 +297,7 @@ def reduce(
     return emit(t, "reduce", (value.value,), dtype, kept, ReduceAttrs(name, tuple(positions)))
 
 
-def _check_reducible(t: TraceState, name: ReduceName, value: DeviceValue, positions: Sequence[int]) -> None:
+def _check_reducible(t: TraceState, name: str, value: DeviceValue, positions: Sequence[int]) -> None:
     blocks = [t.blocks[b] for position in positions for b in value.dims[position].blocks]
     if blocks:
         _refuse_float8(t, f"A reduction ({name})", value)

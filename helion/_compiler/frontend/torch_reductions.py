@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from ... import exc
 from ..._shapes import ONE, Expr
-from ..ir.grammar import ReduceName
 from . import ops
 from .rules import Rule, Rules
 from .torch_pointwise import HALF, in_float32, named
@@ -42,7 +41,7 @@ def _positions(input: DeviceValue, dim: Any) -> list[int]:
 
 
 def _reduce(
-    t: Tracer, name: ReduceName, input: DeviceValue, positions: list[int], keepdim: bool, dtype: torch.dtype
+    t: Tracer, name: str, input: DeviceValue, positions: list[int], keepdim: bool, dtype: torch.dtype
 ) -> DeviceValue:
     result = ops.reduce(t, name, input, positions, dtype) if positions else ops.cast(t, input, dtype)
     if keepdim:
@@ -87,7 +86,7 @@ def _count(t: Tracer, input: DeviceValue, positions: list[int]) -> Any:
     return count
 
 
-def _accumulated(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool, dtype: Any) -> DeviceValue:
+def _accumulated(t: Tracer, name: str, input: DeviceValue, dim: Any, keepdim: bool, dtype: Any) -> DeviceValue:
     """sum and prod: half precision accumulates in fp32, integers in int64."""
     if dtype is not None:
         input = ops.cast(t, input, dtype)
@@ -202,7 +201,7 @@ def _amin(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False)
     return _reduce(t, "min", input, _extremes(t, "amin", input, dim), keepdim, input.dtype)
 
 
-def _arg(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
+def _arg(t: Tracer, name: str, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
     if dim is None:
         if input.ndim != 1:
             raise exc.UnsupportedTorchFunction(
@@ -222,7 +221,7 @@ def _argmin(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = Fals
     return _arg(t, "argmin", input, dim, keepdim)
 
 
-def _extremum(t: Tracer, name: ReduceName, input: DeviceValue, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _extremum(t: Tracer, name: str, input: DeviceValue, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``max``/``min``: of two values elementwise, of everything, or along a dimension with indices."""
     if args and isinstance(args[0], DeviceValue):
         return ops.pointwise(t, {"max": "maximum", "min": "minimum"}[name], input, args[0])
@@ -246,7 +245,7 @@ def _min(t: Tracer, input: DeviceValue, *args: Any, **kwargs: Any) -> Any:
     return _extremum(t, "min", input, args, kwargs)
 
 
-def _truth_reduce(t: Tracer, name: ReduceName, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
+def _truth_reduce(t: Tracer, name: str, input: DeviceValue, dim: Any, keepdim: bool) -> DeviceValue:
     flags = input if input.dtype == torch.bool else ops.pointwise(t, "ne", input, 0)
     # any = max and all = min of 0 and 1
     reduced = _reduce(t, name, ops.cast(t, flags, torch.int32), _positions(input, dim), keepdim, torch.int32)

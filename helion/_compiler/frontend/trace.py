@@ -113,8 +113,11 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
         tunable_calls=dict(walk.t.registered.tunable_calls),
         specialized_calls=frozenset(walk.t.registered.specialized_calls),
         symbols={s.name: s.source for s in walk.t.numbers.symbols.values()},
-        late_symbols={
-            **{name: f"{tensor.source or tensor.made}.{what}" for name, (tensor, what) in walk.t.numbers.late.items()},
+        deferred_symbols={
+            **{
+                name: f"{tensor.source or tensor.made}.{what}"
+                for name, (tensor, what) in walk.t.numbers.deferred.items()
+            },
             **{name: text for name, text in walk.t.numbers.drawn.items() if text},
         },
         captures=dict(walk.t.numbers.captures),

@@ -107,8 +107,8 @@ class HostBuilder:
         made: list[ast.stmt] = [s for text in before for s in statements(text)]
         made += map(_launch, calls)
         condition, numbers = self._check(number)
-        items, late = self._late_symbols()
-        inside = [*late, *_guarded(numbers, made, number)]
+        items, deferred = self._deferred_symbols()
+        inside = [*deferred, *_guarded(numbers, made, number)]
         whole = [*items, *_guarded(condition, inside, number)]
         taken = _BUILTINS & {*self.local, self.traced.name}
         self.launches.append(tuple(_Builtins(self, taken).all(whole) if taken else whole))
@@ -137,14 +137,14 @@ class HostBuilder:
         given = [*(check.source for check in checks), *(r for r in reference if r not in {c.source for c in checks})]
         return f"{name}({', '.join(given)})", " and ".join(numbers)
 
-    def _late_symbols(self) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    def _deferred_symbols(self) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """What is known right before the launch: what the user's code made several times, and sizes and strides of
         tensors that it made."""
-        sources = self.traced.late_symbols
-        late: dict[str, str] = {}
+        sources = self.traced.deferred_symbols
+        deferred: dict[str, str] = {}
 
         def need(name: str) -> None:
-            if name not in sources or name in late:
+            if name not in sources or name in deferred:
                 return
             text = sources[name]
             if text.startswith("."):
@@ -153,18 +153,18 @@ class HostBuilder:
                 )
             for other in names_in(text):
                 need(other)
-            late[name] = self.source(text)
+            deferred[name] = self.source(text)
 
         for name in list(self.used):
             need(name)
-        if any(RUNTIME_NAME in names_in(text) for text in late.values()):
+        if any(RUNTIME_NAME in names_in(text) for text in deferred.values()):
             self.modules[RUNTIME_NAME] = RUNTIME
         each = [name for name in self.used if name in self.captures and self.captures[name][0] in self.several]
         items = [
             assign(name, expression(f"{self.list_of(self.captures[name][0])}[{self.captures[name][1]}]"))
             for name in each
         ]
-        return items, [assign(name, expression(text)) for name, text in late.items()]
+        return items, [assign(name, expression(text)) for name, text in deferred.items()]
 
     # --- the whole -------------------------------------------------------------------------------------------------------
 

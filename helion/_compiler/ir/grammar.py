@@ -158,14 +158,12 @@ class PointwiseAttrs:
     name: str
 
 
-ReduceName = Literal["sum", "max", "min", "prod", "argmax", "argmin", "any", "all"]
-
-
 @dataclass(frozen=True, slots=True)
 class ReduceAttrs:
-    """``dims`` are positions in the operand, ascending. One that is ``kept`` must not move out of its loop."""
+    """``name`` is a row of ``reductions.REDUCTIONS``, ``dims`` are positions in the operand, ascending. One that is
+    ``kept`` must not move out of its loop."""
 
-    name: ReduceName
+    name: str
     dims: tuple[int, ...]
     kept: bool = False
 
@@ -539,7 +537,7 @@ class HostModule(Structural):
     ``function`` is its syntax tree, with a ``Launch`` in place of grid loops, which may stand in a loop.
     ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids, ``tunable_calls`` those
     of ``hl.register_tunable`` to names; ``specialized_calls`` are calls of ``hl.specialize``. ``symbols`` gives the host expression of every run-time number, by name;
-    ``late_symbols`` those that are known only right before the launch. ``captures`` maps expressions whose
+    ``deferred_symbols`` those that are known only right before the launch. ``captures`` maps expressions whose
     results launches may need (by first and last line and column) to the names of these: one for each time that the
     expression is evaluated, counted from the beginning of an iteration where it stands in a loop around a launch.
     ``source_globals`` are the globals of the user's module that the function names: the module that one is, "" for
@@ -554,7 +552,7 @@ class HostModule(Structural):
     tunable_calls: Mapping[tuple[int, int], str]
     specialized_calls: frozenset[tuple[int, int]]
     symbols: Mapping[str, str]
-    late_symbols: Mapping[str, str]
+    deferred_symbols: Mapping[str, str]
     captures: Mapping[Place, tuple[str, ...]]
     source_globals: Mapping[str, str]
     #: What is compared before each launch.

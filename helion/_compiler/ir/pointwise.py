@@ -308,18 +308,3 @@ def common_dtype(name: str, operands: Sequence[Operand]) -> torch.dtype:
         return _common_dtype(tuple(map(_key, values)), torch.get_default_dtype())
     except RuntimeError as error:
         raise TypeError(str(error)) from error
-
-
-def identity(name: str, dtype: torch.dtype) -> int | float | bool:
-    """The neutral element of a reduction."""
-    if name == "sum":
-        return 0.0 if dtype.is_floating_point else 0
-    if name == "prod":
-        return 1.0 if dtype.is_floating_point else 1
-    low = name in ("max", "argmax")
-    if dtype.is_floating_point:
-        return -math.inf if low else math.inf
-    if dtype == torch.bool:
-        return not low
-    limits = torch.iinfo(dtype)
-    return limits.min if low else limits.max

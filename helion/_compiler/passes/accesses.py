@@ -44,13 +44,13 @@ class Launched:
 
     ``lanes`` is the least number of elements of each block; ``threads`` how many threads a program has at most.
     ``steady``: no loop's loads are moved to other iterations or other threads (no pipelining, no roles of warps).
-    ``boxed`` are the slots of accesses that may not use pointers.
+    ``block_accesses`` are the slots of accesses that may not use pointers.
     """
 
     lanes: Mapping[int, int]
     threads: int
     steady: bool
-    boxed: frozenset[int] = frozenset()
+    block_accesses: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,11 @@ class Accesses:
 
     def _layouts_agree(self, first: Access, second: Access) -> bool:
         assert first.attrs is not None and second.attrs is not None
-        if not self.launched.steady or self._has_dot or {first.attrs.slot, second.attrs.slot} & self.launched.boxed:
+        if (
+            not self.launched.steady
+            or self._has_dot
+            or {first.attrs.slot, second.attrs.slot} & self.launched.block_accesses
+        ):
             return False
         return self.program.tensors[first.attrs.tensor].dtype.itemsize <= self._narrowest
 

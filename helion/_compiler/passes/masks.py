@@ -31,7 +31,8 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ..ir.pointwise import POINTWISE, fold_cast, identity
+from ..ir.pointwise import POINTWISE, fold_cast
+from ..ir.reductions import identity
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,13 @@ from ..ir.build import Builder, Numbers
 from ..ir.effects import apart_along, effects_of, may_meet
 from ..ir.grammar import Block, IotaAttrs, Op, Program, ReduceAttrs, Region, Value
 from ..ir.ops import OPS
-from ..ir.pointwise import identity
+from ..ir.reductions import REDUCTIONS, identity
 from ..ir.rewrite import Declined, Makers, map_regions
 from . import online
 from .chunks import Pass
 from .online import Centred
 from .simplify import drop_dead
 
-#: How two partial results combine.
-_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 #: Programs with some blocks rolled that the next one is tried on; beyond that, the first and that with all of them.
 _COMBINATIONS = 16
 
@@ -160,7 +158,7 @@ class _Roller:
     def check(self, op: Op, defined: set[int]) -> None:
         if "roll" not in OPS[op.kind].divided_by:
             raise Declined(f"a {op.kind} uses the dimension")
-        if isinstance(op.attrs, ReduceAttrs) and op.attrs.name not in _COMBINE:
+        if isinstance(op.attrs, ReduceAttrs) and REDUCTIONS[op.attrs.name].combine is None:
             (value,) = op.values()
             if any(self.block in value.dims[d].blocks for d in op.attrs.dims):
                 raise Declined(f"{op.attrs.name} over the dimension")
@@ -347,7 +345,9 @@ class _Roller:
             return
         value = self.rename(next(op.values()), stage)
         carried = loop.carry(f"{op.result.name or name}_acc", value.dtype, value.dims, identity(name, value.dtype))
-        carried.after = loop.body.pointwise(_COMBINE[name], carried.before, value, like=carried.before.name)
+        combine = REDUCTIONS[name].combine
+        assert combine is not None
+        carried.after = loop.body.pointwise(combine, carried.before, value, like=carried.before.name)
         if name == "max" and source is not None:
             stage.maxima[source[0].number] = online.Maximum(value=value, carried=carried)
         stage.totals.append(replace(op, operands=(carried.total,)))

@@ -28,7 +28,7 @@ class Scheduled:
 
     ``sizes`` are those of the traced program's blocks, in elements. ``chunked`` are the whole dimensions walked in
     chunks. ``flattened`` has the loop order of each grid that becomes one loop, by number of its root. ``subtiles`` is the
-    number of column subtiles of an epilogue, 0 for none. ``threads``, ``steady`` and ``boxed`` are those of
+    number of column subtiles of an epilogue, 0 for none. ``threads``, ``steady`` and ``block_accesses`` are those of
     ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs.
     """
 
@@ -38,7 +38,7 @@ class Scheduled:
     subtiles: int = 0
     threads: int
     steady: bool
-    boxed: frozenset[int] = frozenset()
+    block_accesses: frozenset[int] = frozenset()
     checked: bool = False
 
     def sizes_in(self, program: Program) -> dict[int, int]:
@@ -54,7 +54,7 @@ class Scheduled:
     def launched(self, program: Program) -> Launched:
         """What the order of memory accesses depends on."""
         lanes = order_memory.least_lanes(program, self.sizes_in(program))
-        return Launched(lanes=lanes, threads=self.threads, steady=self.steady, boxed=self.boxed)
+        return Launched(lanes=lanes, threads=self.threads, steady=self.steady, block_accesses=self.block_accesses)
 
 
 @dataclass(frozen=True)

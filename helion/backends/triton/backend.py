@@ -78,15 +78,15 @@ class Triton:
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         ways = decisions.accesses("indexing")
-        boxed = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
+        descriptor_slots = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
         return predict.predict(
             facts,
             decisions.sizes,
             num_warps=decisions.values["num_warps"],
             num_stages=max(decisions.values["num_stages"], *decisions.entries["range_num_stages"].values()),
             target=target,
-            boxed=boxed,
-            once=bool(boxed) and decisions.values["pid_type"] == "flat",
+            descriptor_slots=descriptor_slots,
+            once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
         )
 
     def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:

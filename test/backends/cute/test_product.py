@@ -98,7 +98,7 @@ def test_a_grid_in_the_other_order_is_the_same_product() -> None:
     assert product(turned, tensor(M, K), tensor(K, N)).problem == product(plain, tensor(M, K), tensor(K, N)).problem
 
 
-def test_a_turned_operand_is_read_where_it_lies() -> None:
+def test_a_transposed_operand_is_read_where_it_lies() -> None:
     @helion.kernel(static_shapes=True)
     def turned(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         m, k = x.size()

@@ -18,7 +18,7 @@ from ..runtime_values import Opaque, is_runtime
 from ..values import DeviceValue, HostTensorValue, Tile, describe
 from ..walk.kinds import type_of
 from ..walk.scope import Scope, call, captured, evaluate
-from .functions import is_walked
+from .functions import is_traced_through
 from .run_time import number_method, runtime_number, unknown
 from .torch_calls import is_torch_function
 
@@ -55,7 +55,7 @@ def attribute_of(s: Scope, value: Any, name: str, node: ast.expr | None = None) 
     if (id(value), name) in s.t.world.attributes:
         return s.t.world.attributes[(id(value), name)][1]
     static = inspect.getattr_static(type(value), name, None)
-    if isinstance(static, property) and isinstance(static.fget, types.FunctionType) and is_walked(static.fget):
+    if isinstance(static, property) and isinstance(static.fget, types.FunctionType) and is_traced_through(static.fget):
         s.t.world.assume("attribute", type(value), name, static)
         return call(s, static.fget, (value,), {}, node or ast.Constant(None))
     if not s.t.on_device and not is_plain_object(value, name):

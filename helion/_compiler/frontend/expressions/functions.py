@@ -86,7 +86,7 @@ def evaluate_lambda(s: Scope, node: ast.Lambda) -> Any:
     return call
 
 
-def is_walked(function: Any) -> bool:
+def is_traced_through(function: Any) -> bool:
     """Whether a callable is Python code of the user's that can be followed."""
     function, _ = method_of(function, ())
     if not isinstance(function, types.FunctionType) or is_library(function):

@@ -12,7 +12,7 @@ from ..purity import is_transparent, kind_of_result
 from ..runtime_values import SAMPLES, hinted, settle
 from ..walk.kinds import ABSTRACT
 from ..walk.scope import Scope, call
-from .functions import is_walked
+from .functions import is_traced_through
 from .run_time import runtime_number, try_settle, unknown
 
 
@@ -46,7 +46,7 @@ def _argument(s: Scope, value: Any) -> Any:
     """An argument of a real function: iterators as what they give, functions as ones that are walked."""
     if isinstance(value, collections.abc.Iterator):
         return tuple(value)
-    if isinstance(value, types.FunctionType) and is_walked(value):
+    if isinstance(value, types.FunctionType) and is_traced_through(value):
         return lambda *args, **kwargs: call(s, value, args, kwargs, s.node or ast.Constant(None))
     return value
 

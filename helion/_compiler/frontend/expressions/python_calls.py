@@ -18,7 +18,7 @@ from ..walk.scope import Scope
 from ..walk.unfollowed import MUTATORS
 from .builtin_functions import builtin_rule
 from .conditions import merged_value
-from .functions import call_helper, call_user, is_walked
+from .functions import call_helper, call_user, is_traced_through
 from .pure_calls import call_pure
 from .run_time import runtime_number, unknown
 
@@ -81,14 +81,14 @@ def call_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[st
         return runtime_number(s, kind, wide=function in WIDE)
     owner = getattr(function, "__self__", None)
     container = isinstance(owner, MUTABLE) or isinstance(function, type)
-    if waits is not None and not (container and is_pure(function)) and not is_walked(function):
+    if waits is not None and not (container and is_pure(function)) and not is_traced_through(function):
         return unknown(s, function, (args, kwargs), waits.error)
     builtin = builtin_rule(s, function, args)
     if builtin is not None and not kwargs:
         return builtin(s, *args)
     if is_pure(function) or isinstance(owner, ABSTRACT):
         return call_pure(s, function, args, kwargs)
-    if is_walked(function):
+    if is_traced_through(function):
         return call_helper(s, function, args, kwargs)
     chosen = (
         merged_value(s, list(args[0])) if function == random.choice and isinstance(args[0], (list, tuple)) else None

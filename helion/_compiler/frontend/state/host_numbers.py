@@ -40,7 +40,7 @@ class HostNumbers(Part):
         #: Those that change from one iteration of a host loop to the next: the user's variable.
         self.loop_numbers: dict[str, str] = {}
         #: Sizes and strides of tensors that the host code makes: the tensor and how to ask it.
-        self.late: dict[str, tuple[HostTensorValue, str]] = {}
+        self.deferred: dict[str, tuple[HostTensorValue, str]] = {}
         #: Numbers made anew for every launch: host expressions, empty where the name itself is one.
         self.drawn: dict[str, str] = {}
         #: Expressions of the host code whose results launches need: a name for each time that one was walked.
@@ -87,7 +87,7 @@ class HostNumbers(Part):
             return bool(number >= 0)
         if number.op == "host":
             name = number.args[0]
-            measure = self.late[name][1] if name in self.late else ""
+            measure = self.deferred[name][1] if name in self.deferred else ""
             return (name in self.symbols and self.symbols[name].is_size) or measure.startswith("size")
         if number.op == "neg":  # -(-a // b) rounds up
             inner = number.args[0]

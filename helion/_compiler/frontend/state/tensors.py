@@ -89,8 +89,8 @@ class HostTensors(Part):
     def _expected(self, tensor: HostTensorValue, number: Number) -> Number | None:
         """A size or stride to compare; None for what is read off the tensor itself."""
         number = self.numbers.known(number)
-        if isinstance(number, Expr) and number.op == "host" and number.args[0] in self.numbers.late:
-            return None if self.numbers.late[number.args[0]][0] is tensor else number
+        if isinstance(number, Expr) and number.op == "host" and number.args[0] in self.numbers.deferred:
+            return None if self.numbers.deferred[number.args[0]][0] is tensor else number
         return number
 
     def rely(self, tensor: HostTensorValue) -> None:

@@ -107,18 +107,18 @@ def assign_name(s: Scope, target: ast.Name, value: Any) -> None:
         forget_sources(s, name)
         if isinstance(value, HostTensorValue):
             value.source = value.source or name
-            _adopt_late_numbers(s, value)
+            _adopt_deferred_numbers(s, value)
     s.frame.names[name] = value
 
 
-def _adopt_late_numbers(s: Scope, value: HostTensorValue) -> None:
+def _adopt_deferred_numbers(s: Scope, value: HostTensorValue) -> None:
     """Sizes and strides of an unnamed view can be read off a named view of it."""
     for what, numbers in (("size", value.shape), ("stride", value.strides)):
         for dim, number in enumerate(numbers):
-            if isinstance(number, Expr) and number.op == "host" and number.args[0] in s.t.numbers.late:
-                owner, _ = s.t.numbers.late[number.args[0]]
+            if isinstance(number, Expr) and number.op == "host" and number.args[0] in s.t.numbers.deferred:
+                owner, _ = s.t.numbers.deferred[number.args[0]]
                 if not owner.source:
-                    s.t.numbers.late[number.args[0]] = (value, f"{what}({dim})")
+                    s.t.numbers.deferred[number.args[0]] = (value, f"{what}({dim})")
 
 
 def assign_sequence(s: Scope, target: ast.Tuple | ast.List, value: Any) -> None:

@@ -252,7 +252,7 @@ class _Chain:
         raise Refusal(f"{op.kind} in an epilogue is not implemented")
 
     def _check_dims(self, value: Value) -> None:
-        """Values may lack a dimension of the tile, but none is turned or merged."""
+        """Values may lack a dimension of the tile, but none is transposed or merged."""
         allowed = {2: ({self.frame.m, None}, {self.frame.n, None}), 1: ({self.frame.m, self.frame.n, None},), 0: ()}
         dims = allowed.get(len(value.dims))
         if dims is None or not all(_block(dim) in known for dim, known in zip(value.dims, dims, strict=True)):

@@ -12,7 +12,7 @@ contiguous dimension is not K cannot be read by the asynchronous matrix unit and
 warps (2.2 times as fast); rows that do not begin at multiples of 16 bytes are loaded element by element, by eight warps
 (1.4 times); products of three waves or more take a persistent grid with tensor descriptors (1.01 to 1.15 times), and those
 whose right operand is contiguous along K take descriptors on any grid; products with a K of at most 128 take smaller
-tiles; and 8-bit integers whose right operand must be turned take tall ones.
+tiles; and 8-bit integers whose right operand must be transposed take tall ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic, Predicted
 from ....hardware import MemoryClass, Target
 from ..proposal import TritonProposal
-from ..resources.matrix import ASYNC_ROWS, is_k_major, is_turned, partial_sum
+from ..resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
 from ..resources.predict import predict
 from .product_extents import Extents, product_extents
 from .sizing import all_sizes, clamp, estimate, wave_efficiency
@@ -58,7 +58,7 @@ _SMALLEST_ALTERNATE = 4096
 _MIN_SIDE = 16
 #: A side that a program walks over, from and to where data says: masks and addresses of each stage's rows take registers
 #: as well. Offline for fp32, 128 x 256 in 4 stages spills up to 2424 bytes, 128 x 128 in 6 up to 496, in 3 none.
-_WALKED_SIDE, _WALKED_STAGES = 128, 3
+_LOOPED_SIDE, _LOOPED_STAGES = 128, 3
 #: M, N, K, warps and stages where fp32 has to do without the asynchronous matrix unit.
 _SYNC_TILE = (128, 64, 32, 2, 3)
 _WIDE_ITEMSIZE = 4
@@ -125,7 +125,7 @@ class _Sizer:
         dtypes = (fact.lhs_dtype, fact.rhs_dtype)
         #: Whether each accumulator has partial sums beside it.
         self.promoted = not fact.lhs_format and is_k_major(fact) and bool(partial_sum(dtypes, _MAX_K, target))
-        self.walked = any(side.extent is None for side in sides)
+        self.looped = any(side.extent is None for side in sides)
         self.caps = (_cap(found.m), _cap(found.n))
         staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
         self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
@@ -138,13 +138,13 @@ class _Sizer:
         )
         k_major = (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
         self.sync = self.swept and self.itemsize == _WIDE_ITEMSIZE and not k_major
-        plain = self.batch == 1 and self.span is None and not self.walked and len(facts.matmuls) == facts.num_roots == 1
+        plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
         computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
         narrow = self.itemsize < _WIDE_ITEMSIZE
         #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
         movable = all(op.static and not op.gathered for op in operands)
-        self.boxed = self.swept and plain and movable and self.aligned and narrow and not computed
-        self.box_pays = self.boxed and fact.rhs_layout == "k_major"
+        self.descriptors_fit = self.swept and plain and movable and self.aligned and narrow and not computed
+        self.descriptors_pay = self.descriptors_fit and fact.rhs_layout == "k_major"
 
     def proposals(self) -> tuple[TritonProposal, ...]:
         first = self.tile()
@@ -152,11 +152,11 @@ class _Sizer:
         persistent = self.persistent(first)
         if persistent is not None:
             found.insert(0, persistent)
-        turned = self.turned(first)
-        if turned is not None:
-            found.append(self.proposal(turned, grouped=False))
-            if turned.stages > 2:
-                found.append(self.proposal(replace(turned, stages=turned.stages - 1), grouped=False))
+        transposed = self.transposed(first)
+        if transposed is not None:
+            found.append(self.proposal(transposed, grouped=False))
+            if transposed.stages > 2:
+                found.append(self.proposal(replace(transposed, stages=transposed.stages - 1), grouped=False))
         return tuple(found)
 
     def tile(self) -> _Tile:
@@ -175,13 +175,13 @@ class _Sizer:
         m, n = min(_START_M, cap_m), min(_START_N, cap_n)
         if self.promoted:
             n = min(n, _PROMOTED_N)
-        if self.swept and is_turned(self.fact, "wgmma"):
+        if self.swept and is_transposed(self.fact, "wgmma"):
             m, n = min(_START_N, cap_m), min(_START_M, cap_n)
         if self.sync:
             return min(_SYNC_TILE[0], cap_m), min(_SYNC_TILE[1], cap_n)
         if not self.aligned:
             return m, min(n, _UNALIGNED_COLUMNS)
-        if self.swept and not self.walked and self.extents[2] <= _SHORT_K:
+        if self.swept and not self.looped and self.extents[2] <= _SHORT_K:
             return min(_SHORT_TILE[0], cap_m), min(_SHORT_TILE[1], cap_n)
         budget = self.target.registers_per_sm // (_ACCUMULATOR_SHARE * (2 if self.promoted else 1))
         if m * n < budget:
@@ -191,7 +191,7 @@ class _Sizer:
         if self.saturated:
             most_m, most_n = _SATURATED_MMA_TILE if self.target.has("tcgen05") else _SATURATED_TILE
             m, n = min(m, most_m), min(n, most_n)
-        return (min(m, _WALKED_SIDE), min(n, _WALKED_SIDE)) if self.walked else (m, n)
+        return (min(m, _LOOPED_SIDE), min(n, _LOOPED_SIDE)) if self.looped else (m, n)
 
     def efficiency(self, m: int, n: int) -> float:
         return wave_efficiency(self.blocks(m, n) * self.splits(m, n), self.target)
@@ -250,7 +250,7 @@ class _Sizer:
 
         while k > least and not fits(k, _PIPELINE):
             k //= 2
-        most = _SATURATED_STAGES if self.saturated else _WALKED_STAGES if self.walked else _MAX_STAGES
+        most = _SATURATED_STAGES if self.saturated else _LOOPED_STAGES if self.looped else _MAX_STAGES
         most = min(most, _SYNC_TILE[4] if self.sync else most, max(2, depth // k))
         return k, next((s for s in range(most, 1, -1) if fits(k, s)), 2)
 
@@ -283,14 +283,14 @@ class _Sizer:
         """The tile on a persistent grid, with tensor descriptors, loops fused so that the next tile's loads begin while
         the last one is stored. None where that has not been measured or does not apply."""
         fact, facts = self.fact, self.facts
-        if not self.boxed:
+        if not self.descriptors_fit:
             return None
         if self.blocks(tile.m, tile.n) < _PERSISTENT_WAVES * self.target.num_sms:
             return None
         shorter = replace(tile, stages=min(tile.stages, _PERSISTENT_STAGES))
-        boxed = frozenset(op.slot for op in facts.memory_ops)
+        slots = frozenset(op.slot for op in facts.memory_ops)
         sizes = all_sizes(facts, self.sizes(shorter))
-        if not predict(facts, sizes, shorter.warps, shorter.stages, self.target, boxed=boxed).fits:
+        if not predict(facts, sizes, shorter.warps, shorter.stages, self.target, descriptor_slots=slots).fits:
             return None
         return replace(
             self.proposal(shorter, grouped=False),
@@ -301,10 +301,10 @@ class _Sizer:
             launch={"indexing": "tensor_descriptor"},
         )
 
-    def turned(self, tile: _Tile) -> _Tile | None:
+    def transposed(self, tile: _Tile) -> _Tile | None:
         """The alternate with rows doubled and columns halved, where that is possible."""
         m, n = min(tile.m * 2, self.caps[0]), max(tile.n // 2, _MIN_SIDE)
-        if self.walked or m == tile.m or n == tile.n or m * n < _SMALLEST_ALTERNATE:
+        if self.looped or m == tile.m or n == tile.n or m * n < _SMALLEST_ALTERNATE:
             return None
         other = _Tile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
         return other if self.predict(other).fits else None
@@ -323,7 +323,7 @@ class _Sizer:
             l2_groupings=group,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            launch={"indexing": "tensor_descriptor"} if self.box_pays and tile.m >= ASYNC_ROWS else {},
+            launch={"indexing": "tensor_descriptor"} if self.descriptors_pay and tile.m >= ASYNC_ROWS else {},
         )
 
 

@@ -51,7 +51,7 @@ _LEAST_COLUMNS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class _Tile:
-    """``blocks`` are to share an SM. ``boxed``: tensor descriptors move operands."""
+    """``blocks`` are to share an SM. ``descriptors``: tensor descriptors move operands."""
 
     m: int
     n: int
@@ -59,11 +59,14 @@ class _Tile:
     blocks: int = 1
     k: int = 0
     stages: int = 1
-    boxed: bool = False
+    descriptors: bool = False
 
 
 #: What the sweep found besides: for bf16 while SMs are idle, and for fp32, which the older matrix unit multiplies.
-_FLAT_TILES = (_Tile(m=16, n=512, warps=4, k=64, stages=4, boxed=True), _Tile(m=16, n=256, warps=4, k=64, stages=4))
+_FLAT_TILES = (
+    _Tile(m=16, n=512, warps=4, k=64, stages=4, descriptors=True),
+    _Tile(m=16, n=256, warps=4, k=64, stages=4),
+)
 _SYNC_TILE = _Tile(m=64, n=64, warps=2, k=32, stages=4)
 _SYNC_FLAT_TILE = _Tile(m=32, n=128, warps=4, k=32, stages=4)
 
@@ -240,5 +243,5 @@ class _Sizer:
             block_sizes=self.sizes(tile),
             num_warps=tile.warps,
             num_stages=tile.stages,
-            launch={"indexing": "tensor_descriptor"} if tile.boxed else {},
+            launch={"indexing": "tensor_descriptor"} if tile.descriptors else {},
         )

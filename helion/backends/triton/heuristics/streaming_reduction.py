@@ -45,10 +45,10 @@ _SCALAR_CHUNK, _SCALAR_THREADS = 2048, 512
 #: A body is heavy from this many live tiles on: elements of a row that is held, of a chunk, and per thread.
 _HEAVY_TILES, _HEAVY_HELD, _HEAVY_CHUNK = 6, 4096, 2048
 _HEAVY_THREAD_ELEMENTS, _HEAVY_THREADS = 16, 256
-#: A loop whose row is read again is busy when its arithmetic is predicted to take this many times as long as its memory:
+#: A loop whose row is read again is bound by compute when its arithmetic is predicted to take this many times as long as its memory:
 #: then it runs behind other programs' loads, and more of these fit. Elements of its tile at most, and per thread; threads
 #: at least.
-_BUSY, _BUSY_TILE, _BUSY_THREAD_ELEMENTS, _BUSY_THREADS = 1.25, 8192, 32, 64
+_COMPUTE_BOUND, _COMPUTE_BOUND_TILE, _COMPUTE_BOUND_THREAD_ELEMENTS, _COMPUTE_BOUND_THREADS = 1.25, 8192, 32, 64
 #: Part of the registers that the live tiles of a loop fill which reads nothing twice: 4 programs share an SM.
 _SHARED_BY = 4
 _REGISTER_BYTES = 4
@@ -75,11 +75,11 @@ class TritonStreamingReductionHeuristic(Heuristic):
 
 def _proposal(found: Allocation, facts: KernelFacts, target: Target) -> TritonProposal:
     primary = found.primary
-    busy = _is_busy(facts, primary, target)
-    width = _width(facts, primary, target, busy)
+    compute_bound = _is_compute_bound(facts, primary, target)
+    width = _width(facts, primary, target, compute_bound)
     _set_width(found, facts, width)
-    rows = _set_rows(found, facts, target, busy)
-    chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target, busy))
+    rows = _set_rows(found, facts, target, compute_bound)
+    chosen = launch(found, facts, target, threads=_threads(rows * width, width, facts, primary, target, compute_bound))
     way = "at once" if width >= facts.axes[primary.axis].padded else f"in chunks of {width}"
     return TritonProposal(
         reason=f"{rows} rows of {primary.extent} per program, {way}, {chosen.num_warps} warps",
@@ -120,11 +120,11 @@ def _is_heavy(primary: ReductionFact) -> bool:
     return primary.full_extent and primary.body_live_tiles >= _HEAVY_TILES
 
 
-def _is_busy(facts: KernelFacts, primary: ReductionFact, target: Target) -> bool:
+def _is_compute_bound(facts: KernelFacts, primary: ReductionFact, target: Target) -> bool:
     if primary.full_extent or not primary.re_read:
         return False
     done = work(facts, all_sizes(facts, {}), 1, target)
-    return done.scalar_us > _BUSY * done.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+    return done.scalar_us > _COMPUTE_BOUND * done.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
 
 
 def _is_aligned(facts: KernelFacts, primary: ReductionFact) -> bool:
@@ -148,7 +148,7 @@ def _stores_rows(facts: KernelFacts, primary: ReductionFact) -> bool:
     return any(op.kind == "store" and along.intersection(op.tile_axes) for op in facts.memory_ops)
 
 
-def _width(facts: KernelFacts, primary: ReductionFact, target: Target, busy: bool) -> int:
+def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_bound: bool) -> int:
     """Elements of a row that are held at once."""
     axis = facts.axes[primary.axis]
     whole = axis.padded or next_power_of_2(primary.extent)
@@ -162,8 +162,8 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target, busy: boo
         return whole if whole <= _HEAVY_HELD else _HEAVY_CHUNK
     if primary.full_extent and not _stores_rows(facts, primary):
         return whole if whole <= _HELD else _SCALAR_CHUNK
-    if busy:
-        return min(whole, _BUSY_TILE)
+    if compute_bound:
+        return min(whole, _COMPUTE_BOUND_TILE)
     again = primary.re_read and (
         whole * _itemsize(primary) * loads > _CACHED_BYTES or _ONE_PASS.issubset(primary.names)
     )
@@ -189,12 +189,12 @@ def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
             found.sizes[other.block_id] = max(other.min_size, min(width, other.max_size or width))
 
 
-def _set_rows(found: Allocation, facts: KernelFacts, target: Target, busy: bool) -> int:
+def _set_rows(found: Allocation, facts: KernelFacts, target: Target, compute_bound: bool) -> int:
     """Rows per program: its bytes, spread over the grid axes as they were; returns how many."""
     primary = found.primary
     row = (facts.axes[primary.axis].padded or primary.extent) * _inside(facts, primary) * _itemsize(primary)
     waves = previous_power_of_2(grid_extent(facts, primary.root) // (target.num_sms * _MIN_WAVES))
-    room = _PROGRAM_BYTES // 2 if busy or _is_heavy(primary) else _PROGRAM_BYTES
+    room = _PROGRAM_BYTES // 2 if compute_bound or _is_heavy(primary) else _PROGRAM_BYTES
     goal = max(1, min(_MAX_ROWS, room // row, waves))
     # other grid loops keep what they were given, and so do axes that memory is contiguous along
     own = (facts.axes[a] for a in facts.grid_axes if a not in found.columns)
@@ -209,7 +209,9 @@ def _set_rows(found: Allocation, facts: KernelFacts, target: Target, busy: bool)
     return math.prod(sizes.values())
 
 
-def _threads(elements: int, width: int, facts: KernelFacts, primary: ReductionFact, target: Target, busy: bool) -> int:
+def _threads(
+    elements: int, width: int, facts: KernelFacts, primary: ReductionFact, target: Target, compute_bound: bool
+) -> int:
     """Threads for a program of ``elements``, of which ``width`` lie along the row."""
     least, most = target.warp_size, target.max_threads_per_block
     looped = width < primary.extent and primary.full_extent
@@ -220,8 +222,8 @@ def _threads(elements: int, width: int, facts: KernelFacts, primary: ReductionFa
     if looped:
         crowded = width * _itemsize(primary) >= _CACHED_BYTES and primary.body_live_tiles >= _MANY_TILES
         return most // 2 if crowded else most
-    if busy:
-        return max(_BUSY_THREADS, elements // _BUSY_THREAD_ELEMENTS)
+    if compute_bound:
+        return max(_COMPUTE_BOUND_THREADS, elements // _COMPUTE_BOUND_THREAD_ELEMENTS)
     if elements >= _LONG:
         return most
     inside = _inside(facts, primary)

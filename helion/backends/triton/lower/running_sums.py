@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from ...._compiler.ir.grammar import Op, PointwiseAttrs, Program, ReduceAttrs, Region, Value
 from ...._compiler.ir.ops import OPS
+from ...._compiler.ir.reductions import REDUCTIONS
 from ...._compiler.ir.rewrite import Makers, map_ops
 from ...._compiler.passes.schedule import Scheduled
 
-_MOVED = frozenset(("sum", "prod", "max", "min"))
+_MOVED = frozenset(row.name for row in REDUCTIONS.values() if row.combine is not None)
 #: Kinds of ops, and names of elementwise ones, that read each operand once in the generated code.
 _SINGLE_KINDS = frozenset(("store", "view"))
 _SINGLE_NAMES = frozenset(("cast", "add", "sub", "mul", "div"))

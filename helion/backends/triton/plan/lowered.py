@@ -77,7 +77,7 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         subtiles=decisions.values["epilogue_subtile"] or 0,
         threads=decisions.values["num_warps"] * target.warp_size,
         steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
-        boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
+        block_accesses=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
         checked=settings.checked,
     )
 

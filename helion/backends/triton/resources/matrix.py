@@ -80,7 +80,7 @@ def unit_for(
     left operand, ``depth`` elements along K, operands of ``dtypes``, contiguous along K or not.
 
     Operands of 8-bit floats that are not are left to the synchronous unit: the asynchronous one takes none, so each would be
-    turned through registers first, which costs more than it gains. benchmarks/fp8.py times both layouts.
+    transposed through registers first, which costs more than it gains. benchmarks/fp8.py times both layouts.
     """
     exact = dtypes[0] == torch.float64 or (dtypes[0] == torch.float32 and precision != "tf32")
     if rows < ASYNC_ROWS or warps < _GROUP_WARPS or batched or exact:
@@ -102,7 +102,7 @@ def partial_sum(dtypes: tuple[torch.dtype, torch.dtype], depth: int, target: Tar
     return most if are_float8(dtypes) and most >= _ASYNC_DEPTH else 0
 
 
-def is_turned(fact: MatmulFact, unit: Unit) -> bool:
+def is_transposed(fact: MatmulFact, unit: Unit) -> bool:
     """Whether the right operand, of 8 bits, goes through registers to become K-major in shared memory."""
     narrow = fact.lhs_dtype.itemsize == 1 and not fact.lhs_format
     return unit == "wgmma" and narrow and fact.rhs_layout not in (None, "k_major")

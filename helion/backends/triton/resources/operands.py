@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
 from ...._shapes import cdiv
 from ....hardware import Target
-from .matrix import Unit, is_turned, is_waiting, keeps_rows, tile_shape, unit_of
+from .matrix import Unit, is_transposed, is_waiting, keeps_rows, tile_shape, unit_of
 from .tiles import tile_bytes, vector_elements
 
 #: What Triton takes for the barriers of tcgen05 products: 8 bytes each.
@@ -195,7 +195,7 @@ class _Tally:
                 if unit == "mma"
                 else (0, max(loaded, computed) * (2 if unit == "tcgen05" and operand.direct else 1))
             )
-        if operand.role == "rhs" and is_turned(fact, unit):
+        if operand.role == "rhs" and is_transposed(fact, unit):
             return 0, max(loaded, computed)
         if operand.direct and not self.is_decoded(fact):
             return loaded * (waiting if is_waiting(unit) else self.num_stages), 0

@@ -11,7 +11,7 @@ from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from .matrix import tensor_memory_columns
 from .registers import pressure, register_limit
-from .shared import boxed_bytes, shared_bytes, stored_behind_loops
+from .shared import descriptor_bytes, shared_bytes, stored_behind_loops
 from .traffic import Work, time_us, work
 
 #: What a CUDA driver takes of an SM's shared memory for every resident block.
@@ -29,16 +29,16 @@ def predict(
     num_stages: int,
     target: Target,
     *,
-    boxed: frozenset[int] = frozenset(),
+    descriptor_slots: frozenset[int] = frozenset(),
     once: bool = False,
 ) -> Predicted:
     """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk).
 
-    ``boxed`` are the memory slots that tensor descriptors move; ``once``: a program does not go on to another tile, so
+    ``descriptor_slots`` are the memory slots that tensor descriptors move; ``once``: a program does not go on to another tile, so
     that what it stores behind its loops may lie where operands were. Asked again for the same, it answers the same object:
     heuristics and the legaliser look at one launch several times.
     """
-    return _predict(_Same(facts), tuple(sorted(sizes.items())), num_warps, num_stages, target, boxed, once)
+    return _predict(_Same(facts), tuple(sorted(sizes.items())), num_warps, num_stages, target, descriptor_slots, once)
 
 
 class _Same:
@@ -63,15 +63,15 @@ def _predict(
     num_warps: int,
     num_stages: int,
     target: Target,
-    boxed: frozenset[int],
+    descriptor_slots: frozenset[int],
     once: bool,
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
     registers, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
-    last = stored_behind_loops(facts) & boxed if once else frozenset()
+    last = stored_behind_loops(facts) & descriptor_slots if once else frozenset()
     shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
-    shared += boxed_bytes(facts, sizes, boxed - last, num_stages)
-    shared = max(shared, boxed_bytes(facts, sizes, last, num_stages))
+    shared += descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
+    shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
     limit = register_limit(num_warps, target)
     occupancy = _occupancy(min(registers, limit), shared, columns, num_warps, target)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles
 from ....hardware import Target
 from .layouts import fragment_warps
-from .matrix import is_promoted, is_turned, tile_shape, unit_of
+from .matrix import is_promoted, is_transposed, tile_shape, unit_of
 from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 _REGISTER_BYTES = 4
@@ -40,7 +40,7 @@ _AMD_DOTS = _Weights(base=28, held=0.20, resident=0.80, fragments=1.2)
 #: Part of a product in tensor memory that is in registers twice when it is stored unnarrowed: as it is read from there,
 #: and in rows. By the assembler, for 128 x 256 in 8 warps: 43 registers of 128 more for plain products, 51 to 127 behind
 #: a reduction.
-_TURNED = 0.58
+_TRANSPOSED = 0.58
 _WIDE_BYTES = 4
 #: Registers of each access of a thread to operands in memory, beyond as many as others leave room for: addresses and
 #: masks. It matters where rows are not aligned, and one access is one element.
@@ -49,7 +49,7 @@ _ACCESS, _FREE_ACCESSES = 1.0, 16
 _FRAGMENT_ROWS = 16
 #: Registers of those that hold a warp's rows of a left operand that is contiguous along M, over all of K, where it goes
 #: through registers. Offline for sm_80, 1.2 to 1.9 with 3 stages, more with more of them.
-_TURNED_LEFT = 2.8
+_TRANSPOSED_LEFT = 2.8
 #: Part of a tile of 4-byte numbers that is loaded to meet a product and in registers twice, as it is read and as fragments.
 #: Offline, a residual of fp32 beside 128 x 256 in 8 warps spills 312 to 480 bytes on sm_90 and sm_120.
 _MET = 0.6
@@ -87,12 +87,12 @@ def _wanted(
     if not facts.matmuls:
         return tiles
     fragments = _fragment_registers(facts, sizes, num_warps, target)
-    turned = _turned_registers(facts, sizes, num_warps, target)
+    transposed = _transposed_registers(facts, sizes, num_warps, target)
     accesses = max(0.0, _addresses(facts, sizes, num_warps, target) - _FREE_ACCESSES)
     met = 0.0 if target.kind == "hip" else _met_registers(facts, sizes, num_warps, target)
     promoted = _promoted_registers(facts, sizes, num_warps, target) + _MET * met
-    promoted += _TURNED_LEFT * _turned_left_registers(facts, sizes, num_warps, target)
-    return tiles + weights.fragments * fragments + _TURNED * turned + _ACCESS * accesses + promoted
+    promoted += _TRANSPOSED_LEFT * _transposed_left_registers(facts, sizes, num_warps, target)
+    return tiles + weights.fragments * fragments + _TRANSPOSED * transposed + _ACCESS * accesses + promoted
 
 
 def register_limit(num_warps: int, target: Target) -> int:
@@ -170,7 +170,7 @@ def _fragment_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
     most = 0.0
     for fact in facts.matmuls:
         unit = unit_of(fact, sizes, num_warps, target)
-        if unit != "mma" and not is_turned(fact, unit):
+        if unit != "mma" and not is_transposed(fact, unit):
             continue
         m, n, k = tile_shape(fact, sizes)
         if target.kind == "hip":
@@ -232,8 +232,8 @@ def _random_numbers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int
     return max(tiles, default=0) / (num_warps * target.warp_size)
 
 
-def _turned_left_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Registers of the largest left operand of a warp that is turned on its way to the unit, on CUDA."""
+def _transposed_left_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Registers of the largest left operand of a warp that is transposed on its way to the unit, on CUDA."""
     most = 0.0
     for fact in facts.matmuls if target.kind == "cuda" else ():
         if fact.lhs_layout == "mn_major" and unit_of(fact, sizes, num_warps, target) == "mma":
@@ -265,7 +265,7 @@ def _promoted_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
     return most
 
 
-def _turned_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+def _transposed_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
     """Registers of the largest product in tensor memory that is stored with 4 bytes an element or more."""
     most = 0.0
     wide = [set(op.tile_axes) for op in facts.memory_ops if op.kind == "store" and op.itemsize >= _WIDE_BYTES]

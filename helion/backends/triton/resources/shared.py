@@ -12,7 +12,7 @@ from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, Target
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
-from .matrix import is_turned, keeps_rows, tile_shape, unit_of
+from .matrix import is_transposed, keeps_rows, tile_shape, unit_of
 from .operands import operand_bytes
 from .tiles import VECTOR_BYTES, inner_axis, tile_bytes, vector_elements
 
@@ -39,16 +39,16 @@ def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, n
         operand_bytes(facts, sizes, num_warps, num_stages, target, exchange),
         max(exchange.values(), default=0),
         _narrow_bytes(facts, sizes, num_warps, target),
-        _turned_bytes(facts, sizes, num_warps, target),
+        _transposed_bytes(facts, sizes, num_warps, target),
         _expanded_bytes(facts, sizes, num_warps * target.warp_size),
         _scan_bytes(facts, sizes, num_warps, target),
     )
 
 
-def boxed_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
+def descriptor_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
     """What the accesses in memory ``slots`` take besides, when tensor descriptors move them: the copy engine goes
     through shared memory, where operands of products are in any case, and there is a barrier for each stage."""
-    moved = [op for op in facts.memory_ops if op.slot in slots and _may_be_boxed(op, facts)]
+    moved = [op for op in facts.memory_ops if op.slot in slots and _may_use_descriptor(op, facts)]
     own = [tile_bytes((op.tile_axes, op.itemsize), sizes) for op in moved if op.matmul_operand is None]
     tiles = sum(cdiv(size, _BOX_ALIGNMENT) * _BOX_ALIGNMENT for size in own)
     barriers = cdiv(_BARRIER_BYTES * num_stages, _BARRIER_ALIGNMENT) * _BARRIER_ALIGNMENT
@@ -66,11 +66,11 @@ def stored_behind_loops(facts: KernelFacts) -> frozenset[int]:
 
 
 def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
-    """Copies that the copy engine prefetches besides of operands that go through registers: integers that are turned,
+    """Copies that the copy engine prefetches besides of operands that go through registers: integers that are transposed,
     which registers would hold otherwise, and fp32, which is rounded there."""
     copies: dict[int | None, int] = {}
     for fact in facts.matmuls:
-        if is_turned(fact, "wgmma"):
+        if is_transposed(fact, "wgmma"):
             copies[fact.rhs_slot] = max(0, num_stages - 1)
         if fact.lhs_dtype == torch.float32:
             copies |= dict.fromkeys((fact.lhs_slot, fact.rhs_slot), num_stages)
@@ -78,7 +78,7 @@ def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: froze
     return sum(tile_bytes((op.tile_axes, op.itemsize), sizes) * copies.get(op.slot, 0) for op in ops)
 
 
-def _may_be_boxed(op: MemoryOpFact, facts: KernelFacts) -> bool:
+def _may_use_descriptor(op: MemoryOpFact, facts: KernelFacts) -> bool:
     """Whether a descriptor may move it: no atomics, no vectors, no gathers, static strides, and no storage that one launch reads and writes, or
     writes in two places."""
     if op.kind == "atomic" or op.gathered or not op.static or len(op.strides) not in DESCRIPTOR_RANKS:
@@ -237,7 +237,7 @@ def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) 
     return most
 
 
-def _turned_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
     """Tiles change their layout in shared memory between accesses whose contiguous axis in memory or whose width
     differs."""
     if facts.matmuls:
@@ -314,14 +314,14 @@ def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int,
         itemsize = op.itemsize
         if op.kind == "load" and len(op.tile_axes) == 1:
             # a number for each row or column
-            turned = any(op.tile_axes[0] in axes for axes in products)
+            transposed = any(op.tile_axes[0] in axes for axes in products)
         elif op.kind == "load":
-            turned = product and op.matmul_operand is None
+            transposed = product and op.matmul_operand is None
             if target.kind == "hip":  # widened before
                 itemsize = max(itemsize, _FLOAT_BYTES)
         else:
-            turned = len(op.tile_axes) > 1 and not (target.kind == "hip" and op.kind == "store" and product)
-        if turned:
+            transposed = len(op.tile_axes) > 1 and not (target.kind == "hip" and op.kind == "store" and product)
+        if transposed:
             size = tile_bytes((op.tile_axes, itemsize), sizes)
             most[op.region] = max(most.get(op.region, 0), size // _product_rounds(op, facts, sizes, num_warps, target))
     return most

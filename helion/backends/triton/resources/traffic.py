@@ -117,7 +117,7 @@ def _elements(facts: KernelFacts, sizes: Mapping[int, int], region: int, axes: t
 
 def _passes(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     """How often an access is done: a load of a row that is walked in chunks, once for each pass that needs it."""
-    return max((passes for axis, passes in op.walked if sizes[axis] < facts.axes[axis].padded), default=1)
+    return max((passes for axis, passes in op.looped if sizes[axis] < facts.axes[axis].padded), default=1)
 
 
 def _dot_flops(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...execution import Resources
 from .offline import OfflineCompileError, Signature, compile_offline, ptxas_version
-from .resources import measure
+from .report import measure
 from .sass import opcode_counts
 
 __all__ = [

@@ -11,7 +11,7 @@ from ....hardware import Target
 from ...execution import Resources
 from ..plan.records import Plan
 from .offline import compile_offline, ptxas_version
-from .resources import measure
+from .report import measure
 from .signature import offline_signature
 
 

@@ -408,7 +408,7 @@ ALIGNED, ODD = torch.randn(16), torch.randn(17)[1:]
         (NOTHING, [None], [0, ALIGNED]),
     ],
 )
-def test_arguments_of_other_classes_are_turned_down(
+def test_arguments_of_other_classes_are_transposed_down(
     received: list[Received], argument: Argument, right: list[Any], wrong: list[Any]
 ) -> None:
     launch = make([argument])
@@ -421,7 +421,7 @@ def test_arguments_of_other_classes_are_turned_down(
 @pytest.mark.parametrize(
     "grid", [(0, 1, 1), (1, 0, 1), (1, 1, -1), (2**31, 1, 1), (2**70, 1, 1), (True, 1, 1), (1.0, 1, 1)]
 )
-def test_unusual_grids_are_turned_down(received: list[Received], grid: tuple[Any, ...]) -> None:
+def test_unusual_grids_are_transposed_down(received: list[Received], grid: tuple[Any, ...]) -> None:
     launch = make([pointer()])
     assert launch is not None
     assert launch(*grid, ALIGNED) is False
@@ -429,7 +429,7 @@ def test_unusual_grids_are_turned_down(received: list[Received], grid: tuple[Any
     assert len(received) == 1
 
 
-def test_wrong_numbers_of_arguments_are_turned_down(received: list[Received]) -> None:
+def test_wrong_numbers_of_arguments_are_transposed_down(received: list[Received]) -> None:
     launch = make([pointer()])
     assert launch is not None
     assert not launch(1, 1, 1) and not launch(1, 1, 1, ALIGNED, ALIGNED) and not launch() and not launch(1, 1, 1, x=1)

@@ -88,7 +88,7 @@ def test_many_small_products(shape: tuple[int, ...], gpu: Target, expected: tupl
     assert proposed(TritonMatmulHeuristic(), facts, gpu)[0].block_sizes[0] == 1
 
 
-def test_matmul_alternates_are_turned_and_shorter() -> None:
+def test_matmul_alternates_are_transposed_and_shorter() -> None:
     facts = facts_of(matmul_to_bf16, tensor(4096, 4096), tensor(4096, 4096))
     found = proposed(TritonMatmulHeuristic(), facts, H100)
     tiles = [(dict(p.block_sizes), p.num_stages) for p in found]

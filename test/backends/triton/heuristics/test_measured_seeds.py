@@ -105,7 +105,7 @@ def test_descriptors_are_for_operands_of_two_bytes_that_fit() -> None:
     assert single["pid_type"] == "flat" and set(single["indexing"]) == {"pointer"} and single["num_stages"] == 4
 
 
-def test_integers_that_must_be_turned_have_tall_tiles() -> None:
+def test_integers_that_must_be_transposed_have_tall_tiles() -> None:
     x, kernel = tensor(4096, 4096, dtype=torch.int8), helion.kernel(product_of_bytes)
     assert kernel.bind((x, x), target="h200").seeds[0].config["block_sizes"][:2] == [256, 128]
     assert kernel.bind((x, x.t()), target="h200").seeds[0].config["block_sizes"][:1] == [128]

@@ -380,7 +380,7 @@ def test_rows_of_a_square_are_exchanged(columns: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "stages", "real"), [(128, 4, 81920), (128, 5, 98304), (64, 4, 73728), (256, 7, 147456)])
-def test_integers_that_are_turned_are_not_prefetched(n: int, stages: int, real: int) -> None:
+def test_integers_that_are_transposed_are_not_prefetched(n: int, stages: int, real: int) -> None:
     """``real`` is what Triton 3.6 and 3.7 allocate."""
     matrix = torch.empty(4096, 4096, dtype=torch.int8, device="meta")
     bound = helion.kernel(product_of_bytes).bind((matrix, matrix), target="h200")
