@@ -43,6 +43,7 @@ LAYERS = (
     "__init__",
     "_testing_unittest",
     "_testing",  # a client of the public names, as users' tests are
+    "cli",
     "__main__",
 )
 # The same inside a room. A dotted entry stands apart from its folder; a room's own `__init__` comes last.

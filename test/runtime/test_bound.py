@@ -24,7 +24,6 @@ from triton.runtime import _allocation
 import helion
 import helion.language as hl
 from helion import exc
-from helion.__main__ import main, parse_argument
 from helion.backends.triton.heuristics.registry import HEURISTICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -297,47 +296,6 @@ def test_explain_as_text_and_as_json() -> None:
         assert f"{name}: {reason}" in text
     with pytest.raises(exc.InvalidAPIUsage, match="text"):
         bound.explain("yaml")
-
-
-@pytest.mark.parametrize(
-    ("text", "shape", "strides", "dtype"),
-    [
-        ("bf16[4096,8192]", (4096, 8192), (8192, 1), torch.bfloat16),
-        ("f32[8192]", (8192,), (1,), torch.float32),
-        ("bf16[4096,4096]@(1,4096)", (4096, 4096), (1, 4096), torch.bfloat16),
-        ("i64[ 3, 4 ]", (3, 4), (4, 1), torch.int64),
-        ("f16[]", (), (), torch.float16),
-    ],
-)
-def test_tensor_arguments(text: str, shape: tuple, strides: tuple, dtype: torch.dtype) -> None:
-    tensor = parse_argument(text)
-    assert (tuple(tensor.shape), tensor.stride(), tensor.dtype) == (shape, strides, dtype)
-
-
-@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("3", 3), ("True", True), ("None", None), ("'a'", "a")])
-def test_literal_arguments(text: str, value: object) -> None:
-    assert parse_argument(text) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("q8[3]", "unknown dtype 'q8'"), ("f32[2,2]@(1)", "1 strides for 2"), ("a b", "neither a tensor")],
-)
-def test_arguments_that_are_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_argument(text)
-
-
-def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    example = str(ROOT / "examples" / "softmax.py")
-    assert main(["explain", f"{example}::softmax", "--args", "bf16[4096,8192]", "--target", "sm_100", "--code"]) == 0
-    shown = capsys.readouterr().out
-    assert "softmax on sm_100" in shown and "@triton.jit" in shown and "declined:" in shown
-    assert main(["explain", f"{example}::nothing", "--args", "bf16[4,8]"]) == 2
-    assert "has no kernel 'nothing'" in capsys.readouterr().err
-    assert main(["explain", "no_file.py::softmax"]) == 2
-    assert main(["doctor"]) == 0
-    assert torch.__version__ in capsys.readouterr().out
 
 
 def test_a_process_never_imports_torchs_compiler() -> None:
