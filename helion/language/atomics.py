@@ -1,10 +1,4 @@
-"""Atomic read-modify-write of host tensors. Each returns the values from before, as a tile of the selected shape.
-
-``value`` is a number or a tile that broadcasts to the selected shape, cast to the tensor's dtype. ``sem`` is
-``relaxed``, ``acquire``, ``release`` or ``acq_rel``. Lanes out of range do nothing. Tensors have elements of 32 or 64
-bits; ``atomic_add`` also takes float16 and bfloat16, and ``atomic_cas`` elements of 16 bits. Raises
-``exc.AtomicOnDeviceTensor`` when the target is a device value, and ``exc.TypeInferenceError`` for other dtypes.
-"""
+"""Atomic read-modify-write operations on host tensors. Each returns the elements from before."""
 
 from __future__ import annotations
 
@@ -19,43 +13,215 @@ from ._registry import declare, reference
 
 
 @declare("device")
-def atomic_add(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] += value``."""
+def atomic_add(
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
+) -> torch.Tensor:
+    """Add to elements of a host tensor: ``target[index] += value``.
+
+    For integers of 32 and 64 bits, float32, float64, float16 and bfloat16.
+
+    Args:
+        target: a host tensor.
+        index: one entry per dimension, as in ``target[index]``.
+        value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
+            range do nothing.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+
+    Returns:
+        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        updated once per lane, in no particular order.
+
+    Raises:
+        exc.AtomicOnDeviceTensor: ``target`` is a device value.
+        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.InvalidAPIUsage: an unknown ``sem``.
+    """
 
 
 @declare("device")
-def atomic_max(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] = max(target[index], value)``."""
+def atomic_max(
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
+) -> torch.Tensor:
+    """Raise elements of a host tensor to a value: ``target[index] = max(target[index], value)``.
+
+    For dtypes of 32 and 64 bits.
+
+    Args:
+        target: a host tensor.
+        index: one entry per dimension, as in ``target[index]``.
+        value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
+            range do nothing.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+
+    Returns:
+        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        updated once per lane, in no particular order.
+
+    Raises:
+        exc.AtomicOnDeviceTensor: ``target`` is a device value.
+        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.InvalidAPIUsage: an unknown ``sem``.
+    """
 
 
 @declare("device")
-def atomic_min(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] = min(target[index], value)``."""
+def atomic_min(
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
+) -> torch.Tensor:
+    """Lower elements of a host tensor to a value: ``target[index] = min(target[index], value)``.
+
+    For dtypes of 32 and 64 bits.
+
+    Args:
+        target: a host tensor.
+        index: one entry per dimension, as in ``target[index]``.
+        value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
+            range do nothing.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+
+    Returns:
+        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        updated once per lane, in no particular order.
+
+    Raises:
+        exc.AtomicOnDeviceTensor: ``target`` is a device value.
+        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.InvalidAPIUsage: an unknown ``sem``.
+    """
 
 
 @declare("device")
-def atomic_and(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] &= value``, for integers of 32 and 64 bits."""
+def atomic_and(
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed"
+) -> torch.Tensor:
+    """Combine elements of a host tensor bitwise: ``target[index] &= value``.
+
+    For integers of 32 and 64 bits.
+
+    Args:
+        target: a host tensor.
+        index: one entry per dimension, as in ``target[index]``.
+        value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
+            range do nothing.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+
+    Returns:
+        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        updated once per lane, in no particular order.
+
+    Raises:
+        exc.AtomicOnDeviceTensor: ``target`` is a device value.
+        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.InvalidAPIUsage: an unknown ``sem``.
+    """
 
 
 @declare("device")
-def atomic_or(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] |= value``, for integers of 32 and 64 bits."""
+def atomic_or(
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed"
+) -> torch.Tensor:
+    """Combine elements of a host tensor bitwise: ``target[index] |= value``.
+
+    For integers of 32 and 64 bits.
+
+    Args:
+        target: a host tensor.
+        index: one entry per dimension, as in ``target[index]``.
+        value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
+            range do nothing.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+
+    Returns:
+        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        updated once per lane, in no particular order.
+
+    Raises:
+        exc.AtomicOnDeviceTensor: ``target`` is a device value.
+        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.InvalidAPIUsage: an unknown ``sem``.
+    """
 
 
 @declare("device")
-def atomic_xor(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] ^= value``, for integers of 32 and 64 bits."""
+def atomic_xor(
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | int, sem: str = "relaxed"
+) -> torch.Tensor:
+    """Combine elements of a host tensor bitwise: ``target[index] ^= value``.
+
+    For integers of 32 and 64 bits.
+
+    Args:
+        target: a host tensor.
+        index: one entry per dimension, as in ``target[index]``.
+        value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
+            range do nothing.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+
+    Returns:
+        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        updated once per lane, in no particular order.
+
+    Raises:
+        exc.AtomicOnDeviceTensor: ``target`` is a device value.
+        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.InvalidAPIUsage: an unknown ``sem``.
+    """
 
 
 @declare("device")
-def atomic_xchg(target: Any, index: list[Any], value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] = value``."""
+def atomic_xchg(
+    target: torch.Tensor, index: Sequence[Any], value: torch.Tensor | float, sem: str = "relaxed"
+) -> torch.Tensor:
+    """Exchange elements of a host tensor: ``target[index] = value``.
+
+    For dtypes of 32 and 64 bits.
+
+    Args:
+        target: a host tensor.
+        index: one entry per dimension, as in ``target[index]``.
+        value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
+            range do nothing.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+
+    Returns:
+        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        updated once per lane, in no particular order.
+
+    Raises:
+        exc.AtomicOnDeviceTensor: ``target`` is a device value.
+        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.InvalidAPIUsage: an unknown ``sem``.
+    """
 
 
 @declare("device")
-def atomic_cas(target: Any, index: list[Any], expected: Any, value: Any, sem: str = "relaxed") -> Any:
-    """``target[index] = value`` where ``target[index] == expected``."""
+def atomic_cas(
+    target: torch.Tensor,
+    index: Sequence[Any],
+    expected: torch.Tensor | float,
+    value: torch.Tensor | float,
+    sem: str = "relaxed",
+) -> torch.Tensor:
+    """Compare and swap: ``target[index] = value`` where ``target[index] == expected``.
+
+    For dtypes of 16, 32 and 64 bits.
+
+    Args:
+        target: a host tensor.
+        index: one entry per dimension, as in ``target[index]``.
+        expected: what an element must be to be replaced: a number, or a tile that broadcasts to the selected shape.
+        value: the new elements, in the same forms; cast to the tensor's dtype.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+
+    Returns:
+        The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
+        updated once per lane, in no particular order.
+
+    Raises:
+        exc.AtomicOnDeviceTensor: ``target`` is a device value.
+        exc.TypeInferenceError: GPUs have no such operation on the tensor's dtype.
+        exc.InvalidAPIUsage: an unknown ``sem``.
+    """
 
 
 _BITS = ("and", "or", "xor")

@@ -1,4 +1,4 @@
-"""What is fixed at compile time: constants, specialized sizes, registered block sizes."""
+"""Compile-time constants: arguments, specialized sizes, registered block sizes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ _T = TypeVar("_T")
 
 
 class ProcessGroupName(str):
-    """Annotation of a parameter that names a process group of ``torch.distributed``.
+    """Annotate a parameter that names a process group of ``torch.distributed``.
 
-    Names are constants, as every string argument: host code may pass them on to ``torch.distributed``, and another name
-    is another specialization.
+    Names are compile-time constants, as every string argument: host code may pass them on to ``torch.distributed``, and
+    another name is another specialization.
     """
 
     __slots__ = ()
 
 
 class ConstExpr(Generic[_T]):
-    """A compile-time constant argument: annotate a parameter with ``hl.constexpr``, or pass ``hl.constexpr(value)``.
+    """A compile-time constant: annotate a parameter with ``hl.constexpr``, or pass ``hl.constexpr(value)``.
 
-    The value becomes part of the specialization key, and branches on it are resolved when compiling.
+    The value becomes part of the specialization key: the kernel is compiled once per value, and branches on it are
+    resolved when compiling. ``hl.constexpr`` is this class.
+
+    Attributes:
+        value: a hashable value: a number, a bool, a string, a dtype.
     """
 
     __slots__ = ("value",)
@@ -60,18 +64,33 @@ else:
 
 
 @declare("host")
-def register_block_size(min_or_max: Any, max: Any = None, /) -> Any:
-    """A block size, ``register_block_size(max)`` or ``register_block_size(min, max)``, to pass as ``block_size=`` or as a size.
+def register_block_size(min_or_max: int, max: int | None = None, /) -> int:
+    """Make a block size of the config's in host code, to pass as ``block_size=`` of several loops or as a size.
 
-    Loops that share it share one entry of ``block_sizes``.
+    ``hl.register_block_size(max)`` or ``hl.register_block_size(min, max)``. It is one entry of ``block_sizes``; loops that
+    share it share the entry.
+
+    Args:
+        min_or_max: the largest block size, or the smallest where two are given, which is a constant power of two.
+        max: the largest block size.
+
+    Raises:
+        exc.InvalidAPIUsage: bounds that are no sizes.
     """
 
 
 @declare("host")
-def specialize(value: Any) -> Any:
-    """Make a size, a stride or a number argument (or a sequence of them) a compile-time constant.
+def specialize(value: _T) -> _T:
+    """Make a size, a stride or a number argument, or a sequence of them, a compile-time constant.
 
-    Raises ``exc.SpecializeOnDevice`` in device code and ``exc.SpecializeArgType`` for anything else.
+    The kernel is compiled once per value. With ``static_shapes=True`` sizes and strides are constants already.
+
+    Returns:
+        The value.
+
+    Raises:
+        exc.SpecializeOnDevice: called in device code.
+        exc.SpecializeArgType: the value comes from something else than sizes, strides and numbers of the arguments.
     """
 
 

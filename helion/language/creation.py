@@ -1,8 +1,9 @@
-"""Device values made from nothing. Sizes are tiles, block sizes and compile-time constants."""
+"""New device values, and views of them. Sizes are tiles, block sizes and compile-time constants."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -13,23 +14,66 @@ from .tiles import Span
 
 
 @declare("device")
-def zeros(shape: list[Any], dtype: torch.dtype = torch.float32, device: Any = None) -> Any:
-    """A value of zeros. Raises ``exc.ShapeSpecializingAllocation`` when a size is not known at compile time."""
+def zeros(shape: Sequence[SupportsIndex], dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+    """A device value of zeros, such as an accumulator: ``hl.zeros([tile_m, tile_n])``.
+
+    Args:
+        shape: tiles, block sizes and constants; a size is marked constant with ``hl.specialize``.
+        dtype: float32 by default.
+        device: accepted and not used.
+
+    Raises:
+        exc.ShapeSpecializingAllocation: a size is not known when the kernel is compiled.
+    """
 
 
 @declare("device")
-def full(shape: list[Any], value: Any, dtype: torch.dtype = torch.float32, device: Any = None) -> Any:
-    """A value filled with a number or a scalar device value."""
+def full(
+    shape: Sequence[SupportsIndex],
+    value: float | torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+    device: Any = None,
+) -> torch.Tensor:
+    """A device value filled with one number.
+
+    Args:
+        shape: tiles, block sizes and constants; a size is marked constant with ``hl.specialize``.
+        value: a number or a scalar device value, cast to ``dtype``.
+        dtype: float32 by default.
+        device: accepted and not used.
+
+    Raises:
+        exc.ShapeSpecializingAllocation: a size is not known when the kernel is compiled.
+        exc.ShapeMismatch: ``value`` is no scalar.
+    """
 
 
 @declare("device")
-def arange(*bounds: Any, dtype: torch.dtype | None = None, device: Any = None, step: int = 1) -> Any:
-    """Integers, with the arguments of ``torch.arange``: constants, or one block size. The dtype defaults to the index dtype."""
+def arange(*bounds: SupportsIndex, dtype: torch.dtype | None = None, device: Any = None, step: int = 1) -> torch.Tensor:
+    """Consecutive integers, 1-D, with the arguments of ``torch.arange``: ``(end)``, ``(start, end)``, ``(start, end, step)``.
+
+    Args:
+        bounds: integers whose difference is a constant or a size made of one block size.
+        dtype: the kernel's index dtype by default: int32, or int64 for large tensors.
+        device: accepted and not used.
+        step: distance between neighbours, a constant.
+
+    Raises:
+        exc.ShapeSpecializingCall: the number of elements is not known when the kernel is compiled.
+    """
 
 
 @declare("device")
-def subscript(tensor: Any, index: list[Any]) -> Any:
-    """``tensor[index]`` of a device value, where the index holds only ``:``, ``...`` and None."""
+def subscript(tensor: torch.Tensor, index: Sequence[Any]) -> torch.Tensor:
+    """A device value with dimensions of size 1 inserted: ``tensor[:, None]``.
+
+    Args:
+        tensor: a device value; host tensors are loaded with ``hl.load``.
+        index: ``:``, ``...`` and None.
+
+    Raises:
+        exc.InvalidIndexingType: anything else in ``index``.
+    """
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------

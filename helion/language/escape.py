@@ -1,8 +1,9 @@
-"""Ways out of the language: printing, inline Triton, inline assembly, Triton functions of one's own."""
+"""Printing, breakpoints, inline Triton, inline assembly, and Triton functions of the user's."""
 
 from __future__ import annotations
 
 import builtins
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,15 @@ from ._registry import declare, reference
 
 @declare("device")
 def device_print(prefix: str, *values: Any) -> None:
-    """Print ``prefix`` (a string literal) and values from every program, as ``triton.language.device_print``."""
+    """Print values from every program, as ``triton.language.device_print``; ``print`` in device code does the same.
+
+    Args:
+        prefix: a string literal, printed before each value.
+        values: tiles and numbers.
+
+    Raises:
+        exc.InvalidAPIUsage: ``prefix`` is no string literal.
+    """
 
 
 @reference(device_print, "once")
@@ -25,8 +34,11 @@ def _device_print(prefix: str, *values: Any) -> None:
 
 @declare("device")
 def breakpoint() -> None:
-    """Stop in the debugger. Only for kernels that run eagerly; raises
-    ``exc.BreakpointInDeviceLoopRequiresInterpret`` in compiled ones."""
+    """Stop in the debugger in device code, where the kernel runs eagerly.
+
+    Raises:
+        exc.BreakpointInDeviceLoopRequiresInterpret: the kernel is compiled.
+    """
 
 
 @reference(breakpoint, "once")
@@ -35,26 +47,64 @@ def _breakpoint() -> None:
 
 
 @declare("device")
-def inline_triton(triton_source: str, args: Any, output_like: Any) -> Any:
-    """Triton statements written out, with ``{0}`` or ``{name}`` where arguments go; the last line is an expression.
+def inline_triton(triton_source: str, args: Sequence[Any] | Mapping[str, Any], output_like: Any) -> Any:
+    """Insert Triton statements of the user's into the kernel.
 
-    ``args`` is a list or a dict of values, of which host tensors are passed as pointers; ``output_like`` a tile, a tuple of tiles, or None for no result, whose shapes
-    and dtypes the expression must have.
+    Args:
+        triton_source: statements with ``{0}`` or ``{name}`` where arguments go; the last line is an expression, the result.
+        args: values by place or by name. Host tensors are passed as pointers.
+        output_like: a tile whose shape and dtype the result has, a tuple of tiles for several, or None for no result.
+
+    Returns:
+        What the last line gives, in the form of ``output_like``.
+
+    Raises:
+        exc.InvalidAPIUsage: another form of ``args`` or ``output_like``, or source that is no Triton.
     """
 
 
 @declare("device", takes_function=True)
-def triton_kernel(function: Any, args: Any, output_like: Any) -> Any:
-    """Call a ``@triton.jit`` function of the user's, or the one that a global of the user's module has the name of, or
-    one whose source is given. Its text, and that of the functions and constants it names, is copied into the generated
-    module.
+def triton_kernel(function: Any, args: Sequence[Any] | Mapping[str, Any], output_like: Any) -> Any:
+    """Call a ``@triton.jit`` function of the user's in device code.
 
-    ``args`` is a list or a dict by parameter name; ``output_like`` as for ``inline_triton``.
+    Its text, and that of the functions and constants it names, is copied into the generated module.
+
+    Args:
+        function: the function, the name of a global of the kernel's module that holds one, or its source text.
+        args: arguments by place or by parameter name. Host tensors are passed as pointers.
+        output_like: as for ``hl.inline_triton``.
+
+    Returns:
+        What the function returns, in the form of ``output_like``.
+
+    Raises:
+        exc.InvalidAPIUsage: another form of ``args`` or ``output_like``, or no function of Triton.
     """
 
 
 @declare("device")
 def inline_asm_elementwise(
-    asm: str, constraints: str, args: list[Any], dtype: torch.dtype | list[torch.dtype], is_pure: bool, pack: int
+    asm: str,
+    constraints: str,
+    args: Sequence[Any],
+    dtype: torch.dtype | Sequence[torch.dtype],
+    is_pure: bool,
+    pack: int,
 ) -> Any:
-    """Inline assembly on the elements of tiles, as ``triton.language.inline_asm_elementwise``."""
+    """Apply inline assembly to the elements of tiles, as ``triton.language.inline_asm_elementwise``.
+
+    Args:
+        asm: PTX, or the target's assembly, with ``$0`` for the first output register.
+        constraints: LLVM's constraints, the outputs first, as ``"=r,r"``.
+        args: tiles and numbers, broadcast together.
+        dtype: dtype of the result, or one per result.
+        is_pure: whether unused results may be dropped and equal calls merged.
+        pack: elements that one run of the assembly takes; 4 bytes of them fill a register.
+
+    Returns:
+        A tile of the broadcast shape, or a tuple of them where ``dtype`` is a sequence.
+
+    Raises:
+        exc.ShapeMismatch: the arguments do not broadcast.
+        exc.InvalidAPIUsage: ``dtype`` holds no dtypes.
+    """

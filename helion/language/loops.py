@@ -1,4 +1,4 @@
-"""Loops: what runs in parallel over the grid, and what runs in sequence inside a program."""
+"""Device loops: in parallel over the grid, or in sequence inside a program."""
 
 from __future__ import annotations
 
@@ -6,40 +6,97 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import torch
 
 from .. import exc
 from ._reference import Session, current
 from ._registry import declare, reference
-from .tiles import BlockSize, RefAxis, RefTile, RefTileTuple
+from .tiles import BlockSize, RefAxis, RefTile, RefTileTuple, Tile
 
 
+# One bound gives a tile per iteration, a sequence of them a tuple of tiles.
+@overload
+def tile(
+    begin_or_end: SupportsIndex, end: SupportsIndex | None = None, /, block_size: int | None = None
+) -> Iterator[Tile]: ...
+@overload
+def tile(
+    begin_or_end: Sequence[SupportsIndex],
+    end: Sequence[SupportsIndex] | None = None,
+    /,
+    block_size: int | Sequence[int | None] | None = None,
+) -> Iterator[tuple[Tile, ...]]: ...
 @declare("loop")
 def tile(begin_or_end: Any, end: Any = None, /, block_size: Any = None) -> Iterator[Any]:
-    """Iterate over ``[0, end)`` or ``[begin, end)`` in tiles.
+    """Loop over ``[0, end)`` or ``[begin, end)`` in tiles: ``for tile in hl.tile(n)``, ``for tile_m, tile_n in hl.tile([m, n])``.
 
-    Bounds are integers, sizes or scalars, or lists of them for a multi-dimensional tile: ``for tile_m, tile_n in
-    hl.tile([m, n])``. Outside of any device loop the tiles run in parallel, one program each; inside, in sequence.
-    The size of a tile comes from ``block_sizes`` of the config unless ``block_size`` fixes it. In a ``for`` or ``while``
-    of the host the kernel is launched once per iteration; a bound that a tensor holds is read by ``n = t.item()`` there.
+    Outside of any device loop the tiles run in parallel, one program each; inside, in sequence. In a ``for`` or ``while`` of
+    the host the kernel is launched once per iteration.
 
-    Raises ``exc.TileOfTile`` for a tile as bound, ``exc.InvalidTileRange`` when begin exceeds end.
+    Args:
+        begin_or_end: the end, or the begin where ``end`` is given: an integer, a size or a scalar; a list of them for a
+            multi-dimensional tile. A bound that a tensor holds is read in host code, by ``n = t.item()``.
+        end: one past the last index.
+        block_size: the number of indices in a tile: a constant, or what ``hl.register_block_size`` gave; a list for several
+            dimensions. None leaves it to ``block_sizes`` of the config.
+
+    Returns:
+        An ``hl.Tile`` per iteration, or one per dimension.
+
+    Raises:
+        exc.LoopFunctionNotInFor: it is not the iterable of a ``for``.
+        exc.TileOfTile: a bound is a tile.
+        exc.InvalidTileRange: begin exceeds end.
     """
-    raise NotImplementedError
 
 
+@overload
+def grid(
+    begin_or_end: SupportsIndex, end: SupportsIndex | None = None, /, step: int | None = None
+) -> Iterator[Any]: ...
+@overload
+def grid(
+    begin_or_end: Sequence[SupportsIndex],
+    end: Sequence[SupportsIndex] | None = None,
+    /,
+    step: int | Sequence[int | None] | None = None,
+) -> Iterator[tuple[Any, ...]]: ...
 @declare("loop")
 def grid(begin_or_end: Any, end: Any = None, /, step: Any = None) -> Iterator[Any]:
-    """As ``tile``, but the loop variable is a scalar index instead of a block of indices."""
-    raise NotImplementedError
+    """Loop over single indices, as ``hl.tile`` over blocks of them: ``for i in hl.grid(n)``, ``for i, j in hl.grid([m, n])``.
+
+    Outside of any device loop the indices run in parallel, one program each; inside, in sequence.
+
+    Args:
+        begin_or_end: the end, or the begin where ``end`` is given: an integer, a size or a scalar, or a list of them.
+        end: one past the last index.
+        step: distance between indices, 1 by default; a list for several dimensions.
+
+    Returns:
+        A scalar per iteration, or one per dimension.
+
+    Raises:
+        exc.LoopFunctionNotInFor: it is not the iterable of a ``for``.
+        exc.TileOfTile: a bound is a tile.
+        exc.InvalidTileRange: begin exceeds end.
+    """
 
 
 @declare("loop")
 def static_range(begin_or_end: int, end: int | None = None, /, step: int = 1) -> Iterator[int]:
-    """A loop with constant bounds that is unrolled at compile time. Device code only."""
-    raise NotImplementedError
+    """Loop in device code with constant bounds, unrolled when the kernel is compiled: the variable is a constant.
+
+    Args:
+        begin_or_end: the end, or the begin where ``end`` is given.
+        end: one past the last number.
+        step: distance between numbers.
+
+    Raises:
+        exc.DeviceAPIOnHost: it stands in host code.
+        exc.TypeInferenceError: the bounds are not known when the kernel is compiled.
+    """
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------
@@ -151,13 +208,21 @@ def _static_range(begin_or_end: Any, end: Any = None, /, step: Any = 1) -> Itera
 
 
 @declare("loop")
-def jagged_tile(parent: Any) -> Iterator[Any]:
-    """Iterate up to the largest of ``parent``, a device tile of row lengths, with lanes beyond a row's own length
-    masked: ``for tile_j in hl.jagged_tile(lengths)``. What is loaded with ``tile_j`` must also have the rows' tile.
+def jagged_tile(parent: torch.Tensor) -> Iterator[Tile]:
+    """Loop over rows of different lengths in tiles, with lanes beyond a row's own length masked.
 
-    Raises ``exc.InvalidJaggedTileUsage``.
+    ``for tile_j in hl.jagged_tile(lengths)`` runs to the largest of ``lengths``; what is loaded with ``tile_j`` must also
+    have the rows' tile.
+
+    Args:
+        parent: the number of elements of each row, an integer tile over the rows.
+
+    Returns:
+        An ``hl.Tile`` per iteration.
+
+    Raises:
+        exc.InvalidJaggedTileUsage: no tile of integers, or not inside an ``hl.tile`` loop over the rows.
     """
-    raise NotImplementedError
 
 
 @reference(jagged_tile, "raw")

@@ -13,36 +13,62 @@ from ._registry import declare, reference
 
 
 @declare("device")
-def dot(mat1: Any, mat2: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> Any:
-    """``mat1[.., M, K] @ mat2[.., K, N] (+ acc)``, both of rank 2 or both of rank 3.
+def dot(
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    acc: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Matrix product of two tiles, ``mat1 @ mat2`` or ``acc + mat1 @ mat2``, on the matrix units.
 
-    Operands are fp16, bf16, fp32, int8 or fp8. The result is fp32 (int32 for int8) unless ``acc`` or ``out_dtype``
-    says otherwise. Raises ``exc.ShapeMismatch`` and ``exc.DotBatchDimensionMismatch``.
+    Args:
+        mat1: ``[M, K]`` or ``[B, M, K]``, of float16, bfloat16, float32, int8 or 8-bit floats. Products of float32 run in
+            the precision of the setting ``dot_precision``, TF32 by default.
+        mat2: ``[K, N]`` or ``[B, K, N]``, of the rank of ``mat1``.
+        acc: ``[M, N]`` or ``[B, M, N]``, added in its own dtype, which is the result's.
+        out_dtype: dtype of the result; float32 by default, int32 for int8.
+
+    Raises:
+        exc.ShapeMismatch: K differs, or ``acc`` has another shape.
+        exc.DotBatchDimensionMismatch: B differs.
     """
 
 
 @declare("device")
 def dot_scaled(
-    mat1: Any,
-    mat1_scale: Any,
+    mat1: torch.Tensor,
+    mat1_scale: torch.Tensor | None,
     mat1_format: str,
-    mat2: Any,
-    mat2_scale: Any,
+    mat2: torch.Tensor,
+    mat2_scale: torch.Tensor | None,
     mat2_format: str,
-    acc: Any = None,
+    acc: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-) -> Any:
-    """``mat1[M, K] @ mat2[K, N] (+ acc)`` of numbers in microscaling formats (OCP MX specification 1.0).
+) -> torch.Tensor:
+    """Matrix product ``mat1[M, K] @ mat2[K, N]``, plus ``acc``, of numbers in microscaling formats (OCP MX specification 1.0).
 
     A format is ``"e2m1"`` (uint8, two numbers per byte along K with the first one in the low half, so that ``mat1`` is
     ``[M, K / 2]`` and ``mat2`` is ``[K / 2, N]``), ``"e4m3"`` or ``"e5m2"`` (float8 or uint8), ``"bf16"`` or ``"fp16"``.
-    A scale is e8m0 as uint8, ``2 ** (scale - 127)``, with 255 for nan, for 32 numbers along K each: ``mat1_scale`` is
-    ``[M, K / 32]``, ``mat2_scale`` is ``[N, K / 32]``; None is a scale of 1.
+    Targets without the formats compute in bf16.
 
     Tiles of K are whole groups of 32: a whole dimension, an ``hl.tile`` with a constant ``block_size``, or a tile of
-    groups, whose elements are at ``tile_g.begin * 32 + hl.arange(tile_g.block_size * 32)``. The result is fp32 unless ``acc`` or
-    ``out_dtype`` says otherwise. Targets without the formats compute in bf16. Raises ``exc.InvalidAPIUsage`` for an
-    unknown format, ``exc.TypeInferenceError`` for a dtype that does not go with it, and ``exc.ShapeMismatch``.
+    groups, whose elements are at ``tile_g.begin * 32 + hl.arange(tile_g.block_size * 32)``.
+
+    Args:
+        mat1: ``[M, K]``, or ``[M, K / 2]`` in e2m1.
+        mat1_scale: ``[M, K / 32]`` uint8, one scale per 32 numbers along K: e8m0, ``2 ** (scale - 127)``, 255 for nan.
+            None is a scale of 1.
+        mat1_format: the format of ``mat1``.
+        mat2: ``[K, N]``, or ``[K / 2, N]`` in e2m1.
+        mat2_scale: ``[N, K / 32]`` uint8, or None.
+        mat2_format: the format of ``mat2``.
+        acc: ``[M, N]``, added in its own dtype, which is the result's.
+        out_dtype: dtype of the result; float32 by default.
+
+    Raises:
+        exc.InvalidAPIUsage: an unknown format.
+        exc.TypeInferenceError: a dtype that does not go with the format.
+        exc.ShapeMismatch: shapes that do not go together.
     """
 
 

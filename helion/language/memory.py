@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,21 +13,60 @@ from ._registry import declare, reference
 
 
 @declare("device")
-def load(tensor: Any, index: list[Any], extra_mask: Any = None, eviction_policy: str | None = None) -> Any:
-    """Load ``tensor[index]``; lanes of tiles that are out of range, and those where ``extra_mask`` is false, read 0.
+def load(
+    tensor: torch.Tensor,
+    index: Sequence[Any],
+    extra_mask: torch.Tensor | None = None,
+    eviction_policy: str | None = None,
+) -> torch.Tensor:
+    """Load ``tensor[index]`` of a host tensor, with a mask of one's own.
 
-    Nothing else is masked: numbers and index tensors must be in range; what lies beyond is read as it is, or reported where
-    the kernel is ``checked`` or runs eagerly (``exc.IndexOutOfRange``). A negative integer, a constant or an argument,
-    counts from the end; what is loaded or computed on the device does not.
+    Lanes of tiles that are out of range, and those where ``extra_mask`` is false, read 0. Nothing else is masked: numbers
+    and index tensors must be in range. A negative integer that is a constant or an argument counts from the end; one that
+    is loaded or computed on the device does not.
 
-    ``eviction_policy`` is ``""``, ``"evict_first"`` or ``"evict_last"`` and overrides the config.
+    Args:
+        tensor: a host tensor.
+        index: one entry per dimension: tiles, integers, slices, None, and integer tensors. Index tensors that are all 1-D
+            select an outer product; where one has more dimensions, neighbours broadcast together as in PyTorch.
+        extra_mask: a boolean device value that broadcasts to the result's shape.
+        eviction_policy: ``""``, ``"evict_first"`` or ``"evict_last"`` for this load; None leaves it to the config
+            (``load_eviction_policies``).
+
+    Returns:
+        A device value of the selected shape and the tensor's dtype.
+
+    Raises:
+        exc.RankMismatch: ``index`` has too few or too many entries.
+        exc.InvalidIndexingType: an entry that cannot be an index.
+        exc.IndexOutOfRange: at run time, where the kernel is ``checked`` or runs eagerly; undefined otherwise.
     """
 
 
 @declare("device")
-def store(tensor: Any, index: list[Any], value: Any, extra_mask: Any = None) -> None:
-    """Store ``value`` (cast to the tensor's dtype, broadcast) at ``tensor[index]`` where ``extra_mask`` is true. Lanes of tiles
-    that are out of range are not stored; for other indices see ``hl.load``."""
+def store(
+    tensor: torch.Tensor,
+    index: Sequence[Any],
+    value: torch.Tensor | float,
+    extra_mask: torch.Tensor | None = None,
+) -> None:
+    """Store into ``tensor[index]`` of a host tensor, with a mask of one's own.
+
+    Lanes of tiles that are out of range, and those where ``extra_mask`` is false, are not stored. Where several lanes
+    select one element, which of their values stays is not determined.
+
+    Args:
+        tensor: a host tensor.
+        index: as for ``hl.load``.
+        value: a number, or a device value that broadcasts to the selected shape; cast to the tensor's dtype.
+        extra_mask: a boolean device value that broadcasts to the selected shape.
+
+    Raises:
+        exc.DeviceTensorSubscriptAssignmentNotAllowed: ``tensor`` is a device value.
+        exc.RankMismatch: ``index`` has too few or too many entries.
+        exc.ShapeMismatch: ``value`` does not broadcast to the selected shape.
+        exc.IndexOutOfRange: at run time, where the kernel is ``checked`` or runs eagerly; undefined otherwise.
+    """
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,13 @@ from ._registry import declare, reference
 
 @declare("host")
 def barrier() -> None:
-    """Between two device loops at the top level: everything the loops before wrote is visible to those behind."""
+    """Order two device loops at the top level: what the loops before it wrote is visible to those behind it.
+
+    The loops before and behind it become kernels of their own, launched in order.
+
+    Raises:
+        exc.BarrierOnlyAllowedAtTopLevel: it stands in a device loop.
+    """
 
 
 @reference(barrier, "raw")

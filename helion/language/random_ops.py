@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -13,24 +14,58 @@ from .tiles import Span
 
 
 @declare("device")
-def rand(shape: list[Any], seed: Any, device: Any = None, offsets: Any = None) -> Any:
-    """fp32 numbers in [0, 1). ``seed`` is an integer or a scalar. Philox, as ``triton.language.rand``.
+def rand(
+    shape: Sequence[SupportsIndex], seed: int | torch.Tensor, device: Any = None, offsets: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Uniform float32 numbers in [0, 1), by Philox as ``triton.language.rand`` makes them.
 
-    ``offsets``, an integer tile that broadcasts to ``shape``, says which number of the seed's sequence each element is;
-    None means its place in a row-major tensor of the whole shape.
+    Args:
+        shape: tiles, block sizes and constants.
+        seed: an integer of up to 64 bits, or a scalar device value.
+        device: accepted and not used.
+        offsets: an integer tile that broadcasts to ``shape``: which number of the seed's sequence each element is. None
+            means its place in a row-major tensor of the whole shape, so that tile sizes do not change the numbers.
+
+    Raises:
+        exc.TypeInferenceError: ``seed`` or ``offsets`` are no integers.
+        exc.ShapeSpecializingCall: ``offsets`` is None and a tile's loop has no end that is known on the host.
     """
 
 
 @declare("device")
-def randint(shape: list[Any], low: int, high: int, seed: Any, device: Any = None) -> Any:
-    """int32 numbers in [low, high): ``low + abs(word) % (high - low)`` of the signed 32-bit words of ``triton.language.randint``
-    at the place of each element. ``low`` and ``high`` are constants."""
+def randint(
+    shape: Sequence[SupportsIndex], low: int, high: int, seed: int | torch.Tensor, device: Any = None
+) -> torch.Tensor:
+    """Random int32 numbers in [low, high): ``low + abs(triton.language.randint(seed, offset)) % (high - low)``.
+
+    ``offset`` is an element's place in a row-major tensor of the whole shape.
+
+    Args:
+        shape: tiles, block sizes and constants.
+        low: smallest number, a constant.
+        high: one past the largest number, a constant.
+        seed: an integer of up to 64 bits, or a scalar device value.
+        device: accepted and not used.
+
+    Raises:
+        exc.InvalidAPIUsage: the bounds are no constants, or ``low >= high``.
+        exc.TypeInferenceError: ``seed`` is no integer.
+    """
 
 
 @declare("device")
-def rand4x(seed: Any, offsets: Any) -> Any:
-    """Four tiles of fp32 numbers in [0, 1) at once, of the shape of the integer tile ``offsets``: Philox makes four
-    words for each offset. As ``triton.language.rand4x``."""
+def rand4x(
+    seed: int | torch.Tensor, offsets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Four tiles of uniform float32 numbers in [0, 1) for the cost of one, as ``triton.language.rand4x``.
+
+    Args:
+        seed: an integer of up to 64 bits, or a scalar device value.
+        offsets: an integer tile; each result has its shape. Philox makes four words for each offset.
+
+    Raises:
+        exc.TypeInferenceError: ``seed`` or ``offsets`` are no integers.
+    """
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Reductions and scans with a function of the user's, and cumulative sums and products.
-
-A combine function takes two values, or for a tuple of n tensors two tuples or 2n values, and must be associative.
-"""
+"""Reductions and scans with a function of the user's, and cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -19,22 +16,77 @@ from ._registry import declare, reference
 def reduce(
     combine_fn: Callable[..., Any], input_tensor: Any, dim: int | None = None, other: Any = 0, keep_dims: bool = False
 ) -> Any:
-    """Combine all values along ``dim`` (all dimensions when None). Lanes out of range count as ``other``."""
+    """Combine all elements along a dimension of a tile with a function.
+
+    Args:
+        combine_fn: an associative function of two values; for a tuple of n tiles of two tuples, or of 2n values. It
+            computes with its arguments and constants only.
+        input_tensor: a tile, or a tuple of tiles that are combined together.
+        dim: the dimension; None combines all of them.
+        other: what lanes out of range count as, a number, or one per tile: the identity of ``combine_fn``.
+        keep_dims: keep the dimension with size 1.
+
+    Returns:
+        A tile without ``dim``, or a tuple of them; dtypes are those of the input.
+
+    Raises:
+        exc.InvalidReductionDim: there is no such dimension.
+        exc.TypeInferenceError: no tiles, or a combine function that gives another number of values.
+        exc.NotAllowedInHelperFunction: the combine function does more than compute.
+    """
 
 
 @declare("device")
 def associative_scan(combine_fn: Callable[..., Any], input_tensor: Any, dim: int, reverse: bool = False) -> Any:
-    """Combine each value along ``dim`` with all before it (behind it when ``reverse``)."""
+    """Combine each element along a dimension of a tile with all before it.
+
+    Args:
+        combine_fn: as for ``hl.reduce``.
+        input_tensor: a tile, or a tuple of tiles that are combined together. Along a tile that the config cuts, each tile
+            begins anew; take the whole dimension with ``:`` to scan all of it.
+        dim: the dimension.
+        reverse: combine with all behind it instead.
+
+    Returns:
+        A tile of the input's shape and dtype, or a tuple of them.
+
+    Raises:
+        exc.InvalidReductionDim: there is no such dimension.
+        exc.TypeInferenceError: no tiles, or a combine function that gives another number of values.
+        exc.NotAllowedInHelperFunction: the combine function does more than compute.
+    """
 
 
 @declare("device")
-def cumsum(input_tensor: Any, dim: int, reverse: bool = False) -> Any:
-    """Sums of each value along ``dim`` and all before it."""
+def cumsum(input_tensor: torch.Tensor, dim: int, reverse: bool = False) -> torch.Tensor:
+    """Cumulative sum along a dimension of a tile; along a tile that the config cuts, each tile begins anew.
+
+    Half precision is summed in float32 and rounded once; integers give int64.
+
+    Args:
+        input_tensor: a tile.
+        dim: the dimension.
+        reverse: sum from the end.
+
+    Raises:
+        exc.InvalidReductionDim: there is no such dimension.
+    """
 
 
 @declare("device")
-def cumprod(input_tensor: Any, dim: int, reverse: bool = False) -> Any:
-    """Products of each value along ``dim`` and all before it."""
+def cumprod(input_tensor: torch.Tensor, dim: int, reverse: bool = False) -> torch.Tensor:
+    """Cumulative product along a dimension of a tile; along a tile that the config cuts, each tile begins anew.
+
+    Half precision is multiplied in float32 and rounded once; integers give int64.
+
+    Args:
+        input_tensor: a tile.
+        dim: the dimension.
+        reverse: multiply from the end.
+
+    Raises:
+        exc.InvalidReductionDim: there is no such dimension.
+    """
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""The loop variable of ``hl.tile``, for annotations, and its properties as functions."""
+"""The loop variable of ``hl.tile`` as a type, and its properties as functions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -12,50 +12,101 @@ from .._shapes import cdiv
 from ._reference import Frame, Leveled, Session, axis_of, current, set_axis, shadow_of
 from ._registry import declare, reference
 
+#: What a tile gives by name.
+TILE_ATTRIBUTES = ("index", "begin", "end", "block_size", "id", "count")
+
 
 class Tile:
-    """A block of consecutive indices. Use it as an index, as a size, or through its properties.
+    """A block of consecutive indices: the loop variable of ``hl.tile``.
 
-    ``index`` is a 1-D integer tensor of the indices, ``begin`` and ``end`` the range (``end`` is at most the loop's
-    end), ``block_size`` the size from the config, ``id`` is ``begin // block_size``, ``count`` the number of tiles.
+    Use it as an index (``x[tile]``), as a size (``hl.zeros([tile])``), or through its attributes; ``tile + n`` and
+    ``tile - n`` are its indices moved by ``n``. Any other arithmetic raises ``exc.IncorrectTileUsage``.
+
+    Attributes:
+        index: the indices, an integer tensor of shape ``[block_size]`` in the kernel's index dtype. Those of the last
+            tile may lie beyond ``end``; loads and stores mask them.
+        begin: the first index, a scalar.
+        end: one past the last index in range, a scalar; at most the loop's end.
+        block_size: the number of lanes, a size that the config decides unless the loop fixes it.
+        id: which tile of the loop this is, from 0, a scalar.
+        count: how many tiles the loop has, a scalar.
     """
 
-    index: Any
-    begin: Any
-    end: Any
-    block_size: Any
-    id: Any
-    count: Any
+    if TYPE_CHECKING:
+        # scalars are Any: they stand where numbers do, and where torch takes tensors
+
+        @property
+        def index(self) -> torch.Tensor: ...
+        @property
+        def begin(self) -> Any: ...
+        @property
+        def end(self) -> Any: ...
+        @property
+        def block_size(self) -> int: ...
+        @property
+        def id(self) -> Any: ...
+        @property
+        def count(self) -> Any: ...
+
+        # what makes x[tile], hl.zeros([tile]) and tile + 1 well typed
+        def __index__(self) -> int: ...
+        def __add__(self, other: int | torch.Tensor) -> torch.Tensor: ...
+        def __radd__(self, other: int | torch.Tensor) -> torch.Tensor: ...
+        def __sub__(self, other: int | torch.Tensor) -> torch.Tensor: ...
 
 
 @declare("device")
-def tile_index(tile: Any) -> Any:
-    """``tile.index``."""
+def tile_index(tile: Tile) -> torch.Tensor:
+    """The indices of a tile, as ``tile.index``: an integer tensor of shape ``[tile.block_size]``.
+
+    Raises:
+        exc.TypeInferenceError: ``tile`` is no tile.
+    """
 
 
 @declare("device")
-def tile_begin(tile: Any) -> Any:
-    """``tile.begin``."""
+def tile_begin(tile: Tile) -> Any:
+    """The first index of a tile, as ``tile.begin``: a scalar.
+
+    Raises:
+        exc.TypeInferenceError: ``tile`` is no tile.
+    """
 
 
 @declare("device")
-def tile_end(tile: Any) -> Any:
-    """``tile.end``."""
+def tile_end(tile: Tile) -> Any:
+    """One past the last index in range of a tile, as ``tile.end``: a scalar.
+
+    Raises:
+        exc.TypeInferenceError: ``tile`` is no tile.
+    """
 
 
 @declare("both")
-def tile_block_size(tile: Any) -> Any:
-    """``tile.block_size``."""
+def tile_block_size(tile: Tile) -> int:
+    """The number of lanes of a tile, as ``tile.block_size``: a size.
+
+    Raises:
+        exc.TypeInferenceError: ``tile`` is no tile.
+    """
 
 
 @declare("device")
-def tile_id(tile: Any) -> Any:
-    """``tile.id``."""
+def tile_id(tile: Tile) -> Any:
+    """Which tile of its loop a tile is, from 0, as ``tile.id``: a scalar.
+
+    Raises:
+        exc.TypeInferenceError: ``tile`` is no tile.
+    """
 
 
 @declare("device")
-def tile_count(tile: Any) -> Any:
-    """``tile.count``."""
+def tile_count(tile: Tile) -> Any:
+    """How many tiles the loop of a tile has, as ``tile.count``: a scalar.
+
+    Raises:
+        exc.TypeInferenceError: ``tile`` is no tile.
+    """
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------
@@ -156,19 +207,19 @@ class RefTile(Tile, Leveled):
         return current().call(_index, (self,), {})
 
     @property
-    def begin(self) -> torch.Tensor:
+    def begin(self) -> Any:
         return current().scalar(self._begin)
 
     @property
-    def end(self) -> torch.Tensor:
+    def end(self) -> Any:
         return current().scalar(self._begin + self._cut.length)
 
     @property
-    def id(self) -> torch.Tensor:
+    def id(self) -> Any:
         return current().scalar(self._begin // self.size)
 
     @property
-    def count(self) -> torch.Tensor:
+    def count(self) -> Any:
         return current().scalar(cdiv(self._stop - self._first, self.size))
 
     @property
@@ -215,7 +266,7 @@ class RefTileTuple(tuple[RefTile, ...]):
     """The variable of a multi-dimensional ``hl.tile`` loop; it spreads in subscripts."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        if len(self) == 1 and name in Tile.__annotations__:
+        if len(self) == 1 and name in TILE_ATTRIBUTES:
             raise exc.OverpackedTile()
         raise AttributeError(f"a sequence of tiles has no attribute {name!r}")
 

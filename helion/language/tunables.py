@@ -12,11 +12,20 @@ from ._registry import declare, reference
 
 @declare("host")
 def register_tunable(name: str, fragment: Any) -> Any:
-    """A number of the kernel's own that becomes a config key ``name``, with the values of ``fragment``.
+    """Add a number of the kernel's own to its configs, as ``split = hl.register_tunable("split", PowerOfTwoFragment(1, 8))``.
 
-    ``fragment`` is one of ``helion.autotuner``'s: ``PowerOfTwoFragment``, ``IntegerFragment``, ``EnumFragment`` of
-    numbers, ``BooleanFragment``. Raises ``exc.TunableNameConflict`` for a name that is a config key already,
-    ``exc.RegisterTunableArgTypes`` for anything but a string and a fragment.
+    Args:
+        name: the config key, a string literal.
+        fragment: the values it may have: ``PowerOfTwoFragment``, ``IntegerFragment``, ``BooleanFragment`` of
+            ``helion.autotuner``, or an ``EnumFragment`` of numbers.
+
+    Returns:
+        The number that the config gives: an int, a float or a bool.
+
+    Raises:
+        exc.TunableNameConflict: ``name`` is a config key already.
+        exc.RegisterTunableArgTypes: anything but a string and a fragment.
+        exc.TunableTypeNotSupported: the values are no numbers.
     """
 
 

@@ -11,14 +11,21 @@ from ._registry import declare, reference
 
 
 @declare("device")
-def split(tensor: Any) -> tuple[Any, Any]:
-    """The two halves ``tensor[..., 0]`` and ``tensor[..., 1]`` of a last dimension of 2."""
-    raise NotImplementedError
+def split(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split a device value of shape ``[..., 2]`` into ``tensor[..., 0]`` and ``tensor[..., 1]``.
+
+    Raises:
+        exc.ShapeMismatch: the last dimension is not 2.
+    """
 
 
 @declare("device")
-def join(tensor0: Any, tensor1: Any) -> Any:
-    """Two values, broadcast together, as one with a new last dimension of 2."""
+def join(tensor0: torch.Tensor | float, tensor1: torch.Tensor | float) -> torch.Tensor:
+    """Join two device values, broadcast together, along a new last dimension of 2; dtypes are promoted.
+
+    Raises:
+        exc.ShapeMismatch: the shapes do not broadcast.
+    """
 
 
 # --- eager references ---------------------------------------------------------------------------------------------------

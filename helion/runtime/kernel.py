@@ -11,7 +11,7 @@ import textwrap
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from .. import _logging, exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
@@ -30,18 +30,35 @@ from .table import BoundKernels
 from .targets import target_of, token
 
 if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar
+
     from . import ref_mode
+
+    # a bare `helion.Kernel` in an annotation is a kernel of any function
+    _Parameters = ParamSpec("_Parameters", default=...)
+    _Result = TypeVar("_Result", default=Any)
 else:
+    from typing import ParamSpec, TypeVar
+
     ref_mode = lazy("helion.runtime.ref_mode")
+    _Parameters, _Result = ParamSpec("_Parameters"), TypeVar("_Result")
 
 #: Attributes that calls which were prepared for speed have read.
 _ASSUMED = frozenset(("fn", "settings", "configs", "key", "signature"))
 
 
-class Kernel(Definition):
-    """A kernel: call it with tensors, or ``bind`` it to look at what the compiler makes of it.
+class Kernel(Definition, Generic[_Parameters, _Result]):
+    """A function decorated with ``helion.kernel``: call it as the function, or ``bind`` it to see what the compiler makes of it.
 
-    One ``Kernel`` holds a ``BoundKernel`` per specialization: dtypes, shapes, strides, constants and target.
+    A kernel is compiled once per specialization: dtypes, shapes or their classes, strides, constants and target; each is a
+    ``BoundKernel``.
+
+    Attributes:
+        fn: the decorated function.
+        name: its name.
+        signature: its ``inspect.Signature``.
+        settings: the ``helion.Settings`` it was given.
+        configs: the ``helion.Config`` list it was given.
     """
 
     __slots__ = ()
@@ -61,23 +78,37 @@ class Kernel(Definition):
         super().__init__(fn, configs=configs, settings=settings or Settings(), key=key)
         self._bound: BoundKernels[BoundKernel] = BoundKernels()
         self._lock = threading.Lock()
-        self.__call__ = self._call
+        self.__call__ = self._call  # type: ignore[method-assign]
         self.calls = Calls(self, self._call)
         _check_names(fn, self.signature)
         register_source(fn.__module__, fn.__code__.co_filename, fn.__globals__)
 
+    if TYPE_CHECKING:  # at run time a slot holds the function last written for a call like it
+
+        def __call__(self, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result: ...
+
     def specialization_key(self, args: Sequence[Any]) -> Hashable:
-        """What compiled code for these arguments depends on (before constants found while compiling)."""
+        """The hashable key under which a call with these arguments looks for compiled code.
+
+        Constants that are found while compiling come on top.
+        """
         values = self.normalize_args(*args)
         extra = None if self.key is None else self.key(*values)
         return (self.arguments_key(values), extra)
 
     def bind(self, args: Sequence[Any], target: str | hardware.Target | None = None) -> BoundKernel:
-        """The kernel for these arguments: CPU, CUDA, meta or fake tensors, and scalars.
+        """Compile the kernel for these arguments, without running it.
 
-        ``target`` is a name such as ``"sm_90"`` or a ``helion.hardware.Target``. None means the device of CUDA
-        arguments, else ``HELION_TARGET``, else sm_90. Raises ``exc.NoTensorArgs``, TypeError for ``args`` that are no tuple or
-        list, and every compile error.
+        Args:
+            args: a tuple or list of the arguments: CPU, CUDA, meta or fake tensors, and scalars. Nothing is read of tensors
+                but dtype, shape, strides and device.
+            target: a name such as ``"sm_90"`` or ``"h200"``, or a ``helion.hardware.Target``; no such GPU is needed. None
+                means the device of CUDA arguments, else ``HELION_TARGET``, else sm_90.
+
+        Raises:
+            TypeError: ``args`` is no tuple or list, or does not fit the signature.
+            exc.NoTensorArgs: no argument is a tensor.
+            exc.BaseError: every compile error.
         """
         if not isinstance(args, (tuple, list)):
             raise TypeError(
@@ -138,21 +169,34 @@ class Kernel(Definition):
             self.calls.forget()
 
     def reset(self) -> None:
-        """Forget everything compiled."""
+        """Forget all that was compiled, so that the next call compiles again."""
         with self._lock:
             self._bound = BoundKernels()
         self.calls.forget()
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
-        """Pick the best config for these arguments and use it from now on; gives that config.
+        """Choose a config for these arguments and use it from now on.
 
-        The fastest of ``configs=[...]``, or of the default config and the seeds, on a GPU; the first legal one elsewhere.
+        On a GPU the fastest of ``configs=[...]``, or of the default config and the seeds; elsewhere the first legal one.
+
+        Args:
+            args: the arguments of a call.
+            force: choose again where a config is in use.
+            options: passed on to ``autotuner_fn``, where the settings have one.
+
+        Returns:
+            The config.
+
+        Raises:
+            exc.NoConfigFound: none of ``configs`` is legal for the kernel.
+            exc.NoFeasibleConfig: none is given, and none can fit the GPU.
+            exc.AutotuningDisallowedInEnvironment: several would have to be timed, and ``HELION_DISALLOW_AUTOTUNING`` is set.
         """
         bound = self.bind(args)
         return bound.autotune(args, force=force, **options)
 
     def kernel_source(self) -> str:
-        """The source text of the function."""
+        """Return the source text of the function."""
         return textwrap.dedent(inspect.getsource(self.fn))
 
     def __repr__(self) -> str:
@@ -236,6 +280,29 @@ def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
         )
 
 
+# Bare, the decorator gives a kernel of the function's signature; with options, a decorator that does.
+@overload
+def kernel(fn: Callable[_Parameters, _Result], /) -> Kernel[_Parameters, _Result]: ...
+@overload
+def kernel(
+    fn: Callable[_Parameters, _Result],
+    *,
+    config: Config | Mapping[str, Any] | None = None,
+    configs: Sequence[Config | Mapping[str, Any]] | None = None,
+    key: Callable[..., Hashable] | None = None,
+    settings: Settings | None = None,
+    **options: Any,
+) -> Kernel[_Parameters, _Result]: ...
+@overload
+def kernel(
+    fn: None = None,
+    *,
+    config: Config | Mapping[str, Any] | None = None,
+    configs: Sequence[Config | Mapping[str, Any]] | None = None,
+    key: Callable[..., Hashable] | None = None,
+    settings: Settings | None = None,
+    **options: Any,
+) -> Callable[[Callable[_Parameters, _Result]], Kernel[_Parameters, _Result]]: ...
 def kernel(
     fn: Callable[..., Any] | None = None,
     *,
@@ -245,16 +312,24 @@ def kernel(
     settings: Settings | None = None,
     **options: Any,
 ) -> Any:
-    """Decorate a function as a kernel, bare or with options.
+    """Decorate a function as a kernel: ``@helion.kernel``, or ``@helion.kernel(config=..., static_shapes=False)``.
 
     Args:
-        config: compile with this config.
-        configs: pick the fastest of these on a GPU, the first legal one elsewhere; an empty list is as none.
-        key: called with the positional arguments; its result becomes part of the specialization key.
-        settings: a ``helion.Settings``; or its fields by name as ``options``.
+        fn: a plain function at the top level of a module, with positional parameters.
+        config: a ``helion.Config`` or a dict to compile with. None leaves the choice to the compiler.
+        configs: several; the fastest on a GPU, the first legal one elsewhere. An empty list is as None.
+        key: called with the arguments; its hashable result becomes part of the specialization key.
+        settings: a ``helion.Settings``; or its fields by name, as ``options``.
+        options: fields of ``helion.Settings``.
 
-    Raises TypeError for unknown settings and parameters kernels cannot have, ``exc.ClosuresNotSupported`` and
-    ``exc.NamingConflict`` for functions that cannot be kernels.
+    Returns:
+        A ``helion.Kernel``, to be called as the function.
+
+    Raises:
+        TypeError: unknown settings, and parameters kernels cannot have.
+        exc.ClosuresNotSupported: the function uses local variables of another one.
+        exc.NamingConflict: it uses a name that generated code needs.
+        exc.DecoratorAfterHelionKernelDecorator: another decorator stands below.
     """
     if config is not None and configs is not None:
         raise TypeError("give either config= or configs=, not both")
@@ -296,8 +371,13 @@ def aot_kernel(
     measure_fn: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Any:
-    """``kernel`` for code that is tuned ahead of time: with no table of tuned configs, its default config is what runs.
+    """Decorate a function as a kernel whose configs are tuned ahead of time; without a table of them it is ``helion.kernel``.
 
-    ``batched``, ``collect_fn`` and ``measure_fn`` say how such a table would be collected, and are not looked at.
+    Args:
+        fn: as for ``helion.kernel``.
+        batched: accepted and not used.
+        collect_fn: accepted and not used.
+        measure_fn: accepted and not used.
+        options: as for ``helion.kernel``.
     """
     return kernel(fn, **options)
