@@ -1,6 +1,8 @@
-"""Compiles every plan of ``gemms`` and writes what stands in the binaries to ``cubins.json``. Needs the CuTe DSL.
+"""Compiles plans of ``gemms``, all unless some are named, and writes what stands in the binaries to ``cubins.json``.
 
-python test/backends/cute/cubins.py
+python test/backends/cute/cubins.py [NAME ...]
+
+Needs the CuTe DSL.
 """
 
 from __future__ import annotations
@@ -48,10 +50,15 @@ def measure(plan: GemmPlan) -> dict[str, Any]:
 
 
 def main() -> None:
-    plans = {name: measure(plan) for name, plan in gemms.all_plans().items()}
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in plans.items())
+    plans = gemms.all_plans()
+    kept = read()["plans"]
+    wanted = sys.argv[1:] or [*plans]
+    measured = {
+        name: measure(plan) if name in wanted or name not in kept else kept[name] for name, plan in plans.items()
+    }
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in measured.items())
     FILE.write_text(f'{{"versions": {json.dumps(versions())}, "plans": {{\n{rows}\n}}}}\n')
-    print(f"{len(plans)} plans in {FILE}")
+    print(f"{len(measured)} plans in {FILE}")
 
 
 if __name__ == "__main__":

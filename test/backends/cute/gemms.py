@@ -71,6 +71,7 @@ def product(
 
 WIDE = Choice(tile=(128, 256, 64))
 SQUARE = Choice(tile=(128, 128, 64))
+PINGPONG = Choice(tile=(128, 128, 64), cluster=(2, 1), pingpong=True)
 PAIR = Choice(tile=(256, 256, 64), cluster=(2, 1), ctas_per_mma=2)
 FP8_PAIR = Choice(tile=(256, 128, 128), cluster=(2, 1), ctas_per_mma=2)
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -102,6 +103,32 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16_residual": (product(epilogue=scaled_residual(4096)), SQUARE),
     "bf16_residual_wide": (product(epilogue=scaled_residual(4096)), _with(WIDE, ab_stages=3)),
     "bf16_residual_odd": (product(1000, 520, 136, epilogue=scaled_residual(520, "float32")), SQUARE),
+    "bf16_tall": (product(), Choice(tile=(256, 128, 64))),
+    "bf16_narrow": (product(4096, 64, 4096), Choice(tile=(256, 64, 64))),
+    "bf16_pingpong": (product(), PINGPONG),
+    "bf16_pingpong_64": (product(), Choice(tile=(64, 256, 64), pingpong=True)),
+    "bf16_pingpong_odd": (product(1000, 520, 136, epilogue=bias("silu")), Choice(tile=(64, 128, 64), pingpong=True)),
+    "bf16_pingpong_bias_gelu_tanh": (product(epilogue=bias("gelu_tanh")), PINGPONG),
+    "bf16_pingpong_residual": (product(epilogue=scaled_residual(4096)), _with(PINGPONG, residual_stages=4)),
+    "bf16_pingpong_residual_odd": (
+        product(1000, 520, 136, epilogue=scaled_residual(520, "float32")),
+        Choice(tile=(128, 64, 64), pingpong=True),
+    ),
+    "bf16_splits": (product(256, 256, 8200), Choice(tile=(128, 128, 64), splits=4)),
+    "bf16_splits_deep": (product(512, 512, 16384), Choice(tile=(128, 128, 64), splits=8, epilogue_n=16)),
+    "bf16_splits_tall": (product(1000, 520, 1096), Choice(tile=(256, 64, 64), splits=2)),
+    "bf16_splits_residual_odd": (
+        product(1000, 520, 1000, epilogue=scaled_residual(520, "float32")),
+        Choice(tile=(64, 64, 64), splits=3, epilogue_n=16),
+    ),
+    "fp8_splits": (
+        product(1000, 528, 2064, operands=E4M3, epilogue=row_and_column_scales()),
+        Choice(tile=(128, 128, 128), splits=3),
+    ),
+    "fp8_pingpong": (
+        product(operands=E4M3, epilogue=row_and_column_scales()),
+        Choice(tile=(64, 128, 128), pingpong=True),
+    ),
     "fp8": (product(operands=E4M3), Choice(tile=(128, 128, 128))),
     "fp8_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), Choice(tile=(128, 128, 128))),
     "fp8_unpromoted": (product(operands=E4M3), Choice(tile=(128, 256, 128), promote=False)),

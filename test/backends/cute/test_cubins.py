@@ -24,8 +24,10 @@ WGMMA, UMMA = ("HGMMA", "QGMMA"), ("UTCHMMA", "UTCQMMA")
 
 def matrix_instructions(plan: GemmPlan) -> int:
     """One per step of a K tile; wgmma's first K tile of a tile stands in front of the loop, if there is one."""
-    peeled = plan.unit == "wgmma" and not plan.promote and plan.k_tiles > 1
-    return plan.mma_steps * (2 if peeled else 1)
+    if plan.unit == "tcgen05":
+        return plan.mma_steps
+    peeled = not plan.promote and plan.k_tiles > 1
+    return plan.mma_steps * plan.row_atoms * plan.teams * (2 if peeled else 1)
 
 
 def boxes(plan: GemmPlan) -> int:
@@ -45,12 +47,14 @@ def check(plan: GemmPlan, row: dict[str, Any]) -> None:
     assert not {"LDL", "STL"} & set(opcodes)
     assert sum(opcodes.get(opcode, 0) for opcode in (*WGMMA, *UMMA)) == matrix_instructions(plan)
     assert opcodes["UTMALDG"] == boxes(plan)
-    assert opcodes["UTMASTG"] == (1 if plan.unit == "tcgen05" else plan.subtiles)
+    assert opcodes["UTMASTG"] == (1 if plan.unit == "tcgen05" else plan.subtiles * plan.teams)
     assert opcodes.get("LDTM", 0) == (1 if plan.unit == "tcgen05" else 0)
     assert opcodes.get("UTCBAR", 0) == (2 if plan.unit == "tcgen05" else 0)
     assert row["shared_bytes"] == shared_bytes(plan)
     if plan.unit == "wgmma":
-        assert row["registers"] <= 168 or plan.consumer_warps == 4
+        assert row["registers"] <= 168 or plan.consumer_warps * plan.teams == 4
+    if plan.splits > 1:
+        assert opcodes["STAS"] == plan.tile[1] // 2 * plan.row_atoms // 4
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -32,6 +32,18 @@ def program(name: str) -> g.KernelProgram:
         "wgmma_two": (gemms.product(), dataclasses.replace(SMALL, tile=(128, 64, 64)), gemms.HOPPER),
         "wgmma_cluster": (gemms.product(), dataclasses.replace(SMALL, cluster=(2, 1)), gemms.HOPPER),
         "wgmma_residual": (gemms.product(epilogue=residual), SMALL, gemms.HOPPER),
+        "wgmma_pingpong": (gemms.product(), dataclasses.replace(SMALL, pingpong=True), gemms.HOPPER),
+        "wgmma_pingpong_residual": (
+            gemms.product(epilogue=residual),
+            Choice(tile=(64, 128, 64), ab_stages=3, pingpong=True, epilogue_n=16, residual_stages=3),
+            gemms.HOPPER,
+        ),
+        "wgmma_splits": (gemms.product(), dataclasses.replace(SMALL, splits=2), gemms.HOPPER),
+        "wgmma_splits_residual": (
+            gemms.product(epilogue=residual),
+            dataclasses.replace(SMALL, splits=3, epilogue_n=16),
+            gemms.HOPPER,
+        ),
         "wgmma_promoted": (fp8, dataclasses.replace(SMALL, tile=(64, 64, 128)), gemms.HOPPER),
         "tcgen05": (gemms.product(), dataclasses.replace(SMALL, tile=(128, 64, 64)), gemms.BLACKWELL),
         "tcgen05_pair": (gemms.product(), pair, gemms.BLACKWELL),
@@ -46,6 +58,10 @@ SMALL_PROGRAMS = (
     "wgmma_cluster",
     "wgmma_residual",
     "wgmma_promoted",
+    "wgmma_pingpong",
+    "wgmma_pingpong_residual",
+    "wgmma_splits",
+    "wgmma_splits_residual",
     "tcgen05",
     "tcgen05_pair",
     "tcgen05_pairs",
@@ -82,7 +98,7 @@ def first_fault(kernel: g.KernelProgram, schedules: int = 12) -> str:
     for seed in range(schedules):
         for tiles, k_tiles in ((1, 1), (2, 1), (1, 4), (2, 3), (4, 2), (3, 7)):
             try:
-                Cluster(kernel, tiles=tiles, k_tiles=k_tiles, seed=seed).run()
+                Cluster(kernel, tiles=tiles, k_tiles=k_tiles * kernel.plan.splits, seed=seed).run()
             except Fault as fault:
                 return str(fault)
     return "nothing"
@@ -139,6 +155,24 @@ def drop_kind(kind: type[g.Step]) -> Rewrite:
         ("wgmma_residual", "store", drop(g.Advance("residual_read")), "stale residual|deadlock"),
         ("wgmma_residual", "load_residual", drop(g.Acquire("residual_fill")), "stale residual|arrivals|deadlock"),
         ("wgmma_residual", "load_residual", drop(g.Advance("residual_fill")), "stale residual|deadlock"),
+        # Two teams
+        ("wgmma_pingpong", "store_1", drop(g.Skip("ab_read", "k_tiles")), "stale|deadlock"),
+        ("wgmma_pingpong", "store_0", drop(g.Skip("ab_free", "k_tiles")), "overwrites|arrivals|deadlock"),
+        ("wgmma_pingpong", "store_0", drop(g.Signal("turn_1")), "deadlock"),
+        ("wgmma_pingpong", "store_1", drop(g.Signal("turn_0")), "deadlock"),
+        ("wgmma_pingpong", "store_1", drop(g.Meet("turn_1")), "stale|deadlock"),
+        ("wgmma_pingpong", "store_1", drop(g.Meet("epilogue_1")), "is stored while"),
+        ("wgmma_pingpong_residual", "store_1", drop(g.Skip("residual_read", "subtiles")), "stale residual|deadlock"),
+        ("wgmma_pingpong_residual", "store_1", drop(g.Meet("stores_1")), "stale residual|deadlock|arrivals"),
+        # K split among CTAs
+        ("wgmma_splits", "store", drop(g.Acquire("parts_fill")), "deadlock|nobody has read"),
+        ("wgmma_splits", "store", drop(g.SendSums("parts_fill")), "deadlock"),
+        ("wgmma_splits", "store", drop(g.Advance("parts_fill")), "nobody has read|deadlock|arrivals"),
+        ("wgmma_splits", "store", drop(g.Wait("parts_read")), "stale sums"),
+        ("wgmma_splits", "store", drop(g.AddSums("parts_read")), "lacks sums"),
+        ("wgmma_splits", "store", drop(g.Release("parts_read")), "deadlock"),
+        ("wgmma_splits", "store", drop(g.Advance("parts_read")), "stale sums|deadlock"),
+        ("wgmma_splits", "store", drop(g.Meet("epilogue")), "is stored while"),
         ("wgmma_promoted", "store", drop(g.LoadVectors()), "before they are loaded"),
         ("wgmma_promoted", "store", drop(g.ShareVectors()), "reads vectors of tiles"),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..plan.epilogue import Constant, EpilogueOperand
-from ..plan.records import GemmPlan
+from ..plan.records import WGMMA_ROWS, GemmPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,8 @@ class Fragment:
     values: int
     rows: int
     first_row: str
-    row_step: int
+    row_offset: str
+    """Of the thread's row number ``i`` from its first."""
     row_of: str
     columns: str
     """Shape and strides of the columns of the thread."""
@@ -28,25 +29,32 @@ class Fragment:
 def fragment(plan: GemmPlan) -> Fragment:
     """wgmma deals out 8 × 4 pairs of columns and two rows, 8 apart, to a thread; tensor memory one row to each."""
     if plan.unit == "wgmma":
-        return Fragment(
-            values=plan.epilogue_n // 2,
-            rows=2,
-            first_row="store_warp * 16 + lane // 4",
-            row_step=8,
-            row_of="i // 2 % 2",
-            columns=f"(2, {plan.epilogue_n // 8}), stride=(1, 8)",
-            first_column="lane % 4 * 2",
-            column_of="i // 4 * 2 + i % 2",
-        )
+        return _wgmma_fragment(plan)
     return Fragment(
         values=plan.epilogue_n,
         rows=1,
         first_row="store_thread",
-        row_step=0,
+        row_offset="0",
         row_of="0",
         columns=f"({plan.epilogue_n},), stride=(1,)",
         first_column="0",
         column_of="i",
+    )
+
+
+def _wgmma_fragment(plan: GemmPlan) -> Fragment:
+    """One atom of 64 rows after the other, those of all warpgroups between two of the same."""
+    atom = plan.epilogue_n // 2
+    single = plan.row_atoms == 1
+    return Fragment(
+        values=atom * plan.row_atoms,
+        rows=2 * plan.row_atoms,
+        first_row="store_warp * 16 + lane // 4",
+        row_offset="i * 8" if single else f"(i % 2 * 8 + i // 2 * {WGMMA_ROWS * plan.warpgroups})",
+        row_of="i // 2 % 2" if single else f"i // 2 % 2 + i // {atom} * 2",
+        columns=f"(2, {plan.epilogue_n // 8}), stride=(1, 8)",
+        first_column="lane % 4 * 2",
+        column_of="i // 4 * 2 + i % 2" if single else f"i % {atom} // 4 * 2 + i % 2",
     )
 
 

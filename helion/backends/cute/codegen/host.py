@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..plan.counts import RESIDUAL_STAGES, counts
+from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from .setups import dsl, mma_arguments
 
@@ -107,7 +107,8 @@ def _row_tiles(plan: GemmPlan, name: str, dtype: str, pitch: int, stages: int, o
 
 def _output(plan: GemmPlan) -> HostObjects:
     problem = plan.problem
-    lines = _row_tiles(plan, "d", problem.output_dtype, problem.d_pitch, plan.store_stages, "CopyBulkTensorTileS2GOp")
+    stages = plan.teams * plan.store_stages
+    lines = _row_tiles(plan, "d", problem.output_dtype, problem.d_pitch, stages, "CopyBulkTensorTileS2GOp")
     return HostObjects(lines=tuple(lines), parameters=_parameters("d"))
 
 
@@ -117,7 +118,7 @@ def _residuals(plan: GemmPlan) -> HostObjects:
     for operand in plan.problem.epilogue.of_kind("exact"):
         names.append(operand.label)
         lines += _row_tiles(
-            plan, operand.label, operand.dtype, operand.pitch, RESIDUAL_STAGES, "CopyBulkTensorTileG2SOp"
+            plan, operand.label, operand.dtype, operand.pitch, plan.residual_stages, "CopyBulkTensorTileG2SOp"
         )
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 

@@ -7,6 +7,7 @@ from ..plan.shared import Allocation, shared_bytes, shared_memory
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
+from . import exchange
 from .host import HOST, HostObjects
 from .setups import dsl
 from .steps import print_steps
@@ -89,9 +90,12 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
             "_, work_step, _ = cute.arch.grid_dim()",
             "rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())",
             f"cluster_layout = cute.make_layout(({plan.ctas_per_mma}, {plan.cluster_tiles[0]}, {plan.cluster_tiles[1]}, 1))",
-            "place = cluster_layout.get_flat_coord(rank)",
+            "place = cluster_layout.get_flat_coord(rank)" if plan.splits == 1 else "place = (0, 0, 0, 0)",
         )
     )
+    if plan.splits > 1:
+        out.line(f"k_begin = {plan.k_tiles} * rank // {plan.splits}")
+        out.line(f"k_end = {plan.k_tiles} * (rank + 1) // {plan.splits}")
     with out.block("if warp == 0:"):
         out.lines(f"cpasync.prefetch_descriptor({name})" for name in descriptors)
     out.line("memory = cutlass.memory.SmemAllocator()")
@@ -99,7 +103,8 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
         out.line(_allocation(plan, allocation))
     for pipeline in program.pipelines:
         _pipeline(out, program, pipeline)
-    out.line("pipeline.pipeline_init_arrive(cluster_shape_mn=cluster_layout, is_relaxed=True)")
+    shape = "cluster_layout" if plan.splits == 1 else f"cute.make_layout((1, {plan.splits}, 1, 1))"
+    out.line(f"pipeline.pipeline_init_arrive(cluster_shape_mn={shape}, is_relaxed=True)")
     for barrier in program.barriers:
         out.line(
             f"{barrier.name}_barrier = pipeline.NamedBarrier(barrier_id={barrier.number}, num_threads={barrier.threads})"
@@ -110,7 +115,7 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
             "tensor_memory = cutlass.memory.TmemAllocator("
             f"tensor_memory_address, barrier_for_retrieve=tensor_memory_barrier, allocator_warp_id=0{two})"
         )
-    out.line("pipeline.pipeline_init_wait(cluster_shape_mn=cluster_layout)")
+    out.line(f"pipeline.pipeline_init_wait(cluster_shape_mn={shape})")
 
 
 def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
@@ -121,10 +126,14 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
         )
     if name == "tensor_memory_address":
         return f"{name} = memory.allocate_array(cutlass.Int32, 1, byte_alignment={alignment})"
+    if name == "shared_parts":
+        return (
+            f"{name} = memory.allocate_array(cutlass.Float32, {allocation.size_bytes // 4}, byte_alignment={alignment})"
+        )
     held = name.removeprefix("shared_")
     operands = {operand.label: operand for operand in plan.problem.epilogue.operands}
     if held in operands and operands[held].kind == "row":
-        return f"{name} = memory.allocate_tensor(cutlass.Float32, cute.make_layout({plan.tile[1]}), {alignment})"
+        return f"{name} = memory.allocate_tensor(cutlass.Float32, cute.make_layout({plan.teams * plan.tile[1]}), {alignment})"
     dtype = (
         operands[held].dtype
         if held in operands
@@ -146,6 +155,9 @@ CLASSES = {
 def _pipeline(out: Writer, program: KernelProgram, pipeline: Pipeline) -> None:
     """Arrivals and bytes as the plan counts them. A residual stays within its CTA, so its pipeline knows no cluster."""
     numbers = pipeline.counts
+    if pipeline.kind == "exchange":
+        out.lines(exchange.make(pipeline))
+        return
     with out.block(f"{pipeline.name} = pipeline.{CLASSES[pipeline.kind]}.create("):
         out.line(f"num_stages={numbers.stages},")
         out.line(f"producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, {numbers.full_arrivals}),")

@@ -7,12 +7,21 @@ from collections.abc import Callable, Mapping
 from ..plan.counts import counts
 from ..plan.dtypes import DTYPES
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
+from ..roles.grammar import Role
+from . import exchange
 from .epilogue import fragment
 
 
 def dsl(dtype: str) -> str:
     """The DSL's name of `dtype`."""
     return f"cutlass.{DTYPES[dtype].dsl}"
+
+
+def stage_of(plan: GemmPlan, role: Role) -> str:
+    """The buffer of a sub-tile, of those of the role's team."""
+    number = "subtile" if plan.splits == 1 else f"subtile // {plan.splits}"
+    first = f"{role.team * plan.store_stages} + " if role.team else ""
+    return f"{first}{number} % {plan.store_stages}"
 
 
 def rows_of(plan: GemmPlan) -> str:
@@ -25,7 +34,7 @@ def mma_arguments(plan: GemmPlan, columns: int) -> str:
     operand = dsl(plan.problem.operand_dtype)
     majors = f"{major(plan.problem.a_major)}, {major(plan.problem.b_major)}"
     if plan.unit == "wgmma":
-        return f"{operand}, {operand}, {majors}, cutlass.Float32, ({plan.consumer_warps // 4}, 1, 1), (64, {columns})"
+        return f"{operand}, {operand}, {majors}, cutlass.Float32, ({plan.warpgroups}, 1, 1), (64, {columns})"
     group = "TWO" if plan.ctas_per_mma == 2 else "ONE"
     return f"{operand}, {operand}, {majors}, cutlass.Float32, tcgen05.CtaGroup.{group}, ({plan.tile[0]}, {columns})"
 
@@ -62,11 +71,11 @@ def _partitions(plan: GemmPlan, modes: int, a: str, b: str) -> list[str]:
     return lines
 
 
-def _wgmma_loads(plan: GemmPlan) -> list[str]:
+def _wgmma_loads(plan: GemmPlan, role: Role) -> list[str]:
     return [*_tiles(plan), *_partitions(plan, 2, "tiles_a", "tiles_b")]
 
 
-def _umma_loads(plan: GemmPlan) -> list[str]:
+def _umma_loads(plan: GemmPlan, role: Role) -> list[str]:
     return [
         "half = tiled_mma.get_slice(place[0])",
         *_tiles(plan),
@@ -88,14 +97,15 @@ def _store_views(plan: GemmPlan) -> list[str]:
     ]
 
 
-def _thread_numbers(plan: GemmPlan, first_warp: int) -> list[str]:
+def _thread_numbers(role: Role) -> list[str]:
+    first_warp = role.first_warp
     return [
         f"store_thread = thread - {first_warp * 32}" if first_warp else "store_thread = thread",
         f"store_warp = warp - {first_warp}" if first_warp else "store_warp = warp",
     ]
 
 
-def _wgmma_sums(plan: GemmPlan) -> list[str]:
+def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
     output = plan.problem.output_dtype
     wide = plan.output_bytes == 2
     atom = (
@@ -104,8 +114,8 @@ def _wgmma_sums(plan: GemmPlan) -> list[str]:
         else f"cute.nvgpu.CopyUniversalOp(), {dsl(output)}, num_bits_per_copy={16 * plan.output_bytes}"
     )
     return [
-        *_thread_numbers(plan, 4),
-        f"group_layout = cute.make_layout({plan.consumer_warps // 4}, stride={WARPGROUP_THREADS})",
+        *_thread_numbers(role),
+        f"group_layout = cute.make_layout({plan.warpgroups}, stride={WARPGROUP_THREADS})",
         "group_slice = tiled_mma.get_slice(group_layout(store_warp // 4))",
         "fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))",
         "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))",
@@ -118,6 +128,7 @@ def _wgmma_sums(plan: GemmPlan) -> list[str]:
         f"rounded = cute.make_rmem_tensor(subtile_shape, {dsl(output)})",
         f"stage_copy = cute.make_tiled_copy_C(cute.make_copy_atom({atom}), subtile_mma)",
         *_store_views(plan),
+        *(exchange.view(plan) if plan.splits > 1 else []),
     ]
 
 
@@ -129,7 +140,7 @@ def _all_sums(plan: GemmPlan) -> list[str]:
     ]
 
 
-def _umma_fragments(plan: GemmPlan) -> list[str]:
+def _umma_fragments(plan: GemmPlan, role: Role) -> list[str]:
     return [
         *_all_sums(plan),
         "fragment_a = tiled_mma.make_fragment_A(shared_a)",
@@ -137,11 +148,11 @@ def _umma_fragments(plan: GemmPlan) -> list[str]:
     ]
 
 
-def _umma_sums(plan: GemmPlan) -> list[str]:
+def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
     rows, columns = plan.cta_tile[0], plan.epilogue_n
     output = dsl(plan.problem.output_dtype)
     return [
-        *_thread_numbers(plan, 0),
+        *_thread_numbers(role),
         *_all_sums(plan),
         f"sums_tiles = cute.flat_divide(all_sums[(None, None), 0, 0, None], ({rows}, {columns}))",
         "sums_copy = tcgen05.make_tmem_copy(",
@@ -160,25 +171,26 @@ def _umma_sums(plan: GemmPlan) -> list[str]:
     ]
 
 
-def _vectors(plan: GemmPlan) -> list[str]:
+def _vectors(plan: GemmPlan, role: Role) -> list[str]:
     places, lines = fragment(plan), []
     for operand in plan.problem.epilogue.of_kind("column"):
         lines.append(f"{operand.label}_rows = cute.make_rmem_tensor({places.rows}, cutlass.Float32)")
     registers = -(-plan.tile[1] // counts(plan).consumer_threads)
+    first = f"{role.team * plan.tile[1]} + " if role.team else ""
     for operand in plan.problem.epilogue.of_kind("row"):
         shape, strides = places.columns.split(", stride=")
         lines += [
             f"{operand.label}_loaded = cute.make_rmem_tensor({registers}, cutlass.Float32)",
             f"{operand.label}_columns = cute.make_rmem_tensor(cute.make_layout({shape}), cutlass.Float32)",
             f"{operand.label}_view = cute.make_tensor(",
-            f"    shared_{operand.label}.iterator + {places.first_column},",
+            f"    shared_{operand.label}.iterator + {first}{places.first_column},",
             f"    cute.make_layout(({shape[1:-1].rstrip(',')}, {plan.subtiles}), stride=({strides[1:-1].rstrip(',')}, {plan.epilogue_n})),",
             ")",
         ]
     return lines
 
 
-def _residual_loads(plan: GemmPlan) -> list[str]:
+def _residual_loads(plan: GemmPlan, role: Role) -> list[str]:
     lines = []
     for operand in plan.problem.epilogue.of_kind("exact"):
         name = operand.label
@@ -191,7 +203,7 @@ def _residual_loads(plan: GemmPlan) -> list[str]:
     return lines
 
 
-def _residual_reads(plan: GemmPlan) -> list[str]:
+def _residual_reads(plan: GemmPlan, role: Role) -> list[str]:
     lines = []
     for operand in plan.problem.epilogue.of_kind("exact"):
         name, dtype = operand.label, dsl(operand.dtype)
@@ -211,7 +223,7 @@ def _residual_reads(plan: GemmPlan) -> list[str]:
     return lines
 
 
-SETUPS: Mapping[str, Callable[[GemmPlan], list[str]]] = {
+SETUPS: Mapping[str, Callable[[GemmPlan, Role], list[str]]] = {
     "wgmma_loads": _wgmma_loads,
     "umma_loads": _umma_loads,
     "wgmma_sums": _wgmma_sums,

@@ -7,8 +7,9 @@ import functools
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
+from . import exchange
 from .epilogue import evaluate, fragment
-from .setups import SETUPS, dsl, rows_of
+from .setups import SETUPS, dsl, rows_of, stage_of
 from .writer import Writer
 
 
@@ -44,7 +45,8 @@ def _print(step: g.Step, out: Writer, names: Names) -> None:
 def _(step: g.TileLoop, out: Writer, names: Names) -> None:
     plan = names.plan
     rows, columns = plan.work
-    out.line("work = first_work")
+    every = "work_step" if step.every == 1 else f"work_step * {step.every}"
+    out.line(f"work = first_work + work_step * {step.first}" if step.first else "work = first_work")
     with out.block(f"while work < {rows * columns}:"):
         out.line(f"band = work // {plan.group * columns} * {plan.group}")
         out.line(f"band_rows = cutlass.min({rows} - band, {plan.group})")
@@ -52,12 +54,14 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
         out.line(f"tile_m = (band + within % band_rows) * {plan.cluster_tiles[0]} + place[1]")
         out.line(f"tile_n = within // band_rows * {plan.cluster_tiles[1]} + place[2]")
         _body(step.body, out, names)
-        out.line("work += work_step")
+        out.line(f"work += {every}")
 
 
 @_print.register
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
-    with out.block(f"for k_tile in cutlass.range({step.first}, {names.plan.k_tiles}, unroll=1):"):
+    split = names.plan.splits > 1
+    first = (f"k_begin + {step.first}" if step.first else "k_begin") if split else str(step.first)
+    with out.block(f"for k_tile in cutlass.range({first}, {'k_end' if split else names.plan.k_tiles}, unroll=1):"):
         _body(step.body, out, names)
 
 
@@ -74,6 +78,8 @@ def _(step: g.Gate, out: Writer, names: Names) -> None:
         "leader": "place[0] == 0",
         "first_warp": f"warp == {names.role.first_warp}",
         "last_subtile": f"subtile == {names.plan.subtiles - 1}",
+        "owner": f"rank == subtile % {names.plan.splits}",
+        "others": f"rank != subtile % {names.plan.splits}",
     }[step.who]
     with out.block(f"if {condition}:"):
         _body(step.body, out, names)
@@ -93,7 +99,28 @@ def _call(method: str, cursor: str, out: Writer, names: Names) -> None:
 
 
 @_print.register
+def _(step: g.Skip, out: Writer, names: Names) -> None:
+    stages = names.program.pipeline(names.pipeline(step.cursor)).counts.stages
+    slots = names.plan.k_tiles if step.slots == "k_tiles" else names.plan.subtiles
+    cursor = step.cursor
+    out.line(f"{cursor}_index = {cursor}.index + {slots}")
+    out.line(
+        f"{cursor} = pipeline.PipelineState("
+        f"{stages}, {cursor}.count + {slots}, {cursor}_index % {stages}, ({cursor}.phase + {cursor}_index // {stages}) % 2)"
+    )
+
+
+def _exchange(cursor: str, names: Names) -> g.Pipeline | None:
+    """The pipeline of `cursor` if no class of the DSL makes it."""
+    pipeline = names.program.pipeline(names.pipeline(cursor))
+    return pipeline if pipeline.kind == "exchange" else None
+
+
+@_print.register
 def _(step: g.Acquire, out: Writer, names: Names) -> None:
+    if ring := _exchange(step.cursor, names):
+        out.lines(exchange.acquire(names.plan, names.role, ring, step.cursor))
+        return
     _call("producer_acquire", step.cursor, out, names)
 
 
@@ -104,11 +131,17 @@ def _(step: g.Commit, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.Wait, out: Writer, names: Names) -> None:
+    if ring := _exchange(step.cursor, names):
+        out.lines(exchange.wait(ring, step.cursor))
+        return
     _call("consumer_wait", step.cursor, out, names)
 
 
 @_print.register
 def _(step: g.Release, out: Writer, names: Names) -> None:
+    if ring := _exchange(step.cursor, names):
+        out.lines(exchange.release(names.plan, ring))
+        return
     release = f"{names.pipeline(step.cursor)}.consumer_release({step.cursor})"
     if names.program.pipeline(names.pipeline(step.cursor)).kind == "umma_epilogue":
         with out.block("with cute.arch.elect_one():"):
@@ -119,6 +152,9 @@ def _(step: g.Release, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.Tail, out: Writer, names: Names) -> None:
+    if ring := _exchange(step.cursor, names):
+        out.lines(exchange.wait(ring, step.cursor, word=1))
+        return
     _call("producer_tail", step.cursor, out, names)
 
 
@@ -191,9 +227,26 @@ def _(step: g.ReadSums, out: Writer, names: Names) -> None:
         out.line("cute.arch.fence_view_async_tmem_load()")
         return
     source = "total" if names.plan.promote else "sums"
-    count = fragment(names.plan).values
+    plan, count = names.plan, fragment(names.plan).values
+    atom = count // plan.row_atoms
+    place = "i" if plan.row_atoms == 1 else f"i // {atom} * {plan.tile[1] // 2} + i % {atom}"
     with out.block(f"for i in cutlass.range_constexpr({count}):"):
-        out.line(f"values[i] = {source}[subtile * {count} + i]")
+        out.line(f"values[i] = {source}[subtile * {atom} + {place}]")
+
+
+@_print.register
+def _(step: g.SendSums, out: Writer, names: Names) -> None:
+    out.lines(exchange.send(names.plan, names.program.pipeline(names.pipeline(step.cursor))))
+
+
+@_print.register
+def _(step: g.AddSums, out: Writer, names: Names) -> None:
+    out.lines(exchange.add(names.plan))
+
+
+@_print.register
+def _(step: g.Signal, out: Writer, names: Names) -> None:
+    out.line(f"{step.barrier}_barrier.arrive()")
 
 
 @_print.register
@@ -202,7 +255,7 @@ def _(step: g.LoadVectors, out: Writer, names: Names) -> None:
     for operand in plan.problem.epilogue.of_kind("column"):
         places = fragment(plan)
         with out.block(f"for i in cutlass.range_constexpr({places.rows}):"):
-            row = f"{rows_of(plan)} * {plan.cta_tile[0]} + {places.first_row} + i * {places.row_step}"
+            row = f"{rows_of(plan)} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
             out.line(
                 f"{operand.label}_rows[i] = {operand.label}[cutlass.min({row}, {plan.problem.m - 1})].to(cutlass.Float32)"
             )
@@ -217,9 +270,10 @@ def _(step: g.LoadVectors, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.ShareVectors, out: Writer, names: Names) -> None:
     threads, columns = counts(names.plan).consumer_threads, names.plan.tile[1]
+    first = f"{names.role.team * columns} + " if names.role.team else ""
     with out.block(f"for i in cutlass.range_constexpr({-(-columns // threads)}):"):
         store = [
-            f"shared_{operand.label}[store_thread + i * {threads}] = {operand.label}_loaded[i]"
+            f"shared_{operand.label}[{first}store_thread + i * {threads}] = {operand.label}_loaded[i]"
             for operand in names.plan.problem.epilogue.of_kind("row")
         ]
         if columns % threads:
@@ -253,7 +307,7 @@ def _(step: g.Evaluate, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.WriteStage, out: Writer, names: Names) -> None:
     out.line(
-        f"cute.copy(stage_copy, stage_registers, stage_part[None, None, None, subtile % {names.plan.store_stages}])"
+        f"cute.copy(stage_copy, stage_registers, stage_part[None, None, None, {stage_of(names.plan, names.role)}])"
     )
     out.line('cute.arch.fence_proxy("async.shared", space="cta")')
 
@@ -262,7 +316,7 @@ def _(step: g.WriteStage, out: Writer, names: Names) -> None:
 def _(step: g.TmaStore, out: Writer, names: Names) -> None:
     plan = names.plan
     out.line(
-        f"cute.copy(tma_d, from_d[None, subtile % {plan.store_stages}],"
+        f"cute.copy(tma_d, from_d[None, {stage_of(plan, names.role)}],"
         f" to_d[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile])"
     )
     out.line("cute.arch.cp_async_bulk_commit_group()")
@@ -280,7 +334,7 @@ def _(step: g.Meet, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.SetUp, out: Writer, names: Names) -> None:
-    out.lines(SETUPS[step.name](names.plan))
+    out.lines(SETUPS[step.name](names.plan, names.role))
 
 
 @_print.register

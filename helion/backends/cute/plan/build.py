@@ -7,7 +7,7 @@ import dataclasses
 from ....hardware import Target
 from .counts import counts
 from .dtypes import EPILOGUE_DTYPES, OPERAND_DTYPES, itemsize
-from .records import SWIZZLE_BYTES, Choice, GemmPlan, GemmProblem, Major, Unit
+from .records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
 from .shared import shared_bytes
 
@@ -20,10 +20,11 @@ MAX_STAGES = 8
 about 1600 with 10 to 12."""
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device can schedule (CUDA programming guide)."""
-WGMMA_ROWS = 64
-MAX_CONSUMER_WARPGROUPS = 2
+MAX_RESIDUAL_STAGES = 8
 MAX_SUM_REGISTERS = 128
 """Accumulators of one thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
+MAX_SPLIT_SUM_REGISTERS = 64
+"""Beside what comes from other CTAs."""
 
 
 def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
@@ -45,6 +46,9 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         store_stages=choice.store_stages,
         group=choice.group,
         promote=_promotes(problem, choice, target),
+        teams=2 if choice.pingpong else 1,
+        splits=choice.splits,
+        residual_stages=choice.residual_stages,
         shared_limit_bytes=target.smem_per_block_bytes,
         tensor_memory_limit_columns=target.tensor_memory_columns,
     )
@@ -126,13 +130,30 @@ def _check_tile(plan: GemmPlan) -> None:
         )
     if plan.epilogue_n * plan.output_bytes % TMA_ALIGNMENT_BYTES:
         raise Refusal(f"sub-tiles of {plan.epilogue_n} columns of {problem.output_dtype} are no multiple of 16 bytes")
-    if plan.store_stages < 2 or plan.subtiles % plan.store_stages:
+    if plan.store_stages < 2 or (plan.splits == 1 and plan.subtiles % plan.store_stages):
         raise Refusal(
             f"{plan.store_stages} buffers for {plan.subtiles} sub-tiles; at least 2 that divide them are implemented"
         )
     if plan.group < 1:
         raise Refusal(f"groups of {plan.group} tiles")
+    if not 2 <= plan.residual_stages <= MAX_RESIDUAL_STAGES:
+        raise Refusal(f"{plan.residual_stages} stages of exact operands; 2 to {MAX_RESIDUAL_STAGES} are implemented")
+    _check_splits(plan)
     _check_slices(plan)
+
+
+def _check_splits(plan: GemmPlan) -> None:
+    """CTAs that split K hand sums to one another through their cluster's shared memory."""
+    if not 1 <= plan.splits <= MAX_CLUSTER:
+        raise Refusal(f"K in {plan.splits} parts; 1 to {MAX_CLUSTER} are implemented")
+    if plan.splits == 1:
+        return
+    if plan.unit != "wgmma" or plan.cluster != (1, 1) or plan.teams > 1:
+        raise Refusal("K is split on wgmma, by CTAs that share nothing else, without ping-pong")
+    if plan.splits > plan.subtiles:
+        raise Refusal(f"K in {plan.splits} parts with {plan.subtiles} sub-tiles: some have none to store")
+    if plan.splits > plan.k_tiles:
+        raise Refusal(f"K in {plan.splits} parts of {plan.k_tiles} K tiles: some have none")
 
 
 def _check_slices(plan: GemmPlan) -> None:
@@ -151,14 +172,16 @@ def _check_wgmma(plan: GemmPlan) -> None:
     m, n, _ = plan.tile
     if plan.ctas_per_mma != 1:
         raise Refusal("wgmma runs within one CTA; pairs need tcgen05")
-    warpgroups, rest = divmod(m, WGMMA_ROWS)
-    if rest or not 1 <= warpgroups <= MAX_CONSUMER_WARPGROUPS:
-        raise Refusal(f"a tile of {m} rows; 64 and 128 are implemented on wgmma")
+    rows = (WGMMA_ROWS, 2 * WGMMA_ROWS) if plan.teams > 1 else (WGMMA_ROWS, 2 * WGMMA_ROWS, 4 * WGMMA_ROWS)
+    if m not in rows:
+        raise Refusal(f"a tile of {m} rows; {', '.join(map(str, rows))} are implemented on wgmma")
     if n % 16 or not 16 <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of 16 up to 256 are implemented on wgmma")
-    sums = n // 2 * (2 if plan.promote else 1)
+    sums = n // 2 * plan.row_atoms * (2 if plan.promote else 1)
     if sums > MAX_SUM_REGISTERS:
-        raise Refusal(f"a tile of {n} columns keeps {sums} sums per thread; up to {MAX_SUM_REGISTERS} leave room")
+        raise Refusal(f"a tile of {m}×{n} keeps {sums} sums per thread; up to {MAX_SUM_REGISTERS} leave room")
+    if plan.splits > 1 and n // 2 * plan.row_atoms > MAX_SPLIT_SUM_REGISTERS:
+        raise Refusal(f"a tile of {m}×{n}, whose sums leave no room for those of other CTAs that split K")
 
 
 def _check_tcgen05(plan: GemmPlan) -> None:
@@ -170,6 +193,8 @@ def _check_tcgen05(plan: GemmPlan) -> None:
         raise Refusal(f"a tile of {n} columns; multiples of {step} up to 256 are implemented on tcgen05")
     if plan.promote:
         raise Refusal("tcgen05 sums in fp32; there is nothing to promote")
+    if plan.teams > 1:
+        raise Refusal("ping-pong is for wgmma; tcgen05 stores beside its next tile anyway")
 
 
 def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:

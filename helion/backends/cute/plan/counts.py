@@ -6,9 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .dtypes import itemsize
-from .records import WARP_THREADS, GemmPlan
-
-RESIDUAL_STAGES = 2
+from .records import SUM_BYTES, WARP_THREADS, GemmPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +34,10 @@ class Counts:
     accumulator: PipelineCounts | None
     residual: PipelineCounts | None
     """One slot holds a sub-tile of every exact operand."""
+    parts: PipelineCounts | None
+    """One slot holds the sums of every other CTA that shares the K, of all sub-tiles that this one stores; its bytes are
+    those of one such sub-tile."""
+    parts_stage_bytes: int
     a_multicast: int
     """CTAs of the cluster that read one A tile: those along N."""
     b_multicast: int
@@ -56,6 +58,7 @@ def counts(plan: GemmPlan) -> Counts:
     a_multicast, b_multicast = plan.cluster[1], plan.cluster_tiles[0]
     sharers = a_multicast + b_multicast - 1
     tcgen05 = plan.unit == "tcgen05"
+    parts_bytes = (plan.splits - 1) * rows * plan.epilogue_n * SUM_BYTES
     return Counts(
         a_stage_bytes=a_bytes,
         b_stage_bytes=b_bytes,
@@ -73,7 +76,7 @@ def counts(plan: GemmPlan) -> Counts:
         if tcgen05
         else None,
         residual=PipelineCounts(
-            stages=RESIDUAL_STAGES,
+            stages=plan.residual_stages,
             full_arrivals=1,
             empty_arrivals=plan.consumer_warps,
             transaction_bytes=sum(
@@ -82,6 +85,15 @@ def counts(plan: GemmPlan) -> Counts:
         )
         if plan.has_residual
         else None,
+        parts=PipelineCounts(
+            stages=1,
+            full_arrivals=1,
+            empty_arrivals=(plan.splits - 1) * plan.consumer_warps,
+            transaction_bytes=parts_bytes,
+        )
+        if plan.splits > 1
+        else None,
+        parts_stage_bytes=parts_bytes,
         a_multicast=a_multicast,
         b_multicast=b_multicast,
         consumer_threads=plan.consumer_warps * WARP_THREADS,
@@ -101,6 +113,8 @@ def multicast_masks(plan: GemmPlan, rank: int) -> tuple[int, int]:
     Ranks count the halves of a pair first, then pairs along M, then CTAs along N. Both halves of a pair keep their own
     half of either operand.
     """
+    if plan.splits > 1:
+        return 1 << rank, 1 << rank
     half, pair_m, cta_n = place(plan, rank)
     rows, columns = plan.cluster_tiles
     a = sum(1 << rank_at(plan, half, pair_m, n) for n in range(columns))
@@ -109,7 +123,9 @@ def multicast_masks(plan: GemmPlan, rank: int) -> tuple[int, int]:
 
 
 def place(plan: GemmPlan, rank: int) -> tuple[int, int, int]:
-    """(half of its pair, tile along M, tile along N) of CTA `rank` in its cluster."""
+    """(half of its pair, tile along M, tile along N) of CTA `rank` in its cluster; those that split K have one tile."""
+    if plan.splits > 1:
+        return 0, 0, 0
     pair, half = divmod(rank, plan.ctas_per_mma)
     cta_n, pair_m = divmod(pair, plan.cluster_tiles[0])
     return half, pair_m, cta_n
@@ -118,6 +134,17 @@ def place(plan: GemmPlan, rank: int) -> tuple[int, int, int]:
 def rank_at(plan: GemmPlan, half: int, pair_m: int, cta_n: int) -> int:
     """The inverse of ``place``."""
     return half + plan.ctas_per_mma * (pair_m + plan.cluster_tiles[0] * cta_n)
+
+
+def k_range(plan: GemmPlan, rank: int, k_tiles: int) -> tuple[int, int]:
+    """The K tiles, first and behind the last, that CTA `rank` of a cluster multiplies."""
+    part = rank if plan.splits > 1 else 0
+    return k_tiles * part // plan.splits, k_tiles * (part + 1) // plan.splits
+
+
+def owner(plan: GemmPlan, subtile: int) -> int:
+    """The CTA, among those that split K, which adds all sums of `subtile` and stores it."""
+    return subtile % plan.splits
 
 
 def _columns(needed: int) -> int:

@@ -15,6 +15,8 @@ SWIZZLE_BYTES = 128
 """Width of the widest swizzle atom in shared memory, and of the box that one TMA instruction moves."""
 WARP_THREADS = 32
 WARPGROUP_THREADS = 128
+WGMMA_ROWS = 64
+SUM_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +42,36 @@ class GemmProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a config decides; None takes the most that fits.
+    """What a config decides; None takes the most that fits. ``plan.choices`` enumerates what is legal for a problem.
 
     ``tile`` is the (M, N, K) of one matrix instruction sequence: of one CTA, or of both CTAs of a pair.
     """
 
     tile: tuple[int, int, int]
+    """wgmma: 64, 128 or 256 rows; tcgen05: 64 or 128 rows per CTA. Columns a multiple of 16 up to 256, K of 128 or 256
+    bytes."""
     cluster: tuple[int, int] = (1, 1)
+    """CTAs along M, which share B, and along N, which share A; up to 8."""
     ctas_per_mma: int = 1
+    """2 lets a pair of CTAs along M issue instructions together; tcgen05 only."""
     ab_stages: int | None = None
+    """From 2 to what fits."""
     accumulator_stages: int | None = None
+    """Tiles of sums in tensor memory, 1 to 4; tcgen05 only."""
     store_stages: int = 2
+    """Buffers between registers and TMA stores: 2 or more that divide the sub-tiles of a tile."""
     epilogue_n: int = 32
+    """Columns of a sub-tile: 16, 32 or 64 that divide the tile."""
     group: int = 8
+    """Tiles along M that are swept together along N."""
     promote: bool | None = None
+    """Sums of 8-bit products leave the matrix unit after each K tile; None where that is needed. wgmma only."""
+    pingpong: bool = False
+    """Two warpgroups take tiles in turn: one stores while the other multiplies. wgmma only, 64 or 128 rows."""
+    splits: int = 1
+    """CTAs of a cluster that share the K of one tile, 1 to 8; wgmma only, without pairs, multicast and ping-pong."""
+    residual_stages: int = 2
+    """Sub-tiles of exact operands that are loaded ahead, 2 to 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +94,11 @@ class GemmPlan:
     """Tiles along M that are swept together along N, so that their operands stay in the L2 cache."""
     promote: bool
     """Sums of each K tile are added to fp32 registers outside of the matrix unit."""
+    teams: int
+    """Groups of storing warps that take tiles in turn."""
+    splits: int
+    """CTAs of the cluster that each take a range of the K tiles of every tile."""
+    residual_stages: int
     shared_limit_bytes: int
     tensor_memory_limit_columns: int
 
@@ -91,12 +114,28 @@ class GemmPlan:
 
     @property
     def ctas(self) -> int:
-        return self.cluster[0] * self.cluster[1]
+        """Of one cluster."""
+        return self.cluster[0] * self.cluster[1] * self.splits
+
+    @property
+    def warpgroups(self) -> int:
+        """That multiply one tile together, each 64 rows at a time; wgmma only."""
+        return 1 if self.teams > 1 else min(2, self.tile[0] // WGMMA_ROWS)
+
+    @property
+    def row_atoms(self) -> int:
+        """Times 64 rows of sums that one warpgroup holds; wgmma only."""
+        return self.tile[0] // (WGMMA_ROWS * self.warpgroups)
 
     @property
     def consumer_warps(self) -> int:
-        """Warps that turn sums into stored values: a thread holds part of one row or two of them."""
-        return self.cta_tile[0] // 16 if self.unit == "wgmma" else 4
+        """Warps of one team, which turn sums into stored values."""
+        return 4 * self.warpgroups if self.unit == "wgmma" else 4
+
+    @property
+    def rounds(self) -> int:
+        """Sub-tiles of a tile that one CTA stores, at most: the CTAs that split K take them in turn."""
+        return -(-self.subtiles // self.splits)
 
     @property
     def subtiles(self) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from .counts import RESIDUAL_STAGES, counts, residual_stage_bytes
-from .records import GemmPlan
+from .counts import counts, residual_stage_bytes
+from .records import SUM_BYTES, GemmPlan
 
 RING_ALIGNMENT_BYTES = 1024
 """A swizzle atom is 8 rows of 128 bytes, and TMA and the matrix units take the address bits of one for its pattern."""
 VECTOR_ALIGNMENT_BYTES = 16
 WORD_BYTES = 8
-SUM_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +30,21 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     wanted: list[tuple[str, int, int]] = [
         ("shared_a", plan.ab_stages * counts(plan).a_stage_bytes, RING_ALIGNMENT_BYTES),
         ("shared_b", plan.ab_stages * counts(plan).b_stage_bytes, RING_ALIGNMENT_BYTES),
-        ("shared_d", plan.store_stages * counts(plan).d_stage_bytes, RING_ALIGNMENT_BYTES),
+        ("shared_d", plan.teams * plan.store_stages * counts(plan).d_stage_bytes, RING_ALIGNMENT_BYTES),
     ]
     epilogue = plan.problem.epilogue
     for operand in epilogue.of_kind("exact"):
-        size = RESIDUAL_STAGES * residual_stage_bytes(plan, operand.dtype)
+        size = plan.residual_stages * residual_stage_bytes(plan, operand.dtype)
         wanted.append((f"shared_{operand.label}", size, RING_ALIGNMENT_BYTES))
+    if plan.splits > 1:
+        wanted.append(("shared_parts", plan.rounds * counts(plan).parts_stage_bytes, VECTOR_ALIGNMENT_BYTES))
     for operand in epilogue.of_kind("row"):
-        wanted.append((f"shared_{operand.label}", plan.tile[1] * SUM_BYTES, VECTOR_ALIGNMENT_BYTES))
+        wanted.append((f"shared_{operand.label}", plan.teams * plan.tile[1] * SUM_BYTES, VECTOR_ALIGNMENT_BYTES))
     for name, pipeline in (
         ("ab_barriers", counts(plan).ab),
         ("accumulator_barriers", counts(plan).accumulator),
         ("residual_barriers", counts(plan).residual),
+        ("parts_barriers", counts(plan).parts),
     ):
         if pipeline is not None:
             wanted.append((name, pipeline.barrier_words * WORD_BYTES, WORD_BYTES))

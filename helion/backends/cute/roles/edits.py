@@ -31,6 +31,12 @@ def after(kind: type[Step], new: Sequence[Step]) -> Rewrite:
     return lambda step: (step, *new) if isinstance(step, kind) else (step,)
 
 
+def contains(step: Step, kind: type[Step]) -> bool:
+    """Whether a step of `kind` stands somewhere inside of `step`."""
+    body: tuple[Step, ...] = getattr(step, "body", ())
+    return any(isinstance(inner, kind) or contains(inner, kind) for inner in body)
+
+
 def edit_role(program: KernelProgram, name: str, rule: Rewrite) -> KernelProgram:
     """`program` with `rule` applied to one role."""
     return dataclasses.replace(

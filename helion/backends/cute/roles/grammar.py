@@ -8,9 +8,10 @@ from typing import Literal
 from ..plan.counts import PipelineCounts
 from ..plan.records import GemmPlan
 
-PipelineKind = Literal["tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue"]
+PipelineKind = Literal["tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue", "exchange"]
 Side = Literal["producer", "consumer"]
-Who = Literal["leader", "first_warp", "last_subtile"]
+Who = Literal["leader", "first_warp", "last_subtile", "owner", "others"]
+Slots = Literal["k_tiles", "subtiles"]
 
 
 class Step:
@@ -22,14 +23,16 @@ class Step:
 
 @dataclass(frozen=True)
 class TileLoop(Step):
-    """Every tile of this cluster, one after the other."""
+    """The tiles of this cluster, one after the other: from number ``first`` on, each ``every``-th."""
 
     body: tuple[Step, ...]
+    first: int = 0
+    every: int = 1
 
 
 @dataclass(frozen=True)
 class KLoop(Step):
-    """K tiles from ``first`` on, not unrolled."""
+    """The K tiles of this CTA from its ``first`` on, not unrolled."""
 
     body: tuple[Step, ...]
     first: int = 0
@@ -45,7 +48,10 @@ class SubtileLoop(Step):
 
 @dataclass(frozen=True)
 class Gate(Step):
-    """Only the CTA of a pair that issues for both (``leader``), the first warp of the role, or the last sub-tile."""
+    """Only the CTA of a pair that issues for both (``leader``), the first warp of the role, or the last sub-tile.
+
+    Where CTAs split K: the one that stores the sub-tile (``owner``) or the ``others``.
+    """
 
     who: Who
     body: tuple[Step, ...]
@@ -92,6 +98,14 @@ class Release(Step):
 @dataclass(frozen=True)
 class Advance(Step):
     cursor: str
+
+
+@dataclass(frozen=True)
+class Skip(Step):
+    """Past the slots of a tile that another team takes."""
+
+    cursor: str
+    slots: Slots
 
 
 @dataclass(frozen=True)
@@ -163,6 +177,20 @@ class ReadSums(Step):
 
 
 @dataclass(frozen=True)
+class SendSums(Step):
+    """The registers of the epilogue, before it, to the slot of ``cursor`` in the CTA that owns the sub-tile."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
+class AddSums(Step):
+    """What the other CTAs sent of the sub-tile, in a fixed order, to the registers of the epilogue."""
+
+    cursor: str
+
+
+@dataclass(frozen=True)
 class LoadVectors(Step):
     """Row and column operands of this tile from global memory into registers."""
 
@@ -204,6 +232,13 @@ class StoreWait(Step):
 @dataclass(frozen=True)
 class Meet(Step):
     """A named barrier: until all of its threads are here."""
+
+    barrier: str
+
+
+@dataclass(frozen=True)
+class Signal(Step):
+    """Come to a named barrier without waiting there."""
 
     barrier: str
 
@@ -264,6 +299,8 @@ class Role:
     first_warp: int
     warps: int
     program: tuple[Step, ...]
+    team: int = 0
+    """Which buffers of the epilogue are its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

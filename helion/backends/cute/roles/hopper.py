@@ -102,10 +102,10 @@ def program(plan: GemmPlan) -> KernelProgram:
             Gate("first_warp", (StoreWait(0),)),
         ),
     )
-    two = warps > LOADING_WARPS
+    two = warps * plan.teams > LOADING_WARPS
     return KernelProgram(
         plan=plan,
-        warps=LOADING_WARPS + warps,
+        warps=LOADING_WARPS + warps * plan.teams,
         spare_warp=1,
         pipelines=(Pipeline(name="ab", kind="tma_wgmma", counts=counts(plan).ab, barriers="ab_barriers"),),
         barriers=(NamedBarrier(name="epilogue", number=1, threads=counts(plan).consumer_threads),),
@@ -113,7 +113,7 @@ def program(plan: GemmPlan) -> KernelProgram:
         host=("wgmma", "output"),
         registers=(
             RegisterLimit(first_warp=0, warps=LOADING_WARPS, registers=LOADING_REGISTERS),
-            RegisterLimit(first_warp=LOADING_WARPS, warps=warps, registers=STORING_REGISTERS),
+            RegisterLimit(first_warp=LOADING_WARPS, warps=warps * plan.teams, registers=STORING_REGISTERS),
         )
         if two
         else (),

@@ -31,6 +31,8 @@ from .grammar import (
     TmaLoad,
     Wait,
 )
+from .splits import with_splits
+from .teams import with_teams
 
 
 def kernel_program(plan: GemmPlan) -> KernelProgram:
@@ -40,6 +42,10 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
         program = with_vectors(program)
     if plan.has_residual:
         program = with_residuals(program)
+    if plan.splits > 1:
+        program = with_splits(program)
+    if plan.teams > 1:
+        program = with_teams(program)
     if plan.ctas > 1:
         program = dataclasses.replace(program, exit=(ClusterExit(),))
     return program

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ..plan.counts import multicast_masks, place, rank_at
+from ..plan.counts import multicast_masks, owner, place, rank_at
 from ..roles import grammar as g
 
 Tag = tuple[int, int]
@@ -92,7 +92,8 @@ class Cta:
     buffers: list[Buffer]
     meetings: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By barrier: (warps waiting, meetings so far)."""
-    vectors: dict[int, int] = field(default_factory=dict)
+    vectors: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By team and warp: the tile whose part of the row operands is in shared memory."""
     allocated: bool = False
     freed: bool = False
     running: int = 0
@@ -124,6 +125,8 @@ class Warp:
     groups: list[list[tuple[Slot, Tag]]] = field(default_factory=list)
     held: Tag | None = None
     """The sub-tile whose sums are in the registers of the epilogue."""
+    gathered: Tag | None = None
+    """The sub-tile whose sums of other CTAs have been added to them."""
     vectors: int | None = None
     residual: Tag | None = None
     stores: list[Store] = field(default_factory=list)
@@ -158,7 +161,7 @@ class Cluster:
             rank=rank,
             rings=rings,
             stages=[Sums() for _ in range(self.plan.accumulator_stages)],
-            buffers=[Buffer() for _ in range(self.plan.store_stages)],
+            buffers=[Buffer() for _ in range(self.plan.teams * self.plan.store_stages)],
         )
 
     # Schedule ---------------------------------------------------------------------------------------------------------
@@ -175,9 +178,15 @@ class Cluster:
         self._schedule(agents)
         for cta in self.ctas:
             for tile in range(self.tiles):
-                for subtile in range(self.plan.subtiles):
+                for subtile in self.own(cta):
                     if self.stored.get((cta.rank, (tile, subtile))) != 1:
                         raise Fault(f"sub-tile {subtile} of tile {tile} is not stored once")
+            for ring in cta.rings.values():
+                for barrier in (*ring.full, *ring.empty):
+                    if barrier.pending != barrier.count or barrier.bytes:
+                        raise Fault(
+                            f"{barrier.name}: {barrier.count - barrier.pending} arrivals of a phase are left over"
+                        )
 
     def _schedule(self, agents: list[tuple[Warp, Running]]) -> None:
         draw = self.random.random
@@ -245,6 +254,11 @@ class Cluster:
             raise NotImplementedError(f"no rule simulates {type(step).__name__}")
         return rule(self, step, warp)
 
+    def own(self, cta: Cta) -> list[int]:
+        """The sub-tiles of a tile that `cta` stores."""
+        split = self.plan.splits > 1
+        return [i for i in range(self.plan.subtiles) if not split or owner(self.plan, i) == cta.rank]
+
     # Places -----------------------------------------------------------------------------------------------------------
 
     def slot(self, warp: Warp, cursor: str) -> tuple[Ring, int, int]:
@@ -253,12 +267,18 @@ class Cluster:
 
     def leader(self, rank: int) -> Cta:
         """The CTA that issues for the pair of CTA `rank`, itself without pairs."""
+        if self.plan.ctas_per_mma == 1:
+            return self.ctas[rank]
         _, pair_m, cta_n = place(self.plan, rank)
         return self.ctas[rank_at(self.plan, 0, pair_m, cta_n)]
 
     def pair(self, rank: int) -> list[Cta]:
         _, pair_m, cta_n = place(self.plan, rank)
         return [self.ctas[rank_at(self.plan, half, pair_m, cta_n)] for half in range(self.plan.ctas_per_mma)]
+
+    def others(self, rank: int) -> list[Cta]:
+        """CTAs that split K with CTA `rank`."""
+        return [cta for cta in self.ctas if cta.rank != rank]
 
     def sharers(self, rank: int) -> list[Cta]:
         """CTAs that load something which CTA `rank` reads."""

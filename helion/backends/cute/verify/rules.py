@@ -5,23 +5,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from ..plan.counts import counts, multicast_masks, residual_stage_bytes
+from ..plan.counts import counts, k_range, multicast_masks, owner, residual_stage_bytes
 from ..roles import grammar as g
-from .cluster import Barrier, Cluster, Cta, Fault, Ring, Running, Slot, Store, Sums, Tag, Warp, rule
+from .cluster import Barrier, Buffer, Cluster, Cta, Fault, Ring, Running, Slot, Store, Sums, Tag, Warp, rule
 
 # Control ---------------------------------------------------------------------------------------------------------------
 
 
 @rule(g.TileLoop)
 def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Running:
-    for warp.tile in range(cluster.tiles):
-        warp.k_tile = 0
+    for warp.tile in range(step.first, cluster.tiles, step.every):
+        warp.k_tile, _ = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
         yield from cluster.steps(step.body, warp)
 
 
 @rule(g.KLoop)
 def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Running:
-    for warp.k_tile in range(step.first, cluster.k_tiles):
+    first, end = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
+    for warp.k_tile in range(first + step.first, end):
         yield from cluster.steps(step.body, warp)
 
 
@@ -33,10 +34,13 @@ def _(cluster: Cluster, step: g.SubtileLoop, warp: Warp) -> Running:
 
 @rule(g.Gate)
 def _(cluster: Cluster, step: g.Gate, warp: Warp) -> Running:
+    plan, subtile = cluster.plan, warp.subtile
     passes = {
         "leader": cluster.leader(warp.cta.rank) is warp.cta,
         "first_warp": warp.number == 0,
-        "last_subtile": warp.subtile == cluster.plan.subtiles - 1,
+        "last_subtile": subtile == plan.subtiles - 1,
+        "owner": owner(plan, subtile) == warp.cta.rank,
+        "others": owner(plan, subtile) != warp.cta.rank,
     }[step.who]
     if passes:
         yield from cluster.steps(step.body, warp)
@@ -67,6 +71,15 @@ def _(cluster: Cluster, step: g.Advance, warp: Warp) -> Running:
     yield None
 
 
+@rule(g.Skip)
+def _(cluster: Cluster, step: g.Skip, warp: Warp) -> Running:
+    pipeline, index, parity = warp.cursors[step.cursor]
+    slots = cluster.k_tiles if step.slots == "k_tiles" else cluster.plan.subtiles
+    rounds, index = divmod(index + slots, len(warp.cta.rings[pipeline].slots))
+    warp.cursors[step.cursor] = (pipeline, index, (parity + rounds) % 2)
+    yield None
+
+
 @rule(g.Acquire)
 def _(cluster: Cluster, step: g.Acquire, warp: Warp) -> Running:
     ring, index, parity = cluster.slot(warp, step.cursor)
@@ -75,6 +88,8 @@ def _(cluster: Cluster, step: g.Acquire, warp: Warp) -> Running:
     arms |= ring.pipeline.kind == "tma_umma" and cluster.leader(warp.cta.rank) is warp.cta
     if arms:
         ring.full[index].arrive(ring.pipeline.counts.transaction_bytes)
+    if ring.pipeline.kind == "exchange" and warp.number == 0:
+        ring.full[index].arrive(ring.pipeline.counts.transaction_bytes * len(cluster.own(warp.cta)))
     yield None
 
 
@@ -105,6 +120,9 @@ def _(cluster: Cluster, step: g.Release, warp: Warp) -> Running:
     elif ring.pipeline.kind == "tma_wgmma":
         for owner in cluster.sharers(warp.cta.rank):
             cluster.send(owner, owner.rings[name].empty[index].arrive)
+    elif ring.pipeline.kind == "exchange":
+        for other in cluster.others(warp.cta.rank):
+            cluster.send(other, other.rings[name].empty[index].arrive)
     elif ring.pipeline.kind == "umma_epilogue":
         leader = cluster.leader(warp.cta.rank)
         cluster.send(leader, leader.rings[name].empty[index].arrive)
@@ -186,7 +204,7 @@ def _(cluster: Cluster, step: g.LoadVectors, warp: Warp) -> Running:
 def _(cluster: Cluster, step: g.ShareVectors, warp: Warp) -> Running:
     if warp.vectors is None:
         raise Fault("row operands are shared before they are loaded")
-    warp.cta.vectors[warp.number] = warp.vectors
+    warp.cta.vectors.setdefault(warp.role.team, {})[warp.number] = warp.vectors
     yield None
 
 
@@ -281,7 +299,7 @@ def _(cluster: Cluster, step: g.SelectSums, warp: Warp) -> Running:
 
 @rule(g.ReadSums)
 def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> Running:
-    wanted = [(warp.tile, k_tile) for k_tile in range(cluster.k_tiles)]
+    wanted = [(warp.tile, k_tile) for k_tile in range(*k_range(cluster.plan, warp.cta.rank, cluster.k_tiles))]
     if step.cursor is None:
         if warp.groups or warp.open_group:
             raise Fault("sums are read while the matrix unit still adds to them")
@@ -295,24 +313,65 @@ def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> Running:
     yield None
 
 
+@rule(g.SendSums)
+def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> Running:
+    """Each thread of the owner finds what the same thread of this CTA sent."""
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    tag = (warp.tile, warp.subtile)
+    if warp.held != tag:
+        raise Fault(f"the sums of {warp.held} are sent as those of {tag}")
+    to = cluster.ctas[owner(cluster.plan, warp.subtile)].rings[ring.pipeline.name]
+    key = (f"sub-tile {warp.subtile} of warp {warp.number}", warp.cta.rank)
+    size = counts(cluster.plan).parts_stage_bytes // (cluster.plan.splits - 1) // warp.role.warps
+
+    def land() -> None:
+        if key in to.slots[index].held:
+            raise Fault(f"sums of sub-tile {tag[1]} of tile {tag[0]} overwrite others that nobody has read")
+        to.slots[index].held[key] = tag
+        to.full[index].complete(size)
+
+    cluster.send(cluster.ctas[owner(cluster.plan, warp.subtile)], land)
+    yield None
+
+
+@rule(g.AddSums)
+def _(cluster: Cluster, step: g.AddSums, warp: Warp) -> Running:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    tag = (warp.tile, warp.subtile)
+    held = ring.slots[index].held
+    for other in cluster.others(warp.cta.rank):
+        found = held.pop((f"sub-tile {warp.subtile} of warp {warp.number}", other.rank), None)
+        if found != tag:
+            raise Fault(f"stale sums: of CTA {other.rank} there are those of {found}, to be added are those of {tag}")
+    warp.gathered = tag
+    yield None
+
+
 @rule(g.Evaluate)
 def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> Running:
     epilogue, tag = cluster.plan.problem.epilogue, (warp.tile, warp.subtile)
     if warp.held != tag:
         raise Fault(f"the epilogue of {tag} has the sums of {warp.held}")
+    if cluster.plan.splits > 1 and warp.gathered != tag:
+        raise Fault(f"the epilogue of {tag} lacks sums of other CTAs")
     if epilogue.of_kind("exact") and warp.residual != tag:
         raise Fault(f"the epilogue of {tag} has the residual of {warp.residual}")
     if epilogue.of_kind("column") and warp.vectors != warp.tile:
         raise Fault(f"the epilogue of tile {warp.tile} has the vectors of tile {warp.vectors}")
-    shared = warp.cta.vectors
+    shared = warp.cta.vectors.get(warp.role.team, {})
     if epilogue.of_kind("row") and shared != dict.fromkeys(range(warp.role.warps), warp.tile):
         raise Fault(f"the epilogue of tile {warp.tile} reads vectors of tiles {sorted(set(shared.values()))}")
     yield None
 
 
+def _buffer(cluster: Cluster, warp: Warp) -> Buffer:
+    stages = cluster.plan.store_stages
+    return warp.cta.buffers[warp.role.team * stages + warp.subtile // cluster.plan.splits % stages]
+
+
 @rule(g.WriteStage)
 def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> Running:
-    buffer = warp.cta.buffers[warp.subtile % len(warp.cta.buffers)]
+    buffer = _buffer(cluster, warp)
     if buffer.stores:
         raise Fault(f"sub-tile {warp.subtile} of tile {warp.tile} overwrites a buffer that is being stored")
     buffer.written[warp.number] = (warp.tile, warp.subtile)
@@ -321,7 +380,7 @@ def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> Running:
 
 @rule(g.TmaStore)
 def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> Running:
-    tag, buffer = (warp.tile, warp.subtile), warp.cta.buffers[warp.subtile % len(warp.cta.buffers)]
+    tag, buffer = (warp.tile, warp.subtile), _buffer(cluster, warp)
     if buffer.written != dict.fromkeys(range(warp.role.warps), tag):
         raise Fault(f"sub-tile {tag} is stored while a buffer holds {sorted(buffer.written.values())}")
     store = Store()
@@ -346,21 +405,28 @@ def _(cluster: Cluster, step: g.StoreWait, warp: Warp) -> Running:
 # Meetings ----------------------------------------------------------------------------------------------------------------
 
 
-def _meet(cluster: Cluster, cta: Cta, name: str) -> Running:
+def _come(cluster: Cluster, cta: Cta, name: str) -> Running:
     barrier = next(barrier for barrier in cluster.program.barriers if barrier.name == name)
-    waiting, meetings = cta.meetings.get(name, (0, 0))
-    waiting += 1
-    if waiting * 32 >= barrier.threads:
-        cta.meetings[name] = (0, meetings + 1)
-        yield None
-    else:
-        cta.meetings[name] = (waiting, meetings)
-        yield lambda: cta.meetings[name][1] > meetings
+    there, meetings = cta.meetings.get(name, (0, 0))
+    complete = (there + 1) * 32 >= barrier.threads
+    cta.meetings[name] = (0, meetings + 1) if complete else (there + 1, meetings)
+    yield None
+
+
+def _meet(cluster: Cluster, cta: Cta, name: str) -> Running:
+    _, meetings = cta.meetings.get(name, (0, 0))
+    yield from _come(cluster, cta, name)
+    yield lambda: cta.meetings[name][1] > meetings
 
 
 @rule(g.Meet)
 def _(cluster: Cluster, step: g.Meet, warp: Warp) -> Running:
     yield from _meet(cluster, warp.cta, step.barrier)
+
+
+@rule(g.Signal)
+def _(cluster: Cluster, step: g.Signal, warp: Warp) -> Running:
+    yield from _come(cluster, warp.cta, step.barrier)
 
 
 @rule(g.AllocateSums)

@@ -81,7 +81,7 @@ def _barriers(program: g.KernelProgram) -> None:
 
 
 def _met(role: g.Role) -> set[str]:
-    met = {step.barrier for step in steps(role.program) if isinstance(step, g.Meet)}
+    met = {step.barrier for step in steps(role.program) if isinstance(step, (g.Meet, g.Signal))}
     if any(isinstance(step, g.FindSums) for step in steps(role.program)):
         met.add("tensor_memory")
     return met

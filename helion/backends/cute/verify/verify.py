@@ -22,10 +22,14 @@ def verify(program: KernelProgram) -> None:
 
 
 def trips(plan: GemmPlan) -> list[tuple[int, int]]:
-    """(tiles, K tiles) that every case of wrapping around a ring occurs in: 0 to 3 rounds of sums, 1 to 3 of operands."""
+    """(tiles, K tiles) that every case of wrapping around a ring occurs in: 0 to 3 rounds of sums, 1 to 3 of operands.
+
+    CTAs that split K have so many each, some one more.
+    """
+    rounds = max(plan.accumulator_stages, plan.teams)
     return [
-        (tiles, k_tiles)
-        for tiles in range(3 * plan.accumulator_stages + 1)
+        (tiles, plan.splits * k_tiles + k_tiles % plan.splits)
+        for tiles in range(3 * rounds + 1)
         for k_tiles in range(1, 3 * plan.ab_stages + 1)
     ]
 
@@ -39,6 +43,8 @@ def _without_extents(plan: GemmPlan) -> GemmPlan:
 @functools.lru_cache(maxsize=256)
 def _simulate(program: KernelProgram) -> None:
     """A sample of ``trips``, all of which tests run: no work, more tiles than sums have stages, a wrap within a tile."""
-    sampled = [(0, 1), (program.plan.accumulator_stages + 2, 1), (2, program.plan.ab_stages + 1)]
+    plan = program.plan
+    rounds = max(plan.accumulator_stages, plan.teams)
+    sampled = [(0, plan.splits), (rounds + 2, plan.splits), (2, plan.splits * plan.ab_stages + 1)]
     for seed, (tiles, k_tiles) in enumerate(sampled):
         Cluster(program, tiles=tiles, k_tiles=k_tiles, seed=seed).run()

@@ -1,0 +1,104 @@
+"""Sums that CTAs of a cluster hand to one another: barriers, stores into another CTA's memory, and their sum."""
+
+from __future__ import annotations
+
+from ..plan.counts import counts
+from ..plan.records import WARP_THREADS, GemmPlan
+from ..roles.grammar import Pipeline, Role
+from .epilogue import fragment
+
+WORDS = 4
+"""fp32 values of one store, 16 bytes."""
+WAIT = "{ .reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [{$r0}], {$r1}; @!p bra again; }"
+"""What other CTAs wrote before they arrived is visible behind it."""
+ARRIVE = (
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, {$r0}, {$r1};"
+    " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
+)
+"""At the same barrier of another CTA, behind all that the thread has read."""
+
+
+def make(pipeline: Pipeline) -> list[str]:
+    """Initialises the barriers: word 0 says full, word 1 empty."""
+    numbers = pipeline.counts
+    return [
+        "if warp == 0:",
+        "    with cute.arch.elect_one():",
+        f"        cute.arch.mbarrier_init({pipeline.barriers}, {numbers.full_arrivals})",
+        f"        cute.arch.mbarrier_init({pipeline.barriers} + 1, {numbers.empty_arrivals})",
+    ]
+
+
+def acquire(plan: GemmPlan, role: Role, pipeline: Pipeline, cursor: str) -> list[str]:
+    """Until the others have read the last tile; then the bytes of this one are announced, all of the CTA's sub-tiles."""
+    size = pipeline.counts.transaction_bytes
+    return [
+        *wait(pipeline, cursor, word=1),
+        f"if warp == {role.first_warp}:",
+        "    with cute.arch.elect_one():",
+        f"        own_subtiles = ({plan.subtiles + plan.splits - 1} - rank) // {plan.splits}",
+        f"        cute.arch.mbarrier_arrive_and_expect_tx({pipeline.barriers}, own_subtiles * {size})",
+    ]
+
+
+def wait(pipeline: Pipeline, cursor: str, *, word: int = 0) -> list[str]:
+    return [
+        "cute.arch.inline_ptx(",
+        f'    "{WAIT}",',
+        f"    read_only_args=[({pipeline.barriers} + {word}).toint().to(cutlass.Int32), {cursor}.phase],",
+        ")",
+    ]
+
+
+def release(plan: GemmPlan, pipeline: Pipeline) -> list[str]:
+    """Lane i of every warp says so to CTA i."""
+    return [
+        "cute.arch.sync_warp()",
+        f"if lane < {plan.splits} and lane != rank:",
+        "    cute.arch.inline_ptx(",
+        f'        "{ARRIVE}", read_only_args=[({pipeline.barriers} + 1).toint().to(cutlass.Int32), lane]',
+        "    )",
+    ]
+
+
+def view(plan: GemmPlan) -> list[str]:
+    """Every thread reads what the same thread of the others wrote, four values at a time."""
+    values, threads = fragment(plan).values, plan.consumer_warps * WARP_THREADS
+    shape = (WORDS, threads, values // WORDS, plan.splits - 1, plan.rounds)
+    strides = [1]
+    for extent in shape[:-1]:
+        strides.append(strides[-1] * extent)
+    return [
+        f"parts = cute.make_tensor(shared_parts, cute.make_layout({shape}, stride={tuple(strides)}))",
+    ]
+
+
+def send(plan: GemmPlan, pipeline: Pipeline) -> list[str]:
+    """Places of the others in the owner's memory follow from their distance to it."""
+    values, threads = fragment(plan).values, plan.consumer_warps * WARP_THREADS
+    size = counts(plan).parts_stage_bytes // (4 * WORDS)
+    words = ", ".join(f"values[i * {WORDS} + {word}].bitcast(cutlass.Int32)" for word in range(WORDS))
+    return [
+        f"owner = subtile % {plan.splits}",
+        f"from_owner = (rank + ({plan.splits} - 1 - owner)) % {plan.splits}",
+        f"first_part = subtile // {plan.splits} * {size} + from_owner * {values // WORDS * threads} + store_thread",
+        f"for i in cutlass.range_constexpr({values // WORDS}):",
+        "    cute.arch.store_async_dsmem(",
+        "        cute.recast_ptr(shared_parts, dtype=cutlass.Int128) + (first_part + i * " + f"{threads}),",
+        f"        ({words}),",
+        f"        {pipeline.barriers},",
+        "        owner,",
+        "    )",
+    ]
+
+
+def add(plan: GemmPlan) -> list[str]:
+    """In the order of the places, which does not depend on who comes first."""
+    values = fragment(plan).values
+    return [
+        f"for other in cutlass.range_constexpr({plan.splits - 1}):",
+        f"    for i in cutlass.range_constexpr({values // WORDS}):",
+        f"        part = parts[None, store_thread, i, other, subtile // {plan.splits}].load()",
+        f"        for word in cutlass.range_constexpr({WORDS}):",
+        f"            values[i * {WORDS} + word] = values[i * {WORDS} + word] + part[word]",
+    ]

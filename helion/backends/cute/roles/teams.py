@@ -1,0 +1,82 @@
+"""Ping-pong: two teams of storing warps take tiles in turn, so that one stores while the other multiplies."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from ..plan.counts import counts
+from .edits import contains, rewrite
+from .grammar import (
+    Cursor,
+    KernelProgram,
+    Meet,
+    Mma,
+    NamedBarrier,
+    ReadResiduals,
+    Role,
+    Signal,
+    Skip,
+    Slots,
+    Step,
+    SubtileLoop,
+    TileLoop,
+    WgmmaWait,
+)
+
+
+def with_teams(program: KernelProgram) -> KernelProgram:
+    """Each team has buffers, a barrier among its warps, and its place in rings, past the slots of the other's tiles.
+
+    A main loop begins when the other team has issued all of its own: two at once would be slow both, and a wait for a
+    slot knows only whether the number of rounds is even. So sub-tiles that wait for residuals take turns as well.
+    """
+    store = program.role("store")
+    others = tuple(role for role in program.roles if role is not store)
+    epilogue = counts(program.plan).consumer_threads
+    barriers: list[NamedBarrier] = []
+    for team in range(2):
+        barriers.append(NamedBarrier(name=f"epilogue_{team}", number=1 + team, threads=epilogue))
+        barriers.append(NamedBarrier(name=f"turn_{team}", number=3 + team, threads=2 * epilogue))
+        if program.plan.has_residual:
+            barriers.append(NamedBarrier(name=f"stores_{team}", number=5 + team, threads=2 * epilogue))
+    teams = tuple(_team(store, team) for team in range(2))
+    return dataclasses.replace(program, roles=(*others, *teams), barriers=tuple(barriers))
+
+
+def _team(store: Role, team: int) -> Role:
+    return dataclasses.replace(
+        store,
+        name=f"store_{team}",
+        first_warp=store.first_warp + team * store.warps,
+        program=rewrite(store.program, functools.partial(_edit, store=store, team=team)),
+        team=team,
+    )
+
+
+def _edit(step: Step, store: Role, team: int) -> tuple[Step, ...]:
+    if isinstance(step, SubtileLoop) and contains(step, ReadResiduals):
+        return (Meet(f"stores_{team}"), step, Signal(f"stores_{1 - team}"))
+    if isinstance(step, Meet):
+        return (Meet(f"epilogue_{team}"),)
+    if not isinstance(step, TileLoop):
+        return (step,)
+    skips = tuple(_skip(cursor) for cursor in store.program if isinstance(cursor, Cursor))
+    loop = TileLoop((*_in_turn(step.body, team), *skips), first=team, every=2)
+    first = tuple(Signal(step.barrier) for step in loop.body if isinstance(step, Signal))
+    return (loop,) if team == 0 else (*skips, *first, loop)
+
+
+def _skip(cursor: Cursor) -> Skip:
+    slots: Slots = "k_tiles" if cursor.pipeline == "ab" else "subtiles"
+    return Skip(cursor.name, slots)
+
+
+def _in_turn(body: tuple[Step, ...], team: int) -> tuple[Step, ...]:
+    """Waits for its turn at the first step that multiplies, and gives it on once the last product is issued."""
+    products = [i for i, step in enumerate(body) if isinstance(step, Mma) or contains(step, Mma)]
+    first, last = products[0], products[-1] + 1
+    if isinstance(body[products[0]], Mma):
+        first -= 2  # the wait for operands and the fence in front of it
+    assert all(not isinstance(step, WgmmaWait) for step in body[first:last])
+    return (*body[:first], Meet(f"turn_{team}"), *body[first:last], Signal(f"turn_{1 - team}"), *body[last:])
