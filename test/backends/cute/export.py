@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import json
 import re
 import subprocess
@@ -32,43 +33,115 @@ from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.offline import compile_text
 
 GELU = gemms.bias("gelu_tanh")
-WIDE, SQUARE = gemms.WIDE, gemms.SQUARE
-COLUMN_SCALED = gemms.scaled_residual(5120)
+FP8_SCALED = gemms.row_and_column_scales()
+
+C = functools.partial(Choice, store_stages=4)
+WIDE, TALL, SQUARE = (128, 256, 64), (256, 128, 64), (128, 128, 64)
+LARGE = (
+    C(tile=WIDE, cluster=(2, 1)),
+    C(tile=WIDE, cluster=(1, 2)),
+    Choice(tile=TALL, cluster=(2, 1)),
+    Choice(tile=TALL, cluster=(1, 2)),
+    C(tile=SQUARE, cluster=(2, 1), pingpong=True),
+    C(tile=SQUARE, cluster=(1, 2), pingpong=True),
+    Choice(tile=SQUARE, cluster=(2, 1), pingpong=True),
+    C(tile=(64, 256, 64), cluster=(2, 1), pingpong=True),
+)
+FUSED = (
+    C(tile=WIDE, cluster=(2, 1), ab_stages=4),
+    Choice(tile=TALL, cluster=(1, 2)),
+    C(tile=SQUARE, cluster=(2, 1), pingpong=True),
+    C(tile=SQUARE, cluster=(1, 2), pingpong=True),
+    C(tile=(64, 256, 64), cluster=(2, 1), pingpong=True),
+)
+RESIDUAL = (
+    Choice(tile=WIDE, cluster=(2, 1), ab_stages=3),
+    Choice(tile=WIDE, cluster=(2, 1), ab_stages=3, residual_stages=4),
+    Choice(tile=TALL, cluster=(1, 2), ab_stages=3),
+    Choice(tile=SQUARE, cluster=(2, 1), pingpong=True),
+    Choice(tile=SQUARE, cluster=(2, 1), pingpong=True, residual_stages=4),
+    Choice(tile=(64, 256, 64), cluster=(2, 1), pingpong=True, residual_stages=4),
+)
+FP8 = (
+    Choice(tile=(128, 128, 128)),
+    Choice(tile=(128, 128, 128), cluster=(2, 1)),
+    Choice(tile=(128, 128, 128), cluster=(1, 2)),
+    Choice(tile=(256, 64, 128), cluster=(1, 2)),
+    Choice(tile=(64, 128, 128), cluster=(2, 1), pingpong=True),
+)
+MEDIUM = (
+    C(tile=SQUARE),
+    C(tile=SQUARE, cluster=(2, 1)),
+    C(tile=WIDE),
+    C(tile=WIDE, cluster=(2, 1)),
+    Choice(tile=TALL),
+    C(tile=SQUARE, pingpong=True),
+    C(tile=(64, 256, 64), pingpong=True),
+)
 
 
-def _choice(choice: Choice, **changes: Any) -> Choice:
-    return dataclasses.replace(choice, **changes)
+def few(*parts: tuple[tuple[int, int, int], int]) -> tuple[Choice, ...]:
+    """Tiles with the number of CTAs that split their K."""
+    return tuple(Choice(tile=tile, splits=splits, epilogue_n=16 if splits > 4 else 32) for tile, splits in parts)
 
 
-# Timed beside the plans of ``gemms``: sizes of the suite, with the tiles and stages that a seed would choose between.
-TIMED: dict[str, tuple[GemmProblem, Choice]] = {
-    "t4096_store4": (gemms.product(), _choice(WIDE, ab_stages=4, store_stages=4)),
-    "t4096_mb": (gemms.product(), _choice(WIDE, cluster=(2, 1))),
-    "t4096_mb_store4": (gemms.product(), _choice(WIDE, cluster=(2, 1), store_stages=4)),
-    "t4096_ma": (gemms.product(), _choice(WIDE, cluster=(1, 2))),
-    "t4096_nmajor_mb": (gemms.product(b_major="mn"), _choice(WIDE, cluster=(2, 1))),
-    "t4096_group16": (gemms.product(), _choice(WIDE, cluster=(2, 1), group=16)),
-    "t8192": (gemms.product(8192, 8192, 8192), _choice(WIDE, cluster=(2, 1))),
-    "t2048": (gemms.product(2048, 2048, 2048), SQUARE),
-    "t2048_wide": (gemms.product(2048, 2048, 2048), WIDE),
-    "t1024_64": (gemms.product(1024, 1024, 4096), Choice(tile=(64, 128, 64))),
-    "t512_long": (gemms.product(512, 512, 16384), Choice(tile=(64, 64, 64))),
-    "t8192x4096_gelu": (gemms.product(8192, 4096, 4096, epilogue=GELU), _choice(WIDE, cluster=(2, 1))),
-    "t8192x5120_residual": (gemms.product(8192, 5120, 5120, epilogue=COLUMN_SCALED), _choice(WIDE, ab_stages=3)),
-    "t8192x5120_residual_mb": (
-        gemms.product(8192, 5120, 5120, epilogue=COLUMN_SCALED),
-        _choice(WIDE, ab_stages=3, cluster=(2, 1)),
+# Sizes of the suite, with choices that a seed would choose between.
+CELLS: dict[str, tuple[GemmProblem, tuple[Choice, ...]]] = {
+    "t4096": (gemms.product(), LARGE),
+    "t8192": (gemms.product(8192, 8192, 8192), LARGE[:6]),
+    "t4096_n_major": (gemms.product(b_major="mn"), (LARGE[0], LARGE[4])),
+    "t4096_m_major": (gemms.product(a_major="mn", b_major="mn"), (LARGE[0], LARGE[3], LARGE[4])),
+    "t2048": (gemms.product(2048, 2048, 2048), MEDIUM),
+    "t1024": (
+        gemms.product(1024, 1024, 1024),
+        few((SQUARE, 1), (SQUARE, 2), ((64, 128, 64), 1), ((128, 64, 64), 1), ((64, 64, 64), 1)),
     ),
-    "t4096_fp8_mb": (
-        gemms.product(operands=gemms.E4M3, epilogue=gemms.row_and_column_scales()),
-        Choice(tile=(128, 128, 128), cluster=(2, 1)),
+    "t1024_long": (
+        gemms.product(1024, 1024, 4096),
+        few((SQUARE, 1), (SQUARE, 2), ((64, 128, 64), 1), ((64, 128, 128), 1), ((128, 64, 64), 1)),
     ),
+    "t512_long": (
+        gemms.product(512, 512, 16384),
+        few((SQUARE, 4), (SQUARE, 6), (SQUARE, 7), (SQUARE, 8), ((64, 128, 64), 4), ((64, 128, 64), 3)),
+    ),
+    "t256_long": (
+        gemms.product(256, 256, 8192),
+        few((SQUARE, 8), ((64, 128, 64), 8), ((64, 64, 64), 2), ((64, 64, 128), 2)),
+    ),
+    "t128": (
+        gemms.product(128, 4096, 4096),
+        few((SQUARE, 1), (SQUARE, 2), (SQUARE, 3), ((128, 64, 64), 1), ((128, 64, 64), 2), ((64, 128, 64), 2)),
+    ),
+    "t64": (
+        gemms.product(64, 4096, 4096),
+        few(((64, 64, 64), 1), ((64, 64, 64), 2), ((64, 128, 64), 3), ((64, 128, 64), 4), ((64, 64, 128), 2)),
+    ),
+    "t4096_gelu": (gemms.product(epilogue=GELU), FUSED),
+    "t8192x4096_gelu": (gemms.product(8192, 4096, 4096, epilogue=GELU), FUSED),
+    "t8192x5120_residual": (
+        gemms.product(8192, 5120, 5120, epilogue=gemms.scaled_residual(5120)),
+        RESIDUAL,
+    ),
+    "t4096_fp8": (gemms.product(operands=gemms.E4M3, epilogue=FP8_SCALED), FP8),
+    "t8192_fp8": (gemms.product(8192, 8192, 8192, operands=gemms.E4M3, epilogue=FP8_SCALED), FP8[1:]),
 }
+
+
+def label(cell: str, choice: Choice) -> str:
+    """A name of a kernel, from what its choice decides."""
+    tile = "x".join(map(str, choice.tile))
+    parts = [f"{cell}__{tile}_c{choice.cluster[0]}{choice.cluster[1]}_d{choice.store_stages}"]
+    parts += ["pp"] if choice.pingpong else []
+    parts += [f"k{choice.splits}"] if choice.splits > 1 else []
+    parts += [f"r{choice.residual_stages}"] if choice.residual_stages > 2 else []
+    return "_".join(parts)
 
 
 def exported_plans() -> dict[str, GemmPlan]:
     plans = {name: gemms.hopper(name) for name in gemms.ON_HOPPER}
-    return plans | {name: plan_gemm(problem, choice, gemms.HOPPER) for name, (problem, choice) in TIMED.items()}
+    for cell, (problem, choices) in CELLS.items():
+        plans |= {label(cell, choice): plan_gemm(problem, choice, gemms.HOPPER) for choice in choices}
+    return plans
 
 
 def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
@@ -87,6 +160,8 @@ def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
         "tile": list(plan.tile),
         "stages": [plan.ab_stages, plan.store_stages],
         "cluster": list(plan.cluster),
+        "teams": plan.teams,
+        "splits": plan.splits,
         "imprecise": plan.operand_bytes == 1 and plan.unit == "wgmma" and not plan.promote,
         "threads": kernel_program(plan).warps * 32,
         "shared_bytes": shared_bytes(plan),

@@ -30,6 +30,11 @@ IMPRECISE_ROW_ERROR = 0.1
 """Where 8-bit products are summed within the matrix unit alone, which keeps 14 bits."""
 
 
+def ctas_of(plan: dict[str, Any]) -> int:
+    """Of one cluster."""
+    return plan["cluster"][0] * plan["cluster"][1] * plan["splits"]
+
+
 # One process that runs kernels -----------------------------------------------------------------------------------------
 
 
@@ -74,7 +79,7 @@ class Kernel:
         kernel, found = ctypes.c_void_p(0), ctypes.c_int(0)
         if runtime.cudaLibraryEnumerateKernels(ctypes.byref(kernel), ctypes.c_uint(1), self.handle):
             return fallback, False
-        ctas = self.plan["cluster"][0] * self.plan["cluster"][1]
+        ctas = ctas_of(self.plan)
         attribute = Attribute(id=4)  # cudaLaunchAttributeClusterDimension
         attribute.value[0], attribute.value[1], attribute.value[2] = ctas, 1, 1
         configuration = Configuration(
@@ -181,13 +186,16 @@ def timed(function: Callable[[], Any], torch: Any, flush: Any) -> float:
 
 
 def baseline(plan: dict[str, Any], tensors: list[Any], torch: Any) -> Callable[[], Any] | None:
-    """torch's own product of the same operands, without the epilogue."""
-    a, b, d = tensors[:3]
+    """torch's own product of the same operands, without the epilogue unless it is one of row and column scales."""
+    a, b, d, *operands = tensors
     if a.element_size() == 1:
         if plan["dtypes"][0] != "float8_e4m3fn":
             return None
         one = torch.ones((), device="cuda")
-        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        scales = (one, one)
+        if [each["kind"] for each in plan["operands"]] == ["column", "row"]:
+            scales = (operands[0][:, None].abs(), operands[1][None, :].abs())
+        return lambda: torch._scaled_mm(a, b.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16)
     if a.dtype != d.dtype:
         return None
     return lambda: torch.mm(a, b.t(), out=torch.empty_like(d))
@@ -196,7 +204,7 @@ def baseline(plan: dict[str, Any], tensors: list[Any], torch: Any) -> Callable[[
 def run(name: str, kernel: Kernel, options: argparse.Namespace, torch: Any, runtime: Any, flush: Any) -> dict[str, Any]:
     plan = kernel.plan
     tensors = inputs(plan, torch)
-    ctas = plan["cluster"][0] * plan["cluster"][1]
+    ctas = ctas_of(plan)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     clusters, known = kernel.clusters(runtime, sms // ctas)
     d = tensors[2]
