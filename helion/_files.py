@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import pathlib
 import secrets
@@ -120,3 +121,39 @@ def cache_dir() -> pathlib.Path:
     what = f"HELION_CACHE_DIR={configured!r}" if configured else "~/.cache/helion"
     _logging.say_once(f"helion: {what} cannot be used ({reason}); using {fallback}")
     return fallback
+
+
+# --- code ----------------------------------------------------------------------------------------------------------------
+
+
+def code_folder() -> pathlib.Path:
+    """Where compiled code is kept: in the cache, or where others may write there, in a folder of this user alone."""
+    base = cache_dir()
+    return base if is_trusted(base) else private_folder()
+
+
+def keep_code(path: pathlib.Path, code: bytes) -> None:
+    """Put compiled ``code`` into ``path``, below ``code_folder()``, where nobody else can write, with its digest beside.
+
+    Raises OSError.
+    """
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    write_whole(digest_file(path), _digest(code))
+    write_whole(path, code)
+    path.chmod(0o700)
+
+
+def is_kept_code(path: pathlib.Path) -> bool:
+    """Whether ``path`` was put there by this user and is what was put: its digest stands beside its folder."""
+    return is_trusted(path) and path.is_file() and holds(digest_file(path), _digest(path.read_bytes()))
+
+
+def digest_file(path: pathlib.Path) -> pathlib.Path:
+    """Where the digest of compiled code is kept."""
+    return path.parent.with_name(f"{path.parent.name}-{path.name}.sha256")
+
+
+def _digest(code: bytes) -> str:
+    return hashlib.sha256(code).hexdigest()

@@ -157,6 +157,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("InternalError", "BaseError", "Internal error of the compiler in step {step!r}: {reason}. Please report it with the kernel."),
     ("BackendImplementationMissing", "BackendUnsupported", "{0}"),
     ("MissingEnableTile", "BackendUnsupported", "{0}"),
+    ("CuteUnsupported", "BackendUnsupported", "Kernel {kernel!r} cannot be a kernel of the cute backend on {target}: {reason}. Use backend='triton', or backend='auto', which takes that wherever cute refuses."),
+    ("CuteError", "BaseError", "The cute backend failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}"),
     ("CuteBackendUnavailable", "BackendUnsupported", "{0}"),
     ("VerifierError", "InternalError", "The device IR is malformed after step {step!r}: {reason}"),
     ("InputTensorNumelExceedsIndexType", "BaseError", "Tensor {name!r} has {numel} elements, which {dtype} offsets cannot address; decorate the kernel with index_dtype=torch.int64."),

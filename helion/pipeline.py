@@ -197,25 +197,33 @@ def analyse(
     target: Target,
     constants: frozenset[str],
     observed: Mapping[str, Observed] | None = None,
+    configs: Sequence[Config] = (),
+    backend: str | None = None,
 ) -> Analysis:
-    """Walk a kernel on its arguments. ``observed``: tensors of its host code that are known from a run, by name.
+    """Walk a kernel on its arguments. ``observed``: tensors of its host code that are known from a run, by name;
+    ``backend`` is that of ``settings`` unless it is given.
 
-    With the backend ``auto`` the backends are asked in order, and one that refuses the kernel leaves it to the next; if
-    all do, the reason of the first is raised. Raises every error of the user's program.
+    With the backend ``auto`` the backends are asked in order, and one that refuses the kernel or one of ``configs``, which
+    are those it was given, leaves it to the next; the last one's reason is raised. Raises every error of the user's
+    program.
     """
-    refusals: list[exc.Base] = []
-    for backend in _asked(name, settings.backend):
+    *others, last = _asked(name, backend or settings.backend)
+    for each in others:
         try:
-            return _analysed(backend, fn, name, arguments, settings, target, constants, observed or {})
-        except exc.BackendUnsupported as refusal:
-            refusals.append(refusal)
-    raise refusals[0]
+            found = _analysed(each, fn, name, arguments, settings, target, constants, observed or {})
+            for config in configs:
+                found.space.normalize(config)
+        except (exc.BackendUnsupported, exc.InvalidConfig) as refusal:
+            _LOG.debug("%s is not for the backend %s: %s", name, each.name, refusal)
+        else:
+            return found
+    return _analysed(last, fn, name, arguments, settings, target, constants, observed or {})
 
 
 def _asked(name: str, wanted: str) -> Sequence[Backend[Any]]:
     """The backends that a setting names, in order."""
     if wanted == "auto":
-        return tuple(BACKENDS.values())
+        return tuple(backend for backend in BACKENDS.values() if backend.is_installed)
     if wanted in BACKENDS:
         return (BACKENDS[wanted],)
     known = ", ".join(map(repr, (*BACKENDS, "auto")))

@@ -1,10 +1,14 @@
-"""The backends, by name. Outside of this folder nobody names one."""
+"""The backends, by name. Outside of this folder nobody names one.
+
+``backend="auto"`` asks them in this order: those for few kernels come first, the one for all last.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .cute.backend import Cute
 from .protocol import Backend
 from .triton.backend import Triton
 
-BACKENDS: dict[str, Backend[Any]] = {backend.name: backend for backend in (Triton(),)}
+BACKENDS: dict[str, Backend[Any]] = {backend.name: backend for backend in (Cute(), Triton())}

@@ -6,7 +6,7 @@ import ast
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -144,6 +144,8 @@ class Resources:
     """What the target does not have, in words with numbers; empty if the kernel fits."""
     source: str
     """``ptxas`` or ``amdgcn``: where registers and spills were read."""
+    sass_counts: Mapping[str, int] = field(default_factory=dict)
+    """How often each opcode stands in the binary, one in a loop once; empty where the backend does not count them."""
 
     @property
     def fits(self) -> bool:

@@ -1,6 +1,23 @@
 """What modules of some backend import from ``helion.runtime``."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._lazy import lazy
+from .cute.toolchain.kernel import gemm_kernel as gemm_kernel
 from .triton.execute.launcher import default_launcher as default_launcher
 from .triton.execute.launcher import get_num_sm as get_num_sm
 from .triton.execute.launcher import random_seed as random_seed
 from .triton.execute.launcher import set_triton_allocator as set_triton_allocator
+
+if TYPE_CHECKING:
+    from .cute.execute import launcher
+else:
+    # importing the product needs none of this
+    launcher = lazy("helion.backends.cute.execute.launcher")
+
+
+def launch_gemm(kernel: Any, grid: tuple[int, ...], *tensors: Any) -> None:
+    """Launch a matrix product of the cute backend."""
+    launcher.launch_gemm(kernel, grid, *tensors)

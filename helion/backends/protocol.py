@@ -50,6 +50,11 @@ class Backend(Protocol[P]):
     @property
     def name(self) -> str: ...
     @property
+    def is_installed(self) -> bool:
+        """Whether what it compiles with is here; ``backend="auto"`` passes it over where it is not."""
+        ...
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """All rewrites from the program that facts are made of to the one that is printed, in order; the names of those of
         its own begin with its name."""

@@ -1,7 +1,9 @@
 """Calling kernels, and what generated modules import."""
 
 from ..backends.modules import default_launcher as default_launcher
+from ..backends.modules import gemm_kernel as gemm_kernel
 from ..backends.modules import get_num_sm as get_num_sm
+from ..backends.modules import launch_gemm as launch_gemm
 from ..backends.modules import random_seed as random_seed
 from ..backends.modules import set_triton_allocator as set_triton_allocator
 from ..backends.stub import stub_driver as stub_driver

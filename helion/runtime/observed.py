@@ -123,7 +123,8 @@ def _compiled(
         raise _differs(bound, number)
     arguments = dict(zip(kernel.signature.parameters, sample, strict=True))
     analysis = pipeline.analyse(
-        kernel.fn, kernel.name, arguments, kernel.settings, bound.target, kernel.constants, seen
+        *(kernel.fn, kernel.name, arguments, kernel.settings, bound.target, kernel.constants, seen),
+        backend=bound.analysis.backend.name,
     )
     try:
         chosen = analysis.space.normalize(config)

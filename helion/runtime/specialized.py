@@ -46,7 +46,9 @@ class Specialized:
     def analysis(self) -> pipeline.Analysis:
         kernel = self.kernel
         arguments = dict(zip(kernel.signature.parameters, self.sample(), strict=True))
-        return pipeline.analyse(kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants)
+        return pipeline.analyse(
+            kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants, configs=kernel.configs
+        )
 
     def analyse(self, values: tuple[Any, ...]) -> None:
         """Walk the kernel, and take down the numbers in ``values`` that its code depends on."""

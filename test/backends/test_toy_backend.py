@@ -100,15 +100,28 @@ def test_auto_asks_in_the_order_of_the_registry() -> None:
     assert "@triton.jit" in helion.kernel(add, backend="auto").bind(ARGUMENTS).to_code()
 
 
-def test_where_all_refuse_the_first_says_why(toy_comes_first: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_all_refuse_the_last_says_why(toy_comes_first: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: object, program: object, target: object) -> exc.Base:
         return exc.BackendUnsupported(what="everything", backend="Triton", remedy="")
 
     monkeypatch.setattr(type(BACKENDS["triton"]), "refusal", refused)
-    with pytest.raises(exc.BackendUnsupported, match="'exp'.*toy"):
+    with pytest.raises(exc.BackendUnsupported, match="everything.*Triton"):
         helion.kernel(exponential, backend="auto").bind(ARGUMENTS[:1])
 
 
+def test_auto_passes_over_what_is_not_installed(toy_comes_first: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "toy", Toy(is_installed=False))
+    assert "@triton.jit" in helion.kernel(add, backend="auto").bind(ARGUMENTS).to_code()
+    assert "torch.add(value_" in helion.kernel(add, backend="toy").bind(ARGUMENTS).to_code()
+
+
+def test_auto_leaves_given_configs_to_the_backend_that_has_their_keys(toy_comes_first: None) -> None:
+    config = helion.Config(block_sizes=[16, 16], num_warps=4)
+    kernel = helion.kernel(add, backend="auto", config=config)
+    assert "@triton.jit" in kernel.bind(ARGUMENTS).to_code()
+    torch.testing.assert_close(kernel(*ARGUMENTS), sum(ARGUMENTS))
+
+
 def test_an_unknown_backend_is_named_with_those_there_are() -> None:
-    with pytest.raises(exc.BackendUnsupported, match="nobody backend; there is 'triton', 'toy', 'auto'"):
+    with pytest.raises(exc.BackendUnsupported, match="nobody backend; there is 'cute', 'triton', 'toy', 'auto'"):
         helion.kernel(add, backend="nobody").bind(ARGUMENTS)

@@ -99,6 +99,7 @@ class Toy:
     """Loads, stores and a few elementwise functions of whole tiles."""
 
     name: str = "toy"
+    is_installed: bool = True
     steps: tuple[()] = ()
     heuristics: tuple[Heuristic, ...] = (Squares(),)
     rules: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from .fields import (
     ReductionLoops,
     Scalar,
     Slot,
+    values_of,
 )
 from .own import OwnKeys
 from .survey import Survey, survey
@@ -54,8 +55,8 @@ def build_space(
     says what the backend adds."""
     seen = survey(program, rollable)
     chunks = tuple(_chunk(program.blocks[block]) for block in rollable)
-    tiles = _block_slots(seen, chunks, target)
     more = own(seen, program, target, settings)
+    tiles = _block_slots(seen, chunks, target, more.sizes)
     fields: list[Field] = [
         BlockSizes(slots=tiles),
         *_loop_fields(seen, program),
@@ -75,7 +76,7 @@ def build_space(
         tunable=tuple(slot.ids[0] for slot in tiles),
         rollable=rollable,
         lowest={
-            **{slot.ids[0]: seen.blocks[slot.ids[0]].min_size for slot in tiles},
+            **{slot.ids[0]: values_of(slot.fragment)[0] for slot in tiles},
             **{chunk.ids[0]: chunk.low for chunk in chunks},
         },
         fields=tuple(fields),
@@ -93,7 +94,9 @@ def _extent(block: Block) -> int | None:
     return block.extent if isinstance(block.extent, int) else None
 
 
-def _block_slots(seen: Survey, chunks: Sequence[Chunk], target: Target) -> tuple[Slot, ...]:
+def _block_slots(
+    seen: Survey, chunks: Sequence[Chunk], target: Target, own: Mapping[int, tuple[int, int]]
+) -> tuple[Slot, ...]:
     tunable = [block for block in seen.blocks if block.tunable]
     highest: dict[int, int] = {}
     for block in tunable:
@@ -103,6 +106,8 @@ def _block_slots(seen: Survey, chunks: Sequence[Chunk], target: Target) -> tuple
     slots = []
     for block in tunable:
         low, high = block.min_size, max(highest[block.id], block.min_size)
+        if block.id in own:
+            low, high = max(low, own[block.id][0]), max(low, own[block.id][1])
         slots.append(
             Slot(
                 name=block.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..decisions import Decisions
 from .fields import Field
@@ -24,9 +24,11 @@ class Rule:
 @dataclass(frozen=True, kw_only=True)
 class OwnKeys:
     """``absent`` are keys known elsewhere, with why not here; keys that begin with ``verbatim`` are passed on as they are.
-    ``rules`` run in order, on sizes that are in range."""
+    ``rules`` run in order, on sizes that are in range. ``sizes`` are the fewest and the most elements of tiles, by block,
+    where the backend bounds them closer than the kernel does."""
 
     fields: tuple[Field, ...]
     absent: Mapping[str, str]
     verbatim: str
     rules: tuple[Rule, ...]
+    sizes: Mapping[int, tuple[int, int]] = field(default_factory=dict)

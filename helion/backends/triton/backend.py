@@ -54,6 +54,7 @@ class Triton:
     """The backend that prints Triton; see ``backends.protocol.Backend``."""
 
     name: str = "triton"
+    is_installed: bool = True
 
     @property
     def steps(self) -> tuple[Step, ...]:

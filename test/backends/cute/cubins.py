@@ -38,7 +38,7 @@ def measure(plan: GemmPlan) -> dict[str, Any]:
     from triton import knobs
 
     compiled = compile_text(build(plan), plan)
-    found = audit(compiled, nvdisasm=knobs.nvidia.nvdisasm.path, cuobjdump=knobs.nvidia.cuobjdump.path)
+    found = audit(compiled.cubin, nvdisasm=knobs.nvidia.nvdisasm.path, cuobjdump=knobs.nvidia.cuobjdump.path)
     return {
         "registers": found.registers,
         "stack_bytes": found.stack_bytes,

@@ -12,6 +12,7 @@ import time
 import pytest
 from backends.cute import gemms
 
+from helion import exc
 from helion.backends.cute.codegen.module import build, render
 from helion.backends.cute.codegen.steps import print_steps
 from helion.backends.cute.codegen.writer import Writer
@@ -22,7 +23,7 @@ from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import edit_role
 from helion.backends.cute.roles.programs import kernel_program
-from helion.backends.cute.toolchain.offline import DslMissing, compile_text
+from helion.backends.cute.toolchain.offline import compile_text
 from helion.backends.cute.verify.cluster import Fault
 
 PLANS = gemms.all_plans()
@@ -136,5 +137,5 @@ def test_the_dsl_is_not_imported() -> None:
 
 def test_a_machine_without_the_dsl_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cutlass", None)
-    with pytest.raises(DslMissing, match=re.escape("pip install 'helion[cute]'")):
+    with pytest.raises(exc.CuteBackendUnavailable, match=re.escape("pip install 'helion[cute]'")):
         compile_text("", PLANS["sm_90/bf16"])

@@ -38,6 +38,13 @@ IMPORTS = {
 }
 
 
+def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
+    """Of A, B, D and the epilogue's operands: the pointers that ``ENTRY`` takes."""
+    problem = plan.problem
+    extra = (operand.dtype for operand in problem.epilogue.operands)
+    return problem.operand_dtype, problem.operand_dtype, problem.output_dtype, *extra
+
+
 def build(plan: GemmPlan) -> str:
     """The module for `plan`: importable where the DSL is installed, with the host function ``ENTRY``.
 

@@ -33,7 +33,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     Raises ``Refusal`` for what is not implemented and for what does not fit.
     """
     unit = unit_of(target)
-    _check_problem(problem)
+    check_problem(problem)
     plan = GemmPlan(
         problem=problem,
         unit=unit,
@@ -69,7 +69,7 @@ def unit_of(target: Target) -> Unit:
     raise Refusal(f"{target} has neither wgmma nor tcgen05; the cute backend needs one of them")
 
 
-def _check_problem(problem: GemmProblem) -> None:
+def check_problem(problem: GemmProblem) -> None:
     if problem.operand_dtype not in OPERAND_DTYPES:
         raise Refusal(f"products of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
     if problem.output_dtype not in EPILOGUE_DTYPES:

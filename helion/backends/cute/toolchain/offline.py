@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 import tempfile
 import types
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..codegen.module import ENTRY
+from .... import exc
+from ..codegen.module import ENTRY, pointer_dtypes
 from ..plan.dtypes import DTYPES
 from ..plan.records import GemmPlan
 
 ARCHITECTURES = {"wgmma": "sm_90a", "tcgen05": "sm_100a"}
 """The architectures whose own instructions the kernels of a matrix unit use."""
+DISTRIBUTION = "nvidia-cutlass-dsl"
 ALIGNMENT_BYTES = 16
 """Of every pointer, which launching checks."""
-
-
-class DslMissing(ImportError):
-    """The CuTe DSL is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__("the CuTe DSL is not installed; pip install 'helion[cute]' brings it")
+MISSING = (
+    "The cute backend compiles its kernels with NVIDIA's CuTe DSL, which is not installed here ({reason}); install it with"
+    " pip install 'helion[cute]'. Kernels that are in the cache run without it."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,12 @@ class Compiled:
 
 
 def compile_text(text: str, plan: GemmPlan) -> Compiled:
-    """The module of `plan` compiled, in 0.3 to 3 s. Raises ``DslMissing``."""
+    """The module of `plan` compiled, in 0.3 to 3 s. Raises ``exc.CuteBackendUnavailable``."""
+    return compile_source(text, plan.unit, pointer_dtypes(plan))
+
+
+def compile_source(text: str, unit: str, pointers: Sequence[str]) -> Compiled:
+    """A printed module compiled for a matrix unit; ``pointers`` are the dtypes of the tensors that ``ENTRY`` takes."""
     dsl = _dsl()
     from cutlass.cute.runtime import make_fake_stream, make_ptr
 
@@ -47,22 +54,32 @@ def compile_text(text: str, plan: GemmPlan) -> Compiled:
         module = _load(Path(folder) / "gemm_module.py", text)
         pointers = [
             make_ptr(getattr(dsl, DTYPES[dtype].dsl), 4096, dsl.AddressSpace.gmem, assumed_align=ALIGNMENT_BYTES)
-            for dtype in pointer_dtypes(plan)
+            for dtype in pointers
         ]
-        options = f"--gpu-arch {ARCHITECTURES[plan.unit]} --keep-ptx --keep-cubin --dump-dir {folder}"
+        options = f"--gpu-arch {ARCHITECTURES[unit]} --keep-ptx --keep-cubin --dump-dir {folder}"
         kernel = dsl.cute.compile(getattr(module, ENTRY), *pointers, dsl.Int32(1), make_fake_stream(), options=options)
         return Compiled(kernel=kernel, cubin=bytes(kernel.__cubin__), ptx=str(kernel.__ptx__))
 
 
-def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
-    """Of A, B, D and the epilogue's operands: the pointers that ``ENTRY`` takes."""
-    problem = plan.problem
-    extra = (operand.dtype for operand in problem.epilogue.operands)
-    return problem.operand_dtype, problem.operand_dtype, problem.output_dtype, *extra
+def runtime_libraries() -> list[str]:
+    """The DSL's shared libraries that compiled kernels call, without those of TVM. Raises ``exc.CuteBackendUnavailable``."""
+    _dsl()
+    from cutlass import runtime
+
+    return list(runtime.find_runtime_libraries(enable_tvm_ffi=False))
+
+
+@functools.cache
+def installed_version() -> str:
+    """Of the DSL, by what pip has noted, which takes a millisecond; "" where it is not installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def dsl_version() -> str:
-    """Raises ``DslMissing``."""
+    """Raises ``exc.CuteBackendUnavailable``."""
     return str(_dsl().__version__)
 
 
@@ -71,7 +88,7 @@ def _dsl() -> Any:
         import cutlass
         import cutlass.cute
     except ImportError as error:
-        raise DslMissing() from error
+        raise exc.CuteBackendUnavailable(MISSING.format(reason=error)) from error
     return cutlass
 
 

@@ -109,26 +109,7 @@ def path_for(text: str, with_compiler: str, flags: list[str]) -> Path:
     )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    return _base() / "native" / key / f"{NAME}{suffix}"
-
-
-def _base() -> Path:
-    """Where extensions are kept: in the cache, or where others may write there, in a folder of this user alone."""
-    base = _files.cache_dir()
-    return base if _files.is_trusted(base) else _files.private_folder()
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether ``path`` was put there by this user and is what was built: its digest stands beside its folder."""
-    return _files.is_trusted(path) and path.is_file() and _files.holds(_digest_of(path), _digest(path))
-
-
-def _digest_of(path: Path) -> Path:
-    return path.parent.with_name(f"{path.parent.name}-{path.name}.sha256")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return _files.code_folder() / "native" / key / f"{NAME}{suffix}"
 
 
 def _load(root: Path, with_compiler: str) -> types.ModuleType:
@@ -136,7 +117,7 @@ def _load(root: Path, with_compiler: str) -> types.ModuleType:
     path = path_for(source(), with_compiler, flags)
     if path.exists():
         try:
-            if _is_whole(path):
+            if _files.is_kept_code(path):
                 return _verified(path)
         except (ImportError, OSError):
             pass
@@ -151,10 +132,7 @@ def _load(root: Path, with_compiler: str) -> types.ModuleType:
 def build(with_compiler: str, flags: list[str], path: Path) -> None:
     """Compile the source to ``path``, whole or not at all. Raises ``Unavailable`` with what the compiler says."""
     start = time.perf_counter()
-    for kept in (path.parent.parent, path.parent):  # what is loaded as code lies where nobody else can put it
-        kept.mkdir(parents=True, exist_ok=True)
-        kept.chmod(0o700)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+    with tempfile.TemporaryDirectory(prefix="build-") as folder:
         made = os.path.join(folder, path.name)
         command = [with_compiler, "-x", "c++", str(SOURCE), *flags, "-o", made]
         try:
@@ -164,9 +142,7 @@ def build(with_compiler: str, flags: list[str], path: Path) -> None:
         if result.returncode != 0:
             first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
             raise Unavailable(f"{with_compiler} failed ({result.returncode}): {first}")
-        os.chmod(made, 0o700)
-        _files.write_whole(_digest_of(path), _digest(Path(made)))
-        os.replace(made, path)
+        _files.keep_code(path, Path(made).read_bytes())
     _LOG.info("built %s in %.1f s", path, time.perf_counter() - start)
 
 

@@ -1,0 +1,99 @@
+"""Warp-specialised matrix products, as the rest of the product knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..._lazy import lazy
+
+if TYPE_CHECKING:
+    from ... import exc
+    from ..._compiler.context import Limits
+    from ..._compiler.facts.records import KernelFacts
+    from ..._compiler.host.program import Form, Module
+    from ..._compiler.ir.grammar import Program
+    from ..._compiler.passes.schedule import Step
+    from ...autotuner.decisions import Decisions
+    from ...autotuner.proposal import Heuristic, Predicted
+    from ...autotuner.space.own import OwnKeys
+    from ...autotuner.space.survey import Survey
+    from ...hardware import Target
+    from ...settings import Settings
+    from ..execution import Executor, Toolchain
+    from . import limits, refusal, space
+    from .codegen import whole
+    from .execute import executor
+    from .heuristics import registry
+    from .lower import host, kernel
+    from .plan.kernel import CutePlan
+    from .resources import predict
+    from .toolchain import chain, offline
+else:
+    # importing the product needs none of these
+    limits = lazy("helion.backends.cute.limits")
+    refusal = lazy("helion.backends.cute.refusal")
+    space = lazy("helion.backends.cute.space")
+    whole = lazy("helion.backends.cute.codegen.whole")
+    executor = lazy("helion.backends.cute.execute.executor")
+    registry = lazy("helion.backends.cute.heuristics.registry")
+    host = lazy("helion.backends.cute.lower.host")
+    kernel = lazy("helion.backends.cute.lower.kernel")
+    predict = lazy("helion.backends.cute.resources.predict")
+    chain = lazy("helion.backends.cute.toolchain.chain")
+    offline = lazy("helion.backends.cute.toolchain.offline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cute:
+    """The backend that prints the CuTe DSL; see ``backends.protocol.Backend``."""
+
+    name: str = "cute"
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def is_installed(self) -> bool:
+        return bool(offline.installed_version())
+
+    @property
+    def heuristics(self) -> tuple[Heuristic, ...]:
+        return registry.HEURISTICS
+
+    @property
+    def rules(self) -> Mapping[Any, Callable[..., Any]]:
+        return {}
+
+    def limits(self, target: Target) -> Limits:
+        return limits.limits(target)
+
+    def refusal(self, program: Program, target: Target) -> exc.Base | None:
+        return refusal.refusal(program, target)
+
+    def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+        return space.own_keys(seen, program, target, settings)
+
+    def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+        return predict.predict(facts, decisions, target)
+
+    def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Settling a config has taken all from it that can be taken from its tiles."""
+        return None
+
+    def wider(self, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
+        """The roles share out all registers there are."""
+        return {}
+
+    def plan(self, program: Program, decisions: Decisions, target: Target, settings: Settings) -> CutePlan:
+        return kernel.build_plan(program, decisions, target, settings)
+
+    def emit(self, plan: CutePlan, form: Form) -> Module:
+        return whole.render_module(plan, host.host_program(plan), form)
+
+    @property
+    def executor(self) -> Executor:
+        return executor.EXECUTOR
+
+    @property
+    def toolchain(self) -> Toolchain:
+        return chain.TOOLCHAIN

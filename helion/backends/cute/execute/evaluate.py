@@ -1,0 +1,72 @@
+"""What a kernel computes, on tensors of the CPU: sums in fp32, then the epilogue as the GPU does it, one value after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ..plan import epilogue as epilogues
+from ..plan import records
+from ..plan.epilogue import Constant, EpilogueOperand
+from ..plan.records import GemmProblem, Major
+from ..toolchain.kernel import GemmKernel
+
+OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "relu": torch.relu,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "tanh": torch.tanh,
+    "one_plus_tanh": lambda x: 1 + torch.tanh(x),
+    "erf": torch.erf,
+    "sigmoid": torch.sigmoid,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "round_float16": lambda x: x.half().float(),
+    "round_bfloat16": lambda x: x.bfloat16().float(),
+}
+#: Names that the text of a problem is made of.
+_RECORDS = {
+    name: value for module in (records, epilogues) for name, value in vars(module).items() if isinstance(value, type)
+}
+
+
+def evaluate(kernel: GemmKernel, tensors: Sequence[torch.Tensor]) -> None:
+    """Run ``kernel`` on what a launch takes: A, B, D and the operands of the epilogue."""
+    problem: GemmProblem = eval(kernel.problem, dict(_RECORDS))
+    a, b, d, *operands = tensors
+    sums = _matrix(a, problem.m, problem.k, problem.a_major, problem.a_pitch).float()
+    sums = sums @ _matrix(b, problem.n, problem.k, problem.b_major, problem.b_pitch).float().t()
+    values = [sums]
+    for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
+        values.append(_operand(described, tensor, problem).float())
+    for instruction in problem.epilogue.instructions:
+        given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
+        values.append(OPERATIONS[instruction.op](*given))
+    result = values[-1] if problem.epilogue.instructions else sums
+    out = torch.as_strided(d, (problem.m, problem.n), (problem.d_pitch, 1))
+    out.copy_(result.expand(problem.m, problem.n))
+
+
+def _matrix(tensor: torch.Tensor, lines: int, k: int, major: Major, pitch: int) -> torch.Tensor:
+    """An operand as (M or N, K), addressed as the kernel does it."""
+    return torch.as_strided(tensor, (lines, k), (pitch, 1) if major == "k" else (1, pitch))
+
+
+def _operand(described: EpilogueOperand, tensor: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
+    if described.kind == "exact":
+        return torch.as_strided(tensor, (problem.m, problem.n), (described.pitch, 1))
+    if described.kind == "row":
+        return torch.as_strided(tensor, (problem.n,), (1,))
+    return torch.as_strided(tensor, (problem.m, 1), (1, 1))

@@ -1,0 +1,68 @@
+"""The executor of matrix products (``backends.execution``)."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from .... import exc
+from ...._compiler.host.program import HostProgram
+from ....hardware import Target
+from ...execution import InlineBody, Lack, Launcher, SizeTable
+from ..plan.kernel import CutePlan
+from ..toolchain.shared_object import CompilationFailed
+from . import inline_launch
+from .launcher import LaunchFailed
+from .seen import SeenLauncher
+
+
+class CuteInlining:
+    def body(
+        self, host: HostProgram, function: types.FunctionType, prefix: str, launcher: Launcher
+    ) -> InlineBody | None:
+        return inline_launch.body(host, function, prefix, launcher)
+
+    def guard(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sizes: Sequence[Sequence[int | None]],
+        strides: Sequence[Sequence[int | None]],
+        table: SizeTable | None = None,
+    ) -> Callable[..., bool] | None:
+        return None
+
+    def sharing(self, first: Sequence[int]) -> Callable[..., bool] | None:
+        return None
+
+
+class CuteExecutor:
+    error: type[exc.BaseError] = exc.CuteError
+    errors: tuple[type[Exception], ...] = (CompilationFailed, LaunchFailed, RuntimeError)
+    inlining = CuteInlining()
+
+    def prepare(self, names: dict[str, Any]) -> None:
+        """Modules describe their kernels; the launcher compiles them."""
+
+    def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
+        return SeenLauncher(ordinary)
+
+    def is_failure(self, error: Exception) -> bool:
+        return isinstance(error, (CompilationFailed, LaunchFailed))
+
+    def lack(self, error: BaseException | None) -> Lack | None:
+        return None
+
+    def detecting_races(self) -> AbstractContextManager[None]:
+        """On the CPU products are evaluated as a whole, where no thread can race another."""
+        return contextlib.nullcontext()
+
+    def without_alignment(self, plan: CutePlan) -> Mapping[str, Any] | None:
+        return None
+
+
+EXECUTOR = CuteExecutor()

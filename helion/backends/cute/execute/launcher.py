@@ -1,0 +1,113 @@
+"""Launches compiled products: on a GPU their shared objects, on CPU tensors what they compute."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ... import stub
+from ..toolchain.kernel import GemmKernel
+from ..toolchain.library import SHARED_OBJECT, Library, folder
+from .evaluate import evaluate
+
+ALIGNMENT_BYTES = 16
+
+
+class LaunchFailed(RuntimeError):
+    """CUDA refused to load or to launch a kernel; the message has its status."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Entry:
+    """A kernel on one device: ``launch`` takes addresses, the clusters that run at once, and a stream."""
+
+    launch: Callable[..., int]
+    clusters: int
+    device: int
+    current_stream: Callable[[int], int]
+    current_device: Callable[[], int] | None
+    """None where there is but one."""
+
+
+_LOCK = threading.Lock()
+_LIBRARIES: dict[str, Library] = {}
+_ENTRIES: dict[tuple[str, int], Entry] = {}
+
+
+def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *tensors: torch.Tensor) -> None:
+    """Launch ``kernel`` over ``grid`` clusters of tiles. Empty grids launch nothing. On CPU tensors it is evaluated.
+
+    Raises ``LaunchFailed``, and what compiling raises where nobody has compiled the kernel.
+    """
+    if 0 in grid:
+        return
+    if stub.active():
+        folder(kernel)
+        stub.recorder(kernel.name, len(tensors))(*(*grid, 1, 1)[:3])
+    elif tensors[0].device.type == "cpu":
+        evaluate(kernel, tensors)
+    else:
+        _launch(kernel, tensors)
+
+
+def _launch(kernel: GemmKernel, tensors: tuple[torch.Tensor, ...]) -> None:
+    check_alignment(kernel, tensors)
+    device = tensors[0].get_device()
+    with torch.cuda.device(device):
+        entry = entry_of(kernel, device)
+        stream = entry.current_stream(device)
+        status = entry.launch(*(tensor.data_ptr() for tensor in tensors), entry.clusters, stream)
+    check_status(kernel, "launched", status)
+
+
+def check_alignment(kernel: GemmKernel, tensors: tuple[torch.Tensor, ...]) -> None:
+    """Raises ``LaunchFailed`` for a tensor that the copy engine cannot address."""
+    for at, tensor in enumerate(tensors):
+        if tensor.data_ptr() % ALIGNMENT_BYTES:
+            raise LaunchFailed(
+                f"tensor {at} of the launch, of shape {tuple(tensor.shape)}, begins {tensor.data_ptr() % ALIGNMENT_BYTES} bytes"
+                f" behind a multiple of {ALIGNMENT_BYTES}, where the copy engine cannot begin; clone it, or use another backend"
+            )
+
+
+def check_status(kernel: GemmKernel, what: str, status: int) -> None:
+    """Raises ``LaunchFailed`` for a status of CUDA's other than success."""
+    if status:
+        raise LaunchFailed(f"{kernel.name} could not be {what}: CUDA error {status}")
+
+
+def entry_of(kernel: GemmKernel, device: int) -> Entry:
+    """The kernel on a device, which is the current one; compiled and loaded when first asked for."""
+    found = _ENTRIES.get((kernel.key, device))
+    if found is None:
+        with _LOCK:
+            found = _ENTRIES.get((kernel.key, device)) or _loaded(kernel, device)
+            _ENTRIES[kernel.key, device] = found
+    return found
+
+
+def _loaded(kernel: GemmKernel, device: int) -> Entry:
+    library = _LIBRARIES.get(kernel.key)
+    if library is None:
+        make_runtime_visible()
+        library = _LIBRARIES[kernel.key] = Library(folder(kernel) / SHARED_OBJECT, len(kernel.pointers))
+    torch.cuda.current_stream(device)  # makes the context that the kernel is loaded in
+    check_status(kernel, "loaded", library.load(device))
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return Entry(
+        launch=library.launch,
+        clusters=library.clusters() or max(1, sms // kernel.ctas),
+        device=device,
+        current_stream=torch._C._cuda_getCurrentRawStream,
+        current_device=torch._C._cuda_getDevice if torch.cuda.device_count() > 1 else None,
+    )
+
+
+def make_runtime_visible() -> None:
+    """Let shared objects find the CUDA runtime that torch has loaded, of whose symbols they leave open."""
+    major = (torch.version.cuda or "13").split(".")[0]
+    ctypes.CDLL(f"libcudart.so.{major}", mode=ctypes.RTLD_GLOBAL)

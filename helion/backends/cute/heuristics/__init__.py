@@ -1,0 +1,1 @@
+"""What the first configs are, and why."""

@@ -1,0 +1,42 @@
+"""One matrix product on Blackwell's matrix unit: pairs of CTAs where there is work for them, one CTA elsewhere.
+
+A pair holds half of B each, so it reads a third less for the same tile of 256 rows. Chosen by the data sheet's rates;
+no such GPU was at hand.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import Target
+from ..plan.records import Choice
+from ..resources.shape import ProductShape, shape_of
+from .tiles import options, proposals, tiles
+
+PAIR_ROWS, ROWS, COLUMNS = (256,), (128,), (256, 128, 64, 32)
+
+
+class CuteTcgen05MatmulHeuristic(Heuristic):
+    name: ClassVar[str] = "CuteTcgen05MatmulHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        if not target.has("tcgen05"):
+            return Declined(f"{target} has no tcgen05")
+        shape = shape_of(facts)
+        if isinstance(shape, str):
+            return Declined(shape)
+        ranked = options(shape, target, _choices(shape))
+        return proposals(shape, target, ranked) or Declined("no tile of the product fits")
+
+
+def _choices(shape: ProductShape) -> list[Choice]:
+    pairs = [
+        Choice(tile=tile, cluster=(2, 1), ctas_per_mma=2, epilogue_n=min(32, tile[1] // 2))
+        for tile in tiles(shape, PAIR_ROWS, COLUMNS)
+        if tile[0] < 2 * shape.problem.m
+    ]
+    alone = [Choice(tile=tile, epilogue_n=min(32, tile[1] // 2)) for tile in tiles(shape, ROWS, COLUMNS)]
+    return [*pairs, *alone]

@@ -1,0 +1,105 @@
+"""Which tiles a product can have, by how long it takes with each: what both heuristics choose from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ....hardware import Target
+from ..plan.dtypes import itemsize
+from ..plan.records import SWIZZLE_BYTES, Choice, GemmPlan
+from ..proposal import CuteProposal
+from ..resources.predict import Timing, plan_of, timing
+from ..resources.shape import ProductShape
+from ..settle import key
+
+#: Part of the L2 cache that the operands of tiles which run at once are meant to stay in.
+L2_PART = 0.5
+MOST_GROUPED = 16
+#: Seeds beside the best one have to be predicted within this of it.
+ALTERNATES, WITHIN = 3, 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A choice with its plan and time."""
+
+    choice: Choice
+    plan: GemmPlan
+    time: Timing
+
+
+def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> list[Option]:
+    """Those of ``choices`` that have a plan, the fastest first; of equally fast ones the earlier."""
+    found = []
+    for choice in choices:
+        plan = plan_of(shape, choice, target)
+        if not isinstance(plan, str):
+            found.append(Option(choice=choice, plan=plan, time=timing(shape, plan, target)))
+    return sorted(found, key=lambda option: option.time.total_us)
+
+
+def tiles(shape: ProductShape, rows: Sequence[int], columns: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Tiles of these sides, a swizzled line deep, the largest first; none twice as large as the product."""
+    depth = SWIZZLE_BYTES // itemsize(shape.problem.operand_dtype)
+    for m, n in itertools.product(rows, columns):
+        if (m < 2 * shape.problem.m or m == min(rows)) and (n < 2 * shape.problem.n or n == min(columns)):
+            yield m, n, depth
+
+
+def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> tuple[CuteProposal, ...]:
+    """The fastest options as proposals; others of the same tile are left out."""
+    chosen: dict[tuple[int, int, int], Option] = {}
+    for option in ranked:
+        if option.time.total_us <= WITHIN * ranked[0].time.total_us:
+            chosen.setdefault(option.choice.tile, option)
+    return tuple(_proposal(shape, target, option) for option in list(chosen.values())[:ALTERNATES])
+
+
+def _proposal(shape: ProductShape, target: Target, option: Option) -> CuteProposal:
+    choice, plan = option.choice, option.plan
+    group = grouping(shape, plan, target)
+    values = {
+        "cluster_m": choice.cluster[0],
+        "cluster_n": choice.cluster[1],
+        "ab_stages": plan.ab_stages,
+        "acc_stages": plan.accumulator_stages if plan.unit == "tcgen05" else None,
+        "c_stages": plan.store_stages,
+        "epilogue_columns": plan.epilogue_n,
+    }
+    return CuteProposal(
+        reason=reason(option, group, target),
+        block_sizes=dict(zip(shape.blocks, choice.tile, strict=True)),
+        l2_groupings={shape.root: group},
+        unit={key(name, target): value for name, value in values.items() if value is not None},
+    )
+
+
+def reason(option: Option, group: int, target: Target) -> str:
+    plan, time = option.plan, option.time
+    tile = "x".join(map(str, plan.tile))
+    shared = f", clusters of {plan.cluster[0]}x{plan.cluster[1]}" if plan.ctas > 1 else ""
+    return (
+        f"{time.tiles} tiles of {tile} in {time.waves} rounds on {target.num_sms} SMs, {plan.k_tiles} K tiles of"
+        f" {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each: {time.total_us:.0f} us;"
+        f" {plan.ab_stages} stages fit{shared}; groups of {group} for the L2 cache"
+    )
+
+
+def grouping(shape: ProductShape, plan: GemmPlan, target: Target) -> int:
+    """Tiles along M swept together, a power of two: with the columns that run beside them, what they read of A and B
+    is as little as can be, and stays in the L2 cache."""
+    problem = shape.problem
+    rows, columns = plan.work
+    running = max(1, target.num_sms // plan.ctas)
+    side_m, side_n = (plan.tile[at] * plan.cluster_tiles[at] for at in (0, 1))
+    best, least = 1, float("inf")
+    group = 1
+    while group <= min(MOST_GROUPED, rows):
+        beside = min(columns, -(-running // group))
+        read = (group * side_m + beside * side_n) * problem.k * itemsize(problem.operand_dtype)
+        if read < least and (best == 1 or group * side_m * problem.k * plan.operand_bytes <= L2_PART * target.l2_bytes):
+            best, least = group, read
+        group *= 2
+    return best

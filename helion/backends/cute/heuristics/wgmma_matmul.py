@@ -1,0 +1,49 @@
+"""One matrix product on Hopper's matrix unit: the tile that rounds of tiles and time per tile speak for.
+
+Tiles of 128 x 256 feed the unit from the L2 cache at nearly its rate; smaller ones are for products whose larger tiles
+would leave SMs without work. Two CTAs of a cluster that share B save loads where there are two rounds of tiles or more:
+4096^3 in bf16 takes 175 us instead of 182 with them (benchmarks/results/cute/nvidia-h200.json); smaller tiles gain
+nothing, so they stay alone.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import Target
+from ..plan.build import MAX_SUM_REGISTERS
+from ..plan.dtypes import itemsize
+from ..plan.records import Choice
+from ..resources.shape import ProductShape, shape_of
+from .tiles import options, proposals, tiles
+
+ROWS, COLUMNS = (128, 64), (256, 128, 64, 32)
+WIDE = (128, 256)
+
+
+class CuteWgmmaMatmulHeuristic(Heuristic):
+    name: ClassVar[str] = "CuteWgmmaMatmulHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        if not target.has("wgmma"):
+            return Declined(f"{target} has no wgmma")
+        shape = shape_of(facts)
+        if isinstance(shape, str):
+            return Declined(shape)
+        ranked = options(shape, target, _choices(shape, target))
+        return proposals(shape, target, ranked) or Declined("no tile of the product fits")
+
+
+def _choices(shape: ProductShape, target: Target) -> list[Choice]:
+    promoted = itemsize(shape.problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
+    columns = [n for n in COLUMNS if n <= (MAX_SUM_REGISTERS if promoted else WIDE[1])]
+    found: list[Choice] = []
+    for tile in tiles(shape, ROWS, columns):
+        rounds = -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1]) / target.num_sms
+        if tile[:2] == WIDE and rounds >= 2 and -(-shape.problem.m // tile[0]) % 2 == 0:
+            found.append(Choice(tile=tile, cluster=(2, 1)))
+        found.append(Choice(tile=tile, epilogue_n=min(32, tile[1] // 2)))
+    return found

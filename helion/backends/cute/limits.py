@@ -1,0 +1,28 @@
+"""What the matrix units take on a target, as far as it shapes a program."""
+
+from __future__ import annotations
+
+import torch
+
+from ..._compiler.context import Limits
+from ...hardware import Target
+from .plan.build import WGMMA_ROWS
+from .plan.records import SWIZZLE_BYTES
+
+#: Rows of the accumulator that one CTA of tcgen05 holds in tensor memory.
+TCGEN05_ROWS = 128
+#: Two sub-tiles of the fewest columns that are stored at a time.
+LEAST_COLUMNS = 32
+
+
+def limits(target: Target) -> Limits:
+    """Tiles of K are a line of the widest swizzle; what lies beyond the end of a tensor is read as zero."""
+    rows = TCGEN05_ROWS if target.has("tcgen05") else WGMMA_ROWS
+    return Limits(
+        backend="cute",
+        powers_of_2=True,
+        min_dot={itemsize: (rows, LEAST_COLUMNS, SWIZZLE_BYTES // itemsize) for itemsize in (1, 2, 4, 8)},
+        min_four_bit_k=SWIZZLE_BYTES,
+        dot_precisions=frozenset({"ieee", "tf32", "tf32x3"}),
+        float_arguments=torch.float32,
+    )

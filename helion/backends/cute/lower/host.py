@@ -1,0 +1,30 @@
+"""The launch of a plan in host code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...._compiler.host.analysis import written
+from ...._compiler.host.build import HostBuilder, KernelCall
+from ...._compiler.host.program import HostProgram
+from ..plan.kernel import CutePlan
+
+
+def host_program(plan: CutePlan) -> HostProgram:
+    """The host function of a plan: one launch over its clusters' worth of tiles."""
+    host = HostBuilder(plan.program.host, plan.sizes.__getitem__, {})
+    rows, columns = plan.gemm.work
+    call = KernelCall(
+        kernel=plan.kernel_names[0],
+        grid=[str(rows * columns)],
+        arguments=[host.source(tensor.source) for tensor in plan.tensors],
+        options=(),
+    )
+    host.launch(list(_before(plan, host)), [call])
+    return host.program(written(plan.program))
+
+
+def _before(plan: CutePlan, host: HostBuilder) -> Iterator[str]:
+    if plan.overwritten:
+        tensors = ", ".join(map(host.source, plan.overwritten))
+        yield f"{host.runtime('overwrites')}({plan.program.host.name!r}, {plan.overwritten!r}, {tensors})"

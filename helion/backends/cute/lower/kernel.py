@@ -1,0 +1,40 @@
+"""From a program and the decisions of a config to the plan of its kernel."""
+
+from __future__ import annotations
+
+import functools
+
+from .... import exc
+from ...._compiler.host.analysis import overwritten
+from ...._compiler.ir.grammar import Program
+from ....autotuner.decisions import Decisions
+from ....hardware import Target
+from ....settings import Settings
+from ..plan.build import plan_gemm
+from ..plan.kernel import CutePlan
+from ..plan.refusal import Refusal
+from ..settle import choice_of
+from .product import Product, product_of
+
+
+@functools.lru_cache(maxsize=64)
+def known_product(program: Program) -> Product:
+    """``product_of``, once per program. Raises ``Refusal``."""
+    return product_of(program)
+
+
+def build_plan(program: Program, decisions: Decisions, target: Target, settings: Settings) -> CutePlan:
+    """Raises ``exc.InvalidConfig`` for decisions that the plan refuses."""
+    product = known_product(program)
+    try:
+        gemm = plan_gemm(product.problem, choice_of(decisions, product.blocks, target), target)
+    except Refusal as refusal:
+        raise exc.InvalidConfig(f"{program.host.name} on {target}: {refusal}.") from refusal
+    return CutePlan(
+        program=program,
+        gemm=gemm,
+        tensors=tuple(program.tensors[at] for at in (product.a, product.b, product.d, *product.operands)),
+        sizes=tuple(decisions.sizes[block.id] for block in program.blocks),
+        overwritten=tuple(dict.fromkeys(tensor.source for tensor in overwritten(program, program))),
+        origin_lines=settings.output_origin_lines,
+    )

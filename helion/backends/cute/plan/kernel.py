@@ -1,0 +1,107 @@
+"""What a config comes to for one kernel of the user's: the product, its plan, and what prints as a report."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from .... import exc
+from ...._compiler.ir.grammar import HostTensor, Program
+from ..roles.grammar import KernelProgram
+from ..roles.programs import kernel_program
+from .counts import counts
+from .records import GemmPlan
+from .shared import shared_bytes, shared_memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutePlan:
+    """``gemm`` is the plan of the matrix product that ``program`` is; ``tensors`` are what its launch takes, in order.
+
+    ``sizes`` are elements by block. ``overwritten`` are host expressions of tensors that the launch writes and that
+    something else may have seen. Printed, it says what the kernel consists of and what it takes.
+    """
+
+    program: Program
+    gemm: GemmPlan
+    tensors: tuple[HostTensor, ...]
+    sizes: tuple[int, ...]
+    overwritten: tuple[str, ...]
+    origin_lines: bool
+    warnings: tuple[exc.BaseWarning, ...] = ()
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        return (f"_helion_{self.program.host.name}",)
+
+    @functools.cached_property
+    def roles(self) -> KernelProgram:
+        """What the warps do, the pipelines between them and their barriers."""
+        return kernel_program(self.gemm)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of one CTA."""
+        return shared_bytes(self.gemm)
+
+    @property
+    def tensor_memory_columns(self) -> int:
+        """Of one CTA; 0 on GPUs without tensor memory."""
+        return counts(self.gemm).tensor_memory_columns
+
+    def __str__(self) -> str:
+        return "\n".join([*_product_lines(self), *_role_lines(self), *_pipeline_lines(self), *_memory_lines(self)])
+
+
+def _product_lines(plan: CutePlan) -> list[str]:
+    gemm, problem = plan.gemm, plan.gemm.problem
+    rows, columns = gemm.work
+    dtypes = f"{problem.operand_dtype} to {problem.output_dtype}"
+    majors = f"A {problem.a_major}-major, B {problem.b_major}-major"
+    tile, cluster = (" x ".join(map(str, each)) for each in (gemm.tile, gemm.cluster))
+    pair = " by pairs of CTAs" if gemm.ctas_per_mma == 2 else ""
+    lines = [
+        f"{plan.kernel_names[0]}: {problem.m} x {problem.n} x {problem.k}, {dtypes}, {majors}",
+        f"  {gemm.unit}, tiles of {tile}{pair}, clusters of {cluster}, {rows * columns} of them in groups of {gemm.group}",
+        f"  {gemm.ab_stages} stages of A and B, {gemm.store_stages} of D, {gemm.accumulator_stages} of sums;"
+        f" {gemm.subtiles} sub-tiles of {gemm.epilogue_n} columns"
+        + ("; sums promoted to fp32 after each K tile" if gemm.promote else ""),
+    ]
+    operands = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.epilogue.operands]
+    chain = [each.op for each in problem.epilogue.instructions]
+    if chain or operands:
+        lines.append(f"  epilogue: {', '.join(chain) or 'none'}; operands: {', '.join(operands) or 'none'}")
+    return lines
+
+
+def _role_lines(plan: CutePlan) -> list[str]:
+    program = plan.roles
+    lines = [f"roles, {program.warps} warps:"]
+    for role in program.roles:
+        last = role.first_warp + role.warps - 1
+        warps = f"warp {last}" if role.warps == 1 else f"warps {role.first_warp}-{last}"
+        lines.append(f"  {role.name}: {warps}")
+    for limit in program.registers:
+        last = limit.first_warp + limit.warps - 1
+        lines.append(f"  registers of warps {limit.first_warp}-{last}: {limit.registers}")
+    return lines
+
+
+def _pipeline_lines(plan: CutePlan) -> list[str]:
+    lines = ["pipelines:"]
+    for pipeline in plan.roles.pipelines:
+        numbers = pipeline.counts
+        moved = f", {numbers.transaction_bytes} bytes a stage" if numbers.transaction_bytes else ""
+        lines.append(
+            f"  {pipeline.name} ({pipeline.kind}): {numbers.stages} stages, {numbers.full_arrivals} arrivals to fill,"
+            f" {numbers.empty_arrivals} to empty{moved}"
+        )
+    return lines
+
+
+def _memory_lines(plan: CutePlan) -> list[str]:
+    lines = [f"shared memory: {plan.shared_bytes} of {plan.gemm.shared_limit_bytes} bytes"]
+    lines += [f"  {each.name}: {each.size_bytes} bytes at {each.offset_bytes}" for each in shared_memory(plan.gemm)]
+    if plan.gemm.tensor_memory_limit_columns:
+        lines.append(f"tensor memory: {plan.tensor_memory_columns} of {plan.gemm.tensor_memory_limit_columns} columns")
+    return lines

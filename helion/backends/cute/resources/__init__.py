@@ -1,0 +1,1 @@
+"""What a launch takes, before anything is compiled."""

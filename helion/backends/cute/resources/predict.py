@@ -1,0 +1,139 @@
+"""What a launch takes: shared and tensor memory to the byte, by the plan, and a time by how tiles fill the GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...._compiler.facts.records import KernelFacts
+from ....autotuner.decisions import Decisions
+from ....autotuner.proposal import Predicted
+from ....hardware import Target
+from ..plan.build import plan_gemm
+from ..plan.counts import counts
+from ..plan.dtypes import itemsize
+from ..plan.records import Choice, GemmPlan
+from ..plan.refusal import Refusal
+from ..plan.shared import shared_bytes
+from ..settle import choice_of
+from .shape import ProductShape, shape_of
+
+# Fitted to benchmarks/results/cute/nvidia-h200.json (test/backends/cute/run_on_gpu.py on an H200).
+#: Part of the data sheet's rate that the main loop of the largest tile keeps up.
+MATRIX_RATE = 0.86
+#: Bytes of operands that reach an SM from the L2 cache for each byte of its share of the memory bandwidth.
+L2_PER_BANDWIDTH = 2.1
+#: Of operand bytes that a multicast saves, what shows in the time.
+MULTICAST_GAIN = 0.15
+#: What an SM stores and reads in an epilogue for each byte of its share of the memory bandwidth.
+EPILOGUE_PER_BANDWIDTH = 1.1
+#: Launch, first loads and last stores, in microseconds.
+OVERHEAD_US = 4.5
+#: Registers of a thread that holds sums in them; the kernels of tcgen05 hold a sub-tile of them.
+WGMMA_REGISTERS, TCGEN05_REGISTERS = 168, 96
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Microseconds of one tile, and how many rounds of tiles the GPU needs."""
+
+    k_tile_us: float
+    epilogue_us: float
+    waves: int
+    tiles: int
+    total_us: float
+
+
+def timing(shape: ProductShape, plan: GemmPlan, target: Target) -> Timing:
+    """A roofline of one tile, times the rounds of tiles that as many clusters as fit the GPU take."""
+    rows, columns = plan.work
+    clusters = rows * columns
+    resident = max(1, target.num_sms // plan.ctas)
+    waves = -(-clusters // resident)
+    k_tile_us = _k_tile_us(plan, target)
+    epilogue_us = _epilogue_us(plan, target)
+    overlapped = plan.unit == "tcgen05" and plan.accumulator_stages > 1
+    tile_us = plan.k_tiles * k_tile_us
+    body = waves * max(tile_us, epilogue_us) + epilogue_us if overlapped else waves * (tile_us + epilogue_us)
+    memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+    return Timing(
+        k_tile_us=k_tile_us,
+        epilogue_us=epilogue_us,
+        waves=waves,
+        tiles=clusters * plan.ctas // plan.ctas_per_mma,
+        total_us=OVERHEAD_US + max(body, memory_us),
+    )
+
+
+def _share(target: Target) -> float:
+    """An SM's part of the memory bandwidth, in bytes per microsecond."""
+    return target.bandwidth_gb_per_s * 1e3 / target.num_sms
+
+
+def _k_tile_us(plan: GemmPlan, target: Target) -> float:
+    """Matrix instructions and loads of one K tile, whichever takes longer."""
+    rows, columns = plan.cta_tile
+    flops = 2 * rows * columns * plan.tile[2]
+    rate = target.matrix_tflops_for(plan.problem.operand_dtype) * 1e6 / target.num_sms * MATRIX_RATE
+    numbers = counts(plan)
+    shared = (1 - 1 / numbers.a_multicast) * numbers.a_stage_bytes + (
+        1 - 1 / numbers.b_multicast
+    ) * numbers.b_stage_bytes
+    loaded = numbers.a_stage_bytes + numbers.b_stage_bytes - MULTICAST_GAIN * shared
+    return max(flops / rate, loaded / (L2_PER_BANDWIDTH * _share(target)))
+
+
+def _epilogue_us(plan: GemmPlan, target: Target) -> float:
+    rows, columns = plan.cta_tile
+    exact = sum(itemsize(each.dtype) for each in plan.problem.epilogue.of_kind("exact"))
+    return rows * columns * (plan.output_bytes + exact) / (EPILOGUE_PER_BANDWIDTH * _share(target))
+
+
+def plan_of(shape: ProductShape, choice: Choice, target: Target) -> GemmPlan | str:
+    """The plan of a choice, or why there is none."""
+    try:
+        return plan_gemm(shape.problem, choice, target)
+    except Refusal as refusal:
+        return str(refusal)
+
+
+def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+    """What one launch takes; ``fits`` is what the plan says."""
+    shape = shape_of(facts)
+    assert not isinstance(shape, str), shape
+    plan = plan_of(shape, choice_of(decisions, shape.blocks, target), target)
+    if isinstance(plan, str):
+        return _refused(shape, target, plan)
+    time = timing(shape, plan, target)
+    registers = WGMMA_REGISTERS if plan.unit == "wgmma" else TCGEN05_REGISTERS
+    return Predicted(
+        registers_per_thread=registers,
+        spill_risk=0.0,
+        shared_bytes=shared_bytes(plan),
+        tensor_memory_columns=counts(plan).tensor_memory_columns,
+        waves=math.prod(plan.work) * plan.ctas / target.num_sms,
+        occupancy_blocks=1,
+        fits=True,
+        bytes_moved=shape.bytes_moved,
+        flops=shape.flops,
+        time_us=time.total_us,
+        register_limit=target.max_registers_per_thread,
+        least_shared_bytes=shared_bytes(plan),
+    )
+
+
+def _refused(shape: ProductShape, target: Target, reason: str) -> Predicted:
+    return Predicted(
+        registers_per_thread=0,
+        spill_risk=0.0,
+        shared_bytes=0,
+        tensor_memory_columns=0,
+        waves=0.0,
+        occupancy_blocks=0,
+        fits=False,
+        bytes_moved=shape.bytes_moved,
+        flops=shape.flops,
+        time_us=0.0,
+        register_limit=target.max_registers_per_thread,
+        reason=reason,
+    )

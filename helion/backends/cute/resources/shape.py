@@ -1,0 +1,96 @@
+"""A product as its facts show it, for what is decided before a plan is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
+from ...._shapes import dtype_name
+from ..plan.dtypes import itemsize
+from ..plan.epilogue import Epilogue, EpilogueOperand, OperandKind
+from ..plan.records import GemmProblem, Major
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductShape:
+    """``problem`` has the right extents, dtypes, majors and operands, and no instructions in its epilogue. ``blocks`` are
+    those of M, N and K; ``root`` is the number of the grid loop."""
+
+    problem: GemmProblem
+    blocks: tuple[int, int, int]
+    root: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.problem.m * self.problem.n * self.problem.k
+
+    @property
+    def bytes_moved(self) -> int:
+        """From and to memory, each tensor once."""
+        problem = self.problem
+        operands = (problem.m + problem.n) * problem.k * itemsize(problem.operand_dtype)
+        exact = sum(itemsize(each.dtype) for each in problem.epilogue.of_kind("exact"))
+        return operands + problem.m * problem.n * (itemsize(problem.output_dtype) + exact)
+
+
+def shape_of(facts: KernelFacts) -> ProductShape | str:
+    """The product of a kernel, or why its facts show none."""
+    if len(facts.matmuls) != 1:
+        return f"the kernel has {len(facts.matmuls)} matrix products, not one"
+    (fact,) = facts.matmuls
+    m, n, k = fact.static_m, fact.static_n, fact.static_k
+    if fact.m_block_id is None or fact.n_block_id is None or fact.k_block_id is None:
+        return "M, N and K of the product are not three tiles"
+    if m is None or n is None or k is None:
+        return "an extent of the product is not known when the kernel is compiled"
+    stores = [op for op in facts.memory_ops if op.kind == "store"]
+    if len(stores) != 1:
+        return f"the kernel has {len(stores)} stores, not one"
+    axes = (fact.m_block_id, fact.n_block_id)
+    if stores[0].subscript_axes == axes[::-1]:  # the product is that of the transposed factors
+        axes, (m, n) = axes[::-1], (n, m)
+    swapped = axes[0] != fact.m_block_id
+    layouts = (fact.rhs_layout, fact.lhs_layout) if swapped else (fact.lhs_layout, fact.rhs_layout)
+    majors: list[Major] = ["k" if layout == "k_major" else "mn" for layout in layouts]
+    problem = GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        operand_dtype=dtype_name(fact.lhs_dtype),
+        output_dtype=dtype_name(stores[0].dtype),
+        a_pitch=_pitch(majors[0], m, k),
+        b_pitch=_pitch(majors[1], n, k),
+        d_pitch=_even(n),
+        a_major=majors[0],
+        b_major=majors[1],
+        epilogue=Epilogue(operands=tuple(_operands(facts, fact, axes))),
+    )
+    return ProductShape(problem=problem, blocks=(*axes, fact.k_block_id), root=facts.regions[fact.region].root)
+
+
+def _pitch(major: Major, other: int, k: int) -> int:
+    return _even(k if major == "k" else other)
+
+
+def _even(line: int) -> int:
+    """A pitch that the copy engine takes, whatever the dtype; the problem itself was checked before."""
+    return -(-line // 16) * 16
+
+
+def _operands(facts: KernelFacts, fact: MatmulFact, axes: tuple[int, int]) -> Iterator[EpilogueOperand]:
+    seen: set[tuple[int, tuple[int | None, ...]]] = set()
+    for op in facts.memory_ops:
+        key = (op.storage, op.subscript_axes)
+        if op.kind == "load" and op.slot not in (fact.lhs_slot, fact.rhs_slot) and key not in seen:
+            seen.add(key)
+            kind = _kind(op, axes)
+            pitch = _even(facts.axes[axes[1]].extent or 0) if kind == "exact" else 0
+            yield EpilogueOperand(name=f"operand_{op.slot}", kind=kind, dtype=dtype_name(op.dtype), pitch=pitch)
+
+
+def _kind(op: MemoryOpFact, axes: tuple[int, int]) -> OperandKind:
+    along = {axis for axis, stride in zip(op.subscript_axes, op.strides, strict=True) if stride}
+    if set(axes) <= along:
+        return "exact"
+    return "column" if axes[0] in along else "row"

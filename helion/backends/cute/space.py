@@ -1,0 +1,98 @@
+"""The config keys of a matrix product: clusters, stages of its rings, columns of its sub-tiles, by matrix unit."""
+
+from __future__ import annotations
+
+from ..._compiler.ir.grammar import Program
+from ...autotuner.space.fields import Field, Scalar
+from ...autotuner.space.own import OwnKeys
+from ...autotuner.space.survey import Survey
+from ...fields import EnumFragment
+from ...hardware import Target
+from ...settings import Settings
+from .limits import LEAST_COLUMNS, TCGEN05_ROWS
+from .lower.kernel import known_product
+from .plan.build import MAX_CLUSTER, MAX_CONSUMER_WARPGROUPS, MAX_STAGES, MAX_SUM_REGISTERS, WGMMA_ROWS, unit_of
+from .plan.dtypes import itemsize
+from .plan.records import SWIZZLE_BYTES, GemmProblem, Unit
+from .settle import Settling, key
+
+#: Options under any name that begins so; there are none.
+VERBATIM_PREFIX = "_cute_config_"
+MOST_COLUMNS = 256
+
+_ROLES = "the roles of a product's kernel have the warps they need"
+_RINGS = "the stages of its rings are {unit}_ab_stages, {unit}_c_stages and the like"
+_COPY_ENGINE = "the copy engine moves all tiles"
+#: Keys that exist elsewhere, and why they are refused here.
+_ELSEWHERE = {
+    "num_warps": _ROLES,
+    "maxnreg": _ROLES,
+    "occupancy": _ROLES,
+    "num_stages": _RINGS,
+    "range_num_stages": _RINGS,
+    "pid_type": "its programs are persistent clusters",
+    "num_sm_multiplier": "its programs are persistent clusters",
+    "num_ctas": "clusters are {unit}_cluster_m and {unit}_cluster_n",
+    "indexing": _COPY_ENGINE,
+    "atomic_indexing": _COPY_ENGINE,
+    "load_eviction_policies": _COPY_ENGINE,
+    "load_cache_modifiers": _COPY_ENGINE,
+    "store_cache_modifiers": _COPY_ENGINE,
+    "range_unroll_factors": "its loops are written out by role",
+    "range_warp_specializes": "its warps are specialized whatever the config says",
+    "range_multi_buffers": _RINGS,
+    "range_flattens": "its loops are written out by role",
+    "static_ranges": "its loops are written out by role",
+    "waves_per_eu": "it is an option of AMD GPUs",
+    "matrix_instr_nonkdim": "it is an option of AMD GPUs",
+    "xcd_remap": "it is an option of AMD GPUs",
+    "advanced_controls_file": "the DSL has no such option",
+}
+
+
+def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
+    """The keys of a product, the bounds of its tiles, and the rules that settle what goes together."""
+    product, unit = known_product(program), unit_of(target)
+    settling = Settling(program.host.name, product.problem, product.blocks, target)
+    return OwnKeys(
+        fields=tuple(_fields(unit, target)),
+        absent={**_absent(unit), **{name: why.format(unit=unit) for name, why in _ELSEWHERE.items()}},
+        verbatim=VERBATIM_PREFIX,
+        rules=settling.rules(),
+        sizes=dict(zip(product.blocks, _tile_bounds(product.problem, unit, target), strict=True)),
+    )
+
+
+def _fields(unit: Unit, target: Target) -> list[Field]:
+    clusters = EnumFragment(tuple(1 << bit for bit in range(MAX_CLUSTER.bit_length())))
+    stages = EnumFragment((None, *range(2, MAX_STAGES + 1)))
+    fields: list[Field] = [
+        Scalar(key=key("cluster_m", target), fragment=clusters, initial=1, searched=EnumFragment((1, 2, 4))),
+        Scalar(key=key("cluster_n", target), fragment=clusters, initial=1, searched=EnumFragment((1, 2, 4))),
+        Scalar(key=key("ab_stages", target), fragment=stages, initial=None),
+        Scalar(key=key("c_stages", target), fragment=EnumFragment((2, 4, 8)), initial=2),
+        Scalar(key=key("epilogue_columns", target), fragment=EnumFragment((16, 32, 64)), initial=32),
+    ]
+    if unit == "tcgen05":
+        sums = EnumFragment((None, 1, 2, 4))
+        fields.append(Scalar(key=key("acc_stages", target), fragment=sums, initial=None))
+    return fields
+
+
+def _absent(unit: Unit) -> dict[str, str]:
+    """The keys of the other matrix unit."""
+    other = "wgmma" if unit == "tcgen05" else "tcgen05"
+    names = ["cluster_m", "cluster_n", "ab_stages", "c_stages", "epilogue_columns"]
+    absent = {f"{other}_{name}": f"the matrix unit is {unit}, and the key {unit}_{name}" for name in names}
+    return {**absent, "tcgen05_acc_stages": "sums of wgmma stay in registers"} if other == "tcgen05" else absent
+
+
+def _tile_bounds(problem: GemmProblem, unit: Unit, target: Target) -> tuple[tuple[int, int], ...]:
+    """The fewest and the most elements of a tile along M, N and K."""
+    line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
+    least = LEAST_COLUMNS if problem.b_major == "k" else max(LEAST_COLUMNS, line)
+    if unit == "tcgen05":
+        return (TCGEN05_ROWS, 2 * TCGEN05_ROWS), (least, MOST_COLUMNS), (line, 2 * line)
+    promotes = itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
+    columns = MAX_SUM_REGISTERS if promotes else MOST_COLUMNS
+    return (WGMMA_ROWS, MAX_CONSUMER_WARPGROUPS * WGMMA_ROWS), (least, columns), (line, 2 * line)

@@ -1,0 +1,44 @@
+"""The toolchain of matrix products (``backends.execution``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ....hardware import Target
+from ...binaries import tool
+from ...execution import Resources
+from ..plan.counts import counts
+from ..plan.kernel import CutePlan
+from ..plan.shared import shared_bytes
+from .audit import audit
+from .library import CUBIN, folder
+from .offline import installed_version
+
+
+class CuteToolchain:
+    def resources(self, names: Mapping[str, Any], plan: CutePlan, target: Target) -> Resources:
+        """Raises ``exc.CuteBackendUnavailable`` where the kernel would have to be compiled and cannot."""
+        kernel = names[plan.kernel_names[0]]
+        cubin = (folder(kernel) / CUBIN).read_bytes()
+        found = audit(cubin, nvdisasm=tool("nvdisasm"), cuobjdump=tool("cuobjdump"))
+        shared, columns = shared_bytes(plan.gemm), counts(plan.gemm).tensor_memory_columns
+        return Resources(
+            registers=found.registers,
+            registers_limit=target.max_registers_per_thread,
+            spill_bytes=found.spills * REGISTER_BYTES,
+            shared_bytes=shared,
+            limit_bytes=target.smem_per_block_bytes,
+            tensor_memory_columns=columns,
+            threads=kernel.threads,
+            overflow=(),
+            source="ptxas",
+            sass_counts=dict(sorted(found.opcodes.items())),
+        )
+
+    def versions(self) -> tuple[tuple[str, str], ...]:
+        return (("CuTe DSL", installed_version() or "not installed: pip install 'helion[cute]'"),)
+
+
+REGISTER_BYTES = 4
+TOOLCHAIN = CuteToolchain()

@@ -1,0 +1,91 @@
+"""Compiled kernels on disk: a process that finds one needs neither the DSL nor a C compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .... import _files, _logging
+from .kernel import GemmKernel
+from .offline import installed_version
+from .shared_object import NAME, build_shared_object
+
+_LOG = _logging.logger(__name__)
+_LOCK = threading.RLock()
+_FOUND: dict[str, Path] = {}
+
+SHARED_OBJECT, CUBIN, NOTES = f"{NAME}.so", f"{NAME}.cubin", "notes.json"
+
+
+def folder(kernel: GemmKernel) -> Path:
+    """Where the shared object of ``kernel``, its binary and notes about them lie; compiled if nobody has done it.
+
+    What another version of the DSL than the installed one has compiled is compiled again. Raises
+    ``exc.CuteBackendUnavailable`` where it would have to be compiled and cannot, ``shared_object.CompilationFailed``.
+    """
+    with _LOCK:
+        found = _FOUND.get(kernel.key)
+        if found is None:
+            found = _FOUND[kernel.key] = _kept_or_made(kernel)
+        return found
+
+
+def _kept_or_made(kernel: GemmKernel) -> Path:
+    place = _files.code_folder() / "gemm" / kernel.key
+    if _is_good(place):
+        return place
+    start = time.perf_counter()
+    shared_object, cubin = build_shared_object(kernel)
+    _files.keep_code(place / CUBIN, cubin)
+    _files.keep_code(place / SHARED_OBJECT, shared_object)
+    _files.write_whole(place / NOTES, json.dumps({"dsl": installed_version(), "kernel": kernel.name}))
+    _LOG.info("compiled %s in %.2f s: %s", kernel.name, time.perf_counter() - start, place)
+    return place
+
+
+def _is_good(place: Path) -> bool:
+    """Whether what lies there is whole, by the DSL that is installed or, where none is, by any."""
+    try:
+        notes = json.loads((place / NOTES).read_text())
+    except (OSError, ValueError):
+        return False
+    version = installed_version()
+    if version and notes.get("dsl") != version:
+        return False
+    return all(_files.is_kept_code(place / file) for file in (SHARED_OBJECT, CUBIN))
+
+
+class Library:
+    """The functions of one shared object. Loading it needs CUDA's runtime library in the process, as torch brings it."""
+
+    def __init__(self, path: Path, pointers: int) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(str(path))
+        #: Addresses of the tensors, clusters that run at once, stream: gives CUDA's status, 0 for success.
+        self.launch: Callable[..., int] = self._function("helion_launch", *[ctypes.c_void_p] * pointers, _INT, _POINTER)
+        self._load = self._function("helion_load", _INT)
+        self._clusters = self._function("helion_clusters")
+        self._lock = threading.Lock()
+
+    def _function(self, name: str, *arguments: Any) -> Callable[..., int]:
+        function = self._library[name]
+        function.argtypes = arguments
+        function.restype = _INT
+        return function
+
+    def load(self, device: int) -> int:
+        """Put the kernel on a device; gives CUDA's status, 0 for success."""
+        with self._lock:
+            return self._load(device)
+
+    def clusters(self) -> int:
+        """The most clusters that run at once on the current device; 0 where the driver does not say."""
+        return self._clusters()
+
+
+_INT, _POINTER = ctypes.c_int32, ctypes.c_void_p

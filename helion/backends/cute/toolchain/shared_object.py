@@ -1,0 +1,144 @@
+"""One compiled kernel as a shared object that runs without the DSL: it needs CUDA's runtime library alone."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from .... import exc
+from .kernel import GemmKernel
+from .offline import compile_source, runtime_libraries
+
+COMPILERS = ("gcc", "cc", "clang", "g++")
+NAME = "gemm"
+TIMEOUT_SECONDS = 60
+
+# CUDA's headers are not needed for what is called here: the layouts are those of its stable binary interface.
+_SOURCE = """\
+#include <stdint.h>
+#include <stddef.h>
+
+extern void module_init(void **, int32_t) __asm__("_mlir_{name}_cuda_init");
+extern void module_load(void **, int32_t) __asm__("_mlir_{name}_cuda_load_to_device");
+extern void entry(void **, int32_t) __asm__("{symbol}");
+
+typedef struct {{ int32_t id; char padding[4]; uint32_t value[16]; }} Attribute;
+typedef struct {{
+  uint32_t grid[3]; uint32_t block[3]; size_t shared; void *stream; Attribute *attributes; uint32_t count;
+}} Configuration;
+extern int cudaLibraryEnumerateKernels(void **, uint32_t, void *);
+extern int cudaOccupancyMaxActiveClusters(int *, void *, const Configuration *);
+
+static void *library;
+
+/* Loads the kernel on a device. Calls must not overlap. */
+int32_t helion_load(int32_t device) {{
+  int32_t status = 0;
+  void **handle = &library;
+  if (!library) {{
+    void *given[] = {{&handle, &status}};
+    module_init(given, 2);
+    if (status) return status;
+  }}
+  void *given[] = {{&handle, &device, &status}};
+  module_load(given, 3);
+  return status;
+}}
+
+/* The most clusters of the kernel that run at once on the current device; 0 if the driver does not say. */
+int32_t helion_clusters(void) {{
+  void *kernel = 0;
+  int found = 0;
+  if (cudaLibraryEnumerateKernels(&kernel, 1, library)) return 0;
+  Attribute attribute = {{.id = 4, .value = {{{ctas}, 1, 1}}}};
+  Configuration configuration = {{
+    {{{ctas}, 64, 1}}, {{{threads}, 1, 1}}, {shared}, 0, &attribute, 1,
+  }};
+  return cudaOccupancyMaxActiveClusters(&found, kernel, &configuration) ? 0 : found;
+}}
+
+/* One launch: addresses of the tensors in device memory, clusters that run at once, the stream. 0 is success. */
+int32_t helion_launch({parameters}int32_t clusters, void *stream) {{
+  int32_t status = 0;
+  void *given[] = {{{addresses}&clusters, &stream, &status}};
+  entry(given, {count});
+  return status;
+}}
+"""
+
+
+class CompilationFailed(RuntimeError):
+    """The kernel could not be compiled or linked; the message says by what and why."""
+
+
+def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
+    """A kernel compiled and linked, and its binary for the GPU, in 0.5 to 3 s.
+
+    Raises ``exc.CuteBackendUnavailable`` without the DSL or without a C compiler, ``CompilationFailed`` where one of them
+    gives up.
+    """
+    compiler = _compiler()
+    _load_runtime()
+    compiled = compile_source(kernel.source, kernel.unit, kernel.pointers)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        compiled.kernel.export_to_c(str(folder), NAME, NAME)
+        header = (folder / f"{NAME}.h").read_text()
+        found = re.search(rf"void (_mlir_{NAME}__mlir_ciface_\w+)\(void \*\*args", header)
+        if found is None:
+            raise CompilationFailed("the DSL exported no function that launches the kernel")
+        return _link(compiler, folder, found[1], kernel), compiled.cubin
+
+
+def source(symbol: str, kernel: GemmKernel) -> str:
+    """The C functions around what the DSL exports under ``symbol``."""
+    names = [f"p{at}" for at in range(len(kernel.pointers))]
+    return _SOURCE.format(
+        name=NAME,
+        symbol=symbol,
+        ctas=kernel.ctas,
+        threads=kernel.threads,
+        shared=kernel.shared_bytes,
+        parameters="".join(f"void *{name}, " for name in names),
+        addresses="".join(f"&{name}, " for name in names),
+        count=len(names) + 3,
+    )
+
+
+def _link(compiler: str, folder: Path, symbol: str, kernel: GemmKernel) -> bytes:
+    (folder / "launch.c").write_text(source(symbol, kernel))
+    (folder / "exports").write_text("{ global: helion_*; local: *; };")
+    made = folder / f"{NAME}.so"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(folder / "launch.c")]
+    command += ["-Wl,--whole-archive", str(folder / f"{NAME}.o"), "-Wl,--no-whole-archive"]
+    command += [*map(str, _static_libraries()), f"-Wl,--version-script={folder / 'exports'}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    if result.returncode:
+        raise CompilationFailed(f"{compiler} failed ({result.returncode}): {result.stderr.strip()}")
+    return made.read_bytes()
+
+
+def _compiler() -> str:
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if found is None:
+        raise exc.CuteBackendUnavailable(
+            f"The cute backend links its kernels with a C compiler, and none of {', '.join(COMPILERS)} is in PATH; install gcc."
+        )
+    return found
+
+
+def _static_libraries() -> list[Path]:
+    """Symbols of CUDA's runtime stay open: the library that torch has loaded gives them."""
+    shared = Path(runtime_libraries()[0])
+    return [shared.with_name("libcuda_dialect_runtime_static.a")]
+
+
+@functools.cache
+def _load_runtime() -> None:
+    """What is exported is linked to the DSL's runtime while it is compiled; without a driver nobody has loaded it."""
+    ctypes.CDLL(runtime_libraries()[0], ctypes.RTLD_GLOBAL)
