@@ -172,11 +172,18 @@ class Analysis:
         """The space as users see it: it knows the default."""
         return replace(self.space, default=self.default_config)
 
+    def plan(self, config: Config) -> Any:
+        """What a normalised config comes to."""
+        code = self._codes.get(config)
+        if code is not None:
+            return code.plan
+        return self.backend.plan(self.program, self.space.decode(config), self.target, self.settings)
+
     def code(self, config: Config) -> Code:
         """The module for a normalised config; made once."""
         code = self._codes.get(config)
         if code is None:
-            plan = self.backend.plan(self.program, self.space.decode(config), self.target, self.settings)
+            plan = self.plan(config)
             code = self._codes[config] = Code(plan, self.backend.emit(plan, PLAIN))
         return code
 

@@ -161,6 +161,11 @@ class Toolchain(Protocol):
         of several kernels the one that takes most. Raises ``CompileError``."""
         ...
 
+    def shared_object(self, names: Mapping[str, Any], plan: Any) -> bytes:
+        """The kernel of ``plan``, whose module has these globals, in a form that runs by itself. Raises
+        ``exc.InvalidAPIUsage`` where there is none."""
+        ...
+
     def versions(self) -> Sequence[tuple[str, str]]:
         """Names and versions of what it consists of."""
         ...

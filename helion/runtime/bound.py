@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 import pickle
 import sys
 import time
@@ -186,6 +187,41 @@ class BoundKernel:
         return repro.with_caller(text, self._of) if emit_repro_caller else text
 
     to_code = to_triton_code
+
+    def to_cute_code(
+        self,
+        config: ConfigLike = None,
+        *,
+        options: OutputCodeOptions | None = None,
+        emit_repro_caller: bool = False,
+        output_origin_lines: bool | None = None,
+    ) -> str:
+        """``to_code`` of a kernel that is bound with the cute backend; raises ``exc.InvalidAPIUsage`` for others."""
+        backend = self._analysis.backend.name
+        if backend != "cute":
+            raise exc.InvalidAPIUsage(f"Kernel {self.kernel.name!r} has the backend {backend!r}; call to_code().")
+        return self.to_triton_code(
+            config,
+            options=options,
+            emit_repro_caller=emit_repro_caller,
+            output_origin_lines=output_origin_lines,
+        )
+
+    def plan(self, config: ConfigLike = None) -> Any:
+        """What a config comes to, as the backend's planner has it: data that says everything about the kernels, and that
+        prints as text. Of the cute backend: roles, pipelines, stages, shared and tensor memory."""
+        return self._analysis.plan(self._full(config))
+
+    def export_shared_object(self, path: str | pathlib.Path, config: ConfigLike = None) -> pathlib.Path:
+        """Write the kernel of a config as a shared object that runs where neither its compiler nor helion is installed.
+
+        Its functions take C's types and give CUDA's status, 0 for success: ``int32_t helion_load(int32_t device)`` once per
+        device, ``int32_t helion_clusters(void)`` for how many clusters run at once there, and ``int32_t
+        helion_launch(void *tensor, ..., int32_t clusters, void *stream)`` with the tensors that ``plan(config).tensors``
+        names, in its order, of just the shapes and strides it was bound for and at multiples of 16 bytes. It needs CUDA's
+        runtime library in the process. Raises ``exc.InvalidAPIUsage`` where the backend has no such form.
+        """
+        return self.compiled.export(self._full(config), pathlib.Path(path))
 
     def compile_config(self, config: ConfigLike = None, *, allow_print: bool = True) -> Callable[..., Any]:
         """Generate, load and return the host function for a config; each config is loaded once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .. import _logging, exc
+from .. import _files, _logging, exc
 from .._lazy import lazy
 from ..config import Config
 from . import codecache
@@ -84,6 +85,14 @@ class Compiled:
         of = self.specialized
         module = self.function(config, allow_print=False)
         return of.analysis.backend.toolchain.resources(module.__globals__, of.analysis.code(config).plan, of.target)
+
+    def export(self, config: Config, path: pathlib.Path) -> pathlib.Path:
+        """Write the kernel of a full config as a shared object."""
+        of = self.specialized
+        module = self.function(config, allow_print=False)
+        content = of.analysis.backend.toolchain.shared_object(module.__globals__, of.analysis.code(config).plan)
+        _files.write_whole(path, content)
+        return path
 
 
 __all__ = ["Compiled"]

@@ -90,6 +90,9 @@ class ToyToolchain:
     def resources(self, names: Mapping[str, Any], plan: ToyPlan, target: Target) -> Resources:
         raise CompileError("a toy takes nothing of a GPU")
 
+    def shared_object(self, names: Mapping[str, Any], plan: ToyPlan) -> bytes:
+        raise exc.InvalidAPIUsage("a toy stays where it is")
+
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("toy", "1"),)
 

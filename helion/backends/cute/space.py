@@ -9,16 +9,14 @@ from ...autotuner.space.survey import Survey
 from ...fields import EnumFragment
 from ...hardware import Target
 from ...settings import Settings
-from .limits import LEAST_COLUMNS, TCGEN05_ROWS
+from .bounds import tile_bounds
 from .lower.kernel import known_product
-from .plan.build import MAX_CLUSTER, MAX_CONSUMER_WARPGROUPS, MAX_STAGES, MAX_SUM_REGISTERS, WGMMA_ROWS, unit_of
-from .plan.dtypes import itemsize
-from .plan.records import SWIZZLE_BYTES, GemmProblem, Unit
+from .plan.build import MAX_CLUSTER, MAX_STAGES, unit_of
+from .plan.records import Unit
 from .settle import Settling, key
 
 #: Options under any name that begins so; there are none.
 VERBATIM_PREFIX = "_cute_config_"
-MOST_COLUMNS = 256
 
 _ROLES = "the roles of a product's kernel have the warps they need"
 _RINGS = "the stages of its rings are {unit}_ab_stages, {unit}_c_stages and the like"
@@ -59,7 +57,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         absent={**_absent(unit), **{name: why.format(unit=unit) for name, why in _ELSEWHERE.items()}},
         verbatim=VERBATIM_PREFIX,
         rules=settling.rules(),
-        sizes=dict(zip(product.blocks, _tile_bounds(product.problem, unit, target), strict=True)),
+        sizes=dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True)),
     )
 
 
@@ -85,14 +83,3 @@ def _absent(unit: Unit) -> dict[str, str]:
     names = ["cluster_m", "cluster_n", "ab_stages", "c_stages", "epilogue_columns"]
     absent = {f"{other}_{name}": f"the matrix unit is {unit}, and the key {unit}_{name}" for name in names}
     return {**absent, "tcgen05_acc_stages": "sums of wgmma stay in registers"} if other == "tcgen05" else absent
-
-
-def _tile_bounds(problem: GemmProblem, unit: Unit, target: Target) -> tuple[tuple[int, int], ...]:
-    """The fewest and the most elements of a tile along M, N and K."""
-    line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
-    least = LEAST_COLUMNS if problem.b_major == "k" else max(LEAST_COLUMNS, line)
-    if unit == "tcgen05":
-        return (TCGEN05_ROWS, 2 * TCGEN05_ROWS), (least, MOST_COLUMNS), (line, 2 * line)
-    promotes = itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
-    columns = MAX_SUM_REGISTERS if promotes else MOST_COLUMNS
-    return (WGMMA_ROWS, MAX_CONSUMER_WARPGROUPS * WGMMA_ROWS), (least, columns), (line, 2 * line)

@@ -13,9 +13,8 @@ from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..plan.records import Choice
 from ..resources.shape import ProductShape, shape_of
+from ..settle import ctas_per_mma
 from .tiles import options, proposals, tiles
-
-PAIR_ROWS, ROWS, COLUMNS = (256,), (128,), (256, 128, 64, 32)
 
 
 class CuteTcgen05MatmulHeuristic(Heuristic):
@@ -28,15 +27,13 @@ class CuteTcgen05MatmulHeuristic(Heuristic):
         shape = shape_of(facts)
         if isinstance(shape, str):
             return Declined(shape)
-        ranked = options(shape, target, _choices(shape))
+        ranked = options(shape, target, _choices(shape, target))
         return proposals(shape, target, ranked) or Declined("no tile of the product fits")
 
 
-def _choices(shape: ProductShape) -> list[Choice]:
-    pairs = [
-        Choice(tile=tile, cluster=(2, 1), ctas_per_mma=2, epilogue_n=min(32, tile[1] // 2))
-        for tile in tiles(shape, PAIR_ROWS, COLUMNS)
-        if tile[0] < 2 * shape.problem.m
-    ]
-    alone = [Choice(tile=tile, epilogue_n=min(32, tile[1] // 2)) for tile in tiles(shape, ROWS, COLUMNS)]
-    return [*pairs, *alone]
+def _choices(shape: ProductShape, target: Target) -> list[Choice]:
+    found = []
+    for tile in tiles(shape, target):
+        pair = ctas_per_mma(tile[0], target)
+        found.append(Choice(tile=tile, cluster=(pair, 1), ctas_per_mma=pair, epilogue_n=min(32, tile[1] // 2)))
+    return found

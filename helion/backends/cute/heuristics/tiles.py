@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ....hardware import Target
+from ..bounds import tile_bounds
 from ..plan.dtypes import itemsize
-from ..plan.records import SWIZZLE_BYTES, Choice, GemmPlan
+from ..plan.records import Choice, GemmPlan
 from ..proposal import CuteProposal
 from ..resources.predict import Timing, plan_of, timing
 from ..resources.shape import ProductShape
@@ -40,12 +41,20 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
     return sorted(found, key=lambda option: option.time.total_us)
 
 
-def tiles(shape: ProductShape, rows: Sequence[int], columns: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Tiles of these sides, a swizzled line deep, the largest first; none twice as large as the product."""
-    depth = SWIZZLE_BYTES // itemsize(shape.problem.operand_dtype)
-    for m, n in itertools.product(rows, columns):
-        if (m < 2 * shape.problem.m or m == min(rows)) and (n < 2 * shape.problem.n or n == min(columns)):
-            yield m, n, depth
+def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]:
+    """Tiles a swizzled line deep, the largest first; no side is twice that of the product if a smaller one would do."""
+    bounds = tile_bounds(shape.problem, target)
+    extents = (shape.problem.m, shape.problem.n)
+    rows, columns = ([*_halves(*b, extent)] for b, extent in zip(bounds, extents, strict=False))
+    yield from ((m, n, bounds[2][0]) for m, n in itertools.product(rows, columns))
+
+
+def _halves(least: int, most: int, extent: int) -> Iterator[int]:
+    side = most
+    while side >= least:
+        if side < 2 * extent or side == least:
+            yield side
+        side //= 2
 
 
 def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> tuple[CuteProposal, ...]:

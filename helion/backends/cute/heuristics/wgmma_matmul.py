@@ -13,13 +13,10 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..plan.build import MAX_SUM_REGISTERS
-from ..plan.dtypes import itemsize
 from ..plan.records import Choice
 from ..resources.shape import ProductShape, shape_of
 from .tiles import options, proposals, tiles
 
-ROWS, COLUMNS = (128, 64), (256, 128, 64, 32)
 WIDE = (128, 256)
 
 
@@ -38,12 +35,10 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 
 
 def _choices(shape: ProductShape, target: Target) -> list[Choice]:
-    promoted = itemsize(shape.problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
-    columns = [n for n in COLUMNS if n <= (MAX_SUM_REGISTERS if promoted else WIDE[1])]
     found: list[Choice] = []
-    for tile in tiles(shape, ROWS, columns):
-        rounds = -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1]) / target.num_sms
-        if tile[:2] == WIDE and rounds >= 2 and -(-shape.problem.m // tile[0]) % 2 == 0:
+    for tile in tiles(shape, target):
+        rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
+        if tile[:2] == WIDE and rows * columns >= 2 * target.num_sms and rows % 2 == 0:
             found.append(Choice(tile=tile, cluster=(2, 1)))
         found.append(Choice(tile=tile, epilogue_n=min(32, tile[1] // 2)))
     return found

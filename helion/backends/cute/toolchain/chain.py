@@ -12,13 +12,13 @@ from ..plan.counts import counts
 from ..plan.kernel import CutePlan
 from ..plan.shared import shared_bytes
 from .audit import audit
-from .library import CUBIN, folder
+from .library import CUBIN, SHARED_OBJECT, folder
 from .offline import installed_version
 
 
 class CuteToolchain:
     def resources(self, names: Mapping[str, Any], plan: CutePlan, target: Target) -> Resources:
-        """Raises ``exc.CuteBackendUnavailable`` where the kernel would have to be compiled and cannot."""
+        """Raises ``offline.ToolMissing`` where the kernel would have to be compiled and cannot."""
         kernel = names[plan.kernel_names[0]]
         cubin = (folder(kernel) / CUBIN).read_bytes()
         found = audit(cubin, nvdisasm=tool("nvdisasm"), cuobjdump=tool("cuobjdump"))
@@ -35,6 +35,10 @@ class CuteToolchain:
             source="ptxas",
             sass_counts=dict(sorted(found.opcodes.items())),
         )
+
+    def shared_object(self, names: Mapping[str, Any], plan: CutePlan) -> bytes:
+        """Raises ``offline.ToolMissing`` where the kernel would have to be compiled and cannot."""
+        return (folder(names[plan.kernel_names[0]]) / SHARED_OBJECT).read_bytes()
 
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("CuTe DSL", installed_version() or "not installed: pip install 'helion[cute]'"),)

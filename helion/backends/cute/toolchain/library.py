@@ -26,7 +26,7 @@ def folder(kernel: GemmKernel) -> Path:
     """Where the shared object of ``kernel``, its binary and notes about them lie; compiled if nobody has done it.
 
     What another version of the DSL than the installed one has compiled is compiled again. Raises
-    ``exc.CuteBackendUnavailable`` where it would have to be compiled and cannot, ``shared_object.CompilationFailed``.
+    ``offline.ToolMissing`` where it would have to be compiled and cannot, ``shared_object.CompilationFailed``.
     """
     with _LOCK:
         found = _FOUND.get(kernel.key)

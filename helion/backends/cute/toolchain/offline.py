@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .... import exc
+from ...execution import CompileError
 from ..codegen.module import ENTRY, pointer_dtypes
 from ..plan.dtypes import DTYPES
 from ..plan.records import GemmPlan
@@ -29,6 +30,10 @@ MISSING = (
 )
 
 
+class ToolMissing(exc.CuteBackendUnavailable, CompileError):
+    """Something that compiles kernels is not installed; the message says what, and how to get it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """``kernel`` is the DSL's object, which launches where there is a GPU."""
@@ -39,7 +44,7 @@ class Compiled:
 
 
 def compile_text(text: str, plan: GemmPlan) -> Compiled:
-    """The module of `plan` compiled, in 0.3 to 3 s. Raises ``exc.CuteBackendUnavailable``."""
+    """The module of `plan` compiled, in 0.3 to 3 s. Raises ``ToolMissing``."""
     return compile_source(text, plan.unit, pointer_dtypes(plan))
 
 
@@ -62,7 +67,7 @@ def compile_source(text: str, unit: str, pointers: Sequence[str]) -> Compiled:
 
 
 def runtime_libraries() -> list[str]:
-    """The DSL's shared libraries that compiled kernels call, without those of TVM. Raises ``exc.CuteBackendUnavailable``."""
+    """The DSL's shared libraries that compiled kernels call, without those of TVM. Raises ``ToolMissing``."""
     _dsl()
     from cutlass import runtime
 
@@ -79,7 +84,7 @@ def installed_version() -> str:
 
 
 def dsl_version() -> str:
-    """Raises ``exc.CuteBackendUnavailable``."""
+    """Raises ``ToolMissing``."""
     return str(_dsl().__version__)
 
 
@@ -88,7 +93,7 @@ def _dsl() -> Any:
         import cutlass
         import cutlass.cute
     except ImportError as error:
-        raise exc.CuteBackendUnavailable(MISSING.format(reason=error)) from error
+        raise ToolMissing(MISSING.format(reason=error)) from error
     return cutlass
 
 

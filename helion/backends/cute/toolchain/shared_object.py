@@ -10,9 +10,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from .... import exc
+from ...execution import CompileError
 from .kernel import GemmKernel
-from .offline import compile_source, runtime_libraries
+from .offline import ToolMissing, compile_source, runtime_libraries
 
 COMPILERS = ("gcc", "cc", "clang", "g++")
 NAME = "gemm"
@@ -72,14 +72,14 @@ int32_t helion_launch({parameters}int32_t clusters, void *stream) {{
 """
 
 
-class CompilationFailed(RuntimeError):
+class CompilationFailed(CompileError):
     """The kernel could not be compiled or linked; the message says by what and why."""
 
 
 def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
     """A kernel compiled and linked, and its binary for the GPU, in 0.5 to 3 s.
 
-    Raises ``exc.CuteBackendUnavailable`` without the DSL or without a C compiler, ``CompilationFailed`` where one of them
+    Raises ``ToolMissing`` without the DSL or without a C compiler, ``CompilationFailed`` where one of them
     gives up.
     """
     compiler = _compiler()
@@ -126,7 +126,7 @@ def _link(compiler: str, folder: Path, symbol: str, kernel: GemmKernel) -> bytes
 def _compiler() -> str:
     found = next(filter(None, map(shutil.which, COMPILERS)), None)
     if found is None:
-        raise exc.CuteBackendUnavailable(
+        raise ToolMissing(
             f"The cute backend links its kernels with a C compiler, and none of {', '.join(COMPILERS)} is in PATH; install gcc."
         )
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import triton
 
+from .... import exc
 from ....hardware import Target
 from ...execution import Resources
 from ..plan.records import Plan
@@ -22,6 +23,12 @@ class TritonToolchain:
             for phase, kernel in enumerate(plan.kernel_names)
         ]
         return max(measured, key=lambda r: (not r.fits, r.spill_bytes, r.shared_bytes, r.registers))
+
+    def shared_object(self, names: Mapping[str, Any], plan: Plan) -> bytes:
+        raise exc.InvalidAPIUsage(
+            "Kernels of the Triton backend are launched by Triton; to_code(options=OutputCodeOptions(allow_helion_deps=False))"
+            " gives a module that needs nothing else."
+        )
 
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("triton", triton.__version__), ("ptxas", ptxas_version().strip().splitlines()[-1]))
