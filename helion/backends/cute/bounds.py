@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...hardware import Target
 from .limits import LEAST_COLUMNS, TCGEN05_ROWS
-from .plan.build import MAX_CONSUMER_WARPGROUPS, MAX_SUM_REGISTERS, WGMMA_ROWS
+from .plan.build import MAX_SUM_REGISTERS
 from .plan.dtypes import itemsize
-from .plan.records import SWIZZLE_BYTES, GemmProblem
+from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS, GemmProblem
 
 MOST_COLUMNS = 256
 
@@ -19,4 +19,4 @@ def tile_bounds(problem: GemmProblem, target: Target) -> tuple[tuple[int, int], 
         return (TCGEN05_ROWS, 2 * TCGEN05_ROWS), (least, MOST_COLUMNS), (line, 2 * line)
     promotes = itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
     columns = MAX_SUM_REGISTERS if promotes else MOST_COLUMNS
-    return (WGMMA_ROWS, MAX_CONSUMER_WARPGROUPS * WGMMA_ROWS), (least, columns), (line, 2 * line)
+    return (WGMMA_ROWS, 4 * WGMMA_ROWS), (least, columns), (line, 2 * line)

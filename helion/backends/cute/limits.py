@@ -6,8 +6,7 @@ import torch
 
 from ..._compiler.context import Limits
 from ...hardware import Target
-from .plan.build import WGMMA_ROWS
-from .plan.records import SWIZZLE_BYTES
+from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS
 
 #: Rows of the accumulator that one CTA of tcgen05 holds in tensor memory.
 TCGEN05_ROWS = 128

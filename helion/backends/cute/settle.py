@@ -27,8 +27,8 @@ def key(name: str, target: Target) -> str:
 def choice_of(decisions: Decisions, blocks: Sequence[int], target: Target) -> Choice:
     """The decisions about a product whose M, N and K are ``blocks``, as its planner takes them."""
 
-    def value(name: str) -> Any:
-        return decisions.values.get(key(name, target))
+    def value(name: str, default: Any = None) -> Any:
+        return decisions.values.get(key(name, target), default)
 
     m, n, k = (decisions.sizes[block] for block in blocks)
     return Choice(
@@ -39,6 +39,9 @@ def choice_of(decisions: Decisions, blocks: Sequence[int], target: Target) -> Ch
         accumulator_stages=value("acc_stages"),
         store_stages=value("c_stages"),
         epilogue_n=value("epilogue_columns"),
+        pingpong=value("pingpong", False),
+        splits=value("k_splits", 1),
+        residual_stages=value("residual_stages", 2),
         group=next(iter(decisions.entries.get("l2_groupings", {}).values()), 1),
     )
 
@@ -109,7 +112,8 @@ class Settling:
         pair = ctas_per_mma(decisions.sizes[self.blocks[0]], self.target)
         width = decisions.sizes[self.blocks[1]]
         for changes in (
-            {"ab_stages": None, "acc_stages": None},
+            {"ab_stages": None, "acc_stages": None, "residual_stages": 2},
+            {"pingpong": False, "k_splits": 1},
             {"cluster_m": pair, "cluster_n": 1},
             {"c_stages": 2},
             {"epilogue_columns": min(ONE_WARP_COLUMNS, width)},

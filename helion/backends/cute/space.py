@@ -6,13 +6,13 @@ from ..._compiler.ir.grammar import Program
 from ...autotuner.space.fields import Field, Scalar
 from ...autotuner.space.own import OwnKeys
 from ...autotuner.space.survey import Survey
-from ...fields import EnumFragment
+from ...fields import BooleanFragment, EnumFragment
 from ...hardware import Target
 from ...settings import Settings
 from .bounds import tile_bounds
 from .lower.kernel import known_product
-from .plan.build import MAX_CLUSTER, MAX_STAGES, unit_of
-from .plan.records import Unit
+from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_STAGES, unit_of
+from .plan.records import GemmProblem, Unit
 from .settle import Settling, key
 
 #: Options under any name that begins so; there are none.
@@ -53,15 +53,15 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
     product, unit = known_product(program), unit_of(target)
     settling = Settling(program.host.name, product.problem, product.blocks, target)
     return OwnKeys(
-        fields=tuple(_fields(unit, target)),
-        absent={**_absent(unit), **{name: why.format(unit=unit) for name, why in _ELSEWHERE.items()}},
+        fields=tuple(_fields(product.problem, unit, target)),
+        absent={**_absent(product.problem, unit), **{name: why.format(unit=unit) for name, why in _ELSEWHERE.items()}},
         verbatim=VERBATIM_PREFIX,
         rules=settling.rules(),
         sizes=dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True)),
     )
 
 
-def _fields(unit: Unit, target: Target) -> list[Field]:
+def _fields(problem: GemmProblem, unit: Unit, target: Target) -> list[Field]:
     clusters = EnumFragment(tuple(1 << bit for bit in range(MAX_CLUSTER.bit_length())))
     stages = EnumFragment((None, *range(2, MAX_STAGES + 1)))
     fields: list[Field] = [
@@ -74,12 +74,23 @@ def _fields(unit: Unit, target: Target) -> list[Field]:
     if unit == "tcgen05":
         sums = EnumFragment((None, 1, 2, 4))
         fields.append(Scalar(key=key("acc_stages", target), fragment=sums, initial=None))
+    else:
+        fields.append(Scalar(key=key("pingpong", target), fragment=BooleanFragment(), initial=False))
+        fields.append(Scalar(key=key("k_splits", target), fragment=clusters, initial=1))
+    if problem.epilogue.of_kind("exact"):
+        ahead = EnumFragment(tuple(range(2, MAX_RESIDUAL_STAGES + 1)))
+        fields.append(Scalar(key=key("residual_stages", target), fragment=ahead, initial=2))
     return fields
 
 
-def _absent(unit: Unit) -> dict[str, str]:
-    """The keys of the other matrix unit."""
+def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
+    """The keys of the other matrix unit, and what only some products have."""
     other = "wgmma" if unit == "tcgen05" else "tcgen05"
-    names = ["cluster_m", "cluster_n", "ab_stages", "c_stages", "epilogue_columns"]
+    names = ["cluster_m", "cluster_n", "ab_stages", "c_stages", "epilogue_columns", "residual_stages"]
     absent = {f"{other}_{name}": f"the matrix unit is {unit}, and the key {unit}_{name}" for name in names}
-    return {**absent, "tcgen05_acc_stages": "sums of wgmma stay in registers"} if other == "tcgen05" else absent
+    if not problem.epilogue.of_kind("exact"):
+        absent[f"{unit}_residual_stages"] = "the epilogue reads no tensor of the output's shape"
+    if unit == "wgmma":
+        return {**absent, "tcgen05_acc_stages": "sums of wgmma stay in registers"}
+    why = "is for wgmma, whose sums are in registers"
+    return {**absent, "wgmma_pingpong": f"ping-pong {why}", "wgmma_k_splits": f"splitting K {why}"}

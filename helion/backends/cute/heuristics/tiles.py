@@ -76,6 +76,8 @@ def _proposal(shape: ProductShape, target: Target, option: Option) -> CutePropos
         "acc_stages": plan.accumulator_stages if plan.unit == "tcgen05" else None,
         "c_stages": plan.store_stages,
         "epilogue_columns": plan.epilogue_n,
+        "pingpong": choice.pingpong if plan.unit == "wgmma" else None,
+        "k_splits": choice.splits if plan.unit == "wgmma" else None,
     }
     return CuteProposal(
         reason=reason(option, group, target),
@@ -88,7 +90,9 @@ def _proposal(shape: ProductShape, target: Target, option: Option) -> CutePropos
 def reason(option: Option, group: int, target: Target) -> str:
     plan, time = option.plan, option.time
     tile = "x".join(map(str, plan.tile))
-    shared = f", clusters of {plan.cluster[0]}x{plan.cluster[1]}" if plan.ctas > 1 else ""
+    shared = f", clusters of {plan.cluster[0]}x{plan.cluster[1]}" if plan.cluster != (1, 1) else ""
+    shared += f", K in {plan.splits} parts" if plan.splits > 1 else ""
+    shared += ", ping-pong" if plan.teams > 1 else ""
     return (
         f"{time.tiles} tiles of {tile} in {time.waves} rounds on {target.num_sms} SMs, {plan.k_tiles} K tiles of"
         f" {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each: {time.total_us:.0f} us;"

@@ -3,7 +3,7 @@
 Tiles of 128 x 256 feed the unit from the L2 cache at nearly its rate; smaller ones are for products whose larger tiles
 would leave SMs without work. Two CTAs of a cluster that share B save loads where there are two rounds of tiles or more:
 4096^3 in bf16 takes 175 us instead of 182 with them (benchmarks/results/cute/nvidia-h200.json); smaller tiles gain
-nothing, so they stay alone.
+nothing, so they stay alone. Where even small tiles leave SMs without work, CTAs of a cluster share the K of a tile.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..resources.shape import ProductShape, shape_of
 from .tiles import options, proposals, tiles
 
 WIDE = (128, 256)
+SPLITS = (2, 4, 8)
 
 
 class CuteWgmmaMatmulHeuristic(Heuristic):
@@ -38,7 +39,10 @@ def _choices(shape: ProductShape, target: Target) -> list[Choice]:
     found: list[Choice] = []
     for tile in tiles(shape, target):
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
+        width = min(32, tile[1] // 2)
         if tile[:2] == WIDE and rows * columns >= 2 * target.num_sms and rows % 2 == 0:
             found.append(Choice(tile=tile, cluster=(2, 1)))
-        found.append(Choice(tile=tile, epilogue_n=min(32, tile[1] // 2)))
+        found.append(Choice(tile=tile, epilogue_n=width))
+        splits = [s for s in SPLITS if rows * columns * s <= target.num_sms]
+        found += [Choice(tile=tile, epilogue_n=width, splits=s) for s in splits]
     return found

@@ -12,7 +12,7 @@ from ....hardware import Target
 from ..plan.build import plan_gemm
 from ..plan.counts import counts
 from ..plan.dtypes import itemsize
-from ..plan.records import Choice, GemmPlan
+from ..plan.records import SUM_BYTES, Choice, GemmPlan
 from ..plan.refusal import Refusal
 from ..plan.shared import shared_bytes
 from ..settle import choice_of
@@ -52,15 +52,15 @@ def timing(shape: ProductShape, plan: GemmPlan, target: Target) -> Timing:
     waves = -(-clusters // resident)
     k_tile_us = _k_tile_us(plan, target)
     epilogue_us = _epilogue_us(plan, target)
-    overlapped = plan.unit == "tcgen05" and plan.accumulator_stages > 1
-    tile_us = plan.k_tiles * k_tile_us
+    overlapped = plan.accumulator_stages > 1 or plan.teams > 1
+    tile_us = -(-plan.k_tiles // plan.splits) * k_tile_us
     body = waves * max(tile_us, epilogue_us) + epilogue_us if overlapped else waves * (tile_us + epilogue_us)
     memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
     return Timing(
         k_tile_us=k_tile_us,
         epilogue_us=epilogue_us,
         waves=waves,
-        tiles=clusters * plan.ctas // plan.ctas_per_mma,
+        tiles=clusters * plan.cluster_tiles[0] * plan.cluster_tiles[1],
         total_us=OVERHEAD_US + max(body, memory_us),
     )
 
@@ -84,9 +84,12 @@ def _k_tile_us(plan: GemmPlan, target: Target) -> float:
 
 
 def _epilogue_us(plan: GemmPlan, target: Target) -> float:
+    """Storing a tile and reading what its epilogue needs; CTAs that split K share that, and hand each other sums."""
     rows, columns = plan.cta_tile
     exact = sum(itemsize(each.dtype) for each in plan.problem.epilogue.of_kind("exact"))
-    return rows * columns * (plan.output_bytes + exact) / (EPILOGUE_PER_BANDWIDTH * _share(target))
+    stored = rows * columns * (plan.output_bytes + exact) / plan.splits
+    exchanged = 2 * rows * columns * SUM_BYTES * (plan.splits - 1) / plan.splits
+    return (stored / EPILOGUE_PER_BANDWIDTH + exchanged / L2_PER_BANDWIDTH) / _share(target)
 
 
 def plan_of(shape: ProductShape, choice: Choice, target: Target) -> GemmPlan | str:
