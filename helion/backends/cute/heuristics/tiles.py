@@ -8,15 +8,12 @@ from dataclasses import dataclass
 
 from ....hardware import Target
 from ..bounds import tile_bounds
-from ..plan.dtypes import itemsize
 from ..plan.records import Choice, GemmPlan
 from ..proposal import CuteProposal
 from ..resources.predict import Timing, plan_of, timing
 from ..resources.shape import ProductShape
 from ..settle import key
 
-#: Part of the L2 cache that the operands of tiles which run at once are meant to stay in.
-L2_PART = 0.5
 MOST_GROUPED = 16
 #: Seeds beside the best one have to be predicted within this of it.
 ALTERNATES, WITHIN = 3, 1.5
@@ -101,18 +98,16 @@ def reason(option: Option, group: int, target: Target) -> str:
 
 
 def grouping(shape: ProductShape, plan: GemmPlan, target: Target) -> int:
-    """Tiles along M swept together, a power of two: with the columns that run beside them, what they read of A and B
-    is as little as can be, and stays in the L2 cache."""
-    problem = shape.problem
+    """Tiles along M swept together, a power of two: that with which clusters that run at once read the fewest lines of
+    A and B, so that these stay in the L2 cache. Of equals the smallest."""
     rows, columns = plan.work
-    running = max(1, target.num_sms // plan.ctas)
-    side_m, side_n = (plan.tile[at] * plan.cluster_tiles[at] for at in (0, 1))
-    best, least = 1, float("inf")
-    group = 1
-    while group <= min(MOST_GROUPED, rows):
+    running = min(rows * columns, max(1, target.num_sms // plan.ctas))
+    height, width = (plan.tile[at] * plan.cluster_tiles[at] for at in (0, 1))
+
+    def lines(group: int) -> int:
         beside = min(columns, -(-running // group))
-        read = (group * side_m + beside * side_n) * problem.k * itemsize(problem.operand_dtype)
-        if read < least and (best == 1 or group * side_m * problem.k * plan.operand_bytes <= L2_PART * target.l2_bytes):
-            best, least = group, read
-        group *= 2
-    return best
+        below = min(rows, group * -(-running // (group * beside)))
+        return below * height + beside * width
+
+    groups = [1 << bit for bit in range(MOST_GROUPED.bit_length()) if 1 << bit <= max(1, rows)]
+    return min(groups, key=lines)

@@ -37,7 +37,7 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 
 def _choices(shape: ProductShape, target: Target) -> list[Choice]:
     found: list[Choice] = []
-    for tile in tiles(shape, target):
+    for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
         width = min(32, tile[1] // 2)
         if tile[:2] == WIDE and rows * columns >= 2 * target.num_sms and rows % 2 == 0:
