@@ -129,6 +129,11 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
         product(operands=E4M3, epilogue=row_and_column_scales()),
         Choice(tile=(64, 128, 128), pingpong=True),
     ),
+    "fp8_to_fp8": (
+        product(1000, 528, 144, operands=E4M3, output=E4M3, epilogue=row_and_column_scales()),
+        Choice(tile=(128, 128, 128)),
+    ),
+    "bf16_to_fp8": (product(1000, 528, 136, output=E4M3, epilogue=bias("silu")), PINGPONG),
     "fp8": (product(operands=E4M3), Choice(tile=(128, 128, 128))),
     "fp8_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), Choice(tile=(128, 128, 128))),
     "fp8_unpromoted": (product(operands=E4M3), Choice(tile=(128, 256, 128), promote=False)),
@@ -139,6 +144,12 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
 }
 ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16": (product(), WIDE),
+    "bf16_64": (product(), Choice(tile=(64, 256, 64))),
+    "bf16_64_residual_odd": (
+        product(1000, 520, 136, epilogue=scaled_residual(520, "float32")),
+        Choice(tile=(64, 64, 64), cluster=(1, 2)),
+    ),
+    "fp8_64_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), Choice(tile=(64, 128, 128))),
     "bf16_pair": (product(), _with(PAIR, ab_stages=6)),
     "bf16_pair_n_major": (product(b_major="mn"), PAIR),
     "bf16_pair_multicast": (product(), _with(PAIR, cluster=(2, 2))),
@@ -150,6 +161,10 @@ ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16_bias_gelu_tanh": (product(epilogue=bias("gelu_tanh")), PAIR),
     "bf16_residual": (product(epilogue=scaled_residual(4096)), PAIR),
     "bf16_to_fp32": (product(output="float32"), SQUARE),
+    "fp8_to_fp8": (
+        product(1000, 528, 144, operands=E4M3, output=E4M3, epilogue=row_and_column_scales()),
+        Choice(tile=(128, 128, 128)),
+    ),
     "fp8_pair": (product(operands=E4M3), _with(FP8_PAIR, ab_stages=8)),
     "fp8_pair_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), _with(FP8_PAIR, ab_stages=8)),
     "fp8_e5m2_odd": (product(1000, 528, 144, operands=E5M2), Choice(tile=(128, 128, 128))),

@@ -11,18 +11,22 @@ import numpy as np
 import pytest
 from backends.cute import gemms
 
-from helion.backends.cute.codegen.epilogue import fragment
+from helion.backends.cute.codegen.epilogue import fragment, sum_of
 from helion.backends.cute.codegen.module import IMPORTS
 from helion.backends.cute.codegen.setups import SETUPS, mma_arguments
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts
 from helion.backends.cute.plan.records import Choice, GemmPlan
+from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.offline import ARCHITECTURES
 
 PLANS = {
     "wgmma": gemms.hopper("bf16"),
     "wgmma_64": plan_gemm(gemms.product(), Choice(tile=(64, 64, 64), epilogue_n=16), gemms.HOPPER),
+    "wgmma_tall": gemms.hopper("bf16_tall"),
+    "wgmma_pingpong": gemms.hopper("bf16_pingpong"),
     "tcgen05": gemms.blackwell("bf16"),
+    "tcgen05_64": gemms.blackwell("bf16_64"),
     "tcgen05_pair": dataclasses.replace(gemms.blackwell("bf16_pair"), epilogue_n=64),
 }
 
@@ -40,7 +44,7 @@ def _rows_and_columns(plan: GemmPlan) -> np.ndarray:
             for i in range(int(np.prod(shape)))
         ]
         for i in range(places.values):
-            row = eval(places.first_row, names) + eval(places.row_of, {"i": i}) * places.row_step
+            row = eval(places.first_row, names) + eval(places.row_offset, {"i": eval(places.row_of, {"i": i})})
             column = eval(places.first_column, names) + held[eval(places.column_of, {"i": i})]
             known[thread, i] = row, columns[column]
     return known
@@ -92,7 +96,11 @@ def _text(plan: GemmPlan) -> str:
         lines = WGMMA.format(subtile=mma_arguments(plan, columns), **names)
         whole = WHOLE.format(values=values * plan.subtiles, **names)
     else:
-        setup = [line for line in SETUPS["umma_sums"](plan) if not line.startswith("store_")]
+        setup = [
+            line
+            for line in SETUPS["umma_sums"](plan, kernel_program(plan).role("store"))
+            if not line.startswith("store_")
+        ]
         end = next(i for i, line in enumerate(setup) if line.startswith("thread_sums"))
         lines, whole = UMMA.format(setup="\n        ".join(setup[: end + 1]), **names), "pass"
     body = TEXT.format(threads=threads, lines=lines, values=values, whole=whole)
@@ -117,7 +125,7 @@ def test_threads_hold_the_rows_and_columns_that_the_epilogue_takes_them_for(name
     np.testing.assert_array_equal(subtile, known)
     covered = {tuple(place) for place in known.reshape(-1, 2).tolist()}
     assert len(covered) == plan.cta_tile[0] * plan.epilogue_n == threads * places.values
-    if plan.unit == "wgmma":  # sums of sub-tile s are the values from s * values on
+    if plan.unit == "wgmma":
         for number in range(plan.subtiles):
-            part = whole[:, number * places.values : (number + 1) * places.values]
-            np.testing.assert_array_equal(part, known + np.array([0, number * plan.epilogue_n]))
+            held = [eval(sum_of(plan), {"i": i, "subtile": number}) for i in range(places.values)]
+            np.testing.assert_array_equal(whole[:, held], known + np.array([0, number * plan.epilogue_n]))

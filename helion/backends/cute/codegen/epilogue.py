@@ -27,9 +27,10 @@ class Fragment:
 
 
 def fragment(plan: GemmPlan) -> Fragment:
-    """wgmma deals out 8 × 4 pairs of columns and two rows, 8 apart, to a thread; tensor memory one row to each."""
-    if plan.unit == "wgmma":
-        return _wgmma_fragment(plan)
+    """wgmma deals out 8 × 4 pairs of columns and two rows, 8 apart, to a thread, and so do 64 rows of tensor memory, which
+    fill half of its lanes; of 128 rows each thread has one."""
+    if plan.paired:
+        return _paired_fragment(plan)
     return Fragment(
         values=plan.epilogue_n,
         rows=1,
@@ -42,7 +43,7 @@ def fragment(plan: GemmPlan) -> Fragment:
     )
 
 
-def _wgmma_fragment(plan: GemmPlan) -> Fragment:
+def _paired_fragment(plan: GemmPlan) -> Fragment:
     """One atom of 64 rows after the other, those of all warpgroups between two of the same."""
     atom = plan.epilogue_n // 2
     single = plan.row_atoms == 1
@@ -56,6 +57,13 @@ def _wgmma_fragment(plan: GemmPlan) -> Fragment:
         first_column="lane % 4 * 2",
         column_of="i // 4 * 2 + i % 2" if single else f"i % {atom} // 4 * 2 + i % 2",
     )
+
+
+def sum_of(plan: GemmPlan) -> str:
+    """Of all sums of a thread of wgmma, the place of value ``i`` of ``subtile``."""
+    atom = plan.epilogue_n // 2
+    place = "i" if plan.row_atoms == 1 else f"i // {atom} * {plan.tile[1] // 2} + i % {atom}"
+    return f"subtile * {atom} + {place}"
 
 
 EXPRESSIONS: Mapping[str, Callable[..., str]] = {

@@ -151,12 +151,17 @@ def _umma_fragments(plan: GemmPlan, role: Role) -> list[str]:
 def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
     rows, columns = plan.cta_tile[0], plan.epilogue_n
     output = dsl(plan.problem.output_dtype)
+    read = (
+        f"Ld16x256bOp(tcgen05.Repetition.x{columns // 8})"
+        if plan.paired
+        else f"Ld32x32bOp(tcgen05.Repetition.x{columns})"
+    )
     return [
         *_thread_numbers(role),
         *_all_sums(plan),
         f"sums_tiles = cute.flat_divide(all_sums[(None, None), 0, 0, None], ({rows}, {columns}))",
         "sums_copy = tcgen05.make_tmem_copy(",
-        f"    cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x{columns}), cutlass.Float32),",
+        f"    cute.make_copy_atom(tcgen05.{read}, cutlass.Float32),",
         "    sums_tiles[None, None, 0, 0, 0],",
         ")",
         "thread_sums = sums_copy.get_slice(store_thread)",
@@ -207,7 +212,7 @@ def _residual_reads(plan: GemmPlan, role: Role) -> list[str]:
     lines = []
     for operand in plan.problem.epilogue.of_kind("exact"):
         name, dtype = operand.label, dsl(operand.dtype)
-        bits = 16 * DTYPES[operand.dtype].itemsize_bytes if plan.unit == "wgmma" else 128
+        bits = 16 * DTYPES[operand.dtype].itemsize_bytes if plan.paired else 128
         atom = f"cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), {dtype}, num_bits_per_copy={bits})"
         of = (
             f"make_tiled_copy_C({atom}, subtile_mma)"

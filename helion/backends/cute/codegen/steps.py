@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 
 from ..plan.counts import counts
+from ..plan.dtypes import LARGEST_E4M3
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
 from . import exchange
-from .epilogue import evaluate, fragment
+from .epilogue import evaluate, fragment, sum_of
 from .setups import SETUPS, dsl, rows_of, stage_of
 from .writer import Writer
 
@@ -227,11 +228,8 @@ def _(step: g.ReadSums, out: Writer, names: Names) -> None:
         out.line("cute.arch.fence_view_async_tmem_load()")
         return
     source = "total" if names.plan.promote else "sums"
-    plan, count = names.plan, fragment(names.plan).values
-    atom = count // plan.row_atoms
-    place = "i" if plan.row_atoms == 1 else f"i // {atom} * {plan.tile[1] // 2} + i % {atom}"
-    with out.block(f"for i in cutlass.range_constexpr({count}):"):
-        out.line(f"values[i] = {source}[subtile * {atom} + {place}]")
+    with out.block(f"for i in cutlass.range_constexpr({fragment(names.plan).values}):"):
+        out.line(f"values[i] = {source}[{sum_of(names.plan)}]")
 
 
 @_print.register
@@ -295,13 +293,24 @@ def _(step: g.ReadResiduals, out: Writer, names: Names) -> None:
 def _(step: g.Evaluate, out: Writer, names: Names) -> None:
     plan, places = names.plan, fragment(names.plan)
     for operand in plan.problem.epilogue.of_kind("row"):
-        source = f"{operand.label}_view[{'None, None' if plan.unit == 'wgmma' else 'None'}, subtile]"
+        source = f"{operand.label}_view[{'None, None' if plan.paired else 'None'}, subtile]"
         out.line(f"cute.autovec_copy({source}, {operand.label}_columns)")
     body = evaluate(plan)
+    body += _in_range(plan.problem.output_dtype)
     if body:
         with out.block(f"for i in cutlass.range_constexpr({places.values}):"):
             out.lines(body)
     out.line(f"rounded.store(values.load().to({dsl(plan.problem.output_dtype)}))")
+
+
+def _in_range(dtype: str) -> list[str]:
+    """Numbers that are too large for e4m3 are not, as in torch."""
+    if dtype != "float8_e4m3fn":
+        return []
+    nan = 'cutlass.Float32(float("nan"))'
+    return [
+        f"values[i] = cutlass.Float32(cutlass.select_(cute.math.abs(values[i]) > {LARGEST_E4M3}, {nan}, values[i]))"
+    ]
 
 
 @_print.register

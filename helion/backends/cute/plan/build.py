@@ -6,7 +6,7 @@ import dataclasses
 
 from ....hardware import Target
 from .counts import counts
-from .dtypes import EPILOGUE_DTYPES, OPERAND_DTYPES, itemsize
+from .dtypes import EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
 from .records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
 from .shared import shared_bytes
@@ -72,8 +72,8 @@ def unit_of(target: Target) -> Unit:
 def check_problem(problem: GemmProblem) -> None:
     if problem.operand_dtype not in OPERAND_DTYPES:
         raise Refusal(f"products of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
-    if problem.output_dtype not in EPILOGUE_DTYPES:
-        raise Refusal(f"outputs of {problem.output_dtype} are not implemented; {', '.join(EPILOGUE_DTYPES)} are")
+    if problem.output_dtype not in OUTPUT_DTYPES:
+        raise Refusal(f"outputs of {problem.output_dtype} are not implemented; {', '.join(OUTPUT_DTYPES)} are")
     if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {(problem.m, problem.n, problem.k)}")
     if itemsize(problem.operand_dtype) == 1 and (problem.a_major, problem.b_major) != ("k", "k"):
@@ -122,7 +122,7 @@ def _check_tile(plan: GemmPlan) -> None:
     if k * plan.operand_bytes not in (SWIZZLE_BYTES, 2 * SWIZZLE_BYTES):
         widths = [width // plan.operand_bytes for width in (SWIZZLE_BYTES, 2 * SWIZZLE_BYTES)]
         raise Refusal(f"a K tile of {k} {problem.operand_dtype}; {widths[0]} and {widths[1]} are implemented")
-    if plan.ctas > MAX_CLUSTER:
+    if plan.cluster[0] * plan.cluster[1] > MAX_CLUSTER:
         raise Refusal(f"a cluster of {plan.cluster} CTAs; up to {MAX_CLUSTER} are implemented")
     if n % plan.epilogue_n or plan.epilogue_n not in (16, 32, 64):
         raise Refusal(
@@ -186,8 +186,10 @@ def _check_wgmma(plan: GemmPlan) -> None:
 
 def _check_tcgen05(plan: GemmPlan) -> None:
     m, n, _ = plan.tile
-    if plan.cta_tile[0] != 128:
-        raise Refusal(f"a tile of {m} rows for {plan.ctas_per_mma} CTAs; 128 rows per CTA are implemented on tcgen05")
+    if plan.cta_tile[0] != 128 and m != 64:
+        raise Refusal(
+            f"a tile of {m} rows for {plan.ctas_per_mma} CTAs; 64, and 128 per CTA, are implemented on tcgen05"
+        )
     step = 16 * plan.ctas_per_mma
     if n % step or not step <= n <= 256:
         raise Refusal(f"a tile of {n} columns; multiples of {step} up to 256 are implemented on tcgen05")

@@ -23,7 +23,11 @@ DTYPES: dict[str, Dtype] = {
 }
 OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
 EPILOGUE_DTYPES = ("float32", "float16", "bfloat16")
-"""Of outputs and of what epilogues read. The unit's own rounding to 8 bits saturates where torch's gives NaN."""
+"""Of what epilogues read."""
+OUTPUT_DTYPES = (*EPILOGUE_DTYPES, "float8_e4m3fn")
+"""The conversion to e5m2 saturates where torch's gives infinity."""
+LARGEST_E4M3 = 464.0
+"""Rounds to 448, the largest number of e4m3; torch gives NaN for what is larger, the conversion would saturate."""
 
 
 def itemsize(name: str) -> int:

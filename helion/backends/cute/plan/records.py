@@ -119,18 +119,23 @@ class GemmPlan:
 
     @property
     def warpgroups(self) -> int:
-        """That multiply one tile together, each 64 rows at a time; wgmma only."""
-        return 1 if self.teams > 1 else min(2, self.tile[0] // WGMMA_ROWS)
+        """That hold the sums of one tile; those of wgmma multiply it, each 64 rows at a time."""
+        return 1 if self.teams > 1 or self.unit == "tcgen05" else min(2, self.tile[0] // WGMMA_ROWS)
 
     @property
     def row_atoms(self) -> int:
-        """Times 64 rows of sums that one warpgroup holds; wgmma only."""
-        return self.tile[0] // (WGMMA_ROWS * self.warpgroups)
+        """Times 64 rows of sums that one warpgroup of wgmma holds."""
+        return self.tile[0] // (WGMMA_ROWS * self.warpgroups) if self.unit == "wgmma" else 1
+
+    @property
+    def paired(self) -> bool:
+        """Whether a thread holds pairs of columns of two rows, 8 apart, not all columns of one row."""
+        return self.unit == "wgmma" or self.cta_tile[0] == WGMMA_ROWS
 
     @property
     def consumer_warps(self) -> int:
         """Warps of one team, which turn sums into stored values."""
-        return 4 * self.warpgroups if self.unit == "wgmma" else 4
+        return 4 * self.warpgroups
 
     @property
     def rounds(self) -> int:
