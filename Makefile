@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 SETUP := $(PYTHON) scripts/setup.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prove replay lint test-versions seeds seeds-check prove-seeds
+.PHONY: help demo test prove replay lint docs test-versions seeds seeds-check prove-seeds
 .PHONY: bench-compile bench-dispatch bench-seeds report clean
 
 help: ## list the targets
@@ -37,6 +37,10 @@ lint: ## ruff check, ruff format --check, mypy
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+docs: ## the documentation as a site in build/site, warnings are errors
+	@$(SETUP) docs
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 test-versions: ## compile every example under the oldest and the newest supported Triton
 	@$(SETUP) run

@@ -29,14 +29,35 @@ _NESTED = "loop_orders"
 #: The short form that, given one number, stands for a list as long as the kernel has room for.
 EVERY_REDUCTION = "reduction_loop"
 
-#: What every kernel's config may say; a kernel's own tunables come on top.
-KEYS = frozenset(
-    (
-        *SINGULAR.values(), "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
-        "atomic_indexing", "load_eviction_policies", "load_cache_modifiers", "store_cache_modifiers",
-        "epilogue_subtile", "advanced_controls_file",
-    )
-)  # fmt: skip
+#: Config keys and their meaning; a kernel's own tunables come on top. Which of them a kernel has, how long its lists are and
+#: which values are legal, depends on the kernel and the target.
+KEYS: Mapping[str, str] = {
+    "block_sizes": "Elements of a tile along each dimension of `hl.tile` whose size the kernel leaves open, and each registered block size.",
+    "loop_orders": "The order in which the tiles of a multi-dimensional loop are walked, the last dimension fastest.",
+    "l2_groupings": "How many tiles along the first dimension are visited together before the next along the second, so that neighbouring programs share data in L2; 1 is row by row.",
+    "flatten_loops": "Whether the dimensions of a loop are walked as one, with blocks of the product of their sizes.",
+    "reduction_loops": "How a whole dimension (`:`) is walked: None holds it at once, a number walks it in chunks of so many elements.",
+    "range_unroll_factors": "How often the body of a loop is repeated; 0 leaves it to Triton.",
+    "range_warp_specializes": "Whether a loop gives its warps different roles; None leaves it to Triton.",
+    "range_num_stages": "Pipeline stages of a loop; 0 takes `num_stages`.",
+    "range_multi_buffers": "Whether an accumulator of a loop may have several buffers; None leaves it to Triton.",
+    "range_flattens": "Whether a loop is merged with the loop in it; None leaves it to Triton.",
+    "static_ranges": "Whether a loop with few iterations is unrolled completely.",
+    "num_warps": "Warps of a program, of 32 threads each (64 on AMD's data-centre GPUs).",
+    "num_stages": "Iterations of a loop whose loads are in flight at once.",
+    "pid_type": "How programs are mapped to the grid: `flat` numbers them, `xyz` uses the dimensions of the grid, and the `persistent_` ones launch as many programs as run at once, each of which takes tiles in blocks or interleaved.",
+    "num_sm_multiplier": "Programs per SM of a persistent grid.",
+    "maxnreg": "Most registers of a thread; None leaves it to the compiler.",
+    "indexing": "How memory is addressed: `pointer`, `block_ptr` or `tensor_descriptor` (copied by the GPU's copy engine, where it has one and the access fits; a pointer otherwise).",
+    "atomic_indexing": "Accepted and checked, without effect: atomic operations use pointers.",
+    "load_eviction_policies": "What a load's cache lines are good for: `first` to be evicted first, `last` to be kept, empty for neither.",
+    "load_cache_modifiers": "Cache levels of a load: `.cg` bypasses L1, empty uses all.",
+    "store_cache_modifiers": "Cache levels of a store: `.cs` is evicted first, `.wt` writes through L2, empty uses all.",
+    "epilogue_subtile": "Parts into which the columns of a matrix product's result are split before they are worked on and stored; None keeps them whole.",
+    "advanced_controls_file": "Path of a file with options for NVIDIA's assembler.",
+    "waves_per_eu": "On AMD GPUs: waves per execution unit that the compiler makes room for; 0 leaves it to Triton.",
+    "matrix_instr_nonkdim": "On AMD GPUs: rows and columns of the matrix instruction; 0 leaves it to Triton.",
+}  # fmt: skip
 #: What a key that is left out of a config reads as.
 _LEFT_OUT: Mapping[str, Any] = {"num_warps": 4, "num_stages": 1, "pid_type": "flat", "num_sm_multiplier": 1}
 _LISTS = frozenset(
@@ -76,12 +97,21 @@ def _freeze(value: object) -> object:
 
 
 class Config(Mapping[str, Any]):
-    """A mapping from config keys to values, hashable and immutable by convention.
+    """All that a kernel's source leaves open: tile sizes, loop orders, warps, stages, how memory is addressed.
+
+    A mapping from config keys to values, hashable and immutable by convention; values can be read as attributes too.
 
     Lists are flat however they are nested when given (``loop_orders`` has lists in it), a value alone is a list of one,
     and None for a list is as if it were left out. The short forms (``block_size`` for ``block_sizes``) take the same;
-    ``reduction_loop=n`` gives every whole dimension that can be walked in chunks the chunk ``n``. Keys that are left out take their defaults when the config meets a kernel. Which keys exist and how long their
-    lists are depends on the kernel: ``bound.config_spec`` knows, and refuses others with ``exc.InvalidConfig``.
+    ``reduction_loop=n`` gives every whole dimension that can be walked in chunks the chunk ``n``. Keys that are left out
+    take their defaults when the config meets a kernel. Which keys exist and how long their lists are depends on the
+    kernel: ``bound.config_spec`` knows, and refuses others with ``exc.InvalidConfig``.
+
+    Args:
+        keys: config keys and their values.
+
+    Raises:
+        exc.InvalidConfig: a key is given in both its forms.
     """
 
     __slots__ = ("_hash", "config")
@@ -132,19 +162,25 @@ class Config(Mapping[str, Any]):
         return f"helion.Config({', '.join(f'{key}={value!r}' for key, value in self.config.items())})"
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy as a plain dict."""
+        """Return a copy as a dict of plain values."""
         return json.loads(json.dumps(self.config))
 
     def to_json(self) -> str:
+        """Return the config as JSON text."""
         return json.dumps(self.config, indent=2)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Config:
+        """Make a config of a mapping from keys to values."""
         return cls(**config)
 
     @classmethod
     def from_json(cls, text: str) -> Config:
-        """Raises ``exc.InvalidConfig`` unless ``text`` is a JSON object."""
+        """Make a config of JSON text.
+
+        Raises:
+            exc.InvalidConfig: ``text`` is no JSON object.
+        """
         try:
             config = json.loads(text)
         except json.JSONDecodeError as error:
@@ -154,15 +190,32 @@ class Config(Mapping[str, Any]):
         return cls(**config)
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Write as JSON; the file appears whole or not at all, and a link in its place is replaced. Raises OSError."""
+        """Write the config to a file as JSON. The file appears whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         _files.write_whole(pathlib.Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Config:
+        """Read a config that ``save`` wrote.
+
+        Raises:
+            OSError: the file cannot be read.
+            exc.InvalidConfig: it holds no JSON object.
+        """
         return cls.from_json(pathlib.Path(path).read_text())
 
     def minimize(self, spec: Any) -> Config:
-        """Without the keys that equal the defaults of ``spec`` (a kernel's ``bound.config_spec``)."""
+        """Return a config without the keys that are at their defaults.
+
+        Args:
+            spec: the space of a kernel, ``bound.config_spec``.
+
+        Raises:
+            exc.InvalidConfig: the config is not legal for that kernel.
+        """
         full, defaults = spec.normalize(self), spec.normalize(Config())
         return Config(**{key: value for key, value in full.items() if _freeze(value) != _freeze(defaults[key])})
 

@@ -27,10 +27,9 @@ class UnknownTargetName(exc.UnknownTarget, ValueError):
 
 
 class MemoryClass(enum.Enum):
-    """How fast memory feeds one SM, by how programs have to be cut to keep enough loads in flight.
+    """Classes of GPUs by how programs have to be cut to keep enough loads in flight for the bandwidth of one SM.
 
-    What a row has is what was measured on the device, here or by those who published for it; the bandwidth per SM in GB/s
-    says which devices are alike.
+    The class of a GPU is what was measured on it, or published for it; the number is its bandwidth per SM in GB/s.
     """
 
     MODERATE = "moderate"

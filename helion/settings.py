@@ -107,6 +107,18 @@ _OBJECT_FIELDS: dict[str, Callable[[Any], Any]] = {
     **{name: _tolerance(name) for name in ("autotune_baseline_atol", "autotune_baseline_rtol")},
     "autotune_seed_configs": _seed_configs,
 }
+#: Fields without an environment variable of their own name, and what they are.
+DOCS: Mapping[str, str] = {
+    "ref_mode": "`helion.RefMode.EAGER` runs the Python function itself instead of compiling it; HELION_INTERPRET=1 makes that the default",
+    "autotune_baseline_fn": "function that results of candidates are compared with",
+    "autotune_baseline_accuracy_check_fn": "function that compares them",
+    "autotune_config_filter": "function that says which candidates are tried",
+    "autotune_benchmark_fn": "function that times a candidate",
+    "autotuner_fn": "called with the bound kernel and the arguments; the config is what `autotune()` of its result gives",
+    "autotune_baseline_atol": "absolute tolerance of that comparison",
+    "autotune_baseline_rtol": "relative tolerance of that comparison",
+    "autotune_seed_configs": "configs that a search begins with",
+}
 #: Fields whose values have other forms too.
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "dot_precision": _dot_precision,
@@ -120,9 +132,16 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
 class Settings:
     """Options of one kernel, given by keyword; each left out takes its environment variable, then its default.
 
-    ``helion.knobs.SETTINGS`` is the table of fields. Unknown fields raise TypeError, or AttributeError when assigned.
-    A field that is accepted for compatibility alone says so once when it is set to another value than its default
-    (``exc.SettingHasNoEffect``). The environment is read when the object is made, i.e. when the decorator runs.
+    The environment is read when the object is made, that is, when the decorator runs. A field that is accepted for
+    compatibility alone says so once when it is set to another value than its default (``exc.SettingHasNoEffect``).
+
+    Args:
+        fields: settings by name; they are attributes of the object.
+
+    Raises:
+        TypeError: an unknown field, or a value of another type.
+        ValueError: a value that the field cannot have; also one of an environment variable.
+        AttributeError: an unknown field is assigned.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -156,12 +175,16 @@ class Settings:
 
     @property
     def index_dtype_name(self) -> str:
-        """``"int32"``, ``"int64"`` or ``"auto"``."""
+        """The dtype of offsets by name: ``"int32"``, ``"int64"`` or ``"auto"``."""
         name = self.__dict__["index_dtype"]
         return "auto" if name is None else str(name).removeprefix("torch.")
 
     def check_autotuning_disabled(self) -> None:
-        """Raises ``exc.AutotuningDisallowedInEnvironment`` when ``HELION_DISALLOW_AUTOTUNING`` is set."""
+        """Refuse to tune where the environment forbids it.
+
+        Raises:
+            exc.AutotuningDisallowedInEnvironment: ``HELION_DISALLOW_AUTOTUNING`` is set.
+        """
         if knobs.DISALLOW_AUTOTUNING.read():
             raise exc.AutotuningDisallowedInEnvironment()
 
@@ -171,6 +194,7 @@ class Settings:
         return 1.5 if threshold is None else threshold
 
     def to_dict(self) -> dict[str, Any]:
+        """Return a copy as a dict from names to values."""
         return dict(self.__dict__)
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Makes the environment that the make targets run in; does nothing, in well under a second, when it is there already.
 
-    python3 scripts/setup.py run|test|lint|plot [--venv .venv]     what `make demo`, `test`, `lint`, `report` need
-    python3 scripts/setup.py remove             [--venv .venv]     delete it again
+    python3 scripts/setup.py run|test|lint|docs|plot [--venv .venv]     what `make demo`, `test`, `lint`, `docs`, `report` need
+    python3 scripts/setup.py remove                  [--venv .venv]     delete it again
 
 Two kinds of machine:
 
@@ -50,6 +50,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "run": ("demo",),
     "test": ("test", "plot"),
     "lint": ("lint",),
+    "docs": ("docs",),
     "plot": ("plot",),
 }
 

@@ -102,7 +102,7 @@ def tile_id(tile: Tile) -> Any:
 
 @declare("device")
 def tile_count(tile: Tile) -> Any:
-    """How many tiles the loop of a tile has, as ``tile.count``: a scalar.
+    """The number of tiles in the loop of a tile, as ``tile.count``: a scalar.
 
     Raises:
         exc.TypeInferenceError: ``tile`` is no tile.

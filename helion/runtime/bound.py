@@ -45,9 +45,15 @@ _LOG = _logging.logger(__name__)
 
 
 class BoundKernel:
-    """The analysis of a kernel for given dtypes, shapes and target, and what was compiled from it.
+    """A kernel for one specialization and one target, made by ``Kernel.bind``: its analysis, and its compiled configs.
 
     Facts, seeds and the config space are computed when first asked for; each config is compiled once.
+
+    Attributes:
+        kernel: the ``helion.Kernel``.
+        settings: its ``helion.Settings``.
+        configs: the configs that the decorator was given.
+        target: the ``helion.hardware.Target`` it is compiled for.
     """
 
     def __init__(self, kernel: Kernel, values: tuple[Any, ...], key: Key, target: Target) -> None:
@@ -120,7 +126,7 @@ class BoundKernel:
 
     @property
     def facts(self) -> KernelFacts:
-        """Axes, memory operations, dots, reductions and what is composed of them."""
+        """Axes, memory operations, matrix products, reductions and their combinations, as read off the kernel."""
         return self._analysis.facts
 
     @property
@@ -139,12 +145,15 @@ class BoundKernel:
         return self._analysis.seeds.declined
 
     def default_config(self) -> Config:
-        """What runs when nothing was tuned: the first promoted seed, unless another is predicted to be much faster; where
-        none is promoted, the fastest by prediction of the seeds and the conservative config."""
+        """Return the config that runs when nothing was tuned.
+
+        It is the first promoted seed, unless another is predicted to be much faster; where none is promoted, the fastest by
+        prediction of the seeds and the conservative config.
+        """
         return self._analysis.default_config
 
     def conservative_config(self) -> Config:
-        """Small safe tiles, no heuristic involved."""
+        """Return a config of small safe tiles, made without any heuristic."""
         return self._analysis.space.conservative()
 
     @property
@@ -166,14 +175,17 @@ class BoundKernel:
         emit_repro_caller: bool = False,
         output_origin_lines: bool | None = None,
     ) -> str:
-        """The generated module for a config (default: the one that would run) as text.
+        """Return the generated module for a config as text.
 
         Args:
-            config: as given, not changed.
+            config: a ``helion.Config`` or a dict; None is the config in use, else the one that would run.
             options: ``OutputCodeOptions(allow_helion_deps=False)`` for a module that does not import helion.
             emit_repro_caller: append ``call()``, which runs the kernel on random arguments like those it is bound to,
                 and call it when the module is run as a script.
             output_origin_lines: name the user's lines in comments; None leaves it to the setting.
+
+        Raises:
+            exc.InvalidConfig: the config is not legal for the kernel.
         """
         if options is not None and options.jax_fn:
             raise exc.InvalidAPIUsage(
@@ -224,46 +236,69 @@ class BoundKernel:
         return self.compiled.export(self._full(config), pathlib.Path(path))
 
     def compile_config(self, config: ConfigLike = None, *, allow_print: bool = True) -> Callable[..., Any]:
-        """Generate, load and return the host function for a config; each config is loaded once."""
+        """Generate, load and return the function for a config: it takes the arguments of a call.
+
+        Args:
+            config: as for ``to_triton_code``.
+            allow_print: print the code where ``print_output_code`` is set.
+
+        Raises:
+            exc.InvalidConfig: the config is not legal for the kernel.
+        """
         return self.compiled.function(self._full(config), allow_print)
 
     def get_cached_path(self, config: ConfigLike = None) -> str:
-        """The file the generated module of a config is kept in."""
+        """Return the path of the file that holds the generated module of a config."""
         return self._of.path(self._full(config))
 
     def backend_cache_key(self, config: ConfigLike = None) -> str:
-        """What the generated module of a config is kept under: equal for equal text, in every process."""
+        """Return the key of a config's generated module in the cache: equal for equal text, in every process."""
         return codecache.key(self.to_triton_code(config))
 
     def set_config(self, config: ConfigLike) -> None:
-        """Use a config from now on."""
+        """Use a config for all later calls.
+
+        Raises:
+            exc.InvalidConfig: the config is not legal for the kernel.
+        """
         self._choice.use(self._full(config))
 
     def short_config(self, config: ConfigLike = None) -> Config:
-        """A config without the keys at their defaults, but for those that people look for first."""
+        """Return a config without the keys at their defaults, but for tile sizes, warps and stages."""
         return self._of.short_config(self._full(config))
 
     def format_kernel_decorator(self, config: ConfigLike = None, settings: Any = None) -> str:
-        """The decorator line that fixes a config, without the keys at their defaults."""
+        """Return the decorator line that fixes a config, without the keys at their defaults."""
         return self._of.decorator(self._full(config), settings)
 
     def resources(self, config: ConfigLike = None) -> Resources:
-        """What a config takes on ``target``, compiled offline with its real assembler: registers, spills, shared memory.
+        """Compile a config for ``target`` with its real assembler, and read what it takes off the binary.
 
-        Never raises for being over a limit: see ``fits``. Answers are cached by binary.
+        No GPU is needed. A config over a limit does not raise: see ``fits``.
+
+        Args:
+            config: as for ``to_triton_code``.
+
+        Returns:
+            Registers per thread, spilled bytes per thread, bytes of shared memory and the limit, threads of a program.
+
+        Raises:
+            exc.InvalidConfig: the config is not legal for the kernel.
         """
         return self.compiled.resources(self._full(config))
 
     # --- running ---------------------------------------------------------------------------------------------------------
 
     def run_ref(self, *args: Any) -> Any:
-        """Run the kernel eagerly on these arguments: the result every config is compared with."""
+        """Run the Python function itself, eagerly, on these arguments."""
         return ref_mode.run_reference(self.kernel, self.kernel.normalize_args(*args))
 
     def __call__(self, *args: Any) -> Any:
-        """Run on arguments like those it was bound for; data may stand on another device (see ``Kernel.bind``).
+        """Run on arguments like those it was bound for.
 
-        Raises ``exc.BoundToOtherArguments`` where the generated code would not be right for them.
+        Raises:
+            exc.BoundToOtherArguments: the generated code would not be right for them.
+            exc.WrongTarget: they are on a GPU it was not compiled for.
         """
         values = self.kernel.normalize_args(*args)
         check_call(self.kernel, values)
@@ -291,7 +326,7 @@ class BoundKernel:
                 )
 
     def run_unchecked(self, *args: Any) -> Any:
-        """``__call__`` for all arguments in order, known to have the key of this bound kernel."""
+        """Run on all arguments in order, which are known to have the key of this bound kernel."""
         run = self._choice.run
         if run is None:
             if self.is_eager:
@@ -312,7 +347,8 @@ class BoundKernel:
     def ensure_config_exists(self, args: Sequence[Any]) -> None:
         """Choose and compile the config that a call with these arguments would run, unless there is one in use.
 
-        Raises ``exc.NoFeasibleConfig`` if they would go to a GPU that, with no config given, none can fit.
+        Raises:
+            exc.NoFeasibleConfig: no config is given, and none can fit the GPU.
         """
         if self._choice.run is not None or self.is_eager:
             return
@@ -353,13 +389,22 @@ class BoundKernel:
         )
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
-        """Choose among the given configs, or the default config and the seeds when none are given: the fastest on a
-        GPU, the first legal one on CPU. With ``autotune_effort="none"`` the only config, or the default. A kernel's
-        ``autotuner_fn`` is called with the bound kernel, the arguments and ``options`` instead; the config is what
-        ``autotune()`` of its result gives.
+        """Choose a config for these arguments and use it from now on.
 
-        Raises ``exc.AutotuningDisallowedInEnvironment`` if several would have to be tried and the environment forbids
-        it, and ``exc.NoFeasibleConfig`` where none is given and none can fit the GPU.
+        On a GPU the fastest of the given configs, or of the default config and the seeds; elsewhere the first legal one.
+        With ``autotune_effort="none"`` the only config, or the default. The setting ``autotuner_fn`` takes over where it is
+        set: it is called with the bound kernel, the arguments and ``options``, and ``autotune()`` of its result gives the
+        config.
+
+        Args:
+            args: the arguments of a call.
+            force: accepted; the choice is made anew in any case.
+            options: passed on to ``autotuner_fn``.
+
+        Raises:
+            exc.NoConfigFound: none of the given configs is legal.
+            exc.NoFeasibleConfig: none is given, and none can fit the GPU.
+            exc.AutotuningDisallowedInEnvironment: several would have to be timed, and ``HELION_DISALLOW_AUTOTUNING`` is set.
         """
         if self.settings.autotuner_fn is not None:
             self.settings.check_autotuning_disabled()
@@ -392,5 +437,9 @@ class BoundKernel:
         return self.config
 
     def explain(self, format: str = "text") -> str:
-        """Facts, verdicts with reasons, seeds, predicted beside measured resources; ``format`` is text or json."""
+        """Return facts, seeds with reasons, declined rules, and predicted beside measured resources, as text.
+
+        Args:
+            format: ``"text"`` or ``"json"``.
+        """
         return explain.explain(self.compiled, format)

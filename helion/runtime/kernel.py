@@ -181,7 +181,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
 
         Args:
             args: the arguments of a call.
-            force: choose again where a config is in use.
+            force: accepted; the choice is made anew in any case.
             options: passed on to ``autotuner_fn``, where the settings have one.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What the text of a generated module is to be."""
+"""Options of the text of a generated module."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OutputCodeOptions:
-    """What ``BoundKernel.to_code`` writes.
+    """Options of the text that ``BoundKernel.to_code`` writes.
 
-    ``allow_helion_deps=False`` asks for a module that imports torch and Triton only. ``jax_fn`` is for backends that have
-    JAX functions; here it is refused.
+    Args:
+        allow_helion_deps: False asks for a module that does not import helion.
+        jax_fn: a JAX function instead of a torch one; no backend has them, and True is refused.
     """
 
     allow_helion_deps: bool = True

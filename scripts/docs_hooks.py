@@ -1,0 +1,26 @@
+"""What the documentation's build adds to ``docs/``: the reference, and CONTRIBUTING.md as a page."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import reference  # noqa: E402  (a module beside this one)
+
+
+def contributing() -> str:
+    """CONTRIBUTING.md with links as seen from ``docs/``."""
+    return re.sub(r"\]\(docs/", "](", (ROOT / "CONTRIBUTING.md").read_text())
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for path, text in {**reference.pages(), "contributing.md": contributing()}.items():
+        files.append(File.generated(config, path, content=text))
+    return files

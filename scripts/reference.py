@@ -1,0 +1,496 @@
+"""The reference pages of the documentation, made of docstrings and tables: Markdown by the path of the page.
+
+``pages()`` is what the site's build adds to ``docs/``; nothing of it is kept in files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import enum
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import helion
+import helion.language as hl
+from helion import _compatibility, exc, knobs
+from helion.__main__ import parser
+from helion._compiler.frontend import (
+    hl_functions,
+    hl_random,
+    torch_composites,
+    torch_functions,
+    torch_lanes,
+    torch_matmul,
+    torch_pointwise,
+    torch_reductions,
+    torch_shapes,
+)
+from helion.autotuner.space.fields import Field, PerSlot, Scalar
+from helion.config import KEYS, SINGULAR
+from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
+from helion.runtime.bound import BoundKernel
+from helion.settings import DOCS
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One documented name: its heading, its signature if it can be called, and its docstring."""
+
+    name: str
+    signature: str
+    doc: str
+    parameters: tuple[str, ...] = ()
+
+
+# --- docstrings ----------------------------------------------------------------------------------------------------
+
+_SECTIONS = {"Args:": "Arguments", "Attributes:": "Attributes", "Returns:": "Returns", "Raises:": "Raises"}
+_ITEM = re.compile(r"^    (\w[\w.]*): (.*)$")
+
+
+def sections(doc: str) -> dict[str, list[str]]:
+    """The lines of a docstring by section; ``""`` is the text before the first."""
+    found: dict[str, list[str]] = {"": []}
+    current = found[""]
+    for line in inspect.cleandoc(doc).splitlines():
+        if line in _SECTIONS:
+            current = found.setdefault(line, [])
+        else:
+            current.append(line)
+    return found
+
+
+def items(lines: Iterable[str]) -> list[tuple[str, str]]:
+    """``name: text`` of a section's lines, with continuations joined."""
+    found: list[tuple[str, str]] = []
+    for line in lines:
+        if match := _ITEM.match(line):
+            found.append((match[1], match[2]))
+        elif found and line.strip():
+            found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}")
+    return found
+
+
+def markdown(doc: str) -> str:
+    """A docstring as Markdown: sections become lists."""
+    parts = []
+    for section, lines in sections(doc).items():
+        text = "\n".join(lines).strip()
+        if not section:
+            parts.append(text)
+        elif section == "Returns:":
+            parts.append(f"**Returns** {inspect.cleandoc(text)}")
+        else:
+            rows = "\n".join(f"- `{name}`: {what}" for name, what in items(lines))
+            parts.append(f"**{_SECTIONS[section]}**\n\n{rows}")
+    return "\n\n".join(part for part in parts if part)
+
+
+# --- public names --------------------------------------------------------------------------------------------------
+
+
+def public(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Names without an underscore that a module or class defines or exports."""
+    for name, value in vars(owner).items():
+        if not name.startswith("_") and not (isinstance(owner, type) and isinstance(value, types.MemberDescriptorType)):
+            yield name, value
+
+
+def signature(function: Any) -> inspect.Signature | None:
+    """The signature for readers, without ``self``; None where nothing can be called."""
+    if isinstance(function, (staticmethod, classmethod)):
+        function = function.__func__
+    if not callable(function) or isinstance(function, enum.EnumMeta):
+        return None
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    kept = [p for p in found.parameters.values() if p.name not in ("self", "cls")]
+    return found.replace(parameters=kept)
+
+
+def entry(name: str, value: Any) -> Entry:
+    call = None if isinstance(value, property) else signature(value)
+    doc = inspect.getdoc(value.fget if isinstance(value, property) else value) or ""
+    shown = f"{name}{_tidy(str(call))}" if call is not None else name
+    return Entry(name, shown, doc, () if call is None else tuple(call.parameters))
+
+
+def _tidy(text: str) -> str:
+    for long, short in (("collections.abc.", ""), ("typing.", ""), ("~", ""), ("'", ""), ("_T", "T")):
+        text = text.replace(long, short)
+    return text
+
+
+def language() -> list[Entry]:
+    """All of ``hl``, in the order of its exports."""
+    return [entry(f"hl.{name}", value) for name, value in public(hl) if not isinstance(value, types.ModuleType)]
+
+
+def members(name: str, cls: type) -> list[Entry]:
+    """A class and its public methods and properties."""
+    own = entry(name, cls)
+    found = [own]
+    for member, value in public(cls):
+        if isinstance(value, (types.FunctionType, property, classmethod, staticmethod)):
+            found.append(entry(f"{name}.{member}", value))
+    return found
+
+
+def exported(module: types.ModuleType) -> list[str]:
+    """The names that a package's ``__init__`` imports ``as`` themselves, which makes them public."""
+    tree = ast.parse(inspect.getsource(module))
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+    return [alias.name for node in imports for alias in node.names if alias.asname == alias.name]
+
+
+def package() -> list[Entry]:
+    """All of ``helion`` but its modules, with the methods of its classes, and those of bound kernels."""
+    found: list[Entry] = []
+    for name in exported(helion):
+        value = getattr(helion, name)
+        if not isinstance(value, types.ModuleType):
+            found += members(f"helion.{name}", value) if isinstance(value, type) else [entry(f"helion.{name}", value)]
+    return [*found, *members("BoundKernel", BoundKernel)]
+
+
+def modules() -> list[tuple[types.ModuleType, list[Entry]]]:
+    """The public modules of the package that have no page of their own, with what each exports or defines."""
+    values = (getattr(helion, name) for name in exported(helion))
+    return [
+        (module, [entry(f"{module.__name__}.{name}", value) for name, value in _defined(module)])
+        for module in values
+        if isinstance(module, types.ModuleType) and module not in (hl, exc)
+    ]
+
+
+def _defined(module: types.ModuleType) -> list[tuple[str, Any]]:
+    names = (
+        exported(module)
+        if hasattr(module, "__path__")
+        else [
+            name
+            for name, value in public(module)
+            if isinstance(value, (types.FunctionType, type)) and value.__module__ == module.__name__
+        ]
+    )
+    return [(name, getattr(module, name)) for name in names]
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table; bars in cells are escaped."""
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    names = list(head)
+    lines = [names, [":--"] * len(names), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def code(value: object) -> str:
+    return f"`{value}`"
+
+
+def config_fields() -> dict[str, Field]:
+    """A field for every config key, from the spaces of kernels that have all kinds of loops and accesses."""
+    found: dict[str, Field] = {}
+    for target in ("sm_100", "gfx942"):
+        for kernel, args in _subjects():
+            for field in kernel.bind(args, target=target).config_spec.fields:
+                if field.key not in found or (isinstance(field, PerSlot) and field.slots):
+                    found[field.key] = field
+    return found
+
+
+def _subjects() -> list[tuple[helion.Kernel, tuple[torch.Tensor, ...]]]:
+    x = torch.empty([256, 256], device="meta")
+    return [(_product, (x, x)), (_rows, (x,))]
+
+
+@helion.kernel
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile_m, tile_n in hl.tile(x.size()):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        for _ in hl.grid(2):
+            acc = acc + 1
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :], -1)
+    return out
+
+
+#: Keys whose values follow the sizes of the kernel.
+_SIZED = {
+    "block_sizes": "powers of two",
+    "reduction_loops": "None, powers of two",
+    "loop_orders": "permutations, such as `[1, 0]`",
+    "advanced_controls_file": "None, a path",
+}
+
+
+def allowed(field: Field) -> str:
+    """The values of a key, in words."""
+    if field.key in _SIZED:
+        return _SIZED[field.key]
+    if isinstance(field, Scalar):
+        return in_words(field.fragment)
+    assert isinstance(field, PerSlot)
+    widest = max((slot.fragment for slot in field.slots), key=lambda f: len(in_words(f)), default=None)
+    return in_words(widest) if widest is not None else code("pointer")
+
+
+def in_words(fragment: Any) -> str:
+    match fragment:
+        case PowerOfTwoFragment(low, high):
+            return f"powers of two, {low} to {high}"
+        case IntegerFragment(low, high):
+            return f"{low} to {high}"
+        case EnumFragment(choices):
+            return ", ".join(code(repr(choice)) for choice in choices)
+        case BooleanFragment():
+            return "`False`, `True`"
+        case PermutationFragment():
+            return "permutations"
+    raise TypeError(f"no values known of {fragment!r}")
+
+
+def config_rows() -> list[tuple[str, str, str, str]]:
+    """Key, entries, values and meaning of every config key."""
+    short = {plural: singular for singular, plural in SINGULAR.items()}
+    rows = []
+    for key, field in config_fields().items():
+        names = code(key) + (f"<br>{code(short[key])}" if key in short else "")
+        entries = f"one per {field.per}" if isinstance(field, PerSlot) else "one value"
+        rows.append((names, entries, allowed(field), KEYS[key]))
+    return rows
+
+
+def setting_rows() -> list[tuple[str, str, str, str, str]]:
+    """Name, environment variable, values, default and meaning of every setting that has an effect."""
+    return [row for row in _settings() if row[0].strip("`") not in _compatibility.SETTINGS]
+
+
+def _settings() -> Iterator[tuple[str, str, str, str, str]]:
+    for name, knob in knobs.SETTINGS.items():
+        yield code(name), code(knob.env), knob.expected, code(repr(knob.default)), knob.doc
+    for name, doc in DOCS.items():
+        kind = "`RefMode.OFF`, `RefMode.EAGER`" if name == "ref_mode" else "an object or None"
+        yield code(name), "", kind, code("RefMode.OFF") if name == "ref_mode" else code("None"), doc
+
+
+def ignored_rows() -> list[tuple[str, str]]:
+    """Settings that are accepted and have no effect, with the reason."""
+    return [(code(name), why) for name, why in _compatibility.SETTINGS.items()]
+
+
+def variable_rows() -> list[tuple[str, str, str]]:
+    """Environment variables that are no default of a setting: name, default, meaning."""
+    found = (value for value in vars(knobs).values() if isinstance(value, knobs.Knob))
+    return [(code(knob.env), code(repr(knob.default)), knob.doc) for knob in found]
+
+
+def error_rows() -> list[tuple[str, str, str]]:
+    """Errors and warnings: class, base, message."""
+    classes = [value for value in vars(exc).values() if isinstance(value, type) and issubclass(value, exc.Base)]
+    return [
+        (code(cls.__name__), ", ".join(code(base.__name__) for base in cls.__bases__), _message(cls))
+        for cls in classes
+        if cls not in (exc.Base, exc.BaseError, exc.BaseWarning)
+    ]
+
+
+def _message(cls: type[exc.Base]) -> str:
+    unused = "never raised here; kept for `except` clauses" if cls.__name__ in _compatibility.ERRORS else ""
+    text = "the text says what" if cls.template == "{0}" else cls.template.replace("*", "\\*").replace("<", "&lt;")
+    return unused or text
+
+
+# --- torch functions -----------------------------------------------------------------------------------------------
+
+_GROUPS: Mapping[str, types.ModuleType] = {
+    "Elementwise": torch_pointwise,
+    "Elementwise, made of several": torch_composites,
+    "Reductions, norms and softmax": torch_reductions,
+    "Matrix products": torch_matmul,
+    "Shapes and new values": torch_shapes,
+    "Joining, selecting and sorting": torch_lanes,
+}
+_OWNERS: tuple[tuple[str, Any], ...] = (
+    ("torch", torch), ("torch.nn.functional", F), ("torch.special", torch.special), ("torch.linalg", torch.linalg), ("Tensor", torch.Tensor),
+)  # fmt: skip
+
+
+def torch_names(functions: Iterable[Any]) -> list[str]:
+    """Every public spelling of functions, sorted, those of operators left out."""
+    wanted = set(functions)
+    found = set()
+    for prefix, owner in _OWNERS:
+        for name in dir(owner):
+            value = getattr(owner, name, None)
+            if not name.startswith("_") and isinstance(value, Hashable) and callable(value) and value in wanted:
+                found.add(f"{prefix}.{name}")
+    return sorted(found)
+
+
+def torch_groups() -> dict[str, list[str]]:
+    """The torch functions that device code may call, by kind."""
+    groups = {title: torch_names(module.RULES) for title, module in _GROUPS.items()}
+    groups["Cumulative sums and products"] = torch_names(hl_functions.TORCH_RULES)
+    groups["Random numbers"] = torch_names(hl_random.TORCH_RULES)
+    return groups
+
+
+def torch_operators() -> list[str]:
+    """The operators of Python that have a rule."""
+    methods = {name: getattr(torch.Tensor, name) for name in dir(torch.Tensor) if name.startswith("__")}
+    return [name for name, value in methods.items() if isinstance(value, Hashable) and value in torch_functions.RULES]
+
+
+# --- pages ---------------------------------------------------------------------------------------------------------
+
+
+def listing(entries: Iterable[Entry], level: str = "##") -> str:
+    """Entries as headings with signature and documentation."""
+    parts = []
+    for each in entries:
+        shown = "" if each.signature == each.name else f"```text\n{each.signature}\n```\n\n"
+        parts.append(f"{level} {each.name}\n\n{shown}{markdown(each.doc)}")
+    return "\n\n".join(parts)
+
+
+def language_page() -> str:
+    return (
+        "# helion.language\n\nConventionally imported as `import helion.language as hl`. A *device value* is what a load or a "
+        "computation in a device loop gives; a *host tensor* is an argument or a tensor that host code has made.\n\n"
+        + listing(language())
+    )
+
+
+def package_page() -> str:
+    parts = ["# helion", listing(package())]
+    for module, entries in modules():
+        parts.append(f"# {module.__name__}\n\n{markdown(module.__doc__ or '')}\n\n{listing(entries)}")
+    return "\n\n".join(parts)
+
+
+def config_page() -> str:
+    head = ("key", "entries", "values", "meaning")
+    return f"""# Config keys
+
+A `helion.Config` holds them by keyword. Keys that are left out take their defaults; the second spelling of a key takes a
+value for a list of one. Lists that are too short are filled with defaults. What a kernel's config may say depends on the
+kernel and the target: `kernel.bind(args).config_spec` knows, and an illegal value raises `helion.exc.InvalidConfig` with the
+key, the value and what is allowed. The values here are those of NVIDIA's and AMD's GPUs together.
+
+{table(head, config_rows())}
+
+`hl.register_tunable` adds keys of a kernel's own. Keys that begin with `_triton_config_` are passed on to Triton as launch
+options, without the prefix.
+"""
+
+
+def settings_page() -> str:
+    head = ("setting", "environment variable", "values", "default", "meaning")
+    return f"""# Settings and environment variables
+
+Settings are options of one kernel: `@helion.kernel(static_shapes=False)`, or `settings=helion.Settings(...)`. Each that is
+left out takes its environment variable, read when the decorator runs, then its default.
+
+{table(head, setting_rows())}
+
+## Other environment variables
+
+{table(("variable", "default", "meaning"), variable_rows())}
+
+## Accepted without effect
+
+Setting one of these to another value than its default prints one line that says so; `ignore_warnings=["SettingHasNoEffect"]`
+keeps it quiet.
+
+{table(("setting", "why"), ignored_rows())}
+"""
+
+
+def errors_page() -> str:
+    return f"""# Errors and warnings
+
+All stand in `helion.exc`. Errors derive from `helion.exc.BaseError`, warnings from `helion.exc.BaseWarning`; a warning is
+printed once to stderr, unless its name is in the setting `ignore_warnings`. Words in braces are filled in; where an error is
+about a line of the kernel, an excerpt follows.
+
+{table(("class", "base", "message"), error_rows())}
+"""
+
+
+def torch_page() -> str:
+    groups = "\n\n".join(f"## {title}\n\n{_spellings(names)}" for title, names in torch_groups().items() if names)
+    return f"""# torch functions in device code
+
+Inside a device loop these functions and methods of torch work on tiles, with torch's rules for dtypes and broadcasting.
+Anything else raises `helion.exc.UnsupportedTorchFunction` with its name. In host code every function of torch may be called.
+
+Softmax, norms and cumulative sums need a whole dimension, as in `x[tile, :]`: along a tile that the config cuts they are
+refused, since the result would depend on the tile size.
+
+{groups}
+
+## Operators
+
+{", ".join(map(code, torch_operators()))}
+"""
+
+
+def _spellings(names: Iterable[str]) -> str:
+    """Functions, then methods."""
+    functions = [code(name) for name in names if name.startswith("torch.")]
+    methods = [code(name.removeprefix("Tensor")) for name in names if name.startswith("Tensor.")]
+    kinds = (("Functions", functions), ("Methods", methods))
+    return "\n\n".join(f"{title}: {', '.join(found)}" for title, found in kinds if found)
+
+
+def commands_page() -> str:
+    root = parser()
+    (commands,) = (a for a in root._actions if isinstance(a, argparse._SubParsersAction))
+    parts = [f"## {name}\n\n```text\n{_usage(each)}\n```" for name, each in commands.choices.items()]
+    return "# Command line\n\n" + "\n\n".join((f"```text\n{_usage(root)}\n```", *parts))
+
+
+def _usage(each: argparse.ArgumentParser) -> str:
+    each.formatter_class = functools.partial(argparse.HelpFormatter, width=100)
+    return each.format_help().strip()
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/language.md": language_page,
+    "reference/package.md": package_page,
+    "reference/configs.md": config_page,
+    "reference/settings.md": settings_page,
+    "reference/torch.md": torch_page,
+    "reference/errors.md": errors_page,
+    "reference/commands.md": commands_page,
+}
+
+
+def pages() -> dict[str, str]:
+    """Markdown by path under ``docs/``."""
+    return {path: make() for path, make in PAGES.items()}
