@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from .... import exc
 from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import Program
@@ -16,11 +14,18 @@ from ..plan.refusal import Refusal
 from ..settle import choice_of
 from .product import Product, product_of
 
+KEPT = 64
+_PRODUCTS: dict[int, tuple[Program, Product]] = {}
 
-@functools.lru_cache(maxsize=64)
+
 def known_product(program: Program) -> Product:
-    """``product_of``, once per program. Raises ``Refusal``."""
-    return product_of(program)
+    """``product_of``, once per program, which is told by its identity: hashing one takes milliseconds. Raises ``Refusal``."""
+    known = _PRODUCTS.get(id(program))
+    if known is None or known[0] is not program:
+        if len(_PRODUCTS) >= KEPT:
+            _PRODUCTS.clear()
+        known = _PRODUCTS[id(program)] = (program, product_of(program))
+    return known[1]
 
 
 def build_plan(program: Program, decisions: Decisions, target: Target, settings: Settings) -> CutePlan:

@@ -19,6 +19,10 @@ Ready = Callable[[], bool]
 Running = Iterator[Ready | None]
 
 
+LOOKING = 0.2
+"""How often a warp that waits looks whether it still has to."""
+
+
 class Fault(Exception):
     """The roles of a plan do not work together; the message says what happens first."""
 
@@ -139,11 +143,13 @@ class Cluster:
         self.program, self.plan = program, program.plan
         self.tiles, self.k_tiles = tiles, k_tiles
         self.random = random.Random(seed)
+        self.newest_first = self.random.choice((0.0, 0.9))  # of messages, which starves the oldest
         self.messages: list[tuple[int, Callable[[], None]]] = []
         self.queues: dict[int, list[Callable[[], None]]] = {}
         """Per leading CTA: what its tensor core does, in order."""
         self.ctas = [self._cta(rank) for rank in range(self.plan.ctas)]
         self.stored: dict[tuple[int, Tag], int] = {}
+        self._parts: dict[int, set[tuple[str, int]]] = {}
         self.exits = 0
         self.exiting = sum(role.warps for role in program.roles) * self.plan.ctas
 
@@ -189,32 +195,36 @@ class Cluster:
                         )
 
     def _schedule(self, agents: list[tuple[Warp, Running]]) -> None:
+        """Steps and transfers at random; warps that wait look again from time to time, and when nothing else can go on."""
         draw = self.random.random
         speeds = [0.05 + draw() ** 2 for _ in agents]
         waits: list[Ready | None] = [None] * len(agents)
-        delivery = self.random.choice((0.05, 0.3, 0.7))
-        live = list(range(len(agents)))
-        parked: set[int] = set()
-        while live or self.messages or any(self.queues.values()):
-            if self._deliver(delivery if len(parked) < len(live) else 1.0):
-                parked.clear()
-                continue
-            if len(parked) == len(live):
-                if not live:
+        delivery = self.random.choice((0.1, 0.4, 0.8))
+        able, parked = list(range(len(agents))), list[int]()
+        changed = False
+        while able or parked:
+            if changed and parked and (not able or draw() < LOOKING):
+                able, parked, changed = able + parked, [], False
+            if self._deliver(delivery if able else 1.0):
+                changed = True
+            elif able:
+                at = int(draw() * len(able))
+                i = able[at]
+                if draw() > speeds[i]:
                     continue
-                raise Fault(self._deadlock([agents[i][0] for i in live]))
-            i = live[int(draw() * len(live))]
-            if i in parked or draw() > speeds[i]:
-                continue
-            ready = waits[i]
-            if ready is not None and not ready():
-                parked.add(i)
-                continue
-            try:
-                waits[i] = next(agents[i][1])
-            except StopIteration:
-                live.remove(i)
-            parked.clear()
+                ready = waits[i]
+                if ready is not None and not ready():
+                    parked.append(able.pop(at))
+                    continue
+                changed = True
+                try:
+                    waits[i] = next(agents[i][1])
+                except StopIteration:
+                    able.pop(at)
+            elif not changed:
+                raise Fault(self._deadlock([agents[i][0] for i in parked]))
+        while self._deliver(1.0):
+            pass
 
     def _deliver(self, chance: float) -> bool:
         """One transfer or one step of a tensor core, at times."""
@@ -226,7 +236,8 @@ class Cluster:
         if queues and (not self.messages or self.random.random() < 0.5):
             self.random.choice(queues).pop(0)()
             return True
-        rank, deliver = self.messages.pop(int(self.random.random() * len(self.messages)))
+        late = self.random.random() < self.newest_first
+        rank, deliver = self.messages.pop(-1 if late else int(self.random.random() * len(self.messages)))
         if self.ctas[rank].running == 0:
             raise Fault(f"something arrives at CTA {rank}, which has left")
         deliver()
@@ -291,12 +302,14 @@ class Cluster:
 
     def parts(self, rank: int) -> set[tuple[str, int]]:
         """What has to be in a slot of A and B of CTA `rank` before it is read."""
-        parts = set()
-        for cta in self.ctas:
-            a, b = multicast_masks(self.plan, cta.rank)
-            parts |= {("a", cta.rank)} if a >> rank & 1 else set()
-            parts |= {("b", cta.rank)} if b >> rank & 1 else set()
-        return parts
+        found = self._parts.get(rank)
+        if found is None:
+            found = self._parts[rank] = set()
+            for cta in self.ctas:
+                a, b = multicast_masks(self.plan, cta.rank)
+                found |= {("a", cta.rank)} if a >> rank & 1 else set()
+                found |= {("b", cta.rank)} if b >> rank & 1 else set()
+        return found
 
     def expect(self, cta: Cta, slot: Slot, tag: Tag) -> None:
         if set(slot.held) != self.parts(cta.rank) or any(held != tag for held in slot.held.values()):
