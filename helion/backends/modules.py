@@ -8,7 +8,7 @@ from .._lazy import lazy
 from .cute.toolchain.kernel import gemm_kernel as gemm_kernel
 from .triton.execute.launcher import default_launcher as default_launcher
 from .triton.execute.launcher import get_num_sm as get_num_sm
-from .triton.execute.launcher import random_seed as random_seed
+from .triton.execute.launcher import random_seeds as random_seeds
 from .triton.execute.launcher import set_triton_allocator as set_triton_allocator
 
 if TYPE_CHECKING:

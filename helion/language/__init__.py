@@ -38,6 +38,8 @@ from .scans import associative_scan as associative_scan
 from .scans import cumprod as cumprod
 from .scans import cumsum as cumsum
 from .scans import reduce as reduce
+from .stack_tensor import StackTensor as StackTensor
+from .stack_tensor import stacktensor_like as stacktensor_like
 from .tiles import Tile as Tile
 from .tiles import tile_begin as tile_begin
 from .tiles import tile_block_size as tile_block_size

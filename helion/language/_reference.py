@@ -195,6 +195,14 @@ class Session:
     depth: int = 0
     frames: tuple[Frame, ...] = ()
     level: int = field(default=0, repr=False)
+    #: The tiles of the loops that are running, outermost first.
+    running: tuple[Any, ...] = ()
+    #: Seeds of torch's random functions in the grid loop that is running, by the place of the call.
+    seeds: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
+    #: How many seeds each launch of the compiled kernel draws at once, in order, where that makes a difference.
+    launches: Callable[[], Iterator[int]] = field(default=lambda: iter(()), repr=False)
+    _counts: Iterator[int] | None = field(default=None, repr=False)
+    _drawn: list[torch.Tensor] = field(default_factory=list, repr=False)
     _slots: dict[Any, int] = field(default_factory=dict, repr=False)
 
     @property
@@ -206,6 +214,15 @@ class Session:
         reading it is cheap; torch mixes such scalars with tensors of any device."""
         with torch._C.DisableTorchFunction():
             return torch.tensor(value, dtype=self.index_dtype)
+
+    def draw(self) -> torch.Tensor:
+        """The next seed of the kernel's device, as launches draw them."""
+        if not self._drawn:
+            if self._counts is None:
+                self._counts = self.launches()
+            count = next(self._counts, 1)
+            self._drawn += torch.randint(2**63 - 1, (count,), device=self.device).unbind()
+        return self._drawn.pop(0)
 
     def configured_size(self, position: int = 0) -> int | None:
         """The block size that the config has for the call of the user's source that is running, and its ``position``-th
@@ -223,6 +240,7 @@ class Session:
     def inside(self, tiles: Sequence[ShortTile]) -> Iterator[bool]:
         """Run one iteration of a loop over ``tiles``; gives whether some of them are short."""
         outer, replaced = self.frames, [tile.block.tile for tile in tiles]
+        self.running = (*self.running, *tiles)
         for tile in tiles:
             tile.block.tile = tile
         short = tuple(tile for tile in tiles if tile.is_short)
@@ -235,6 +253,7 @@ class Session:
             yield bool(short)
         finally:
             self.frames = outer
+            self.running = self.running[: len(self.running) - len(tiles)]
             for tile, before in zip(tiles, replaced, strict=True):
                 tile.block.tile = before
 

@@ -358,6 +358,20 @@ def _complaint(tensor: torch.Tensor, verb: str, what: str) -> str:
     return f"{os.path.basename(file)}:{line}: kernel {frame.f_code.co_name!r} {verb} {_name(frame, tensor)!r} {what}, in `{text}`"
 
 
+class Accessible:
+    """What ``hl.load`` and ``hl.store`` take besides tensors."""
+
+    __slots__ = ()
+
+    def load_eagerly(self, index: Any, mask: Any) -> torch.Tensor:
+        """As ``load``."""
+        raise NotImplementedError
+
+    def store_eagerly(self, index: Any, value: Any, mask: Any) -> None:
+        """As ``store``."""
+        raise NotImplementedError
+
+
 # --- reading ------------------------------------------------------------------------------------------------------------
 
 

@@ -159,6 +159,8 @@ def _device_loop(
     session: Session, dimensions: Sequence[Sequence[Any]], variable: Callable[[tuple[Any, ...]], Any], tiles: bool
 ) -> Iterator[Any]:
     session.depth += 1
+    if session.depth == 1:
+        session.seeds.clear()
     try:
         for items in itertools.product(*dimensions):
             with session.inside(items if tiles else ()) as is_short:

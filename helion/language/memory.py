@@ -26,7 +26,7 @@ def load(
     is loaded or computed on the device does not.
 
     Args:
-        tensor: a host tensor.
+        tensor: a host tensor, or an ``hl.StackTensor``.
         index: one entry per dimension: tiles, integers, slices, None, and integer tensors. Index tensors that are all 1-D
             select an outer product; where one has more dimensions, neighbours broadcast together as in PyTorch.
         extra_mask: a boolean device value that broadcasts to the result's shape.
@@ -84,9 +84,14 @@ def _load(tensor: Any, index: Any, extra_mask: Any = None, eviction_policy: str 
         raise exc.InvalidAPIUsage(
             f"eviction_policy must be '', 'evict_first' or 'evict_last', got {eviction_policy!r}."
         )
+    if isinstance(tensor, access.Accessible):
+        return tensor.load_eagerly(index, extra_mask)
     return access.load(_tensor(tensor, "hl.load"), index, extra_mask)
 
 
 @reference(store, "once")
 def _store(tensor: Any, index: Any, value: Any, extra_mask: Any = None) -> None:
+    if isinstance(tensor, access.Accessible):
+        tensor.store_eagerly(index, value, extra_mask)
+        return
     access.store(_tensor(tensor, "hl.store"), index, value, extra_mask)

@@ -93,14 +93,14 @@ def _philox(seed: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, ..
     return c0, c1, c2, c3
 
 
-def _words(offsets: torch.Tensor, seed: Any) -> tuple[torch.Tensor, ...]:
-    session = current()
-    if session.index_dtype == torch.int32:
-        offsets = offsets & _WORD
-    return _philox(torch.as_tensor(seed, device=session.device).to(torch.int64), offsets.to(torch.int64))
+def words(offsets: torch.Tensor, seed: Any) -> tuple[torch.Tensor, ...]:
+    """Four 32-bit words at each offset, as int64; offsets of 32 bits have no sign."""
+    if offsets.dtype.itemsize <= 4:
+        offsets = offsets.to(torch.int64) & _WORD
+    return _philox(torch.as_tensor(seed, device=current().device).to(torch.int64), offsets.to(torch.int64))
 
 
-def _places(shape: Any) -> torch.Tensor:
+def places(shape: Any) -> torch.Tensor:
     """The place of each element in a row-major tensor of the whole shape."""
     session = current()
     sizes = list(shape) if isinstance(shape, (tuple, list)) else [shape]
@@ -112,7 +112,8 @@ def _places(shape: Any) -> torch.Tensor:
     return offsets
 
 
-def _uniform(word: torch.Tensor) -> torch.Tensor:
+def uniform(word: torch.Tensor) -> torch.Tensor:
+    """fp32 numbers in [0, 1) of 32-bit words."""
     signed = torch.where(word > 0x7FFFFFFF, _WORD - word, word)
     return signed.to(torch.float32) * _UNIFORM
 
@@ -120,19 +121,19 @@ def _uniform(word: torch.Tensor) -> torch.Tensor:
 @reference(rand)
 def _rand(shape: Any, seed: Any, device: Any = None, offsets: Any = None) -> torch.Tensor:
     sizes = [int(size) for size in shape] if isinstance(shape, (tuple, list)) else [int(shape)]
-    places = _places(shape) if offsets is None else torch.as_tensor(offsets, device=current().device).expand(sizes)
-    return _uniform(_words(places, seed)[0])
+    given = places(shape) if offsets is None else torch.as_tensor(offsets, device=current().device).expand(sizes)
+    return uniform(words(given, seed)[0])
 
 
 @reference(rand4x)
 def _rand4x(seed: Any, offsets: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(map(_uniform, _words(torch.as_tensor(offsets, device=current().device), seed)))
+    return tuple(map(uniform, words(torch.as_tensor(offsets, device=current().device), seed)))
 
 
 @reference(randint)
 def _randint(shape: Any, low: int, high: int, seed: Any, device: Any = None) -> torch.Tensor:
     if not (isinstance(low, int) and isinstance(high, int) and low < high):
         raise exc.InvalidAPIUsage(f"hl.randint needs constant bounds low < high, got {low!r} and {high!r}.")
-    word = _words(_places(shape), seed)[0].to(torch.int32)
+    word = words(places(shape), seed)[0].to(torch.int32)
     # in 32 bits, where the least integer has no absolute value, and with the remainder of C
     return (torch.fmod(word.abs().to(torch.int64), high - low) + low).to(torch.int32)

@@ -4,7 +4,7 @@ from ..backends.modules import default_launcher as default_launcher
 from ..backends.modules import gemm_kernel as gemm_kernel
 from ..backends.modules import get_num_sm as get_num_sm
 from ..backends.modules import launch_gemm as launch_gemm
-from ..backends.modules import random_seed as random_seed
+from ..backends.modules import random_seeds as random_seeds
 from ..backends.modules import set_triton_allocator as set_triton_allocator
 from ..backends.stub import stub_driver as stub_driver
 from .inputs import overwrites as overwrites

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import operator
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from .. import exc
 from .._lazy import lazy
 from ..language import _reference_access as access
+from ..language import _reference_random
 from ..language._reference import ACTIVE, Session, set_axis
 from ..language.constants import ConstExpr
 from ..language.creation import lanes_axis
@@ -30,10 +32,13 @@ from ..language.matmul import FLOAT8, accumulator_dtype, product
 from .checked import checking
 from .definition import Definition
 from .signature import tensors_in
+from .targets import target_of
 
 if TYPE_CHECKING:
+    from .. import pipeline
     from .._compiler.frontend import trace
 else:
+    pipeline = lazy("helion.pipeline")
     trace = lazy("helion._compiler.frontend.trace")
 
 
@@ -56,6 +61,7 @@ def run_reference(kernel: Definition, args: Sequence[Any], block_sizes: Sequence
         settings=kernel.settings,
         config=kernel.configs[0] if len(kernel.configs) == 1 else None,
         block_sizes=None if block_sizes is None else tuple(block_sizes),
+        launches=functools.partial(_draws, kernel, named) if device.type != "cpu" else lambda: iter(()),
         single_rows=jagged_tile.__name__ in kernel.fn.__code__.co_names,
     )
     token = ACTIVE.set(session)
@@ -69,6 +75,16 @@ def run_reference(kernel: Definition, args: Sequence[Any], block_sizes: Sequence
         return finish(result)
     finally:
         ACTIVE.reset(token)
+
+
+def _draws(kernel: Definition, arguments: Mapping[str, Any]) -> Iterator[int]:
+    """How many seeds each launch of a kernel draws: a GPU's generator gives others one by one than all at once."""
+    try:
+        target = target_of(kernel.name, tuple(arguments.values()))
+        analysis = pipeline.analyse(kernel.fn, kernel.name, arguments, kernel.settings, target, kernel.constants)
+    except exc.BaseError:  # a kernel need not compile to run eagerly
+        return
+    yield from itertools.cycle(analysis.traced.seeds)
 
 
 def call_eagerly(kernel: Definition, args: Sequence[Any]) -> Any:
@@ -114,6 +130,8 @@ class _Eager(TorchFunctionMode):
         if func in _FACTORIES:
             kwargs = {"device": session.device, **kwargs}
             return session.call(functools.partial(_factory, func), args, kwargs, takes_sizes=True)
+        if func in _reference_random.RULES:
+            return session.call(_reference_random.RULES[func], args, kwargs, takes_sizes=True)
         if func in _IN_PLACE and _is_augmented_assignment():
             return session.call(functools.partial(_rebound, _IN_PLACE[func]), args, kwargs, elementwise=True)
         return session.call(
@@ -141,9 +159,7 @@ _ELEMENTWISE = _named(
 
 # --- factories: on the kernel's device, with tiles as sizes -------------------------------------------------------------
 
-_FACTORIES = frozenset(
-    (torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.randint, torch.eye)
-)
+_FACTORIES = frozenset((torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.randint, torch.eye))
 
 
 def _factory(func: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:

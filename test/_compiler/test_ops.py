@@ -111,4 +111,4 @@ def test_what_no_row_says_may_be_divided_is_not(bound: Any, monkeypatch: pytest.
 
 def test_each_class_of_attributes_belongs_to_few_kinds() -> None:
     shared = {spec.attrs for spec in OPS.values() if sum(other.attrs is spec.attrs for other in OPS.values()) > 1}
-    assert {each.__name__ for each in shared - {NoneType}} == {"MemoryAttrs"}
+    assert {each.__name__ for each in shared - {NoneType}} == {"AddressAttrs", "MemoryAttrs"}

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import helion
 import helion.language as hl
 from helion import exc
+from helion.runtime.ref_mode import run_reference
 
 
 @helion.kernel
@@ -117,6 +118,74 @@ def test_dropout() -> None:
     out = dropout(torch.full([4000], 3.0), 0.25)
     assert set(out.unique().tolist()) == {0.0, 4.0}
     assert abs((out != 0).float().mean() - 0.75) < 0.03
+
+
+@helion.kernel
+def sites(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    a, b, c = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+    for tile_m, tile_n in hl.tile(x.size()):
+        a[tile_m, tile_n] = torch.rand_like(x[tile_m, tile_n])
+        b[tile_m, tile_n] = torch.randn([tile_m, tile_n]).to(x.dtype)
+        c[tile_m, tile_n] = F.dropout(x[tile_m, tile_n], 0.25)
+    return a, b, c
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_site_has_a_seed_of_torchs_generator(dtype: torch.dtype, static: bool) -> None:
+    kernel = helion.kernel(sites.fn, static_shapes=static)
+    x = torch.full((13, 21), 3.0, dtype=dtype)
+    torch.manual_seed(7)
+    seeds = torch.randint(2**63 - 1, [3])
+    numbers = [_words(seed, x.numel()) for seed in seeds]
+    first, second = (_uniform(word).clamp_min(1e-7 * at) for at, word in ((1, numbers[1][0]), (0, numbers[1][1])))
+    normal = torch.sqrt(-2 * torch.log(first)) * torch.cos(2 * torch.pi * second)
+    expected = (_uniform(numbers[0][0]), normal, torch.where(_uniform(numbers[2][0]) >= 0.25, 4.0, 0.0))
+    bound = kernel.bind((x,))
+    runs = [bound.run_ref, *(bound.compile_config({"block_sizes": s}) for s in ([8, 16], [1, 32]))]
+    for run in runs:
+        torch.manual_seed(7)
+        for found, right in zip(run(x), expected, strict=True):
+            torch.testing.assert_close(found, right.reshape(x.shape).to(dtype), rtol=1e-6, atol=1e-6)
+
+
+def _words(seed: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Philox-4x32-10 in plain Python integers: the first two words at each offset."""
+    found = []
+    for offset in range(count):
+        c, k = [offset & 0xFFFFFFFF, offset >> 32, 0, 0], [int(seed) & 0xFFFFFFFF, int(seed) >> 32]
+        for _ in range(10):
+            a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+            c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+            k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+        found.append(c[:2])
+    return list(torch.tensor(found).unbind(1))
+
+
+def _uniform(word: torch.Tensor) -> torch.Tensor:
+    return torch.where(word >= 2**31, 2**32 - 1 - word, word).to(torch.float32) * 4.6566127342e-10
+
+
+@helion.kernel(config={"block_sizes": [4, 8, 8]})
+def in_loops(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = torch.empty_like(x), torch.empty_like(x)
+    for tile_m in hl.tile(x.size(0)):
+        for tile_n in hl.tile(x.size(1)):
+            a[tile_m, tile_n] = torch.rand_like(x[tile_m, tile_n])
+    b = b + 0
+    for tile in hl.tile(x.size(0)):
+        b[tile, :] = torch.rand([tile, x.size(1)])
+    return a, b
+
+
+def test_launches_draw_one_after_the_other() -> None:
+    x = torch.empty(9, 19)
+    torch.manual_seed(1)
+    expected = [_uniform(_words(torch.randint(2**63 - 1, [1]), x.numel())[0]).reshape(x.shape) for _ in range(2)]
+    for run in (in_loops, in_loops.bind((x,)).run_ref, lambda x: run_reference(in_loops, (x,), [4, 8, 8])):
+        torch.manual_seed(1)
+        for found, right in zip(run(x), expected, strict=True):
+            assert torch.equal(found, right)
 
 
 @helion.kernel

@@ -89,6 +89,10 @@ class Frame:
         """Whether a name is a local variable."""
         return name in self.names or (self.outer is not None and self.outer.holds(name))
 
+    def closes_over(self, name: str) -> bool:
+        """Whether a name is a variable of the function around this one."""
+        return name in self.closure or (self.outer is not None and self.outer.closes_over(name))
+
     def peek(self, name: str) -> Any:
         """The value of a name as it is, None for one that has none, with nothing noted."""
         if name in self.names:

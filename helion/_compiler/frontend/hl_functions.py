@@ -12,7 +12,8 @@ from ... import language as hl
 from ..._shapes import ONE, Expr, broadcast_dims, hint_of, is_power_of_2, next_power_of_2
 from ...fields import Fragment
 from ...language.atomics import check_dtype
-from . import memory, ops
+from ...language.stack_tensor import StackTensor
+from . import hl_stack, memory, ops
 from .rules import Rules
 from .scaled_dot import dot_scaled
 from .torch_matmul import dot
@@ -91,6 +92,8 @@ def _load(t: Tracer, tensor: Any, index: Any, extra_mask: Any = None, eviction_p
         raise exc.InvalidAPIUsage(
             f"eviction_policy must be '', 'evict_first' or 'evict_last', got {eviction_policy!r}."
         )
+    if isinstance(tensor, StackTensor):
+        return hl_stack.load(t, tensor, _index(index), extra_mask, eviction_policy)
     return memory.load(t, _host_tensor(t, tensor, "hl.load"), _index(index), extra_mask, eviction_policy)
 
 
@@ -98,6 +101,9 @@ def _load(t: Tracer, tensor: Any, index: Any, extra_mask: Any = None, eviction_p
 def _store(t: Tracer, tensor: Any, index: Any, value: Any, extra_mask: Any = None) -> None:
     if isinstance(tensor, DeviceValue):
         raise exc.DeviceTensorSubscriptAssignmentNotAllowed(name="the target of hl.store")
+    if isinstance(tensor, StackTensor):
+        hl_stack.store(t, tensor, _index(index), value, extra_mask)
+        return
     memory.store(t, _host_tensor(t, tensor, "hl.store"), _index(index), value, extra_mask)
 
 
@@ -160,6 +166,10 @@ def _atomic(name: str) -> Callable[..., Any]:
         function = f"hl.atomic_{name}"
         if isinstance(target, DeviceValue):
             raise exc.AtomicOnDeviceTensor(name=function)
+        if isinstance(target, StackTensor):
+            raise exc.InvalidAPIUsage(
+                f"{function} does not take stack tensors; load and store them, or pass the tensors."
+            )
         tensor = _host_tensor(t, target, function)
         count = 2 if name == "cas" else 1
         if len(values) > count:  # sem may be positional

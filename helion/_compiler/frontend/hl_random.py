@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 
 from ... import exc
 from ... import language as hl
-from ..._shapes import ONE, Dims, Expr
-from . import ops
+from ..._shapes import ONE, WIDE, Dims
+from . import memory, ops
 from .rules import Rules
 from .tracer import Tracer
 from .values import DeviceValue, describe
@@ -20,15 +19,31 @@ RULES, TORCH_RULES = Rules(), Rules()
 rule, torch_rule = RULES.register, TORCH_RULES.register
 
 
+def _fits_in_32_bits(t: Tracer, dims: Dims) -> bool:
+    """Whether a tensor of the whole shape is known to have fewer than 2**31 elements."""
+    count = 1
+    for dim in dims:
+        count *= dim.const
+        for block in dim.blocks:
+            extent = t.blocks[block].extent
+            if not isinstance(extent, int):
+                return False
+            count *= extent
+    return count < WIDE
+
+
 def _offsets(t: Tracer, dims: Dims) -> DeviceValue:
     """The place of every element in a row-major tensor of the whole shape, not of the tile."""
     total: DeviceValue | None = None
+    wide = not _fits_in_32_bits(t, dims)
     for at, dim in enumerate(dims):
         if dim.is_one:
             continue
         block = dim.block
         tile = t.blocks.active.get(block) if block is not None else None
         index = tile.index if tile is not None else ops.iota(t, t.blocks.size_of(dim))
+        if wide:
+            index = ops.cast(t, index, torch.int64)
         extent: Any = t.blocks[block].extent if block is not None else 1
         if extent is None:
             raise exc.ShapeSpecializingCall(what="hl.rand over a tile whose loop has no known end")
@@ -78,17 +93,12 @@ def _randint(t: Tracer, shape: Any, low: int, high: int, seed: Any, device: Any 
 
 def _drawn(t: Tracer, dims: Dims) -> DeviceValue:
     """Uniform numbers in [0, 1) whose seed torch's generator gives at every launch."""
-    number = len(t.numbers.drawn)
-    name = "rng_seed" if not number else f"rng_seed_{number}"
-    t.numbers.drawn[name] = "_helion_runtime.random_seed()"
-    return ops.random(t, "uniform", ops.number(t, Expr("host", (name,), 0)), _offsets(t, dims))
+    return ops.random(t, "uniform", memory.drawn_seed(t), _offsets(t, dims))
 
 
 def _normal(t: Tracer, dims: Dims) -> DeviceValue:
-    """Box-Muller. The smallest uniform number that is not 0 is about 2**-31, so none of the results is infinite."""
-    radius = ops.pointwise(t, "maximum", _drawn(t, dims), 2.0**-32)
-    length = ops.pointwise(t, "sqrt", -2.0 * ops.pointwise(t, "log", radius))
-    return length * ops.pointwise(t, "cos", 2.0 * math.pi * _drawn(t, dims))
+    """Standard normal numbers: Box-Muller of two words at each place."""
+    return ops.random(t, "normal", memory.drawn_seed(t), _offsets(t, dims))
 
 
 def _random_factory(t: Tracer, make: Callable[..., DeviceValue], dims: Dims, dtype: torch.dtype) -> DeviceValue:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ... import exc
 from ..._shapes import ONE, Dims, Expr, broadcast_dims, hint_of
-from ..ir.grammar import HostTensor, MemoryAttrs, Operand
+from ..ir.grammar import HostTensor, MemoryAttrs, Operand, SeedAttrs
 from . import ops, subscripts
 from .ops import check_dtype
 from .state import TraceState
@@ -27,7 +28,7 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
             "This host tensor has no name that the launch could pass it by; assign it to a variable first."
         )
     check_dtype(tensor.dtype)
-    _check_offsets(t, tensor)
+    check_offsets(t, tensor)
     if tensor.device.type == "cpu" and t.device.type == "cuda":
         raise exc.InvalidAPIUsage(
             f"The host tensor {source!r} is on the CPU, but the kernel runs on {t.device}; give it device=, or move it there."
@@ -49,13 +50,26 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
     return len(t.tensors.program) - 1
 
 
-def _check_offsets(t: TraceState, tensor: HostTensorValue) -> None:
+def check_offsets(t: TraceState, tensor: HostTensorValue) -> None:
     """Offsets into a tensor must fit the index dtype."""
     if t.context.index_dtype != torch.int32:
         return
     last = sum((hint_of(s) - 1) * hint_of(st) for s, st in zip(tensor.shape, tensor.strides, strict=True))
     if last >= 2**31:
         raise exc.IndexOffsetOutOfRangeForInt32(name=tensor.source, offset=last)
+
+
+def drawn_seed(t: TraceState) -> DeviceValue:
+    """One more of the seeds that the launch being recorded draws from torch's generator, all at once."""
+    drawn = t.tensors.seeds
+    if t.tensors.first not in drawn:
+        name = t.numbers.fresh_name("rng_seeds", len(drawn))
+        made = HostTensorValue(t, (1,), (1,), torch.int64, t.device, t.tensors.new_storage(), name)
+        drawn[t.tensors.first] = (tensor_id(t, made), 0)
+    tensor, at = drawn[t.tensors.first]
+    drawn[t.tensors.first] = (tensor, at + 1)
+    t.tensors.program[tensor] = replace(t.tensors.program[tensor], shape=(at + 1,))
+    return ops.emit(t, "seed", (), torch.int64, (), SeedAttrs(tensor, at))
 
 
 def load(
@@ -87,9 +101,9 @@ def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: 
         ops.refuse_operand(value, "as the stored value")
         raise exc.RequiresTensorInAssignment(got=describe(value))
     plan = subscripts.plan(t, tensor, index, shift=1, checked=mask is not None)
-    _check_repeated(t, tensor, plan, value)
-    stored = _stored(t, tensor, plan.dims, value)
-    operands: list[Operand] = [stored.value, *plan.operands]
+    check_repeated(t, tensor, plan, value)
+    given = stored(t, tensor, plan.dims, value)
+    operands: list[Operand] = [given.value, *plan.operands]
     mask_at = _mask(t, plan, mask, operands)
     attrs = MemoryAttrs(
         tensor=tensor_id(t, tensor),
@@ -108,7 +122,7 @@ def atomic(
     plan = subscripts.plan(t, tensor, index, shift=len(values))
     if plan.inside is not None:
         raise exc.InvalidIndexingType(got="A slice with bounds of the device's own, in an atomic operation,")
-    stored = [_stored(t, tensor, plan.dims, value).value for value in values]
+    given = [stored(t, tensor, plan.dims, value).value for value in values]
     attrs = MemoryAttrs(
         tensor=tensor_id(t, tensor),
         indices=plan.indices,
@@ -117,7 +131,7 @@ def atomic(
         atomic=name,
         sem=sem,
     )
-    return ops.emit(t, "atomic", [*stored, *plan.operands], tensor.dtype, plan.dims, attrs)
+    return ops.emit(t, "atomic", [*given, *plan.operands], tensor.dtype, plan.dims, attrs)
 
 
 def _mask(t: TraceState, plan: subscripts.SubscriptPlan, mask: Any, operands: list[Operand]) -> int | None:
@@ -142,7 +156,7 @@ def _mask(t: TraceState, plan: subscripts.SubscriptPlan, mask: Any, operands: li
     return len(operands) - 1
 
 
-def _check_repeated(t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan, value: Any) -> None:
+def check_repeated(t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan, value: Any) -> None:
     """Lanes that all write one element, since its dimension has no other, must write one value."""
     dims = value.dims if isinstance(value, DeviceValue) else ()
     own = {len(plan.dims) - back: dim for back, dim in enumerate(reversed(dims), 1)}
@@ -157,7 +171,8 @@ def _check_repeated(t: TraceState, tensor: HostTensorValue, plan: subscripts.Sub
             )
 
 
-def _stored(t: TraceState, tensor: HostTensorValue, dims: Dims, value: Any) -> DeviceValue:
+def stored(t: TraceState, tensor: HostTensorValue, dims: Dims, value: Any) -> DeviceValue:
+    """A value in the dtype of ``tensor``, broadcast to what a subscript of it selects."""
     if not isinstance(value, DeviceValue):
         if isinstance(value, (int, float)):
             return ops.full(t, dims, value, tensor.dtype)

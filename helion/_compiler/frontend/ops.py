@@ -452,7 +452,7 @@ def _integer_dtype(t: TraceState, expr: Expr) -> torch.dtype:
 
 
 def random(t: TraceState, name: Any, seed: DeviceValue, offset: DeviceValue) -> DeviceValue:
-    dtype = torch.float32 if name == "uniform" else torch.int32
+    dtype = torch.int32 if name == "bits" else torch.float32
     return emit(t, "random", (seed.value, offset.value), dtype, offset.dims, RandomAttrs(name))
 
 

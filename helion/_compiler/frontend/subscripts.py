@@ -308,6 +308,8 @@ def _expand(tracer: TraceState, tensor: HostTensorValue, index: Any) -> list[Any
         ok = item is None or item is ... or isinstance(item, (Tile, slice, Expr, DeviceValue))
         if not ok and (isinstance(item, bool) or not isinstance(item, int)):
             if isinstance(item, HostTensorValue):
+                if item.dtype == torch.bool:
+                    raise exc.DataDependentOutputShapeNotSupported(name="Indexing with a boolean tensor")
                 raise exc.HostTensorDirectUsage(name=source_name(item), how="as an index")
             raise exc.InvalidIndexingType(got=describe(item))
     given = sum(item is not None and item is not ... for item in items)

@@ -18,6 +18,8 @@ from . import (
 from .rules import Rule, Rules, union
 
 _REFUSALS = Rules()
+#: Functions whose result has a shape that depends on the data, also of tensors that are not loaded.
+_OF_DATA = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")
 
 
 def _refusal(name: str, error: type[exc.Base]) -> Rule:
@@ -29,10 +31,12 @@ def _refusal(name: str, error: type[exc.Base]) -> Rule:
 
 for _names, _error in (
     (("chunk", "split", "unbind", "tensor_split"), exc.UnsupportedSplitOperation),
-    (("nonzero", "masked_select", "unique"), exc.DataDependentOutputShapeNotSupported),
+    (_OF_DATA, exc.DataDependentOutputShapeNotSupported),
 ):
     for _name in _names:
         _REFUSALS.register(*torch_pointwise.named(_name))(_refusal(f"torch.{_name}", _error))
+
+DATA_DEPENDENT = frozenset(f for name in _OF_DATA for f in torch_pointwise.named(name))
 
 RULES = union(
     torch_pointwise.RULES,

@@ -30,12 +30,14 @@ _MAX_INT32 = 2**31 - 1
 @dataclass(frozen=True)
 class Traced:
     """``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name.
-    ``warnings``: what to tell the user. ``guards``: what must still hold of globals."""
+    ``warnings``: what to tell the user. ``guards``: what must still hold of globals. ``seeds``: how many each launch that
+    draws some draws from torch's generator, in order."""
 
     program: Program
     specialized: Mapping[str, Any]
     warnings: tuple[exc.Base, ...]
     guards: tuple[Guard, ...]
+    seeds: tuple[int, ...] = ()
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
@@ -83,7 +85,22 @@ def trace(
         index_dtype=context.index_dtype,
         tunables=tuple(t.registered.tunables.items()),
     )
-    return Traced(program, dict(t.numbers.specialized), tuple(t.world.warnings), tuple(t.world.guards.values()))
+    return Traced(
+        program,
+        dict(t.numbers.specialized),
+        tuple(t.world.warnings),
+        tuple(t.world.guards.values()),
+        tuple(count for _, count in t.tensors.seeds.values()),
+    )
+
+
+def _seeds(t: Tracer) -> dict[str, str]:
+    """Host expressions of the seeds that launches draw, on the device of another tensor that they use."""
+    found = {}
+    for first, (at, count) in t.tensors.seeds.items():
+        other = next(tensor for tensor in t.tensors.program[first:] if tensor.id != at)
+        found[t.tensors.program[at].name] = f"_helion_runtime.random_seeds({count}, {other.source})"
+    return found
 
 
 def _with_body(function: ast.FunctionDef, body: list[ast.stmt]) -> ast.FunctionDef:
@@ -119,6 +136,7 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
                 for name, (tensor, what) in walk.t.numbers.deferred.items()
             },
             **{name: text for name, text in walk.t.numbers.drawn.items() if text},
+            **_seeds(walk.t),
         },
         captures=dict(walk.t.numbers.captures),
         source_globals=_source_globals(fn, walk.t.numbers.taken),

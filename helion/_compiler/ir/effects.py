@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..._shapes import Expr, Number
-from .grammar import AsmAttrs, HostTensor, Index, InlineAttrs, MemoryAttrs, Op, PrintAttrs, Program, TileAttrs, Value
+from .grammar import (
+    ELSEWHERE,
+    AddressAttrs,
+    AsmAttrs,
+    HostTensor,
+    Index,
+    InlineAttrs,
+    MemoryAttrs,
+    Op,
+    PrintAttrs,
+    Program,
+    TileAttrs,
+    Value,
+)
 from .ops import OPS
 
 _NONE: Mapping[int, int] = MappingProxyType({})
@@ -52,6 +65,9 @@ def own_effects(program: Program, op: Op) -> tuple[Effect, ...]:
         case InlineAttrs(tensors=tensors):
             storages = dict.fromkeys(program.tensors[at].storage for at in tensors)
             return (_SEEN, *(Effect(storage=storage, reads=True, writes=True) for storage in storages))
+        case AddressAttrs():
+            storages = dict.fromkeys((ELSEWHERE, *(tensor.storage for tensor in program.tensors)))
+            return tuple(Effect(storage=storage, reads=spec.reads, writes=spec.writes) for storage in storages)
         case AsmAttrs(is_pure=False) | PrintAttrs():
             return (_SEEN,)
     return ()

@@ -15,6 +15,8 @@
     full       None           fill                            a value of the result's shape
     load       MemoryAttrs    index values, mask              lanes out of range read 0
     store      MemoryAttrs    value, index values, mask       lanes out of range are not written
+    load_at    AddressAttrs   pointers, offsets, mask         what is at addresses of the user's; else as load
+    store_at   AddressAttrs   value, pointers, offsets, mask  the same for a store; it has no result
     pointwise  PointwiseAttrs operands, broadcast             see pointwise.py for the names
     reduce     ReduceAttrs    value                           drops the dimensions it reduces
     dot        DotAttrs       lhs, rhs[, acc][, scales]       [.., M, K] x [.., K, N] (+ acc)
@@ -31,6 +33,7 @@
     check      CheckAttrs     index values, mask              an error where it does not hold (checked mode only)
     asm        AsmAttrs       values                          inline assembly on elements
     inline     InlineAttrs    values                          target source of the user's
+    seed       SeedAttrs      -                               one of the seeds that the launch has drawn
     random     RandomAttrs    seed, offset                    numbers that depend on seed and offset only
     random4    None           seed, offset                    four uniform numbers in [0, 1) that depend on both only
     barrier    None           -                               the program's threads wait for each other's accesses
@@ -140,6 +143,19 @@ class MemoryAttrs:
     unread: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AddressAttrs:
+    """An access to memory that no tensor of the program may be known to own: at pointers (addresses in bytes, int64) plus
+    offsets, in elements of ``dtype``, which broadcast together. Every lane has its mask."""
+
+    dtype: torch.dtype
+    eviction: str | None = None
+
+
+#: The ``storage`` of memory that no tensor of a program is known to own; those of tensors count from 1.
+ELSEWHERE = 0
+
+
 def unaddressed(indices: tuple[Index, ...], operands: Sequence[Operand | None], dims: Dims) -> tuple[int, ...]:
     """Dimensions of an accessed tile over which no index walks: those of indices into dimensions of size 1."""
     walked: set[int] = set()
@@ -241,9 +257,17 @@ class GatherAttrs:
 
 @dataclass(frozen=True, slots=True)
 class RandomAttrs:
-    """``uniform`` numbers in [0, 1), or ``bits``: 32 random bits as int32."""
+    """``uniform`` numbers in [0, 1), ``normal`` ones, or ``bits``: 32 random bits as int32."""
 
-    name: Literal["uniform", "bits"]
+    name: Literal["uniform", "normal", "bits"]
+
+
+@dataclass(frozen=True, slots=True)
+class SeedAttrs:
+    """Element ``at`` of ``tensor``, which holds the seeds that a launch draws before it, and which nothing writes."""
+
+    tensor: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ OPS: Mapping[str, OpSpec] = {
     "atomic": OpSpec(
         attrs=g.MemoryAttrs, reads=True, writes=True, stays=True, needs_whole=True, divided_by=frozenset(("flatten",))
     ),
+    "load_at": OpSpec(attrs=g.AddressAttrs, reads=True, needs_whole=True),
+    "store_at": OpSpec(attrs=g.AddressAttrs, writes=True, stays=True, free=True, needs_whole=True),
     "pointwise": OpSpec(
         attrs=g.PointwiseAttrs, mergeable=True, per_lane=True, tile_independent=True, divided_by=_ALL
     ),
@@ -83,6 +85,7 @@ OPS: Mapping[str, OpSpec] = {
     "sort": OpSpec(mergeable=True, needs_whole=True),
     "join": OpSpec(mergeable=True, tile_independent=True),
     "split": OpSpec(tile_independent=True),
+    "seed": OpSpec(attrs=g.SeedAttrs, mergeable=True, tile_independent=True),
     "random": OpSpec(
         attrs=g.RandomAttrs, mergeable=True, tile_independent=True, divided_by=frozenset(("subtile",))
     ),

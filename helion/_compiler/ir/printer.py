@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..._shapes import Dim, dtype_name
 from .grammar import (
+    AddressAttrs,
     Bound,
     CheckAttrs,
     DotAttrs,
@@ -25,6 +26,7 @@ from .grammar import (
     ReduceAttrs,
     Region,
     ScanAttrs,
+    SeedAttrs,
     TileAttrs,
     Value,
     Variables,
@@ -156,6 +158,10 @@ def _op(op: Op, program: Program) -> str:
             return f"check {what}"
         case GatherAttrs(dim=dim, doubled=doubled):
             return f"gather {operands} along {dim}" + (f" doubled {doubled}" if doubled else "")
+        case SeedAttrs(tensor, at):
+            return f"seed {at} of {tensor}"
+        case AddressAttrs(dtype):
+            return f"{op.kind} {dtype_name(dtype)} {operands}"
         case RandomAttrs(name):
             return f"random {name} {operands}"
     return f"{op.kind} {operands}".rstrip() + (":" if op.regions else "")

@@ -18,6 +18,7 @@ import torch
 from ..._shapes import Expr, Number
 from ..ir.effects import own_effects
 from ..ir.grammar import (
+    AddressAttrs,
     ForAttrs,
     HostTensor,
     Index,
@@ -171,6 +172,8 @@ class Accesses:
         attrs = op.attrs if isinstance(op.attrs, MemoryAttrs) else None
         if attrs is not None:
             self._narrowest = min(self._narrowest, self.program.tensors[attrs.tensor].dtype.itemsize)
+        elif isinstance(op.attrs, AddressAttrs):
+            self._narrowest = min(self._narrowest, op.attrs.dtype.itemsize)
         elif isinstance(op.attrs, InlineAttrs):
             self._narrowest = 0
         else:

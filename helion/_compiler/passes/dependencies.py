@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ... import exc
-from ..ir.grammar import InlineAttrs, MemoryAttrs, Op, Program
+from ..ir.effects import own_effects
+from ..ir.grammar import AddressAttrs, InlineAttrs, MemoryAttrs, Op, Program
+from ..ir.ops import OPS
 
 
 def check_dependencies(program: Program) -> Program:
@@ -22,6 +24,12 @@ def check_dependencies(program: Program) -> Program:
                 _inline(program, op, op.attrs, written | read)
                 mine |= {program.tensors[at].storage for at in op.attrs.tensors}
                 continue
+            if isinstance(op.attrs, AddressAttrs):
+                _elsewhere(program, op, written | read if OPS[op.kind].writes else written)
+                (mine if OPS[op.kind].writes else loaded).update(
+                    e.storage for e in own_effects(program, op) if e.storage is not None
+                )
+                continue
             if not isinstance(op.attrs, MemoryAttrs):
                 continue
             tensor = program.tensors[op.attrs.tensor]
@@ -33,6 +41,14 @@ def check_dependencies(program: Program) -> Program:
         if not mine:
             raise exc.EmptyDeviceLoopAfterDCE(kernel=program.host.name, location=root.location)
     return program
+
+
+def _elsewhere(program: Program, op: Op, touched: set[int]) -> None:
+    """An access by addresses of the user's may be one to any tensor."""
+    if touched:
+        storage = min(touched)
+        names = (tensor.name for tensor in program.tensors if tensor.storage == storage)
+        raise exc.LoopDependencyError(name=next(names, "of an hl.StackTensor"), location=op.location)
 
 
 def _inline(program: Program, op: Op, attrs: InlineAttrs, touched: set[int]) -> None:

@@ -94,7 +94,7 @@ def rewrites(program: Program, body: Region) -> bool:
     counts = Counter(program.tensors[op.attrs.tensor].storage for op in ops if isinstance(op.attrs, MemoryAttrs))
     top = {op.number for op in body.ops}
     return any(
-        op.kind == "inline"
+        not isinstance(op.attrs, MemoryAttrs)
         or (op.kind != "load" and (counts[program.tensors[op.attrs.tensor].storage] > 1 or op.number not in top))
         for op in ops
     )

@@ -26,7 +26,7 @@ def _outputs(t: Tracer, output_like: Any) -> tuple[Value, ...]:
     likes = () if output_like is None else output_like if isinstance(output_like, (tuple, list)) else (output_like,)
     for like in likes:
         if not isinstance(like, DeviceValue):
-            raise exc.TypeInferenceError(f"output_like must be a tile, a tuple of tiles or None, got {describe(like)}.")
+            raise exc.InvalidAPIUsage(f"output_like must be a tile, a tuple of tiles or None, got {describe(like)}.")
     return tuple(t.builder.value(like.dtype, like.dims) for like in likes)
 
 
@@ -56,6 +56,8 @@ class _InlineArguments:
 
 
 def _inline_arguments(t: Tracer, args: Any) -> _InlineArguments:
+    if not isinstance(args, (tuple, list, dict)):
+        raise exc.InvalidAPIUsage(f"args must be a list or a dict of values, got {describe(args)}.")
     given = args if isinstance(args, dict) else {str(i): a for i, a in enumerate(args)}
     operands = [ops.operand(t, a) for a in given.values() if not isinstance(a, HostTensorValue)]
     tensors = tuple(memory.tensor_id(t, a) for a in given.values() if isinstance(a, HostTensorValue))

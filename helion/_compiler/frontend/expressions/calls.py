@@ -20,9 +20,10 @@ from ..hl_rules import HL_RULES
 from ..methods import CONVERSIONS, answers_itself
 from ..purity import WIDE, is_pure, kind_of_result
 from ..runtime_values import Opaque, opaque, settle
+from ..values import describe
 from ..walk.kinds import is_hashable, tensors_in
 from ..walk.scope import Scope, call, captured, evaluate
-from ..walk.unfollowed import forget_outside, outside_container
+from ..walk.unfollowed import MUTATORS, forget_outside, outside_container, refuse_change
 from .displays import evaluate_items
 from .functions import LocalFunction, call_helper, call_local
 from .graph_calls import call_graph
@@ -38,6 +39,8 @@ def evaluate_call(s: Scope, node: ast.Call) -> Any:
     outside = None if s.t.on_device else outside_container(s, node)
     if outside is not None:
         return _change_outside(s, outside, node)
+    if s.t.on_device and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+        refuse_change(s, node.func.value)
     function = evaluate(s, node.func)
     if s.t.on_device and any(isinstance(a, ast.Starred) for a in node.args):
         s.at(node)
@@ -88,7 +91,7 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if isinstance(function, torch.fx.GraphModule):
         return call_graph(s, function, args)
     if function in (breakpoint, print) or function is builtins.print:
-        return _call_debug(s, function, args)
+        return _call_debug(s, function, args, kwargs)
     query = QUERIES.get(function) if is_hashable(function) else None
     if query is not None and not (s.t.on_device and function in (getattr, hasattr, len)):
         return _query(s, query, function, args, kwargs)
@@ -142,9 +145,18 @@ def _query(s: Scope, query: Callable[..., Any], function: Any, args: tuple[Any, 
         raise exc.TypeInferenceError(f"{function.__name__}: {error}.") from error
 
 
-def _call_debug(s: Scope, function: Any, args: tuple[Any, ...]) -> None:
+def _call_debug(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not s.t.on_device:
         return
     if function is breakpoint:
         raise exc.BreakpointInDeviceLoopRequiresInterpret()
+    if not args or not isinstance(args[0], str):
+        got = describe(args[0]) if args else "nothing"
+        raise exc.InvalidAPIUsage(
+            f"print() in device code needs a string literal as its first argument, got {got}; write print('name', value)."
+        )
+    if kwargs:
+        raise exc.InvalidAPIUsage(
+            f"print() in device code takes no {', '.join(kwargs)}; it prints as hl.device_print does."
+        )
     HL_RULES[hl.device_print](s.t, *args)

@@ -24,6 +24,8 @@ def call_hl(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if where == "loop":
         raise exc.LoopFunctionNotInFor(name=name)
     if where == "device" and not s.t.on_device:
+        if function is hl.stacktensor_like:
+            raise exc.StackTensorcOnHost()
         raise exc.DeviceAPIOnHost(name=name)
     if where == "host" and s.t.on_device:
         if function is hl.specialize:

@@ -6,15 +6,17 @@ import ast
 from typing import Any
 
 from .... import exc
+from .... import language as hl
 from ...._shapes import Expr
 from ..runtime_values import Opaque, is_runtime, opaque, opaques
-from ..values import DeviceValue, HostTensorValue, Tile, describe
+from ..values import DeviceValue, HostTensorValue, Tile, TileTuple, describe
 from ..walk.iterations import item_of
 from ..walk.lookup import name_tensor
 from ..walk.scope import Scope, captured, evaluate
 from .attributes import lifted
 from .conditions import merged_value
 from .displays import plain
+from .hl_calls import call_hl
 from .overloads import overloaded
 
 
@@ -28,6 +30,8 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
         return captured(s, _tensor_item(s, value, index), node)
     if isinstance(value, Opaque):
         return value
+    if isinstance(value, hl.StackTensor):
+        return call_hl(s, hl.load, (value, as_list(index)), {}, node)
     if isinstance(value, DeviceValue):
         return value[index]
     if isinstance(value, Tile):
@@ -49,6 +53,11 @@ def evaluate_subscript(s: Scope, node: ast.Subscript) -> Any:
         return lifted(s, result, node)
     except (TypeError, KeyError, IndexError) as error:
         raise exc.TypeInferenceError(f"{type(error).__name__}: {error}.") from error
+
+
+def as_list(index: Any) -> list[Any]:
+    """What stands between brackets, as the list that ``hl.load`` takes."""
+    return list(index) if isinstance(index, tuple) and not isinstance(index, TileTuple) else [index]
 
 
 def _tensor_item(s: Scope, value: HostTensorValue, index: Any) -> Any:

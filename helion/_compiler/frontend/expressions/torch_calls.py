@@ -12,6 +12,7 @@ from ...._shapes import NeedsValue
 from .. import host_tensors
 from ..purity import is_pure, kind_of_result
 from ..runtime_values import opaques
+from ..torch_functions import DATA_DEPENDENT
 from ..torch_shapes import refuse_host
 from ..tracer import torch_name
 from ..values import Tile
@@ -30,6 +31,8 @@ def call_torch(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         return _call_torch_on_host(s, function, args, kwargs)
     if not (any_abstract((args, kwargs)) or function in _TORCH_FACTORIES):
         return function(*args, **kwargs)  # torch.finfo, torch.promote_types ...
+    if function in DATA_DEPENDENT:
+        raise exc.DataDependentOutputShapeNotSupported(name=torch_name(function))
     for value in (*args, *kwargs.values()):
         refuse_host(value, s.t, f"by {torch_name(function)}")
         if isinstance(value, Tile) and function not in _TORCH_FACTORIES and not _is_shape_function(function):

@@ -37,6 +37,9 @@ class HostTensors(Part):
         #: The number of each memory of the arguments.
         self.storage_numbers: dict[int, int] = {}
         self._storages = 0
+        #: Where launches that draw seeds have them, by the first tensor of the launch: a tensor of the program, and how
+        #: many seeds it has by now.
+        self.seeds: dict[int, tuple[int, int]] = {}
 
     def new_storage(self) -> int:
         self._storages += 1

@@ -10,17 +10,20 @@ from typing import Any
 import torch
 
 from .... import exc
+from .... import language as hl
 from ...._shapes import Expr
 from .. import ops
 from ..expressions.attributes import attribute_of
 from ..expressions.displays import plain
+from ..expressions.hl_calls import call_hl
+from ..expressions.items import as_list
 from ..expressions.operators import binary, in_place
 from ..expressions.python_calls import may_change
 from ..runtime_values import Opaque, opaque
 from ..values import DeviceValue, HostTensorValue, Tile, describe
 from ..walk.lookup import name_tensor
 from ..walk.scope import Scope, assign, evaluate, kept
-from ..walk.unfollowed import forget_outside, forget_sources, outside
+from ..walk.unfollowed import forget_outside, forget_sources, outside, refuse_change
 
 
 def walk_assign(s: Scope, node: ast.Assign) -> None:
@@ -56,6 +59,8 @@ def walk_augmented_assign(s: Scope, node: ast.AugAssign) -> None:
 
 
 def _update_name(s: Scope, node: ast.AugAssign, target: ast.Name) -> None:
+    if s.t.on_device and target.id in s.frame.host_names:
+        raise exc.CannotModifyHostVariableOnDevice(name=target.id)
     current = s.frame.lookup(s.t, target.id)
     value = evaluate(s, node.value)
     s.at(node)
@@ -92,7 +97,11 @@ def _update_item(s: Scope, node: ast.AugAssign, target: ast.Subscript) -> None:
             name_tensor(s, container)
             container[index] = binary(s, type(node.op), container[index], value)
         return
-    _store_item(s, container, index, binary(s, type(node.op), container[index], value), target)
+    if isinstance(container, hl.StackTensor):
+        current = call_hl(s, hl.load, (container, as_list(index)), {}, node)
+    else:
+        current = container[index]
+    _store_item(s, container, index, binary(s, type(node.op), current, value), target)
 
 
 def assign_name(s: Scope, target: ast.Name, value: Any) -> None:
@@ -150,6 +159,9 @@ def assign_item(s: Scope, target: ast.Subscript, value: Any) -> None:
 
 
 def _store_item(s: Scope, container: Any, index: Any, value: Any, node: ast.Subscript) -> None:
+    if isinstance(container, hl.StackTensor):
+        call_hl(s, hl.store, (container, as_list(index), value), {}, node)
+        return
     if isinstance(container, HostTensorValue):
         if s.t.on_device:
             name_tensor(s, container)
@@ -182,7 +194,10 @@ def assign_attribute(s: Scope, target: ast.Attribute, value: Any) -> None:
 
 def _assign_outside(s: Scope, target: ast.Subscript) -> bool:
     """Whether an assignment goes to an item of a container from outside, which is not followed any more then."""
-    container = None if s.t.on_device else outside(s, target.value)
+    if s.t.on_device:
+        refuse_change(s, target.value)
+        return False
+    container = outside(s, target.value)
     if container is None:
         return False
     forget_outside(s, container, opaque(f"what is in `{ast.unparse(target.value)}` after an assignment"))

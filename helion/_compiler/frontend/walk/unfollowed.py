@@ -170,11 +170,23 @@ def outside_container(s: Scope, node: ast.Call) -> Any:
     return outside(s, node.func.value)
 
 
+def refuse_change(s: Scope, node: ast.expr) -> None:
+    """Raises where device code would change a container from outside of the kernel."""
+    if outside(s, node) is not None:
+        root = _root(node)
+        assert isinstance(root, ast.Name)
+        raise (exc.ClosureMutation if s.frame.closes_over(root.id) else exc.GlobalMutation)(name=root.id)
+
+
+def _root(node: ast.expr) -> ast.expr:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node
+
+
 def outside(s: Scope, node: ast.expr) -> Any:
     """A container that a global leads to."""
-    root = node
-    while isinstance(root, (ast.Attribute, ast.Subscript)):
-        root = root.value
+    root = _root(node)
     if not isinstance(root, ast.Name) or s.frame.holds(root.id):
         return None
     found = peek(s, node)

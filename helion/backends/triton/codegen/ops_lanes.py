@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...._compiler.ir.grammar import FoldAttrs, GatherAttrs, Op, RandomAttrs, ScanAttrs
+from ...._compiler.ir.grammar import FoldAttrs, GatherAttrs, Op, RandomAttrs, ScanAttrs, SeedAttrs
 from . import ops_reduction
 from .combine import render_combine
 from .emission import Emission
@@ -87,12 +87,20 @@ def split(e: Emission, op: Op) -> None:
     e.lines.add(f"{', '.join(names)} = tl.split({e.names.of(value)})")
 
 
+#: Functions of Triton, by the names of ``RandomAttrs``.
+_RANDOM = {"uniform": "tl.rand", "normal": "tl.randn", "bits": "tl.randint"}
+
+
 def random(e: Emission, op: Op) -> None:
     attrs = op.attributes(RandomAttrs)
     seed, offset = (e.names.of(v) for v in op.values())
-    function = "tl.rand" if attrs.name == "uniform" else "tl.randint"
-    text = f"{function}({seed}, {offset})"
-    e.assign(op, "random", text if attrs.name == "uniform" else ops_reduction.cast(Expression(text), op.result.dtype))
+    text = f"{_RANDOM[attrs.name]}({seed}, {offset})"
+    e.assign(op, "random", ops_reduction.cast(Expression(text), op.result.dtype) if attrs.name == "bits" else text)
+
+
+def seed(e: Emission, op: Op) -> None:
+    attrs = op.attributes(SeedAttrs)
+    e.assign(op, "seed", f"tl.load({e.tensor_names[attrs.tensor]} + {attrs.at})")
 
 
 def random4(e: Emission, op: Op) -> None:
@@ -108,6 +116,7 @@ OPS = {
     "sort": sort,
     "join": join,
     "split": split,
+    "seed": seed,
     "random": random,
     "random4": random4,
 }

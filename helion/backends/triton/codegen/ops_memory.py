@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ...._compiler.ir.grammar import MemoryAttrs, Op
+from ...._compiler.ir.grammar import AddressAttrs, MemoryAttrs, Op
 from ...._shapes import Dims
 from . import boxes
 from .addresses import pointer
 from .emission import Emission
+from .ops_pointwise import TRITON_DTYPES
 
 
 def _mask(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
@@ -86,8 +87,26 @@ def atomic(e: Emission, op: Op) -> None:
         e.assign(op, f"atomic_{attrs.atomic}", text)
 
 
+def load_at(e: Emission, op: Op) -> None:
+    attrs = op.attributes(AddressAttrs)
+    pointers, offsets, mask = (e.operand(o) for o in op.operands)
+    policy = (attrs.eviction or "").removeprefix("evict_")
+    options = f", eviction_policy='evict_{policy}'" if policy else ""
+    text = f"tl.load({_places(pointers, offsets, attrs)}, mask={mask}, other={'0.0' if attrs.dtype.is_floating_point else '0'}{options})"
+    e.assign(op, "load", f"({text} != 0)" if attrs.dtype == torch.bool else text)
+
+
+def store_at(e: Emission, op: Op) -> None:
+    value, pointers, offsets, mask = (e.operand(o) for o in op.operands)
+    e.lines.add(f"tl.store({_places(pointers, offsets, op.attributes(AddressAttrs))}, {value}, mask={mask})")
+
+
+def _places(pointers: str, offsets: str, attrs: AddressAttrs) -> str:
+    return f"{pointers}.to(tl.pointer_type({TRITON_DTYPES[attrs.dtype]})) + {offsets}"
+
+
 def barrier(e: Emission, op: Op) -> None:
     e.lines.add("tl.debug_barrier()")
 
 
-OPS = {"load": load, "store": store, "atomic": atomic, "barrier": barrier}
+OPS = {"load": load, "store": store, "atomic": atomic, "load_at": load_at, "store_at": store_at, "barrier": barrier}

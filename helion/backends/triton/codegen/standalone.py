@@ -43,8 +43,8 @@ class _helion_runtime:
         raise RuntimeError("this module was compiled for other tensors; bind the kernel to them")
 
     @staticmethod
-    def random_seed():
-        return int(torch.randint(2**31, ()))
+    def random_seeds(count, like):
+        return torch.randint(2**63 - 1, (count,), device=like.device)
 
     @staticmethod
     def overwrites(kernel, names, *tensors):

@@ -23,9 +23,10 @@ def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
     return max(1, from_device_properties(index).num_sms - reserved_sms)
 
 
-def random_seed() -> int:
-    """A seed for one launch from torch's default generator: ``torch.manual_seed`` makes what follows repeatable."""
-    return int(torch.randint(2**31, ()))
+def random_seeds(count: int, like: torch.Tensor) -> torch.Tensor:
+    """Seeds for one launch, drawn on the device of ``like`` from its default generator: ``torch.manual_seed`` makes what
+    follows repeatable, and a captured CUDA graph draws others at each replay."""
+    return torch.randint(2**63 - 1, (count,), device=like.device)
 
 
 def set_triton_allocator() -> None:

@@ -17,6 +17,7 @@ from ...._compiler.ir.grammar import (
     Op,
     Program,
     Root,
+    SeedAttrs,
 )
 from ...._compiler.ir.loops import loops_of
 from ...._compiler.passes.programs import check_programs
@@ -297,7 +298,7 @@ def host_parts(expr: Expr) -> list[Expr]:
 
 def _tensors(program: Program) -> set[int]:
     """Tensors that the device code uses."""
-    used = {op.attrs.tensor for op in program.walk() if isinstance(op.attrs, MemoryAttrs)}
+    used = {op.attrs.tensor for op in program.walk() if isinstance(op.attrs, (MemoryAttrs, SeedAttrs))}
     return used | {at for op in program.walk() if isinstance(op.attrs, InlineAttrs) for at in op.attrs.tensors}
 
 

@@ -14,7 +14,9 @@ from typing import Literal
 
 import torch
 
+from ...._compiler.ir.effects import own_effects
 from ...._compiler.ir.grammar import (
+    AddressAttrs,
     ForAttrs,
     HostTensor,
     Index,
@@ -26,7 +28,6 @@ from ...._compiler.ir.grammar import (
     Root,
     unaddressed,
 )
-from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.accesses import Launched
 from ...._compiler.passes.order_memory import overlapping_storages
 from ...._shapes import Expr
@@ -73,10 +74,11 @@ def _rewritten(program: Program, root: Root, launched: Launched) -> frozenset[in
     read: set[int] = set()
     written: set[int] = set()
     for op in root.body.walk():
-        if isinstance(op.attrs, MemoryAttrs):
-            storage = {program.tensors[op.attrs.tensor].storage}
-            read |= storage if OPS[op.kind].reads else set()
-            written |= storage if OPS[op.kind].writes else set()
+        if isinstance(op.attrs, (MemoryAttrs, AddressAttrs)):
+            for effect in own_effects(program, op):
+                assert effect.storage is not None
+                read |= {effect.storage} if effect.reads else set()
+                written |= {effect.storage} if effect.writes else set()
     return frozenset(read & written) | overlapping_storages(program, root, launched)
 
 
