@@ -31,6 +31,9 @@ from .matmul import dot_scaled as dot_scaled
 from .memory import load as load
 from .memory import store as store
 from .phases import barrier as barrier
+from .quantized import float4_e2m1fn_x2_to_float32 as float4_e2m1fn_x2_to_float32
+from .quantized import load_bfloat16_x16_to_float16 as load_bfloat16_x16_to_float16
+from .quantized import load_float4_e2m1fn_x16_to_float16 as load_float4_e2m1fn_x16_to_float16
 from .random_ops import rand as rand
 from .random_ops import rand4x as rand4x
 from .random_ops import randint as randint

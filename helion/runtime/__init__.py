@@ -7,6 +7,8 @@ from ..backends.modules import launch_gemm as launch_gemm
 from ..backends.modules import random_seeds as random_seeds
 from ..backends.modules import set_triton_allocator as set_triton_allocator
 from ..backends.stub import stub_driver as stub_driver
+from ..language._words import flat_bytes as flat_bytes
+from ..language._words import flat_words as flat_words
 from .inputs import overwrites as overwrites
 from .modelled import mismatch as mismatch
 from .modelled import modelled as modelled

@@ -6,11 +6,11 @@ from typing import Any
 
 from ... import exc
 from ...language._registry import DECLARED
-from . import hl_escape, hl_functions, hl_random, hl_stack
+from . import hl_escape, hl_functions, hl_quantized, hl_random, hl_stack
 from .rules import Rule, union
 from .tracer import Tracer
 
-HL_RULES = union(hl_functions.RULES, hl_escape.RULES, hl_random.RULES, hl_stack.RULES)
+HL_RULES = union(hl_functions.RULES, hl_escape.RULES, hl_quantized.RULES, hl_random.RULES, hl_stack.RULES)
 
 
 def _of_backend(function: Any) -> Rule:

@@ -27,7 +27,11 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
         raise exc.InvalidAPIUsage(
             "This host tensor has no name that the launch could pass it by; assign it to a variable first."
         )
-    check_dtype(tensor.dtype)
+    dtype = tensor.dtype
+    if dtype == torch.float4_e2m1fn_x2:
+        # two numbers to a byte, of which device code knows the bytes
+        source, dtype = f"_helion_runtime.flat_bytes({source})", torch.uint8
+    check_dtype(dtype)
     check_offsets(t, tensor)
     if tensor.device.type == "cpu" and t.device.type == "cuda":
         raise exc.InvalidAPIUsage(
@@ -40,7 +44,7 @@ def tensor_id(t: TraceState, tensor: HostTensorValue) -> int:
             id=len(t.tensors.program),
             name=source,
             source=source,
-            dtype=tensor.dtype,
+            dtype=dtype,
             shape=tuple(map(t.numbers.known, tensor.shape)),
             strides=tuple(map(t.numbers.known, tensor.strides)),
             storage=tensor.storage,
@@ -90,10 +94,11 @@ def load(
         mask=mask_at,
         eviction=eviction,
     )
+    dtype = t.tensors.program[attrs.tensor].dtype
     if mask_at is not None:
-        return ops.emit(t, "load", operands, tensor.dtype, plan.dims, attrs)
+        return ops.emit(t, "load", operands, dtype, plan.dims, attrs)
     once = tuple(ONE if at in plan.repeated else dim for at, dim in enumerate(plan.dims))
-    return ops.broadcast(t, ops.emit(t, "load", operands, tensor.dtype, once, attrs), plan.dims)
+    return ops.broadcast(t, ops.emit(t, "load", operands, dtype, once, attrs), plan.dims)
 
 
 def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: Any = None) -> None:

@@ -78,6 +78,8 @@ class HostBuilder:
         names = names_in(text)
         self.used.update(dict.fromkeys(names))
         self.reads_source = self.reads_source or SOURCE_NAME in names
+        if RUNTIME_NAME in names:
+            self.modules[RUNTIME_NAME] = RUNTIME
         return text
 
     def runtime(self, function: str) -> str:
@@ -157,8 +159,6 @@ class HostBuilder:
 
         for name in list(self.used):
             need(name)
-        if any(RUNTIME_NAME in names_in(text) for text in deferred.values()):
-            self.modules[RUNTIME_NAME] = RUNTIME
         each = [name for name in self.used if name in self.captures and self.captures[name][0] in self.several]
         items = [
             assign(name, expression(f"{self.list_of(self.captures[name][0])}[{self.captures[name][1]}]"))

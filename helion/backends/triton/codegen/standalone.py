@@ -43,6 +43,15 @@ class _helion_runtime:
         raise RuntimeError("this module was compiled for other tensors; bind the kernel to them")
 
     @staticmethod
+    def flat_bytes(tensor):
+        return tensor.view(torch.uint8)
+
+    @staticmethod
+    def flat_words(tensor):
+        held = tensor.view(torch.uint8).view(-1)
+        return held[: held.numel() // 8 * 8].view(torch.int64)
+
+    @staticmethod
     def random_seeds(count, like):
         return torch.randint(2**63 - 1, (count,), device=like.device)
 

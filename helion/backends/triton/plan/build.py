@@ -277,6 +277,7 @@ def _in_order(ranges: tuple[RangePlan, ...]) -> tuple[RangePlan, ...]:
 
 def _short(source: str) -> str:
     """A name for a host expression: ``epilogue.__closure__[0].cell_contents`` becomes ``epilogue_0``."""
+    source = source.replace("_helion_runtime.flat_", "")
     return source.replace(".__closure__[", "_").replace("].cell_contents", "").replace("_source_module.", "")
 
 
