@@ -14,7 +14,7 @@ from ._registry import declare, reference
 
 @declare("device")
 def load(
-    tensor: torch.Tensor,
+    tensor: torch.Tensor | access.Accessible,
     index: Sequence[Any],
     extra_mask: torch.Tensor | None = None,
     eviction_policy: str | None = None,
@@ -45,7 +45,7 @@ def load(
 
 @declare("device")
 def store(
-    tensor: torch.Tensor,
+    tensor: torch.Tensor | access.Accessible,
     index: Sequence[Any],
     value: torch.Tensor | float,
     extra_mask: torch.Tensor | None = None,

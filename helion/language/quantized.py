@@ -19,13 +19,15 @@ _GROUP = 16
 
 
 @declare("device")
-def float4_e2m1fn_x2_to_float32(values: Any) -> Any:
+def float4_e2m1fn_x2_to_float32(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The two e2m1 numbers in each element of a tile of uint8 or float4_e2m1fn_x2, as two fp32 tiles of its shape: those of the
     low and those of the high halves. Raises ``exc.InvalidAPIUsage`` for other dtypes."""
 
 
 @declare("device")
-def load_float4_e2m1fn_x16_to_float16(storage: Any, group_offsets: Any, extra_mask: Any = None) -> Any:
+def load_float4_e2m1fn_x16_to_float16(
+    storage: torch.Tensor, group_offsets: torch.Tensor, extra_mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
     """16 e2m1 numbers from each of the groups of 8 bytes that ``group_offsets``, an integer tile, counts, as 16 fp16 tiles of
     its shape, in order of memory and the low half of a byte first. One load of 64 bits per group.
 
@@ -36,7 +38,9 @@ def load_float4_e2m1fn_x16_to_float16(storage: Any, group_offsets: Any, extra_ma
 
 
 @declare("device")
-def load_bfloat16_x16_to_float16(storage: Any, group_offsets: Any, extra_mask: Any = None) -> Any:
+def load_bfloat16_x16_to_float16(
+    storage: torch.Tensor, group_offsets: torch.Tensor, extra_mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
     """16 numbers from each of the groups of 16 bfloat16 that ``group_offsets`` counts, rounded to fp16: 16 tiles of its shape,
     by loads of 64 bits. Otherwise as ``load_float4_e2m1fn_x16_to_float16``."""
 
@@ -47,6 +51,14 @@ def check_float4(dtype: torch.dtype, name: str) -> None:
         raise exc.InvalidAPIUsage(
             f"hl.{name} takes torch.uint8 or torch.float4_e2m1fn_x2, got {dtype}; view the storage as torch.uint8 in host code."
         )
+
+
+def storage_dtype(storage: Any) -> torch.dtype:
+    """The dtype of what is loaded in groups. Raises ``exc.InvalidAPIUsage`` for what is no tensor."""
+    dtype = getattr(storage, "dtype", None)
+    if not isinstance(dtype, torch.dtype):
+        raise exc.InvalidAPIUsage(f"Storage that is loaded in groups must be a host tensor, got {storage!r}.")
+    return dtype
 
 
 def check_bfloat16(dtype: torch.dtype, name: str) -> None:
@@ -75,7 +87,7 @@ def _groups(storage: Any, offsets: Any, mask: Any, count: int) -> list[torch.Ten
 
 @reference(load_float4_e2m1fn_x16_to_float16)
 def _load_float4(storage: Any, group_offsets: Any, extra_mask: Any = None) -> tuple[torch.Tensor, ...]:
-    check_float4(getattr(storage, "dtype", None), "load_float4_e2m1fn_x16_to_float16")
+    check_float4(storage_dtype(storage), "load_float4_e2m1fn_x16_to_float16")
     (words,) = _groups(storage, group_offsets, extra_mask, 1)
     table = torch.tensor(E2M1, dtype=torch.float16, device=words.device)
     return tuple(table[(words >> (4 * at)) & 15] for at in range(_GROUP))
@@ -83,7 +95,7 @@ def _load_float4(storage: Any, group_offsets: Any, extra_mask: Any = None) -> tu
 
 @reference(load_bfloat16_x16_to_float16)
 def _load_bfloat16(storage: Any, group_offsets: Any, extra_mask: Any = None) -> tuple[torch.Tensor, ...]:
-    check_bfloat16(getattr(storage, "dtype", None), "load_bfloat16_x16_to_float16")
+    check_bfloat16(storage_dtype(storage), "load_bfloat16_x16_to_float16")
     per_word = BYTES // torch.bfloat16.itemsize
     words = _groups(storage, group_offsets, extra_mask, _GROUP // per_word)
     parts = [(word >> (16 * at)).to(torch.int16).view(torch.bfloat16) for word in words for at in range(per_word)]

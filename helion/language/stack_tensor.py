@@ -78,7 +78,7 @@ def _apart(mask: Any, shape: tuple[int, ...], rank: int) -> Iterator[Any]:
 
 
 @declare("device")
-def stacktensor_like(tensor_like: Any, dev_ptrs: Any) -> Any:
+def stacktensor_like(tensor_like: torch.Tensor, dev_ptrs: torch.Tensor) -> StackTensor:
     """Many tensors like ``tensor_like``, a host tensor, at the addresses ``dev_ptrs``, a loaded tile of torch.uint64.
 
     Lanes of ``dev_ptrs`` that are out of range are neither loaded nor stored; what the addresses lead to is not checked.

@@ -9,7 +9,7 @@ import torch
 from ... import exc
 from ... import language as hl
 from ...language._words import BYTES
-from ...language.quantized import check_bfloat16, check_float4
+from ...language.quantized import check_bfloat16, check_float4, storage_dtype
 from . import memory, ops
 from .rules import Rules
 from .torch_shapes import bitcast
@@ -75,7 +75,7 @@ def _groups(t: Tracer, storage: Any, offsets: Any, mask: Any, name: str, count: 
 @rule(hl.load_float4_e2m1fn_x16_to_float16)
 def _load_float4(t: Tracer, storage: Any, group_offsets: Any, extra_mask: Any = None) -> tuple[DeviceValue, ...]:
     name = "load_float4_e2m1fn_x16_to_float16"
-    check_float4(getattr(storage, "dtype", None), name)
+    check_float4(storage_dtype(storage), name)
     (word,) = _groups(t, storage, group_offsets, extra_mask, name, 1)
     return tuple(_decoded(t, word, 4 * at) for at in range(16))
 
@@ -83,7 +83,7 @@ def _load_float4(t: Tracer, storage: Any, group_offsets: Any, extra_mask: Any = 
 @rule(hl.load_bfloat16_x16_to_float16)
 def _load_bfloat16(t: Tracer, storage: Any, group_offsets: Any, extra_mask: Any = None) -> tuple[DeviceValue, ...]:
     name = "load_bfloat16_x16_to_float16"
-    check_bfloat16(getattr(storage, "dtype", None), name)
+    check_bfloat16(storage_dtype(storage), name)
     words = _groups(t, storage, group_offsets, extra_mask, name, 4)
     found = []
     for word in words:
