@@ -12,7 +12,7 @@ import torch
 
 import helion
 import helion.language as hl
-from helion._testing import DEVICE, LONG_INT_TYPE, check
+from helion.testing import DEVICE, run_cases
 
 
 @helion.kernel()
@@ -38,7 +38,7 @@ def reference(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
     torch.manual_seed(0)
     logits = torch.randn([63, 1000], device=DEVICE) * 3 + 5
-    labels = torch.randint(0, 1000, [63], dtype=LONG_INT_TYPE, device=DEVICE)
+    labels = torch.randint(0, 1000, [63], dtype=torch.int64, device=DEVICE)
     return [
         ("fp32", cross_entropy, (logits, labels)),
         ("bf16", cross_entropy, (logits.bfloat16(), labels)),
@@ -47,8 +47,7 @@ def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
 
 
 def main() -> None:
-    for name, kernel, args in cases():
-        print(f"cross_entropy, {name}: max error {check(name, kernel, reference, args):.2e}")
+    run_cases(cases(), reference)
 
 
 if __name__ == "__main__":

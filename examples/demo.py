@@ -7,6 +7,7 @@ the registers and shared memory that NVIDIA's assembler reports for two GPUs, wh
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import inspect
 import shutil
@@ -20,7 +21,7 @@ import torch
 import triton
 
 import helion
-from helion._testing import DEVICE, EXAMPLES_DIR, check, gpu_median_ms, import_path
+from helion.testing import DEVICE, check, gpu_median_ms
 
 RESOURCE_TARGETS = ("sm_90", "sm_100")
 # The target that facts and seeds are shown for where there is no GPU to ask.
@@ -91,7 +92,7 @@ class Table:
 
 def subjects() -> tuple[Subject, ...]:
     def subject(name: str, run: tuple[tuple[int, ...], ...], real: tuple[tuple[int, ...], ...]) -> Subject:
-        module = import_path(EXAMPLES_DIR / f"{name}.py")
+        module = importlib.import_module(name)  # a script finds the files beside it
         return Subject(kernel=getattr(module, name), reference=module.reference, run_shapes=run, real_shapes=real)
 
     return (

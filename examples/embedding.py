@@ -11,7 +11,7 @@ import torch
 
 import helion
 import helion.language as hl
-from helion._testing import DEVICE, LONG_INT_TYPE, check
+from helion.testing import DEVICE, run_cases
 
 
 @helion.kernel()
@@ -33,7 +33,7 @@ def reference(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
     torch.manual_seed(0)
     table = torch.randn([101, 63], device=DEVICE) + 0.5
-    ids = torch.randint(0, 101, [3, 15], dtype=LONG_INT_TYPE, device=DEVICE)
+    ids = torch.randint(0, 101, [3, 15], dtype=torch.int64, device=DEVICE)
     return [
         ("fp32", embedding, (ids, table)),
         ("bf16, int32 indices", embedding, (ids.int(), table.bfloat16())),
@@ -42,8 +42,7 @@ def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
 
 
 def main() -> None:
-    for name, kernel, args in cases():
-        print(f"embedding, {name}: max error {check(name, kernel, reference, args):.2e}")
+    run_cases(cases(), reference)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 
 import helion
 import helion.language as hl
-from helion._testing import DEVICE, check
+from helion.testing import DEVICE, run_cases
 
 ScoreMod = Callable[[torch.Tensor, Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -108,8 +108,7 @@ def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
 
 
 def main() -> None:
-    for name, kernel, args in cases():
-        print(f"flex_attention, {name}: max error {check(name, kernel, reference, args):.2e}")
+    run_cases(cases(), reference)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 
 import helion
 import helion.language as hl
-from helion._testing import DEVICE, LONG_INT_TYPE, check
+from helion.testing import DEVICE, run_cases
 
 
 @helion.kernel()
@@ -97,7 +97,7 @@ def reference(
 def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
     torch.manual_seed(0)
     logits = torch.randn([3, 13, 77], device=DEVICE) + 0.5
-    tokens = torch.randint(0, 77, [3, 13], dtype=LONG_INT_TYPE, device=DEVICE)
+    tokens = torch.randint(0, 77, [3, 13], dtype=torch.int64, device=DEVICE)
     current = torch.log_softmax(logits, dim=-1).gather(-1, tokens[:, :, None]).squeeze(-1)
     old = current + torch.randn([3, 13], device=DEVICE) * 0.3
     anchor = current + torch.randn([3, 13], device=DEVICE) * 0.3
@@ -111,8 +111,7 @@ def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
 
 
 def main() -> None:
-    for name, kernel, args in cases():
-        print(f"grpo_loss, {name}: max error {check(name, kernel, reference, args):.2e}")
+    run_cases(cases(), reference)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 
 import helion
 import helion.language as hl
-from helion._testing import DEVICE, check
+from helion.testing import DEVICE, run_cases
 
 
 @helion.kernel()
@@ -53,8 +53,7 @@ def cases() -> list[tuple[str, helion.Kernel, tuple[Any, ...]]]:
 
 
 def main() -> None:
-    for name, kernel, args in cases():
-        print(f"matmul_logsumexp_tiled, {name}: max error {check(name, kernel, reference, args):.2e}")
+    run_cases(cases(), reference)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 import helion
 import helion.language as hl
-from helion import _compatibility, exc, knobs
+from helion import _compatibility, exc, knobs, testing
 from helion.__main__ import parser
 from helion._compiler.frontend import (
     hl_functions,
@@ -166,7 +166,7 @@ def package() -> list[Entry]:
 
 def modules() -> list[tuple[types.ModuleType, list[Entry]]]:
     """The public modules of the package that have no page of their own, with what each exports or defines."""
-    values = (getattr(helion, name) for name in exported(helion))
+    values = [*(getattr(helion, name) for name in exported(helion)), testing]
     return [
         (module, [entry(f"{module.__name__}.{name}", value) for name, value in _defined(module)])
         for module in values

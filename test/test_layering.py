@@ -41,6 +41,7 @@ LAYERS = (
     "pipeline",
     "runtime",
     "__init__",
+    "testing",
     "_testing_unittest",
     "_testing",  # a client of the public names, as users' tests are
     "cli",

@@ -220,8 +220,13 @@ class BoundKernel:
         )
 
     def plan(self, config: ConfigLike = None) -> Any:
-        """What a config comes to, as the backend's planner has it: data that says everything about the kernels, and that
-        prints as text. Of the cute backend: roles, pipelines, stages, shared and tensor memory."""
+        """Return the decisions that a config comes to, as the backend's planner has them: data that prints as text.
+
+        Of the cute backend these are roles, pipelines, stages, shared and tensor memory.
+
+        Raises:
+            exc.InvalidConfig: the config is not legal for the kernel.
+        """
         return self._analysis.plan(self._full(config))
 
     def export_shared_object(self, path: str | pathlib.Path, config: ConfigLike = None) -> pathlib.Path:
