@@ -109,6 +109,10 @@ class Expr:
                 if isinstance(arg, Expr):
                     yield from arg.leaves()
 
+    def leaves_are(self, *kinds: str) -> bool:
+        """Whether it is made of leaves of these kinds alone."""
+        return all(leaf.op in kinds for leaf in self.leaves())
+
     def evaluate(self, leaf: Callable[[Expr], Any]) -> Any:
         """The number, when ``leaf`` gives those of the leaves."""
         if self.op in LEAVES:

@@ -21,3 +21,9 @@ def fixed_size(block: Block, config: Mapping[str, Any]) -> int:
         return max(int(block.size.evaluate(lambda leaf: config[leaf.args[0]])), 1)
     assert isinstance(block.size, int)
     return block.size
+
+
+def dependent_size(block: Block, sizes: Mapping[int, int]) -> int:
+    """The size of a block that is a part of that of another, when ``sizes`` has those of the others."""
+    assert isinstance(block.size, Expr)
+    return int(block.size.evaluate(lambda leaf: sizes[leaf.args[0]]))

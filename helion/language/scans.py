@@ -119,6 +119,11 @@ def _combine(function: Callable[..., Any], left: _Values, right: _Values) -> _Va
     return tuple(torch.as_tensor(r).to(v.dtype).expand(v.shape) for r, v in zip(results, left, strict=True))
 
 
+def plain_function(combine_fn: Any) -> Any:
+    """The function that combines: of a kernel, the one it was made of."""
+    return combine_fn.fn if getattr(combine_fn, "_is_helion_kernel", False) else combine_fn
+
+
 def _takes(function: Callable[..., Any], count: int) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -136,7 +141,7 @@ def _parts(values: _Values, dim: int, begin: int | None, end: int | None, step: 
 def _reduce(
     combine_fn: Callable[..., Any], input_tensor: Any, dim: int | None = None, other: Any = 0, keep_dims: bool = False
 ) -> Any:
-    values = _inputs(input_tensor, "hl.reduce")
+    combine_fn, values = plain_function(combine_fn), _inputs(input_tensor, "hl.reduce")
     dims = range(values[0].ndim) if dim is None else [_position(values[0], dim)]
     for at in dims:
         while (size := values[0].shape[at]) > 1:  # neighbours in pairs, an odd one out is kept for the next round
@@ -152,7 +157,7 @@ def _reduce(
 
 @reference(associative_scan)
 def _associative_scan(combine_fn: Callable[..., Any], input_tensor: Any, dim: int, reverse: bool = False) -> Any:
-    values = _inputs(input_tensor, "hl.associative_scan")
+    combine_fn, values = plain_function(combine_fn), _inputs(input_tensor, "hl.associative_scan")
     at = _position(values[0], dim)
     if reverse:
         values = tuple(v.flip(at) for v in values)

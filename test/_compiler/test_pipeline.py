@@ -29,6 +29,7 @@ from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.rewrite import map_ops
 from helion._compiler.ir.verifier import verify
 from helion._compiler.passes.schedule import (
+    CHOOSE_BRANCHES,
     FLATTEN,
     INSERT_CHECKS,
     ORDER_MEMORY,
@@ -164,7 +165,7 @@ def test_an_unknown_name_lists_all_steps(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_names_differ_and_begin_with_the_backend() -> None:
-    shared = (ROLL, FLATTEN, SUBTILE, ORDER_MEMORY, INSERT_CHECKS)
+    shared = (CHOOSE_BRANCHES, ROLL, FLATTEN, SUBTILE, ORDER_MEMORY, INSERT_CHECKS)
     assert len(NAMES) == len(PASSES) + len(STEPS) + 1
     for name, backend in BACKENDS.items():
         assert all(s.name.startswith(f"{name}.") for s in backend.steps if s not in shared)

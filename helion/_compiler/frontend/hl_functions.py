@@ -9,9 +9,10 @@ import torch
 
 from ... import exc
 from ... import language as hl
-from ..._shapes import ONE, Expr, broadcast_dims, hint_of, is_power_of_2, next_power_of_2
+from ..._shapes import ONE, Expr, hint_of, is_power_of_2, next_power_of_2
 from ...fields import Fragment
 from ...language.atomics import check_dtype
+from ...language.scans import plain_function
 from ...language.stack_tensor import StackTensor
 from . import hl_stack, memory, ops
 from .rules import Rules
@@ -19,7 +20,7 @@ from .scaled_dot import dot_scaled
 from .torch_matmul import dot
 from .torch_pointwise import HALF, named
 from .torch_reductions import whole
-from .torch_shapes import arange, position
+from .torch_shapes import arange, bounds_of_arange, position
 from .tracer import Tracer
 from .values import DeviceValue, HostTensorValue, Tile, describe
 
@@ -38,10 +39,11 @@ def _full(t: Tracer, shape: Any, value: Any, dtype: torch.dtype = torch.float32,
 
 
 @rule(hl.arange)
-def _arange(t: Tracer, *bounds: Any, dtype: Any = None, device: Any = None, step: int = 1) -> DeviceValue:
-    if step != 1:
-        bounds = (bounds[0], bounds[1], step) if len(bounds) == 2 else (0, bounds[0], step)
-    return arange(t, bounds, dtype)
+def _arange(t: Tracer, *bounds: Any, dtype: Any = None, device: Any = None, **named: Any) -> DeviceValue:
+    found = bounds_of_arange(bounds, named)
+    if named:
+        raise TypeError(f"hl.arange has no argument {next(iter(named))!r}")
+    return arange(t, found, dtype)
 
 
 @rule(hl.subscript)
@@ -205,17 +207,14 @@ def _inputs(t: Tracer, value: Any, name: str) -> tuple[DeviceValue, ...]:
         ops.refuse_operand(item, f"in {name}")
         if not isinstance(item, DeviceValue) or not item.dims:
             raise exc.TypeInferenceError(f"{name} takes tiles, got {describe(item)}.")
-    dims = broadcast_dims([i.dims for i in inputs])
-    if dims is None:
-        raise exc.ShapeMismatch(lhs=repr(inputs[0]), rhs=repr(inputs[1]), detail=f" in {name}")
-    return tuple(ops.broadcast(t, i, dims) for i in inputs)
+    return ops.together(t, inputs, f" in {name}")
 
 
 @rule(hl.reduce)
 def _reduce(
     t: Tracer, combine_fn: Any, input_tensor: Any, dim: Any = None, other: Any = 0, keep_dims: bool = False
 ) -> Any:
-    inputs = _inputs(t, input_tensor, "hl.reduce")
+    combine_fn, inputs = plain_function(combine_fn), _inputs(t, input_tensor, "hl.reduce")
     others = tuple(other) if isinstance(other, (tuple, list)) else (other,) * len(inputs)
     if len(others) != len(inputs) or not all(isinstance(o, (int, float)) for o in others):
         raise exc.TypeInferenceError(
@@ -235,13 +234,21 @@ def _reduce(
 
 @rule(hl.associative_scan)
 def _associative_scan(t: Tracer, combine_fn: Any, input_tensor: Any, dim: int, reverse: bool = False) -> Any:
-    inputs = _inputs(t, input_tensor, "hl.associative_scan")
+    combine_fn, inputs = plain_function(combine_fn), _inputs(t, input_tensor, "hl.associative_scan")
     at = position(inputs[0], dim)
     if reverse and t.blocks.may_be_padded(inputs[0].dims[at]):
         values = _scan_from_padding(t, combine_fn, inputs, at)
     else:
         values = ops.scan(t, inputs, ops.combine(t, combine_fn, inputs), at, reverse)
     return values if isinstance(input_tensor, (tuple, list)) else values[0]
+
+
+@torch_rule(torch._higher_order_ops.associative_scan)
+def _torch_associative_scan(
+    t: Tracer, combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+) -> Any:
+    """``combine_mode`` says how torch's own compiler goes about it."""
+    return _associative_scan(t, combine_fn, xs, dim, reverse)
 
 
 def _scan_from_padding(t: Tracer, combine_fn: Any, inputs: tuple[DeviceValue, ...], at: int) -> tuple[DeviceValue, ...]:
@@ -302,13 +309,9 @@ def _torch_cumprod(t: Tracer, input: DeviceValue, dim: int, *, dtype: Any = None
 @rule(hl.join)
 def _join(t: Tracer, tensor0: Any, tensor1: Any) -> DeviceValue:
     first, second = ops.as_device(t, tensor0, "in hl.join"), ops.as_device(t, tensor1, "in hl.join")
-    dims = broadcast_dims((first.dims, second.dims))
-    if dims is None:
-        raise exc.ShapeMismatch(lhs=repr(first), rhs=repr(second), detail=" in hl.join")
+    first, second = ops.together(t, (first, second), " in hl.join")
     dtype = torch.promote_types(first.dtype, second.dtype)
-    return ops.join(
-        t, ops.broadcast(t, ops.cast(t, first, dtype), dims), ops.broadcast(t, ops.cast(t, second, dtype), dims)
-    )
+    return ops.join(t, ops.cast(t, first, dtype), ops.cast(t, second, dtype))
 
 
 @rule(hl.split)

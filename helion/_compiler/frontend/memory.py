@@ -14,6 +14,7 @@ from ..ir.grammar import HostTensor, MemoryAttrs, Operand, SeedAttrs
 from . import ops, subscripts
 from .ops import check_dtype
 from .state import TraceState
+from .state.alignment import placed
 from .values import DeviceValue, HostTensorValue, describe, source_name
 
 
@@ -106,6 +107,8 @@ def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: 
         ops.refuse_operand(value, "as the stored value")
         raise exc.RequiresTensorInAssignment(got=describe(value))
     plan = subscripts.plan(t, tensor, index, shift=1, checked=mask is not None)
+    if isinstance(value, DeviceValue):
+        plan = _walked_by_tiles(t, plan, value.dims)
     check_repeated(t, tensor, plan, value)
     given = stored(t, tensor, plan.dims, value)
     operands: list[Operand] = [given.value, *plan.operands]
@@ -148,7 +151,7 @@ def _mask(t: TraceState, plan: subscripts.SubscriptPlan, mask: Any, operands: li
     mask = ops.as_device(t, mask, "as a mask")
     if mask.dtype != torch.bool:
         raise exc.TypeInferenceError(f"extra_mask must be a boolean tile, got {mask!r}.")
-    if broadcast_dims((plan.dims, mask.dims)) != plan.dims:
+    if placed(t.blocks, mask.dims, plan.dims) is None:
         raise exc.ShapeMismatch(
             lhs=t.blocks.dims_text(plan.dims),
             rhs=t.blocks.dims_text(mask.dims),
@@ -176,6 +179,41 @@ def check_repeated(t: TraceState, tensor: HostTensorValue, plan: subscripts.Subs
             )
 
 
+def whole_of(t: TraceState, tensor: HostTensorValue, index: Any, value: HostTensorValue) -> DeviceValue:
+    """All of the host tensor ``value``, to be stored into ``tensor[index]``. Raises RankMismatch unless it has as many dimensions
+    as the subscript selects, and HostTensorDirectUsage where tiles of it would have to be."""
+    dims = subscripts.plan(t, tensor, index).dims
+    selected = len(dims) if value.ndim else 0
+    if value.ndim == selected and any(t.blocks[b].kind == "tile" for dim in dims[: value.ndim] for b in dim.blocks):
+        raise exc.HostTensorDirectUsage(name=source_name(value), how="as the stored value")
+    if value.ndim != selected:
+        raise exc.RankMismatch(
+            expected=selected,
+            got=value.ndim,
+            what=f"the host tensor {source_name(value)!r} of shape {list(value.shape)} stored into {source_name(tensor)!r}",
+            remedy="it must have the dimensions that the subscript selects",
+        )
+    return load(t, value, (slice(None),) * value.ndim)
+
+
+def _walked_by_tiles(t: TraceState, plan: subscripts.SubscriptPlan, given: Dims) -> subscripts.SubscriptPlan:
+    """Where ``:`` selects what a tile of the value walks over, the tile is what is stored."""
+    indices, dims = list(plan.indices), list(plan.dims)
+    for back, dim in enumerate(reversed(given[-len(dims) :] if dims else ()), 1):
+        at = len(dims) - back
+        tile = t.blocks.active.get(dim.block) if dim.block is not None else None
+        whole = dims[at].block
+        if tile is None or whole is None or t.blocks[whole].kind != "full" or tile.jagged is not None:
+            continue
+        extent = t.blocks[whole].extent
+        if isinstance(extent, int) and tile.first == 0 and tile.last == extent:
+            indices = [
+                replace(i, block=tile.block.id) if i.block == whole and i.positions == (at,) else i for i in indices
+            ]
+            dims[at] = dim if any(i.block == tile.block.id and i.positions == (at,) for i in indices) else dims[at]
+    return replace(plan, indices=tuple(indices), dims=tuple(dims))
+
+
 def stored(t: TraceState, tensor: HostTensorValue, dims: Dims, value: Any) -> DeviceValue:
     """A value in the dtype of ``tensor``, broadcast to what a subscript of it selects."""
     if not isinstance(value, DeviceValue):
@@ -193,7 +231,7 @@ def stored(t: TraceState, tensor: HostTensorValue, dims: Dims, value: Any) -> De
             remedy="the value has more dimensions than the subscript selects",
         )
     value = ops.reshape(t, value, given)
-    if broadcast_dims((given, dims)) != dims:
+    if broadcast_dims((given, dims)) != dims and (len(given) < len(dims) or placed(t.blocks, given, dims) is None):
         raise exc.ShapeMismatch(
             lhs=t.blocks.dims_text(given),
             rhs=t.blocks.dims_text(dims),

@@ -31,6 +31,7 @@ from ..ir.pointwise import result_dtype
 from ..ir.reductions import identity
 from .runtime_values import is_runtime
 from .state import TraceState
+from .state.alignment import is_single, joint, placed
 from .values import DeviceValue, HostTensorValue, Tile, describe, source_name
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -110,18 +111,42 @@ def pointwise(t: TraceState, name: str, *operands: Any, dtype: torch.dtype | Non
     """An elementwise op with broadcasting; ``dtype`` overrides torch's promotion (of ``cast`` and its like)."""
     for given in operands:
         refuse_operand(given, f"in {name}")
-    shapes = [o.dims for o in operands if isinstance(o, DeviceValue)]
-    dims = broadcast_dims(shapes)
+    dims = broadcast_dims([o.dims for o in operands if isinstance(o, DeviceValue)])
     if dims is None:
-        texts = [t.blocks.dims_text(s) for s in shapes]
-        raise exc.ShapeMismatch(lhs=texts[0], rhs=" and ".join(texts[1:]), detail=f" in {name}")
+        operands, dims = _aligned(t, operands, f" in {name}")
     if dtype is None:
         dtype = promote(t, name, operands)
     operands = _exact(t, operands, dtype)
     result = emit(t, "pointwise", [operand(t, o) for o in operands], dtype, dims, PointwiseAttrs(name))
-    if name in ("add", "sub"):
-        t.origins.is_sum(name, operands, result)
+    t.origins.is_made(name, operands, result)
     return result
+
+
+def _aligned(t: TraceState, operands: Sequence[Any], how: str) -> tuple[tuple[Any, ...], Dims]:
+    """Operands whose dimensions are not the same, in dimensions that broadcast, and the result's dimensions."""
+    values = [o for o in operands if isinstance(o, DeviceValue)]
+    dims = joint(t.blocks, [v.dims for v in values])
+    if dims is None:
+        texts = [t.blocks.dims_text(v.dims) for v in values]
+        ranks = {v.ndim for v in values}
+        remedy = "; dimensions are aligned at the right: write b[i][:, None] to align them otherwise"
+        raise exc.ShapeMismatch(
+            lhs=texts[0], rhs=" and ".join(texts[1:]), detail=how + (remedy if len(ranks) > 1 else "")
+        )
+    return tuple(_fitting(t, o, dims) if isinstance(o, DeviceValue) else o for o in operands), dims
+
+
+def _fitting(t: TraceState, value: DeviceValue, dims: Dims) -> DeviceValue:
+    result = fitted(t, value, dims)
+    return value if result is None else result
+
+
+def together(t: TraceState, values: Sequence[DeviceValue], how: str = "") -> tuple[DeviceValue, ...]:
+    """Values broadcast to one shape."""
+    dims = broadcast_dims([v.dims for v in values])
+    if dims is None:
+        values, dims = _aligned(t, values, how)
+    return tuple(broadcast(t, v, dims) for v in values)
 
 
 def _exact(t: TraceState, operands: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -189,7 +214,11 @@ def full(t: TraceState, dims: Dims, fill: Any, dtype: torch.dtype) -> DeviceValu
 
 def iota(t: TraceState, dim_size: Any, start: int = 0, step: int = 1, dtype: torch.dtype | None = None) -> DeviceValue:
     """0, 1, 2 ... (times ``step`` plus ``start``) along the dimension ``dim_size`` stands for."""
-    dim = t.blocks.dim_of(dim_size)
+    return iota_along(t, t.blocks.dim_of(dim_size), start, step, dtype)
+
+
+def iota_along(t: TraceState, dim: Dim, start: int = 0, step: int = 1, dtype: torch.dtype | None = None) -> DeviceValue:
+    """0, 1, 2 ... (times ``step`` plus ``start``) along ``dim``."""
     if dim.is_one:
         return full(t, (ONE,), start, dtype or t.context.index_dtype)
     if dim.block is None:
@@ -206,7 +235,7 @@ def _product_iota(t: TraceState, dim: Dim, start: int, step: int, dtype: torch.d
     for at, factor in enumerate(factors):
         size = t.blocks.size_of(factor)
         dims = tuple(factor if i == at else ONE for i in range(len(factors)))
-        digit = reshape(t, iota(t, size), dims)
+        digit = reshape(t, iota_along(t, factor), dims)
         total = digit if total is None else pointwise(t, "add", pointwise(t, "mul", total, size), digit)
     assert total is not None
     result = reshape(t, total, (dim,))
@@ -253,16 +282,43 @@ def broadcast(t: TraceState, value: DeviceValue, dims: Dims) -> DeviceValue:
     if dims == value.dims:
         return value
     if broadcast_dims((value.dims, dims)) != dims:
-        raise exc.ShapeMismatch(
-            lhs=t.blocks.dims_text(value.dims),
-            rhs=t.blocks.dims_text(dims),
-            detail=": the first cannot be expanded to the second",
-        )
+        fitting = fitted(t, value, dims)
+        if fitting is None:
+            raise exc.ShapeMismatch(
+                lhs=t.blocks.dims_text(value.dims),
+                rhs=t.blocks.dims_text(dims),
+                detail=": the first cannot be expanded to the second",
+            )
+        value = fitting
     if len(value.dims) < len(dims):
         value = reshape(t, value, (ONE,) * (len(dims) - len(value.dims)) + value.dims)
     if dims == value.dims:
         return value
     return emit(t, "view", (value.value,), value.dtype, dims, ViewAttrs("broadcast"))
+
+
+def fitted(t: TraceState, value: DeviceValue, dims: Dims, fill: Any = 0) -> DeviceValue | None:
+    """``value`` in dimensions that broadcast to ``dims``, where it has others that mean the same; None if it has not. Lanes that
+    are out of range of a tile and in range after that hold ``fill``: a number, or a value of shape ``dims``."""
+    found = placed(t.blocks, value.dims, dims)
+    if found is None or found == value.dims:
+        return None if found is None else value
+    for at, dim in enumerate(value.dims):
+        if dim not in found and not is_single(t.blocks, dim):
+            value = within_tile(t, value, at, fill)
+    return reshape(t, value, found)
+
+
+def within_tile(t: TraceState, value: DeviceValue, at: int, fill: Any) -> DeviceValue:
+    """``value`` with its lanes out of range of the tile along dimension ``at`` filled, where there may be such lanes: a
+    number, or a value of the same shape."""
+    block = value.dims[at].block
+    tile = None if block is None else t.blocks.active.get(block)
+    if tile is None or t.blocks.has_no_tail(tile):
+        return value
+    inside = pointwise(t, "lt", tile_index(t, tile), tile_field(t, tile, "end"))
+    shape = tuple(value.dims[at] if i == at else ONE for i in range(value.ndim))
+    return pointwise(t, "where", reshape(t, inside, shape), value, fill, dtype=value.dtype)
 
 
 # --- reductions and products -----------------------------------------------------------------------------------------
@@ -274,18 +330,14 @@ def reduce(t: TraceState, name: str, value: DeviceValue, positions: Sequence[int
     _check_reducible(t, name, value, positions)
     for position in positions:
         dim = value.dims[position]
-        if dim.block is None and not dim.is_one and any(t.blocks[b].kind == "tile" for b in dim.blocks):
+        if t.blocks.hides_tail(dim):
             inside = None if name in ("argmax", "argmin") else _inside_merged(t, dim)
             if inside is not None:
                 shape = tuple(d if i == position else ONE for i, d in enumerate(value.dims))
                 fill = identity(name, value.dtype)
                 value = pointwise(t, "where", reshape(t, inside, shape), value, fill, dtype=value.dtype)
                 continue
-            raise exc.ShapeMismatch(
-                lhs=t.blocks.dims_text(value.dims),
-                rhs="a reduction",
-                detail=f": dimension {position} merges tiles, whose lanes out of range cannot be told apart; reduce before reshaping",
-            )
+            raise _cannot_reduce(t, value, position)
     kept = tuple(d for i, d in enumerate(value.dims) if i not in positions)
     walked = tuple(p for p in positions if not value.dims[p].is_one)
     if len(walked) < len(positions) and name not in ("argmax", "argmin"):
@@ -301,6 +353,14 @@ def _check_reducible(t: TraceState, name: str, value: DeviceValue, positions: Se
     blocks = [t.blocks[b] for position in positions for b in value.dims[position].blocks]
     if blocks:
         _refuse_float8(t, f"A reduction ({name})", value)
+
+
+def _cannot_reduce(t: TraceState, value: DeviceValue, position: int) -> exc.Base:
+    return exc.ShapeMismatch(
+        lhs=t.blocks.dims_text(value.dims),
+        rhs="a reduction",
+        detail=f": dimension {position} merges or splits tiles, whose lanes out of range cannot be told apart; reduce before reshaping",
+    )
 
 
 def _inside_merged(t: TraceState, dim: Dim) -> DeviceValue | None:
@@ -385,6 +445,8 @@ def _refuse_float8(t: TraceState, what: str, *values: DeviceValue) -> None:
 def fold(
     t: TraceState, inputs: Sequence[DeviceValue], region: Region, dim: int, other: tuple[Any, ...]
 ) -> tuple[DeviceValue, ...]:
+    if t.blocks.hides_tail(inputs[0].dims[dim]):
+        raise _cannot_reduce(t, inputs[0], dim)
     results = [t.builder.value(v.dtype, tuple(d for i, d in enumerate(v.dims) if i != dim)) for v in inputs]
     return _combined(t, "fold", inputs, region, results, FoldAttrs(dim, other))
 

@@ -101,6 +101,12 @@ def is_runtime(t: TraceState, value: Any) -> bool:
     )
 
 
+def decided_by_config(value: Any) -> bool:
+    """Whether a symbolic number depends on block sizes or tunables, and on nothing that a run decides."""
+    kinds = {leaf.op for leaf in value.leaves()} if isinstance(value, Expr) else set()
+    return bool(kinds & {"block", "tunable"})
+
+
 def settle(t: TraceState, value: Any) -> Any:
     """A value with plain numbers for symbolic ones, which become part of the specialization key. Raises for numbers that
     do not come from the arguments."""

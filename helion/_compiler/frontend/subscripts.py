@@ -113,6 +113,8 @@ class _Planner:
             if self.is_one(dim):
                 self.indices.append(Index("scalar"))
                 self.dims.append(ONE)
+            elif isinstance(size, Expr) and size.leaves_are("block"):
+                self.tensor_index(ops.iota(self.tracer, size), dim)
             else:
                 self.block(self.tracer.blocks.whole(size).id, dim)
             return
@@ -121,19 +123,7 @@ class _Planner:
             # how many elements a slice selects depends on the size
             size = self.tracer.numbers.specialize(size)
         if not isinstance(size, int) or not all(p is None or isinstance(p, int) for p in parts):
-            length = _length(self.tracer, item)
-            block = None if length is None else self.tracer.blocks.dim_of(length).block
-            if block is not None and self.tracer.blocks[block].kind == "tile":
-                # lanes of a tile's own size are in range where the tile is: no other place can be walked with them
-                field = self.tracer.origins.field_of(item.start) if isinstance(item.start, DeviceValue) else None
-                if field is not None and field.block == block and field.field == "begin":
-                    self.block(block, dim)
-                    return
-            elif length is not None:
-                places = ops.iota(self.tracer, length)
-                places = places + item.start if isinstance(item.start, DeviceValue) else places
-                self.reaching.append((places, size))
-                self.tensor_index(places, dim)
+            if self.moving(item, dim, size):
                 return
             raise exc.InvalidIndexingType(
                 got=f"the slice {_shown(item.start)}:{_shown(item.stop)}:{_shown(item.step)}, whose bounds are no constants,"
@@ -152,6 +142,34 @@ class _Planner:
             self.block(self.tracer.blocks.whole(length).id, dim, shift=start)
             return
         self.tensor_index(ops.iota(self.tracer, length, start, step), dim)
+
+    def moving(self, item: slice, dim: int, size: Number) -> bool:
+        """A slice whose bounds are no constants, but whose length is; False where it is not, or where its lanes could not
+        be told from those of a tile that they have nothing to do with."""
+        t = self.tracer
+        start = 0 if item.start is None else item.start
+        first, last = t.origins.polynomial(start), t.origins.polynomial(item.stop)
+        step = 1 if item.step is None else item.step
+        if first is None or last is None or type(step) is not int or step < 1:
+            return False
+        count = (last - first).over(step)
+        length = None if count is None else t.blocks.dim_of_polynomial(count)
+        if length is None:
+            return False
+        block = None if length.block is None else t.blocks[length.block]
+        if block is not None and block.kind == "tile" and t.blocks.is_walked(block):
+            field = t.origins.field_of(start) if isinstance(start, DeviceValue) else None
+            if field is not None and field.block == block.id and field.field == "begin" and step == 1:
+                self.block(block.id, dim)
+                return True
+            # lanes of a tile's own size are in range where the tile is
+            if not any(atom[:2] == ("tile", block.id) for atom in first.atoms):
+                return False
+        places = ops.iota_along(t, length, step=step)
+        places = ops.pointwise(t, "add", places, start)
+        self.reaching.append((places, size))
+        self.tensor_index(places, dim)
+        return True
 
     def tensor_index(self, value: DeviceValue, dim: int, first: int | None = None) -> None:
         """An index tensor. On its own, its dimensions stand where it stands; with others, from ``first`` on."""
@@ -205,17 +223,6 @@ def plan(
     indices, dims = tuple(planner.indices), tuple(planner.dims)
     repeated = unaddressed(indices, [*[None] * shift, *planner.operands], dims)
     return SubscriptPlan(indices, tuple(planner.operands), dims, repeated, _inside(tracer, planner))
-
-
-def _length(tracer: TraceState, item: slice) -> Number | None:
-    """The length of ``start:start + length``, a number or a block size; None where the bounds do not say it."""
-    if item.step not in (None, 1):
-        return None
-    if item.start is None or (isinstance(item.start, int) and item.start == 0):
-        return item.stop if isinstance(item.stop, (int, Expr)) else None
-    if isinstance(item.stop, DeviceValue) and isinstance(item.start, DeviceValue):
-        return tracer.origins.distance(item.start, item.stop)
-    return None
 
 
 def _inside(tracer: TraceState, planner: _Planner) -> DeviceValue | None:

@@ -12,6 +12,7 @@ from ..._shapes import ONE
 from ...language.matmul import accumulator_dtype
 from . import ops
 from .rules import Rules
+from .state.alignment import joint, same_size
 from .torch_pointwise import named
 from .tracer import Tracer
 from .values import DeviceValue
@@ -49,6 +50,7 @@ def dot(
     if lhs.dtype != rhs.dtype:
         common = torch.promote_types(lhs.dtype, rhs.dtype)
         lhs, rhs = ops.cast(t, lhs, common), ops.cast(t, rhs, common)
+    lhs, rhs = _inner(t, lhs, rhs)
     if lhs.dims[-1] != rhs.dims[-2]:
         raise exc.ShapeMismatch(
             lhs=repr(lhs),
@@ -56,9 +58,10 @@ def dot(
             detail=f": the inner dimensions {t.blocks.dim_text(lhs.dims[-1])} and {t.blocks.dim_text(rhs.dims[-2])} differ",
         )
     if lhs.ndim == 3 and lhs.dims[0] != rhs.dims[0]:
-        if not (lhs.dims[0].is_one or rhs.dims[0].is_one):
+        found = joint(t.blocks, (lhs.dims[:1], rhs.dims[:1]))
+        if found is None:
             raise exc.DotBatchDimensionMismatch(lhs=repr(lhs), rhs=repr(rhs), detail="")
-        batch = rhs.dims[0] if lhs.dims[0].is_one else lhs.dims[0]
+        (batch,) = found
         lhs, rhs = ops.broadcast(t, lhs, (batch, *lhs.dims[1:])), ops.broadcast(t, rhs, (batch, *rhs.dims[1:]))
     _raise_minimums(t, lhs, rhs)
     lhs, rhs = _padded(t, lhs, -1, lhs.dtype.itemsize), _padded(t, rhs, -2, lhs.dtype.itemsize)
@@ -72,6 +75,16 @@ def dot(
     if acc is not None and acc.dtype != wide:
         acc = ops.cast(t, acc, wide)
     return ops.cast(t, ops.dot(t, lhs, rhs, acc, wide, precision), result)
+
+
+def _inner(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
+    """Operands whose inner dimensions are of one constant size, in that of a tile where there is one."""
+    left, right = lhs.dims[-1], rhs.dims[-2]
+    if left == right or not same_size(t.blocks, left, right):
+        return lhs, rhs
+    if right.block in t.blocks.active and left.block not in t.blocks.active:
+        return ops.broadcast(t, lhs, (*lhs.dims[:-1], right)), rhs
+    return lhs, ops.broadcast(t, rhs, (*rhs.dims[:-2], left, rhs.dims[-1]))
 
 
 def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dim, Dims, Expr, broadcast_dims, number_key
+from ..._shapes import ONE, Dim, Dims, Expr, number_key
 from . import ops
+from .polynomials import constant
 from .rules import Rules
 from .torch_pointwise import named
 from .tracer import Tracer
@@ -112,22 +114,82 @@ def _new_full(t: Tracer, input: DeviceValue, size: Any, fill_value: Any, **kwarg
 
 @rule(torch.arange)
 def _arange(t: Tracer, *bounds: Any, **kwargs: Any) -> DeviceValue:
+    bounds = bounds_of_arange(bounds, kwargs)
     dtype = _check_factory(kwargs)
-    return arange(t, bounds, dtype or torch.int64)
+    real = any(_is_real(t, b) for b in bounds)
+    return arange(t, bounds, dtype or (t.world.default_dtype() if real else torch.int64))
 
 
-def arange(t: Tracer, bounds: tuple[Any, ...], dtype: torch.dtype | None) -> DeviceValue:
-    """``arange(end)``, ``arange(start, end)`` or ``arange(start, end, step)`` with constant bounds or one block size."""
-    if not 1 <= len(bounds) <= 3:
+def _is_real(t: Tracer, bound: Any) -> bool:
+    if isinstance(bound, DeviceValue):
+        return bound.dtype.is_floating_point
+    return (bound.kind if isinstance(bound, Expr) else type(bound)) is float
+
+
+def bounds_of_arange(bounds: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Start, end and step; those given by keyword are taken out of ``kwargs``."""
+    if not 0 <= len(bounds) <= 3:
         raise TypeError(f"arange takes 1 to 3 bounds, got {len(bounds)}")
-    if len(bounds) == 1 and isinstance(bounds[0], (Expr, Tile)):
-        return ops.iota(t, bounds[0], dtype=dtype)
-    if not all(isinstance(b, int) for b in bounds):
+    names = ("end",) if len(bounds) == 1 and "end" not in kwargs else ("start", "end", "step")
+    given: dict[str, Any] = {name: kwargs.pop(name) for name in ("start", "end", "step") if name in kwargs}
+    for name, bound in zip(names, bounds, strict=False):
+        if name in given:
+            raise TypeError(f"arange got two values for {name!r}")
+        given[name] = bound
+    if "end" not in given:
+        raise TypeError("arange needs an end")
+    return given.get("start", 0), given["end"], given.get("step", 1)
+
+
+def arange(t: Tracer, bounds: tuple[Any, Any, Any], dtype: torch.dtype | None) -> DeviceValue:
+    """``start``, ``start + step`` ... up to ``end``. The number of elements is a constant, or made of block sizes; where it
+    is that of a tile, the result has the dimension of the tile."""
+    start, end, step = bounds
+    if isinstance(end, Tile) and isinstance(start, int) and start == 0 and step == 1:
+        return ops.iota(t, end, dtype=dtype)
+    if all(isinstance(b, (int, float)) for b in bounds):
+        return _constant_arange(t, start, end, step, dtype)
+    tile = _walked(t, start, end, step)
+    if tile is not None:
+        return ops.tile_index(t, tile) if dtype is None else ops.cast(t, ops.tile_index(t, tile), dtype)
+    dim = _dim_of_arange(t, start, end, step)
+    if dim is None:
         raise exc.ShapeSpecializingCall(what="arange")
-    values = range(*bounds)
-    if len(values) == 0:
+    lanes = ops.iota_along(t, dim, step=step)
+    result = lanes if isinstance(start, int) and start == 0 else ops.pointwise(t, "add", lanes, start)
+    return result if dtype is None else ops.cast(t, result, dtype)
+
+
+def _constant_arange(t: Tracer, start: Any, end: Any, step: Any, dtype: torch.dtype | None) -> DeviceValue:
+    if step == 0:
+        raise exc.TorchOpTracingError(name="torch.arange", reason="step must not be zero")
+    count = max(0, math.ceil((end - start) / step))
+    if count == 0:
         raise exc.ShapeSpecializingAllocation(size="0")
-    return ops.iota(t, len(values), values.start, values.step, dtype=dtype)
+    if isinstance(start, int) and isinstance(step, int):
+        return ops.iota(t, count, start, step, dtype=dtype)
+    return ops.cast(t, ops.cast(t, ops.iota(t, count), torch.float32) * step + start, dtype or torch.float32)
+
+
+def _walked(t: Tracer, start: Any, end: Any, step: Any) -> Tile | None:
+    """The tile whose indices an ``arange`` from its beginning to its end, or over its block size, gives."""
+    field = t.origins.field_of(start) if isinstance(start, DeviceValue) else None
+    tile = t.blocks.active.get(field.block) if field is not None and field.field == "begin" else None
+    if tile is None or step != 1:
+        return None
+    last = t.origins.field_of(end) if isinstance(end, DeviceValue) else None
+    if last is not None and (last.block, last.field) == (tile.block.id, "end"):
+        return tile
+    dim = _dim_of_arange(t, start, end, step)
+    return tile if dim is not None and dim.block == tile.block.id else None
+
+
+def _dim_of_arange(t: Tracer, start: Any, end: Any, step: Any) -> Dim | None:
+    first, last = t.origins.polynomial(start), t.origins.polynomial(end)
+    if first is None or last is None or type(step) is not int or step == 0:
+        return None
+    count = (last - first).over(step) if step > 0 else (first - last).over(-step)
+    return None if count is None else t.blocks.dim_of_polynomial(count)
 
 
 # --- views -------------------------------------------------------------------------------------------------------------
@@ -208,12 +270,7 @@ def _expand_as(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue
 
 @rule(torch.broadcast_tensors)
 def _broadcast_tensors(t: Tracer, *tensors: DeviceValue) -> tuple[DeviceValue, ...]:
-    dims = broadcast_dims([v.dims for v in tensors])
-    if dims is None:
-        raise exc.ShapeMismatch(
-            lhs=t.blocks.dims_text(tensors[0].dims), rhs=t.blocks.dims_text(tensors[1].dims), detail=""
-        )
-    return tuple(ops.broadcast(t, v, dims) for v in tensors)
+    return ops.together(t, tensors)
 
 
 @rule(torch.Tensor.view, torch.Tensor.reshape, torch.reshape)
@@ -277,6 +334,8 @@ def reshape(t: Tracer, input: DeviceValue, sizes: Any) -> DeviceValue:
 
 def _remaining(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
     """What is left of the value's dimensions when the known ones are taken out."""
+    if any(t.blocks[b].base is not None for d in (*input.dims, *known) for b in d.blocks):
+        return _remaining_part(t, input, known)
     blocks = [b for d in input.dims for b in d.blocks]
     const = math.prod(d.const for d in input.dims)
     extent = 1
@@ -290,7 +349,7 @@ def _remaining(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
                 assert isinstance(size, int)
                 extent *= size
             else:
-                raise exc.ShapeMismatch(lhs=repr(input), rhs=t.blocks.dims_text(tuple(known)), detail=" in a reshape")
+                return _remaining_part(t, input, known)
         extent *= const_part
     if extent == 1:
         return _whole(t, Dim(const, tuple(blocks)))
@@ -302,7 +361,19 @@ def _remaining(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
             rest = size // extent
             quotient = ONE if rest == 1 else Dim(blocks=(t.blocks.whole(rest).id,))
             return quotient * Dim(const, tuple(blocks))
-    raise exc.ShapeMismatch(lhs=repr(input), rhs=t.blocks.dims_text(tuple(known)), detail=" in a reshape")
+    return _remaining_part(t, input, known)
+
+
+def _remaining_part(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
+    """``_remaining`` where there are parts of tiles."""
+    total, found = (
+        math.prod((t.blocks.polynomial_of(d) for d in dims), start=constant(1)) for dims in (input.dims, known)
+    )
+    count = total.quotient(found)
+    dim = None if count is None else t.blocks.dim_of_polynomial(count)
+    if dim is None:
+        raise exc.ShapeMismatch(lhs=repr(input), rhs=t.blocks.dims_text(tuple(known)), detail=" in a reshape")
+    return dim
 
 
 def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
@@ -328,8 +399,7 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
                     backend=t.context.limits.backend,
                     remedy=f": the dimension of {extent} elements is padded to a power of two, so its elements would move",
                 )
-    tiles_before = [b for d in before for b in d.blocks if t.blocks[b].kind == "tile"]
-    tiles_after = [b for d in after for b in d.blocks if t.blocks[b].kind == "tile"]
+    tiles_before, tiles_after = _tiles(t, before, after), _tiles(t, after, before)
     if tiles_before != tiles_after:
         raise exc.BackendUnsupported(
             what=f"Reshaping {input!r} to {t.blocks.dims_text(dims)}",
@@ -339,20 +409,41 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
     if len(after) == 1 and tiles_after:
         factors = tuple(before)
         t.blocks.merged[after[0]] = factors if t.blocks.merged.get(after[0], factors) == factors else None
-    return ops.reshape(t, input, dims)
+    return ops.reshape(t, _settled_tails(t, input, dims), dims)
 
 
-def _signature(t: Tracer, dims: list[Dim]) -> tuple[int, tuple[Any, ...]]:
-    const, symbols = 1, []
+def _signature(t: Tracer, dims: list[Dim]) -> tuple[Fraction, tuple[Any, ...]]:
+    """The constant part of a number of elements, and the blocks whose sizes are not constant."""
+    const, symbols = Fraction(1), []
     for dim in dims:
         const *= dim.const
-        for block in dim.blocks:
-            extent = t.blocks[block].extent
-            if t.blocks[block].kind == "full" and isinstance(extent, int):
-                const *= extent
+        for block in (t.blocks[b] for b in dim.blocks):
+            size = block.extent if block.kind == "full" else block.size
+            if isinstance(size, int):
+                const *= size
+            elif block.base is not None:
+                const *= t.blocks.share(block)
+                symbols.append(block.base)
             else:
-                symbols.append(block)
+                symbols.append(block.id)
     return const, tuple(sorted(symbols))
+
+
+def _tiles(t: Tracer, dims: list[Dim], others: list[Dim]) -> list[int]:
+    """The tiles of a side of a reshape, parts as what they are parts of, but for tiles of constant size that are a number
+    on the other side."""
+    kept = {b for d in others for b in d.blocks}
+    blocks = [t.blocks[b] for d in dims for b in d.blocks if t.blocks[b].kind == "tile"]
+    return [b.id if b.base is None else b.base for b in blocks if b.id in kept or not isinstance(b.size, int)]
+
+
+def _settled_tails(t: Tracer, input: DeviceValue, after: Dims) -> DeviceValue:
+    """Lanes that are out of range of a tile cannot be told apart any more once it is split: they hold 0, as in loads."""
+    kept = {block for dim in after for block in dim.blocks}
+    for at, dim in enumerate(input.dims):
+        if dim.block is not None and dim.block not in kept:
+            input = ops.within_tile(t, input, at, 0)
+    return input
 
 
 @rule(torch.Tensor.numel, torch.numel)

@@ -13,6 +13,9 @@ from . import host_tensors, memory, ops, subscripts
 from .state import TraceState
 from .values import DeviceValue, HostTensorValue, Tile
 
+#: Other names that torch's functions have for their arguments.
+_NAMES = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
+
 
 class Tracer(TraceState):
     """Answers abstract values; see ``Recorder``."""
@@ -54,8 +57,9 @@ class Tracer(TraceState):
         rule = self.rules.get(func)
         if rule is None:
             raise exc.UnsupportedTorchFunction(name=torch_name(func), remedy="")
+        named = {_NAMES.get(name, name): value for name, value in kwargs.items()} if kwargs else kwargs
         try:
-            return rule(self, *args, **kwargs)
+            return rule(self, *args, **named)
         except TypeError as error:
             # a rule's own signature refuses the arguments: say so in the user's terms
             raise exc.TypeInferenceError(f"{torch_name(func)}: {error}") from error

@@ -448,7 +448,8 @@ class Tile:
 
     tracer: Recorder
     block: Block
-    #: The end of its loop, where it is a constant.
+    #: The beginning and the end of its loop, where they are constants.
+    first: int | None = None
     last: int | None = None
     #: The row lengths of a jagged loop.
     jagged: DeviceValue | None = None

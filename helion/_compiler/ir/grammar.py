@@ -454,7 +454,8 @@ class Block:
     - ``grid``: from ``hl.grid``; size 1, no dimension.
     - ``full``: a whole dimension ``:`` of ``extent`` elements; its size is the next power of two, or a chunk.
 
-    ``extent`` is the number of elements its loops cover (the largest, when they differ), None if unknown.
+    ``extent`` is the number of elements its loops cover (the largest, when they differ), None if unknown. ``size`` may be
+    a function of tunables, or that of another block divided by a power of two.
     ``registered`` blocks keep one size over several loops. A block that flattening made has the elements, and the size,
     of the blocks ``merged`` together; one that stands for a ``part`` of the tiles of another has no loop of its own.
     """
@@ -474,6 +475,12 @@ class Block:
     def tunable(self) -> bool:
         """Whether its size is a slot of ``block_sizes``."""
         return self.kind == "tile" and self.size is None and not self.merged and self.part is None
+
+    @property
+    def base(self) -> int | None:
+        """The block of which its size is a part."""
+        leaves = self.size.leaves() if isinstance(self.size, Expr) else ()
+        return next((leaf.args[0] for leaf in leaves if leaf.op == "block"), None)
 
     @property
     def label(self) -> str:

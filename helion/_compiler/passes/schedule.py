@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ..._lazy import lazy
 from ..ir.grammar import Program
 from ..ir.watch import watching
-from . import order_memory, rolling
+from . import branches, order_memory, rolling
 from .accesses import Launched
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class Scheduled:
     ``sizes`` are those of the traced program's blocks, in elements. ``chunked`` are the whole dimensions walked in
     chunks. ``flattened`` has the loop order of each grid that becomes one loop, by number of its root. ``subtiles`` is the
     number of column subtiles of an epilogue, 0 for none. ``threads``, ``steady`` and ``block_accesses`` are those of
-    ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs.
+    ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``tunables`` are the values of the
+    kernel's own keys.
     """
 
     sizes: Mapping[int, int]
@@ -40,6 +41,7 @@ class Scheduled:
     steady: bool
     block_accesses: frozenset[int] = frozenset()
     checked: bool = False
+    tunables: Mapping[str, Any] = field(default_factory=dict)
 
     def sizes_in(self, program: Program) -> dict[int, int]:
         """The size of every block of a program that steps made, which may have more blocks than the traced one."""
@@ -63,6 +65,10 @@ class Step:
 
     name: str
     rewrite: Callable[[Program, Scheduled], Program]
+
+
+def _choose_branches(program: Program, scheduled: Scheduled) -> Program:
+    return branches.choose_branches(program, scheduled.sizes, scheduled.tunables)
 
 
 def _roll(program: Program, scheduled: Scheduled) -> Program:
@@ -89,6 +95,8 @@ def _insert_checks(program: Program, scheduled: Scheduled) -> Program:
     return checks.insert_checks(program) if scheduled.checked else program
 
 
+#: Before all others, which then see one branch.
+CHOOSE_BRANCHES = Step("choose_branches", _choose_branches)
 #: Includes taking centred sums in the pass of their centre (``online``).
 ROLL = Step("roll", _roll)
 FLATTEN = Step("flatten", _flatten)

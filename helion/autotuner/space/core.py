@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import exc
 from ..._compiler.ir.grammar import Block
-from ..._compiler.sizes import fixed_size, padded_extent
+from ..._compiler.sizes import dependent_size, fixed_size, padded_extent
 from ..._shapes import Expr
 from ...config import EVERY_REDUCTION, Config, as_config
 from ...hardware import Target
@@ -139,12 +139,15 @@ class ConfigSpace:
         A tile's is its slot's, or fixed by the kernel; 1 for ``hl.grid``; for a whole dimension the chunk, else its
         extent rounded up to a power of two (as seen when binding, where extents differ from call to call).
         """
-        sizes = {block.id: _fixed_size(block, config) for block in self.survey.blocks}
+        sizes = {block.id: _fixed_size(block, config) for block in self.survey.blocks if block.base is None}
         sizes.update(zip(self.tunable, config["block_sizes"], strict=True))
         for block, chunk in zip(self.rollable, config["reduction_loops"], strict=True):
             if chunk is not None:
                 sizes[block] = chunk
-        return sizes
+        return {
+            block.id: dependent_size(block, sizes) if block.base is not None else sizes[block.id]
+            for block in self.survey.blocks
+        }
 
     def block_size_of(self, config: Mapping[str, Any], block: int) -> int:
         """Elements of one block under a full ``config``; see ``sizes``."""
@@ -181,6 +184,8 @@ class ConfigSpace:
     def _varies(self, block: int) -> bool:
         """Whether a size that is not in the config differs from call to call."""
         known = self.survey.blocks[block]
+        if known.base is not None:
+            return False
         return block not in self.lowest and isinstance(known.extent if known.kind == "full" else known.size, Expr)
 
     def nothing_fits(self, needs: str) -> exc.Base:

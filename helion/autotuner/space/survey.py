@@ -189,10 +189,15 @@ class _Walker:
             if value.dims and value.dims not in self.volumes:
                 self.volumes[value.dims] = Volume(
                     constant=math.prod(dim.const for dim in value.dims),
-                    blocks=tuple(block for dim in value.dims for block in dim.blocks),
+                    blocks=tuple(self.sized_by(block) for dim in value.dims for block in dim.blocks),
                     name=value.name or f"the result of {op.kind}",
                     location=op.location,
                 )
+
+    def sized_by(self, block: int) -> int:
+        """The block that makes a volume smaller: where one is a part of another, that one, which is at least as large."""
+        base = self.program.blocks[block].base
+        return block if base is None else base
 
     def access(self, op: Op, attrs: MemoryAttrs, memory: _Memory) -> None:
         tensor = self.program.tensors[attrs.tensor]

@@ -19,7 +19,7 @@ from ..frames import lift_object
 from ..hl_rules import HL_RULES
 from ..methods import CONVERSIONS, answers_itself
 from ..purity import WIDE, is_pure, kind_of_result
-from ..runtime_values import Opaque, opaque, settle
+from ..runtime_values import Opaque, decided_by_config, opaque, settle
 from ..values import describe
 from ..walk.kinds import is_hashable, tensors_in
 from ..walk.scope import Scope, call, captured, evaluate
@@ -82,7 +82,7 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         return call_hl(s, function, args, kwargs, node)
     if function is ConstExpr:
         s.t.registered.specialized_calls.add((getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
-        return settle(s.t, args[0])
+        return _constant(s, *args, **kwargs)
     if getattr(function, "_is_helion_kernel", False):
         raise exc.NestedKernelCallsNotSupported(name=function.name)
     if isinstance(function, functools.partial):
@@ -110,6 +110,14 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if s.t.on_device:
         return call_on_device(s, function, args, kwargs)
     return call_on_host(s, function, args, kwargs)
+
+
+def _constant(s: Scope, value: Any) -> Any:
+    """``hl.constexpr(value)``: what comes from the arguments becomes part of the specialization key, what a config decides is
+    known for each config."""
+    if not decided_by_config(value):
+        return settle(s.t, value)
+    return value.evaluate(lambda leaf: leaf if leaf.op in ("block", "tunable") else s.t.numbers.specialize(leaf))
 
 
 def _of_object(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -48,6 +48,11 @@ def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
     result = evaluate(s, node.values[0])
     for other in node.values[1:]:
         s.at(node)
+        if is_static(result):
+            value = evaluate(s, other)
+            if isinstance(value, (bool, int)) or is_static(value):
+                result = _static_boolean(isinstance(node.op, ast.And), result, value)
+                continue
         if isinstance(result, DeviceValue) or (isinstance(result, Expr) and s.t.on_device):
             value = evaluate(s, other)
             s.at(node)
@@ -62,6 +67,17 @@ def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
             return result
         result = evaluate(s, other)
     return result
+
+
+def is_static(value: Any) -> bool:
+    """Whether a number is known for each config: made of block sizes and tunables."""
+    return isinstance(value, Expr) and value.leaves_are("block", "tunable")
+
+
+def _static_boolean(both: bool, first: Any, second: Any) -> Any:
+    """``and`` (``both``) or ``or`` of numbers that are known for each config."""
+    first, second = (v if isinstance(v, Expr) and v.kind is bool else v != 0 for v in (first, second))
+    return first & second if both else first | second
 
 
 def _open_boolean(s: Scope, node: ast.BoolOp) -> Any:

@@ -18,7 +18,7 @@ from ..values import DeviceValue, HostTensorValue, Tile, describe
 from ..walk.kinds import type_of
 from ..walk.scope import Scope, evaluate
 from ..walk.shared_memory import may_share
-from .conditions import is_open, truth_on_host
+from .conditions import is_open, is_static, truth_on_host
 from .overloads import overloaded
 from .python_calls import refuse_host_on_device
 from .run_time import runtime_number, try_settle
@@ -117,7 +117,7 @@ def negate(s: Scope, value: Any) -> Any:
     """``not value``."""
     if isinstance(value, DeviceValue):
         return ops.pointwise(s.t, "logical_not", value)
-    if isinstance(value, Expr) and s.t.on_device:
+    if isinstance(value, Expr) and (s.t.on_device or is_static(value)):
         return value == 0
     if is_open(s, value):
         return runtime_number(s, bool)
@@ -153,6 +153,8 @@ def compare(s: Scope, op: type, left: Any, right: Any) -> Any:
 def _both(s: Scope, first: Any, second: Any) -> Any:
     if isinstance(first, DeviceValue) or isinstance(second, DeviceValue):
         return ops.pointwise(s.t, "logical_and", first, second)
+    if is_static(first) and (isinstance(second, bool) or is_static(second)):
+        return first & second
     if not s.t.on_device and is_open(s, first):
         return runtime_number(s, bool)
     return truth_on_host(s, first) and second

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from .... import exc
 from ...._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, number_key
 from ...ir.grammar import Block, BlockKind
 from ..journal import Part
+from ..polynomials import Polynomial, of_number
 from ..values import Tile, describe
 from .host_numbers import HostNumbers
 
@@ -24,6 +26,8 @@ class Blocks(Part):
         #: How the tiles in merged dimensions are ordered: their factors, outermost first; None where reshapes disagree.
         self.merged: dict[Dim, Dims | None] = {}
         self._whole: dict[Any, Block] = {}
+        #: Blocks that are a part of the tiles of another, by that and by how many parts there are.
+        self._parts: dict[tuple[int, int], Block] = {}
 
     def __getitem__(self, block: int) -> Block:
         return self.all[block]
@@ -43,6 +47,25 @@ class Blocks(Part):
         if key not in self._whole:
             self._whole[key] = self.new("full", extent, name=f"r{len(self._whole)}")
         return self._whole[key]
+
+    def is_walked(self, block: Block) -> bool:
+        """Whether there is a loop over a block around what is being walked."""
+        return block.id in self.active
+
+    def has_no_tail(self, tile: Tile) -> bool:
+        """Whether all lanes of a tile are always in range."""
+        size, extent = tile.block.size, self.all[tile.block.id].extent
+        if tile.jagged is not None or not isinstance(size, int):
+            return False
+        return size == 1 or (isinstance(extent, int) and extent % size == 0)
+
+    def hides_tail(self, dim: Dim) -> bool:
+        """Whether lanes of a dimension may be out of range that nobody can tell from the others: where it is made of several
+        tiles, or of a part of one."""
+        if dim.block is not None:
+            base = self.all[dim.block].base
+            return base is not None and base in self.active
+        return any(self.all[b].kind == "tile" for b in dim.blocks)
 
     def may_be_padded(self, dim: Dim) -> bool:
         """Whether some lanes of a dimension may lie out of range."""
@@ -89,13 +112,64 @@ class Blocks(Part):
             raise exc.ShapeSpecializingAllocation(size=describe(size))
         if isinstance(size, int):
             return ONE if size == 1 else Dim(blocks=(self.whole(size).id,))
+        found = self._dim_of_expression(size)
+        if found is None:
+            raise exc.ShapeSpecializingAllocation(size=repr(size))
+        return found
+
+    def _dim_of_expression(self, size: Expr) -> Dim | None:
         if size.op == "block":
             return Dim(blocks=size.args)
-        if size.op == "mul":
-            return self.dim_of(size.args[0]) * self.dim_of(size.args[1])
         if number_key(size) in self._whole:
             return Dim(blocks=(self._whole[number_key(size)].id,))
-        raise exc.ShapeSpecializingAllocation(size=repr(size))
+        if size.op == "mul":
+            first, second = (self.dim_of(arg) for arg in size.args)
+            # one size is one dimension, however it is written: tiles stand before constants
+            return first * second if self._has_tile(first) or not self._has_tile(second) else second * first
+        return self.dim_of_polynomial(of_number(size))
+
+    def _has_tile(self, dim: Dim) -> bool:
+        return any(self.all[block].kind == "tile" for block in dim.blocks)
+
+    def dim_of_polynomial(self, size: Polynomial) -> Dim | None:
+        """The dimension of a size: a constant, block sizes times a constant, a part of a block size, or the size of a whole
+        dimension that is known; None for any other."""
+        if size.constant is not None:
+            return self.dim_of(size.constant) if size.constant > 0 else None
+        dim = self._product(size) if len(size.terms) == 1 else None
+        if dim is None:
+            known = size.number()
+            whole = None if known is None else self._whole.get(number_key(known))
+            return None if whole is None else Dim(blocks=(whole.id,))
+        for block, least in size.needs.items():
+            self.update(block, min_size=max(least, self.all[block].min_size))
+        return dim
+
+    def _product(self, size: Polynomial) -> Dim | None:
+        ((atoms, factor),) = size.terms.items()
+        if factor < 0 or not all(atom[0] == "block" for atom in atoms):
+            return None
+        *others, last = (atom[1] for atom in atoms)
+        if factor.denominator > 1:
+            last = self.part(last, factor.denominator).id
+        return Dim(blocks=(*others, last)) * self.dim_of(factor.numerator)
+
+    def polynomial_of(self, dim: Dim) -> Polynomial:
+        """The size of a dimension."""
+        return of_number(self.size_of(dim))
+
+    def share(self, part: Block) -> Fraction:
+        """Which part of the tiles of another a block has."""
+        assert isinstance(part.size, Expr)
+        return Fraction(1, part.size.args[1])
+
+    def part(self, block: int, count: int) -> Block:
+        """The block whose size is that of ``block`` divided by ``count``, a power of two. No loop walks over it."""
+        if (block, count) not in self._parts:
+            whole = self.all[block]
+            size = Expr("floordiv", (Expr("block", (block,), 64), count), 64 // count)
+            self._parts[block, count] = self.new("tile", None, size=size, name=f"{whole.name}_{count}")
+        return self._parts[block, count]
 
     def dims_of(self, shape: Any) -> Dims:
         if isinstance(shape, (Tile, int, Expr)):

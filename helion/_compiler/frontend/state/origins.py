@@ -9,7 +9,11 @@ from typing import Any
 from ...._shapes import Expr, Number
 from ...ir.grammar import Block, TileAttrs, Value
 from ..journal import Part
+from ..polynomials import Polynomial, atom, combine, of_number
 from ..values import DeviceValue
+
+#: Pointwise ops of integer scalars that are followed.
+_FOLLOWED = frozenset(("add", "sub", "mul", "floordiv", "neg", "cast"))
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class Origins(Part):
     def __init__(self) -> None:
         self._affine: dict[Value, Affine] = {}
         self._fields: dict[Value, TileAttrs] = {}
-        #: Scalars that are another scalar plus a number, which may be the bounds of a slice.
-        self._sums: dict[Value, tuple[Value, Number]] = {}
+        #: Integer scalars that are made of others: the operator and its operands.
+        self._made: dict[Value, tuple[str, tuple[Any, ...]]] = {}
 
     def field_of(self, value: DeviceValue) -> TileAttrs | None:
         """What a value reads off a tile, if it was made so."""
@@ -35,10 +39,24 @@ class Origins(Part):
     def affine(self, value: DeviceValue) -> Affine | None:
         return self._affine.get(value.value)
 
-    def distance(self, start: DeviceValue, stop: DeviceValue) -> Number | None:
-        """By how much ``stop`` is greater, if it was made as ``start`` plus a number."""
-        base, number = self._sums.get(stop.value, (None, None))
-        return number if base is start.value else None
+    def polynomial(self, number: Any) -> Polynomial | None:
+        """An integer of the host or an integer scalar of the device; None for anything else."""
+        if isinstance(number, (int, Expr)):
+            kind = number.kind if isinstance(number, Expr) else type(number)
+            return of_number(number) if kind is int else None
+        if not isinstance(number, DeviceValue) or number.dims or number.dtype.is_floating_point:
+            return None
+        if number.number is not None:
+            return self.polynomial(number.number)
+        name, operands = self._made.get(number.value, ("", ()))
+        parts = [part for part in map(self.polynomial, operands) if part is not None]
+        if not name or len(parts) < len(operands):
+            return self._scalar(number)
+        return parts[0] if name == "cast" else combine(name, parts) or self._scalar(number)
+
+    def _scalar(self, value: DeviceValue) -> Polynomial:
+        field = self._fields.get(value.value)
+        return atom(("value", value.value.number) if field is None else ("tile", field.block, field.field))
 
     def is_index(self, result: DeviceValue, block: Block) -> None:
         """``result`` is the indices of a tile."""
@@ -47,11 +65,12 @@ class Origins(Part):
     def is_field(self, result: DeviceValue, field: TileAttrs) -> None:
         self._fields[result.value] = field
 
-    def is_sum(self, name: str, operands: Sequence[Any], result: DeviceValue) -> None:
-        """``result`` is the sum or the difference of two operands."""
-        self._note_affine(name, operands, result)
-        if name == "add" and not result.dims:
-            self._note_sum(operands, result)
+    def is_made(self, name: str, operands: Sequence[Any], result: DeviceValue) -> None:
+        """``result`` is a pointwise op of operands."""
+        if name in ("add", "sub"):
+            self._note_affine(name, operands, result)
+        if name in _FOLLOWED and not result.dims and not result.dtype.is_floating_point:
+            self._made[result.value] = (name, tuple(operands))
 
     def _note_affine(self, name: str, operands: Sequence[Any], result: DeviceValue) -> None:
         base, other = operands
@@ -67,10 +86,3 @@ class Origins(Part):
             self._affine[result.value] = replace(known, shift=shift)
         elif isinstance(other, DeviceValue) and not other.dims and known.operand is None and name == "add":
             self._affine[result.value] = replace(known, operand=other)
-
-    def _note_sum(self, operands: Sequence[Any], result: DeviceValue) -> None:
-        for base, other in (operands, operands[::-1]):
-            number = other.number if isinstance(other, DeviceValue) else other
-            if isinstance(base, DeviceValue) and isinstance(number, (int, Expr)):
-                self._sums[result.value] = (base.value, number)
-                return

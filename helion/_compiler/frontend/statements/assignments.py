@@ -12,7 +12,7 @@ import torch
 from .... import exc
 from .... import language as hl
 from ...._shapes import Expr
-from .. import ops
+from .. import memory, ops
 from ..expressions.attributes import attribute_of
 from ..expressions.displays import plain
 from ..expressions.hl_calls import call_hl
@@ -20,6 +20,7 @@ from ..expressions.items import as_list
 from ..expressions.operators import binary, in_place
 from ..expressions.python_calls import may_change
 from ..runtime_values import Opaque, opaque
+from ..state.alignment import same_size
 from ..values import DeviceValue, HostTensorValue, Tile, describe
 from ..walk.lookup import name_tensor
 from ..walk.scope import Scope, assign, evaluate, kept
@@ -81,11 +82,16 @@ def _like(s: Scope, node: ast.AugAssign, current: DeviceValue, result: DeviceVal
         raise exc.TypeInferenceError(
             f"`{ast.unparse(node)}` gives {result.dtype}, which cannot be stored back into {current!r} in place; convert one of them."
         )
-    if result.dims != current.dims and current.dims:
+    if result.dims != current.dims and current.dims and not _same_sizes(s, result, current):
         raise exc.ShapeMismatch(
             lhs=repr(current), rhs=repr(result), detail=": an in-place operation cannot change the shape"
         )
     return ops.cast(s.t, result, current.dtype)
+
+
+def _same_sizes(s: Scope, one: DeviceValue, other: DeviceValue) -> bool:
+    pairs = zip(one.dims, other.dims, strict=False)
+    return one.ndim == other.ndim and all(same_size(s.t.blocks, a, b) for a, b in pairs)
 
 
 def _update_item(s: Scope, node: ast.AugAssign, target: ast.Subscript) -> None:
@@ -165,6 +171,9 @@ def _store_item(s: Scope, container: Any, index: Any, value: Any, node: ast.Subs
     if isinstance(container, HostTensorValue):
         if s.t.on_device:
             name_tensor(s, container)
+            if isinstance(value, HostTensorValue):
+                name_tensor(s, value)
+                value = memory.whole_of(s.t, container, index, value)
         container[index] = value
     elif isinstance(container, DeviceValue):
         raise exc.DeviceTensorSubscriptAssignmentNotAllowed(name=ast.unparse(node.value))

@@ -58,7 +58,10 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
         if all(isinstance(v, (int, float, str)) or v is None for v in pair) and pair[0] == pair[1]:
             names[name] = pair[0]
             continue
-        results.append((name, *join(s, name, *pair, then_ops, else_ops)))
+        try:
+            results.append((name, *join(s, name, *pair, then_ops, else_ops)))
+        except (exc.ControlFlowTensorMismatch, exc.CantCombineTypesInControlFlow) as error:
+            names[name] = _unlike(error.at(s.location()))
     values = [s.t.builder.value(then.dtype, then.dims, name) for name, then, _ in results]
     regions = (
         Region((), tuple(then_ops), tuple(then for _, then, _ in results)),
@@ -68,6 +71,11 @@ def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:
     for (name, _, _), value in zip(results, values, strict=True):
         names[name] = ops.wrap(s.t, value)
     s.frame.names = names
+
+
+def _unlike(error: exc.Base) -> Missing:
+    """A name for values of two kinds: nobody may read it behind the if."""
+    return Missing(lambda: error)
 
 
 def _defined_in_one_branch(name: str) -> Missing:

@@ -13,6 +13,7 @@ from .... import exc
 from ...._shapes import Expr
 from ...ir.grammar import Op, Operand, Value
 from .. import ops
+from ..state.alignment import same_size
 from ..values import DeviceValue, Missing, describe
 from ..walk.rollback import repeated
 from ..walk.scope import Scope
@@ -104,8 +105,14 @@ def carried_values(s: Scope, trial: Trial, before: dict[str, Any]) -> tuple[list
     temporaries: set[str] = set()
     for name, param in trial.params.items():
         initial, after = before[name], trial.after[name]
+        if isinstance(after, Missing):
+            if param.number in used:
+                raise after.error()
+            temporaries.add(name)
+            continue
         if not isinstance(after, DeviceValue):
             after = _carried_number(s, trial.ops, after, param, name)
+        after = _in_dims_of(s, trial.ops, after, param)
         if (after.dtype, after.dims) != (param.dtype, param.dims):
             if param.number not in used:  # a temporary that happens to reuse the name
                 temporaries.add(name)
@@ -117,6 +124,19 @@ def carried_values(s: Scope, trial: Trial, before: dict[str, Any]) -> tuple[list
             initial = ops.cast(s.t, ops.number(s.t, initial), param.dtype)
         carried.append(Carried(name, initial.value, param, after.value))
     return carried, temporaries
+
+
+def _in_dims_of(s: Scope, recorded: list[Op], after: DeviceValue, param: Value) -> DeviceValue:
+    """What a body gives, in the dimensions of what it began with, where they are of the same constant sizes. Lanes out of range
+    of a tile stay as they were."""
+    if after.dims == param.dims or after.ndim != len(param.dims):
+        return after
+    if not all(same_size(s.t.blocks, a, b) for a, b in zip(after.dims, param.dims, strict=True)):
+        return after
+    with s.t.builder.region() as extra:
+        result = ops.fitted(s.t, after, param.dims, ops.wrap(s.t, param))
+    recorded.extend(extra)
+    return after if result is None else result
 
 
 def names_after(

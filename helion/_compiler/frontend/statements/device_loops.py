@@ -30,10 +30,10 @@ def device_for(s: Scope, node: ast.For, spec: LoopSpec) -> None:
         execute_all(s, node.body)
 
     trial = trace_body(s, assigned_names(node.body), before, body)
-    for _, block in axes:
-        s.t.blocks.active.pop(block.id, None)
     s.at(node)
     carried, temporaries = carried_values(s, trial, before)
+    for _, block in axes:
+        s.t.blocks.active.pop(block.id, None)
     results = {c.name: s.t.builder.value(c.param.dtype, c.param.dims, c.name) for c in carried}
     region = Region(tuple(c.param for c in carried), tuple(trial.ops), tuple(c.after for c in carried))
     attrs = ForAttrs(tuple(_shift_bounds(axis, len(carried)) for axis, _ in axes), len(carried))

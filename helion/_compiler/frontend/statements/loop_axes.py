@@ -9,6 +9,7 @@ from .... import exc
 from ...._shapes import Expr, hint_of, next_power_of_2
 from ...ir.grammar import Block, Bound, LoopAxis, Operand, OperandRef
 from .. import ops
+from ..polynomials import of_number
 from ..runtime_values import Opaque
 from ..values import DeviceValue, HostTensorValue, LoopSpec, Tile, TileTuple, describe
 from ..walk.scope import Scope, assign
@@ -70,8 +71,9 @@ def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str) -> Block
     if size is None:
         maximum = next_power_of_2(max(1, extent)) if isinstance(extent, int) else None
         return s.t.blocks.new("tile", extent, name=name, max_size=maximum)
-    if isinstance(size, Expr) and size.op == "block":
-        block = s.t.blocks[size.args[0]]
+    known = _registered(s, size)
+    if known is not None:
+        block = s.t.blocks[known]
         if block.id in s.t.blocks.active:
             raise exc.NestedDeviceLoopsConflict(block=block.name)
         if extent is None or hint_of(extent) > hint_of(0 if block.extent is None else block.extent):
@@ -93,6 +95,14 @@ def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str) -> Block
     return s.t.blocks.new("tile", extent, size=size, name=name)
 
 
+def _registered(s: Scope, size: Any) -> int | None:
+    """The block whose size a number is: a registered one, or a part of one."""
+    if not isinstance(size, Expr) or any(leaf.op != "block" for leaf in size.leaves()):
+        return None
+    dim = s.t.blocks.dim_of_polynomial(of_number(size))
+    return None if dim is None else dim.block
+
+
 def _of_tunables(s: Scope, size: Expr) -> Expr:
     """A block size that depends on tunables only: the arguments in it become part of the specialization key."""
 
@@ -107,7 +117,8 @@ def _of_tunables(s: Scope, size: Expr) -> Expr:
 def _loop_variable(s: Scope, axes: list[tuple[LoopAxis, Block]], spec: LoopSpec) -> Any:
     variables: list[Any] = []
     for axis, block in axes:
-        tile = Tile(s.t, block, axis.end if isinstance(axis.end, int) else None, spec.jagged)
+        first, last = (bound if isinstance(bound, int) else None for bound in (axis.begin, axis.end))
+        tile = Tile(s.t, block, first, last, spec.jagged)
         s.t.blocks.active[block.id] = tile
         variables.append(ops.tile_field(s.t, tile, "index") if axis.scalar else tile)
     if not spec.sequence:

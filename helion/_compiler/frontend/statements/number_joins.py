@@ -10,6 +10,7 @@ from .... import exc
 from ...._shapes import Expr
 from ...ir.grammar import Op, Value
 from .. import ops
+from ..state.alignment import same_size
 from ..values import DeviceValue, describe
 from ..walk.scope import Scope
 
@@ -34,9 +35,22 @@ def join(s: Scope, name: str, then: Any, other: Any, then_ops: list[Op], else_op
                 value = ops.cast(s.t, value, s.t.world.default_dtype())
             recorded.extend(extra)
         joined.append(value)
+    joined[1] = _in_dims_of(s, joined[1], joined[0], else_ops)
     if (joined[0].dtype, joined[0].dims) != (joined[1].dtype, joined[1].dims):
         raise exc.ControlFlowTensorMismatch(name=name, before=repr(joined[0]), after=repr(joined[1]), construct="if")
     return joined[0].value, joined[1].value
+
+
+def _in_dims_of(s: Scope, value: DeviceValue, model: DeviceValue, recorded: list[Op]) -> DeviceValue:
+    """``value`` in the dimensions of ``model``, where they are of the same constant sizes."""
+    if value.dims == model.dims or value.ndim != model.ndim:
+        return value
+    if not all(same_size(s.t.blocks, a, b) for a, b in zip(value.dims, model.dims, strict=True)):
+        return value
+    with s.t.builder.region() as extra:
+        result = ops.fitted(s.t, value, model.dims)
+    recorded.extend(extra)
+    return value if result is None else result
 
 
 def check_number(name: str, value: Any, model: DeviceValue | None, construct: str) -> None:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 from ...._compiler.ir.grammar import DotAttrs, GatherAttrs, Op, Program
 from ...._compiler.ir.rewrite import map_ops
-from ...._compiler.passes.schedule import FLATTEN, INSERT_CHECKS, ORDER_MEMORY, ROLL, SUBTILE, Scheduled, Step
+from ...._compiler.passes.schedule import (
+    CHOOSE_BRANCHES,
+    FLATTEN,
+    INSERT_CHECKS,
+    ORDER_MEMORY,
+    ROLL,
+    SUBTILE,
+    Scheduled,
+    Step,
+)
 from ...._lazy import lazy
 from ...._shapes import Dim
 from .carries import share_variables
@@ -84,6 +93,7 @@ def _squeeze(program: Program, scheduled: Scheduled) -> Program:
 
 #: In order. The printer relies on all of Triton's own.
 STEPS: tuple[Step, ...] = (
+    CHOOSE_BRANCHES,
     ROLL,
     FLATTEN,
     Step("triton.squeeze", _squeeze),

@@ -79,6 +79,7 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
         block_accesses=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
         checked=settings.checked,
+        tunables={name: decisions.values[name] for name, _ in program.tunables},
     )
 
 

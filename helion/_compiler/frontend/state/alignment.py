@@ -1,0 +1,76 @@
+"""Which dimensions of device values are one: beside equal ones, those of one constant size, and tiles that have a place of
+their own in a larger value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...._shapes import ONE, Dim, Dims
+from .blocks import Blocks
+
+
+def same_size(blocks: Blocks, one: Dim, other: Dim) -> bool:
+    """Whether two dimensions have the same number of elements, whatever the config: a tile of constant size has that many."""
+    if one == other:
+        return True
+    first, second = blocks.size_of(one), blocks.size_of(other)
+    return isinstance(first, int) and isinstance(second, int) and first == second
+
+
+def is_single(blocks: Blocks, dim: Dim) -> bool:
+    """Whether a dimension has one element, as tiles of a constant size of 1 have."""
+    size = blocks.size_of(dim)
+    return isinstance(size, int) and size == 1
+
+
+def joint(blocks: Blocks, shapes: Sequence[Dims]) -> Dims | None:
+    """The broadcast of shapes that no plain rule broadcasts: aligned at the right, or else the smaller ones within the largest
+    as ``placed`` says. None where there is none."""
+    found = _aligned(blocks, shapes)
+    if found is not None:
+        return found
+    rank = max(map(len, shapes))
+    target = _aligned(blocks, [shape for shape in shapes if len(shape) == rank])
+    if target is None or any(placed(blocks, shape, target) is None for shape in shapes):
+        return None
+    return target
+
+
+def placed(blocks: Blocks, dims: Dims, target: Dims) -> Dims | None:
+    """``dims`` as dimensions of ``target`` and 1, so that they broadcast to it: aligned at the right, or, where each is a tile
+    that stands once in ``target`` and the order agrees, with 1 in the other places. None where neither holds."""
+    if len(dims) > len(target):
+        return None
+    found: list[Dim] = []
+    for have, want in zip(dims, target[len(target) - len(dims) :], strict=True):
+        if same_size(blocks, have, want):
+            found.append(want)
+        elif is_single(blocks, have):
+            found.append(ONE)
+        else:
+            return _by_tile(blocks, dims, target)
+    return tuple(found)
+
+
+def _by_tile(blocks: Blocks, dims: Dims, target: Dims) -> Dims | None:
+    tiles = all(dim.block is not None and blocks[dim.block].kind == "tile" for dim in dims)
+    if not tiles or any(target.count(dim) != 1 for dim in dims) or [d for d in target if d in dims] != list(dims):
+        return None
+    return tuple(dim if dim in dims else ONE for dim in target)
+
+
+def _aligned(blocks: Blocks, shapes: Sequence[Dims]) -> Dims | None:
+    rank = max(map(len, shapes))
+    columns = ([shape[at - rank] for shape in shapes if at - rank >= -len(shape)] for at in range(rank))
+    dims = [_one_of(blocks, column) for column in columns]
+    return None if any(dim is None for dim in dims) else tuple(dim for dim in dims if dim is not None)
+
+
+def _one_of(blocks: Blocks, dims: Sequence[Dim]) -> Dim | None:
+    """The dimension that all of one place broadcast to: a tile where there is one, which knows its lanes in range."""
+    several = [dim for dim in dims if not is_single(blocks, dim)] or [dim for dim in dims if not dim.is_one]
+    if not several:
+        return ONE
+    if not all(same_size(blocks, several[0], dim) for dim in several):
+        return None
+    return next((dim for dim in several if dim.block in blocks.active), several[0])

@@ -1,0 +1,240 @@
+"""Sizes made of a block size: ``arange``, slices with bounds of the device, reshapes and allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc
+
+
+def run(function: Callable[..., torch.Tensor], *args: object, sizes: list[int], static: bool = True) -> torch.Tensor:
+    config = helion.Config(block_sizes=sizes)
+    return helion.kernel(function, config=config, static_shapes=static)(*args)
+
+
+def interleave(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0) * 2], device=x.device)
+    for t in hl.tile(x.size(0)):
+        pairs = torch.stack([x[t], -x[t]], dim=1).reshape(t.block_size * 2)
+        out[t.begin * 2 : (t.begin + t.block_size) * 2] = pairs
+    return out
+
+
+def joined(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0) * 2], device=x.device)
+    for t in hl.tile(x.size(0)):
+        s = t.begin
+        out[2 * s : 2 * s + 2 * t.block_size] = hl.join(x[t], -x[t]).reshape(2 * t.block_size)
+    return out
+
+
+def stacked_first(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0) * 2], device=x.device)
+    for t in hl.tile(x.size(0)):
+        rows = torch.stack([x[t], -x[t]], dim=0)
+        out[t.begin * 2 : t.begin * 2 + 2 * t.block_size] = rows.permute(1, 0).reshape(2 * t.block_size)
+    return out
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("function", [interleave, joined, stacked_first], ids=lambda f: f.__name__)
+def test_pairs_of_a_ragged_tile(function: Callable[..., torch.Tensor], static: bool) -> None:
+    x = torch.randn(21)
+    assert torch.equal(run(function, x, sizes=[8], static=static), torch.stack([x, -x], 1).reshape(-1))
+
+
+def next_number(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        out[t.id * t.block_size : (t.id + 1) * t.block_size] = x[t.begin : t.begin + t.block_size] + 1
+    return out
+
+
+def thrice(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0) // 3):
+        b = t.begin * 3
+        out[b : b + 3 * t.block_size] = x[b : b + t.block_size * 3] + 1
+    return out
+
+
+def bounds(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        out[t.begin : t.end] = x[t.begin : t.end] + 1
+    return out
+
+
+def in_halves(x: torch.Tensor) -> torch.Tensor:
+    size = hl.register_block_size(2, x.size(0))
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0), block_size=size):
+        for u in hl.tile(t.begin, t.end, block_size=size // 2):
+            out[u] = x[u] + 1
+    return out
+
+
+def made_equal(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        size = t.block_size
+        half = hl.zeros([helion.cdiv(size, 2)]) + hl.full([size // 2], 0.5)
+        ones = torch.stack([half, half], dim=1).reshape(size) + hl.full([size + 1 - 1], 0.5)
+        out[t] = x[t] + ones + hl.zeros([size * 2 // 2])
+    return out
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("function", [next_number, thrice, bounds, in_halves, made_equal], ids=lambda f: f.__name__)
+def test_one_more(function: Callable[..., torch.Tensor], static: bool) -> None:
+    x = torch.randn(21)
+    torch.testing.assert_close(run(function, x, sizes=[4], static=static), x + 1)
+
+
+def pair_sums(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros([(x.size(0) + 1) // 2], device=x.device)
+    size = hl.register_block_size(x.size(0))
+    for t in hl.tile(x.size(0), block_size=size):
+        b = t.begin
+        out[b // 2 : b // 2 + size // 2] = x[t].exp().reshape(size // 2, 2).sum(1)
+    return out
+
+
+def pair_sums_by_bounds(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros([(x.size(0) + 1) // 2], device=x.device)
+    for t in hl.tile(x.size(0)):
+        out[t.begin // 2 : (t.begin + t.block_size) // 2] = x[t].exp().reshape(-1, 2).sum(-1)
+    return out
+
+
+@pytest.mark.parametrize("function", [pair_sums, pair_sums_by_bounds], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("n", [21, 22])
+def test_half_a_tile(function: Callable[..., torch.Tensor], n: int) -> None:
+    """The lane behind the last element of an odd number holds 0, as loads do, whatever was computed there."""
+    x = torch.randn(n)
+    padded = torch.cat([x.exp(), torch.zeros(n % 2)])
+    torch.testing.assert_close(run(function, x, sizes=[8]), padded.reshape(-1, 2).sum(1))
+
+
+def test_half_a_tile_has_two_elements_at_least() -> None:
+    x = torch.randn(22)
+    torch.testing.assert_close(run(pair_sums, x, sizes=[1]), x.exp().reshape(-1, 2).sum(1))
+
+
+def whole_half(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros([2], device=x.device)
+    for t in hl.tile(x.size(0)):
+        hl.atomic_add(out, [hl.arange(2)], x[t].exp().reshape(t.block_size // 2, 2).sum(0))
+    return out
+
+
+def test_sums_over_lanes_that_nobody_can_tell_apart() -> None:
+    with pytest.raises(exc.ShapeMismatch, match="reduce before reshaping"):
+        helion.kernel(whole_half).bind((torch.randn(21),))
+
+
+def packed_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], device=x.device)
+    size = hl.register_block_size(2, y.size(0))
+    for m, n in hl.tile([x.size(0), y.size(1)]):
+        acc = hl.zeros([m, n])
+        for k in hl.tile(y.size(0), block_size=size):
+            a = x[m, k.begin // 2 : k.begin // 2 + size // 2]
+            both = torch.stack([a, a], dim=2).reshape(m.block_size, size)
+            acc = torch.addmm(acc, both, y[k, n])
+        out[m, n] = acc
+    return out
+
+
+def unpacked_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], device=x.device)
+    for m, n in hl.tile([x.size(0), y.size(1)]):
+        acc = hl.zeros([m, n])
+        for k in hl.tile(x.size(1)):
+            a = x[m, k]
+            both = torch.stack([a, a], dim=2).reshape(m.block_size, k.block_size * 2)
+            acc = acc + hl.dot(both, y[k.begin * 2 : k.begin * 2 + k.block_size * 2, n])
+        out[m, n] = acc
+    return out
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("function", [packed_product, unpacked_product], ids=lambda f: f.__name__)
+def test_products_over_derived_sizes(function: Callable[..., torch.Tensor], static: bool) -> None:
+    x, y = torch.randn(20, 25), torch.randn(50, 18)
+    got = run(function, x, y, sizes=[16, 16, 16], static=static)
+    torch.testing.assert_close(got, x.repeat_interleave(2, 1) @ y, rtol=1e-4, atol=1e-4)
+
+
+def windows(x: torch.Tensor, k: int) -> torch.Tensor:
+    out = torch.empty([x.size(0)], device=x.device)
+    for i in hl.grid(x.size(0)):
+        out[i] = x[i : i + 8].sum() + x[k : k + 4].sum()
+    return out
+
+
+def every_second(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0) // 2], device=x.device)
+    for t in hl.tile(x.size(0) // 2):
+        out[t] = x[t.begin * 2 : t.begin * 2 + t.block_size * 2 : 2]
+    return out
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_moving_slices(static: bool) -> None:
+    x = torch.randn(24)
+    sums = torch.stack([x[i : i + 8].sum() for i in range(24)]) + x[3:7].sum()
+    torch.testing.assert_close(helion.kernel(windows, static_shapes=static)(x, 3), sums)
+    assert torch.equal(run(every_second, x, sizes=[8], static=static), x[::2])
+
+
+def arange_forms(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    lanes = torch.empty([x.size(0)], dtype=torch.int64, device=x.device)
+    places = torch.empty_like(lanes)
+    wide = torch.empty([x.size(0) * 2], dtype=torch.int64, device=x.device)
+    for t in hl.tile(x.size(0)):
+        lanes[t] = torch.arange(0, t.block_size * 2, step=2)
+        places[t] = hl.arange(t.begin, t.begin + t.block_size, dtype=torch.int64)
+        i = torch.arange(t.begin * 2, t.begin * 2 + t.block_size * 2)
+        hl.store(wide, [i], i * 3, extra_mask=i < x.size(0) * 2)
+    return lanes, places, wide
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_arange(static: bool) -> None:
+    lanes, places, wide = run(arange_forms, torch.zeros(21), sizes=[8], static=static)
+    assert torch.equal(lanes, torch.arange(21) % 8 * 2)
+    assert torch.equal(places, torch.arange(21))
+    assert torch.equal(wide, torch.arange(42) * 3)
+
+
+def constant_arange(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), 8], device=x.device)
+    for t in hl.tile(x.size(0)):
+        steps = torch.arange(1, 25, step=3) + torch.arange(start=0, end=8, dtype=torch.float32)
+        out[t, :] = x[t][:, None] + (steps + torch.arange(0, 1, 0.125))[None, :]
+    return out
+
+
+def test_constant_arange() -> None:
+    x = torch.randn(5)
+    steps = torch.arange(1, 25, step=3) + torch.arange(8) + torch.arange(0, 1, 0.125)
+    torch.testing.assert_close(helion.kernel(constant_arange)(x), x[:, None] + steps)
+
+
+def unknown_length(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        first = n[0]
+        out[t] = x[t] + hl.arange(first, first * 2).sum()
+    return out
+
+
+def test_lengths_that_depend_on_data() -> None:
+    with pytest.raises(exc.ShapeSpecializingCall):
+        helion.kernel(unknown_length).bind((torch.randn(8), torch.ones(1, dtype=torch.int32)))
