@@ -7,7 +7,6 @@ import dataclasses
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 SOURCE = """
@@ -59,22 +58,27 @@ int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned
 """
 
 
+DESCRIPTOR_BYTES = 128
+"""Of a tensor map, which launches pass by value."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Received:
-    """One launch. ``parameters(count)`` gives so many bytes at each parameter that was passed."""
+    """One launch; ``parameters`` are the bytes at the first parameters that were passed."""
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
     shared: int
     stream: int
     cluster: int
-    parameter: Callable[[int, int], bytes]
+    parameters: tuple[bytes, ...]
 
 
 class FakeRuntime:
-    """The library, built in ``folder`` with all that the shared object at ``user`` asks of CUDA, and visible to it."""
+    """The library, built in ``folder`` with all that the shared object at ``user`` asks of CUDA, and visible to it and to
+    all that are loaded later: one serves a process. ``parameters`` are looked at of each launch."""
 
-    def __init__(self, folder: Path, user: Path, clusters: int) -> None:
+    def __init__(self, folder: Path, user: Path, clusters: int, parameters: int) -> None:
         asked = subprocess.run(["nm", "-D", str(user)], capture_output=True, text=True, check=True).stdout
         missing = set(re.findall(r" U (cuda\w+)", asked)) - set(re.findall(r"\b(cuda\w+)\(", SOURCE))
         text = SOURCE + "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(missing))
@@ -84,6 +88,7 @@ class FakeRuntime:
         assert compiler is not None, "the kernels themselves are linked with a C compiler"
         subprocess.run([compiler, "-shared", "-fPIC", "-w", str(source), "-o", str(self.path)], check=True)
         self.result = 0
+        self.parameters = parameters
         self.launches: list[Received] = []
         self._receiver = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p)
@@ -97,10 +102,10 @@ class FakeRuntime:
         return self._library.fake_loads()
 
     def _receive(self, flat: ctypes._Pointer[ctypes.c_uint64], params: ctypes._Pointer[ctypes.c_void_p]) -> int:
-        def parameter(at: int, size: int) -> bytes:
+        def at_parameter(at: int) -> bytes:
             address = params[at]
             assert address is not None
-            return ctypes.string_at(address, size)
+            return ctypes.string_at(address, DESCRIPTOR_BYTES)
 
         if self.result == 0:
             self.launches.append(
@@ -110,7 +115,7 @@ class FakeRuntime:
                     shared=flat[6],
                     stream=flat[7],
                     cluster=flat[8],
-                    parameter=parameter,
+                    parameters=tuple(map(at_parameter, range(self.parameters))),
                 )
             )
         return self.result

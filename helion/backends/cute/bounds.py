@@ -16,7 +16,7 @@ def tile_bounds(problem: GemmProblem, target: Target) -> tuple[tuple[int, int], 
     line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
     least = LEAST_COLUMNS if problem.b_major == "k" else max(LEAST_COLUMNS, line)
     if target.has("tcgen05"):
-        return (TCGEN05_ROWS, 2 * TCGEN05_ROWS), (least, MOST_COLUMNS), (line, 2 * line)
+        return (WGMMA_ROWS, 2 * TCGEN05_ROWS), (least, MOST_COLUMNS), (line, 2 * line)
     promotes = itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
     columns = MAX_SUM_REGISTERS if promotes else MOST_COLUMNS
     return (WGMMA_ROWS, 4 * WGMMA_ROWS), (least, columns), (line, 2 * line)

@@ -16,11 +16,10 @@ LEAST_COLUMNS = 32
 
 def limits(target: Target) -> Limits:
     """Tiles of K are a line of the widest swizzle; what lies beyond the end of a tensor is read as zero."""
-    rows = TCGEN05_ROWS if target.has("tcgen05") else WGMMA_ROWS
     return Limits(
         backend="cute",
         powers_of_2=True,
-        min_dot={itemsize: (rows, LEAST_COLUMNS, SWIZZLE_BYTES // itemsize) for itemsize in (1, 2, 4, 8)},
+        min_dot={itemsize: (WGMMA_ROWS, LEAST_COLUMNS, SWIZZLE_BYTES // itemsize) for itemsize in (1, 2, 4, 8)},
         min_four_bit_k=SWIZZLE_BYTES,
         dot_precisions=frozenset({"ieee", "tf32", "tf32x3"}),
         float_arguments=torch.float32,

@@ -130,7 +130,7 @@ def test_the_dsl_is_not_imported() -> None:
     """Neither by helion nor by planning and printing."""
     script = (
         "import sys, helion, helion.backends.cute.codegen.module, helion.backends.cute.plan.build\n"
-        "assert not {'cutlass', 'cuda'} & set(sys.modules)"
+        "assert 'cutlass' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -1,0 +1,210 @@
+"""Launches of products: through the dispatcher with a stub, and through real shared objects with a runtime that is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends.cute import products
+from backends.cute.products import BF16, matmul
+from fake_cudart import FakeRuntime
+
+import helion
+from helion import exc
+from helion.backends.cute.execute import launcher, seen
+from helion.backends.cute.plan.kernel import CutePlan
+from helion.backends.cute.toolchain import library
+from helion.backends.cute.toolchain.kernel import GemmKernel
+from helion.backends.cute.toolchain.shared_object import CompilationFailed
+
+ARGUMENTS = tuple(products.values(64, 64, dtype=BF16, device="cpu", seed=seed) for seed in (0, 1))
+
+
+def kernel_of(bound: Any) -> GemmKernel:
+    return bound.compile_config().__globals__["_helion_matmul"]
+
+
+# The dispatcher ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled_by_nobody(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Launches of stubs find every kernel compiled; the names of those that were asked for."""
+    asked: list[str] = []
+    for module in (launcher, seen):
+        monkeypatch.setattr(module, "folder", lambda kernel: asked.append(kernel.name))
+    return asked
+
+
+def test_a_call_goes_straight_to_its_launch(compiled_by_nobody: list[str]) -> None:
+    kernel = helion.kernel(matmul.fn, backend="cute")
+    with helion.runtime.stub_driver() as stub:
+        for _ in range(4):
+            kernel(*ARGUMENTS)
+        assert len(compiled_by_nobody) == 1, "later calls do not ask"
+        (launch,) = set(stub.launches)
+        assert len(stub.launches) == 4
+        assert (launch.name, launch.num_args) == ("_helion_matmul", 3)
+        rows, columns = kernel.bind(ARGUMENTS).plan().gemm.work
+        assert launch.grid == (rows * columns, 1, 1)
+    torch.testing.assert_close(kernel(*ARGUMENTS), (ARGUMENTS[0] @ ARGUMENTS[1]), atol=0.2, rtol=0.02)
+
+
+def test_an_address_that_the_copy_engine_cannot_take_is_named(compiled_by_nobody: list[str]) -> None:
+    kernel = helion.kernel(matmul.fn, backend="cute")
+    shifted = torch.zeros(64 * 64 + 1, dtype=BF16)[1:].view(64, 64)
+    described = kernel_of(kernel.bind(ARGUMENTS))
+    with pytest.raises(launcher.LaunchFailed, match=r"tensor 1 .* begins 2 bytes behind a multiple of 16.*clone it"):
+        launcher.check_alignment(described, (ARGUMENTS[0], shifted))
+    with helion.runtime.stub_driver() as stub:
+        kernel(*ARGUMENTS)
+        kernel(*ARGUMENTS)
+        kernel(ARGUMENTS[0], shifted)  # leaves the written call for the launcher
+        assert len(stub.launches) == 3
+
+
+def test_calls_are_errors_of_their_kernel() -> None:
+    kernel = helion.kernel(matmul.fn, backend="cute")
+    bound = kernel.bind(ARGUMENTS)
+    executor = bound._of.executor
+    assert executor.is_failure(launcher.LaunchFailed("CUDA error 700")) and executor.is_failure(CompilationFailed("g"))
+    assert executor.error is exc.CuteError
+
+
+# Binaries on disk ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """A compiler that makes some bytes, in a cache of its own; what it was asked for."""
+    made: list[str] = []
+
+    def build(kernel: GemmKernel) -> tuple[bytes, bytes]:
+        made.append(kernel.name)
+        return b"shared object", b"cubin"
+
+    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(library, "build_shared_object", build)
+    monkeypatch.setattr(library, "installed_version", lambda: "1.0")
+    monkeypatch.setattr(library, "_FOUND", {})
+    yield made
+
+
+def test_a_binary_is_kept_for_later_processes(counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = kernel_of(matmul.bind(ARGUMENTS))
+    place = library.folder(kernel)
+    assert (place / library.SHARED_OBJECT).read_bytes() == b"shared object"
+    for version in ("1.0", ""):  # where nothing is installed, any version does
+        monkeypatch.setattr(library, "installed_version", lambda version=version: version)
+        monkeypatch.setattr(library, "_FOUND", {})
+        assert library.folder(kernel) == place
+    assert len(counted) == 1
+
+
+@pytest.mark.parametrize("spoil", ["version", "content", "notes", "writable"])
+def test_a_binary_that_is_not_what_was_put_there_is_made_again(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch, spoil: str
+) -> None:
+    kernel = kernel_of(matmul.bind(ARGUMENTS))
+    place = library.folder(kernel)
+    if spoil == "version":
+        monkeypatch.setattr(library, "installed_version", lambda: "2.0")
+    elif spoil == "content":
+        (place / library.SHARED_OBJECT).write_bytes(b"something else")
+    elif spoil == "notes":
+        (place / library.NOTES).write_text("{")
+    else:
+        (place / library.SHARED_OBJECT).chmod(0o777)
+    monkeypatch.setattr(library, "_FOUND", {})
+    library.folder(kernel)
+    assert len(counted) == 2
+    assert json.loads((place / library.NOTES).read_text())["dsl"] == ("2.0" if spoil == "version" else "1.0")
+    assert (place / library.SHARED_OBJECT).read_bytes() == b"shared object"
+
+
+def test_text_unit_and_operands_tell_kernels_apart() -> None:
+    kernel = kernel_of(matmul.bind(ARGUMENTS))
+    others = [{"source": kernel.source + " "}, {"unit": "tcgen05"}, {"pointers": (*kernel.pointers, "float32")}]
+    assert len({kernel.key, *(dataclasses.replace(kernel, **changes).key for changes in others)}) == 4
+    assert dataclasses.replace(kernel, name="other").key == kernel.key
+
+
+def test_without_the_dsl_a_kernel_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "cutlass", None)
+    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(library, "_FOUND", {})
+    bound = helion.kernel(matmul.fn, backend="cute").bind(ARGUMENTS)
+    for ask in (bound.resources, lambda: bound.export_shared_object(tmp_path / "kernel.so")):
+        with pytest.raises(exc.CuteBackendUnavailable, match=r"CuTe DSL.*not installed.*pip install 'helion\[cute\]'"):
+            ask()
+    assert "not installed" in bound.explain()
+
+
+def test_importing_and_printing_import_no_dsl() -> None:
+    script = (
+        "import sys, torch, helion; from backends.cute.products import matmul\n"
+        "x = torch.empty(64, 64, dtype=torch.bfloat16)\n"
+        "matmul(x, x); print(matmul.bind((x, x)).plan())\n"
+        "assert 'cutlass' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env=_environment())
+
+
+def test_importing_helion_imports_nothing_of_the_backend() -> None:
+    script = (
+        "import sys, helion\n"
+        "ours = [m for m in sys.modules if m.startswith('helion.backends.cute.')]\n"
+        "assert set(ours) == {f'helion.backends.cute.{m}' for m in ('backend', 'toolchain', 'toolchain.kernel')}, ours\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env=_environment())
+
+
+def _environment() -> dict[str, str]:
+    root = Path(__file__).parents[3]
+    return {**os.environ, "PYTHONPATH": f"{root}:{root / 'test'}"}
+
+
+# Real shared objects -------------------------------------------------------------------------------------------------------
+
+
+CASES = (("row", "row", {}), ("column", "column", {"wgmma_cluster_m": 2}))
+
+
+def test_shared_objects_launch_what_was_planned(tmp_path: Path) -> None:
+    """Loaded once per device; grid, block, cluster, shared memory, stream, and every address in what the kernel gets."""
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    runtime = None
+    for number, (x_major, y_major, keys) in enumerate(CASES, start=1):
+        x = products.operand(520, 136, x_major, dtype=BF16, device="cpu")
+        y = products.operand(136, 264, y_major, dtype=BF16, device="cpu")
+        bound = matmul.bind((x, y))
+        config = {"block_sizes": [128, 64, 64], **keys}
+        path = bound.export_shared_object(tmp_path / f"matmul_{number}.so", config)
+        runtime = runtime or FakeRuntime(tmp_path, path, clusters=3, parameters=4)
+        kernel = library.Library(path, 3)
+        assert kernel.load(0) == 0 and kernel.load(0) == 0
+        assert kernel.clusters() == 3 and runtime.loads == number
+        check_launch(runtime, kernel, bound.plan(config))
+
+
+def check_launch(runtime: FakeRuntime, kernel: library.Library, plan: CutePlan) -> None:
+    addresses = [0x7F0000000000 + 0x1230000 * at for at in range(1, 4)]
+    assert kernel.launch(*addresses, 3, 0xABC) == 0
+    launch = runtime.launches[-1]
+    assert launch.grid == (plan.gemm.ctas, min(3, math.prod(plan.gemm.work)), 1)
+    assert launch.block == (plan.roles.warps * 32, 1, 1)
+    assert (launch.cluster, launch.shared, launch.stream) == (plan.gemm.ctas, plan.shared_bytes, 0xABC)
+    assert set(addresses) <= {int.from_bytes(each[:8], "little") for each in launch.parameters}
+    runtime.result = 719
+    assert kernel.launch(*addresses, 3, 0xABC) != 0
+    runtime.result = 0
