@@ -1,4 +1,5 @@
-"""Modules that are imported when first used, so that ``import helion`` stays light.
+"""Modules that are imported when first used, so that ``import helion`` stays light, and what waits for modules that others
+import.
 
 The compiler is 150 ms of imports that a process pays with its first kernel, not before.
 """
@@ -6,6 +7,11 @@ The compiler is 150 ms of imports that a process pays with its first kernel, not
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,3 +28,54 @@ class LazyModule(ModuleType):
 def lazy(name: str) -> Any:
     """The module ``name``, imported when first used."""
     return LazyModule(name)
+
+
+def when_imported(name: str, action: Callable[[], None]) -> None:
+    """Call ``action`` behind the import of ``name``, or now if that has been imported."""
+    if name in sys.modules:
+        importlib.import_module(name)  # another thread may be at it
+        action()
+    else:
+        sys.meta_path.insert(0, _Finder(name, action))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as the finders behind it do, once, and gives it a loader that calls ``action``."""
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._action)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """A loader that calls ``action`` when the module has run; all else is that of ``loader``."""
+
+    def __init__(self, loader: Any, action: Callable[[], None]) -> None:
+        self._loader = loader
+        self._action = action
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._action()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

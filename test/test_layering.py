@@ -97,6 +97,7 @@ INNER = {
         "choice",
         "dispatch",
         "table",
+        "graphs",
         "bound",
         "kernel",
     ),

@@ -306,7 +306,12 @@ class BoundKernel:
             exc.WrongTarget: they are on a GPU it was not compiled for.
         """
         values = self.kernel.normalize_args(*args)
-        check_call(self.kernel, values)
+        if check_call(self.kernel, values):
+            raise exc.UnsupportedTracer(
+                kernel=self.kernel.name,
+                where="as a bound kernel while torch records",
+                remedy="a call of the kernel itself",
+            )
         self._check_arguments(values)
         return self.run_unchecked(*values)
 

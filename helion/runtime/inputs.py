@@ -22,6 +22,8 @@ _KEY: Any = torch._C.DispatchKey
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 _FAKE = "torch.library.custom_op with register_fake"
+#: Types of tensors that stand for others while torch records, by name, since importing them takes long.
+_TRACED = frozenset(("FakeTensor", "FunctionalTensor"))
 #: Dispatch keys of tensors that stand for others inside a transform: what the transform is called, and what a custom
 #: operator needs for it.
 _TRANSFORMS: tuple[tuple[Any, str, str], ...] = (
@@ -61,26 +63,33 @@ def _bits(*keys: Any) -> int:
 
 
 _UNUSUAL = tuple((_bits(key), what, remedy) for key, what, remedy in (*_TRANSFORMS, *_KINDS))
+_KINDS_BITS = _bits(*(key for key, _, _ in _KINDS))
 _ANY_UNUSUAL = _bits(*(key for key, _, _ in (*_TRANSFORMS, *_KINDS)))
 
 
-def check_call(kernel: Definition, values: Sequence[Any]) -> None:
-    """Look at all arguments of a call, in the order of the parameters, before anything is done with them.
+def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
+    """Look at all arguments of a call, in the order of the parameters, before anything is done with them. True where torch
+    records what happens to them, so that an operator has to stand for the call: under FakeTensorMode, functionalization,
+    make_fx, torch.export and torch.vmap, and with fake tensors.
 
     Warns once per kernel when a gradient is wanted that nobody will compute. Raises ``exc.UnsupportedTracer`` under a
-    tracer or transform of torch, and ``exc.UnsupportedTensor`` for tensors that are more than memory with strides.
+    tracer or transform of torch that would miss what the kernel does, and ``exc.UnsupportedTensor`` for tensors that are
+    more than memory with strides.
     """
-    tracer = _active_tracer()
-    if tracer is not None:
-        raise exc.UnsupportedTracer(kernel=kernel.name, where=tracer, remedy=_FAKE)
-    transform = torch._C._functorch.peek_interpreter_stack()
+    if torch._C._get_tracing_state() is not None:
+        raise exc.UnsupportedTracer(kernel=kernel.name, where="inside torch.jit.trace", remedy=_FAKE)
+    transform: Any = torch._C._functorch.peek_interpreter_stack()
     if transform is not None and transform.key() in _WRAPPING:
         _, where, remedy = _TRANSFORMS[_WRAPPING[transform.key()]]
         raise exc.UnsupportedTracer(kernel=kernel.name, where=where, remedy=remedy)
+    if transform is not None or _is_traced():
+        return _check_recorded(kernel, values)
     if kernel.usual_inputs.hold(values):
-        return
+        return False
     wanted = None
     for name, tensor in _named(kernel, values):
+        if type(tensor).__name__ in _TRACED:
+            return _check_recorded(kernel, values)
         _check_tensor(kernel.name, name, tensor)
         if wanted is None and tensor.requires_grad:
             wanted = name
@@ -91,6 +100,7 @@ def check_call(kernel: Definition, values: Sequence[Any]) -> None:
         warning = exc.GradientNotRecorded(kernel=kernel.name, name=wanted, remedies=_remedies())
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
             print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
+    return False
 
 
 def _named(kernel: Definition, values: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -102,19 +112,24 @@ def _named(kernel: Definition, values: Sequence[Any]) -> Iterator[tuple[str, tor
             yield from ((name, tensor) for tensor in tensors_in((value,), closures=True))
 
 
-def _active_tracer() -> str | None:
-    """The tracer that would miss what a kernel does, if one is active in this thread."""
-    if torch._C._get_tracing_state() is not None:
-        return "inside torch.jit.trace"
+def _is_traced() -> bool:
+    """Whether a mode is active in this thread that records or replaces operators instead of running them."""
     if not torch._C._len_torch_dispatch_stack():
-        return None
+        return False
     modes = torch._C._TorchDispatchModeKey
-    named = (
-        (modes.PROXY, "inside make_fx or torch.export"),
-        (modes.FUNCTIONAL, "under functionalization"),
-        (modes.FAKE, "under FakeTensorMode"),
-    )
-    return next((where for mode, where in named if torch._C._get_dispatch_mode(mode) is not None), None)
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FUNCTIONAL, modes.FAKE))
+
+
+def _check_recorded(kernel: Definition, values: Sequence[Any]) -> bool:
+    """Refuse tensors that an operator cannot stand for a call with; others may be fake ones, and those of a transform."""
+    for name, tensor in _named(kernel, values):
+        keys = torch._C._dispatch_keys(tensor).raw_repr()
+        if keys & _KINDS_BITS:
+            _refuse(kernel.name, name, keys)
+        if type(tensor) not in CONCRETE_TENSORS and type(tensor).__name__ not in _TRACED:
+            _check_subclass(kernel.name, name, tensor)
+        _check_layout(kernel.name, name, tensor)
+    return True
 
 
 def _check_tensor(kernel: str, name: str, tensor: torch.Tensor) -> None:
@@ -123,6 +138,14 @@ def _check_tensor(kernel: str, name: str, tensor: torch.Tensor) -> None:
         _refuse(kernel, name, keys)
     if type(tensor) not in CONCRETE_TENSORS:
         _check_subclass(kernel, name, tensor)
+    _check_layout(kernel, name, tensor)
+    level = forward_ad._current_level
+    if level >= 0 and torch._VF._unpack_dual(tensor, level=level)[1] is not None:
+        where = f"in forward-mode AD (argument {name!r} is a dual tensor)"
+        raise exc.UnsupportedTracer(kernel=kernel, where=where, remedy="a torch.autograd.Function with a jvp")
+
+
+def _check_layout(kernel: str, name: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise exc.UnsupportedTensor(
             kernel=kernel,
@@ -130,10 +153,6 @@ def _check_tensor(kernel: str, name: str, tensor: torch.Tensor) -> None:
             what=f"a tensor with layout {tensor.layout}",
             remedy="kernels address memory by strides: pass its parts (crow_indices(), col_indices(), values() ...) or to_dense()",
         )
-    level = forward_ad._current_level
-    if level >= 0 and torch._VF._unpack_dual(tensor, level=level)[1] is not None:
-        where = f"in forward-mode AD (argument {name!r} is a dual tensor)"
-        raise exc.UnsupportedTracer(kernel=kernel, where=where, remedy="a torch.autograd.Function with a jvp")
 
 
 def check_launch(kernel: Any, args: Sequence[Any]) -> None:
@@ -172,9 +191,6 @@ def _check_subclass(kernel: str, name: str, tensor: torch.Tensor) -> None:
     kind = type(tensor)
     if kind.__torch_dispatch__ is _PLAIN_DISPATCH:
         return
-    if kind.__name__ == "FakeTensor":
-        where = f"with a FakeTensor (argument {name!r}), which has no data"
-        raise exc.UnsupportedTracer(kernel=kernel, where=where, remedy=_FAKE)
     raise exc.UnsupportedTensor(
         kernel=kernel,
         name=name,

@@ -13,9 +13,11 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
+import torch
+
 from .. import _logging, exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
-from .._lazy import lazy
+from .._lazy import lazy, when_imported
 from .._names import RESERVED, SHARED_MODULES, is_reserved
 from ..config import Config, as_config
 from ..settings import RefMode, Settings
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
 
     from . import ref_mode
+    from .graphs import calls as graph_calls
+    from .graphs import dynamo
 
     # a bare `helion.Kernel` in an annotation is a kernel of any function
     _Parameters = ParamSpec("_Parameters", default=...)
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
 else:
     from typing import ParamSpec, TypeVar
 
+    dynamo = lazy("helion.runtime.graphs.dynamo")
+    graph_calls = lazy("helion.runtime.graphs.calls")
     ref_mode = lazy("helion.runtime.ref_mode")
     _Parameters, _Result = ParamSpec("_Parameters"), TypeVar("_Result")
 
@@ -148,7 +154,8 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """A call on the full way: key, bound kernel, generated host function. Calls like it are quicker afterwards."""
         values = self.normalize_args(*args, **kwargs)
-        check_call(self, values)
+        if check_call(self, values):
+            return graph_calls.record(self, values)
         if self.settings.ref_mode is RefMode.EAGER:
             return ref_mode.call_eagerly(self, values)
         if self.key is not None or self.settings.checked or bind_times.ENABLED or not dispatchable(values):
@@ -195,6 +202,15 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         bound = self.bind(args)
         return bound.autotune(args, force=force, **options)
 
+    def custom_op(self, *args: Any, **kwargs: Any) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
+        """The operator of ``torch.library`` that stands for such a call in graphs of torch, and its arguments.
+
+        It takes the tensors and numbers among the arguments, and gives the results that are new tensors; what it writes is in
+        its schema. ``torch.library.opcheck(*kernel.custom_op(x))`` checks it. Ask for it before a saved program that has it
+        is loaded. Raises ``exc.NoPlaceInGraph`` where no operator can stand for the call.
+        """
+        return graph_calls.custom_op(self, self.normalize_args(*args, **kwargs))
+
     def kernel_source(self) -> str:
         """Return the source text of the function."""
         return textwrap.dedent(inspect.getsource(self.fn))
@@ -239,6 +255,8 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         return self.signature
 
 
+# torch.compile is 1 s of imports that only those pay who use it
+when_imported("torch._dynamo", lambda: dynamo.register(Kernel))
 #: What a thread is binding, if it is.
 _THREAD = threading.local()
 

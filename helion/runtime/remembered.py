@@ -13,12 +13,12 @@ import torch
 
 def remember(value: Any) -> Any:
     """A value in which every tensor stands as ``RememberedTensor``."""
-    return _mapped(value, torch.Tensor, _remembered)
+    return mapped(value, torch.Tensor, _remembered)
 
 
 def recall(value: Any) -> Any:
     """What was remembered. A tensor that is gone comes back without data, on the ``meta`` device."""
-    return _mapped(value, RememberedTensor, RememberedTensor.tensor)
+    return mapped(value, RememberedTensor, RememberedTensor.tensor)
 
 
 def described(value: Any) -> str:
@@ -51,17 +51,18 @@ def _remembered(tensor: torch.Tensor) -> RememberedTensor:
     return RememberedTensor(weakref.ref(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def _mapped(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, kind: type | tuple[type, ...], convert: Callable[[Any], Any]) -> Any:
+    """A value with everything of ``kind`` in it converted, in tuples, lists, dicts and dataclasses."""
     if isinstance(value, kind):
         return convert(value)
     if isinstance(value, (tuple, list)) and type(value) is not torch.Size:
-        items = [_mapped(item, kind, convert) for item in value]
+        items = [mapped(item, kind, convert) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {key: _mapped(item, kind, convert) for key, item in value.items()}
+        return {key: mapped(item, kind, convert) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
         for each in fields(value):
-            object.__setattr__(changed, each.name, _mapped(getattr(value, each.name), kind, convert))  # may be frozen
+            object.__setattr__(changed, each.name, mapped(getattr(value, each.name), kind, convert))  # may be frozen
         return changed
     return value

@@ -1,0 +1,1 @@
+"""Calls of kernels that torch records instead of running: each becomes an operator of ``torch.library``."""

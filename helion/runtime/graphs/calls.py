@@ -1,0 +1,48 @@
+"""What a call of a kernel is while torch records it: its operator, and views of what that gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ... import exc
+from .kernels import Kernel
+from .operators import operator_for
+from .outcome import Outcome, outcome_of
+from .trees import Apart, apart, whole
+
+
+def record(kernel: Kernel, values: Sequence[Any]) -> Any:
+    """The results of a call for tensors that torch traces. Raises ``exc.NoPlaceInGraph`` where no operator can stand for it,
+    ``exc.NoGradient`` and ``exc.InPlaceOnGradient`` where autograd would have to know of what is written."""
+    given = apart(kernel, values)
+    outcome = outcome_of(kernel, given)
+    _check_gradients(kernel, given, outcome)
+    overload = operator_for(kernel, given, outcome.effects).overload
+    made = overload(*given.leaves)
+    tensors = (made,) if isinstance(made, torch.Tensor) else tuple(made or ())
+    return whole(outcome.tree, [place.tensor(given.leaves, tensors) for place in outcome.places])
+
+
+def custom_op(kernel: Kernel, values: Sequence[Any]) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
+    """The operator of such a call, and its arguments."""
+    given = apart(kernel, values)
+    return operator_for(kernel, given, outcome_of(kernel, given).effects).overload, given.leaves
+
+
+def _check_gradients(kernel: Kernel, given: Apart, outcome: Outcome) -> None:
+    """An operator that writes into its arguments has no backward, not even one that raises."""
+    written = outcome.effects.written
+    if not written or not torch.is_grad_enabled():
+        return
+    for at, tensor in given.tensors.items():
+        if tensor.requires_grad and at in written:
+            what = "a leaf Variable that requires grad" if tensor.is_leaf else "which requires grad"
+            raise exc.InPlaceOnGradient(kernel=kernel.name, name=given.names[at], what=what)
+        if tensor.requires_grad:
+            raise exc.NoGradient(kernel=kernel.name, name=given.names[at])
+
+
+__all__ = ["custom_op", "record"]

@@ -1,0 +1,84 @@
+"""How the front end of ``torch.compile`` takes a call of a kernel: as one node of the graph, which is not looked into."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+from ... import _logging
+from ..remembered import mapped
+from .outcome import tensors_of
+from .trees import Leaf, whole
+
+
+class KernelVariable(TorchInGraphFunctionVariable):
+    """A kernel in code that is traced. Arguments that no graph can hold, such as functions, are fixed in the node."""
+
+    def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
+        fixed = {at: value for at, arg in enumerate(args) for value in _constant(arg)}
+        named = {name: value for name, arg in kwargs.items() for value in _constant(arg)}
+        node = Node(self.value, fixed, named)
+        passed = [arg for at, arg in enumerate(args) if at not in fixed]
+        others = {name: arg for name, arg in kwargs.items() if name not in named}
+        results = TorchInGraphFunctionVariable(node).call_function(tx, passed, others)
+        leaves = results.unpack_var_sequence(tx)
+        return SourcelessBuilder.create(tx, whole(node.tree, leaves))
+
+
+class Node:
+    """A call of a kernel as a graph names it, with the arguments that are ``fixed``, by position and by ``named``. It gives the
+    tensors among the results; ``tree`` are the results with a ``Leaf`` for each, known when it has been called."""
+
+    def __init__(self, kernel: Callable[..., Any], fixed: Mapping[int, Any], named: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, kernel, updated=())
+        self._kernel = kernel
+        self._fixed = fixed
+        self._named = named
+        self.tree: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        given = iter(args)
+        count = len(args) + len(self._fixed)
+        values = [self._fixed[at] if at in self._fixed else next(given) for at in range(count)]
+        results = self._kernel(*values, **kwargs, **self._named)
+        numbers: Iterator[int] = iter(range(len(tensors_of(results))))
+        self.tree = mapped(results, torch.Tensor, lambda tensor: Leaf(next(numbers)))
+        return tuple(tensors_of(results))
+
+    def __repr__(self) -> str:
+        return repr(self._kernel)
+
+
+def _constant(arg: VariableTracker) -> tuple[Any, ...]:
+    """The value of an argument that has no place in a graph; nothing for one that has."""
+    if arg.is_python_constant() and callable(arg.as_python_constant()):
+        return (arg.as_python_constant(),)
+    try:
+        arg.as_proxy()
+    except (NotImplementedError, Unsupported):
+        return (arg.as_python_constant(),)
+    return ()
+
+
+def register(kind: type) -> None:
+    """Let objects of ``kind`` be called in graphs."""
+    dispatch: Callable[[], dict[Any, Any]] | None = getattr(VariableBuilder, "_type_dispatch", None)
+    if dispatch is None:
+        _logging.say_once(
+            "helion: this version of torch.compile takes no kernels into its graphs, and breaks them instead"
+        )
+        return
+    dispatch()[kind] = _wrapped
+
+
+def _wrapped(builder: VariableBuilder, kernel: Any) -> VariableTracker:
+    builder.install_guards(GuardBuilder.ID_MATCH)
+    return KernelVariable(kernel, source=builder.source)

@@ -1,0 +1,40 @@
+"""What graphs need of a kernel."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ...config import Config
+from ...settings import Settings
+from ..compiled import Compiled
+
+
+class BoundKernel(Protocol):
+    """A kernel for one specialization; ``specialized`` are paths into the arguments of numbers that its code depends on."""
+
+    @property
+    def specialized(self) -> Mapping[str, Any]: ...
+    @property
+    def compiled(self) -> Compiled: ...
+    @property
+    def config(self) -> Config | None: ...
+
+
+class Kernel(Protocol):
+    """A kernel as calls in graphs see it."""
+
+    fn: types.FunctionType
+    name: str
+    settings: Settings
+    signature: inspect.Signature
+    constant_at: tuple[bool, ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def bind(self, args: Sequence[Any]) -> BoundKernel: ...
+    def kernel_source(self) -> str: ...
+
+
+__all__ = ["BoundKernel", "Kernel"]

@@ -1,0 +1,192 @@
+"""Kernels as operators of ``torch.library``: one per kernel and what its calls have in common.
+
+An operator takes the tensors and numbers of a call; what else is among the arguments is fixed in it, and so is which
+arguments are written and which results are new. Results that are arguments, or views of them, are made outside of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ... import exc
+from ..remembered import described
+from .kernels import Kernel
+from .outcome import Effects, base_of, outcome_of, tensors_of
+from .trees import Apart, key_of, whole
+
+NAMESPACE = "helion"
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_LOCK = threading.RLock()
+_OPERATORS: dict[Any, Operator] = {}
+_NAMES: set[str] = set()
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """The operator of calls of ``kernel`` with the arguments ``tree``, whose leaves have ``names`` and ``kinds`` (types of
+    torch's schemas), and which have ``effects``."""
+
+    kernel: Kernel
+    tree: tuple[Any, ...]
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    effects: Effects
+    name: str
+
+    @property
+    def overload(self) -> torch._ops.OpOverload:
+        """What stands in graphs: takes the leaves, gives a tensor, a tuple of them, or None."""
+        found: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
+        return found
+
+    @property
+    def schema(self) -> str:
+        """Its name, arguments and results as torch writes them."""
+        arguments = []
+        for at, (kind, name) in enumerate(zip(self.kinds, self.names, strict=True)):
+            alias = f"(a{at}!)" if at in self.effects.written else ""
+            arguments.append(f"{kind}{alias} {name}")
+        results = ["Tensor"] * len(self.effects.made)
+        returned = results[0] if len(results) == 1 else f"({', '.join(results)})"
+        return f"{self.name}({', '.join(arguments)}) -> {returned}"
+
+    def run(self, *leaves: Any) -> Any:
+        """The call itself. Raises ``exc.WriteUnknownToGraph`` where it writes what the schema does not say."""
+        read = [
+            (at, leaf, leaf._version)
+            for at, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor) and at not in self.effects.written and not leaf.is_inference()
+        ]
+        results = tensors_of(self.kernel(*whole(self.tree, leaves)))
+        for at, leaf, version in read:
+            if leaf._version != version:
+                raise exc.WriteUnknownToGraph(kernel=self.kernel.name, name=self.names[at])
+        memory = {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        made = []
+        for each in self.effects.made:
+            tensor = base_of(results[each.at]) if each.base else results[each.at]
+            made.append(tensor.clone() if tensor.untyped_storage()._cdata in memory else tensor)
+        return _returned(made)
+
+    def fake(self, *leaves: Any) -> Any:
+        """What the call gives, as fake tensors."""
+        return _returned(outcome_of(self.kernel, Apart(self.tree, leaves, self.names)).made)
+
+    def of_batches(self, info: Any, in_dims: tuple[int | None, ...], *leaves: Any) -> tuple[Any, Any]:
+        """The rule of ``torch.vmap``: one call per sample, whose results are stacked."""
+        if self.effects.written or (self.effects.random and info.randomness != "different"):
+            what = "writes into its arguments" if self.effects.written else "draws random numbers"
+            raise exc.NoPlaceInGraph(
+                kernel=self.kernel.name, why=f"it {what}, inside torch.vmap", remedy="write a loop over the samples"
+            )
+        calls = []
+        for sample in range(info.batch_size):
+            one = [x if dim is None else x.select(dim, sample) for x, dim in zip(leaves, in_dims, strict=True)]
+            results = self.overload(*one)
+            calls.append(results if isinstance(results, (tuple, list)) else (results,))
+        if not calls:
+            raise exc.NoPlaceInGraph(
+                kernel=self.kernel.name, why="torch.vmap has no samples", remedy="do not call it for none"
+            )
+        stacked = [torch.stack(each) for each in zip(*calls, strict=True)]
+        return (stacked[0], 0) if len(stacked) == 1 else (tuple(stacked), (0,) * len(stacked))
+
+
+def operator_for(kernel: Kernel, given: Apart, effects: Effects) -> Operator:
+    """The operator of such calls, registered when it is first asked for."""
+    kinds = tuple(map(_kind, given.leaves))
+    key = (kernel, key_of(given.tree), kinds, effects)
+    with _LOCK:
+        found = _OPERATORS.get(key)
+        if found is None:
+            name = _name(kernel, given.tree, kinds, effects)
+            found = _OPERATORS[key] = Operator(kernel, given.tree, given.names, kinds, effects, name)
+            _register(found)
+        return found
+
+
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return "Tensor"
+    return "SymInt" if isinstance(leaf, (int, torch.SymInt)) else "float"
+
+
+def _name(kernel: Kernel, tree: tuple[Any, ...], kinds: tuple[str, ...], effects: Effects) -> str:
+    """A name of its own; the same one in every process unless functions among the arguments have equal names."""
+    what = (kernel.fn.__module__, kernel.fn.__qualname__, kernel.kernel_source(), described(tree), kinds, effects)
+    name = f"{kernel.name}_{hashlib.sha256(repr(what).encode()).hexdigest()[:10]}"
+    taken = sum(other == name or other.startswith(f"{name}_") for other in _NAMES)
+    name = f"{name}_{taken}" if taken else name
+    _NAMES.add(name)
+    return name
+
+
+def _register(operator: Operator) -> None:
+    tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
+    if operator.effects.random:
+        tags.append(torch.Tag.nondeterministic_seeded)
+    _LIBRARY.define(operator.schema, tags=tuple(tags))
+    _LIBRARY.impl(operator.name, operator.run, "CompositeExplicitAutograd")
+    name = f"{NAMESPACE}::{operator.name}"
+    torch.library.register_fake(name, operator.fake, lib=_LIBRARY)
+    torch.library.register_vmap(name, operator.of_batches, lib=_LIBRARY)
+    if operator.effects.made and not operator.effects.written:
+        torch.library.register_autograd(
+            name,
+            functools.partial(_refused, operator.kernel.name, operator.names),
+            setup_context=_keep_shapes,
+            lib=_LIBRARY,
+        )
+
+
+def _returned(made: Sequence[torch.Tensor]) -> Any:
+    if len(made) == 1:
+        return made[0]
+    return tuple(made) if made else None
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+# A graph may be made for a backward that nobody runs, so the error is that of an operator which the backward calls.
+
+_LIBRARY.define(
+    "no_gradient(Tensor gradient, SymInt[] size, ScalarType dtype, Device device, str kernel, str name) -> Tensor"
+)
+
+
+def _no_gradient(
+    gradient: torch.Tensor, size: Sequence[int], dtype: torch.dtype, device: torch.device, kernel: str, name: str
+) -> torch.Tensor:
+    raise exc.NoGradient(kernel=kernel, name=name)
+
+
+def _fake_gradient(
+    gradient: torch.Tensor, size: Sequence[int], dtype: torch.dtype, device: torch.device, kernel: str, name: str
+) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device=device)
+
+
+_LIBRARY.impl("no_gradient", _no_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::no_gradient", _fake_gradient, lib=_LIBRARY)
+
+
+def _keep_shapes(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    ctx.shapes = [(x.size(), x.dtype, x.device) if isinstance(x, torch.Tensor) else None for x in inputs]
+
+
+def _refused(kernel: str, names: Sequence[str], ctx: Any, *gradients: torch.Tensor | None) -> Any:
+    """Gradients that raise ``exc.NoGradient`` when they are computed."""
+    one = next(gradient for gradient in gradients if gradient is not None)
+    return tuple(
+        torch.ops.helion.no_gradient(one, *shape, kernel, name) if shape is not None and wanted else None
+        for shape, wanted, name in zip(ctx.shapes, ctx.needs_input_grad, names, strict=True)
+    )
+
+
+__all__ = ["Operator", "operator_for"]
