@@ -78,7 +78,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("UnsupportedTracer", "BaseError", "Kernel {kernel!r} was called {where}, where what it does would go unseen. Wrap the call in {remedy}, and call that."),
     ("InPlaceOnGradient", "BaseError", "Kernel {kernel!r} writes into {name!r}, {what}, and autograd would not know of it. Call it under torch.no_grad(), pass {name}.detach(), or wrap it in a torch.autograd.Function that says mark_dirty."),
     ("NoPlaceInGraph", "UnsupportedTracer", "Kernel {kernel!r} cannot stand in a graph of torch (torch.compile, torch.export, make_fx, vmap): {why}; {remedy}."),
-    ("NoGradient", "BaseError", "A gradient of kernel {kernel!r} with respect to {name!r} is wanted, but the kernel has no backward. Call kernel.differentiable() in its place if helion can derive one, wrap it in a torch.autograd.Function, or run it under torch.no_grad() or on {name}.detach()."),
+    ("NoGradient", "BaseError", "A gradient of kernel {kernel!r} with respect to {name!r} is wanted, but the kernel has no backward. Give it one with {remedies}, or run it under torch.no_grad() or on {name}.detach()."),
     ("WriteUnknownToGraph", "BaseError", "Kernel {kernel!r} wrote into {name!r}, which it did not when the graph around it was compiled: what decides that has changed since, such as a global. Compile again, after torch.compiler.reset()."),
     ("TracedArgNotSupported", "BaseError", "{0}"),
     ("GraphModuleUnsupportedOps", "BaseError", "The torch.fx.GraphModule {name!r} contains {ops}; only function calls on its inputs can be traced. Inline submodules and make their parameters inputs."),

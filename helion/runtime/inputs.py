@@ -97,7 +97,7 @@ def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
         kernel.usual_inputs.learn(values)
     if wanted is not None and not kernel.told_about_gradients and _is_recording():
         kernel.told_about_gradients = True
-        warning = exc.GradientNotRecorded(kernel=kernel.name, name=wanted, remedies=_remedies())
+        warning = exc.GradientNotRecorded(kernel=kernel.name, name=wanted, remedies=remedies())
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
             print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
     return False
@@ -207,7 +207,8 @@ def _is_recording() -> bool:
     return torch.is_grad_enabled() and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY.AutogradOther)
 
 
-def _remedies() -> str:
+def remedies() -> str:
+    """What gives a kernel a backward."""
     names = ["torch.autograd.Function", "torch.library.custom_op and register_autograd"]
     experimental = getattr(sys.modules[__package__.partition(".")[0]], "experimental", None)
     if hasattr(experimental, "backward"):
@@ -235,4 +236,4 @@ def overwrites(kernel: str, names: tuple[str, ...], *tensors: torch.Tensor) -> N
     _increment_version(tensors)
 
 
-__all__ = ["check_call", "check_launch", "overwrites"]
+__all__ = ["check_call", "check_launch", "overwrites", "remedies"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ... import exc
+from ..inputs import remedies
 from .kernels import Kernel
 from .operators import operator_for
 from .outcome import Outcome, outcome_of
@@ -42,7 +43,7 @@ def _check_gradients(kernel: Kernel, given: Apart, outcome: Outcome) -> None:
             what = "a leaf Variable that requires grad" if tensor.is_leaf else "which requires grad"
             raise exc.InPlaceOnGradient(kernel=kernel.name, name=given.names[at], what=what)
         if tensor.requires_grad:
-            raise exc.NoGradient(kernel=kernel.name, name=given.names[at])
+            raise exc.NoGradient(kernel=kernel.name, name=given.names[at], remedies=remedies())
 
 
 __all__ = ["custom_op", "record"]

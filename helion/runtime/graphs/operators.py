@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ... import exc
+from ..inputs import remedies
 from ..remembered import described
 from .kernels import Kernel
 from .outcome import Effects, base_of, outcome_of, tensors_of
@@ -163,7 +164,7 @@ _LIBRARY.define(
 def _no_gradient(
     gradient: torch.Tensor, size: Sequence[int], dtype: torch.dtype, device: torch.device, kernel: str, name: str
 ) -> torch.Tensor:
-    raise exc.NoGradient(kernel=kernel, name=name)
+    raise exc.NoGradient(kernel=kernel, name=name, remedies=remedies())
 
 
 def _fake_gradient(
