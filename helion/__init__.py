@@ -2,6 +2,7 @@
 
 from . import autotuner as autotuner
 from . import exc as exc
+from . import experimental as experimental
 from . import hardware as hardware
 from . import language as language
 from ._shapes import cdiv as cdiv

@@ -172,6 +172,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("VerifierError", "InternalError", "The device IR is malformed after step {step!r}: {reason}"),
     ("InputTensorNumelExceedsIndexType", "BaseError", "Tensor {name!r} has {numel} elements, which {dtype} offsets cannot address; decorate the kernel with index_dtype=torch.int64."),
     ("IndexOffsetOutOfRangeForInt32", "BaseError", "Offsets into tensor {name!r} reach {offset}, which int32 cannot hold; decorate the kernel with index_dtype=torch.int64."),
+    # --- gradients ---------------------------------------------------------------------------------------------------------
+    ("AutodiffNotSupported", "BaseError", "There is no derivative of {what}; {remedy}."),
     # --- configs and running -------------------------------------------------------------------------------------
     ("InvalidConfig", "BaseError", "{0}"),
     ("NoConfigFound", "BaseError", "No config of kernel {kernel!r} works: {reason}"),

@@ -40,6 +40,7 @@ LAYERS = (
     "backends",
     "pipeline",
     "runtime",
+    "experimental",
     "__init__",
     "testing",
     "_testing_unittest",
@@ -59,6 +60,7 @@ INNER = {
         "frontend",
         "passes",
         "facts",
+        "autodiff",
         "pipeline",
     ),
     # The search space turns a heuristic's proposal into lists, so what these are stands above it.
@@ -99,6 +101,9 @@ INNER = {
         "table",
         "graphs",
         "bound",
+        "recording",
+        "gradients",
+        "differentiable",
         "kernel",
     ),
 }

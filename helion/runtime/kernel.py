@@ -34,7 +34,7 @@ from .targets import target_of, token
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
 
-    from . import ref_mode
+    from . import differentiable, ref_mode
     from .graphs import calls as graph_calls
     from .graphs import dynamo
 
@@ -46,6 +46,7 @@ else:
 
     dynamo = lazy("helion.runtime.graphs.dynamo")
     graph_calls = lazy("helion.runtime.graphs.calls")
+    differentiable = lazy("helion.runtime.differentiable")
     ref_mode = lazy("helion.runtime.ref_mode")
     _Parameters, _Result = ParamSpec("_Parameters"), TypeVar("_Result")
 
@@ -179,7 +180,18 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """Forget all that was compiled, so that the next call compiles again."""
         with self._lock:
             self._bound = BoundKernels()
+            self.differentiations.clear()
+            self.static_twin = None
         self.calls.forget()
+
+    def differentiable(self) -> differentiable.Differentiable:
+        """The kernel as a function whose results have gradients: autograd runs kernels that are derived from this one.
+
+        It is called as the kernel is, with tensors of any shapes; each class of arguments gets backward kernels of its own,
+        made at the first call. Host code around the device loops is differentiated by torch. Gradients of gradients, and
+        whatever ``helion.experimental.backward`` refuses, raise ``exc.AutodiffNotSupported``.
+        """
+        return differentiable.Differentiable(self)
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
         """Choose a config for these arguments and use it from now on.

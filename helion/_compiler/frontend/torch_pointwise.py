@@ -171,10 +171,14 @@ def _floordiv(t: Tracer, input: Any, other: Any) -> DeviceValue:
     *named("positive"),
     *named("clone"),
     torch.Tensor.contiguous,
-    torch.Tensor.detach,
-    torch.detach,
 )
 def _same(t: Tracer, input: DeviceValue, *, memory_format: Any = None) -> DeviceValue:
+    return input
+
+
+@rule(torch.Tensor.detach, torch.detach)
+def _detach(t: Tracer, input: DeviceValue) -> DeviceValue:
+    t.world.detached = t.world.detached or t.builder.location
     return input
 
 

@@ -14,7 +14,7 @@ import torch
 from ... import exc
 from ..context import CompileContext
 from ..ir.grammar import HostModule, Program
-from ..source import FunctionSource, parse_kernel
+from ..source import FunctionSource, Location, parse_kernel
 from .arguments import Arguments
 from .frames import Frame, assigned_names, names_in
 from .guards import Guard
@@ -31,13 +31,15 @@ _MAX_INT32 = 2**31 - 1
 class Traced:
     """``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name.
     ``warnings``: what to tell the user. ``guards``: what must still hold of globals. ``seeds``: how many each launch that
-    draws some draws from torch's generator, in order."""
+    draws some draws from torch's generator, in order. ``detached``: where device code says ``detach()``, which has no trace
+    in the program."""
 
     program: Program
     specialized: Mapping[str, Any]
     warnings: tuple[exc.Base, ...]
     guards: tuple[Guard, ...]
     seeds: tuple[int, ...] = ()
+    detached: Location | None = None
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
@@ -91,6 +93,7 @@ def trace(
         tuple(t.world.warnings),
         tuple(t.world.guards.values()),
         tuple(count for _, count in t.tensors.seeds.values()),
+        t.world.detached,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .... import exc
+from ...source import Location
 from ..guards import Guard, guard
 from ..journal import Part
 
@@ -31,6 +32,8 @@ class World(Part):
         self.function_sources: dict[int, str] = {}
         #: How many calls and statements with effects of their own were met: they wait for the run of the host code.
         self.effects = 0
+        #: Where device code first says detach().
+        self.detached: Location | None = None
 
     def assume(self, kind: Any, owner: Any, key: Any, value: Any) -> None:
         """Something outside of the arguments was read: the compiled code depends on it."""

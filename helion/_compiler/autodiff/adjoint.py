@@ -1,0 +1,473 @@
+"""Walks a grid loop backwards: recomputes its values, and from the gradients of what it stores those of what it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ... import exc
+from ..._shapes import ONE, Dims
+from ..ir.grammar import (
+    ForAttrs,
+    MemoryAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    Program,
+    Region,
+    Value,
+)
+from ..ir.rewrite import Makers
+from .activity import active_values
+from .refusal import not_supported
+from .spelling import Spelling, broadcast, dtype_text, in_list, literal
+from .statements import Assign, Cost, Nest, Sink, Statement, Var
+
+
+def computed(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which gradients of values of a dtype are computed: fp64 for fp64, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+Rule = Callable[["Sweep", Op, "Sequence[Var | None]"], None]
+
+
+class Sweep:
+    """The backward of one grid loop under construction.
+
+    ``gradients`` are the parameters that hold the gradients of the tensors that the loop writes, ``wanted`` the tensors
+    whose gradients are asked for.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        spelling: Spelling,
+        gradients: Mapping[int, str],
+        wanted: frozenset[int],
+        rules: Mapping[str, Rule | str],
+    ) -> None:
+        (self.root,) = program.roots
+        self.program = program
+        self.spelling = spelling
+        self.gradients = gradients
+        self.wanted = wanted
+        self.rules = rules
+        self.active = active_values(self.root.body, wanted)
+        self.makers = Makers.among(program.walk())
+        #: Values whose magnitude is taken.
+        self.with_magnitude = frozenset(
+            v.number
+            for op in program.walk()
+            if isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "abs"
+            for v in op.values()
+        )
+        self.values: dict[int, Var | str] = {}
+        #: Why values cannot be had, by the names that they would have.
+        self.missing: dict[str, exc.Base] = {}
+        self.loads: dict[int, Op] = {}
+        self._statements: list[list[Statement]] = [[]]
+        self._shares: list[dict[int, tuple[Value, Var]]] = []
+        self._wide: dict[tuple[str, torch.dtype], Var] = {}
+
+    def run(self) -> tuple[Statement, ...]:
+        """The statements of the loop's body, gradients of loads as sinks."""
+        self.forward(self.root.body)
+        self.backward(self.root.body, ())
+        return tuple(self._statements[0])
+
+    def zeros(self, op: Op) -> tuple[Statement, ...]:
+        """Statements that give a load zeros for its gradient."""
+        self._statements = [[]]
+        dims, dtype = op.result.dims, computed(op.result.dtype)
+        text = f"hl.zeros({self.spelling.shape(dims)}, dtype={dtype_text(dtype)})"
+        self.loaded(op, self.assign(text, dtype, dims, "zero"))
+        return tuple(self._statements[0])
+
+    # --- statements ------------------------------------------------------------------------------------------------------
+
+    def assign(self, text: str, dtype: torch.dtype, dims: Dims, hint: str, cost: Cost = "cheap") -> Var:
+        """A new variable."""
+        var = Var(name=self.spelling.names.fresh(hint), dtype=dtype, dims=dims)
+        self.put(Assign(targets=(var,), text=text, cost=cost))
+        return var
+
+    def put(self, statement: Statement) -> None:
+        self._statements[-1].append(statement)
+
+    # --- the values of the forward ---------------------------------------------------------------------------------------
+
+    def text(self, operand: Operand) -> str:
+        """An operand in the backward program."""
+        if not isinstance(operand, Value):
+            return literal(operand)
+        found = self.values[operand.number]
+        return found if isinstance(found, str) else found.name
+
+    def known(self, operand: Operand) -> object:
+        """The number that an operand is, as a number or as text; None for values."""
+        if not isinstance(operand, Value):
+            return operand
+        maker = self.makers.of(operand)
+        return self.text(operand) if maker is not None and maker.kind == "number" else None
+
+    def wide(self, operand: Operand) -> str:
+        """An operand in the dtype that gradients are computed in."""
+        if not isinstance(operand, Value) or not operand.dtype.is_floating_point or self.known(operand) is not None:
+            return self.text(operand)
+        dtype, text = computed(operand.dtype), self.text(operand)
+        return f"{text}.to({dtype_text(dtype)})" if dtype != operand.dtype else text
+
+    def forward(self, region: Region) -> None:
+        """Recompute the values of a region."""
+        for op in region.ops:
+            try:
+                self._forward(op)
+            except exc.AutodiffNotSupported as refusal:
+                for result in op.results:
+                    self.lose(result, refusal.at(op.location))
+
+    def lose(self, value: Value, why: exc.Base) -> None:
+        """Name a value that must not be read."""
+        name = self.spelling.names.fresh(f"missing_{value.name or 'value'}")
+        self.missing[name] = why
+        self.values[value.number] = Var(name=name, dtype=value.dtype, dims=value.dims)
+
+    def _forward(self, op: Op) -> None:
+        if op.kind in ("store", "print", "check", "barrier"):
+            return
+        if op.kind == "for":
+            self._forward_loop(op)
+        elif op.kind == "if":
+            self._forward_branch(op)
+        elif op.kind == "load":
+            self.loads[op.number] = op
+            self.define(
+                op.result, *self._load_text(op, self.spelling.tensors[op.attributes(MemoryAttrs).tensor]), "load"
+            )
+        elif op.kind == "mask":
+            (operand,) = op.values()
+            self.values[op.result.number] = self.values[operand.number]
+        elif op.kind == "number":
+            self.values[op.result.number] = self.spelling.expression(op, self.text)[0]
+        elif op.kind == "split":
+            self._split(op)
+        elif op.kind in ("atomic", "while", "asm", "inline", "sort", "random4"):
+            remedy = "compute what needs its result outside of what has a gradient"
+            raise not_supported(f"the value of an op of kind {op.kind!r}", remedy)
+        else:
+            text, cost = self.spelling.expression(op, self.text)
+            self.define(op.result, text, op.result.dims, cost)
+
+    def define(self, value: Value, text: str, dims: Dims, cost: Cost) -> None:
+        """Give a value a variable; ``dims`` are those of ``text``."""
+        text = self.spelling.expanded(text, dims, value.dims)
+        maker = self.makers.of(value)
+        hint = value.name if value.name.isidentifier() else _hint(maker)
+        self.values[value.number] = self.assign(text, value.dtype, value.dims, hint, cost)
+
+    def _split(self, op: Op) -> None:
+        targets = tuple(
+            Var(name=self.spelling.names.fresh(v.name or "half"), dtype=v.dtype, dims=v.dims) for v in op.results
+        )
+        self.put(Assign(targets=targets, text=f"hl.split({self.text(op.operands[0])})"))
+        self.values.update((v.number, target) for v, target in zip(op.results, targets, strict=True))
+
+    def halves(self, var: Var) -> tuple[Var, Var]:
+        """Both halves of a last dimension of 2."""
+        names = (self.spelling.names.fresh(f"{var.name}_0"), self.spelling.names.fresh(f"{var.name}_1"))
+        first, second = (Var(name=name, dtype=var.dtype, dims=var.dims[:-1]) for name in names)
+        self.put(Assign(targets=(first, second), text=f"hl.split({var.name})"))
+        return first, second
+
+    def _load_text(self, op: Op, tensor: str) -> tuple[str, Dims]:
+        """An access like ``op`` of a tensor, and the dimensions that it gives."""
+        attrs = op.attributes(MemoryAttrs)
+        dims = self.accessed(op)
+        indices, walked = self.spelling.index(op, self.text)
+        found = tuple(dims[at] for at in walked)
+        if attrs.mask is None:
+            text = f"{tensor}[{', '.join(indices) or '()'}]"
+        else:
+            lists = ", ".join(map(in_list, indices))
+            text = f"hl.load({tensor}, [{lists}], extra_mask={self.mask(op, walked)})"
+        full = tuple(d if at in walked else ONE for at, d in enumerate(dims))
+        return self.spelling.reshaped(text, found, full), full
+
+    def mask(self, op: Op, walked: Sequence[int]) -> str:
+        """The extra mask of an access, for the dimensions that its indices walk over."""
+        at = op.attributes(MemoryAttrs).mask
+        assert at is not None
+        mask, dims = op.operands[at], self.accessed(op)
+        assert isinstance(mask, Value)
+        if len(walked) != len(dims):
+            raise not_supported("an extra_mask over a dimension of size 1", "index that dimension by 0")
+        return self.text(mask)
+
+    def accessed(self, op: Op) -> Dims:
+        """The dimensions of the tile that an access reads or writes."""
+        return op.results[0].dims
+
+    def _forward_loop(self, op: Op) -> None:
+        (region,) = op.regions
+        carried = [self._carried(p, init) for p, init in zip(region.params, op.operands, strict=False)]
+        header = self.spelling.header(op.attributes(ForAttrs).axes, op, self.text)
+        self._statements.append([])
+        self.values.update((p.number, var) for p, var in zip(region.params, carried, strict=True))
+        self.forward(region)
+        self._update(carried, region.results)
+        self._close(op, header)
+        self.values.update((r.number, var) for r, var in zip(op.results, carried, strict=True))
+
+    def _close(self, op: Op, header: str, backward: bool = False) -> None:
+        body = self._statements.pop()
+        tiles = tuple(self.spelling.tile(a.block) for a in op.attributes(ForAttrs).axes)
+        self.put(Nest(header=header, body=tuple(body), op=op.number if backward else None, tiles=tiles))
+
+    def _carried(self, value: Value, init: Operand) -> Var:
+        text = self.text(init)
+        if not isinstance(init, Value):
+            text = f"hl.full({self.spelling.shape(value.dims)}, {text}, dtype={dtype_text(value.dtype)})"
+        return self.assign(text, value.dtype, value.dims, value.name or "carried")
+
+    def _update(self, targets: Sequence[Var], values: Sequence[Operand]) -> None:
+        """Give variables that outlive a region their values at its end."""
+        texts = [self.text(v) for v in values]
+        names = [t.name for t in targets]
+        if any(text in names[:at] for at, text in enumerate(texts)):
+            texts = [
+                self.assign(text, t.dtype, t.dims, f"next_{t.name}").name if text in names else text
+                for t, text in zip(targets, texts, strict=True)
+            ]
+        for target, text in zip(targets, texts, strict=True):
+            if text != target.name:
+                self.put(Assign(targets=(target,), text=text, carried=True))
+
+    def _forward_branch(self, op: Op) -> None:
+        results = [
+            Var(name=self.spelling.names.fresh(v.name or "chosen"), dtype=v.dtype, dims=v.dims) for v in op.results
+        ]
+        bodies = []
+        for region in op.regions:
+            self._statements.append([])
+            self.forward(region)
+            for target, value in zip(results, region.results, strict=True):
+                self.put(Assign(targets=(target,), text=self.text(value), carried=True))
+            bodies.append(tuple(self._statements.pop()))
+        self.put(Nest(header=f"if {self.text(op.operands[0])}:", body=bodies[0], orelse=bodies[1]))
+        self.values.update((v.number, var) for v, var in zip(op.results, results, strict=True))
+
+    # --- gradients -------------------------------------------------------------------------------------------------------
+
+    def backward(self, region: Region, seeds: Sequence[tuple[Operand, Var | None]]) -> dict[int, tuple[Value, Var]]:
+        """Gradients of the values that a region takes from outside, its params among them; ``seeds`` are those of its
+        results."""
+        self._shares.append({})
+        for result, seed in seeds:
+            if seed is not None and isinstance(result, Value):
+                self.add(result, seed)
+        for op in reversed(region.ops):
+            self._backward(op)
+        own = {r.number for op in region.ops for r in op.results}
+        return {number: share for number, share in self._shares.pop().items() if number not in own}
+
+    def gradient(self, value: Value) -> Var | None:
+        """What has come together as the gradient of a value, if anything."""
+        found = self._shares[-1].get(value.number)
+        return None if found is None else found[1]
+
+    def is_active(self, operand: Operand) -> bool:
+        return isinstance(operand, Value) and operand.number in self.active
+
+    def add(self, operand: Operand, share: Var) -> None:
+        """Add to the gradient of an operand; the dimensions of ``share`` broadcast to those of the operand."""
+        if not isinstance(operand, Value) or not self.is_active(operand):
+            return
+        dtype = computed(operand.dtype)
+        if share.dtype != dtype:
+            share = self.assign(f"{share.name}.to({dtype_text(dtype)})", dtype, share.dims, share.name)
+        before = self.gradient(operand)
+        if before is not None:
+            dims = broadcast(before.dims, share.dims)
+            share = self.assign(f"{before.name} + {share.name}", dtype, dims, f"grad_{self.hint(operand)}")
+        self._shares[-1][operand.number] = (operand, share)
+
+    def hint(self, value: Value) -> str:
+        found = self.values.get(value.number)
+        return found.name if isinstance(found, Var) else value.name or "value"
+
+    def share(self, operand: Value, text: str, like: Var, dims: Dims, cost: Cost = "cheap") -> Var:
+        """A share of the gradient of a value as a new variable, of the dtype of another gradient."""
+        return self.assign(text, like.dtype, dims, f"grad_{self.hint(operand)}", cost)
+
+    def aligned(self, var: Var, rank: int) -> Var:
+        """``var`` with dimensions of 1 before its own, up to ``rank``."""
+        missing = rank - len(var.dims)
+        if not missing:
+            return var
+        dims = (*(ONE,) * missing, *var.dims)
+        return Var(name=self.spelling.reshaped(var.name, var.dims, dims), dtype=var.dtype, dims=dims)
+
+    def spread(self, var: Var, dims: Dims) -> Var:
+        """``var`` broadcast to ``dims``."""
+        if var.dims == dims:
+            return var
+        return self.assign(self.spelling.expanded(var.name, var.dims, dims), var.dtype, dims, var.name)
+
+    def summed(self, var: Var, dims: Dims, target: Dims) -> Var:
+        """The gradient of a value of dimensions ``target`` that was broadcast to ``dims``, from that of the broadcast."""
+        rank = len(dims)
+        aligned = (*(ONE,) * (rank - len(target)), *target)
+        over = tuple(at for at in range(rank) if aligned[at].is_one and not dims[at].is_one)
+        if not over:
+            return var
+        var = self.spread(var, dims)
+        left = tuple(d for at, d in enumerate(dims) if at not in over)
+        where = str(over[0]) if len(over) == 1 else str(over)
+        text = self.spelling.reshaped(f"torch.sum({var.name}, {where})", left, target)
+        return self.assign(text, var.dtype, target, var.name, "costly")
+
+    def _backward(self, op: Op) -> None:
+        grads = [self.gradient(r) for r in op.results]
+        if op.kind in ("store", "atomic"):
+            if any(self.is_active(o) for o in op.operands):
+                self._apply(op, grads)
+            return
+        if op.kind in ("for", "if"):
+            if self._reaches(op):
+                self._apply(op, grads)
+            return
+        is_source = op.kind == "load" and self.is_active(op.results[0])
+        if (any(g is not None for g in grads) and (is_source or any(map(self.is_active, op.operands)))) or (
+            op.kind in ("while", "inline") and any(self.is_active(r) for r in op.reads())
+        ):
+            self._apply(op, grads)
+
+    def _reaches(self, op: Op) -> bool:
+        """Whether a loop or branch has values that a gradient may reach."""
+        return any(r.number in self.active for inner in op.walk() for r in inner.results) or any(
+            self.is_active(value) for inner in op.walk() for value in inner.reads()
+        )
+
+    def _apply(self, op: Op, grads: Sequence[Var | None]) -> None:
+        rule = self.rules[op.kind]
+        if isinstance(rule, str):
+            raise not_supported(f"an op of kind {op.kind!r}", rule, op)
+        try:
+            rule(self, op, grads)
+        except exc.AutodiffNotSupported as refusal:
+            raise refusal.at(op.location) from None
+
+    # --- memory ----------------------------------------------------------------------------------------------------------
+
+    def stored(self, op: Op) -> None:
+        """The gradient of a stored value is what the gradient of the tensor has in the same place."""
+        attrs = op.attributes(MemoryAttrs)
+        name = self.gradients.get(attrs.tensor)
+        value = op.operands[0]
+        if name is None or not isinstance(value, Value):
+            return
+        text, dims = self._load_text(op, name)
+        tensor = self.program.tensors[attrs.tensor]
+        dtype = computed(tensor.dtype)
+        text = self.spelling.converted(text, tensor.dtype, dtype)
+        grad = self.assign(text, dtype, dims, name, "load")
+        full = self.accessed(op)
+        self.add(value, self.summed(grad, full, value.dims))
+
+    def loaded(self, op: Op, grad: Var) -> None:
+        """What was loaded takes its gradient to memory."""
+        indices, walked = self.spelling.index(op, self.text)
+        dims = op.result.dims
+        found = tuple(dims[at] for at in walked)
+        if len(walked) == len(dims):
+            grad = self.spread(grad, dims)
+        else:
+            target = tuple(d if at in walked else ONE for at, d in enumerate(dims))
+            grad = self.summed(self.aligned(grad, len(dims)), dims, target)
+            grad = self.spread(grad, target)
+            grad = Var(name=self.spelling.reshaped(grad.name, target, found), dtype=grad.dtype, dims=found)
+            grad = self.assign(grad.name, grad.dtype, found, "grad")
+        mask = None if op.attributes(MemoryAttrs).mask is None else self.mask(op, walked)
+        self.put(Sink(load=op.number, value=grad, indices=tuple(indices), mask=mask))
+
+    # --- control flow ----------------------------------------------------------------------------------------------------
+
+    def loop(self, op: Op, grads: Sequence[Var | None]) -> None:
+        """A loop that adds to what it carries: gradients of sums are the same in every iteration."""
+        (region,) = op.regions
+        initial = op.operands[: len(region.params)]
+        kept = dict(self.values)
+        header = self.spelling.header(op.attributes(ForAttrs).axes, op, self.text)
+        self._statements.append([])
+        for param in region.params:
+            self.lose(param, _needs_iterations(param, op))
+        self.forward(region)
+        captured = self.backward(region, tuple(zip(region.results, grads, strict=True)))
+        for param, grad in zip(region.params, grads, strict=True):
+            _, share = captured.pop(param.number, (param, None))
+            if (share is None) != (grad is None) or (
+                share is not None and grad is not None and share.name != grad.name
+            ):
+                raise _needs_iterations(param, op)
+        totals = [(value, self._total(value), share) for value, share in captured.values()]
+        for _, total, share in totals:
+            self.put(Assign(targets=(total,), text=f"{total.name} + {share.name}", carried=True))
+        body = self._statements.pop()
+        for _, total, _ in totals:
+            text = f"hl.zeros({self.spelling.shape(total.dims)}, dtype={dtype_text(total.dtype)})"
+            self.put(Assign(targets=(total,), text=text))
+        self._statements.append(body)
+        self._close(op, header, backward=True)
+        self.values = kept
+        for value, total, _ in totals:
+            self.add(value, total)
+        for init, grad in zip(initial, grads, strict=True):
+            if grad is not None:
+                self.add(init, grad)
+
+    def _total(self, value: Value) -> Var:
+        name = self.spelling.names.fresh(f"total_grad_{self.hint(value)}")
+        return Var(name=name, dtype=computed(value.dtype), dims=value.dims)
+
+    def branch(self, op: Op, grads: Sequence[Var | None]) -> None:
+        """Each side of a branch goes back by itself; what one side does not reach gets zeros from it."""
+        kept = dict(self.values)
+        sides: list[tuple[list[Statement], dict[int, tuple[Value, Var]]]] = []
+        for region in op.regions:
+            self._statements.append([])
+            self.forward(region)
+            captured = self.backward(region, tuple(zip(region.results, grads, strict=True)))
+            sides.append((self._statements.pop(), captured))
+            self.values = dict(kept)
+        values = {number: value for _, captured in sides for number, (value, _) in captured.items()}
+        results = {number: self._total(value) for number, value in values.items()}
+        bodies = []
+        for statements, captured in sides:
+            self._statements.append(statements)
+            for number, target in results.items():
+                if number in captured:
+                    text = self.spelling.expanded(captured[number][1].name, captured[number][1].dims, target.dims)
+                else:
+                    text = f"hl.zeros({self.spelling.shape(target.dims)}, dtype={dtype_text(target.dtype)})"
+                self.put(Assign(targets=(target,), text=text, carried=True))
+            bodies.append(tuple(self._statements.pop()))
+        self.put(Nest(header=f"if {self.text(op.operands[0])}:", body=bodies[0], orelse=bodies[1]))
+        for number, target in results.items():
+            self.add(values[number], target)
+
+
+def _needs_iterations(param: Value, op: Op) -> exc.Base:
+    return not_supported(
+        f"a loop that carries {param.name or 'a value'!r} otherwise than as a sum",
+        "the derivative needs its value before each iteration; compute it over the whole dimension with `:`, or in a loop "
+        "of its own that only adds to it",
+        op,
+    )
+
+
+def _hint(op: Op | None) -> str:
+    if op is None:
+        return "value"
+    return op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else op.kind

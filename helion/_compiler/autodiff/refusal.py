@@ -1,0 +1,12 @@
+"""How what has no derivative is refused."""
+
+from __future__ import annotations
+
+from ... import exc
+from ..ir.grammar import Op, Root
+
+
+def not_supported(what: str, remedy: str, op: Op | Root | None = None) -> exc.Base:
+    """There is no derivative of ``what``, which is on the line of ``op``; ``remedy`` is what to do about it."""
+    error = exc.AutodiffNotSupported(what=what, remedy=remedy)
+    return error if op is None else error.at(op.location)

@@ -1,0 +1,308 @@
+"""The rule of each kind of op: what it gives to the gradients of its operands, or why it has none.
+
+Keys are those of ``ir/ops.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..._shapes import ONE, Dims
+from ..ir.grammar import (
+    DotAttrs,
+    FoldAttrs,
+    GatherAttrs,
+    MemoryAttrs,
+    Op,
+    PointwiseAttrs,
+    ReduceAttrs,
+    ScanAttrs,
+    Value,
+    ViewAttrs,
+    accumulator_of,
+)
+from .adjoint import Rule, Sweep
+from .pointwise import POINTWISE, share
+from .refusal import not_supported
+from .spelling import broadcast, combination, dtype_text
+from .statements import Var
+
+Grads = Sequence["Var | None"]
+
+#: Dtypes that the matrix unit takes gradients in.
+_FACTORS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _pointwise(s: Sweep, op: Op, grads: Grads) -> None:
+    (g,) = grads
+    assert g is not None
+    name = op.attributes(PointwiseAttrs).name
+    row = POINTWISE[name]
+    if isinstance(row, str):
+        raise not_supported(f"torch.{name}", f"{row}; compute it outside of the kernel, where torch knows it")
+    known = tuple(map(s.known, op.operands))
+    names = dict(zip("abc", map(s.wide, op.operands), strict=False))
+    for at, operand in enumerate(op.operands):
+        if not s.is_active(operand) or not isinstance(operand, Value):
+            continue
+        smooth = operand.number in s.with_magnitude
+        template = share(name, at, known, smooth)
+        if template is None:
+            continue
+        var = g
+        if template != "{g}":
+            used = [op.result.dims] if "{y}" in template else []
+            used += [
+                o.dims
+                for c, o in zip("abc", op.operands, strict=False)
+                if f"{{{c}}}" in template and isinstance(o, Value)
+            ]
+            text = template.format(g=g.name, y=s.wide(op.result), **names)
+            var = s.share(operand, text, g, broadcast(g.dims, *used))
+        s.add(operand, s.summed(var, op.result.dims, operand.dims))
+
+
+def _load(s: Sweep, op: Op, grads: Grads) -> None:
+    if grads[0] is not None:
+        s.loaded(op, grads[0])
+
+
+def _store(s: Sweep, op: Op, grads: Grads) -> None:
+    s.stored(op)
+
+
+def _atomic(s: Sweep, op: Op, grads: Grads) -> None:
+    if op.attributes(MemoryAttrs).atomic != "add":
+        raise not_supported(f"hl.atomic_{op.attributes(MemoryAttrs).atomic}", "only hl.atomic_add has a derivative")
+    s.stored(op)
+
+
+def _ones_at(dims: Dims, over: Sequence[int]) -> Dims:
+    return tuple(ONE if at in over else d for at, d in enumerate(dims))
+
+
+def _kept(s: Sweep, var: Var, dims: Dims, over: Sequence[int]) -> Var:
+    """The gradient of a reduction with dimensions of 1 in place of those that it has lost."""
+    left = tuple(d for at, d in enumerate(dims) if at not in over)
+    var = s.spread(var, left)
+    after = _ones_at(dims, over)
+    return Var(name=s.spelling.reshaped(var.name, left, after), dtype=var.dtype, dims=after)
+
+
+def _reduce(s: Sweep, op: Op, grads: Grads) -> None:
+    attrs = op.attributes(ReduceAttrs)
+    _reduced(s, op, grads, attrs.name, attrs.dims)
+
+
+def _reduced(s: Sweep, op: Op, grads: Grads, name: str, over: Sequence[int]) -> None:
+    (g,) = grads
+    assert g is not None
+    (operand,) = op.values()
+    wide = _kept(s, g, operand.dims, over)
+    if name == "sum":
+        s.add(operand, s.share(operand, wide.name, g, wide.dims))
+        return
+    value, where = s.text(operand), str(over[0]) if len(over) == 1 else str(tuple(over))
+    result = s.spelling.reshaped(s.text(op.result), op.result.dims, wide.dims)
+    dtype = dtype_text(g.dtype)
+    if name in ("max", "min"):
+        ties = s.assign(f"({value} == {result}).to({dtype})", g.dtype, operand.dims, "ties")
+        count = s.assign(f"torch.sum({ties.name}, {where})", g.dtype, op.result.dims, "count", "costly")
+        each = s.spelling.reshaped(count.name, op.result.dims, wide.dims)
+        s.add(operand, s.share(operand, f"{ties.name} * ({wide.name} / {each})", g, operand.dims))
+        return
+    assert name == "prod", name
+    _product(s, op, g, wide, over)
+
+
+def _product(s: Sweep, op: Op, g: Var, wide: Var, over: Sequence[int]) -> None:
+    """The product of all others: of the ones that are not 0, where at most this one is 0."""
+    (operand,) = op.values()
+    value = s.wide(operand)
+    zero = s.assign(f"({value} == 0).to({dtype_text(g.dtype)})", g.dtype, operand.dims, "zero")
+    rest = f"torch.where({value} == 0, 1.0, {value})"
+    zeros = zero.name
+    for at in sorted(over, reverse=True):
+        rest, zeros = f"torch.prod({rest}, {at})", f"torch.sum({zeros}, {at})"
+    product = s.assign(rest, g.dtype, op.result.dims, "product", "costly")
+    count = s.assign(zeros, g.dtype, op.result.dims, "zeros", "costly")
+    product_text = s.spelling.reshaped(product.name, op.result.dims, wide.dims)
+    others = f"({s.spelling.reshaped(count.name, op.result.dims, wide.dims)} - {zero.name})"
+    text = f"torch.where({others} == 0, {wide.name} * {product_text} / torch.where({value} == 0, 1.0, {value}), 0.0)"
+    s.add(operand, s.share(operand, text, g, operand.dims))
+
+
+def _dot(s: Sweep, op: Op, grads: Grads) -> None:
+    (g,) = grads
+    assert g is not None
+    if op.attributes(DotAttrs).scaled is not None:
+        raise not_supported("hl.dot_scaled", "scale the operands and use hl.dot")
+    lhs, rhs = op.operands[:2]
+    assert isinstance(lhs, Value) and isinstance(rhs, Value)
+    acc = accumulator_of(op)
+    if acc is not None:
+        s.add(acc, g)
+    if not (s.is_active(lhs) or s.is_active(rhs)):
+        return
+    g = s.spread(g, op.result.dims)
+    out = dtype_text(g.dtype)
+    if s.is_active(lhs):
+        grad, other = _factors(s, g, rhs)
+        s.add(lhs, s.share(lhs, f"hl.dot({grad}, {_transposed(other, rhs)}, out_dtype={out})", g, lhs.dims, "costly"))
+    if s.is_active(rhs):
+        grad, other = _factors(s, g, lhs)
+        s.add(rhs, s.share(rhs, f"hl.dot({_transposed(other, lhs)}, {grad}, out_dtype={out})", g, rhs.dims, "costly"))
+
+
+def _factors(s: Sweep, g: Var, other: Value) -> tuple[str, str]:
+    """A gradient and the other factor in one dtype that the matrix unit takes."""
+    dtype = other.dtype if other.dtype in _FACTORS else torch.bfloat16
+    text = s.spelling.converted(g.name, g.dtype, dtype)
+    if text != g.name:
+        text = s.assign(text, dtype, g.dims, g.name).name
+    return text, s.spelling.converted(s.text(other), other.dtype, dtype)
+
+
+def _transposed(text: str, value: Value) -> str:
+    return f"{text}.transpose({len(value.dims) - 2}, {len(value.dims) - 1})"
+
+
+def _view(s: Sweep, op: Op, grads: Grads) -> None:
+    (g,) = grads
+    assert g is not None
+    (operand,) = op.values()
+    attrs, dims = op.attributes(ViewAttrs), op.result.dims
+    if attrs.name == "broadcast":
+        s.add(operand, s.summed(g, dims, operand.dims))
+        return
+    g = s.aligned(g, len(dims))
+    if attrs.name == "permute":
+        back = [attrs.order.index(at) for at in range(len(attrs.order))]
+        s.add(operand, s.share(operand, f"{g.name}.permute({back})", g, tuple(g.dims[at] for at in back)))
+        return
+    if tuple(d for d in dims if not d.is_one) == tuple(d for d in operand.dims if not d.is_one):
+        # dimensions of 1 come and go; the others may still be those of a broadcast
+        left = iter([found for d, found in zip(dims, g.dims, strict=True) if not d.is_one])
+        after = tuple(ONE if d.is_one else next(left) for d in operand.dims)
+    else:
+        g, after = s.spread(g, dims), operand.dims
+    s.add(operand, s.share(operand, s.spelling.reshaped(g.name, g.dims, after), g, after))
+
+
+def _full(s: Sweep, op: Op, grads: Grads) -> None:
+    fill = op.operands[0]
+    if grads[0] is not None and isinstance(fill, Value):
+        s.add(fill, s.summed(grads[0], op.result.dims, fill.dims))
+
+
+def _mask(s: Sweep, op: Op, grads: Grads) -> None:
+    if grads[0] is not None:
+        s.add(op.operands[0], grads[0])
+
+
+def _scan(s: Sweep, op: Op, grads: Grads) -> None:
+    (g,) = grads if len(grads) == 1 else (None,)
+    if g is None or combination(op) != "add":
+        raise not_supported("a scan other than a sum", "use torch.cumsum, or compute it outside of the kernel")
+    attrs = op.attributes(ScanAttrs)
+    (operand,) = op.values()
+    g = s.spread(g, op.result.dims)
+    reverse = "" if attrs.reverse else ", reverse=True"
+    s.add(operand, s.share(operand, f"hl.cumsum({g.name}, {attrs.dim}{reverse})", g, operand.dims, "costly"))
+
+
+def _fold(s: Sweep, op: Op, grads: Grads) -> None:
+    names = {"add": "sum", "mul": "prod", "maximum": "max", "minimum": "min"}
+    name = names.get(combination(op) or "")
+    if name is None or len(grads) != 1:
+        raise not_supported(
+            "hl.reduce with a combine function of its own", "use torch.sum, torch.prod, torch.amax or torch.amin"
+        )
+    _reduced(s, op, grads, name, (op.attributes(FoldAttrs).dim,))
+
+
+def _gather(s: Sweep, op: Op, grads: Grads) -> None:
+    """Each lane of the value gets the gradients of all lanes that picked it."""
+    (g,) = grads
+    assert g is not None
+    value, index = op.operands
+    assert isinstance(value, Value) and isinstance(index, Value)
+    at = op.attributes(GatherAttrs).dim
+    g = s.spread(g, op.result.dims)
+    both = (*value.dims[: at + 1], *op.result.dims[at:])
+    lanes = (*(ONE,) * at, value.dims[at], *(ONE,) * (len(value.dims) - at))
+    picked = _ones_at(both, (at,))
+    size = s.spelling.dim(value.dims[at])
+    block = value.dims[at].block
+    if block is not None and s.program.blocks[block].kind != "full":
+        size = f"{size}.block_size"
+    places = s.spelling.reshaped(f"hl.arange({size})", (value.dims[at],), lanes)
+    chosen = s.spelling.reshaped(s.text(index), index.dims, picked)
+    spread = s.spelling.reshaped(g.name, g.dims, picked)
+    text = f"torch.sum(torch.where({chosen} == {places}, {spread}, 0.0), {at + 1})"
+    s.add(value, s.share(value, text, g, value.dims, "costly"))
+
+
+def _join(s: Sweep, op: Op, grads: Grads) -> None:
+    (g,) = grads
+    assert g is not None
+    g = s.spread(g, op.result.dims)
+    halves = s.halves(g)
+    for operand, half in zip(op.operands, halves, strict=True):
+        s.add(operand, half)
+
+
+def _split(s: Sweep, op: Op, grads: Grads) -> None:
+    like = next(g for g in grads if g is not None)
+    parts = []
+    for result, g in zip(op.results, grads, strict=True):
+        if g is None:
+            parts.append(f"hl.zeros({s.spelling.shape(result.dims)}, dtype={dtype_text(like.dtype)})")
+        else:
+            parts.append(s.spread(g, result.dims).name)
+    (operand,) = op.values()
+    s.add(operand, s.share(operand, f"hl.join({', '.join(parts)})", like, operand.dims))
+
+
+def _loop(s: Sweep, op: Op, grads: Grads) -> None:
+    s.loop(op, grads)
+
+
+def _branch(s: Sweep, op: Op, grads: Grads) -> None:
+    s.branch(op, grads)
+
+
+_NO_FLOATS = "its result is no function of floats"
+
+RULES: Mapping[str, Rule | str] = {
+    "number": _NO_FLOATS,
+    "tile": _NO_FLOATS,
+    "iota": _NO_FLOATS,
+    "full": _full,
+    "load": _load,
+    "store": _store,
+    "atomic": _atomic,
+    "pointwise": _pointwise,
+    "reduce": _reduce,
+    "dot": _dot,
+    "view": _view,
+    "mask": _mask,
+    "scan": _scan,
+    "fold": _fold,
+    "gather": _gather,
+    "sort": "its result is no function of floats; torch.sort itself has a derivative, by way of the places that it gives",
+    "join": _join,
+    "split": _split,
+    "random": _NO_FLOATS,
+    "random4": _NO_FLOATS,
+    "print": "it has no result",
+    "check": "it has no result",
+    "asm": "the compiler does not know what inline assembly computes",
+    "inline": "the compiler does not know what source of the target's language computes",
+    "barrier": "it has no result",
+    "for": _loop,
+    "while": "how often it runs is known to the device alone; use a loop with bounds",
+    "if": _branch,
+}

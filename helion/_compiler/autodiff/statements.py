@@ -1,0 +1,225 @@
+"""Statements of a kernel under construction: lines of source that know which names they define and read."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from ..._shapes import Dims
+
+
+@dataclass(frozen=True, kw_only=True)
+class Var:
+    """A device value of the kernel under construction, by its name."""
+
+    name: str
+    dtype: torch.dtype
+    dims: Dims
+
+
+#: What it takes to make a value again: a few instructions, a read of memory, or a pass over data.
+Cost = Literal["cheap", "load", "costly"]
+
+
+@functools.lru_cache(maxsize=4096)
+def names_of(text: str) -> frozenset[str]:
+    """The variables that a line of source names."""
+    return frozenset(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assign:
+    """``targets = text``. ``carried``: it gives a variable that a loop carries its next value."""
+
+    targets: tuple[Var, ...]
+    text: str
+    cost: Cost = "cheap"
+    carried: bool = False
+
+    @property
+    def line(self) -> str:
+        return f"{', '.join(v.name for v in self.targets)} = {self.text}"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return names_of(self.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """A store, or an atomic operation."""
+
+    text: str
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return names_of(self.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink:
+    """A share of the gradient of what load number ``load`` has read, which goes to memory one way or another.
+
+    ``value`` has one lane for each element that is read, at ``indices`` where ``mask`` holds.
+    """
+
+    load: int
+    value: Var
+    indices: tuple[str, ...]
+    mask: str | None = None
+
+    @property
+    def reads(self) -> frozenset[str]:
+        parts = [*(f"_[{index}]" for index in self.indices), *([self.mask] if self.mask else [])]
+        return frozenset((self.value.name,)).union(*map(names_of, parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nest:
+    """A loop or a branch: ``header`` and its ``body``, and for a branch what stands under ``else``.
+
+    ``op`` is the number of the loop of the forward program that it goes back through, ``tiles`` the names the header binds.
+    """
+
+    header: str
+    body: tuple[Statement, ...]
+    orelse: tuple[Statement, ...] = ()
+    op: int | None = None
+    tiles: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Those of the header alone."""
+        text = self.header.removesuffix(":")
+        condition = text.removeprefix("if ") if text.startswith("if ") else text.partition(" in ")[2]
+        return names_of(condition)
+
+
+Statement = Assign | Effect | Sink | Nest
+
+
+@dataclass
+class Block:
+    """Statements under construction."""
+
+    statements: list[Statement] = field(default_factory=list)
+
+
+def walk(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Every statement, outer ones first."""
+    for statement in statements:
+        yield statement
+        if isinstance(statement, Nest):
+            yield from walk(statement.body)
+            yield from walk(statement.orelse)
+
+
+def prune(statements: Sequence[Statement], wanted: Iterable[str] = ()) -> tuple[Statement, ...]:
+    """Without what has no effect: names are live where a live statement reads them, or if they are ``wanted``."""
+    live = set(wanted)
+    while True:
+        kept = _kept(statements, live)
+        found = live | {name for statement in walk(kept) for name in statement.reads}
+        if found == live:
+            return kept
+        live = found
+
+
+def _kept(statements: Sequence[Statement], live: set[str]) -> tuple[Statement, ...]:
+    kept: list[Statement] = []
+    for statement in statements:
+        if isinstance(statement, Assign) and not any(v.name in live for v in statement.targets):
+            continue
+        if isinstance(statement, Nest):
+            statement = replace(statement, body=_kept(statement.body, live), orelse=_kept(statement.orelse, live))
+            if not statement.body and not statement.orelse:
+                continue
+        kept.append(statement)
+    return tuple(kept)
+
+
+def defined(statements: Iterable[Statement]) -> dict[str, Var]:
+    """What statements give names to, in nests too."""
+    return {v.name: v for statement in walk(statements) if isinstance(statement, Assign) for v in statement.targets}
+
+
+def hoist(statements: Sequence[Statement]) -> tuple[Statement, ...]:
+    """Assignments of a loop that depend on nothing of it stand before it."""
+    made: list[Statement] = []
+    for statement in statements:
+        if isinstance(statement, Nest):
+            statement = replace(statement, body=hoist(statement.body), orelse=hoist(statement.orelse))
+            if not statement.header.startswith("if "):
+                inside = {*defined(statement.body), *statement.tiles}
+                moved: list[Statement] = []
+                rest: list[Statement] = []
+                for inner in statement.body:
+                    if isinstance(inner, Assign) and not inner.carried and not inner.reads & inside:
+                        inside -= {v.name for v in inner.targets}
+                        moved.append(inner)
+                    else:
+                        rest.append(inner)
+                made += moved
+                statement = replace(statement, body=tuple(rest))
+        made.append(statement)
+    return tuple(made)
+
+
+def closure(statements: Sequence[Statement], wanted: Iterable[str]) -> tuple[tuple[Statement, ...], frozenset[str]]:
+    """The statements that names depend on, and the names that they read from elsewhere."""
+    kept = prune(_without_effects(statements), wanted)
+    read = {name for s in walk(kept) for name in s.reads} | set(wanted)
+    return kept, frozenset(read - set(defined(kept)))
+
+
+def _without_effects(statements: Sequence[Statement]) -> tuple[Statement, ...]:
+    made: list[Statement] = []
+    for statement in statements:
+        if isinstance(statement, (Effect, Sink)):
+            continue
+        if isinstance(statement, Nest):
+            statement = replace(
+                statement, body=_without_effects(statement.body), orelse=_without_effects(statement.orelse)
+            )
+        made.append(statement)
+    return tuple(made)
+
+
+def replace_sinks(
+    statements: Iterable[Statement], made: Callable[[Sink], Sequence[Statement]]
+) -> tuple[Statement, ...]:
+    """Statements in place of each sink."""
+    changed: list[Statement] = []
+    for statement in statements:
+        if isinstance(statement, Sink):
+            changed += made(statement)
+        elif isinstance(statement, Nest):
+            body, orelse = replace_sinks(statement.body, made), replace_sinks(statement.orelse, made)
+            changed.append(replace(statement, body=body, orelse=orelse))
+        else:
+            changed.append(statement)
+    return tuple(changed)
+
+
+def render(statements: Iterable[Statement], indent: str) -> list[str]:
+    """Lines of source."""
+    lines: list[str] = []
+    for statement in statements:
+        match statement:
+            case Assign():
+                lines.append(indent + statement.line)
+            case Effect():
+                lines.append(indent + statement.text)
+            case Nest():
+                lines.append(indent + statement.header)
+                lines += render(statement.body, indent + "    ") or [f"{indent}    pass"]
+                if statement.orelse:
+                    lines += [f"{indent}else:", *render(statement.orelse, indent + "    ")]
+            case Sink():
+                raise AssertionError("a gradient that goes nowhere")
+    return lines

@@ -1,0 +1,231 @@
+"""The backward of one grid loop as a kernel: its grid loops, and the host code around them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..._names import identifier
+from ..ir.grammar import InlineAttrs, LoopAxis, MemoryAttrs, Program
+from .adjoint import Sweep, computed
+from .layout import Gradient, Layout
+from .memory import Places, Site, check_memory, classify
+from .prepare import prepare
+from .refusal import not_supported
+from .rules import RULES
+from .spelling import Names, Spelling
+from .statements import Assign, Effect, Nest, Sink, Statement, hoist, prune, render, replace_sinks, walk
+from .transpose import Transposition, behind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter of a backward kernel: the ``gradient`` of a tensor of the forward program, a ``tensor`` of it, or a
+    ``number`` of its host code, by ``name``."""
+
+    name: str
+    kind: str
+    tensor: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """A backward kernel: ``lines`` of source, its parameters, and the tensors whose gradients it returns, in order."""
+
+    lines: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    results: tuple[int, ...]
+
+
+def differentiate(
+    program: Program, at: int, wanted: Iterable[int], through: Iterable[int], name: str, order: Sequence[str]
+) -> Backward:
+    """The backward of grid loop ``at`` of a program, as a kernel called ``name``.
+
+    Args:
+        wanted: tensors whose gradients are asked for: those of what they held before the loop.
+        through: tensors that the loop writes and that go on to results.
+        order: names of tensors and numbers in the order in which parameters stand, as far as they are among them.
+
+    Raises ``exc.AutodiffNotSupported`` for what has no derivative, or none that is implemented, naming the op and its line.
+    """
+    prepared = prepare(program, at)
+    check_memory(prepared)
+    return _Construction(prepared, frozenset(wanted), tuple(through), name, order).kernel()
+
+
+def written_tensors(program: Program, at: int) -> tuple[int, ...]:
+    """The tensors that a grid loop writes. Raises ``exc.AutodiffNotSupported`` where that is not known."""
+    found: dict[int, None] = {}
+    for op in program.roots[at].body.walk():
+        if isinstance(op.attrs, InlineAttrs) and op.attrs.tensors:
+            raise not_supported("source of the target's language that gets tensors", "pass values to it", op)
+        if isinstance(op.attrs, MemoryAttrs) and op.kind != "load":
+            found[op.attrs.tensor] = None
+    return tuple(found)
+
+
+def read_tensors(program: Program, at: int) -> tuple[int, ...]:
+    """The tensors that a grid loop reads."""
+    loads = (op.attrs for op in program.roots[at].body.walk() if op.kind == "load")
+    return tuple(dict.fromkeys(attrs.tensor for attrs in loads))
+
+
+class _Construction:
+    def __init__(
+        self, program: Program, wanted: frozenset[int], through: tuple[int, ...], name: str, order: Sequence[str]
+    ) -> None:
+        host = program.host
+        taken = [*host.symbols, *host.deferred_symbols, *(n for names in host.captures.values() for n in names), name]
+        floats = {t.id for t in program.tensors if t.dtype.is_floating_point}
+        self.program, self.name, self.order = program, name, order
+        self.names = Names(taken)
+        self.tensors = {t.id: self.names.fresh(identifier(t.name)) for t in program.tensors}
+        self.incoming = {t: self.names.fresh(f"grad_{self.tensors[t]}") for t in through if t in floats}
+        if not self.incoming:
+            raise not_supported("a kernel that stores no floats", "its results have no gradients", program.roots[0])
+        self.wanted = tuple(t.id for t in program.tensors if t.id in wanted & floats)
+        gradients = {t: Gradient(self.names.fresh(f"grad_{self.tensors[t]}"), t) for t in self.wanted}
+        self.spelling = Spelling(program, self.names, self.tensors)
+        self.places = Places(program)
+        device = f"{next(iter(self.incoming.values()))}.device"
+        self.layout = Layout(program, self.places, self.spelling, self.names, gradients, device)
+        self.sweep = Sweep(program, self.spelling, self.incoming, frozenset(self.wanted), RULES)
+
+    def kernel(self) -> Backward:
+        statements = hoist(prune(self.sweep.run()))
+        if not any(isinstance(s, Sink) for s in walk(statements)):
+            statements = self._zeros()
+        transposition = Transposition(self.program, self.places, self.spelling, self.names, self.layout)
+        sites = classify(self.program, statements, self.sweep.loads)
+        sites = [transposition.settled(site, statements) for site in sites]
+        self.layout.allocate(sites)
+        own = [nest for site in sites if site.way == "transposed" for nest in transposition.lines(site, statements)]
+        main = self._main(statements, [site for site in sites if site.way != "transposed"], transposition)
+        for statement in walk([*main, *own]):
+            self._check(statement)
+        lines = self._lines(main, own, [kept.allocation for kept in transposition.kept.values()])
+        parameters = self._parameters(lines)
+        return Backward(lines=tuple(self._function(lines, parameters)), parameters=parameters, results=self.wanted)
+
+    def _check(self, statement: Statement) -> None:
+        """Nothing reads what cannot be had."""
+        for name in statement.reads:
+            if name in self.sweep.missing:
+                raise self.sweep.missing[name]
+
+    def _zeros(self) -> tuple[Statement, ...]:
+        """A loop that stores zeros, where no gradient arrives."""
+        (root,) = self.program.roots
+        for op in root.body.ops:
+            if op.kind == "load" and op.attributes(MemoryAttrs).tensor in self.wanted and len(op.operands) == 0:
+                return self.sweep.zeros(op)
+        raise not_supported(
+            "a kernel whose results do not depend on its inputs by way of floats", "its gradients are zero", root
+        )
+
+    # --- the grid loop that goes the way of the forward ------------------------------------------------------------------
+
+    def _main(
+        self, statements: tuple[Statement, ...], sites: Sequence[Site], transposition: Transposition
+    ) -> tuple[Statement, ...]:
+        """It as one nest; nothing where all that it would do is done elsewhere."""
+        wrapped = self._wrapped(sites, statements)
+        outer = "" if wrapped is None else self.names.fresh(f"{self.spelling.tile(wrapped.block)}_block")
+        by_sink = {site.sink: site for site in sites}
+        before: list[Statement] = []
+        after: list[Statement] = []
+
+        def effects(sink: Sink) -> Sequence[Statement]:
+            site = by_sink.get(sink)
+            if site is None:
+                return ()
+            if site.way != "partial" or wrapped is None:
+                return (self.layout.effect(site),)
+            init, update, store = self.layout.running(site, wrapped, outer)
+            before.append(init)
+            after.append(store)
+            return (update,)
+
+        body = replace_sinks(statements, effects)
+        for name, kept in transposition.kept.items():
+            body = behind(body, name, kept.store)
+        running = {v.name for s in before if isinstance(s, Assign) for v in s.targets}
+        body = prune(body, running)
+        if not any(isinstance(s, Effect) for s in walk([*body, *after])):
+            return ()
+        (root,) = self.program.roots
+        if wrapped is None:
+            header = self.spelling.header(root.axes, None, self.sweep.text, self.layout.sizes)
+            return (Nest(header=header, body=hoist(body)),)
+        tile = self.spelling.tile(wrapped.block)
+        self.spelling.tiles[wrapped.block] = outer
+        header = self.spelling.header(root.axes, None, self.sweep.text, self.layout.sizes)
+        self.spelling.tiles[wrapped.block] = tile
+        inner = Nest(header=f"for {tile} in hl.tile({outer}.begin, {outer}.end):", body=tuple(body), tiles=(tile,))
+        return (Nest(header=header, body=hoist([*before, inner, *after])),)
+
+    def _wrapped(self, sites: Sequence[Site], statements: Sequence[Statement]) -> LoopAxis | None:
+        """The axis of the grid over which a program adds up before it stores a partial sum: its tiles are cut further."""
+        partial = [site for site in sites if site.way == "partial"]
+        if not partial:
+            return None
+        shared = [a for a in partial[0].missing if all(a in site.missing for site in partial)]
+        texts = [s.text for s in walk(statements) if isinstance(s, (Assign, Effect))]
+        shared = [a for a in shared if not a.scalar and self._can_wrap(a, texts)]
+        return max(shared, key=lambda a: a.end if isinstance(a.end, int) else 0, default=None)
+
+    def _can_wrap(self, axis: LoopAxis, texts: Iterable[str]) -> bool:
+        block, tile = self.program.blocks[axis.block], self.spelling.tile(axis.block)
+        numbered = any(f"{tile}.{part}" in text for text in texts for part in ("id", "count"))
+        return block.size is None and not block.registered and not numbered
+
+    # --- text ------------------------------------------------------------------------------------------------------------
+
+    def _lines(self, main: Sequence[Statement], own: Sequence[Statement], kept: Sequence[str]) -> list[str]:
+        gradients = list(self.layout.gradients.values())
+        indent = " " * 4
+        lines = [f"# {note}" for g in gradients for note in g.notes]
+        lines += [*self.layout.registered, *kept, *(line for g in gradients for line in g.before)]
+        text = [indent + line for line in lines] + render(main, indent)
+        text += [indent + line for g in gradients for line in g.later] + render(own, indent)
+        for gradient in gradients:
+            text += [indent + line for line in self._sum(gradient)]
+        return [*text, f"{indent}return {', '.join(g.name for g in gradients)}"]
+
+    def _sum(self, gradient: Gradient) -> list[str]:
+        """The statement that makes a gradient of its terms, if it is not one of them."""
+        host = self.program.tensors[gradient.tensor]
+        if gradient.terms == [gradient.name]:
+            return []
+        if not gradient.terms:
+            return [
+                self.layout.buffer(gradient.name, "zeros", [self.spelling.number(n) for n in host.shape], host.dtype)
+            ]
+        total = " + ".join(gradient.terms)
+        text = f"({total})" if len(gradient.terms) > 1 else total
+        return [f"{gradient.name} = {self.spelling.converted(text, computed(host.dtype), host.dtype)}"]
+
+    def _parameters(self, lines: Sequence[str]) -> tuple[Parameter, ...]:
+        tree = ast.parse("\n".join(["def backward():", *lines]))
+        read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        grads = [Parameter(name=name, kind="gradient", tensor=t) for t, name in self.incoming.items() if name in read]
+        rest = [Parameter(name=name, kind="tensor", tensor=t) for t, name in self.tensors.items() if name in read]
+        rest += [Parameter(name=name, kind="number") for name in self.spelling.numbers if name in read]
+        place = {name: at for at, name in enumerate(self.order)}
+        return (*grads, *sorted(rest, key=lambda p: place.get(p.name, len(place))))
+
+    def _function(self, lines: Sequence[str], parameters: Sequence[Parameter]) -> list[str]:
+        given = ", ".join(p.name if p.kind == "number" else f"{p.name}: torch.Tensor" for p in parameters)
+        count = len(self.wanted)
+        returned = "torch.Tensor" if count == 1 else f"tuple[{', '.join(['torch.Tensor'] * count)}]"
+        of = ", ".join(self.tensors[t] for t in self.wanted)
+        return [
+            f"def {self.name}({given}) -> {returned}:",
+            f'    """Gradients of {self.program.host.name} with respect to {of}."""',
+            *lines,
+        ]
+
+
+__all__ = ["Backward", "Parameter", "differentiate", "read_tensors", "written_tensors"]

@@ -1,0 +1,57 @@
+"""What may still change: ``helion.experimental.backward``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from ..runtime import gradients
+    from ..runtime.kernel import Kernel
+else:
+    gradients = lazy("helion.runtime.gradients")
+
+
+def backward(
+    kernel: Kernel,
+    grad_out: torch.Tensor | Sequence[torch.Tensor | None],
+    *inputs: Any,
+    return_code: bool = False,
+    autotune: bool = False,
+    autotune_effort: str | None = None,
+) -> Any:
+    """Gradients of a kernel with respect to its tensors, by a kernel that is derived from it.
+
+    The device loops are differentiated op by op: pointwise functions, reductions, products, views, gathers, running sums,
+    branches, and loops that add to what they carry. Values of the forward are computed again from its inputs. Each element
+    of a gradient is stored by one program where the loops allow; what several programs contribute to is added up from one
+    partial sum each, in a loop of its own, or, for gathers, by atomics in fp32, whose order is not fixed. Gradients are
+    computed in fp32, in fp64 for fp64. Where extrema tie, ``amax`` and ``amin`` spread the gradient evenly, as torch does;
+    so do ``max`` and ``min`` along a dimension, while a bound that is a number lets it through, as in ``clamp``. Host code
+    around the loops is differentiated by torch.
+
+    Args:
+        grad_out: the gradient of what the kernel returns, of its shape; a tuple of one for each tensor if it returns
+            several, None for those that count for nothing.
+        inputs: the arguments of the forward call, numbers included.
+        return_code: also return source: of the backward as a kernel called ``backward_kernel``, which can be saved and run,
+            and of what its backend made of it.
+        autotune: pick the fastest config of the backward for these arguments, with ``autotune_effort`` if that is given.
+
+    Returns:
+        One gradient per tensor among the inputs, of its shape and dtype, None for integers and booleans; the gradient
+        itself for one tensor. With ``return_code`` a tuple ``(gradients, source, backend_code)``.
+
+    Raises ``exc.AutodiffNotSupported`` for what has no derivative, or none that is implemented, with the line and what to do;
+    ``exc.InvalidAPIUsage`` where ``grad_out`` does not fit the results.
+    """
+    return gradients.backward(
+        kernel, grad_out, *inputs, return_code=return_code, autotune=autotune, autotune_effort=autotune_effort
+    )
+
+
+__all__ = ["backward"]

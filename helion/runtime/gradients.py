@@ -1,0 +1,348 @@
+"""Gradients of kernels: their backward kernels, made once per specialization, and how autograd gets to them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import linecache
+import threading
+import types
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from .. import exc
+from .._compiler.autodiff.transform import Backward, differentiate
+from .._compiler.ir.grammar import Program
+from ..config import Config
+from ..settings import RefMode, Settings
+from .recording import Bound, Recorder, Recording, Step
+
+#: What a module with backward kernels begins with.
+_IMPORTS = ("import torch", "", "import helion", "import helion.language as hl")
+_NAMES = itertools.count()
+_MADE = threading.RLock()
+
+
+class Kernel(Protocol):
+    """What is asked of a kernel."""
+
+    name: str
+    fn: types.FunctionType
+    configs: list[Config]
+    settings: Settings
+    key: Callable[..., Hashable] | None
+    signature: inspect.Signature
+    announced: bool
+    differentiations: dict[Any, Any]
+    static_twin: Any
+
+    __call__: Callable[..., Any]
+
+    def normalize_args(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
+    def bind(self, args: Sequence[Any]) -> Bound: ...
+    def autotune(self, args: Sequence[Any]) -> Config: ...
+
+
+# --- backward kernels ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BackwardKernel:
+    """The backward of one grid loop, ready to run."""
+
+    root: int
+    of: Backward
+    kernel: Kernel
+    text: str
+
+    def arguments(self, step: Step, gradients: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
+        """What it is called with, for a grid loop as it ran and the gradients of what that wrote."""
+        found: list[Any] = []
+        for parameter in self.of.parameters:
+            if parameter.kind == "gradient":
+                found.append(gradients[parameter.tensor])
+            elif parameter.kind == "tensor":
+                found.append(step.reads[parameter.tensor].detach())
+            elif parameter.name in step.numbers:
+                found.append(step.numbers[parameter.name])
+            else:
+                raise exc.AutodiffNotSupported(
+                    what=f"a kernel that depends on {parameter.name!r}, a number of its host code that no launch takes",
+                    remedy="pass it as an argument",
+                )
+        return tuple(found)
+
+    def __call__(self, step: Step, gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The gradients of what the grid loop read, by number of the tensor."""
+        made = self.kernel(*self.arguments(step, gradients))
+        results = made if isinstance(made, tuple) else (made,)
+        return dict(zip(self.of.results, results, strict=True))
+
+
+def _decorator(settings: Settings) -> str:
+    """The decorator of a backward kernel: what of the settings changes results or the code."""
+    options = ["static_shapes=True", f"dot_precision={settings.dot_precision!r}"]
+    if settings.index_dtype_name != "auto":
+        options.append(f"index_dtype=torch.{settings.index_dtype_name}")
+    if settings.backend != Settings().backend:
+        options.append(f"backend={settings.backend!r}")
+    options.append("ignore_warnings=[helion.exc.TensorOperationInWrapper]")
+    return f"@helion.kernel({', '.join(options)})"
+
+
+def _load(kernel: Kernel, backward: Backward, name: str, root: int) -> BackwardKernel:
+    """Run the source of a backward kernel as a module of its own."""
+    lines = [_decorator(kernel.settings), *backward.lines]
+    text = "\n".join([*_IMPORTS, "", "", *lines, ""])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = f"<helion: {name} of {kernel.name}, {digest}-{next(_NAMES)}>"
+    # entries without a time are never compared with a file
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": f"helion_{name}_of_{kernel.name}_{digest}"}
+    exec(compile(text, file, "exec"), namespace)
+    made: Kernel = namespace[name]
+    made.announced = True
+    return BackwardKernel(root, backward, made, "\n".join(lines) + "\n")
+
+
+# --- what a kernel has, per specialization -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A call whose launch reads arguments and writes results, with no other host code: where each parameter of the backward
+    kernel comes from, as ``(kind, position)``, and the argument that each of its results is the gradient of."""
+
+    kernel: BackwardKernel
+    sources: tuple[tuple[str, int], ...]
+    targets: tuple[int, ...]
+
+
+@dataclass
+class Differentiation:
+    """The backward kernels of a bound kernel, by grid loop and by what has gradients."""
+
+    kernel: Kernel
+    bound: Bound
+    recorder: Recorder
+    kernels: dict[tuple[Any, ...], BackwardKernel] = field(default_factory=dict)
+    direct: dict[tuple[bool, ...], Direct | None] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program:
+        return self.recorder.program
+
+    def backward(self, step: Step) -> BackwardKernel | None:
+        """The backward of a grid loop as it ran; None where nothing that it read requires a gradient."""
+        wanted = tuple(at for at, tensor in step.reads.items() if tensor.requires_grad and tensor.is_floating_point())
+        if not wanted or not step.written:
+            return None
+        key = (step.root, wanted)
+        found = self.kernels.get(key)
+        if found is None:
+            order = tuple(self.kernel.signature.parameters)
+            name = "backward_kernel" if step.root == 0 else f"backward_kernel_{step.root}"
+            backward = differentiate(self.program, step.root, wanted, step.written, name, order)
+            found = self.kernels[key] = _load(self.kernel, backward, name, step.root)
+        return found
+
+
+def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:
+    """What is known of the gradients of a kernel for arguments like these; made once."""
+    static = _static(kernel)
+    bound = static.bind(values)
+    made: dict[Bound, Differentiation] = kernel.differentiations
+    found = made.get(bound)
+    if found is None:
+        with _MADE:
+            found = made.get(bound)
+            if found is None:
+                _refuse_host(kernel, bound)
+                found = made[bound] = Differentiation(static, bound, Recorder(bound))
+    return found
+
+
+def _static(kernel: Kernel) -> Kernel:
+    """The kernel itself, or for one with dynamic shapes or one that runs eagerly another one of the same function."""
+    settings = kernel.settings
+    if settings.static_shapes and settings.ref_mode is RefMode.OFF and not settings.checked:
+        return kernel
+    with _MADE:
+        twin: Kernel = kernel.static_twin
+        if kernel.static_twin is None:
+            fields = {**settings.to_dict(), "static_shapes": True, "ref_mode": RefMode.OFF, "checked": False}
+            make: Any = type(kernel)
+            twin = make(kernel.fn, configs=kernel.configs, settings=Settings(**fields), key=kernel.key)
+            twin.announced = True
+            kernel.static_twin = twin
+    return twin
+
+
+def _refuse_host(kernel: Kernel, bound: Bound) -> None:
+    traced = bound.compiled.specialized.analysis.traced
+    if not traced.program.roots:
+        raise exc.NoDeviceLoopsInKernel(kernel=kernel.name)
+    if traced.detached is not None:
+        raise exc.AutodiffNotSupported(
+            what="detach() in device code", remedy="detach the tensor in host code, or pass it detached"
+        ).at(traced.detached)
+
+
+# --- from results to arguments -----------------------------------------------------------------------------------------------
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in an argument or result: in tuples, lists and dictionaries too, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+
+
+def with_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """``value`` with other tensors in place of its own."""
+    if isinstance(value, torch.Tensor):
+        return next(tensors)
+    if isinstance(value, (tuple, list)):
+        items = [with_tensors(item, tensors) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: with_tensors(item, tensors) for key, item in value.items()}
+    return value
+
+
+def leaves(values: tuple[Any, ...], wanted: Sequence[bool]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """Arguments whose tensors are leaves of a graph of their own, and these tensors; ``wanted``: which have gradients."""
+    pairs = zip(tensors_of(values), wanted, strict=True)
+    made = [tensor.detach().requires_grad_(want) for tensor, want in pairs]
+    return with_tensors(values, iter(made)), made
+
+
+def pulled_back(
+    of: Differentiation,
+    recording: Recording,
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    inputs: Sequence[torch.Tensor],
+    used: Callable[[BackwardKernel, Step, Mapping[int, torch.Tensor]], None] | None = None,
+) -> list[torch.Tensor | None]:
+    """Gradients of ``inputs`` from those of ``outputs``: through torch's graph of the host code, and the backward kernels
+    of the launches in between. ``used`` sees each of these before it runs."""
+    ends = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
+    for step in reversed(recording.steps):
+        kernel = of.backward(step)
+        if kernel is None:
+            continue
+        step.check_versions(of.kernel.name, of.program)
+        incoming = dict(zip(step.written, _gradients(ends, list(step.written.values())), strict=True))
+        if all(g is None for g in incoming.values()):
+            continue
+        filled = {at: g if g is not None else torch.zeros_like(step.written[at]) for at, g in incoming.items()}
+        if used is not None:
+            used(kernel, step, filled)
+        ends += [(step.reads[at], g) for at, g in kernel(step, filled).items()]
+    return _gradients(ends, inputs)
+
+
+def _gradients(
+    ends: Sequence[tuple[torch.Tensor, torch.Tensor]], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    if not ends or not inputs:
+        return [None] * len(inputs)
+    outputs, gradients = zip(*ends, strict=True)
+    return list(torch.autograd.grad(outputs, inputs, gradients, allow_unused=True, retain_graph=True))
+
+
+# --- helion.experimental.backward --------------------------------------------------------------------------------------------
+
+
+def backward(
+    kernel: Kernel,
+    grad_out: torch.Tensor | Sequence[torch.Tensor | None],
+    *inputs: Any,
+    return_code: bool = False,
+    autotune: bool = False,
+    autotune_effort: str | None = None,
+) -> Any:
+    """See ``helion.experimental.backward``."""
+    _check_arguments(kernel, autotune_effort)
+    values = kernel.normalize_args(*inputs)
+    wanted = [t.is_floating_point() for t in tensors_of(values)]
+    of = differentiation(kernel, values)
+    _refuse_drawn(of)
+    given, made = leaves(values, wanted)
+    recording = of.recorder(given)
+    outputs = list(tensors_of(recording.result))
+    gradients = _matched(kernel.name, grad_out, outputs)
+    texts: dict[str, tuple[str, str]] = {}
+
+    def used(backward: BackwardKernel, step: Step, incoming: Mapping[int, torch.Tensor]) -> None:
+        arguments = backward.arguments(step, incoming)
+        if autotune:
+            if autotune_effort is not None:
+                backward.kernel.settings.autotune_effort = autotune_effort
+            backward.kernel.autotune(arguments)
+        if return_code:
+            texts[backward.text] = ("", backward.kernel.bind(arguments).to_triton_code())
+
+    asked = [t for t in made if t.requires_grad]
+    found = iter(pulled_back(of, recording, outputs, gradients, asked, used))
+    result = tuple(
+        (g if (g := next(found)) is not None else torch.zeros_like(t)) if t.requires_grad else None for t in made
+    )
+    answer = result[0] if len(result) == 1 else result
+    if not return_code:
+        return answer
+    source = "\n\n".join(["\n".join(_IMPORTS) + "\n", *texts])
+    return answer, source, "\n\n".join(code for _, code in texts.values())
+
+
+def _check_arguments(kernel: Any, autotune_effort: str | None) -> None:
+    if not getattr(kernel, "_is_helion_kernel", False):
+        raise TypeError(
+            f"backward takes a kernel, what @helion.kernel makes of a function, got {type(kernel).__name__}"
+        )
+    if autotune_effort is not None:
+        Settings(autotune_effort=autotune_effort)  # refuses what is none
+
+
+def _refuse_drawn(of: Differentiation) -> None:
+    if of.bound.compiled.specialized.analysis.traced.seeds:
+        raise exc.AutodiffNotSupported(
+            what=f"kernel {of.kernel.name!r}, which draws random numbers, after the call",
+            remedy="use kernel.differentiable(), which keeps the seed, or hl.rand with a seed that is an argument",
+        )
+
+
+def _matched(
+    kernel: str, grad_out: torch.Tensor | Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """One gradient per output. Raises ``exc.InvalidAPIUsage`` where they do not fit."""
+    given = [grad_out] if isinstance(grad_out, torch.Tensor) else list(grad_out)
+    floats = [o for o in outputs if o.is_floating_point()]
+    if len(given) == len(floats) < len(outputs):
+        each = iter(given)
+        given = [next(each) if o.is_floating_point() else None for o in outputs]
+    if len(given) != len(outputs):
+        raise exc.InvalidAPIUsage(
+            f"backward of kernel {kernel!r}: grad_out has {len(given)} gradients, the kernel gives {len(outputs)} tensors; "
+            "pass a tuple of one for each."
+        )
+    for at, (gradient, output) in enumerate(zip(given, outputs, strict=True)):
+        if gradient is not None and gradient.shape != output.shape:
+            raise exc.InvalidAPIUsage(
+                f"backward of kernel {kernel!r}: gradient {at} has the shape {list(gradient.shape)}, the output "
+                f"{list(output.shape)}; it must have one element for each of the output."
+            )
+    return [
+        None if g is None or not o.is_floating_point() else g.detach().to(o.dtype)
+        for g, o in zip(given, outputs, strict=True)
+    ]

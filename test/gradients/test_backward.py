@@ -1,0 +1,97 @@
+"""Gradients of kernels against torch's own, of the same functions in fp64; never against our forward."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from gradients.kernels import CASES, Case
+
+import helion
+
+CASES_BY_NAME = [pytest.param(case, id=case.name) for case in CASES]
+PROVE = os.environ.get("HELION_PROVE") == "1"
+
+
+def in_float64(arguments: Sequence[Any]) -> list[Any]:
+    """Arguments whose floats are leaves in fp64."""
+    return [
+        a.detach().double().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+        for a in arguments
+    ]
+
+
+def tensors(values: Any) -> tuple[torch.Tensor, ...]:
+    return values if isinstance(values, tuple) else (values,)
+
+
+def expected(case: Case, arguments: Sequence[Any], grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """torch's gradients in fp64, zeros where it finds no way."""
+    given = in_float64(arguments)
+    leaves = [a for a in given if isinstance(a, torch.Tensor) and a.requires_grad]
+    outputs = tensors(case.reference(*given))
+    found = torch.autograd.grad(outputs, leaves, [g.double() for g in grads], allow_unused=True)
+    return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
+
+
+def incoming(case: Case, arguments: Sequence[Any], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Gradients of the results, with a mean away from zero."""
+    generator = torch.Generator().manual_seed(11)
+    shapes = [o.shape for o in tensors(case.reference(*in_float64(arguments)))]
+    return tuple((torch.randn(s, generator=generator, dtype=torch.float64) + 0.5).to(dtype) for s in shapes)
+
+
+def check(found: Sequence[torch.Tensor | None], wanted: Sequence[torch.Tensor], dtype: torch.dtype, tol: float) -> None:
+    given = [g for g in found if g is not None]
+    assert len(given) == len(wanted)
+    for gradient, reference in zip(given, wanted, strict=True):
+        assert gradient.shape == reference.shape
+        assert gradient.dtype == dtype
+        error = (gradient.double() - reference).abs().max() if reference.numel() else torch.zeros(())
+        assert error <= tol * (1 + reference.abs().max()), f"error {error:.2e}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("case", CASES_BY_NAME)
+def test_backward(case: Case, dtype: torch.dtype) -> None:
+    arguments = case.arguments(dtype)
+    grads = incoming(case, arguments, dtype)
+    found = helion.experimental.backward(case.kernel, grads if len(grads) > 1 else grads[0], *arguments)
+    tol = 1e-5 if dtype == torch.float32 or case.single else 1e-11
+    check(tensors(found), expected(case, arguments, grads), dtype, tol)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if not case.single])
+def test_gradcheck(case: Case) -> None:
+    given = in_float64(case.arguments(torch.float64))
+    assert torch.autograd.gradcheck(case.kernel.differentiable(), given, fast_mode=not PROVE, nondet_tol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES_BY_NAME)
+def test_bfloat16(case: Case) -> None:
+    """Gradients in bf16 are those in fp64 of the same values, to the precision that bf16 has."""
+    arguments = case.arguments(torch.bfloat16)
+    grads = incoming(case, arguments, torch.bfloat16)
+    found = helion.experimental.backward(case.kernel, grads if len(grads) > 1 else grads[0], *arguments)
+    check(tensors(found), expected(case, arguments, grads), torch.bfloat16, 0.03)
+
+
+@pytest.mark.parametrize("case", CASES_BY_NAME)
+def test_autograd(case: Case) -> None:
+    """Twice each: the first call records its host code, a later one may go straight to the backward kernel."""
+    arguments = case.arguments(torch.float32)
+    grads = incoming(case, arguments, torch.float32)
+    wanted = expected(case, arguments, grads)
+    function = case.kernel.differentiable()
+    for _ in range(2):
+        leaves = [
+            a.detach().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+            for a in arguments
+        ]
+        outputs = tensors(function(*leaves))
+        asked = [a for a in leaves if isinstance(a, torch.Tensor) and a.requires_grad]
+        found = torch.autograd.grad(outputs, asked, grads)
+        check(found, wanted, torch.float32, 1e-5)
