@@ -70,6 +70,7 @@ class _Function(torch.autograd.Function):
             _save(ctx, direct, call, tensors, outputs)
         else:
             outputs = _recorded(ctx, call, wanted)
+            ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(*(o for o in outputs if not o.is_floating_point()))
         ctx.set_materialize_grads(False)
         return outputs
@@ -79,7 +80,7 @@ class _Function(torch.autograd.Function):
         with torch.no_grad():
             found = _backward(ctx, [None if g is None else g.detach() for g in gradients])
         if torch.is_grad_enabled():
-            found = _once(ctx.of.kernel.name, found)
+            found = _once(ctx.of.kernel.name, found, [*ctx.saved_tensors, *(g for g in gradients if g is not None)])
         return (None, *found)
 
 
@@ -183,12 +184,12 @@ def _called(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.T
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that have none themselves."""
+    """Gradients that have none themselves: the first ``count`` tensors, which depend on the others."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: str, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, kernel: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.kernel = kernel
-        return tuple(g.view_as(g) for g in gradients)
+        return tuple(g.view_as(g) for g in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -197,6 +198,9 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _once(kernel: str, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    made = iter(_Once.apply(kernel, *(g.requires_grad_() for g in gradients if g is not None)))
+def _once(
+    kernel: str, gradients: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    given = [g for g in gradients if g is not None]
+    made = iter(_Once.apply(kernel, len(given), *given, *sources))
     return tuple(None if g is None else next(made) for g in gradients)

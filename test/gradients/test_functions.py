@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +78,7 @@ UNARY: dict[str, tuple[Callable[[Any], Any], tuple[float, ...]]] = {
     "leaky_relu": (lambda v: F.leaky_relu(v, 0.1), ANYWHERE),
     "elu": (lambda v: F.elu(v), ANYWHERE),
     "selu": (lambda v: F.selu(v), ANYWHERE),
-    "celu": (lambda v: F.celu(v, 1.3), ANYWHERE),
+    "celu": (lambda v: F.celu(v, 2.0), ANYWHERE),
     "gelu": (lambda v: F.gelu(v), ANYWHERE),
     "gelu_tanh": (lambda v: F.gelu(v, approximate="tanh"), ANYWHERE),
     "silu": (lambda v: F.silu(v), ANYWHERE),
@@ -165,6 +164,7 @@ def test_binary(name: str) -> None:
     compare(helion.experimental.backward(binary, grad, x, y, BINARY[name]), BINARY[name], [x, y], grad)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_in_float32(name: str) -> None:
     function, points = UNARY[name]
@@ -223,5 +223,5 @@ def test_products_with_zeros(zeros: int) -> None:
 def test_functions_without_a_derivative(name: str) -> None:
     function = getattr(torch, name)
     with pytest.raises(helion.exc.AutodiffNotSupported, match=name) as caught:
-        helion.experimental.backward(unary, torch.ones(3), torch.ones(3), lambda v: function(v) if math.pi else v)
+        helion.experimental.backward(unary, torch.ones(3), torch.ones(3), lambda v: function(v))
     assert "out[tile] = function(x[tile])" in str(caught.value) or "lambda" in str(caught.value)

@@ -1,0 +1,359 @@
+"""What ``helion.experimental.backward`` and ``kernel.differentiable()`` take, give and refuse."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gradients import kernels
+
+import helion
+import helion.language as hl
+from helion.experimental import backward
+
+
+@helion.kernel
+def square(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * x[tile]
+    return out
+
+
+@helion.kernel
+def weighted(x: torch.Tensor, mask: torch.Tensor, scale: float, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.where(mask[tile, :] > 0, x[tile, :], 0.0) * scale * w[:]
+    return out
+
+
+def arguments() -> tuple[torch.Tensor, torch.Tensor, float, torch.Tensor]:
+    return torch.randn(5, 6), torch.randint(0, 2, (5, 6)), 1.5, torch.randn(6)
+
+
+# --- backward ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_tensor_gives_its_gradient_itself() -> None:
+    x = torch.randn(4, 3)
+    found = backward(square, torch.ones(4, 3), x)
+    assert isinstance(found, torch.Tensor)
+    torch.testing.assert_close(found, 2 * x)
+
+
+def test_one_gradient_per_tensor_and_none_for_integers() -> None:
+    x, mask, scale, w = arguments()
+    found = backward(weighted, torch.ones(5, 6), x, mask, scale, w)
+    assert len(found) == 3
+    assert found[1] is None
+    torch.testing.assert_close(found[0], (mask > 0) * scale * w)
+    torch.testing.assert_close(found[2], (torch.where(mask > 0, x, 0.0) * scale).sum(0))
+
+
+def test_code_is_source_of_a_kernel_that_runs(tmp_path: Any) -> None:
+    x, mask, scale, w = arguments()
+    grad = torch.randn(5, 6)
+    found, source, code = backward(weighted, grad, x, mask, scale, w, return_code=True)
+    assert "def backward_kernel(" in source and "@helion.kernel" in source
+    assert "@triton.jit" in code
+    file = tmp_path / "saved.py"
+    file.write_text(source)
+    namespace: dict[str, Any] = {"__name__": "saved"}
+    exec(compile(source, str(file), "exec"), namespace)
+    again = namespace["backward_kernel"](grad, x, mask, scale, w)
+    torch.testing.assert_close(again[0], found[0])
+    torch.testing.assert_close(again[1], found[2])
+
+
+def test_backward_kernels_explain_themselves() -> None:
+    x = torch.randn(4, 3)
+    _, source, _ = backward(square, x, x, return_code=True)
+    assert source == (
+        """import torch
+
+import helion
+import helion.language as hl
+
+
+@helion.kernel(static_shapes=True, dot_precision='tf32', ignore_warnings=[helion.exc.TensorOperationInWrapper])
+def backward_kernel(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    \"\"\"Gradients of square with respect to x.\"\"\"
+    grad_x = torch.empty([4, 3], dtype=torch.float32, device=grad_out.device)
+    for tile_0, tile_1 in hl.tile([4, 3]):
+        load = x[tile_0, tile_1]
+        grad_out_0 = grad_out[tile_0, tile_1]
+        grad_load = grad_out_0 * load
+        grad_load_0 = grad_out_0 * load
+        grad_load_1 = grad_load + grad_load_0
+        grad_x[tile_0, tile_1] = grad_load_1
+    return grad_x
+"""
+    )
+
+
+def test_other_shapes() -> None:
+    for shape in ((4, 3), (1, 63), (7, 1), (2, 130)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(backward(square, torch.ones(shape), x), 2 * x)
+
+
+def test_kernel_is_made_once() -> None:
+    x = torch.randn(4, 3)
+    kernel = copy.copy(square)
+    kernel.reset()
+    backward(kernel, x, x)
+    (known,) = kernel.differentiations.values()
+    made = dict(known.kernels)
+    backward(kernel, x, x)
+    assert {key: id(value) for key, value in known.kernels.items()} == {k: id(v) for k, v in made.items()}
+
+
+@pytest.mark.parametrize("effort", [None, "none", "quick"])
+def test_autotune(effort: str | None) -> None:
+    x = torch.randn(4, 3)
+    found = backward(square, torch.ones(4, 3), x, autotune=True, autotune_effort=effort)
+    torch.testing.assert_close(found, 2 * x)
+
+
+def test_gradients_of_several_results() -> None:
+    x, y = torch.randn(5, 6, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)
+    case = next(c for c in kernels.CASES if c.name == "three_results")
+    grad = torch.randn(5, 6, dtype=torch.float64)
+    found = backward(case.kernel, (None, grad, None), x, y)
+    torch.testing.assert_close(found[0], grad * y)
+    torch.testing.assert_close(found[1], grad * x)
+
+
+@pytest.mark.parametrize(
+    "grad, text",
+    [
+        (torch.ones(3, 4), "the shape \\[3, 4\\]"),
+        ((torch.ones(4, 3), torch.ones(4, 3)), "2 gradients, the kernel gives 1"),
+        ((), "0 gradients"),
+    ],
+)
+def test_gradients_that_do_not_fit(grad: Any, text: str) -> None:
+    with pytest.raises(helion.exc.InvalidAPIUsage, match=text):
+        backward(square, grad, torch.ones(4, 3))
+
+
+def test_not_a_kernel() -> None:
+    with pytest.raises(TypeError, match="takes a kernel"):
+        backward(lambda x: x, torch.ones(3), torch.ones(3))  # type: ignore[arg-type]
+
+
+def test_unknown_effort() -> None:
+    with pytest.raises((TypeError, ValueError), match="autotune_effort"):
+        backward(square, torch.ones(3, 3), torch.ones(3, 3), autotune_effort="heroic")
+
+
+def test_wrong_number_of_arguments() -> None:
+    with pytest.raises(TypeError):
+        backward(square, torch.ones(3, 3), torch.ones(3, 3), torch.ones(3, 3))
+
+
+def test_gradient_of_another_dtype() -> None:
+    x = torch.randn(4, 3).bfloat16()
+    found = backward(square, torch.ones(4, 3), x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, 2 * x)
+
+
+def test_gradients_with_strides() -> None:
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(backward(square, torch.ones(3, 4).T, x), 2 * x)
+    torch.testing.assert_close(backward(square, torch.ones(()).expand(4, 3), x), 2 * x)
+    torch.testing.assert_close(backward(square, torch.ones(4, 3), x.T.contiguous().T), 2 * x)
+    wide = torch.randn(4, 6)
+    torch.testing.assert_close(backward(square, torch.ones(4, 3), wide[:, ::2]), 2 * wide[:, ::2])
+    torch.testing.assert_close(backward(square, torch.ones(4, 3), wide[:1, :3].expand(4, 3)), 2 * wide[:1, :3].expand(4, 3))
+
+
+def test_zeros_where_nothing_arrives() -> None:
+    @helion.kernel
+    def steps(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = torch.floor(x[tile])
+        return out
+
+    x = torch.randn(9)
+    found = backward(steps, torch.ones(9), x, torch.ones(3))
+    torch.testing.assert_close(found[0], torch.zeros(9))
+    torch.testing.assert_close(found[1], torch.zeros(3))
+
+
+def test_dynamic_shapes() -> None:
+    @helion.kernel(static_shapes=False)
+    def cubes(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = x[tile] * x[tile] * x[tile]
+        return out
+
+    for n in (5, 17, 100):
+        x = torch.randn(n)
+        torch.testing.assert_close(backward(cubes, torch.ones(n), x), 3 * x * x)
+
+
+def test_eager_kernel() -> None:
+    @helion.kernel(ref_mode=helion.RefMode.EAGER)
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = 2 * x[tile]
+        return out
+
+    torch.testing.assert_close(backward(doubled, torch.ones(5), torch.randn(5)), torch.full((5,), 2.0))
+
+
+def test_given_config() -> None:
+    @helion.kernel(config=helion.Config(block_sizes=[16]))
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = 2 * x[tile]
+        return out
+
+    torch.testing.assert_close(backward(doubled, torch.ones(50), torch.randn(50)), torch.full((50,), 2.0))
+
+
+# --- differentiable ------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_requires_a_gradient() -> None:
+    x, mask, scale, w = arguments()
+    function = weighted.differentiable()
+    for needs in ((True, False), (False, True), (True, True)):
+        for _ in range(2):
+            a, b = x.clone().requires_grad_(needs[0]), w.clone().requires_grad_(needs[1])
+            function(a, mask, scale, b).sum().backward()
+            assert (a.grad is not None, b.grad is not None) == needs
+            if a.grad is not None:
+                torch.testing.assert_close(a.grad, (mask > 0) * scale * w)
+            if b.grad is not None:
+                torch.testing.assert_close(b.grad, (torch.where(mask > 0, x, 0.0) * scale).sum(0))
+
+
+def test_nothing_requires_a_gradient() -> None:
+    x, mask, scale, w = arguments()
+    assert not weighted.differentiable()(x, mask, scale, w).requires_grad
+    with torch.no_grad():
+        assert not weighted.differentiable()(x.requires_grad_(), mask, scale, w).requires_grad
+
+
+def test_keywords_and_shapes() -> None:
+    function = weighted.differentiable()
+    for n in (5, 9):
+        x = torch.randn(n, 6, requires_grad=True)
+        mask = torch.ones(n, 6, dtype=torch.int64)
+        function(x, scale=2.0, w=torch.ones(6), mask=mask).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((n, 6), 2.0))
+
+
+def test_broadcast_inputs_and_expanded_gradients() -> None:
+    x = torch.randn(1, 6, requires_grad=True)
+    for _ in range(2):
+        x.grad = None
+        square.differentiable()(x.expand(4, 6)).sum().backward()
+        torch.testing.assert_close(x.grad, 8 * x.detach())
+
+
+def test_in_a_module_with_an_optimizer() -> None:
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(6))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    x, mask = torch.randn(5, 6), torch.ones(5, 6, dtype=torch.int64)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = F.mse_loss(weighted.differentiable()(x, mask, 1.0, weight), x * 3.0)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_one_result_of_several() -> None:
+    case = next(c for c in kernels.CASES if c.name == "three_results")
+    x, y = (torch.randn(5, 6, requires_grad=True) for _ in range(2))
+    for _ in range(2):
+        x.grad = y.grad = None
+        case.kernel.differentiable()(x, y)[1].sum().backward()
+        torch.testing.assert_close(x.grad, y.detach())
+        torch.testing.assert_close(y.grad, x.detach())
+
+
+def test_twice_is_refused() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    (first,) = torch.autograd.grad(square.differentiable()(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(first.detach(), 2 * x.detach())
+    with pytest.raises(helion.exc.AutodiffNotSupported, match="differentiated once"):
+        torch.autograd.grad(first.sum(), x)
+
+
+def test_arguments_changed_before_the_backward() -> None:
+    for _ in range(2):
+        x = torch.randn(4, 3, requires_grad=True)
+        middle = x * 1.0
+        out = square.differentiable()(middle)
+        with torch.no_grad():
+            middle.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_same_tensor_twice() -> None:
+    case = next(c for c in kernels.CASES if c.name == "products_and_quotients")
+    x = torch.rand(9, dtype=torch.float64) + 1
+    x.requires_grad_()
+    for _ in range(2):
+        (found,) = torch.autograd.grad(case.kernel.differentiable()(x, x).sum(), x)
+        torch.testing.assert_close(found, 2 * x.detach())
+
+
+def test_lists_of_tensors() -> None:
+    @helion.kernel
+    def total(parts: list[torch.Tensor]) -> torch.Tensor:
+        out = torch.empty_like(parts[0])
+        for tile in hl.tile(out.size(0)):
+            out[tile] = parts[0][tile] * parts[1][tile]
+        return out
+
+    x, y = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
+    found = torch.autograd.grad(total.differentiable()([x, y]).sum(), (x, y))
+    torch.testing.assert_close(found, (y.detach(), x.detach()))
+
+
+def test_random_numbers_of_the_forward() -> None:
+    @helion.kernel
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = F.dropout(x[tile], 0.5)
+        return out
+
+    x = torch.ones(200, requires_grad=True)
+    for _ in range(2):
+        out = dropped.differentiable()(x)
+        (found,) = torch.autograd.grad(out.sum(), x)
+        torch.testing.assert_close(found, out.detach())
+        assert 0 < (found == 0).sum() < 200
+    with pytest.raises(helion.exc.AutodiffNotSupported, match="random numbers"):
+        backward(dropped, torch.ones(200), torch.ones(200))
+
+
+def test_random_numbers_of_a_seed() -> None:
+    @helion.kernel
+    def noisy(x: torch.Tensor, seed: int) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = x[tile] * hl.rand([tile], seed)
+        return out
+
+    x = torch.ones(50)
+    torch.testing.assert_close(backward(noisy, torch.ones(50), x, 5), noisy(x, 5))
