@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import exc
-from .._compiler.autodiff.transform import Backward, differentiate
+from .._compiler.autodiff.transform import Backward, check_accesses, differentiate
 from .._compiler.ir.grammar import Program
 from ..config import Config
 from ..settings import RefMode, Settings
@@ -40,8 +40,8 @@ class Kernel(Protocol):
     differentiations: dict[Any, Any]
     static_twin: Any
 
-    __call__: Callable[..., Any]
-
+    @property
+    def __call__(self) -> Callable[..., Any]: ...
     def normalize_args(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]: ...
     def bind(self, args: Sequence[Any]) -> Bound: ...
     def autotune(self, args: Sequence[Any]) -> Config: ...
@@ -186,6 +186,7 @@ def _refuse_host(kernel: Kernel, bound: Bound) -> None:
     traced = bound.compiled.specialized.analysis.traced
     if not traced.program.roots:
         raise exc.NoDeviceLoopsInKernel(kernel=kernel.name)
+    check_accesses(traced.program)
     if traced.detached is not None:
         raise exc.AutodiffNotSupported(
             what="detach() in device code", remedy="detach the tensor in host code, or pass it detached"

@@ -170,7 +170,9 @@ def test_gradients_with_strides() -> None:
     torch.testing.assert_close(backward(square, torch.ones(4, 3), x.T.contiguous().T), 2 * x)
     wide = torch.randn(4, 6)
     torch.testing.assert_close(backward(square, torch.ones(4, 3), wide[:, ::2]), 2 * wide[:, ::2])
-    torch.testing.assert_close(backward(square, torch.ones(4, 3), wide[:1, :3].expand(4, 3)), 2 * wide[:1, :3].expand(4, 3))
+    torch.testing.assert_close(
+        backward(square, torch.ones(4, 3), wide[:1, :3].expand(4, 3)), 2 * wide[:1, :3].expand(4, 3)
+    )
 
 
 def test_zeros_where_nothing_arrives() -> None:

@@ -30,6 +30,7 @@ from ..ir.grammar import (
     RandomAttrs,
     ReduceAttrs,
     ScanAttrs,
+    SeedAttrs,
     TileAttrs,
     Value,
     ViewAttrs,
@@ -288,8 +289,9 @@ class Spelling:
                 return f"torch.gather({operands[0]}, {dim}, {operands[1]})", "costly"
             case ScanAttrs() | FoldAttrs():
                 return self._combined(op, operands), "costly"
+            case SeedAttrs(tensor, at):
+                return f"{self.tensors[tensor]}[{at}]", "cheap"
             case RandomAttrs("uniform"):
-                assert isinstance(op.operands[1], Value)
                 return f"hl.rand({self.shape(value.dims)}, {operands[0]}, offsets={operands[1]})", "cheap"
         match op.kind:
             case "full":

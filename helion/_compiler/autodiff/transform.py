@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..._names import identifier
 from ..ir.grammar import InlineAttrs, LoopAxis, MemoryAttrs, Program
+from ..ir.ops import OPS
 from .adjoint import Sweep, computed
 from .layout import Gradient, Layout
 from .memory import Places, Site, check_memory, classify
@@ -55,21 +56,24 @@ def differentiate(
     return _Construction(prepared, frozenset(wanted), tuple(through), name, order).kernel()
 
 
+def check_accesses(program: Program) -> None:
+    """Raises ``exc.AutodiffNotSupported`` for accesses to memory that no tensor of the program is known to own."""
+    for op in program.walk():
+        known = op.kind in ("load", "store", "atomic") or (isinstance(op.attrs, InlineAttrs) and not op.attrs.tensors)
+        if (OPS[op.kind].reads or OPS[op.kind].writes) and not known:
+            raise not_supported(f"an op of kind {op.kind!r}", "pass the tensors that it accesses, and index them", op)
+
+
 def written_tensors(program: Program, at: int) -> tuple[int, ...]:
-    """The tensors that a grid loop writes. Raises ``exc.AutodiffNotSupported`` where that is not known."""
-    found: dict[int, None] = {}
-    for op in program.roots[at].body.walk():
-        if isinstance(op.attrs, InlineAttrs) and op.attrs.tensors:
-            raise not_supported("source of the target's language that gets tensors", "pass values to it", op)
-        if isinstance(op.attrs, MemoryAttrs) and op.kind != "load":
-            found[op.attrs.tensor] = None
-    return tuple(found)
+    """The tensors that a grid loop writes."""
+    attrs = (op.attrs for op in program.roots[at].body.walk() if op.kind in ("store", "atomic"))
+    return tuple(dict.fromkeys(each.tensor for each in attrs))
 
 
 def read_tensors(program: Program, at: int) -> tuple[int, ...]:
     """The tensors that a grid loop reads."""
-    loads = (op.attrs for op in program.roots[at].body.walk() if op.kind == "load")
-    return tuple(dict.fromkeys(attrs.tensor for attrs in loads))
+    attrs = (op.attrs for op in program.roots[at].body.walk() if op.kind in ("load", "seed"))
+    return tuple(dict.fromkeys(each.tensor for each in attrs))
 
 
 class _Construction:
@@ -228,4 +232,4 @@ class _Construction:
         ]
 
 
-__all__ = ["Backward", "Parameter", "differentiate", "read_tensors", "written_tensors"]
+__all__ = ["Backward", "Parameter", "check_accesses", "differentiate", "read_tensors", "written_tensors"]
