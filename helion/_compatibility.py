@@ -69,7 +69,6 @@ ERRORS = frozenset(
         "CacheAssertionError",
         "CantReadOnDevice",
         "ConfigSpecFragmentWithSymInt",
-        "CuteBackendUnavailable",
         "InconsistantConfigsAcrossRanks",
         "MissingEnableTile",
         "MultipleReductionDims",

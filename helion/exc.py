@@ -180,7 +180,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("NoFeasibleConfig", "NoConfigFound", "No config of kernel {kernel!r} fits {target}: {reason}"),
     ("NotEnoughConfigs", "BaseError", "configs= needs at least one config for kernel {kernel!r}."),
     ("UnknownTarget", "BaseError", "{0}"),
-    ("WrongTarget", "BaseError", "Kernel {kernel!r} was bound for {bound} and cannot run on {device}; bind it without target=, or with the target of that device."),
+    ("WrongTarget", "BaseError", "Kernel {kernel!r} was bound for {bound} and cannot run on {device}{remedy}."),
     ("ErrorCompilingKernel", "BaseError", "Kernel {kernel!r} cannot be compiled with {decorator}: {reason}\nThe generated source is at {path}"),
     ("UnexpectedHostTensor", "BaseError", "The host code of kernel {kernel!r} has made another {name} than it was compiled for: {how}. Nothing was launched; make it with a plain torch call on the device of the arguments, or pass it as an argument."),
     ("BoundToOtherArguments", "BaseError", "Kernel {kernel!r} was bound for other arguments: {what} is {actual}, bound for {expected}. Call the kernel itself, or bind it to these arguments."),

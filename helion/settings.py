@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -149,7 +150,11 @@ class Settings:
         values.update(dict.fromkeys(_OBJECT_FIELDS))
         values["ref_mode"] = RefMode.EAGER if knobs.INTERPRET.read() else RefMode.OFF
         if unknown := sorted(set(fields) - set(values)):
-            raise TypeError(f"Unknown setting {', '.join(map(repr, unknown))}; known are {', '.join(sorted(values))}.")
+            close = difflib.get_close_matches(unknown[0], values, 1)
+            meant = f"did you mean {close[0]!r}? Known" if close else "known"
+            raise TypeError(
+                f"Unknown setting {', '.join(map(repr, unknown))}; {meant} are {', '.join(sorted(values))}."
+            )
         values.update(fields)
         for name in (*fields, *_FORMS):
             values[name] = _settled(name, values[name])

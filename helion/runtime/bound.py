@@ -381,12 +381,16 @@ class BoundKernel:
         if device is None or device.type == "cpu":
             return
         if device.type == "meta":
-            raise exc.WrongTarget(
-                kernel=self.kernel.name, bound=self.target.name, device="meta tensors, which have no data"
-            )
+            nothing = "meta tensors, which have no data; pass tensors that have, or look at the kernel with bind"
+            raise exc.WrongTarget(kernel=self.kernel.name, bound=self.target.name, device=nothing, remedy="")
         actual = target_of(self.kernel.name, args)
         if actual.name != self.target.name:
-            raise exc.WrongTarget(kernel=self.kernel.name, bound=self.target.name, device=f"{device} ({actual.name})")
+            raise exc.WrongTarget(
+                kernel=self.kernel.name,
+                bound=self.target.name,
+                device=f"{device} ({actual.name})",
+                remedy="; bind it without target=, or with the target of that device",
+            )
 
     def _announce(self, config: Config) -> None:
         if self.kernel.announced:

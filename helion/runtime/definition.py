@@ -49,11 +49,15 @@ class Definition:
     def normalize_args(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """All arguments in the order of the parameters, with defaults filled in."""
         parameters = self.signature.parameters
-        if len(args) > len(parameters):
-            raise TypeError(f"Too many arguments passed to the kernel, expected: {len(parameters)} got: {len(args)}.")
         if not kwargs and len(args) == len(parameters):
             return args
-        bound = self.signature.bind(*args, **kwargs)
+        if len(args) > len(parameters):
+            wrong = f"Too many arguments passed to the kernel, expected: {len(parameters)} got: {len(args)}."
+            raise TypeError(f"kernel {self.name!r}: {wrong}")
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"kernel {self.name!r}: {error}; it takes ({', '.join(parameters)})") from None
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 

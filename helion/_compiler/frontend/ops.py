@@ -111,6 +111,8 @@ def pointwise(t: TraceState, name: str, *operands: Any, dtype: torch.dtype | Non
     """An elementwise op with broadcasting; ``dtype`` overrides torch's promotion (of ``cast`` and its like)."""
     for given in operands:
         refuse_operand(given, f"in {name}")
+        if given is None or isinstance(given, str):
+            raise exc.TypeInferenceError(f"{describe(given)} was used in {name}, which takes tiles and numbers.")
     dims = broadcast_dims([o.dims for o in operands if isinstance(o, DeviceValue)])
     if dims is None:
         operands, dims = _aligned(t, operands, f" in {name}")

@@ -89,4 +89,7 @@ def torch_name(func: Any) -> str:
         return f"Tensor.{name}"
     module = getattr(func, "__module__", None) or "torch"
     module = "torch" if module.startswith("torch._") else module
+    prefix, _, rest = name.partition("_")  # torch.fft.fft is called fft_fft
+    if module == "torch" and getattr(getattr(torch, prefix, None), rest or "_", None) is func:
+        return f"torch.{prefix}.{rest}"
     return f"{module}.{name}"

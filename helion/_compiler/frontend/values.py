@@ -7,6 +7,7 @@ Using one of them in a way that has no meaning raises the error that names the r
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -568,6 +569,8 @@ def describe(value: Any) -> str:
         return f"a number ({value!r})"
     if isinstance(value, (int, float, bool, str)) or value is None:
         return repr(value)
+    if isinstance(value, types.ModuleType):
+        return f"the module {value.__name__}"
     return f"a {type(value).__name__}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -259,8 +260,10 @@ class ConfigSpace:
         verbatim = {key: given[key] for key in sorted(given) if key.startswith(self.verbatim)}
         others = [key for key in given if key not in self.keys and key not in verbatim]
         if unknown := [key for key in others if key not in self.absent]:
-            known = ", ".join((*self.keys, f"{self.verbatim}*"))
-            raise exc.InvalidConfig(f"Invalid config keys {unknown} for kernel {self.kernel!r}; known are {known}.")
+            close = difflib.get_close_matches(unknown[0], self.keys, 1)
+            known = f"did you mean {close[0]!r}? Known" if close else "known"
+            known += f" are {', '.join((*self.keys, f'{self.verbatim}*'))}"
+            raise exc.InvalidConfig(f"Invalid config keys {unknown} for kernel {self.kernel!r}; {known}.")
         for key in others:
             if not _asks_for_nothing(given[key]):
                 raise exc.InvalidConfig(f"{key} cannot be {given[key]!r}: {self.absent[key]}; leave it out.")

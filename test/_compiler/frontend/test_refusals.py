@@ -146,6 +146,8 @@ def test_no_tensor_argument() -> None:
 def test_too_many_arguments() -> None:
     with pytest.raises(TypeError, match="Too many arguments passed to the kernel, expected: 2 got: 3"):
         copy_rows(vec(), 1.0, 2.0)
+    with pytest.raises(TypeError, match=r"kernel 'copy_rows': missing a required argument: 'x'; it takes \(x, scale\)"):
+        copy_rows(scale=1.0)
 
 
 def test_missing_argument() -> None:
@@ -977,6 +979,35 @@ def test_item_augmented_assignment_to_a_device_value() -> None:
             x[tile] = v
 
     refusal(kernel, (vec(),), exc.DeviceTensorSubscriptAssignmentNotAllowed, "'v' is a device value", "here")
+
+
+def test_text_as_an_operand() -> None:
+    @helion.kernel
+    def kernel(x, name):
+        for tile in hl.tile(x.size(0)):
+            x[tile] = x[tile] * name  # here
+
+    refusal(kernel, (vec(), "a"), exc.TypeInferenceError, "'a' was used in mul", "here")
+
+
+def test_misspelt_name_of_a_module() -> None:
+    @helion.kernel
+    def kernel(x):
+        for tile in hl.tile(x.size(0)):
+            x[tile] = torch.sigmod(x[tile])  # here
+
+    refusal(
+        kernel, (vec(),), exc.TypeInferenceError, "the module torch has no attribute 'sigmod'; did you mean", "here"
+    )
+
+
+def test_name_of_a_function_of_a_submodule() -> None:
+    @helion.kernel
+    def kernel(x):
+        for tile in hl.tile(x.size(0)):
+            x[tile] = torch.fft.fft(x[tile])  # here
+
+    refusal(kernel, (vec(),), exc.UnsupportedTorchFunction, "torch.fft.fft is not supported", "here")
 
 
 def test_storing_something_that_is_no_tensor() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import types
 from typing import Any
@@ -36,7 +37,9 @@ def evaluate_attribute(s: Scope, node: ast.Attribute) -> Any:
     try:
         result = attribute_of(s, value, node.attr, node)
     except AttributeError as error:
-        raise exc.TypeInferenceError(f"{describe(value)} has no attribute {node.attr!r}.") from error
+        close = difflib.get_close_matches(node.attr, dir(value), 1) if isinstance(value, types.ModuleType) else []
+        meant = f"; did you mean {close[0]!r}?" if close else "."
+        raise exc.TypeInferenceError(f"{describe(value)} has no attribute {node.attr!r}{meant}") from error
     return captured(s, result, node) if isinstance(value, (HostTensorValue, Expr)) else result
 
 
