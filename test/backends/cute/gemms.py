@@ -42,6 +42,13 @@ def scaled_residual(pitch: int, dtype: str = "bfloat16") -> Epilogue:
     )
 
 
+def swiglu(pitch: int, dtype: str = "bfloat16") -> Epilogue:
+    return Epilogue(
+        operands=(EpilogueOperand(name="up", kind="product", dtype=dtype, pitch=pitch),),
+        instructions=(Instruction("silu", (0,)), Instruction("mul", (2, 1))),
+    )
+
+
 def product(
     m: int = 4096,
     n: int = 4096,
@@ -133,6 +140,11 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
         product(1000, 528, 144, operands=E4M3, output=E4M3, epilogue=row_and_column_scales()),
         Choice(tile=(128, 128, 128)),
     ),
+    "bf16_swiglu": (product(epilogue=swiglu(4096)), _with(SQUARE, cluster=(2, 1))),
+    "bf16_swiglu_pingpong": (product(epilogue=swiglu(4096)), Choice(tile=(128, 64, 64), cluster=(2, 1), pingpong=True)),
+    "bf16_swiglu_odd": (product(1000, 520, 136, epilogue=swiglu(136)), Choice(tile=(64, 96, 64), epilogue_n=16)),
+    "bf16_swiglu_n_major": (product(1000, 520, 136, b_major="mn", epilogue=swiglu(520)), SQUARE),
+    "fp8_swiglu": (product(1000, 528, 144, operands=E4M3, epilogue=swiglu(144, E4M3)), Choice(tile=(128, 64, 128))),
     "bf16_to_fp8": (product(1000, 528, 136, output=E4M3, epilogue=bias("silu")), PINGPONG),
     "fp8": (product(operands=E4M3), Choice(tile=(128, 128, 128))),
     "fp8_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), Choice(tile=(128, 128, 128))),
@@ -144,6 +156,8 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
 }
 ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16": (product(), WIDE),
+    "bf16_swiglu": (product(epilogue=swiglu(4096)), _with(SQUARE, cluster=(1, 2))),
+    "bf16_swiglu_n_major": (product(1000, 520, 136, b_major="mn", epilogue=swiglu(520)), SQUARE),
     "bf16_64": (product(), Choice(tile=(64, 256, 64))),
     "bf16_64_residual_odd": (
         product(1000, 520, 136, epilogue=scaled_residual(520, "float32")),

@@ -22,7 +22,9 @@ from run_on_gpu import FLUSH_BYTES, epilogue, inputs, timed
 
 def fused(plan: dict[str, Any], mode: str, torch: Any) -> Callable[..., Any]:
     def product(a: Any, b: Any, *operands: Any) -> Any:
-        return epilogue(plan, (a @ b.t()).float(), list(operands), torch).to(a.dtype)
+        kinds = [each["kind"] for each in plan["operands"]]
+        given = [(a @ x.t()).float() if kind == "product" else x for kind, x in zip(kinds, operands, strict=True)]
+        return epilogue(plan, (a @ b.t()).float(), given, torch).to(a.dtype)
 
     return torch.compile(product, dynamic=False, mode=mode)
 

@@ -123,6 +123,9 @@ def inputs(plan: dict[str, Any], torch: Any) -> list[Any]:
     tensors = [matrix(m, k, plan["majors"][0], rows), matrix(n, k, plan["majors"][1], 1.0)]
     tensors.append(torch.empty(m, n, device="cuda", dtype=output))
     for each in plan["operands"]:
+        if each["kind"] == "product":
+            tensors.append(matrix(n, k, plan["majors"][1], 1.0))
+            continue
         shape = {"exact": (m, n), "row": (n,), "column": (m,)}[each["kind"]]
         scale = k**0.5 if each["kind"] == "exact" else 1.0
         values = torch.randn(*shape, device="cuda", generator=generator) * scale
@@ -131,7 +134,7 @@ def inputs(plan: dict[str, Any], torch: Any) -> list[Any]:
 
 
 def epilogue(plan: dict[str, Any], sums: Any, operands: list[Any], torch: Any) -> Any:
-    """The epilogue of `sums` in fp32."""
+    """The epilogue of `sums` in fp32; of a second product `operands` has the sums."""
     functional = torch.nn.functional
     operations: dict[str, Callable[..., Any]] = {
         "add": lambda x, y: x + y,
@@ -160,8 +163,11 @@ def compare(plan: dict[str, Any], tensors: list[Any], torch: Any) -> tuple[float
     for start in range(0, a.shape[0], 1024):
         rows = slice(start, start + 1024)
         kinds = [each["kind"] for each in plan["operands"]]
-        local = [x if kind == "row" else x[rows] for kind, x in zip(kinds, operands, strict=True)]
-        wanted = epilogue(plan, a[rows].float() @ b.float().t(), local, torch)
+        left = a[rows].float()
+        local = []
+        for kind, x in zip(kinds, operands, strict=True):
+            local.append(left @ x.float().t() if kind == "product" else x if kind == "row" else x[rows])
+        wanted = epilogue(plan, left @ b.float().t(), local, torch)
         got, finite = d[rows].float(), torch.isfinite(wanted.to(d.dtype).float())
         bad += int((torch.isfinite(got) != finite).sum())
         got, wanted = got.where(finite, 0), wanted.where(finite, 0)

@@ -93,7 +93,7 @@ def test_8_bit_sums_leave_the_matrix_unit_on_hopper_only() -> None:
     assert not gemms.blackwell("fp8_pair").promote
 
 
-WIDE, PAIR = gemms.WIDE, gemms.PAIR
+WIDE, SQUARE, PAIR = gemms.WIDE, gemms.SQUARE, gemms.PAIR
 ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
 
 
@@ -123,6 +123,17 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
         ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=2, cluster=(2, 1)), "share nothing else"),
         ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=2, pingpong=True), "without ping-pong"),
         ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), residual_stages=1), "1 stages of exact operands"),
+        ("sm_90", gemms.product(epilogue=gemms.swiglu(4096)), WIDE, "256 sums per thread"),
+        ("sm_90", gemms.product(epilogue=gemms.swiglu(4000)), SQUARE, "overlap"),
+        ("sm_90", gemms.product(epilogue=gemms.swiglu(4096, gemms.E4M3)), SQUARE, "the first product's B of bfloat16"),
+        ("sm_90", gemms.product(epilogue=gemms.swiglu(4096)), Choice(tile=(128, 64, 128)), "K tiles of 128 bytes"),
+        (
+            "sm_90",
+            gemms.product(b_major="mn", epilogue=gemms.swiglu(4096)),
+            Choice(tile=(128, 96, 64), epilogue_n=16),
+            "columns that are a multiple of 64",
+        ),
+        ("sm_90", gemms.product(epilogue=gemms.swiglu(4096)), Choice(tile=(64, 64, 64), splits=2), "splitting K"),
         ("sm_100", gemms.product(), Choice(tile=(128, 128, 64), splits=2), "K is split on wgmma"),
         ("sm_100", gemms.product(), Choice(tile=(128, 128, 64), pingpong=True), "ping-pong is for wgmma"),
         ("sm_90", gemms.product(), Choice(tile=(128, 288, 64), epilogue_n=16), "a tile of 288 columns"),

@@ -49,6 +49,21 @@ def epilogue_of(epilogue: Callable[..., Any], extra: torch.Tensor) -> Product:
 
 
 @helion.kernel(static_shapes=True)
+def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    _, n = gate.size()
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        left = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        right = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            left = torch.addmm(left, x[tile_m, tile_k], gate[tile_k, tile_n])
+            right = torch.addmm(right, x[tile_m, tile_k], up[tile_k, tile_n])
+        out[tile_m, tile_n] = (torch.nn.functional.silu(left) * right).to(x.dtype)
+    return out
+
+
+@helion.kernel(static_shapes=True)
 def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     m, k = x.size()
     _, n = y.size()
@@ -126,6 +141,9 @@ def test_a_transposed_operand_is_read_where_it_lies() -> None:
         (tensor(N).expand(M, N), lambda acc, v, m, n: acc * v[m, n], "row"),
         (tensor(M), lambda acc, v, m, n: acc * v[m][:, None], "column"),
         (tensor(M)[:, None].expand(M, N), lambda acc, v, m, n: acc * v[m, n], "column"),
+        (tensor(2 * N)[::2], lambda acc, v, m, n: acc * v[n], "row"),
+        (tensor(M, 3)[:, 1], lambda acc, v, m, n: acc * v[m][:, None], "column"),
+        (tensor(M, 3)[:, :1].expand(M, N), lambda acc, v, m, n: acc * v[m, n], "column"),
         (tensor(M, N), lambda acc, v, m, n: acc * v[m, n], "exact"),
         (tensor(M, 2 * N)[:, :N], lambda acc, v, m, n: acc * v[m, n], "exact"),
     ],
@@ -134,7 +152,7 @@ def test_operands_are_classed_by_strides(extra: torch.Tensor, epilogue: Callable
     problem = epilogue_of(epilogue, extra).problem
     (operand,) = problem.epilogue.operands
     assert (operand.kind, operand.dtype) == (kind, "bfloat16")
-    assert operand.pitch == (extra.stride(0) if kind == "exact" else 0)
+    assert operand.pitch == (extra.stride(0) if kind == "exact" else max(extra.stride()))
     assert problem.epilogue.instructions == (Instruction("mul", (0, 1)),)
 
 
@@ -142,7 +160,10 @@ def test_operands_are_classed_by_strides(extra: torch.Tensor, epilogue: Callable
     ("extra", "epilogue", "message"),
     [
         (tensor(2 * N), lambda acc, v, m, n: acc + v[n], "of which tiles cover"),
-        (tensor(2 * N)[::2], lambda acc, v, m, n: acc + v[n], "no matrix, row or column"),
+        (tensor(1).expand(N), lambda acc, v, m, n: acc + v[n], "no matrix, row or column"),
+        (tensor(1, 1).expand(M, N), lambda acc, v, m, n: acc + v[m, n], "no matrix, row or column"),
+        (tensor(N, M), lambda acc, v, m, n: acc + v[n, m].T, "view in an epilogue"),
+        (tensor(2, M, N), lambda acc, v, m, n: acc + v[1, m, n], "without offsets and masks"),
         (tensor(N, M).t(), lambda acc, v, m, n: acc + v[m, n], "no matrix, row or column"),
         (tensor(N), lambda acc, v, m, n: acc + hl.load(v, [n], extra_mask=n.index < 7), "without offsets and masks"),
         (tensor(N + 1), lambda acc, v, m, n: acc + v[n.index + 1], "without offsets and masks"),
@@ -186,6 +207,42 @@ def test_numbers_are_told_from_values() -> None:
     assert sorted(ops) == ["add", "mul", "relu", "tanh"]
     found = epilogue_of(lambda acc, v, m, n: (acc + v[n]) * 1.0, tensor(N))
     assert found.problem.epilogue.instructions[-1].arguments == (2, constant(1.0))
+
+
+def test_two_products_share_an_epilogue() -> None:
+    """The sums of the second are an operand of the epilogue, whose tensor is the second B."""
+    found = product(gated, tensor(M, K), tensor(K, N), tensor(K, N))
+    (operand,) = found.problem.epilogue.operands
+    assert (operand.kind, operand.dtype, operand.pitch) == ("product", "bfloat16", N)
+    assert (found.a, found.b, found.operands) == (0, 1, (2,))
+    ops = [instruction.op for instruction in found.problem.epilogue.instructions]
+    assert ops == ["sigmoid", "mul", "mul"]
+
+
+def test_two_products_of_different_majors_are_refused() -> None:
+    with pytest.raises(Refusal, match="in what is contiguous"):
+        product(gated, tensor(M, K), tensor(K, N), tensor(N, K).t())
+    (operand,) = product(gated, tensor(M, K), tensor(K, N), tensor(K, 2 * N)[:, N:]).problem.epilogue.operands
+    assert operand.pitch == 2 * N
+
+
+def test_two_products_of_different_operands_are_refused() -> None:
+    @helion.kernel(static_shapes=True)
+    def apart(x: torch.Tensor, other: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        m, k = x.size()
+        _, n = y.size()
+        out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+        for tile_m, tile_n in hl.tile([m, n]):
+            left = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            right = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                left = torch.addmm(left, x[tile_m, tile_k], y[tile_k, tile_n])
+                right = torch.addmm(right, other[tile_m, tile_k], y[tile_k, tile_n])
+            out[tile_m, tile_n] = left * right
+        return out
+
+    with pytest.raises(Refusal, match="share their first operand"):
+        product(apart, tensor(M, K), tensor(M, K), tensor(K, N))
 
 
 def test_an_output_that_shares_memory_is_refused() -> None:

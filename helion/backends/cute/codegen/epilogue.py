@@ -62,7 +62,7 @@ def _paired_fragment(plan: GemmPlan) -> Fragment:
 def sum_of(plan: GemmPlan) -> str:
     """Of all sums of a thread of wgmma, the place of value ``i`` of ``subtile``."""
     atom = plan.epilogue_n // 2
-    place = "i" if plan.row_atoms == 1 else f"i // {atom} * {plan.tile[1] // 2} + i % {atom}"
+    place = "i" if plan.row_atoms == 1 else f"i // {atom} * {plan.sum_columns // 2} + i % {atom}"
     return f"subtile * {atom} + {place}"
 
 
@@ -134,6 +134,8 @@ def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
     places = fragment(plan)
     if operand.kind == "exact":
         return f"{operand.label}_values[i].to(cutlass.Float32)"
+    if operand.kind == "product":
+        return f"{operand.label}_values[i]"
     if operand.kind == "row":
         return f"{operand.label}_columns[{places.column_of}]"
     return f"{operand.label}_rows[{places.row_of}]"

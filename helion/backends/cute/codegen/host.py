@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
-from .setups import dsl, mma_arguments
+from .setups import dsl, mma_arguments, second_b
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,10 @@ def _operands(plan: GemmPlan) -> list[str]:
     return [
         _operand_tensor("a", problem.m, problem.k, problem.a_pitch, problem.a_major == "k"),
         _operand_tensor("b", problem.n, problem.k, problem.b_pitch, problem.b_major == "k"),
+        *(
+            _operand_tensor(operand.label, problem.n, problem.k, operand.pitch, problem.b_major == "k")
+            for operand in problem.epilogue.of_kind("product")
+        ),
     ]
 
 
@@ -42,28 +46,59 @@ def _parameters(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple(parameters)
 
 
+def _matrix_parameters(plan: GemmPlan) -> tuple[tuple[str, str], ...]:
+    """Of A and B, and of a second B, which shares the slots of the first: ``layout_part`` has one of both."""
+    more = [("layout_part", "cute.ComposedLayout")] if second_b(plan) else []
+    for name in second_b(plan):
+        more += [(f"tma_{name}", "cute.CopyAtom"), (f"tensor_{name}", "cute.Tensor")]
+    return (*_parameters("a", "b"), *more)
+
+
+def _multicasts(plan: GemmPlan) -> tuple[tuple[str, str, int], ...]:
+    """(operand, the layout of what TMA fills, CTAs that share it)."""
+    part = "layout_part" if second_b(plan) else "layout_b"
+    shared = counts(plan).b_multicast
+    return (
+        ("a", "layout_a", counts(plan).a_multicast),
+        ("b", part, shared),
+        *((name, part, shared) for name in second_b(plan)),
+    )
+
+
+def _copy(multicast: int) -> str:
+    return "CopyBulkTensorTileG2SMulticastOp" if multicast > 1 else "CopyBulkTensorTileG2SOp"
+
+
 def _wgmma(plan: GemmPlan) -> HostObjects:
     m, n, k = plan.tile
-    operand = dsl(plan.problem.operand_dtype)
-    lines = [*_operands(plan), f"tiled_mma = hopper.make_trivial_tiled_mma({mma_arguments(plan, n)})"]
-    for name, extent, major, multicast in (
-        ("a", m, plan.problem.a_major, counts(plan).a_multicast),
-        ("b", n, plan.problem.b_major, counts(plan).b_multicast),
-    ):
-        order = "ROW_MAJOR" if major == "k" else "COL_MAJOR"
-        op = "CopyBulkTensorTileG2SMulticastOp" if multicast > 1 else "CopyBulkTensorTileG2SOp"
+    lines = [*_operands(plan), f"tiled_mma = hopper.make_trivial_tiled_mma({mma_arguments(plan, plan.sum_columns)})"]
+    lines += [
+        f"layout_a = {_wgmma_layout(plan, 'a', n, 1)}",
+        f"layout_b = {_wgmma_layout(plan, 'b', plan.sum_columns, 1)}",
+    ]
+    if plan.products > 1:
+        lines.append(f"layout_part = {_wgmma_layout(plan, 'b', n, plan.products)}")
+    for name, layout, multicast in _multicasts(plan):
         lines += [
-            f"layout_{name} = hopper.make_smem_layout_{name}("
-            f"LayoutEnum.{order}, ({m}, {n}, {k}), {operand}, {plan.ab_stages})",
             f"tma_{name}, tensor_{name} = cpasync.make_tiled_tma_atom(",
-            f"    cpasync.{op}(),",
+            f"    cpasync.{_copy(multicast)}(),",
             f"    matrix_{name},",
-            f"    cute.select(layout_{name}, mode=[0, 1]),",
-            f"    ({extent}, {k}),",
+            f"    cute.select({layout}, mode=[0, 1]),",
+            f"    ({m if name == 'a' else n}, {k}),",
             f"    {multicast},",
             ")",
         ]
-    return HostObjects(lines=tuple(lines), parameters=_parameters("a", "b"))
+    return HostObjects(lines=tuple(lines), parameters=_matrix_parameters(plan))
+
+
+def _wgmma_layout(plan: GemmPlan, name: str, columns: int, parts: int) -> str:
+    """Of a ring whose slots have so many parts."""
+    order = "ROW_MAJOR" if (plan.problem.a_major if name == "a" else plan.problem.b_major) == "k" else "COL_MAJOR"
+    tile = f"({plan.tile[0]}, {columns}, {plan.tile[2]})"
+    return (
+        f"hopper.make_smem_layout_{name}("
+        f"LayoutEnum.{order}, {tile}, {dsl(plan.problem.operand_dtype)}, {plan.ab_stages * parts})"
+    )
 
 
 def _umma(plan: GemmPlan) -> HostObjects:
@@ -72,23 +107,31 @@ def _umma(plan: GemmPlan) -> HostObjects:
     group = "TWO" if plan.ctas_per_mma == 2 else "ONE"
     lines = [
         *_operands(plan),
-        f"tiled_mma = blackwell.make_trivial_tiled_mma({mma_arguments(plan, n)})",
+        f"tiled_mma = blackwell.make_trivial_tiled_mma({mma_arguments(plan, plan.sum_columns)})",
         f"cluster_shape = ({plan.ctas_per_mma}, {plan.cluster_tiles[0]}, {plan.cluster_tiles[1]}, 1)",
+        f"layout_a = blackwell.make_smem_layout_a(tiled_mma, ({m}, {n}, {k}), {operand}, {plan.ab_stages})",
+        f"layout_b = blackwell.make_smem_layout_b(tiled_mma, ({m}, {plan.sum_columns}, {k}), {operand}, {plan.ab_stages})",
     ]
-    for name, multicast in (("a", counts(plan).a_multicast), ("b", counts(plan).b_multicast)):
-        op = "CopyBulkTensorTileG2SMulticastOp" if multicast > 1 else "CopyBulkTensorTileG2SOp"
+    mma_b = "tiled_mma"
+    if plan.products > 1:
+        mma_b = "part_mma"
         lines += [
-            f"layout_{name} = blackwell.make_smem_layout_{name}(tiled_mma, ({m}, {n}, {k}), {operand}, {plan.ab_stages})",
-            f"tma_{name}, tensor_{name} = cute.nvgpu.make_tiled_tma_atom_{name.upper()}(",
-            f"    cpasync.{op}(tcgen05.CtaGroup.{group}),",
+            f"part_mma = blackwell.make_trivial_tiled_mma({mma_arguments(plan, n)})",
+            f"layout_part = blackwell.make_smem_layout_b("
+            f"part_mma, ({m}, {n}, {k}), {operand}, {plan.ab_stages * plan.products})",
+        ]
+    for name, layout, multicast in _multicasts(plan):
+        lines += [
+            f"tma_{name}, tensor_{name} = cute.nvgpu.make_tiled_tma_atom_{'A' if name == 'a' else 'B'}(",
+            f"    cpasync.{_copy(multicast)}(tcgen05.CtaGroup.{group}),",
             f"    matrix_{name},",
-            f"    cute.slice_(layout_{name}, (None, None, None, 0)),",
+            f"    cute.slice_({layout}, (None, None, None, 0)),",
             f"    ({m}, {n}, {k}),",
-            "    tiled_mma,",
+            f"    {'tiled_mma' if name == 'a' else mma_b},",
             "    cluster_shape,",
             ")",
         ]
-    return HostObjects(lines=tuple(lines), parameters=_parameters("a", "b"))
+    return HostObjects(lines=tuple(lines), parameters=_matrix_parameters(plan))
 
 
 def _row_tiles(plan: GemmPlan, name: str, dtype: str, pitch: int, stages: int, op: str) -> list[str]:

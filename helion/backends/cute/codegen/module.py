@@ -66,7 +66,7 @@ def render(program: KernelProgram) -> str:
 
 
 def _vectors(plan: GemmPlan) -> list[str]:
-    return [operand.label for operand in plan.problem.epilogue.operands if operand.kind != "exact"]
+    return [operand.label for operand in plan.problem.epilogue.operands if operand.kind in ("row", "column")]
 
 
 def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
@@ -217,9 +217,12 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
         for made in objects:
             out.lines(made.lines)
         for operand in plan.problem.epilogue.operands:
-            if operand.kind != "exact":
+            if operand.kind in ("row", "column"):
                 extent = plan.problem.n if operand.kind == "row" else plan.problem.m
-                out.line(f"vector_{operand.label} = cute.make_tensor({operand.label}, cute.make_layout({extent}))")
+                step = f", stride={operand.pitch}" if operand.pitch != 1 else ""
+                out.line(
+                    f"vector_{operand.label} = cute.make_tensor({operand.label}, cute.make_layout({extent}{step}))"
+                )
         arguments = [name for made in objects for name, _ in made.parameters]
         arguments += [f"vector_{name}" for name in _vectors(plan)]
         out.line("kernel(")

@@ -43,24 +43,39 @@ def major(name: str) -> str:
     return f"OperandMajorMode.{name.upper()}"
 
 
+def second_b(plan: GemmPlan) -> list[str]:
+    """The label of a second B."""
+    return [operand.label for operand in plan.problem.epilogue.of_kind("product")]
+
+
 def _tiles(plan: GemmPlan) -> list[str]:
     m, n, k = plan.tile
     return [
         f"tiles_a = cute.local_tile(tensor_a, ({m}, {k}), (None, None))",
-        f"tiles_b = cute.local_tile(tensor_b, ({n}, {k}), (None, None))",
+        *(
+            f"tiles_{name} = cute.local_tile(tensor_{name}, ({n}, {k}), (None, None))"
+            for name in ("b", *second_b(plan))
+        ),
     ]
 
 
-def _partitions(plan: GemmPlan, modes: int, a: str, b: str) -> list[str]:
-    """TMA views: which part of a tile this CTA loads, and where it lands."""
+def _partitions(plan: GemmPlan, modes: int, part: str) -> list[str]:
+    """TMA views: which part of a tile this CTA loads, and where it lands; ``part`` is the call that sees tiles as the matrix
+    unit does, if any."""
     lines = []
-    for name, tiles, axis, keep in (("a", a, 2, "(0, 0, None, 0)"), ("b", b, 1, "(0, None, 0, 0)")):
+    shared_b = "shared_b"
+    if plan.products > 1:
+        shared_b = "shared_part"
+        lines.append("shared_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")
+    for name in ("a", "b", *second_b(plan)):
+        is_a = name == "a"
+        tiles = part.format(side="A" if is_a else "B", tiles=f"tiles_{name}")
         lines += [
             f"to_{name}, from_{name} = cpasync.tma_partition(",
             f"    tma_{name},",
-            f"    place[{axis}],",
-            f"    cute.make_layout(cute.slice_(cluster_layout, {keep}).shape),",
-            f"    cute.group_modes(shared_{name}, 0, {modes}),",
+            f"    place[{2 if is_a else 1}],",
+            f"    cute.make_layout(cute.slice_(cluster_layout, {'(0, 0, None, 0)' if is_a else '(0, None, 0, 0)'}).shape),",
+            f"    cute.group_modes({'shared_a' if is_a else shared_b}, 0, {modes}),",
             f"    cute.group_modes({tiles}, 0, {modes}),",
             ")",
         ]
@@ -72,15 +87,17 @@ def _partitions(plan: GemmPlan, modes: int, a: str, b: str) -> list[str]:
 
 
 def _wgmma_loads(plan: GemmPlan, role: Role) -> list[str]:
-    return [*_tiles(plan), *_partitions(plan, 2, "tiles_a", "tiles_b")]
+    return [*_tiles(plan), *_partitions(plan, 2, "{tiles}")]
 
 
 def _umma_loads(plan: GemmPlan, role: Role) -> list[str]:
-    return [
-        "half = tiled_mma.get_slice(place[0])",
-        *_tiles(plan),
-        *_partitions(plan, 3, "half.partition_A(tiles_a)", "half.partition_B(tiles_b)"),
-    ]
+    lines = ["half_A = tiled_mma.get_slice(place[0])"]
+    if plan.products > 1:
+        lines.append(f"part_mma = blackwell.make_trivial_tiled_mma({mma_arguments(plan, plan.tile[1])})")
+        lines.append("half_B = part_mma.get_slice(place[0])")
+    else:
+        lines.append("half_B = half_A")
+    return [*lines, *_tiles(plan), *_partitions(plan, 3, "half_{side}.partition_{side}({tiles})")]
 
 
 def _store_views(plan: GemmPlan) -> list[str]:
@@ -119,12 +136,15 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         "group_slice = tiled_mma.get_slice(group_layout(store_warp // 4))",
         "fragment_a = tiled_mma.make_fragment_A(group_slice.partition_A(shared_a))",
         "fragment_b = tiled_mma.make_fragment_B(group_slice.partition_B(shared_b))",
-        f"sums_shape = tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.tile[1]}))",
+        f"sums_shape = tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.sum_columns}))",
         "sums = cute.make_rmem_tensor(sums_shape, cutlass.Float32)",
         *(["total = cute.make_rmem_tensor(sums_shape, cutlass.Float32)"] if plan.promote else []),
         f"subtile_mma = hopper.make_trivial_tiled_mma({mma_arguments(plan, plan.epilogue_n)})",
         f"subtile_shape = subtile_mma.partition_shape_C(({plan.cta_tile[0]}, {plan.epilogue_n}))",
-        "values = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)",
+        *(
+            f"{name} = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)"
+            for name in ("values", *(f"{label}_values" for label in second_b(plan)))
+        ),
         f"rounded = cute.make_rmem_tensor(subtile_shape, {dsl(output)})",
         f"stage_copy = cute.make_tiled_copy_C(cute.make_copy_atom({atom}), subtile_mma)",
         *_store_views(plan),
@@ -133,7 +153,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
 
 
 def _all_sums(plan: GemmPlan) -> list[str]:
-    shape = f"tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.tile[1]}))"
+    shape = f"tiled_mma.partition_shape_C(({plan.tile[0]}, {plan.sum_columns}))"
     return [
         f"sums_layout = tiled_mma.make_fragment_C(cute.append({shape}, {plan.accumulator_stages})).layout",
         "all_sums = cute.make_tensor(sums_pointer, sums_layout)",
@@ -167,7 +187,10 @@ def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
         "thread_sums = sums_copy.get_slice(store_thread)",
         "sums_part = thread_sums.partition_S(sums_tiles)",
         f"subtile_shape = thread_sums.partition_D(cute.make_identity_tensor(({rows}, {columns}))).shape",
-        "values = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)",
+        *(
+            f"{name} = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)"
+            for name in ("values", *(f"{label}_values" for label in second_b(plan)))
+        ),
         f"rounded = cute.make_rmem_tensor(subtile_shape, {output})",
         "stage_copy = cute.make_tiled_copy_D(",
         f"    blackwell.get_smem_store_op(LayoutEnum.ROW_MAJOR, {output}, cutlass.Float32, sums_copy), sums_copy",

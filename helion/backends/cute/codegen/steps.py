@@ -10,7 +10,7 @@ from ..plan.records import GemmPlan
 from ..roles import grammar as g
 from . import exchange
 from .epilogue import evaluate, fragment, sum_of
-from .setups import SETUPS, dsl, rows_of, stage_of
+from .setups import SETUPS, dsl, rows_of, second_b, stage_of
 from .writer import Writer
 
 
@@ -166,14 +166,20 @@ def _(step: g.Advance, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.TmaLoad, out: Writer, names: Names) -> None:
-    source = {"a": "[None, tile_m, k_tile]", "b": "[None, tile_n, k_tile]"}.get(
-        step.operand, f"[None, {rows_of(names.plan)}, tile_n * {names.plan.subtiles} + subtile]"
-    )
-    multicast = {"a": counts(names.plan).a_multicast, "b": counts(names.plan).b_multicast}.get(step.operand, 1)
-    mask = f", mcast_mask=mask_{step.operand}" if multicast > 1 else ""
+    plan, slot, mask = names.plan, f"{step.cursor}.index", ""
+    if step.operand == "a":
+        source = "[None, tile_m, k_tile]"
+        mask = ", mcast_mask=mask_a" if counts(plan).a_multicast > 1 else ""
+    elif step.operand in ("b", *second_b(plan)):
+        source = "[None, tile_n, k_tile]"
+        mask = ", mcast_mask=mask_b" if counts(plan).b_multicast > 1 else ""
+        part = ("b", *second_b(plan)).index(step.operand)
+        slot = slot if plan.products == 1 else f"{slot} * {plan.products} + {part}"
+    else:
+        source = f"[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile]"
     barrier = f"{names.pipeline(step.cursor)}.producer_get_barrier({step.cursor})"
     out.line(
-        f"cute.copy(tma_{step.operand}, from_{step.operand}{source}, to_{step.operand}[None, {step.cursor}.index],"
+        f"cute.copy(tma_{step.operand}, from_{step.operand}{source}, to_{step.operand}[None, {slot}],"
         f" tma_bar_ptr={barrier}{mask})"
     )
 
@@ -224,12 +230,21 @@ def _(step: g.SelectSums, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.ReadSums, out: Writer, names: Names) -> None:
     if step.cursor is not None:
-        out.line(f"cute.copy(sums_copy, sums_part[None, None, None, 0, subtile, {step.cursor}.index], values)")
+        for number, name in enumerate(_sums(names.plan)):
+            place = f"subtile + {number * names.plan.subtiles}" if number else "subtile"
+            out.line(f"cute.copy(sums_copy, sums_part[None, None, None, 0, {place}, {step.cursor}.index], {name})")
         out.line("cute.arch.fence_view_async_tmem_load()")
         return
     source = "total" if names.plan.promote else "sums"
     with out.block(f"for i in cutlass.range_constexpr({fragment(names.plan).values}):"):
-        out.line(f"values[i] = {source}[{sum_of(names.plan)}]")
+        for number, name in enumerate(_sums(names.plan)):
+            first = f"{number * names.plan.tile[1] // 2} + " if number else ""
+            out.line(f"{name}[i] = {source}[{first}{sum_of(names.plan)}]")
+
+
+def _sums(plan: GemmPlan) -> list[str]:
+    """The registers of the sums of each product."""
+    return ["values", *(f"{label}_values" for label in second_b(plan))]
 
 
 @_print.register

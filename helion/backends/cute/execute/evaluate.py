@@ -46,11 +46,14 @@ def evaluate(kernel: GemmKernel, tensors: Sequence[torch.Tensor]) -> None:
     """Run ``kernel`` on what a launch takes: A, B, D and the operands of the epilogue."""
     problem: GemmProblem = eval(kernel.problem, dict(_RECORDS))
     a, b, d, *operands = tensors
-    sums = _matrix(a, problem.m, problem.k, problem.a_major, problem.a_pitch).float()
-    sums = sums @ _matrix(b, problem.n, problem.k, problem.b_major, problem.b_pitch).float().t()
+    left = _matrix(a, problem.m, problem.k, problem.a_major, problem.a_pitch).float()
+    sums = left @ _matrix(b, problem.n, problem.k, problem.b_major, problem.b_pitch).float().t()
     values = [sums]
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
-        values.append(_operand(described, tensor, problem).float())
+        if described.kind == "product":
+            values.append(left @ _matrix(tensor, problem.n, problem.k, problem.b_major, described.pitch).float().t())
+        else:
+            values.append(_operand(described, tensor, problem).float())
     for instruction in problem.epilogue.instructions:
         given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
         values.append(OPERATIONS[instruction.op](*given))
@@ -68,5 +71,5 @@ def _operand(described: EpilogueOperand, tensor: torch.Tensor, problem: GemmProb
     if described.kind == "exact":
         return torch.as_strided(tensor, (problem.m, problem.n), (described.pitch, 1))
     if described.kind == "row":
-        return torch.as_strided(tensor, (problem.n,), (1,))
-    return torch.as_strided(tensor, (problem.m, 1), (1, 1))
+        return torch.as_strided(tensor, (problem.n,), (described.pitch,))
+    return torch.as_strided(tensor, (problem.m, 1), (described.pitch, 1))

@@ -87,13 +87,16 @@ def product_of(program: Program) -> Product:
         n=axes[1].block,
         k=axes[2].block,
     )
-    dot = _dot(frame, loop)
+    dots = [_dot(frame, loop, at) for at in range(len(loop.results))]
     store = _store(frame, root.body)
     frame = _oriented(frame, store)
-    a, b = (
-        _operand(frame, dot.operands[at], place) for at, place in ((0, (frame.m, frame.k)), (1, (frame.k, frame.n)))
-    )
+    a, *others = (_operand(frame, dot.operands[0], (frame.m, frame.k)) for dot in dots)
+    if any(other != a for other in others):
+        raise Refusal("products that share an epilogue share their first operand as well")
+    b, *second = (_operand(frame, dot.operands[1], (frame.k, frame.n)) for dot in dots)
     epilogue = _Chain(frame, loop.results[0])
+    for (tensor, blocks), sums in zip(second, loop.results[1:], strict=True):
+        epilogue.add_product(sums, tensor, _second_pitch(frame, b, (tensor, blocks)))
     result = epilogue.read(_unrounded(frame, store))
     epilogue.finish(result)
     return _product(frame, a, b, store, epilogue)
@@ -104,8 +107,10 @@ def product_of(program: Program) -> Product:
 
 def _axes(loop: Op) -> Sequence[LoopAxis]:
     attrs = loop.attrs
-    if not isinstance(attrs, ForAttrs) or len(attrs.axes) != 1 or attrs.carried != 1 or len(loop.results) != 1:
-        raise Refusal("a loop over K that carries one sum is implemented")
+    if not isinstance(attrs, ForAttrs) or len(attrs.axes) != 1 or attrs.carried not in (1, 2):
+        raise Refusal("a loop over K that carries one sum, or two, is implemented")
+    if len(loop.results) != attrs.carried:
+        raise Refusal("a loop over K that gives its sums and nothing else is implemented")
     return attrs.axes
 
 
@@ -117,22 +122,24 @@ def _check_axis(axis: LoopAxis, program: Program) -> None:
         raise Refusal(f"dimension {block.name or block.id} is no plain tile loop from 0 to an extent that is known")
 
 
-def _dot(frame: _Frame, loop: Op) -> Op:
-    """The one dot of `loop`, which adds to what the loop carries from zero on."""
+def _dot(frame: _Frame, loop: Op, at: int) -> Op:
+    """The dot of `loop` that adds to its carried value number `at`, from zero on."""
     body = loop.regions[0]
     dots = [op for op in body.ops if op.kind == "dot"]
     others = [op.kind for op in body.ops if op.kind not in ("dot", "load", "view")]
-    if len(dots) != 1 or others:
-        raise Refusal(f"a loop over K with one dot of two loads is implemented, not with {', '.join(others) or 'more'}")
-    dot = dots[0]
+    if len(dots) != len(loop.results) or others:
+        raise Refusal(
+            f"a loop over K with one dot of two loads per sum is implemented, not with {', '.join(others) or 'more'}"
+        )
+    dot = next((dot for dot in dots if dot.results[0] is body.results[at]), dots[at])
     attrs = dot.attrs
     assert isinstance(attrs, DotAttrs)
-    adds = len(dot.operands) == 3 and dot.operands[2] is body.params[0] and body.results[0] is dot.results[0]
+    adds = len(dot.operands) == 3 and dot.operands[2] is body.params[at] and body.results[at] is dot.results[0]
     if attrs.scaled is not None or attrs.single or not adds:
         raise Refusal("a dot that adds to what the loop carries is implemented")
     if dot.results[0].dtype != torch.float32:
         raise Refusal(f"sums in float32 are implemented, not in {dtype_name(dot.results[0].dtype)}")
-    start = frame.maker(loop.operands[0])
+    start = frame.maker(loop.operands[at])
     zero = start is not None and start.kind == "full" and isinstance(start.operands[0], (int, float))
     if start is None or not zero or start.operands[0] != 0:
         raise Refusal("sums that start from zero are implemented")
@@ -228,6 +235,13 @@ class _Chain:
         self.steps: list[tuple[str, tuple[object, ...]]] = []
         self.instructions: tuple[Instruction, ...] = ()
 
+    def add_product(self, sums: Value, tensor: HostTensor, pitch: int) -> None:
+        """The sums of a second product are read like an operand."""
+        name = _name_of(tensor)
+        operand = EpilogueOperand(name=name, kind="product", dtype=dtype_name(tensor.dtype), pitch=pitch)
+        self.known[sums.number] = name
+        self.loads[name] = (operand, tensor.id)
+
     def read(self, value: Operand) -> object:
         """A number, the name of an operand, or the position of an instruction."""
         if not isinstance(value, Value):
@@ -259,9 +273,10 @@ class _Chain:
             raise Refusal("values of an epilogue have the dimensions of the output's tile, or some of them")
 
     def _load(self, op: Op) -> str:
-        tensor, kind = self.frame.tensor(op), _kind(self.frame, op)
-        name = f"{tensor.name}_{tensor.id}" if tensor.name.isidentifier() else f"operand_{tensor.id}"
-        pitch = _integer(tensor.strides[0], "a stride") if kind == "exact" else 0
+        tensor, (kind, pitch) = self.frame.tensor(op), _kind(self.frame, op)
+        name = _name_of(tensor)
+        if name in self.loads and self.loads[name][0].kind == "product":
+            raise Refusal(f"{tensor.name} is multiplied, and read by the epilogue as well")
         operand = EpilogueOperand(name=name, kind=kind, dtype=dtype_name(tensor.dtype), pitch=pitch)
         self.loads[name] = (operand, tensor.id)
         return name
@@ -326,6 +341,10 @@ class _Chain:
         return Epilogue(operands=operands, instructions=self.instructions)
 
 
+def _name_of(tensor: HostTensor) -> str:
+    return f"{tensor.name}_{tensor.id}" if tensor.name.isidentifier() else f"operand_{tensor.id}"
+
+
 def _block(dim: Dim) -> int | None:
     if dim.is_one:
         return None
@@ -348,21 +367,22 @@ def _constant(value: object) -> Constant:
     return constant(value)
 
 
-def _kind(frame: _Frame, op: Op) -> OperandKind:
-    """A stride of 0 is looked for before an exact operand: an expanded vector is read as the vector that it is."""
+def _kind(frame: _Frame, op: Op) -> tuple[OperandKind, int]:
+    """The kind of an operand and its pitch. A stride of 0 is looked for before an exact operand: an expanded vector is read as the vector that it is."""
     blocks = _blocks(op)
     tensor = _shape(frame, op, blocks)
-    if blocks == (frame.n,) and tensor.strides == (1,):
-        return "row"
-    if blocks == (frame.m,) and tensor.strides == (1,):
-        return "column"
+    step = max((_integer(stride, "a stride") for stride in tensor.strides), default=0)
+    if blocks == (frame.n,) and step:
+        return "row", step
+    if blocks == (frame.m,) and step:
+        return "column", step
     if blocks == (frame.m, frame.n):
-        if tensor.strides == (0, 1):
-            return "row"
-        if tensor.strides == (1, 0):
-            return "column"
-        if tensor.strides[1] == 1 and tensor.strides[0] != 0:
-            return "exact"
+        if tensor.strides[0] == 0 and step:
+            return "row", step
+        if tensor.strides[1] == 0 and step:
+            return "column", step
+        if tensor.strides[1] == 1:
+            return "exact", _integer(tensor.strides[0], "a stride")
     raise Refusal(f"{tensor.name} with strides {tuple(tensor.strides)} is no matrix, row or column of the epilogue")
 
 
@@ -401,6 +421,17 @@ def _product(
         epilogue=chain.epilogue,
     )
     return Product(problem=problem, a=a[0].id, b=b[0].id, d=d.id, operands=operands, blocks=(frame.m, frame.n, frame.k))
+
+
+def _second_pitch(
+    frame: _Frame, first: tuple[HostTensor, tuple[int, ...]], second: tuple[HostTensor, tuple[int, ...]]
+) -> int:
+    """Of the second product's B, which lies like the first one's."""
+    (tensor, _), (other, _) = first, second
+    major, pitch = _major(frame, *second)
+    if tensor.dtype != other.dtype or major != _major(frame, *first)[0]:
+        raise Refusal(f"{tensor.name} and {other.name} differ in type or in what is contiguous")
+    return pitch
 
 
 def _major(frame: _Frame, tensor: HostTensor, blocks: tuple[int, ...]) -> tuple[Major, int]:

@@ -7,6 +7,7 @@ import dataclasses
 from ....hardware import Target
 from .counts import counts
 from .dtypes import EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
+from .epilogue import EpilogueOperand
 from .records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
 from .shared import shared_bytes
@@ -83,12 +84,25 @@ def check_problem(problem: GemmProblem) -> None:
     _check_pitch("D", problem.output_dtype, problem.d_pitch, problem.n)
     problem.epilogue.check()
     for operand in problem.epilogue.operands:
+        if operand.kind == "product":
+            _check_second(problem, operand)
+            continue
         if operand.dtype not in EPILOGUE_DTYPES:
             raise Refusal(
                 f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(EPILOGUE_DTYPES)} are implemented"
             )
         if operand.kind == "exact":
             _check_pitch(operand.name, operand.dtype, operand.pitch, problem.n)
+        elif operand.pitch < 1:
+            raise Refusal(
+                f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented"
+            )
+
+
+def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:
+    if operand.dtype != problem.operand_dtype:
+        raise Refusal(f"{operand.name} is of {operand.dtype}, the first product's B of {problem.operand_dtype}")
+    _check_pitch(operand.name, operand.dtype, operand.pitch, _line(problem.b_major, problem.n, problem.k))
 
 
 def _line(major: Major, other: int, k: int) -> int:
@@ -140,6 +154,20 @@ def _check_tile(plan: GemmPlan) -> None:
         raise Refusal(f"{plan.residual_stages} stages of exact operands; 2 to {MAX_RESIDUAL_STAGES} are implemented")
     _check_splits(plan)
     _check_slices(plan)
+    if plan.products > 1:
+        _check_two_products(plan)
+
+
+def _check_two_products(plan: GemmPlan) -> None:
+    """Their operands lie one behind the other in a slot, as the columns of one instruction."""
+    n, width = plan.tile[1], plan.tile[2] * plan.operand_bytes
+    if plan.ctas_per_mma > 1 or plan.splits > 1:
+        raise Refusal(
+            "two products that share an epilogue are implemented without pairs of CTAs and without splitting K"
+        )
+    atom = 8 if plan.problem.b_major == "k" else SWIZZLE_BYTES // plan.operand_bytes
+    if width != SWIZZLE_BYTES or n % atom:
+        raise Refusal(f"two products need K tiles of {SWIZZLE_BYTES} bytes and columns that are a multiple of {atom}")
 
 
 def _check_splits(plan: GemmPlan) -> None:
@@ -169,7 +197,7 @@ def _check_slices(plan: GemmPlan) -> None:
 
 
 def _check_wgmma(plan: GemmPlan) -> None:
-    m, n, _ = plan.tile
+    m, n = plan.tile[0], plan.sum_columns
     if plan.ctas_per_mma != 1:
         raise Refusal("wgmma runs within one CTA; pairs need tcgen05")
     rows = (WGMMA_ROWS, 2 * WGMMA_ROWS) if plan.teams > 1 else (WGMMA_ROWS, 2 * WGMMA_ROWS, 4 * WGMMA_ROWS)
@@ -185,7 +213,7 @@ def _check_wgmma(plan: GemmPlan) -> None:
 
 
 def _check_tcgen05(plan: GemmPlan) -> None:
-    m, n, _ = plan.tile
+    m, n = plan.tile[0], plan.sum_columns
     if plan.cta_tile[0] != 128 and m != 64:
         raise Refusal(
             f"a tile of {m} rows for {plan.ctas_per_mma} CTAs; 64, and 128 per CTA, are implemented on tcgen05"
@@ -209,7 +237,7 @@ def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
         if not 1 <= choice.accumulator_stages <= 4:
             raise Refusal(f"{choice.accumulator_stages} accumulator stages; 1 to 4 are implemented")
         return choice.accumulator_stages
-    return 2 if 2 * plan.tile[1] <= plan.tensor_memory_limit_columns else 1
+    return 2 if 2 * plan.sum_columns <= plan.tensor_memory_limit_columns else 1
 
 
 def _most_stages(plan: GemmPlan) -> int:

@@ -29,6 +29,7 @@ class Counts:
     a_stage_bytes: int
     """One slot of A in the shared memory of one CTA."""
     b_stage_bytes: int
+    """Of both products, where there are two."""
     d_stage_bytes: int
     ab: PipelineCounts
     accumulator: PipelineCounts | None
@@ -54,7 +55,7 @@ def counts(plan: GemmPlan) -> Counts:
     """The counts of `plan`."""
     rows, columns = plan.cta_tile
     a_bytes = rows * plan.tile[2] * plan.operand_bytes
-    b_bytes = columns // plan.ctas_per_mma * plan.tile[2] * plan.operand_bytes
+    b_bytes = columns * plan.products // plan.ctas_per_mma * plan.tile[2] * plan.operand_bytes
     a_multicast, b_multicast = plan.cluster[1], plan.cluster_tiles[0]
     sharers = a_multicast + b_multicast - 1
     tcgen05 = plan.unit == "tcgen05"
@@ -98,7 +99,7 @@ def counts(plan: GemmPlan) -> Counts:
         b_multicast=b_multicast,
         consumer_threads=plan.consumer_warps * WARP_THREADS,
         tensor_memory_threads=(plan.consumer_warps + 1) * WARP_THREADS if tcgen05 else 0,
-        tensor_memory_columns=_columns(plan.accumulator_stages * plan.tile[1]) if tcgen05 else 0,
+        tensor_memory_columns=_columns(plan.accumulator_stages * plan.sum_columns) if tcgen05 else 0,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from .refusal import Refusal
 
-OperandKind = Literal["exact", "row", "column"]
+OperandKind = Literal["exact", "row", "column", "product"]
 
 ARITY: Mapping[str, int] = {
     "add": 2,
@@ -42,13 +42,15 @@ ARITY: Mapping[str, int] = {
 class EpilogueOperand:
     """A tensor read beside the accumulator: ``exact`` (M, N), ``row`` (N,) or ``column`` (M,).
 
-    ``pitch`` counts elements from one row to the next of an exact operand; vectors are contiguous.
+    ``pitch`` counts elements from one row to the next of an exact operand, and from one element to the next of a vector.
+    ``product`` is a
+    second B, of the type, shape and major of the first: the value is A @ B of it, its ``pitch`` that of its lines.
     """
 
     name: str
     kind: OperandKind
     dtype: str
-    pitch: int = 0
+    pitch: int = 1
 
     @property
     def label(self) -> str:
@@ -94,6 +96,8 @@ class Epilogue:
         for name in names:
             if not name.isidentifier() or names.count(name) != 1:
                 raise Refusal(f"epilogue operands need distinct identifiers as names, not {names}")
+        if len(self.of_kind("product")) > 1:
+            raise Refusal("two products that share an epilogue are implemented, not more")
         known = 1 + len(self.operands)
         for number, instruction in enumerate(self.instructions):
             if ARITY.get(instruction.op) != len(instruction.arguments):

@@ -152,6 +152,16 @@ class GemmPlan:
         return self.tile[2] // DTYPES[self.problem.operand_dtype].mma_k
 
     @property
+    def products(self) -> int:
+        """Matrix products of the same A, whose sums the epilogue reads."""
+        return 1 + len(self.problem.epilogue.of_kind("product"))
+
+    @property
+    def sum_columns(self) -> int:
+        """Columns of a matrix instruction: a tile of the first product, then one of the second."""
+        return self.products * self.tile[1]
+
+    @property
     def k_tiles(self) -> int:
         return -(-self.problem.k // self.tile[2])
 

@@ -85,7 +85,7 @@ def _operands(facts: KernelFacts, fact: MatmulFact, axes: tuple[int, int]) -> It
         if op.kind == "load" and op.slot not in (fact.lhs_slot, fact.rhs_slot) and key not in seen:
             seen.add(key)
             kind = _kind(op, axes)
-            pitch = _even(facts.axes[axes[1]].extent or 0) if kind == "exact" else 0
+            pitch = _even(facts.axes[axes[1]].extent or 0) if kind == "exact" else 1
             yield EpilogueOperand(name=f"operand_{op.slot}", kind=kind, dtype=dtype_name(op.dtype), pitch=pitch)
 
 

@@ -67,7 +67,7 @@ def program(plan: GemmPlan) -> KernelProgram:
         roles=(
             Role(name="store", first_warp=0, warps=STORING_WARPS, program=_store(plan)),
             Role(name="multiply", first_warp=ISSUING_WARP, warps=1, program=_multiply()),
-            load_role(LOADING_WARP, "umma_loads"),
+            load_role(plan, LOADING_WARP, "umma_loads"),
         ),
         host=("umma", "output"),
     )

@@ -24,9 +24,10 @@ from .grammar import (
 )
 
 
-def load_role(warp: int, views: str) -> Role:
+def load_role(plan: GemmPlan, warp: int, views: str) -> Role:
     """One warp that fills the ring of A and B: the acquire alone decides how far it runs ahead, so a K shorter than the
     ring and an odd K tail need no case of their own."""
+    second = tuple(TmaLoad(operand.label, "ab_fill") for operand in plan.problem.epilogue.of_kind("product"))
     return Role(
         name="load",
         first_warp=warp,
@@ -41,6 +42,7 @@ def load_role(warp: int, views: str) -> Role:
                             Acquire("ab_fill"),
                             TmaLoad("a", "ab_fill"),
                             TmaLoad("b", "ab_fill"),
+                            *second,
                             Commit("ab_fill"),
                             Advance("ab_fill"),
                         )

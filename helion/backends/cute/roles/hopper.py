@@ -109,7 +109,7 @@ def program(plan: GemmPlan) -> KernelProgram:
         spare_warp=1,
         pipelines=(Pipeline(name="ab", kind="tma_wgmma", counts=counts(plan).ab, barriers="ab_barriers"),),
         barriers=(NamedBarrier(name="epilogue", number=1, threads=counts(plan).consumer_threads),),
-        roles=(load_role(0, "wgmma_loads"), store),
+        roles=(load_role(plan, 0, "wgmma_loads"), store),
         host=("wgmma", "output"),
         registers=(
             RegisterLimit(first_warp=0, warps=LOADING_WARPS, registers=LOADING_REGISTERS),

@@ -305,10 +305,11 @@ class Cluster:
         found = self._parts.get(rank)
         if found is None:
             found = self._parts[rank] = set()
+            of_b = ("b", *(operand.label for operand in self.plan.problem.epilogue.of_kind("product")))
             for cta in self.ctas:
                 a, b = multicast_masks(self.plan, cta.rank)
                 found |= {("a", cta.rank)} if a >> rank & 1 else set()
-                found |= {("b", cta.rank)} if b >> rank & 1 else set()
+                found |= {(name, cta.rank) for name in of_b} if b >> rank & 1 else set()
         return found
 
     def expect(self, cta: Cta, slot: Slot, tag: Tag) -> None:

@@ -160,10 +160,8 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> Running:
     else:
         numbers, tag = counts(cluster.plan), (warp.tile, warp.k_tile)
         masks = multicast_masks(cluster.plan, own)
-        mask, sharers, size = {
-            "a": (masks[0], numbers.a_multicast, numbers.a_stage_bytes),
-            "b": (masks[1], numbers.b_multicast, numbers.b_stage_bytes),
-        }[step.operand]
+        of_b = masks[1], numbers.b_multicast, numbers.b_stage_bytes // cluster.plan.products
+        mask, sharers, size = (masks[0], numbers.a_multicast, numbers.a_stage_bytes) if step.operand == "a" else of_b
     for cta in cluster.ctas:
         if mask >> cta.rank & 1:
             slot = cta.rings[name].slots[index]

@@ -17,6 +17,8 @@ TMA_BOX_ALIGNMENT_BYTES = 128
 """Of where a box lands in shared memory."""
 MAX_BOX_BYTES = 2**20 - 1
 """An mbarrier counts fewer than 2**20 bytes (PTX ISA, ``mbarrier`` objects)."""
+_MATRICES = ("exact", "product")
+"""Kinds of operands that TMA loads."""
 
 
 def check_structure(program: g.KernelProgram) -> None:
@@ -48,7 +50,11 @@ def _memory(plan: GemmPlan) -> None:
     problem, numbers = plan.problem, counts(plan)
     lines = [("A", problem.a_pitch, problem.operand_dtype), ("B", problem.b_pitch, problem.operand_dtype)]
     lines.append(("D", problem.d_pitch, problem.output_dtype))
-    lines += [(operand.name, operand.pitch, operand.dtype) for operand in problem.epilogue.of_kind("exact")]
+    lines += [
+        (operand.name, operand.pitch, operand.dtype)
+        for operand in problem.epilogue.operands
+        if operand.kind in _MATRICES
+    ]
     for name, pitch, dtype in lines:
         if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
             raise Fault(f"TMA cannot step {pitch * itemsize(dtype)} bytes from line to line of {name}")
