@@ -99,6 +99,13 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16_m_major": (product(a_major="mn", b_major="mn"), SQUARE),
     "bf16_odd": (product(1000, 520, 136), WIDE),
     "bf16_small": (product(192, 64, 64), Choice(tile=(64, 64, 64))),
+    "bf16_tiny": (product(2, 8, 16, b_major="mn"), Choice(tile=(64, 64, 64))),
+    "bf16_one_subtile": (product(4097, 8, 72, b_major="mn"), Choice(tile=(64, 64, 64), splits=2)),
+    "bf16_one_subtile_fused": (
+        product(63, 24, 72, epilogue=scaled_residual(24)),
+        Choice(tile=(64, 128, 64), cluster=(2, 2), store_stages=4),
+    ),
+    "bf16_one_subtile_pingpong": (product(4097, 16, 136), Choice(tile=(64, 64, 64), cluster=(1, 2), pingpong=True)),
     "bf16_deep_k": (product(256, 256, 8200), _with(SQUARE, cluster=(2, 1))),
     "bf16_wide_k": (product(), Choice(tile=(128, 128, 128))),
     "fp16_relu": (product(operands="float16", output="float16", epilogue=RELU), WIDE),
@@ -156,6 +163,7 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
 }
 ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16": (product(), WIDE),
+    "bf16_one_subtile": (product(72, 8, 72, epilogue=scaled_residual(8)), _with(PAIR, cluster=(2, 2))),
     "bf16_swiglu": (product(epilogue=swiglu(4096)), _with(SQUARE, cluster=(1, 2))),
     "bf16_swiglu_n_major": (product(1000, 520, 136, b_major="mn", epilogue=swiglu(520)), SQUARE),
     "bf16_64": (product(), Choice(tile=(64, 256, 64))),

@@ -38,7 +38,8 @@ def boxes(plan: GemmPlan) -> int:
         plan.tile[2] if problem.a_major == "k" else plan.cta_tile[0],
         plan.tile[2] if problem.b_major == "k" else plan.tile[1] // plan.ctas_per_mma,
     )
-    return sum(line * plan.operand_bytes // 128 for line in lines) + len(problem.epilogue.of_kind("exact"))
+    a, b = (line * plan.operand_bytes // 128 for line in lines)
+    return a + plan.products * b + len(problem.epilogue.of_kind("exact"))
 
 
 def check(plan: GemmPlan, row: dict[str, Any]) -> None:
@@ -47,8 +48,9 @@ def check(plan: GemmPlan, row: dict[str, Any]) -> None:
     assert not {"LDL", "STL"} & set(opcodes)
     assert sum(opcodes.get(opcode, 0) for opcode in (*WGMMA, *UMMA)) == matrix_instructions(plan)
     assert opcodes["UTMALDG"] == boxes(plan)
-    assert opcodes["UTMASTG"] == (1 if plan.unit == "tcgen05" else plan.subtiles * plan.teams)
-    assert opcodes.get("LDTM", 0) == (1 if plan.unit == "tcgen05" else 0)
+    stored = min(plan.subtiles, -(-plan.problem.n // plan.epilogue_n))
+    assert opcodes["UTMASTG"] == (1 if plan.unit == "tcgen05" else stored * plan.teams)
+    assert opcodes.get("LDTM", 0) == (plan.products if plan.unit == "tcgen05" else 0)
     assert opcodes.get("UTCBAR", 0) == (2 if plan.unit == "tcgen05" else 0)
     assert row["shared_bytes"] == shared_bytes(plan)
     if plan.unit == "wgmma":

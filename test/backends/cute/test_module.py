@@ -16,9 +16,10 @@ from helion import exc
 from helion.backends.cute.codegen.module import build, render
 from helion.backends.cute.codegen.steps import print_steps
 from helion.backends.cute.codegen.writer import Writer
+from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts
 from helion.backends.cute.plan.epilogue import ARITY, Epilogue, EpilogueOperand, Instruction, constant
-from helion.backends.cute.plan.records import GemmPlan
+from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import edit_role
@@ -67,6 +68,26 @@ def test_numbers_of_the_text_are_those_of_the_plan(name: str) -> None:
     assert f"smem={shared_bytes(plan)}," in text
     assert ("mcast_mask=mask_a" in text) == (numbers.a_multicast > 1)
     assert ("mcast_mask=mask_b" in text) == (numbers.b_multicast > 1)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "conditions"),
+    [
+        (256, 128, set()),
+        (192, 128, {"tile_m < 3"}),
+        (256, 8, {"tile_n * 2 + subtile < 1"}),
+        (250, 96, {"tile_n * 2 + subtile < 3"}),
+        (8, 8, {"tile_m < 1", "tile_n * 2 + subtile < 1"}),
+    ],
+)
+def test_nothing_is_stored_behind_the_output(m: int, n: int, conditions: set[str]) -> None:
+    """Of one sub-tile of columns the copy engine has but one coordinate, at which others would overwrite it."""
+    plan = plan_gemm(gemms.product(m, n, 64), Choice(tile=(64, 64, 64), cluster=(2, 1)), gemms.HOPPER)
+    text = role_text(plan, "store")
+    (stored,) = (number for number, line in enumerate(text.splitlines()) if "cute.copy(tma_d" in line)
+    gate = text.splitlines()[stored - 1].strip()
+    assert set(gate.removeprefix("if ").removesuffix(":").split(" and ")) - {"warp == 4"} == conditions
+    assert text.splitlines()[stored + 1].strip() == "cute.arch.cp_async_bulk_commit_group()"
 
 
 def test_only_the_leader_of_a_pair_issues() -> None:

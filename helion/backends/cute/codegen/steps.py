@@ -60,9 +60,10 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
-    split = names.plan.splits > 1
-    first = (f"k_begin + {step.first}" if step.first else "k_begin") if split else str(step.first)
-    with out.block(f"for k_tile in cutlass.range({first}, {'k_end' if split else names.plan.k_tiles}, unroll=1):"):
+    plan, first, every = names.plan, str(step.first), ""
+    if plan.splits > 1:
+        first, every = f"rank + {step.first * plan.splits}" if step.first else "rank", f", {plan.splits}"
+    with out.block(f"for k_tile in cutlass.range({first}, {plan.k_tiles}{every}, unroll=1):"):
         _body(step.body, out, names)
 
 
@@ -339,11 +340,30 @@ def _(step: g.WriteStage, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.TmaStore, out: Writer, names: Names) -> None:
     plan = names.plan
-    out.line(
+    copy = (
         f"cute.copy(tma_d, from_d[None, {stage_of(plan, names.role)}],"
         f" to_d[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile])"
     )
+    inside = _inside(plan)
+    if inside:
+        with out.block(f"if {' and '.join(inside)}:"):
+            out.line(copy)
+    else:
+        out.line(copy)
     out.line("cute.arch.cp_async_bulk_commit_group()")
+
+
+def _inside(plan: GemmPlan) -> list[str]:
+    """What holds of a sub-tile that lies in the output, unless all do. Where the output has one sub-tile of rows or of
+    columns, the coordinates of those behind it would be those of the first. Groups are counted, so an empty one is one."""
+    rows, columns = -(-plan.problem.m // plan.cta_tile[0]), -(-plan.problem.n // plan.epilogue_n)
+    walked = plan.work[0] * plan.cluster[0], plan.work[1] * plan.cluster[1] * plan.subtiles
+    conditions = []
+    if rows < walked[0]:
+        conditions.append(f"{rows_of(plan)} < {rows}")
+    if columns < walked[1]:
+        conditions.append(f"tile_n * {plan.subtiles} + subtile < {columns}")
+    return conditions
 
 
 @_print.register

@@ -137,10 +137,10 @@ def rank_at(plan: GemmPlan, half: int, pair_m: int, cta_n: int) -> int:
     return half + plan.ctas_per_mma * (pair_m + plan.cluster_tiles[0] * cta_n)
 
 
-def k_range(plan: GemmPlan, rank: int, k_tiles: int) -> tuple[int, int]:
-    """The K tiles, first and behind the last, that CTA `rank` of a cluster multiplies."""
-    part = rank if plan.splits > 1 else 0
-    return k_tiles * part // plan.splits, k_tiles * (part + 1) // plan.splits
+def k_range(plan: GemmPlan, rank: int, k_tiles: int) -> range:
+    """The K tiles that CTA `rank` of a cluster multiplies. Those that split K take them in turn: what they load at a time
+    lies side by side."""
+    return range(rank if plan.splits > 1 else 0, k_tiles, plan.splits)
 
 
 def owner(plan: GemmPlan, subtile: int) -> int:

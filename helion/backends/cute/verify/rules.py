@@ -15,14 +15,14 @@ from .cluster import Barrier, Buffer, Cluster, Cta, Fault, Ring, Running, Slot, 
 @rule(g.TileLoop)
 def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Running:
     for warp.tile in range(step.first, cluster.tiles, step.every):
-        warp.k_tile, _ = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
+        warp.k_tile = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles).start
         yield from cluster.steps(step.body, warp)
 
 
 @rule(g.KLoop)
 def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Running:
-    first, end = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
-    for warp.k_tile in range(first + step.first, end):
+    k_tiles = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
+    for warp.k_tile in k_tiles[step.first :]:
         yield from cluster.steps(step.body, warp)
 
 
@@ -297,7 +297,7 @@ def _(cluster: Cluster, step: g.SelectSums, warp: Warp) -> Running:
 
 @rule(g.ReadSums)
 def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> Running:
-    wanted = [(warp.tile, k_tile) for k_tile in range(*k_range(cluster.plan, warp.cta.rank, cluster.k_tiles))]
+    wanted = [(warp.tile, k_tile) for k_tile in k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)]
     if step.cursor is None:
         if warp.groups or warp.open_group:
             raise Fault("sums are read while the matrix unit still adds to them")
