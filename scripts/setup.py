@@ -53,6 +53,9 @@ STAGES: dict[str, tuple[str, ...]] = {
     "docs": ("docs",),
     "plot": ("plot",),
 }
+# Extras that a stage does more with, and does without where they cannot be had: beside an accelerator's torch, whose CUDA
+# bindings they could replace, they are left out.
+OPTIONAL: dict[str, tuple[str, ...]] = {"test": ("cute",)}
 
 
 class SetupError(Exception):
@@ -131,18 +134,29 @@ def inputs() -> str:
     return hashlib.sha256(b"\0".join(p.read_bytes() for p in (PROJECT, CONSTRAINTS, Path(__file__)))).hexdigest()
 
 
-def requirements(stage: str, inherited: Inherited | None) -> list[str]:
-    """The requirement strings of a stage, from pyproject.toml."""
+def project() -> dict[str, Any]:
+    """The table of that name in pyproject.toml."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10: pip carries one
         from pip._vendor import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
-    project: dict[str, Any] = tomllib.loads(PROJECT.read_text())["project"]
-    extras: list[str] = [line for extra in STAGES[stage] for line in project["optional-dependencies"][extra]]
+    found: dict[str, Any] = tomllib.loads(PROJECT.read_text())["project"]
+    return found
+
+
+def extra_lines(extras: tuple[str, ...]) -> list[str]:
+    """The requirement strings of extras."""
+    groups = project()["optional-dependencies"]
+    return [line for extra in extras for line in groups[extra]]
+
+
+def requirements(stage: str, inherited: Inherited | None) -> list[str]:
+    """The requirement strings of a stage."""
+    extras = extra_lines(STAGES[stage])
     if stage != "run":
         return extras
     # Beside an accelerator's torch `run` takes what is there, so that it works with no network.
-    return project["dependencies"] + ([] if inherited else extras)
+    return list(project()["dependencies"]) + ([] if inherited else extras)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -272,6 +286,17 @@ def install(venv: Path, stage: str, inherited: Inherited | None) -> None:
         lacking = ", ".join(missing(venv, wanted)) or "another version of what is installed"
         rest = "" if stage == "run" else "\n    `make demo` does not need them."
         raise SetupError(f"`{stage}` lacks {lacking}. {error}{rest}") from None
+    if inherited is None and stage in OPTIONAL:
+        install_optional(venv, stage, constraints)
+
+
+def install_optional(venv: Path, stage: str, constraints: Path) -> None:
+    try:
+        pip_install(venv, constraints, extra_lines(OPTIONAL[stage]))
+    except SetupError as error:
+        say(
+            f"{error}\n    `{stage}` goes on without and skips what needs it; `make clean` lets the next set-up try again"
+        )
 
 
 def ensure(venv: Path, stage: str) -> None:

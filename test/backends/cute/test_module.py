@@ -160,3 +160,17 @@ def test_a_machine_without_the_dsl_says_how_to_get_it(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "cutlass", None)
     with pytest.raises(exc.CuteBackendUnavailable, match=re.escape("pip install 'helion[cute]'")):
         compile_text("", PLANS["sm_90/bf16"])
+
+
+# Extents of one tile or less: (m, n, k) with 64 × 64 tiles in sub-tiles of 32 columns.
+@pytest.mark.parametrize("extents", [(1, 8, 8), (1, 64, 64), (64, 8, 64), (64, 32, 1), (4097, 8, 72), (65, 40, 72)])
+def test_small_extents_keep_their_coordinates(extents: tuple[int, int, int]) -> None:
+    """Each copy has both coordinates of its descriptor, and the second sub-tile begins behind the first."""
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    problem = dataclasses.replace(gemms.product(*extents), a_pitch=136, b_pitch=136, d_pitch=136)
+    plan = plan_gemm(problem, Choice(tile=(64, 64, 64)), gemms.HOPPER)
+    ptx = compile_text(build(plan), plan).ptx
+    assert "cp.async.bulk.tensor.2d" in ptx and "cp.async.bulk.tensor.1d" not in ptx
+    columns = re.findall(r"tensor\.2d\.global\.shared\S* \[%rd\d+, \{(%r\d+),", ptx)
+    assert len(columns) == 2
+    assert re.search(rf"\s{re.escape(columns[1])},(?: %r\d+,)? {plan.epilogue_n};", ptx), "what it is set to"

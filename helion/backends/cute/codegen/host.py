@@ -9,6 +9,9 @@ from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from .setups import dsl, mma_arguments, second_b
 
+LARGEST_SIDE = 256
+"""Of a tile, along M and N."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostObjects:
@@ -20,7 +23,17 @@ class HostObjects:
 
 def _operand_tensor(name: str, lines: int, k: int, pitch: int, k_major: bool) -> str:
     stride = f"({pitch}, 1)" if k_major else f"(1, {pitch})"
-    return f"matrix_{name} = cute.make_tensor({name}, cute.make_layout(({lines}, {k}), stride={stride}))"
+    shape = f"({_extent(lines)}, {_extent(k, 1)})"  # nobody goes behind the end of K
+    return f"matrix_{name} = cute.make_tensor({name}, cute.make_layout({shape}, stride={stride}))"
+
+
+def _extent(size: int, most: int = LARGEST_SIDE) -> str:
+    """An extent as the layouts of the copy engine have it: a number of the run where one tile may cover it.
+
+    Of constants the DSL would simplify a dimension with one tile away, so that what lies behind the end came to lie at the
+    start, and one with one element, so that instructions had fewer coordinates than their descriptors.
+    """
+    return f"cutlass.Int32({size})" if size <= most else str(size)
 
 
 def _operands(plan: GemmPlan) -> list[str]:
@@ -140,7 +153,7 @@ def _row_tiles(plan: GemmPlan, name: str, dtype: str, pitch: int, stages: int, o
     tile = f"({plan.cta_tile[0]}, {plan.epilogue_n})"
     return [
         f"matrix_{name} = cute.make_tensor("
-        f"{name}, cute.make_layout(({plan.problem.m}, {plan.problem.n}), stride=({pitch}, 1)))",
+        f"{name}, cute.make_layout(({_extent(plan.problem.m)}, {_extent(plan.problem.n)}), stride=({pitch}, 1)))",
         f"layout_{name} = {library}.make_smem_layout_epi({dsl(dtype)}, LayoutEnum.ROW_MAJOR, {tile}, {stages})",
         f"tma_{name}, tensor_{name} = cpasync.make_tiled_tma_atom(",
         f"    cpasync.{op}(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {tile}",
