@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ... import exc
-from ..._shapes import ONE
+from ..._shapes import ONE, Dim
 from . import ops
 from .rules import Rules
 from .torch_matmul import dot
@@ -124,74 +124,6 @@ def _softmin(t: Tracer, input: DeviceValue, dim: int, _stacklevel: int = 3, dtyp
     return softmax_of(t, -input, dim, dtype)
 
 
-# --- losses without a reduction ----------------------------------------------------------------------------------------
-
-
-def _unreduced(reduction: str, name: str) -> None:
-    if reduction != "none":
-        raise exc.UnsupportedTorchFunction(
-            name=f"torch.nn.functional.{name} with reduction={reduction!r}",
-            remedy="; use reduction='none' and reduce the result over the whole tensor",
-        )
-
-
-@rule(F.mse_loss)
-@in_float32
-def _mse_loss(t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean") -> DeviceValue:
-    _unreduced(reduction, "mse_loss")
-    return (input - target) * (input - target)
-
-
-@rule(F.l1_loss)
-def _l1_loss(t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean") -> DeviceValue:
-    _unreduced(reduction, "l1_loss")
-    return ops.pointwise(t, "abs", input - target)
-
-
-@rule(F.smooth_l1_loss)
-@in_float32
-def _smooth_l1_loss(
-    t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean", beta: float = 1.0
-) -> DeviceValue:
-    _unreduced(reduction, "smooth_l1_loss")
-    gap = ops.pointwise(t, "abs", input - target)
-    if beta == 0:
-        return gap
-    return ops.pointwise(t, "where", gap < beta, gap * gap * (0.5 / beta), gap - 0.5 * beta)
-
-
-@rule(F.huber_loss)
-@in_float32
-def _huber_loss(
-    t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean", delta: float = 1.0
-) -> DeviceValue:
-    _unreduced(reduction, "huber_loss")
-    gap = ops.pointwise(t, "abs", input - target)
-    return ops.pointwise(t, "where", gap <= delta, gap * gap * 0.5, (gap - 0.5 * delta) * delta)
-
-
-@rule(F.kl_div)
-@in_float32
-def _kl_div(
-    t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean", log_target: bool = False
-) -> DeviceValue:
-    _unreduced(reduction, "kl_div")
-    if log_target:
-        return ops.pointwise(t, "exp", target) * (target - input)
-    entropy = ops.pointwise(
-        t, "where", ops.pointwise(t, "eq", target, 0), 0.0, target * ops.pointwise(t, "log", target)
-    )
-    return entropy - target * input
-
-
-@rule(F.binary_cross_entropy_with_logits)
-@in_float32
-def _bce_with_logits(t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean") -> DeviceValue:
-    _unreduced(reduction, "binary_cross_entropy_with_logits")
-    tail = ops.pointwise(t, "log1p_unit", ops.pointwise(t, "exp", -ops.pointwise(t, "abs", input)))
-    return ops.pointwise(t, "maximum", input, 0.0) - input * target + tail
-
-
 # --- products and norms ------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +137,7 @@ def _linear(t: Tracer, input: DeviceValue, weight: DeviceValue, bias: DeviceValu
 
 
 @rule(*named("outer"), *named("ger"))
-def _outer(t: Tracer, input: DeviceValue, vec2: DeviceValue) -> DeviceValue:
+def outer(t: Tracer, input: DeviceValue, vec2: DeviceValue) -> DeviceValue:
     if input.ndim != 1 or vec2.ndim != 1:
         raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(vec2), detail=": outer takes two vectors")
     return insert_one(t, input, 1) * insert_one(t, vec2, 0)
@@ -237,7 +169,7 @@ def _triangle(t: Tracer, input: DeviceValue, diagonal: int, lower: bool) -> Devi
 def _places(t: Tracer, input: DeviceValue, at: int, name: str) -> DeviceValue:
     """Row or column numbers of a whole dimension; a tile does not know where in the tensor it came from."""
     dim = input.dims[at]
-    if not dim.is_one and (dim.block is None or t.blocks[dim.block].kind != "full"):
+    if not dim.is_one and not _is_all(t, dim):
         raise exc.UnsupportedTorchFunction(
             name=f"torch.{name} of a tile", remedy="; compare tile.index of rows and columns and use torch.where"
         )
@@ -245,6 +177,17 @@ def _places(t: Tracer, input: DeviceValue, at: int, name: str) -> DeviceValue:
     dims[at] = dim
     index = ops.iota(t, t.blocks.size_of(dim)) if not dim.is_one else ops.full(t, (ONE,), 0, torch.int32)
     return ops.reshape(t, index, tuple(dims))
+
+
+def _is_all(t: Tracer, dim: Dim) -> bool:
+    """Whether a dimension is a whole one, or that of a tile that is the only one of its loop."""
+    if dim.block is None or t.blocks[dim.block].kind == "full":
+        return dim.block is not None
+    tile = t.blocks.active.get(dim.block)
+    size = t.blocks.size_of(dim)
+    return (
+        tile is not None and isinstance(size, int) and tile.first == 0 and tile.last is not None and tile.last <= size
+    )
 
 
 @rule(*named("tril"))
@@ -269,4 +212,123 @@ def _roll(t: Tracer, input: DeviceValue, shifts: Any, dims: Any = None) -> Devic
         if size > 1:
             index = ops.pointwise(t, "remainder", _places(t, input, at, "roll") - shift, size)
             input = ops.gather(t, input, ops.broadcast(t, index, input.dims), at)
+    return input
+
+
+@rule(torch.atleast_1d)
+def _atleast_1d(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return input if input.ndim else ops.reshape(t, input, (ONE,))
+
+
+@rule(torch.atleast_2d)
+def _atleast_2d(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return input if input.ndim > 1 else ops.reshape(t, input, (*(ONE,) * (2 - input.ndim), *input.dims))
+
+
+# --- more elementwise functions ----------------------------------------------------------------------------------------
+
+
+@rule(F.softshrink)
+def _softshrink(t: Tracer, input: DeviceValue, lambd: float = 0.5) -> DeviceValue:
+    outer_parts = ops.pointwise(t, "where", input > lambd, input - lambd, ops.pointwise(t, "where", input < -lambd, input + lambd, input * 0))  # fmt: skip
+    return ops.cast(t, outer_parts, input.dtype)
+
+
+@rule(F.hardshrink, *named("hardshrink"))
+def _hardshrink(t: Tracer, input: DeviceValue, lambd: float = 0.5) -> DeviceValue:
+    inside = ops.pointwise(t, "logical_and", input >= -lambd, input <= lambd)
+    return ops.pointwise(t, "where", inside, ops.full(t, (), 0, input.dtype), input)
+
+
+@rule(F.prelu, *named("prelu"))
+def _prelu(t: Tracer, input: DeviceValue, weight: DeviceValue) -> DeviceValue:
+    if weight.ndim == 1 and input.ndim > 2:
+        weight = ops.reshape(t, weight, (*weight.dims, *(ONE,) * (input.ndim - 2)))
+    return ops.pointwise(t, "where", input > 0, input, input * weight)
+
+
+@rule(*named("sinc"), torch.special.sinc)
+@in_float32
+def _sinc(t: Tracer, input: DeviceValue) -> DeviceValue:
+    angle = input * math.pi
+    return ops.pointwise(t, "where", ops.pointwise(t, "eq", input, 0), 1.0, ops.pointwise(t, "sin", angle) / angle)
+
+
+@rule(*named("ldexp"))
+def _ldexp(t: Tracer, input: DeviceValue, other: Any) -> DeviceValue:
+    return input * ops.pointwise(t, "pow", 2.0, other)
+
+
+@rule(*named("float_power"))
+def _float_power(t: Tracer, input: Any, exponent: Any) -> DeviceValue:
+    wide = [ops.cast(t, v, torch.float64) if isinstance(v, DeviceValue) else v for v in (input, exponent)]
+    return ops.pointwise(t, "pow", *wide)
+
+
+@rule(*named("isclose"))
+def _isclose(
+    t: Tracer, input: DeviceValue, other: DeviceValue, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> DeviceValue:
+    gap, allowed = ops.pointwise(t, "abs", input - other), ops.pointwise(t, "abs", other) * rtol + atol
+    near = ops.pointwise(t, "logical_and", gap <= allowed, ops.pointwise(t, "isfinite", gap))
+    same = ops.pointwise(t, "logical_or", near, ops.pointwise(t, "eq", input, other))
+    if not equal_nan:
+        return same
+    both = (ops.pointwise(t, "isnan", v) for v in (input, other))
+    return ops.pointwise(t, "logical_or", same, ops.pointwise(t, "logical_and", *both))
+
+
+@rule(*named("isposinf"))
+def _isposinf(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return ops.pointwise(t, "eq", input, math.inf)
+
+
+@rule(*named("isneginf"))
+def _isneginf(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return ops.pointwise(t, "eq", input, -math.inf)
+
+
+@rule(*named("isreal"))
+def _isreal(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return ops.full(t, input.dims, True, torch.bool)
+
+
+@rule(torch.special.ndtr)
+@in_float32
+def _ndtr(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return ops.pointwise(t, "erfc", input * -math.sqrt(0.5)) * 0.5
+
+
+@rule(torch.special.entr)
+@in_float32
+def _entr(t: Tracer, input: DeviceValue) -> DeviceValue:
+    inside = ops.pointwise(t, "where", ops.pointwise(t, "eq", input, 0), 0.0, -input * ops.pointwise(t, "log", input))
+    result = ops.pointwise(t, "where", input < 0, -math.inf, inside)
+    return ops.pointwise(t, "where", ops.pointwise(t, "isnan", input), input, result)
+
+
+@rule(torch.special.xlog1py)
+@in_float32
+def _xlog1py(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
+    product = input * ops.pointwise(t, "log1p", other)
+    known = ops.pointwise(t, "logical_not", ops.pointwise(t, "isnan", other))
+    zero = ops.pointwise(t, "logical_and", ops.pointwise(t, "eq", input, 0), known)
+    return ops.pointwise(t, "where", zero, 0.0, product)
+
+
+@rule(*named("dist"))
+@in_float32
+def _dist(t: Tracer, input: DeviceValue, other: DeviceValue, p: Any = 2) -> DeviceValue:
+    return norm(t, input - other, p)
+
+
+@rule(*named("diff"))
+def _diff(t: Tracer, input: DeviceValue, n: int = 1, dim: int = -1) -> DeviceValue:
+    at = position(input, dim)
+    size = t.blocks.size_of(input.dims[at])
+    if not isinstance(size, int) or not 1 <= n < size:
+        raise exc.UnsupportedTorchFunction(name=f"torch.diff of order {n} along {size!r} elements", remedy="")
+    before = (slice(None),) * at
+    for _ in range(n):
+        input = ops.pointwise(t, "sub", input[(*before, slice(1, None))], input[(*before, slice(None, -1))])
     return input

@@ -10,8 +10,11 @@ from . import (
     hl_random,
     torch_composites,
     torch_lanes,
+    torch_losses,
     torch_matmul,
+    torch_parts,
     torch_pointwise,
+    torch_products,
     torch_reductions,
     torch_shapes,
 )
@@ -29,10 +32,7 @@ def _refusal(name: str, error: type[exc.Base]) -> Rule:
     return call
 
 
-for _names, _error in (
-    (("chunk", "split", "unbind", "tensor_split"), exc.UnsupportedSplitOperation),
-    (_OF_DATA, exc.DataDependentOutputShapeNotSupported),
-):
+for _names, _error in ((_OF_DATA, exc.DataDependentOutputShapeNotSupported),):
     for _name in _names:
         _REFUSALS.register(*torch_pointwise.named(_name))(_refusal(f"torch.{_name}", _error))
 
@@ -45,6 +45,9 @@ RULES = union(
     torch_matmul.RULES,
     torch_lanes.RULES,
     torch_composites.RULES,
+    torch_losses.RULES,
+    torch_parts.RULES,
+    torch_products.RULES,
     hl_functions.TORCH_RULES,
     hl_random.TORCH_RULES,
     _REFUSALS,

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import exc
-from ..._shapes import ONE
+from ..._shapes import ONE, broadcast_dims
 from . import ops
 from .rules import Rules
-from .torch_pointwise import named
+from .torch_pointwise import HALF, in_float32, named
+from .torch_reductions import whole
 from .torch_shapes import insert_one, position
 from .tracer import Tracer
 from .values import DeviceValue, describe
@@ -88,9 +89,65 @@ def _gather(t: Tracer, input: DeviceValue, dim: int, index: DeviceValue) -> Devi
     return ops.gather(t, input, index, at, given=True)
 
 
+@rule(torch.take_along_dim, torch.Tensor.take_along_dim)
+def _take_along_dim(t: Tracer, input: DeviceValue, indices: DeviceValue, dim: Any = None) -> DeviceValue:
+    if dim is None:
+        raise exc.UnsupportedTorchFunction(name="torch.take_along_dim without dim", remedy="; name the dimension")
+    at = position(input, dim)
+    if indices.ndim != input.ndim:
+        raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(indices), detail=" in torch.take_along_dim: the ranks differ")
+    ones = (ops.reshape(t, v, v.dims) for v in (input, indices))
+    value, index = ones
+    others = [broadcast_dims(((a,), (b,))) for a, b in zip(value.dims, index.dims, strict=True)]
+    if any(found is None for i, found in enumerate(others) if i != at):
+        raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(indices), detail=" in torch.take_along_dim")
+    dims = [found[0] if found is not None else ONE for found in others]
+    value = ops.broadcast(t, value, (*dims[:at], value.dims[at], *dims[at + 1 :]))
+    index = ops.broadcast(t, index, (*dims[:at], index.dims[at], *dims[at + 1 :]))
+    return _gather(t, value, at, index)
+
+
+@rule(*named("index_select"))
+def _index_select(t: Tracer, input: DeviceValue, dim: int, index: DeviceValue) -> DeviceValue:
+    at = position(input, dim)
+    if not isinstance(index, DeviceValue) or index.ndim > 1:
+        raise exc.TorchOpTracingError(
+            name="torch.index_select", reason=f"the index must be a vector, got {describe(index)}"
+        )
+    (chosen,) = index.dims or (ONE,)
+    index = ops.reshape(t, index, tuple(chosen if i == at else ONE for i in range(input.ndim)))
+    return _gather(t, input, at, ops.broadcast(t, index, (*input.dims[:at], chosen, *input.dims[at + 1 :])))
+
+
+@rule(torch.hstack)
+def _hstack(t: Tracer, tensors: Sequence[Any]) -> DeviceValue:
+    return _cat(t, tensors, 0 if _rank_of(tensors) <= 1 else 1)
+
+
+@rule(torch.vstack, torch.row_stack)
+def _vstack(t: Tracer, tensors: Sequence[Any]) -> DeviceValue:
+    return _stack(t, tensors, 0) if _rank_of(tensors) == 1 else _cat(t, tensors, 0)
+
+
+def _rank_of(tensors: Sequence[Any]) -> int:
+    return max((v.ndim for v in tensors if isinstance(v, DeviceValue)), default=0)
+
+
+@rule(*named("fliplr"))
+def _fliplr(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return _flip(t, input, 1)
+
+
+@rule(*named("flipud"))
+def _flipud(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return _flip(t, input, 0)
+
+
 @rule(*named("flip"))
-def _flip(t: Tracer, input: DeviceValue, *dims: Any) -> DeviceValue:
-    wanted = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+def _flip(t: Tracer, input: DeviceValue, *places: Any, dims: Any = None) -> DeviceValue:
+    if dims is None:
+        dims = places[0] if len(places) == 1 and isinstance(places[0], (tuple, list)) else places
+    wanted = dims if isinstance(dims, (tuple, list)) else (dims,)
     for dim in wanted:
         at = position(input, dim)
         size = t.blocks.size_of(input.dims[at])
@@ -238,3 +295,75 @@ def _topk(t: Tracer, input: DeviceValue, k: int, dim: int = -1, largest: bool = 
         t, ops.reshape(t, lanes, tuple(dims)), (*input.dims[:at], lanes.dims[0], *input.dims[at + 1 :])
     )
     return _ValuesAndIndices(*(ops.gather(t, v, index, at) for v in ranked))
+
+
+def _ranked(t: Tracer, input: DeviceValue, dim: int, keepdim: bool, rank: int, name: str) -> _ValuesAndIndices:
+    """The element of number ``rank`` in ascending order along a dimension, and its place."""
+    at = position(input, dim)
+    ordered = sorted_values(t, input, dim, False, name)
+    before = (slice(None),) * at
+    values, indices = (v[(*before, slice(rank, rank + 1))] for v in ordered)
+    if keepdim:
+        return _ValuesAndIndices(values, indices)
+    dims = tuple(d for i, d in enumerate(values.dims) if i != at)
+    return _ValuesAndIndices(ops.reshape(t, values, dims), ops.reshape(t, indices, dims))
+
+
+@rule(*named("kthvalue"))
+def _kthvalue(t: Tracer, input: DeviceValue, k: int, dim: int = -1, keepdim: bool = False) -> _ValuesAndIndices:
+    size = t.blocks.size_of(input.dims[position(input, dim)])
+    if type(k) is not int or (isinstance(size, int) and not 1 <= k <= size):
+        raise exc.InvalidAPIUsage(f"k of torch.kthvalue must be a constant between 1 and {size!r}, got {describe(k)}.")
+    return _ranked(t, input, dim, keepdim, k - 1, "kthvalue")
+
+
+@rule(*named("median"))
+def _median(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False) -> Any:
+    if dim is None and input.ndim != 1:
+        raise exc.UnsupportedTorchFunction(name="torch.median over all dimensions", remedy="; give dim")
+    at = position(input, 0 if dim is None else dim)
+    size = _fixed(t, input, at, "median")
+    middle = _ranked(t, input, at, keepdim, (size - 1) // 2, "median")
+    values = middle.values
+    if input.dtype.is_floating_point:
+        last = _ranked(t, input, at, keepdim, size - 1, "median").values  # where there is a nan, it stands here
+        values = ops.pointwise(t, "where", ops.pointwise(t, "isnan", last), last, values)
+    return values if dim is None else _ValuesAndIndices(values, middle.indices)
+
+
+def _running_extreme(t: Tracer, input: DeviceValue, dim: int, name: str, comparison: str) -> _ValuesAndIndices:
+    """Extremes of what stands up to each place, and where they stand: of equal ones the last."""
+    at = position(input, dim)
+    whole(t, input, [at], name)
+    wide = ops.cast(t, input, torch.float32) if input.dtype in HALF else input
+    places = ops.broadcast(t, ops.lanes(t, t.blocks.size_of(input.dims[at]), input.ndim, at), input.dims)
+
+    def later(left: Any, at_left: Any, right: Any, at_right: Any) -> tuple[DeviceValue, DeviceValue]:
+        taken = ops.pointwise(t, comparison, right, left)
+        if wide.dtype.is_floating_point:
+            taken = ops.pointwise(t, "logical_or", taken, ops.pointwise(t, "isnan", right))
+        return tuple(ops.pointwise(t, "where", taken, r, k) for r, k in ((right, left), (at_right, at_left)))  # type: ignore[return-value]
+
+    inputs = (wide, places)
+    values, indices = ops.scan(t, inputs, ops.combine(t, later, inputs), at, False)
+    return _ValuesAndIndices(ops.cast(t, values, input.dtype), ops.cast(t, indices, torch.int64))
+
+
+@rule(*named("cummax"))
+def _cummax(t: Tracer, input: DeviceValue, dim: int) -> _ValuesAndIndices:
+    return _running_extreme(t, input, dim, "cummax", "ge")
+
+
+@rule(*named("cummin"))
+def _cummin(t: Tracer, input: DeviceValue, dim: int) -> _ValuesAndIndices:
+    return _running_extreme(t, input, dim, "cummin", "le")
+
+
+@rule(*named("logcumsumexp"))
+@in_float32
+def _logcumsumexp(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
+    at = position(input, dim)
+    whole(t, input, [at], "logcumsumexp")
+    add = t.rules[torch.logaddexp]
+    region = ops.combine(t, lambda a, b: add(t, a, b), (input,))
+    return ops.scan(t, (input,), region, at, False)[0]

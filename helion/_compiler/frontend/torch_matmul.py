@@ -127,7 +127,12 @@ def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValu
     return ops.reshape(t, spread, (*value.dims[:at], merged, *value.dims[at + 1 :]))
 
 
-def _torch_result(lhs: DeviceValue, rhs: DeviceValue, name: str) -> torch.dtype:
+def is_dot_dtype(*values: DeviceValue) -> bool:
+    """Whether a matrix product takes values as they are."""
+    return all(value.dtype in _DOT_DTYPES for value in values)
+
+
+def product_dtype(lhs: DeviceValue, rhs: DeviceValue, name: str) -> torch.dtype:
     if lhs.dtype in _FLOAT8 or rhs.dtype in _FLOAT8:
         raise exc.UnsupportedTorchFunction(name=f"{name} of 8-bit floats", remedy="; use hl.dot")
     return torch.promote_types(lhs.dtype, rhs.dtype)
@@ -140,7 +145,7 @@ def _product(t: Tracer, input: Any, other: Any, name: str, ranks: tuple[int, ...
         raise exc.ShapeMismatch(
             lhs=repr(input), rhs=repr(other), detail=f": {name} takes operands of rank {' or '.join(map(str, ranks))}"
         )
-    return dot(t, input, other, None, out_dtype or _torch_result(input, other, name))
+    return dot(t, input, other, None, out_dtype or product_dtype(input, other, name))
 
 
 @rule(*named("mm"))
@@ -153,28 +158,12 @@ def _bmm(t: Tracer, input: DeviceValue, mat2: DeviceValue, out_dtype: Any = None
     return _product(t, input, mat2, "torch.bmm", (3,), out_dtype)
 
 
-@rule(*named("matmul"), torch.Tensor.__matmul__)
-def _matmul(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
-    for operand in (input, other):
-        ops.refuse_operand(operand, "in torch.matmul")
-    if input.ndim == 3 and other.ndim == 2:
-        other = ops.broadcast(t, ops.reshape(t, other, (ONE, *other.dims)), (input.dims[0], *other.dims))
-    elif input.ndim == 2 and other.ndim == 3:
-        input = ops.broadcast(t, ops.reshape(t, input, (ONE, *input.dims)), (other.dims[0], *input.dims))
-    return _product(t, input, other, "torch.matmul", (2, 3), None)
-
-
-@rule(torch.Tensor.__rmatmul__)
-def _rmatmul(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
-    return _matmul(t, other, input)
-
-
 def _scaled_product(
     t: Tracer, acc: Any, lhs: DeviceValue, rhs: DeviceValue, beta: Any, alpha: Any, out_dtype: Any
 ) -> DeviceValue:
     if not isinstance(acc, DeviceValue):
         acc = ops.as_device(t, acc, "as the accumulator of a matrix product")
-    result = out_dtype or torch.promote_types(acc.dtype, _torch_result(lhs, rhs, "addmm"))
+    result = out_dtype or torch.promote_types(acc.dtype, product_dtype(lhs, rhs, "addmm"))
     if beta == 1 and alpha == 1:
         return dot(t, lhs, rhs, acc, result)
     wide = accumulator_dtype(lhs.dtype, rhs.dtype)

@@ -72,6 +72,8 @@ _REFLECTED: dict[str, Any] = {
     "div": torch.Tensor.__rtruediv__,
     "sub": torch.Tensor.__rsub__,
     "floordiv": torch.Tensor.__rfloordiv__,
+    "lshift": torch.Tensor.__rlshift__,
+    "rshift": torch.Tensor.__rrshift__,
 }
 
 
@@ -222,9 +224,12 @@ def _clamp_max(t: Tracer, input: DeviceValue, max: Any) -> DeviceValue:
 
 @rule(*named("round"))
 def _round(t: Tracer, input: DeviceValue, *, decimals: int = 0) -> DeviceValue:
-    if decimals != 0:
-        raise exc.UnsupportedTorchFunction(name="torch.round with decimals", remedy="; scale, round and scale back")
-    return ops.pointwise(t, "round", input)
+    if decimals == 0:
+        return ops.pointwise(t, "round", input)
+    scale = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return ops.pointwise(t, "round", input * scale) / scale
+    return ops.pointwise(t, "round", input / scale) * scale
 
 
 @rule(*named("square"))

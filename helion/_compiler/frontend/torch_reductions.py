@@ -108,7 +108,7 @@ def _prod(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False,
 
 
 @rule(*named("mean"))
-def _mean(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> DeviceValue:
+def mean_of(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> DeviceValue:
     result = dtype or input.dtype
     if not result.is_floating_point:
         raise exc.TorchOpTracingError(name="torch.mean", reason=f"the input must be floating point, got {result}")
@@ -189,6 +189,55 @@ def _var_mean(
 ) -> tuple[DeviceValue, DeviceValue]:
     variance, mean = _variance(t, input, dim, unbiased, correction, keepdim)
     return ops.cast(t, variance, input.dtype), ops.cast(t, mean, input.dtype)
+
+
+@rule(torch.std_mean)
+def _std_mean(
+    t: Tracer,
+    input: DeviceValue,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> tuple[DeviceValue, DeviceValue]:
+    variance, mean = _variance(t, input, dim, unbiased, correction, keepdim)
+    return ops.cast(t, ops.pointwise(t, "sqrt", variance), input.dtype), ops.cast(t, mean, input.dtype)
+
+
+def _known(t: Tracer, input: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
+    """Where there are numbers, and ``input`` with 0 in the other places."""
+    missing = ops.pointwise(t, "isnan", input)
+    return ops.pointwise(t, "logical_not", missing), ops.pointwise(
+        t, "where", missing, ops.full(t, (), 0, input.dtype), input
+    )
+
+
+@rule(*named("nansum"))
+def _nansum(t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> DeviceValue:
+    return sum_of(t, _known(t, input)[1], dim, keepdim, dtype=dtype)
+
+
+@rule(*named("nanmean"))
+def _nanmean(
+    t: Tracer, input: DeviceValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> DeviceValue:
+    whole(t, input, _positions(input, dim), "nanmean", _SUMS)
+    there, values = _known(t, input)
+    result = dtype or input.dtype
+    wide = torch.float32 if result in HALF else result
+    total = sum_of(t, ops.cast(t, values, wide), dim, keepdim)
+    return ops.cast(t, total / sum_of(t, there, dim, keepdim), result)
+
+
+class _Extremes(NamedTuple):
+    min: DeviceValue
+    max: DeviceValue
+
+
+@rule(*named("aminmax"))
+def _aminmax(t: Tracer, input: DeviceValue, *, dim: Any = None, keepdim: bool = False) -> _Extremes:
+    return _Extremes(_amin(t, input, dim, keepdim), _amax(t, input, dim, keepdim))
 
 
 @rule(*named("amax"))
@@ -320,7 +369,7 @@ def _log_softmax(t: Tracer, input: DeviceValue, dim: Any = None, _stacklevel: in
 
 
 @rule(*named("log_softmax"), torch.special.log_softmax)
-def _torch_log_softmax(t: Tracer, input: DeviceValue, dim: int, dtype: Any = None) -> DeviceValue:
+def torch_log_softmax(t: Tracer, input: DeviceValue, dim: int, dtype: Any = None) -> DeviceValue:
     return _log_softmax_of(t, _softmax_dtype(t, input, dtype), dim)
 
 
@@ -384,7 +433,24 @@ def _rms_norm(
     return result if weight is None else result * weight
 
 
-@rule(*named("norm"), torch.linalg.vector_norm)
+@rule(torch.linalg.vector_norm)
+def _vector_norm(
+    t: Tracer, x: DeviceValue, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> DeviceValue:
+    return norm(t, x if dtype is None else ops.cast(t, x, dtype), ord, dim, keepdim)
+
+
+@rule(torch.linalg.norm)
+def _linalg_norm(
+    t: Tracer, A: DeviceValue, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> DeviceValue:
+    dims = _positions(A, dim)
+    if ord is not None and len(dims) > 1 and ord != "fro":
+        raise exc.UnsupportedTorchFunction(name=f"torch.linalg.norm of matrices of order {ord!r}", remedy="")
+    return _vector_norm(t, A, 2 if ord is None else ord, dim, keepdim, dtype=dtype)
+
+
+@rule(*named("norm"))
 @_in_floats
 @in_float32
 def norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: bool = False) -> DeviceValue:

@@ -27,6 +27,11 @@ def _sizes(size: tuple[Any, ...]) -> Any:
     return size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
 
 
+def _given_sizes(size: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The sizes of a factory, which may be given by keyword."""
+    return kwargs.pop("size") if "size" in kwargs and not size else _sizes(size)
+
+
 def _check_factory(kwargs: dict[str, Any]) -> torch.dtype | None:
     dtype = kwargs.pop("dtype", None)
     for name in ("device", "layout", "pin_memory", "requires_grad", "memory_format"):
@@ -46,14 +51,16 @@ def default_dtype(t: Tracer, fill: Any) -> torch.dtype:
 
 @rule(torch.zeros)
 def _zeros(t: Tracer, *size: Any, **kwargs: Any) -> DeviceValue:
+    sizes = _given_sizes(size, kwargs)
     dtype = _check_factory(kwargs) or t.world.default_dtype()
-    return ops.full(t, t.blocks.dims_of(_sizes(size)), 0, dtype)
+    return ops.full(t, t.blocks.dims_of(sizes), 0, dtype)
 
 
 @rule(torch.ones)
 def _ones(t: Tracer, *size: Any, **kwargs: Any) -> DeviceValue:
+    sizes = _given_sizes(size, kwargs)
     dtype = _check_factory(kwargs) or t.world.default_dtype()
-    return ops.full(t, t.blocks.dims_of(_sizes(size)), 1, dtype)
+    return ops.full(t, t.blocks.dims_of(sizes), 1, dtype)
 
 
 @rule(torch.full)
@@ -96,12 +103,14 @@ def _full_like(t: Tracer, input: DeviceValue, fill_value: Any, **kwargs: Any) ->
 
 @rule(torch.Tensor.new_zeros)
 def _new_zeros(t: Tracer, input: DeviceValue, *size: Any, **kwargs: Any) -> DeviceValue:
-    return ops.full(t, t.blocks.dims_of(_sizes(size)), 0, _check_factory(kwargs) or input.dtype)
+    sizes = _given_sizes(size, kwargs)
+    return ops.full(t, t.blocks.dims_of(sizes), 0, _check_factory(kwargs) or input.dtype)
 
 
 @rule(torch.Tensor.new_ones)
 def _new_ones(t: Tracer, input: DeviceValue, *size: Any, **kwargs: Any) -> DeviceValue:
-    return ops.full(t, t.blocks.dims_of(_sizes(size)), 1, _check_factory(kwargs) or input.dtype)
+    sizes = _given_sizes(size, kwargs)
+    return ops.full(t, t.blocks.dims_of(sizes), 1, _check_factory(kwargs) or input.dtype)
 
 
 rule(torch.Tensor.new_empty)(_new_zeros)
@@ -192,6 +201,18 @@ def _dim_of_arange(t: Tracer, start: Any, end: Any, step: Any) -> Dim | None:
     return None if count is None else t.blocks.dim_of_polynomial(count)
 
 
+@rule(torch.linspace)
+def _linspace(t: Tracer, start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None) -> DeviceValue:
+    if type(steps) is not int or steps < 1 or not all(isinstance(b, (int, float)) for b in (start, end)):
+        raise exc.ShapeSpecializingCall(what="torch.linspace")
+    count, kind = max(1, steps - 1), dtype or t.world.default_dtype()
+    lanes = ops.cast(t, ops.iota(t, steps), torch.float32)
+    step = (end - start) / count
+    # from both ends, as in torch: each of them is exact
+    values = ops.pointwise(t, "where", lanes < steps / 2, lanes * step + start, (lanes - count) * step + end)
+    return ops.cast(t, values, kind)
+
+
 # --- views -------------------------------------------------------------------------------------------------------------
 
 
@@ -222,8 +243,8 @@ def _squeeze(t: Tracer, input: DeviceValue, dim: Any = None) -> DeviceValue:
 
 
 @rule(*named("permute"))
-def _permute(t: Tracer, input: DeviceValue, *dims: Any) -> DeviceValue:
-    order = [position(input, d) for d in _sizes(dims)]
+def _permute(t: Tracer, input: DeviceValue, *order_of: Any, dims: Any = None) -> DeviceValue:
+    order = [position(input, d) for d in (_sizes(order_of) if dims is None else dims)]
     if sorted(order) != list(range(input.ndim)):
         raise TypeError(f"{order} is not a permutation of the {input.ndim} dimensions")
     return ops.permute(t, input, order)
@@ -253,8 +274,8 @@ def _t(t: Tracer, input: DeviceValue) -> DeviceValue:
 
 
 @rule(torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to)
-def _expand(t: Tracer, input: DeviceValue, *sizes: Any) -> DeviceValue:
-    wanted = _sizes(sizes)
+def _expand(t: Tracer, input: DeviceValue, *sizes: Any, size: Any = None) -> DeviceValue:
+    wanted = _sizes(sizes) if size is None else size
     lead = len(wanted) - input.ndim
     keep = [type(s) is int and s == -1 for s in wanted]
     dims = tuple(
@@ -274,7 +295,10 @@ def _broadcast_tensors(t: Tracer, *tensors: DeviceValue) -> tuple[DeviceValue, .
 
 
 @rule(torch.Tensor.view, torch.Tensor.reshape, torch.reshape)
-def _view(t: Tracer, input: DeviceValue, *shape: Any) -> DeviceValue:
+def _view(
+    t: Tracer, input: DeviceValue, *sizes: Any, shape: Any = (), size: Any = (), dtype: Any = None
+) -> DeviceValue:
+    shape = sizes or ((dtype,) if dtype is not None else tuple(shape) or tuple(size))
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
         return bitcast(t, input, shape[0])
     return reshape(t, input, _sizes(shape))
@@ -283,6 +307,16 @@ def _view(t: Tracer, input: DeviceValue, *shape: Any) -> DeviceValue:
 @rule(torch.Tensor.view_as, torch.Tensor.reshape_as)
 def _view_as(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
     return reshape(t, input, other.shape)
+
+
+@rule(*named("adjoint"))
+def _adjoint(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return _transpose(t, input, -2, -1)
+
+
+@rule(*named("ravel"))
+def _ravel(t: Tracer, input: DeviceValue) -> DeviceValue:
+    return _flatten(t, input)
 
 
 @rule(*named("flatten"))

@@ -21,7 +21,7 @@ from ..walk.scope import Scope
 from .run_time import runtime_number, try_settle, unknown
 
 _TORCH_FACTORIES = (
-    torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.tensor, torch.eye, torch.linspace
+    torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.rand, torch.randn, torch.tensor, torch.eye, torch.linspace, torch.scalar_tensor
 )  # fmt: skip
 
 
@@ -30,7 +30,10 @@ def call_torch(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if not s.t.on_device:
         return _call_torch_on_host(s, function, args, kwargs)
     if not (any_abstract((args, kwargs)) or function in _TORCH_FACTORIES):
-        return function(*args, **kwargs)  # torch.finfo, torch.promote_types ...
+        result = function(*args, **kwargs)  # torch.finfo, torch.promote_types ...
+        if isinstance(result, torch.Tensor):
+            raise exc.UnsupportedTorchFunction(name=torch_name(function), remedy="; make the tensor in host code")
+        return result
     if function in DATA_DEPENDENT:
         raise exc.DataDependentOutputShapeNotSupported(name=torch_name(function))
     for value in (*args, *kwargs.values()):

@@ -104,7 +104,7 @@ def round_narrow(x: np.ndarray, name: str) -> np.ndarray:
     """
     if name == "bf16":
         bits = x.view(np.uint32)
-        rounded = np.right_shift(bits, 16)
+        rounded = np.asarray(np.right_shift(bits, 16))  # of a single element numpy makes a scalar
         np.bitwise_and(rounded, 1, out=rounded)
         np.add(rounded, 0x7FFF, out=rounded)
         np.add(rounded, bits, out=rounded)
