@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 import helion
 import helion.language as hl
-from helion import _compatibility, exc, knobs, testing
+from helion import _compatibility, autotuner, exc, knobs, testing
 from helion.__main__ import parser
 from helion._compiler.frontend import (
     hl_functions,
@@ -177,7 +177,7 @@ def modules() -> list[tuple[types.ModuleType, list[Entry]]]:
 def _defined(module: types.ModuleType) -> list[tuple[str, Any]]:
     names = (
         exported(module)
-        if hasattr(module, "__path__")
+        if module is autotuner
         else [
             name
             for name, value in public(module)

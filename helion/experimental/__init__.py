@@ -1,4 +1,4 @@
-"""What may still change: ``helion.experimental.backward``."""
+"""Functions that may still change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def backward(
     autotune: bool = False,
     autotune_effort: str | None = None,
 ) -> Any:
-    """Gradients of a kernel with respect to its tensors, by a kernel that is derived from it.
+    """Compute gradients of a kernel with respect to its tensors, by a kernel that is derived from it.
 
     The device loops are differentiated op by op: pointwise functions, reductions, products, views, gathers, running sums,
     branches, and loops that add to what they carry. Values of the forward are computed again from its inputs. Each element
@@ -35,19 +35,22 @@ def backward(
     around the loops is differentiated by torch.
 
     Args:
+        kernel: the forward.
         grad_out: the gradient of what the kernel returns, of its shape; a tuple of one for each tensor if it returns
             several, None for those that count for nothing.
         inputs: the arguments of the forward call, numbers included.
         return_code: also return source: of the backward as a kernel called ``backward_kernel``, which can be saved and run,
             and of what its backend made of it.
-        autotune: pick the fastest config of the backward for these arguments, with ``autotune_effort`` if that is given.
+        autotune: pick the fastest config of the backward for these arguments.
+        autotune_effort: the setting of that name for it; None leaves it as it is.
 
     Returns:
         One gradient per tensor among the inputs, of its shape and dtype, None for integers and booleans; the gradient
         itself for one tensor. With ``return_code`` a tuple ``(gradients, source, backend_code)``.
 
-    Raises ``exc.AutodiffNotSupported`` for what has no derivative, or none that is implemented, with the line and what to do;
-    ``exc.InvalidAPIUsage`` where ``grad_out`` does not fit the results.
+    Raises:
+        exc.AutodiffNotSupported: something has no derivative, or none that is implemented; with the line and what to do.
+        exc.InvalidAPIUsage: ``grad_out`` does not fit the results.
     """
     return gradients.backward(
         kernel, grad_out, *inputs, return_code=return_code, autotune=autotune, autotune_effort=autotune_effort
