@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import exc
+from .._compiler.autodiff.memory import coverage
 from .._compiler.autodiff.transform import read_tensors, written_tensors
 from .._compiler.host.build import RUNTIME_NAME
 from .._compiler.host.program import LAUNCHER, HostProgram, KernelLaunch
@@ -158,6 +159,22 @@ class Recorder:
                 remedy="allocate the result in host code and return it",
             )
 
+    def _written(self, root: int, at: int, tensor: torch.Tensor) -> torch.Tensor:
+        """A leaf of torch's graph that ``tensor``, or what was added to it, comes from."""
+        how = coverage(self.program, root, at) if tensor.requires_grad else "all"
+        if how == "added":
+            leaf = torch.zeros_like(tensor, requires_grad=True)
+            tensor.add_(leaf)
+            return leaf
+        if how == "part":
+            raise exc.AutodiffNotSupported(
+                what=f"a kernel that may leave a part of {self.program.tensors[at].name!r} as host code has computed it",
+                remedy="write every element in the same store, choosing by torch.where",
+            ).at(self.program.roots[root].location)
+        leaf = tensor.detach().requires_grad_()
+        tensor.copy_(leaf)
+        return leaf
+
     def _step(
         self,
         root: int,
@@ -171,8 +188,8 @@ class Recorder:
             tensor = named[at]
             if not tensor.is_floating_point():
                 continue
-            written[at] = tensor.detach().requires_grad_()
-            tensor.copy_(written[at])
+            with torch.enable_grad():
+                written[at] = self._written(root, at, tensor)
             nodes[at] = tensor.grad_fn
         versions = {at: tensor._version for at, tensor in reads.items()}
         return Step(root, reads, written, numbers, versions, nodes)

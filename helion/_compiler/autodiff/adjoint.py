@@ -378,8 +378,9 @@ class Sweep:
 
     def loaded(self, op: Op, grad: Var) -> None:
         """What was loaded takes its gradient to memory."""
-        indices, walked = self.spelling.index(op, self.text)
-        dims = op.result.dims
+        attrs, dims = op.attributes(MemoryAttrs), op.result.dims
+        masked_gather = attrs.mask is not None and any(i.kind == "tensor" for i in attrs.indices)
+        indices, walked = self.spelling.index(op, self.text, spread=masked_gather)
         found = tuple(dims[at] for at in walked)
         if len(walked) == len(dims):
             grad = self.spread(grad, dims)
@@ -389,7 +390,7 @@ class Sweep:
             grad = self.spread(grad, target)
             grad = Var(name=self.spelling.reshaped(grad.name, target, found), dtype=grad.dtype, dims=found)
             grad = self.assign(grad.name, grad.dtype, found, "grad")
-        mask = None if op.attributes(MemoryAttrs).mask is None else self.mask(op, walked)
+        mask = None if attrs.mask is None else self.mask(op, walked)
         self.put(Sink(load=op.number, value=grad, indices=tuple(indices), mask=mask))
 
     # --- control flow ----------------------------------------------------------------------------------------------------

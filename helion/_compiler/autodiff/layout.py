@@ -11,7 +11,6 @@ from ..._shapes import Number
 from ..ir.grammar import LoopAxis, MemoryAttrs, OperandRef, Program
 from .adjoint import computed
 from .memory import Places, Site
-from .refusal import not_supported
 from .spelling import Names, Spelling, dtype_text, in_list
 from .statements import Assign, Effect, Sink, Statement, Var
 
@@ -201,21 +200,9 @@ def unmasked(sink: Sink) -> str:
 
 
 def _safe_indices(site: Site) -> Sequence[str]:
-    """Indices that are in range where nothing was read, too."""
-    sink = site.sink
-    if sink.mask is None:
+    """Indices that are in range where nothing was read, too; with a mask those of gathers have all dimensions."""
+    sink, indices = site.sink, site.op.attributes(MemoryAttrs).indices
+    if sink.mask is None or all(index.kind != "tensor" for index in indices):
         return sink.indices
-    made = []
-    for text, index in zip(sink.indices, site.op.attributes(MemoryAttrs).indices, strict=True):
-        if index.kind != "tensor":
-            made.append(text)
-            continue
-        assert index.operand is not None
-        if getattr(site.op.operands[index.operand], "dims", ()) != site.op.result.dims:
-            raise not_supported(
-                "hl.load with an extra_mask and an index of fewer dimensions than the mask",
-                "give the index all dimensions, or load without a mask and use torch.where",
-                site.op,
-            )
-        made.append(f"torch.where({sink.mask}, {text}, 0)")
-    return made
+    texts = zip(sink.indices, indices, strict=True)
+    return [text if index.kind == "scalar" else f"torch.where({sink.mask}, {text}, 0)" for text, index in texts]

@@ -9,13 +9,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..._shapes import Number, number_key
-from ..ir.grammar import ForAttrs, Index, LoopAxis, MemoryAttrs, Op, OperandRef, Program, Root, TileAttrs, Value
-from ..ir.rewrite import Makers
+from ..ir.grammar import (
+    ForAttrs,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    OperandRef,
+    Program,
+    Root,
+    TileAttrs,
+    Value,
+)
+from ..ir.rewrite import Makers, count_uses
 from .prepare import access_key
 from .refusal import not_supported
 from .statements import Nest, Sink, Statement
@@ -64,6 +76,9 @@ class Places:
         if index.kind == "block" and index.operand is None:
             return index.block
         maker = self.makers.of(op.operands[index.operand]) if index.operand is not None else None
+        if index.kind == "tensor" and maker is not None and isinstance(maker.attrs, IotaAttrs):
+            whole = self.program.blocks[maker.attrs.block].kind == "full"
+            return maker.attrs.block if whole or not maker.attrs.relative else None
         if index.kind == "scalar" and maker is not None and isinstance(maker.attrs, TileAttrs):
             return maker.attrs.block if maker.attrs.field in ("index", "id", "begin") else None
         return None
@@ -98,6 +113,11 @@ class Places:
             (i.operand is None and i.kind != "tensor") or (i.kind == "scalar" and self._walks(op, i) is not None)
             for i in attrs.indices
         )
+
+    def is_injective(self, op: Op) -> bool:
+        """Whether the lanes of an access certainly have an element each."""
+        indices = op.attributes(MemoryAttrs).indices
+        return all(i.kind != "tensor" or self._walks(op, i) is not None for i in indices)
 
     def depends_on(self, op: Op) -> set[int]:
         """Blocks that the indices of an access depend on, in whatever way."""
@@ -181,6 +201,28 @@ def is_single(axis: LoopAxis) -> bool:
     return isinstance(axis.begin, int) and isinstance(axis.end, int) and axis.scalar and axis.end - axis.begin == 1
 
 
+def coverage(program: Program, at: int, tensor: int) -> Literal["all", "added", "part"]:
+    """What grid loop ``at`` writes of a tensor: all elements, what is ``added`` to them, or possibly a part of them."""
+    alone = replace(program, roots=(program.roots[at],))
+    places = Places(alone)
+    writes = [
+        op for op in alone.walk() if op.kind in ("store", "atomic") and op.attributes(MemoryAttrs).tensor == tensor
+    ]
+    if all(op.kind == "atomic" for op in writes):
+        return "added"
+    certain = {id(op) for op in _certain(alone.roots[0].body.ops)}
+    covered = any(op.kind == "store" and id(op) in certain and places.covers(op) for op in writes)
+    return "all" if covered else "part"
+
+
+def _certain(ops: Sequence[Op]) -> Iterator[Op]:
+    """The ops that run in every program, in every iteration of the loops around them."""
+    for op in ops:
+        yield op
+        if op.kind == "for":
+            yield from _certain(op.regions[0].ops)
+
+
 def classify(program: Program, statements: Sequence[Statement], loads: dict[int, Op]) -> list[Site]:
     """The way of every sink."""
     (root,) = program.roots
@@ -222,11 +264,11 @@ def _site(
     plain = places.is_plain(op)
     owned = len(missing) < len(around)
     way: Way = "atomic"
-    if not missing:
+    if not missing and places.is_injective(op):
         way = "direct"
-    elif plain and not nests:
+    elif plain and missing and not nests:
         way = "partial"
-    elif plain and constant and owned and not in_branch:
+    elif plain and missing and constant and owned and not in_branch:
         way = "transposed"
     return Site(
         sink=sink,
@@ -247,6 +289,7 @@ def check_memory(program: Program) -> None:
     """Raises ``exc.AutodiffNotSupported`` where the value of an element depends on the order of stores."""
     places = Places(program)
     (root,) = program.roots
+    uses = count_uses(program)
     accesses: dict[int, list[tuple[Op, tuple[int, ...]]]] = {}
     _collect(program, root.body.ops, (), accesses)
     for found in accesses.values():
@@ -254,6 +297,10 @@ def check_memory(program: Program) -> None:
         for op, path in writes:
             if op.kind == "store":
                 _check_owned(places, op, path)
+            elif any(uses[result.number] for result in op.results):
+                raise not_supported(
+                    "the value that an atomic operation gives", "use the operation for its effect alone", op
+                )
         for at, (op, path) in enumerate(writes):
             for other, other_path in writes[:at]:
                 _check_apart(places, op, path, other, other_path)

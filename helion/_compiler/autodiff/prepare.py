@@ -9,6 +9,7 @@ from ..._shapes import number_key
 from ..ir.build import Numbers
 from ..ir.grammar import (
     ForAttrs,
+    LoopAxis,
     MemoryAttrs,
     Op,
     Operand,
@@ -41,9 +42,10 @@ class _Scope:
 
     loads: dict[Key, Value]
     stored: dict[Key, Op] = field(default_factory=dict)
-    #: Values and blocks that exist outside of the region.
-    outside: frozenset[int] = frozenset()
+    #: Values and blocks of the loop that the region is the body of, and whether that certainly runs.
+    inside: frozenset[int] = frozenset()
     blocks: frozenset[int] = frozenset()
+    runs: bool = False
 
 
 class _Preparation:
@@ -88,8 +90,9 @@ class _Preparation:
         regions = []
         inside = _defined(op)
         own = frozenset(a.block for a in op.attrs.axes) if isinstance(op.attrs, ForAttrs) else frozenset()
+        runs = isinstance(op.attrs, ForAttrs) and all(_has_iterations(a) for a in op.attrs.axes)
         for region in op.regions:
-            inner = _Scope(dict(scope.loads), outside=frozenset(inside) if own else frozenset(), blocks=own)
+            inner = _Scope(dict(scope.loads), inside=frozenset(inside) if own else frozenset(), blocks=own, runs=runs)
             made, hoisted = self.region(region, inner)
             regions.append(made)
             before += hoisted
@@ -101,11 +104,11 @@ class _Preparation:
 
     def _is_outside(self, op: Op, scope: _Scope) -> bool:
         """Whether a load depends on nothing of the loop around it."""
-        if not scope.blocks or self.storage(op) in self.written:
+        if not scope.blocks or self.storage(op) in self.written or (op.operands and not scope.runs):
             return False
         used = {i.block for i in op.attributes(MemoryAttrs).indices if i.kind == "block"}
         blocks = {b for d in op.result.dims for b in d.blocks}
-        return not (used | blocks) & scope.blocks and not any(v.number in scope.outside for v in op.values())
+        return not (used | blocks) & scope.blocks and not any(v.number in scope.inside for v in op.values())
 
     def _known(self, op: Op, scope: _Scope, made: list[Op]) -> bool:
         """Whether another value stands for what is loaded."""
@@ -148,6 +151,10 @@ class _Preparation:
     def _forget(self, op: Op, scope: _Scope) -> None:
         storage = self.storage(op)
         scope.stored = {k: s for k, s in scope.stored.items() if self.storage(s) != storage}
+
+
+def _has_iterations(axis: LoopAxis) -> bool:
+    return isinstance(axis.begin, int) and isinstance(axis.end, int) and axis.begin < axis.end
 
 
 def _defined(op: Op) -> set[int]:

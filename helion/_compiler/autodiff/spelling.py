@@ -196,13 +196,13 @@ class Spelling:
             else text
         )
 
-    def index(self, op: Op, operand: Callable[[Operand], str]) -> tuple[list[str], list[int]]:
+    def index(self, op: Op, operand: Callable[[Operand], str], spread: bool = False) -> tuple[list[str], list[int]]:
         """The subscripts of an access, and the positions of the accessed tile over which they walk, in the order in which
-        the subscripts give them."""
+        the subscripts give them. ``spread``: each as a value with all of these dimensions."""
         attrs = op.attributes(MemoryAttrs)
         tensors = [i for i in attrs.indices if i.kind == "tensor"]
         walked = _walked(attrs.indices, op)
-        simple = len(tensors) <= 1 and walked == sorted(walked)
+        simple = not spread and len(tensors) <= 1 and walked == sorted(walked)
         texts = []
         for dim, index in enumerate(attrs.indices):
             match index.kind:
