@@ -96,6 +96,15 @@ def _freeze(value: object) -> object:
     return value
 
 
+def _property(key: str, doc: str) -> Any:
+    """The value of a key, or what it reads as where it is left out: lists are empty then."""
+
+    def read(config: Config) -> Any:
+        return config.config.get(key, [] if key in _LISTS else _LEFT_OUT.get(key))
+
+    return property(read, doc=doc)
+
+
 class Config(Mapping[str, Any]):
     """All that a kernel's source leaves open: tile sizes, loop orders, warps, stages, how memory is addressed.
 
@@ -133,12 +142,9 @@ class Config(Mapping[str, Any]):
         return self.config[key]
 
     def __getattr__(self, name: str) -> Any:
-        """Values can be read as attributes too. Keys that are left out of the config are what the public API says they
-        are then: lists are empty, ``num_warps`` is 4, ``num_stages`` 1, and others are None."""
+        """Values of a kernel's own keys, such as tunables, as attributes."""
         if name != "config" and name in self.config:
             return self.config[name]
-        if name in KEYS:
-            return [] if name in _LISTS else _LEFT_OUT.get(name)
         raise AttributeError(f"helion.Config has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[str]:
@@ -218,6 +224,10 @@ class Config(Mapping[str, Any]):
         """
         full, defaults = spec.normalize(self), spec.normalize(Config())
         return Config(**{key: value for key, value in full.items() if _freeze(value) != _freeze(defaults[key])})
+
+
+for _key, _doc in KEYS.items():
+    setattr(Config, _key, _property(_key, _doc))
 
 
 def as_config(given: Config | Mapping[str, Any]) -> Config:

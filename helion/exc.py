@@ -99,7 +99,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("AtomicOnDeviceTensor", "BaseError", "{name} works on host tensors, got a device value; pass the tensor itself, not a tile of it."),
     ("BarrierOnlyAllowedAtTopLevel", "BaseError", "hl.barrier() must stand between two device loops at the top level of the kernel."),
     ("BarrierRequiresPersistent", "BaseError", "hl.barrier() needs a persistent pid_type on this backend, got {pid_type!r}."),
-    ("BreakpointInDeviceLoopRequiresInterpret", "BaseError", "breakpoint() stands in device code, which is compiled; run the kernel with HELION_INTERPRET=1 or ref_mode=helion.RefMode.EAGER to stop in it."),
+    ("BreakpointInDeviceLoopRequiresInterpret", "BaseError", "breakpoint() stands in device code, which is compiled; run it with HELION_INTERPRET=1 (or ref_mode=helion.RefMode.EAGER) to stop in its source, or with TRITON_INTERPRET=1 to stop in the generated kernel."),
     ("NestedKernelCallsNotSupported", "BaseError", "Kernel {name!r} is called from inside another kernel; put the shared code into a plain function and call that from both."),
     ("NoDeviceLoopsInKernel", "BaseError", "Kernel {kernel!r} has no device loop; put the computation into a `for tile in hl.tile(...)` loop."),
     ("EmptyDeviceLoopAfterDCE", "BaseError", "The device loop of kernel {kernel!r} stores nothing, so there is nothing to compute; assign the result, as in `out[tile] = value`."),

@@ -165,7 +165,7 @@ TRITON_INTERPRET = Knob(
     "TRITON_INTERPRET",
     lambda text: text.lower() in (*_TRUE, "y"),
     False,
-    "Triton's own interpreter; read to refuse it beside HELION_INTERPRET",
+    "run generated kernels in the interpreter on GPU tensors too, where breakpoint() in device code stops; slow",
 )
 SKIP_FAST_LAUNCHER = Knob("HELION_SKIP_FAST_LAUNCHER", _bool, False, "launch through Triton's own JITFunction.run")
 NATIVE_LAUNCH = Knob(

@@ -71,6 +71,8 @@ class Analysis:
     target: Target
     settings: Settings
     backend: Backend[Any]
+    #: What it was compiled for; None of an analysis that was put together by hand.
+    context: CompileContext | None = None
     #: What configs that were asked for do not get, by config.
     adjusted: dict[Config, tuple[Adjustment, ...]] = field(default_factory=dict)
     _codes: dict[Config, Code] = field(default_factory=dict)
@@ -111,7 +113,8 @@ class Analysis:
     def space(self) -> ConfigSpace:
         if not self.program.roots:
             raise exc.NoDeviceLoopsInKernel(kernel=self.name)
-        return space.build_space(self.program, self.rollable, self.target, self.settings, self.backend.keys)
+        others = tuple((b.name, b.key_prefixes) for b in BACKENDS.values() if b.name != self.backend.name)
+        return space.build_space(self.program, self.rollable, self.target, self.settings, self.backend.keys, others)
 
     @functools.cached_property
     def seeds(self) -> SeedReport:
@@ -262,9 +265,9 @@ def _analysed(
     except exc.IndexOffsetOutOfRangeForInt32:
         if wanted != "auto":
             raise
-        wide = replace(context, index_dtype=torch.int64)
-        traced = _traced(backend, fn, arguments, wide, constants)
-    return Analysis(traced, name, target, settings, backend)
+        context = replace(context, index_dtype=torch.int64)
+        traced = _traced(backend, fn, arguments, context, constants)
+    return Analysis(traced, name, target, settings, backend, context)
 
 
 def _traced(

@@ -115,3 +115,19 @@ def test_subtiles_and_flattened_loops_exclude_each_other() -> None:
     torch.testing.assert_close(bound.compile_config({"block_sizes": [4, 8], "epilogue_subtile": 2})(x), x * 2)
     with pytest.raises(exc.InvalidConfig, match=r"epilogue_subtile=2 splits tiles .* flatten_loops=\[True\]"):
         bound.config_spec.normalize({"epilogue_subtile": True, "flatten_loops": [True]})
+
+
+def test_keys_are_properties_of_the_class() -> None:
+    for key in helion.config.KEYS:
+        assert isinstance(getattr(helion.Config, key), property) and getattr(helion.Config, key).__doc__
+    config = helion.Config(block_sizes=[8], num_warps=2, mine=3)
+    assert (config.block_sizes, config.num_warps, config.num_stages, config.indexing, config.mine) == ([8], 2, 1, [], 3)
+    with pytest.raises(AttributeError, match="no attribute 'num_warp'"):
+        config.num_warp  # noqa: B018
+
+
+def test_what_a_kernel_was_bound_for() -> None:
+    bound = helion.kernel(double.fn, config={"block_sizes": [8]}).bind((torch.zeros(8),))
+    assert bound.env.settings is bound.settings is bound.kernel.settings
+    assert bound.env.device.type == "cpu" and bound.env.index_dtype is torch.int32
+    assert bound.env.target is bound.target and bound.configs == [helion.Config(block_sizes=[8])]

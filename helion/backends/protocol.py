@@ -55,6 +55,11 @@ class Backend(Protocol[P]):
         ...
 
     @property
+    def key_prefixes(self) -> tuple[str, ...]:
+        """What the names of its own config keys begin with: other backends refuse these by its name."""
+        ...
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """All rewrites from the program that facts are made of to the one that is printed, in order; the names of those of
         its own begin with its name."""

@@ -29,6 +29,7 @@ from .targets import target_of
 
 if TYPE_CHECKING:
     from .. import pipeline
+    from .._compiler.context import CompileContext
     from .._compiler.facts.records import KernelFacts
     from ..autotuner.proposal import Seed
     from ..autotuner.space import ConfigSpace
@@ -123,6 +124,13 @@ class BoundKernel:
         return f"<helion.BoundKernel {self.kernel.name}({shown}) for {self.target.name}{numbers}>"
 
     # --- what the compiler knows -----------------------------------------------------------------------------------------
+
+    @property
+    def env(self) -> CompileContext:
+        """What the kernel is compiled for: ``device``, ``settings``, ``target``, ``index_dtype``."""
+        context = self._analysis.context
+        assert context is not None
+        return context
 
     @property
     def facts(self) -> KernelFacts:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_kernels import add, bmm, matmul, softmax
 
+import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.ir.grammar import OperandRef, Program
@@ -854,3 +855,14 @@ def test_a_space_is_data() -> None:
         config = space.random(Random(seed))
         assert again.normalize(config) == config
         assert again.decode(config) == space.decode(config)
+
+
+@pytest.mark.parametrize(
+    "backend, key, owner", [("triton", "tcgen05_cluster_m", "cute"), ("triton", "wgmma_c_stages", "cute")]
+)
+def test_a_key_of_another_backend_is_refused_by_its_name(backend: str, key: str, owner: str) -> None:
+    bound = helion.kernel(softmax, backend=backend).bind((meta(8, 16),))
+    with pytest.raises(exc.InvalidConfig, match=rf"'{key}' belongs to the {owner} backend.*backend='{owner}'"):
+        bound.to_code(Config(block_sizes=[1], **{key: 2}))
+    with pytest.raises(exc.InvalidConfig, match="Invalid config keys"):
+        bound.to_code(Config(block_sizes=[1], no_key=2))

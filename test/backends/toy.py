@@ -102,6 +102,7 @@ class Toy:
     """Loads, stores and a few elementwise functions of whole tiles."""
 
     name: str = "toy"
+    key_prefixes: tuple[str, ...] = ("toy_",)
     is_installed: bool = True
     steps: tuple[()] = ()
     heuristics: tuple[Heuristic, ...] = (Squares(),)

@@ -315,9 +315,41 @@ assert rows.bind((x,), target="sm_90").resources().registers > 0
 """
 
 
-def test_tritons_interpreter_in_the_environment_changes_nothing(tmp_path: Path) -> None:
+def test_tritons_interpreter_in_the_environment(tmp_path: Path) -> None:
     script = tmp_path / "interpreted.py"
     script.write_text(INTERPRETED)
     root = Path(helion.__file__).parents[1]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
     subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=300)
+
+
+STOPPED = """
+import torch, helion, helion.language as hl
+
+@helion.kernel(config=helion.Config(block_sizes=[8]))
+def rows(x):
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        doubled = x[tile] * 2
+        {stop}
+        out[tile] = doubled
+    return out
+
+x = torch.arange(10.0)
+print("right:", torch.equal(rows(x), x * 2))
+"""
+
+
+@pytest.mark.parametrize("stop", ["breakpoint()", "hl.breakpoint()"])
+def test_a_breakpoint_in_device_code_stops_in_tritons_interpreter(tmp_path: Path, stop: str) -> None:
+    script = tmp_path / "stopped.py"
+    script.write_text(STOPPED.format(stop=stop))
+    root = Path(helion.__file__).parents[1]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
+    commands = "p doubled\ncontinue\np doubled.shape\ncontinue\n"
+    found = subprocess.run(
+        [sys.executable, str(script)], env=environment, input=commands, capture_output=True, text=True, timeout=300
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("-> tl.store(") == 2 and "right: True" in found.stdout
+    assert "[ 0.  2.  4.  6.  8. 10. 12. 14.]" in found.stdout

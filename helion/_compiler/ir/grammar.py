@@ -29,7 +29,7 @@
     sort       None           value                           ascending along the last dimension
     join       None           two values                      a new last dimension of 2
     split      None           value                           both halves of a last dimension of 2
-    print      PrintAttrs     values                          from every program
+    print      PrintAttrs     values                          from every program; or a stop in the debugger
     check      CheckAttrs     index values, mask              an error where it does not hold (checked mode only)
     asm        AsmAttrs       values                          inline assembly on elements
     inline     InlineAttrs    values                          target source of the user's
@@ -272,7 +272,10 @@ class SeedAttrs:
 
 @dataclass(frozen=True, slots=True)
 class PrintAttrs:
+    """``stops``: nothing is printed, the debugger takes over (in an interpreter only)."""
+
     prefix: str
+    stops: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,15 @@ Own = Callable[[Survey, Program, Target, Settings], OwnKeys]
 
 
 def build_space(
-    program: Program, rollable: tuple[int, ...], target: Target, settings: Settings, own: Own
+    program: Program,
+    rollable: tuple[int, ...],
+    target: Target,
+    settings: Settings,
+    own: Own,
+    elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = (),
 ) -> ConfigSpace:
     """The space of ``program``, which is not rolled; ``rollable`` are the blocks that can be walked in chunks. ``own``
-    says what the backend adds."""
+    says what the backend adds, ``elsewhere`` how the keys of other backends begin, by their names."""
     seen = survey(program, rollable)
     chunks = tuple(_chunk(program.blocks[block]) for block in rollable)
     more = own(seen, program, target, settings)
@@ -83,6 +88,7 @@ def build_space(
         absent=more.absent,
         verbatim=more.verbatim,
         rules=more.rules,
+        elsewhere=elsewhere,
     )
 
 

@@ -49,6 +49,8 @@ class ConfigSpace:
     verbatim: str
     rules: tuple[Rule, ...]
     default: Config | None = None
+    #: Of other backends, by name: how the names of their keys begin.
+    elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     # --- configs ----------------------------------------------------------------------------------------------------
 
@@ -260,6 +262,8 @@ class ConfigSpace:
         verbatim = {key: given[key] for key in sorted(given) if key.startswith(self.verbatim)}
         others = [key for key in given if key not in self.keys and key not in verbatim]
         if unknown := [key for key in others if key not in self.absent]:
+            for key in unknown:
+                self._refuse_elsewhere(key)
             close = difflib.get_close_matches(unknown[0], self.keys, 1)
             known = f"did you mean {close[0]!r}? Known" if close else "known"
             known += f" are {', '.join((*self.keys, f'{self.verbatim}*'))}"
@@ -268,6 +272,15 @@ class ConfigSpace:
             if not _asks_for_nothing(given[key]):
                 raise exc.InvalidConfig(f"{key} cannot be {given[key]!r}: {self.absent[key]}; leave it out.")
         return verbatim
+
+    def _refuse_elsewhere(self, key: str) -> None:
+        """Raises for a key of another backend."""
+        owner = next((name for name, prefixes in self.elsewhere if key.startswith(prefixes)), None)
+        if owner is not None:
+            raise exc.InvalidConfig(
+                f"The config key {key!r} belongs to the {owner} backend, and kernel {self.kernel!r} is compiled by another; "
+                f"leave it out, or choose that one with backend={owner!r}."
+            )
 
     # --- sizes that go together -------------------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ class Cute:
     """The backend that prints the CuTe DSL; see ``backends.protocol.Backend``."""
 
     name: str = "cute"
+    key_prefixes: tuple[str, ...] = ("tcgen05_", "wgmma_", "cute_", "_cute_config_", "num_threads")
     steps: tuple[Step, ...] = ()
 
     @property

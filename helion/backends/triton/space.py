@@ -40,8 +40,8 @@ _RANGE_FIELDS: tuple[tuple[str, Fragment], ...] = (
 #: Keys that exist elsewhere, and why they are refused here.
 _NOT_GENERATED = {
     "xcd_remap": "no code is generated for it",
-    "num_ctas": "no code is generated for it",
-    "occupancy": "no code is generated for it",
+    "num_ctas": "it is a key of the tileir backend, which is not here",
+    "occupancy": "it is a key of the tileir backend, which is not here",
 }
 
 

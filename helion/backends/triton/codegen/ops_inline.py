@@ -14,6 +14,9 @@ _WORD = re.compile(r"\w+")
 
 def device_print(e: Emission, op: Op) -> None:
     attrs = op.attributes(PrintAttrs)
+    if attrs.stops:
+        e.lines.add("breakpoint()")
+        return
     values = [e.operand(o) for o in op.operands]
     e.lines.add(f"tl.device_print({', '.join([repr(attrs.prefix), *values])})")
 

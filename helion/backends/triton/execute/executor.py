@@ -11,7 +11,7 @@ import torch
 from triton.errors import TritonError
 from triton.runtime.errors import OutOfResources
 
-from .... import exc
+from .... import exc, knobs
 from ...._compiler.host.program import HostProgram
 from ....hardware import Target
 from ...execution import InlineBody, Lack, Launcher, SizeTable
@@ -42,16 +42,22 @@ class TritonInlining:
         return native.sharing(first)
 
 
+_INLINING = TritonInlining()
+
+
 class TritonExecutor:
     error: type[exc.BaseError] = exc.TritonError
     errors: tuple[type[Exception], ...] = (TritonError, RuntimeError)
-    inlining = TritonInlining()
+
+    @property
+    def inlining(self) -> TritonInlining | None:
+        return None if knobs.TRITON_INTERPRET.read() else _INLINING
 
     def prepare(self, names: dict[str, Any]) -> None:
         compilable.make_compilable(names)
 
     def launcher(self, ordinary: Launcher, target: Target) -> Launcher:
-        return fast_launch.launcher(ordinary, target)
+        return ordinary if knobs.TRITON_INTERPRET.read() else fast_launch.launcher(ordinary, target)
 
     def is_failure(self, error: Exception) -> bool:
         return isinstance(error, TritonError) or _PASS_FAILED in str(error)

@@ -12,6 +12,7 @@ from .... import knobs
 from ....hardware import DEFAULT_TARGET, from_device_properties
 from ... import stub
 from .fast_launch import launch_stub
+from .host_copies import interpret_copies
 from .interpreter import interpret
 
 
@@ -51,6 +52,9 @@ def default_launcher(kernel: triton.JITFunction, grid: tuple[int, ...], *args: A
         if isinstance(arg, torch.Tensor):
             if arg.device.type == "cpu":
                 interpret(kernel, grid, args, options)
+                return
+            if knobs.TRITON_INTERPRET.read():
+                interpret_copies(kernel, grid, args, options)
                 return
             break
     kernel[grid](*args, **options)

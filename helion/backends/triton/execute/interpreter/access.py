@@ -138,7 +138,7 @@ class Access:
         return Handle(pointer.data + steps.view(np.uint64), pointer.dtype, pointer.shape)
 
     def create_int_to_ptr(self, source: Handle, target: tl.dtype) -> Handle:
-        self.memory.checked = False
+        self.memory.made_pointers()
         return Handle(source.data.astype(np.int64).view(np.uint64), target.scalar, source.shape)
 
     # Block pointers (Triton 3.8 and older).

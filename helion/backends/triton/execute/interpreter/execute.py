@@ -188,7 +188,13 @@ def _detector(
     return RaceDetector(fn.__name__, file, memory.regions, watched, threads=warps * WARP_LANES)
 
 
-def interpret(fn: JITFunction, grid: tuple[int, ...], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+def interpret(
+    fn: JITFunction,
+    grid: tuple[int, ...],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    elsewhere: bool = True,
+) -> None:
     """Run a ``@triton.jit`` kernel on CPU tensors, in this process and thread.
 
     No environment variable is needed, and Triton's own modules are left as they are, so that kernels may be compiled
@@ -199,6 +205,7 @@ def interpret(fn: JITFunction, grid: tuple[int, ...], args: Sequence[object], kw
         grid: one to three program counts. Programs run one after the other, the first axis fastest.
         args: positional arguments: CPU tensors of any strides, numbers, tuples, ``TensorDescriptor``, constexpr values.
         kwargs: further arguments by name; other names are launch options (``num_warps`` ...) and are ignored.
+        elsewhere: whether pointers that the kernel makes of integers may lead to memory of no argument.
 
     Numbers are the device's: bf16, fp16 and fp8 results are rounded to nearest even after every operation, casts to fp8
     saturate, integer division truncates. fp32 ``tl.dot`` computes in fp32 whatever ``input_precision`` says, and sums
@@ -222,7 +229,7 @@ def interpret(fn: JITFunction, grid: tuple[int, ...], args: Sequence[object], kw
         try:
             arguments = _Arguments(fn.__name__)
             values = arguments.all(fn, _bound(fn, args, kwargs))
-            builder.memory = Memory(tuple(arguments.regions()), lambda: builder.place)
+            builder.memory = Memory(tuple(arguments.regions()), lambda: builder.place, elsewhere)
             builder.races = _detector(fn, builder.memory, arguments.watched, kwargs) if is_detecting() else None
             function = interpreted(fn).refresh()
             for z in range(sizes[2]):

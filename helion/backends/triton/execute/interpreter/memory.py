@@ -52,13 +52,18 @@ class Memory:
     """The storages of one launch.
 
     ``checked`` is true until the kernel makes a pointer out of an integer; such a pointer may lead anywhere, so from
-    then on addresses outside every argument are accessed without a check.
+    then on addresses outside every argument are accessed without a check, unless the memory ``elsewhere`` is not this one.
     """
 
-    def __init__(self, regions: Sequence[Region], place: Callable[[], str]) -> None:
+    def __init__(self, regions: Sequence[Region], place: Callable[[], str], elsewhere: bool = True) -> None:
         self.regions = tuple(regions)
         self.checked = True
+        self._elsewhere = elsewhere
         self._place = place
+
+    def made_pointers(self) -> None:
+        """The kernel makes pointers out of integers."""
+        self.checked = not self._elsewhere
 
     def _region_of(self, low: int, high: int) -> Region | None:
         for region in self.regions:
