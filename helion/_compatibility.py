@@ -72,7 +72,6 @@ ERRORS = frozenset(
         "InconsistantConfigsAcrossRanks",
         "MissingEnableTile",
         "MultipleReductionDims",
-        "NoAOTHeuristicWarning",
         "NotEnoughConfigs",
         "ProcessGroupNameNotFound",
         "ReductionDimInvalidForShape",

@@ -212,7 +212,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("LoadOfOtherPrograms", "BaseWarning", "This loads elements of {name!r} that programs at other tiles of {axis!r} store at the same time; it may see them before or after. Store into another tensor, or put hl.barrier() between two loops."),
     ("TiledKMatmulAccumulationWarning", "BaseWarning", "`acc += a @ b` rounds every partial product; use hl.dot(a, b, acc=acc) or torch.addmm(acc, a, b)."),
     ("SettingHasNoEffect", "BaseWarning", "The setting {name}={value!r} is accepted for compatibility and has no effect: {why}."),
-    ("NoAOTHeuristicWarning", "BaseWarning", "Kernel {kernel!r} has no table of tuned configs; it runs with its default config."),
+    ("NoAOTHeuristicWarning", "BaseWarning", "Kernel {kernel!r} has no table of tuned configs{because}; it runs with its default config. Write one with HELION_AOT_MODE=collect, or decorate it with @helion.kernel."),
 )  # fmt: skip
 
 for _name, _base, _template in _TABLE:

@@ -174,6 +174,13 @@ NATIVE_LAUNCH = Knob(
     False,
     "check arguments and launch in C++, built with g++ at first use; without a compiler calls go through Python",
 )
+AOT_MODE = Knob(
+    "HELION_AOT_MODE",
+    _choice("evaluate", "collect", "measure", "disabled"),
+    "evaluate",
+    "tables of kernels decorated with helion.aot_kernel: evaluate takes configs from them, collect (or measure) tunes "
+    "what is called and writes them, disabled looks at none",
+)
 DISALLOW_AUTOTUNING = Knob("HELION_DISALLOW_AUTOTUNING", _bool, False, "raise where a kernel would have to be tuned")
 MEASURE_COMPILE_TIME = Knob(
     "HELION_MEASURE_COMPILE_TIME", _bool, False, "count and time every bind, and print a table at exit"

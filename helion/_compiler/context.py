@@ -37,6 +37,8 @@ class Limits:
     """Precisions that products of fp32 can have; ``ieee`` is one of them."""
     float_arguments: torch.dtype
     """What numbers of the host that are floats are passed in."""
+    stops: bool = False
+    """Whether ``breakpoint()`` in device code stops in the debugger."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from ..autotuner.proposal import Seed
     from ..autotuner.space import ConfigSpace
     from ..backends.execution import Resources
-    from . import explain, measure, ref_mode, repro
+    from . import aot, explain, measure, ref_mode, repro
     from .kernel import Kernel
 else:
+    aot = lazy("helion.runtime.aot")
     measure = lazy("helion.runtime.measure")
     explain = lazy("helion.runtime.explain")
     ref_mode = lazy("helion.runtime.ref_mode")
@@ -156,9 +157,10 @@ class BoundKernel:
         """Return the config that runs when nothing was tuned.
 
         It is the first promoted seed, unless another is predicted to be much faster; where none is promoted, the fastest by
-        prediction of the seeds and the conservative config.
+        prediction of the seeds and the conservative config. A kernel decorated with ``helion.aot_kernel`` takes it from its
+        table.
         """
-        return self._analysis.default_config
+        return self._of.default_config
 
     def conservative_config(self) -> Config:
         """Return a config of small safe tiles, made without any heuristic."""
@@ -373,7 +375,11 @@ class BoundKernel:
         if not self._analysis.program.roots:  # host loops over nothing: nothing to compile, and nothing is launched
             self._choice.run = self.run_ref
             return
-        if not self.configs and self.settings.autotuner_fn is None:
+        if not self.configs and self.kernel.aot is not None and aot.collecting(self.kernel):
+            aot.record(self.kernel, self.target, args, self.short_config(self.autotune(args)).to_dict())
+            for others in aot.others(self.kernel):
+                self.kernel.bind(others).ensure_config_exists(others)
+        elif not self.configs and self.settings.autotuner_fn is None:
             self._choice.check_feasible(args)
             config = self.default_config()
             self._announce(config)
@@ -404,6 +410,8 @@ class BoundKernel:
         if self.kernel.announced:
             return
         self.kernel.announced = True
+        if config == self._of.tabled:
+            return
         heuristic = next((s.heuristic for s in self.seeds if s.config == config), "the conservative config")
         print(
             f"helion: {self.kernel.name}: no config given, using {heuristic}: {self.format_kernel_decorator(config)}",

@@ -45,7 +45,7 @@ class Choice:
             return self.config
         if len(given) == 1:
             return analysis.full_config(given[0])
-        return analysis.default_config
+        return self.compiled.specialized.default_config
 
     def use(self, config: Config, *, by_default: bool = False) -> None:
         """Run a full config from now on."""

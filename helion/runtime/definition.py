@@ -11,6 +11,7 @@ from typing import Any
 from ..config import Config
 from ..language.constants import ConstExpr
 from ..settings import Settings
+from .aot_options import AotOptions
 from .signature import Key, UsualInputs, arguments_key
 
 
@@ -37,6 +38,10 @@ class Definition:
         self.configs = list(configs)
         self.key = key
         self.announced = False
+        #: Options of tables of tuned configs, of kernels that have some; warnings about them; whether others were tuned.
+        self.aot: AotOptions | None = None
+        self.told: set[str] = set()
+        self.collected = False
         self.told_about_gradients = False
         self.signature = _signature(fn)
         self.constants = frozenset(_constant_parameters(self.signature))

@@ -22,6 +22,7 @@ from .._names import RESERVED, SHARED_MODULES, is_reserved
 from ..config import Config, as_config
 from ..settings import RefMode, Settings
 from . import bind_times
+from .aot_options import AotOptions
 from .bound import BoundKernel
 from .definition import Definition
 from .dispatch import Calls, dispatchable, leave_untraced
@@ -34,7 +35,7 @@ from .targets import target_of, token
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
 
-    from . import differentiable, ref_mode
+    from . import aot, differentiable, ref_mode
     from .graphs import calls as graph_calls
     from .graphs import dynamo
 
@@ -47,6 +48,7 @@ else:
     dynamo = lazy("helion.runtime.graphs.dynamo")
     graph_calls = lazy("helion.runtime.graphs.calls")
     differentiable = lazy("helion.runtime.differentiable")
+    aot = lazy("helion.runtime.aot")
     ref_mode = lazy("helion.runtime.ref_mode")
     _Parameters, _Result = ParamSpec("_Parameters"), TypeVar("_Result")
 
@@ -397,17 +399,37 @@ def aot_kernel(
     fn: Callable[..., Any] | None = None,
     *,
     batched: Any = None,
-    collect_fn: Callable[..., Any] | None = None,
-    measure_fn: Callable[..., Any] | None = None,
+    collect_fn: Callable[[], Sequence[Sequence[Any]]] | None = None,
+    measure_fn: Callable[[], Sequence[Sequence[Any]]] | None = None,
     **options: Any,
 ) -> Any:
-    """Decorate a function as a kernel whose configs are tuned ahead of time; without a table of them it is ``helion.kernel``.
+    """Decorate a function as a kernel whose configs were tuned ahead of time, by shape, and stand in a table beside its source.
+
+    For ``ops.py`` the table of an H100 is ``_helion_aot_ops_cuda_sm90.py``: for each kernel a function
+    ``autotune_<kernel>(*args)`` that gives the config for these arguments, and perhaps ``key_<kernel>(*args)``, a hashable
+    value that is equal where the config is, which tells sizes apart with ``static_shapes=False``. The table of an older GPU
+    serves where there is none for this one. With no usable table a warning (``exc.NoAOTHeuristicWarning``) is printed, and
+    the default config runs. ``config=`` and ``configs=`` come before the table.
+
+    ``HELION_AOT_MODE=collect`` tunes each specialization that is called and writes the table; ``disabled`` looks at none.
 
     Args:
         fn: as for ``helion.kernel``.
-        batched: accepted and not used.
-        collect_fn: accepted and not used.
-        measure_fn: accepted and not used.
+        batched: which dimensions of the arguments are batches; accepted without effect.
+        collect_fn: gives a list of argument tuples that are tuned too while a table is collected.
+        measure_fn: gives more of them.
         options: as for ``helion.kernel``.
     """
-    return kernel(fn, **options)
+    for name, given in (("collect_fn", collect_fn), ("measure_fn", measure_fn)):
+        if given is not None and not callable(given):
+            raise TypeError(f"{name}= takes a function that gives a list of argument tuples, got {given!r}")
+    tables = AotOptions(batched=batched, collect_fn=collect_fn, measure_fn=measure_fn)
+
+    def wrap(function: Callable[..., Any]) -> Kernel:
+        made: Kernel = kernel(function, **options)
+        made.aot = tables
+        if not made.settings.static_shapes:
+            made.key = aot.TableKey(made, made.key)
+        return made
+
+    return wrap if fn is None else wrap(fn)

@@ -20,8 +20,10 @@ from .signature import Key, pick
 if TYPE_CHECKING:
     from .. import pipeline
     from ..backends.execution import Executor
+    from . import aot
 else:
     pipeline = lazy("helion.pipeline")
+    aot = lazy("helion.runtime.aot")
 
 #: Keys a printed config has even at their defaults: they are what people look for first.
 _ALWAYS_SHOWN = ("block_sizes", "reduction_loops", "num_warps", "num_stages")
@@ -49,6 +51,18 @@ class Specialized:
         return pipeline.analyse(
             kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants, configs=kernel.configs
         )
+
+    @functools.cached_property
+    def tabled(self) -> Config | None:
+        """What the kernel's table of tuned configs says, if it has one."""
+        if self.kernel.aot is None or self.kernel.configs:
+            return None
+        return aot.config_of(self.kernel, self.target, self.sample(), self.analysis.full_config)
+
+    @property
+    def default_config(self) -> Config:
+        """What runs when nothing was tuned: what the kernel's table says, else what the compiler chooses."""
+        return self.tabled or self.analysis.default_config
 
     def analyse(self, values: tuple[Any, ...]) -> None:
         """Walk the kernel, and take down the numbers in ``values`` that its code depends on."""

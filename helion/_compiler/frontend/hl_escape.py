@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ... import exc, knobs
+from ... import exc
 from ... import language as hl
 from ..._shapes import broadcast_dims
 from ..ir.grammar import AsmAttrs, PrintAttrs
@@ -22,7 +22,7 @@ rule = RULES.register
 @rule(hl.breakpoint)
 def _breakpoint(t: Tracer) -> None:
     """Only an interpreter can stop; what it shows are the variables of the generated kernel."""
-    if not knobs.TRITON_INTERPRET.read():
+    if not t.context.limits.stops:
         raise exc.BreakpointInDeviceLoopRequiresInterpret()
     t.builder.append("print", (), (), PrintAttrs("", stops=True))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ... import knobs
 from ..._compiler.context import Limits
 from ...hardware import Target
 from ...language.matmul import SCALE_GROUP
@@ -25,4 +26,5 @@ def limits(target: Target) -> Limits:
         min_four_bit_k=_FOUR_BIT_K if target.has("scaled_mma") else SCALE_GROUP,
         dot_precisions=frozenset(precisions),
         float_arguments=torch.float32,
+        stops=knobs.TRITON_INTERPRET.read(),
     )
