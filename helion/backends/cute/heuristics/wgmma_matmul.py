@@ -1,9 +1,10 @@
 """One matrix product on Hopper's matrix unit: the tile that rounds of tiles and time per tile speak for.
 
-Tiles of 128 x 256 feed the unit from the L2 cache at nearly its rate; smaller ones are for products whose larger tiles
-would leave SMs without work. Two CTAs of a cluster that share B save loads where there are two rounds of tiles or more:
-4096^3 in bf16 takes 175 us instead of 182 with them (benchmarks/results/cute/nvidia-h200.json); smaller tiles gain
-nothing, so they stay alone. Where even small tiles leave SMs without work, CTAs of a cluster share the K of a tile.
+Tiles of 128 x 256 and 256 x 128 feed the unit from the L2 cache at nearly its rate; smaller ones are for products whose
+larger tiles would leave SMs without work. Two CTAs of a cluster that share B save loads: 4096^3 in bf16 takes 177 us
+instead of 181 with them in the largest tiles, and 183 instead of 231 in tiles of 128 x 128. Two warpgroups in turn hide the
+epilogues of short main loops: 131072 x 512 x 512 takes 108 us instead of 118. Where even small tiles leave SMs without
+work, CTAs of a cluster share the K of a tile (an H200, 2026-11-22, benchmarks/cute.py).
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
 
 
 def _choices(shape: ProductShape, target: Target) -> list[Choice]:
+    """What has a plan or not; of equally fast ones the first is taken."""
     found: list[Choice] = []
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
         width = min(32, tile[1] // 2)
-        if tile[:2] == WIDE and rows * columns >= 2 * target.num_sms and rows % 2 == 0:
-            found.append(Choice(tile=tile, cluster=(2, 1)))
+        found += [Choice(tile=tile, cluster=(2, 1), epilogue_n=width)] if rows > 1 else []
         found.append(Choice(tile=tile, epilogue_n=width))
-        splits = [s for s in SPLITS if rows * columns * s <= target.num_sms]
-        found += [Choice(tile=tile, epilogue_n=width, splits=s) for s in splits]
+        if rows * columns > target.num_sms:
+            found.append(Choice(tile=tile, epilogue_n=width, pingpong=True))
+        for splits in SPLITS:
+            if rows * columns * splits <= target.num_sms:
+                found.append(Choice(tile=tile, epilogue_n=min(width, tile[1] // splits), splits=splits))
     return found

@@ -18,13 +18,18 @@ from ..plan.shared import shared_bytes
 from ..settle import choice_of
 from .shape import ProductShape, shape_of
 
-# Fitted to benchmarks/results/cute/nvidia-h200.json (test/backends/cute/run_on_gpu.py on an H200).
+# Fitted to what benchmarks/cute.py and test/backends/cute/run_on_gpu.py measured on an H200 (benchmarks/results/cute).
 #: Part of the data sheet's rate that the main loop of the largest tile keeps up.
 MATRIX_RATE = 0.86
-#: Bytes of operands that reach an SM from the L2 cache for each byte of its share of the memory bandwidth.
-L2_PER_BANDWIDTH = 2.1
+#: Bytes of operands that reach an SM from the L2 cache for each byte of its share of the memory bandwidth: where all SMs
+#: load, and where few do.
+L2_PER_BANDWIDTH, L2_OF_FEW = 2.14, 4.5
 #: Of operand bytes that a multicast saves, what shows in the time.
-MULTICAST_GAIN = 0.15
+MULTICAST_GAIN = 0.75
+#: A K tile takes so long however small it is: a load waits for a slot, the unit for the load.
+LEAST_K_TILE_US = 0.15
+#: What it takes CTAs that split K to wait for each other, in microseconds for each of them.
+SPLIT_US = 0.75
 #: What an SM stores and reads in an epilogue for each byte of its share of the memory bandwidth.
 EPILOGUE_PER_BANDWIDTH = 1.1
 #: Launch, first loads and last stores, in microseconds.
@@ -50,12 +55,13 @@ def timing(shape: ProductShape, plan: GemmPlan, target: Target) -> Timing:
     clusters = rows * columns
     resident = max(1, target.num_sms // plan.ctas)
     waves = -(-clusters // resident)
-    k_tile_us = _k_tile_us(plan, target)
+    busy = min(clusters * plan.ctas, target.num_sms)
+    k_tile_us = _k_tile_us(plan, busy, target)
     epilogue_us = _epilogue_us(plan, target)
     overlapped = plan.accumulator_stages > 1 or plan.teams > 1
     tile_us = -(-plan.k_tiles // plan.splits) * k_tile_us
     body = waves * max(tile_us, epilogue_us) + epilogue_us if overlapped else waves * (tile_us + epilogue_us)
-    memory_us = shape.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+    memory_us = shape.bytes_moved / (busy * _share(target))
     return Timing(
         k_tile_us=k_tile_us,
         epilogue_us=epilogue_us,
@@ -70,8 +76,8 @@ def _share(target: Target) -> float:
     return target.bandwidth_gb_per_s * 1e3 / target.num_sms
 
 
-def _k_tile_us(plan: GemmPlan, target: Target) -> float:
-    """Matrix instructions and loads of one K tile, whichever takes longer."""
+def _k_tile_us(plan: GemmPlan, busy: int, target: Target) -> float:
+    """Matrix instructions and loads of one K tile, whichever takes longer, while as many SMs are ``busy``."""
     rows, columns = plan.cta_tile
     flops = 2 * rows * columns * plan.tile[2]
     rate = target.matrix_tflops_for(plan.problem.operand_dtype) * 1e6 / target.num_sms * MATRIX_RATE
@@ -80,7 +86,8 @@ def _k_tile_us(plan: GemmPlan, target: Target) -> float:
         1 - 1 / numbers.b_multicast
     ) * numbers.b_stage_bytes
     loaded = numbers.a_stage_bytes + numbers.b_stage_bytes - MULTICAST_GAIN * shared
-    return max(flops / rate, loaded / (L2_PER_BANDWIDTH * _share(target)))
+    from_l2 = min(L2_OF_FEW, L2_PER_BANDWIDTH * target.num_sms / busy)
+    return max(flops / rate, loaded / (from_l2 * _share(target)), LEAST_K_TILE_US)
 
 
 def _epilogue_us(plan: GemmPlan, target: Target) -> float:
@@ -89,7 +96,8 @@ def _epilogue_us(plan: GemmPlan, target: Target) -> float:
     exact = sum(itemsize(each.dtype) for each in plan.problem.epilogue.of_kind("exact"))
     stored = rows * columns * (plan.output_bytes + exact) / plan.splits
     exchanged = 2 * rows * columns * SUM_BYTES * (plan.splits - 1) / plan.splits
-    return (stored / EPILOGUE_PER_BANDWIDTH + exchanged / L2_PER_BANDWIDTH) / _share(target)
+    waited = SPLIT_US * plan.splits if plan.splits > 1 else 0.0
+    return waited + (stored / EPILOGUE_PER_BANDWIDTH + exchanged / L2_PER_BANDWIDTH) / _share(target)
 
 
 def plan_of(shape: ProductShape, choice: Choice, target: Target) -> GemmPlan | str:
