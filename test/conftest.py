@@ -1,5 +1,5 @@
 """What every test runs under: no settings from outside, one Triton cache per run, fixed random examples, and the two
-selections by marker (`gpu`, `cxx`, `prove`)."""
+selections by marker (`gpu`, `cxx`, `browser`, `prove`)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ else:
     os.environ["TRITON_CACHE_DIR"] = os.path.join(CACHE, "triton")
     os.environ["HELION_CACHE_DIR"] = os.path.join(CACHE, "helion")
 
+# Programs that are Chromium, by what they are called.
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
 COMMON = {"deadline": None, "database": None, "print_blob": True}
 settings.register_profile(
     "ci", derandomize=True, max_examples=20, suppress_health_check=[HealthCheck.too_slow], **COMMON
@@ -44,8 +47,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out `prove` tests unless asked for, and skips `gpu` and `cxx` tests where there is no GPU or C++
-    compiler: nothing else skips."""
+    """Leaves out `prove` tests unless asked for, and skips `gpu`, `cxx` and `browser` tests where there is no GPU, C++
+    compiler or Chromium: nothing else skips."""
     if not PROVE:
         left_out = [item for item in items if item.get_closest_marker("prove")]
         items[:] = [item for item in items if not item.get_closest_marker("prove")]
@@ -54,6 +57,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("cxx"):
                 item.add_marker(pytest.mark.skip(reason="needs a C++ compiler: no g++, c++ or clang++ in PATH"))
+    if not any(map(shutil.which, BROWSERS)):
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(pytest.mark.skip(reason="needs Chromium; on Debian: apt-get install chromium"))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

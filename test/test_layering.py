@@ -97,7 +97,7 @@ INNER = {
         "observed",
         "compiled",
         "measure",
-        "explain",
+        "explanation",
         "choice",
         "dispatch",
         "table",

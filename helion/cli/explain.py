@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
+import pathlib
+import sys
+from typing import TYPE_CHECKING
 
+from .._lazy import lazy
+from ..runtime.bound import BoundKernel
 from ..runtime.kernel import Kernel
 from ..settings import Settings
 from .arguments import HELP, find_kernel, parse_arguments
 from .command import Command
+
+if TYPE_CHECKING:
+    from ..runtime.explanation import table
+else:
+    table = lazy("helion.runtime.explanation.table")
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +28,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dynamic", action="store_true", help="bind with static_shapes=False")
     parser.add_argument("--target", default=None, help="sm_80, sm_90, sm_100, gfx942 ...")
     parser.add_argument("--code", action="store_true", help="also print the generated module")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--facts", action="store_true", help="print every record that was read off the kernel")
+    forms.add_argument("--json", action="store_true", help="print JSON")
+    forms.add_argument(
+        "--html", metavar="FILE", help="write a page that stands alone: IR, a picture of each access, roofline, code"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -25,10 +42,22 @@ def _run(options: argparse.Namespace) -> int:
         kernel = with_dynamic_shapes(kernel)
     positional, keywords = parse_arguments(options.args)
     bound = kernel.bind(kernel.normalize_args(*positional, **keywords), target=options.target)
-    print(bound.explain("json" if options.json else "text"))
+    _show(bound, options)
     if options.code:
         print(f"\n{bound.to_triton_code()}")
     return 0
+
+
+def _show(bound: BoundKernel, options: argparse.Namespace) -> None:
+    if options.html:
+        pathlib.Path(options.html).write_text(bound.explain("html"), encoding="utf-8")
+        print(f"written to {options.html}")
+    elif options.json or options.facts:
+        print(bound.explain("json" if options.json else "facts"))
+    elif sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        table.print_table(json.loads(bound.explain("json")))
+    else:
+        print(bound.explain())
 
 
 def with_dynamic_shapes(kernel: Kernel) -> Kernel:

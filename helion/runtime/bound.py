@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from ..autotuner.proposal import Seed
     from ..autotuner.space import ConfigSpace
     from ..backends.execution import Resources
-    from . import aot, explain, measure, ref_mode, repro
+    from . import aot, measure, ref_mode, repro
+    from .explanation import explain
     from .kernel import Kernel
 else:
     aot = lazy("helion.runtime.aot")
     measure = lazy("helion.runtime.measure")
-    explain = lazy("helion.runtime.explain")
+    explain = lazy("helion.runtime.explanation.explain")
     ref_mode = lazy("helion.runtime.ref_mode")
     repro = lazy("helion.runtime.repro")
 
@@ -467,9 +468,14 @@ class BoundKernel:
         return self.config
 
     def explain(self, format: str = "text") -> str:
-        """Return facts, seeds with reasons, declined rules, and predicted beside measured resources, as text.
+        """Return what the kernel is, what bounds it, its seeds with reasons and predicted beside measured resources, and
+        why other rules declined.
 
         Args:
-            format: ``"text"`` or ``"json"``.
+            format: ``"text"``; ``"facts"``, which has every record that was read off the kernel; ``"json"``, all of both;
+                or ``"html"``, a page that stands alone, with the device IR, a picture of each access, the roofline, and
+                the kernel beside the generated code.
+
+        Raises ``exc.InvalidAPIUsage`` for another format.
         """
         return explain.explain(self.compiled, format)

@@ -1,14 +1,14 @@
-"""What the compiler thinks of a bound kernel, for people and for programs."""
+"""What is known of a bound kernel, as plain data."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
-from .. import exc
-from ..backends.execution import CompileError
-from .compiled import Compiled
+from ..._compiler.facts.records import KernelFacts
+from ...backends.execution import CompileError
+from ..compiled import Compiled
+from .roofline import roofline
 
 
 def collect(compiled: Compiled) -> dict[str, Any]:
@@ -19,6 +19,9 @@ def collect(compiled: Compiled) -> dict[str, Any]:
     return {
         "kernel": analysis.name,
         "target": analysis.target.name,
+        "device": analysis.target.device,
+        "kind": kind_of(analysis.facts),
+        "roofline": _plain(roofline(analysis.facts, analysis.predict(analysis.default_config), analysis.target)),
         "facts": _plain(analysis.facts),
         "summary": analysis.facts.summary(),
         "seeds": [_seed(compiled, seed) for seed in analysis.seeds.seeds],
@@ -28,6 +31,29 @@ def collect(compiled: Compiled) -> dict[str, Any]:
         "adjusted": _adjusted(compiled),
         "conservative_config": analysis.space.conservative().to_dict(),
     }
+
+
+def kind_of(facts: KernelFacts) -> str:
+    """What a kernel is, in a few words."""
+    if facts.attention is not None:
+        return "attention"
+    if facts.matmul_with_reduction_epilogue is not None or facts.matmul_with_tiled_reduction_epilogue is not None:
+        return "matrix product whose rows are reduced"
+    if facts.matmuls:
+        return "matrix product" if len(facts.matmuls) == 1 else f"{len(facts.matmuls)} matrix products"
+    extras = [each for each, there in (("scan", facts.scans), ("atomics", facts.atomics)) if there]
+    if facts.reductions:
+        names = ", ".join(dict.fromkeys(name for fact in facts.reductions for name in fact.names))
+        over = " and ".join(dict.fromkeys(_extent(facts, fact.axis) for fact in facts.reductions))
+        return " and ".join([f"reduction ({names}) over {over}", *extras])
+    if facts.pointwise is not None:
+        return " and ".join([f"elementwise, {facts.pointwise.total_numel} elements", *extras])
+    return " and ".join(extras) or "loads and stores"
+
+
+def _extent(facts: KernelFacts, axis: int) -> str:
+    fact = next(each for each in facts.axes if each.block_id == axis)
+    return f"{fact.name}, {'an unknown number of' if fact.extent is None else fact.extent} elements"
 
 
 def _adjusted(compiled: Compiled) -> list[str]:
@@ -65,47 +91,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (int, float, str, bool)) or value is None:
         return value
     return str(value).removeprefix("torch.")
-
-
-def render_text(data: dict[str, Any]) -> str:
-    lines = [f"{data['kernel']} on {data['target']}", "", f"facts: {data['summary']}"]
-    for name, value in data["facts"].items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            lines.append(f"  {name}:")
-            lines += [f"    {_line(item)}" for item in value]
-        elif isinstance(value, dict):
-            lines.append(f"  {name}: {_line(value)}")
-    lines += ["", "seeds:"] if data["seeds"] else ["", "seeds: none"]
-    for at, seed in enumerate(data["seeds"], 1):
-        lines.append(f"  {at}. {seed['heuristic']}: {seed['reason']}")
-        lines.append(f"     {seed['decorator']}")
-        lines.append(f"     predicted: {_line(seed['predicted'])}")
-        measured = seed["measured"]
-        lines.append(f"     measured:  {_line(measured) if measured else seed['not_measured_because']}")
-    lines += ["", "declined:"]
-    lines += [f"  {entry['heuristic']}: {entry['reason']}" for entry in data["declined"]]
-    lines += ["", f"refused on a GPU: {data['refusal']}"] if data["refusal"] else []
-    lines += ["", "adjusted:", *(f"  {change}" for change in data["adjusted"])] if data["adjusted"] else []
-    lines += ["", f"default config:      {_line(data['default_config'])}"]
-    lines += [f"conservative config: {_line(data['conservative_config'])}"]
-    return "\n".join(lines)
-
-
-def _line(record: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={_short(value)}" for key, value in record.items() if value not in (None, [], {}, ""))
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return f"({_line(value)})"
-    return str(value).replace("'", "")
-
-
-def explain(compiled: Compiled, format: str) -> str:
-    """The text or JSON of ``BoundKernel.explain``. Raises ``exc.InvalidAPIUsage`` for another format."""
-    if format not in ("text", "json"):
-        raise exc.InvalidAPIUsage(f"explain takes format='text' or 'json', got {format!r}.")
-    data = collect(compiled)
-    return json.dumps(data, indent=2) if format == "json" else render_text(data)

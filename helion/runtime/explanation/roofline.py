@@ -1,0 +1,63 @@
+"""What bounds a kernel on a target, by the numbers of ``helion.hardware``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..._compiler.facts.records import KernelFacts
+from ..._shapes import dtype_name
+from ...autotuner.proposal import Predicted
+from ...hardware import Target
+
+#: Below this a kernel takes as long as its launch, in microseconds.
+_LAUNCH_US = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """Least times in microseconds, and what they follow from. ``intensity`` and ``ridge`` are operations per byte: where the
+    kernel is, and where the target's two bounds meet. ``bound_by`` says which holds, in words."""
+
+    bytes_moved: int
+    flops: int
+    memory_us: float
+    arithmetic_us: float
+    predicted_us: float
+    gb_per_s: float
+    tflops: float
+    unit: str
+    intensity: float
+    ridge: float
+    bound_by: str
+
+
+def roofline(facts: KernelFacts, predicted: Predicted, target: Target) -> Roofline:
+    """The bounds of a launch that is predicted to move and compute this."""
+    dtypes = [dtype_name(fact.lhs_dtype) for fact in facts.matmuls]
+    rates = [(target.matrix_tflops_for(_rate_name(name)), f"matrix units, {name}") for name in dtypes]
+    tflops, unit = min(rates, default=(target.fp32_tflops, "fp32 units"))
+    memory_us = predicted.bytes_moved / (target.bandwidth_gb_per_s * 1e3)
+    arithmetic_us = predicted.flops / (tflops * 1e6)
+    return Roofline(
+        bytes_moved=predicted.bytes_moved,
+        flops=predicted.flops,
+        memory_us=memory_us,
+        arithmetic_us=arithmetic_us,
+        predicted_us=predicted.time_us,
+        gb_per_s=target.bandwidth_gb_per_s,
+        tflops=tflops,
+        unit=unit,
+        intensity=predicted.flops / max(predicted.bytes_moved, 1),
+        ridge=tflops * 1e3 / target.bandwidth_gb_per_s,
+        bound_by=_bound_by(memory_us, arithmetic_us, unit),
+    )
+
+
+def _rate_name(dtype: str) -> str:
+    return "tf32" if dtype == "float32" else dtype
+
+
+def _bound_by(memory_us: float, arithmetic_us: float, unit: str) -> str:
+    if max(memory_us, arithmetic_us) < _LAUNCH_US:
+        return "its launch"
+    return "memory" if memory_us >= arithmetic_us else unit

@@ -1,0 +1,230 @@
+"""What ``explain`` shows to people: text, tables in a terminal, and a page."""
+
+from __future__ import annotations
+
+import html.parser
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc, hardware
+from helion.runtime.explanation.pictures import accesses, sides
+from helion.runtime.explanation.table import print_table
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@helion.kernel
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :].float(), dim=-1).to(x.dtype)
+    return out
+
+
+@helion.kernel
+def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel
+def gather(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([rows.size(0), table.size(1)], dtype=table.dtype, device=table.device)
+    for tile in hl.tile(rows.size(0)):
+        out[tile, :] = table[rows[tile], :]
+    return out
+
+
+@helion.kernel
+def per_row(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for row in hl.grid(x.size(0)):
+        out[row, :] = x[row, :] + 1
+    return out
+
+
+@helion.kernel
+def nothing_to_read(x: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        x[tile] = 0.0
+    return x
+
+
+BOUND = {
+    "softmax": lambda: softmax.bind((meta(4096, 8192),), target="h200"),
+    "matmul": lambda: matmul.bind((meta(4096, 4096), meta(2048, 4096).t()), target="h200"),
+    "gather": lambda: gather.bind((meta(1000, 63), meta(500, dtype=torch.int64)), target="sm_80"),
+    "per_row": lambda: per_row.bind((meta(100, 1000),), target="sm_90"),
+    "small": lambda: nothing_to_read.bind((meta(1),), target="sm_90"),
+    "dynamic": lambda: helion.kernel(softmax.fn, static_shapes=False).bind((meta(63, 100),), target="sm_90"),
+}
+
+
+def test_what_bounds_a_kernel() -> None:
+    target = hardware.target("h200")
+    bounds = json.loads(BOUND["softmax"]().explain("json"))["roofline"]
+    assert bounds["bytes_moved"] == 2 * 4096 * 8192 * 2 and bounds["bound_by"] == "memory"
+    assert bounds["memory_us"] == pytest.approx(bounds["bytes_moved"] / target.bandwidth_gb_per_s / 1e3)
+    bounds = json.loads(BOUND["matmul"]().explain("json"))["roofline"]
+    assert bounds["bound_by"] == "matrix units, bfloat16"
+    least = 2 * 4096 * 4096 * 2048 / target.matrix_tflops_for("bfloat16") / 1e6
+    assert bounds["arithmetic_us"] == pytest.approx(least, rel=0.01)
+    assert json.loads(BOUND["small"]().explain("json"))["roofline"]["bound_by"] == "its launch"
+
+
+def test_text_begins_with_what_people_look_for() -> None:
+    bound = BOUND["matmul"]()
+    text = bound.explain()
+    head, _, rest = text.partition("\n\nseeds (predicted / measured; * runs when nothing was tuned):\n")
+    assert head.startswith("matmul on sm_90 (H200)\n")
+    assert "kind       matrix product" in head and "bound by   matrix units, bfloat16; predicted" in head
+    assert "axes       tile_m 4096 (tiled), tile_n 2048 (tiled), tile_k 4096 (tiled)" in head
+    table = rest.splitlines()[1 : 1 + len(bound.seeds)]
+    measured = bound.resources(bound.seeds[0].config)
+    assert re.match(r"  1\*? +TritonMatmulHeuristic ", table[0])
+    assert f"{bound.seeds[0].predicted.registers_per_thread} / {measured.registers} " in table[0]
+    assert "memory_ops" not in text and "memory_ops" in bound.explain("facts")
+    assert max(map(len, head.splitlines())) <= 120
+
+
+def test_kinds() -> None:
+    kinds = {name: json.loads(bind().explain("json"))["kind"] for name, bind in BOUND.items()}
+    assert kinds["softmax"] == "reduction (max, sum) over r0, 8192 elements"
+    assert kinds["matmul"] == "matrix product"
+    assert kinds["small"] == "elementwise, 1 elements"
+
+
+def test_a_terminal_gets_tables() -> None:
+    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=160, force_terminal=True)
+    print_table(json.loads(BOUND["softmax"]().explain("json")), console)
+    text = console.file.getvalue()
+    assert "predicted / measured" in text and "bound by" in text and "1*" in text and "\x1b[" in text
+
+
+def test_tiles_of_accesses() -> None:
+    def shown(name: str) -> list[list[tuple[str, int, int | None, int, bool]]]:
+        bound = BOUND[name]()
+        decisions = bound.config_spec.decode(bound.default_config())
+        found = [sides(op, bound.facts, decisions) for op in bound.facts.memory_ops]
+        return [[(s.name, s.extent, s.tile, s.stride, s.walked) for s in each] for each in found]
+
+    bound = BOUND["matmul"]()
+    m, n, k = bound.default_config()["block_sizes"]
+    assert shown("matmul") == [
+        [("tile_m", 4096, m, 4096, False), ("tile_k", 4096, k, 1, True)],
+        [("tile_k", 4096, k, 1, True), ("tile_n", 2048, n, 4096, False)],
+        [("tile_m", 4096, m, 2048, False), ("tile_n", 2048, n, 1, False)],
+    ]
+    rows, table, out = shown("gather")
+    assert table[0][0] == "data" and table[0][2] is None and table[1][1:4] == (63, 63, 1)
+    assert rows[0][1] == out[0][1] == 500
+    assert shown("per_row")[0][0][1:4] == (100, 1, 1000)
+
+
+class _Page(html.parser.HTMLParser):
+    """Collects elements that stay open, and what an element would fetch."""
+
+    VOID = frozenset(("meta", "br"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.fetched += [f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [f"{tag} {name}={value}" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, tag
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_the_page_stands_alone(name: str) -> None:
+    bound = BOUND[name]()
+    text = bound.explain("html")
+    page = _Page()
+    page.feed(text)
+    assert page.open == [] and page.fetched == [] and "://" not in text.replace("http://www", "")
+    assert text.count('<svg class="access"') == len(bound.facts.memory_ops)
+    for caption, _ in accesses(bound.facts, bound.config_spec.decode(bound.default_config())):
+        assert html.escape(caption) in text
+
+
+def test_unknown_forms_are_refused() -> None:
+    with pytest.raises(exc.InvalidAPIUsage, match="'text', 'facts', 'json', 'html'; got 'yaml'"):
+        BOUND["small"]().explain("yaml")
+
+
+# --- a browser ----------------------------------------------------------------------------------------------------------
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+#: Measures the page as it is laid out, and what happens under the pointer; the results replace the page.
+_MEASURE = """<script>
+const box = e => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom].map(Math.round); };
+const all = q => [...document.querySelectorAll(q)];
+const outside = [];
+for (const svg of all("svg")) {
+  const [l, t, r, b] = box(svg);
+  for (const text of svg.querySelectorAll("text")) {
+    const [x, y, u, v] = box(text);
+    if (x < l - 1 || y < t - 1 || u > r + 1 || v > b + 1) outside.push(text.textContent);
+  }
+}
+const generated = all(".code pre")[1], line = generated.querySelector("span[data-line]");
+let lit = -1;
+if (line) { line.dispatchEvent(new MouseEvent("mouseenter")); lit = all("span.same").map(e => e.parentElement).filter((e, i, a) => a.indexOf(e) === i).length; }
+const found = {
+  width: document.documentElement.scrollWidth, window: window.innerWidth, outside, lit,
+  tiles: all("svg .tile").map(e => box(e)).every(([l, t, r, b]) => r > l && b > t),
+  accesses: all("svg.access").length, requests: performance.getEntriesByType("resource").length,
+};
+document.body.innerHTML = "<pre id=found>" + JSON.stringify(found) + "</pre>";
+</script></body>"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", BOUND)
+def test_the_page_in_a_browser(name: str, tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, _BROWSERS)))
+    bound = BOUND[name]()
+    page = tmp_path / "page.html"
+    page.write_text(bound.explain("html").replace("</body>", _MEASURE), encoding="utf-8")
+    options = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--window-size=1280,2000",
+        f"--user-data-dir={tmp_path}/b",
+    )
+    run = subprocess.run(
+        [browser, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    match = re.search(r'<pre id="found">(.*?)</pre>', run.stdout, re.DOTALL)
+    assert match is not None, run.stderr
+    found: dict[str, Any] = json.loads(html.unescape(match[1]))
+    assert found["outside"] == [] and found["tiles"] and found["requests"] == 0
+    assert found["width"] <= found["window"], "the page is wider than its window"
+    assert found["accesses"] == len(bound.facts.memory_ops)
+    assert found["lit"] == 2  # the line of the kernel, and those made of it
