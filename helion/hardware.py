@@ -521,12 +521,15 @@ DEFAULT_TARGET = "sm_90"
 
 
 def target(name: str | Target) -> Target:
-    """The GPU called `name`; a ``Target`` is returned as it is. Needs no GPU.
+    """Look up a GPU by name; a ``Target`` is returned as it is. Needs no GPU.
 
     `name` is an architecture (``sm_90``, ``sm90``, ``sm_90a``, ``gfx942:sramecc+:xnack-``, ``xpu``) or a device
     (``h100``, ``h200``, ``mi300x`` ...); case and punctuation do not matter. An architecture gives its most common
     device. One that is not in the table but later than one that is (``sm_121``) gets the numbers of its nearest older
-    relative under its own name. Raises ``UnknownTargetName`` (a ``ValueError``) for the rest.
+    relative under its own name.
+
+    Raises:
+        exc.UnknownTarget: the name is none of these; it is a ``ValueError`` too.
     """
     if isinstance(name, Target):
         return name

@@ -23,17 +23,7 @@ import helion
 import helion.language as hl
 from helion import _compatibility, autotuner, exc, knobs, testing
 from helion.__main__ import parser
-from helion._compiler.frontend import (
-    hl_functions,
-    hl_random,
-    torch_composites,
-    torch_functions,
-    torch_lanes,
-    torch_matmul,
-    torch_pointwise,
-    torch_reductions,
-    torch_shapes,
-)
+from helion._compiler.frontend import torch_functions
 from helion.autotuner.space.fields import Field, PerSlot, Scalar
 from helion.config import KEYS, SINGULAR
 from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
@@ -142,6 +132,8 @@ def members(name: str, cls: type) -> list[Entry]:
     own = entry(name, cls)
     found = [own]
     for member, value in public(cls):
+        if cls is helion.Config and member in KEYS:  # a page of its own has them
+            continue
         if isinstance(value, (types.FunctionType, property, classmethod, staticmethod)):
             found.append(entry(f"{name}.{member}", value))
     return found
@@ -327,14 +319,21 @@ def _message(cls: type[exc.Base]) -> str:
 
 # --- torch functions -----------------------------------------------------------------------------------------------
 
-_GROUPS: Mapping[str, types.ModuleType] = {
-    "Elementwise": torch_pointwise,
-    "Elementwise, made of several": torch_composites,
-    "Reductions, norms and softmax": torch_reductions,
-    "Matrix products": torch_matmul,
-    "Shapes and new values": torch_shapes,
-    "Joining, selecting and sorting": torch_lanes,
+#: Headings by the module that has the rules.
+_GROUPS: Mapping[str, str] = {
+    "torch_pointwise": "Elementwise",
+    "torch_composites": "Elementwise, made of several",
+    "torch_reductions": "Reductions, norms and softmax",
+    "torch_matmul": "Matrix products",
+    "torch_products": "Products of vectors and einsum",
+    "torch_losses": "Losses",
+    "torch_parts": "Parts of a dimension",
+    "torch_shapes": "Shapes and new values",
+    "torch_lanes": "Joining, selecting and sorting",
+    "hl_functions": "Cumulative sums and products",
+    "hl_random": "Random numbers",
 }
+_OTHERS = "Others"
 _OWNERS: tuple[tuple[str, Any], ...] = (
     ("torch", torch), ("torch.nn.functional", F), ("torch.special", torch.special), ("torch.linalg", torch.linalg), ("Tensor", torch.Tensor),
 )  # fmt: skip
@@ -354,10 +353,16 @@ def torch_names(functions: Iterable[Any]) -> list[str]:
 
 def torch_groups() -> dict[str, list[str]]:
     """The torch functions that device code may call, by kind."""
-    groups = {title: torch_names(module.RULES) for title, module in _GROUPS.items()}
-    groups["Cumulative sums and products"] = torch_names(hl_functions.TORCH_RULES)
-    groups["Random numbers"] = torch_names(hl_random.TORCH_RULES)
-    return groups
+    functions: dict[str, list[Any]] = {title: [] for title in (*_GROUPS.values(), _OTHERS)}
+    for function, rule in torch_functions.RULES.items():
+        if not is_refusal(rule):
+            functions[_GROUPS.get(rule.__module__.split(".")[-1], _OTHERS)].append(function)
+    return {title: torch_names(found) for title, found in functions.items()}
+
+
+def is_refusal(rule: Any) -> bool:
+    """Whether a rule refuses its function by name."""
+    return "_refusal" in rule.__qualname__
 
 
 def torch_operators() -> list[str]:

@@ -79,6 +79,7 @@ def triton_kernel(function: Any, args: Sequence[Any] | Mapping[str, Any], output
 
     Raises:
         exc.InvalidAPIUsage: another form of ``args`` or ``output_like``, or no function of Triton.
+        exc.UndefinedVariable: there is no global of that name.
     """
 
 

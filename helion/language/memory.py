@@ -64,7 +64,8 @@ def store(
     Raises:
         exc.DeviceTensorSubscriptAssignmentNotAllowed: ``tensor`` is a device value.
         exc.RankMismatch: ``index`` has too few or too many entries.
-        exc.ShapeMismatch: ``value`` does not broadcast to the selected shape.
+        exc.ShapeMismatch: ``value`` does not broadcast to the selected shape; ``exc.RankMismatch`` where it has more
+            dimensions.
         exc.IndexOutOfRange: at run time, where the kernel is ``checked`` or runs eagerly; undefined otherwise.
     """
 

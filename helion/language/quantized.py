@@ -20,20 +20,36 @@ _GROUP = 16
 
 @declare("device")
 def float4_e2m1fn_x2_to_float32(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two e2m1 numbers in each element of a tile of uint8 or float4_e2m1fn_x2, as two fp32 tiles of its shape: those of the
-    low and those of the high halves. Raises ``exc.InvalidAPIUsage`` for other dtypes."""
+    """Unpack the two e2m1 numbers in each element of a tile.
+
+    Args:
+        values: a tile of uint8 or float4_e2m1fn_x2.
+
+    Returns:
+        Two float32 tiles of its shape: the numbers of the low halves, and those of the high halves.
+
+    Raises:
+        exc.InvalidAPIUsage: another dtype.
+    """
 
 
 @declare("device")
 def load_float4_e2m1fn_x16_to_float16(
     storage: torch.Tensor, group_offsets: torch.Tensor, extra_mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """16 e2m1 numbers from each of the groups of 8 bytes that ``group_offsets``, an integer tile, counts, as 16 fp16 tiles of
-    its shape, in order of memory and the low half of a byte first. One load of 64 bits per group.
+    """Load groups of 16 e2m1 numbers, 8 bytes each, by one load of 64 bits per group.
 
-    ``storage`` is a contiguous host tensor of uint8 or float4_e2m1fn_x2 that begins at a multiple of 8 bytes (else
-    ``exc.InvalidAPIUsage``, at the call); what is left of its bytes behind the last whole group is no group. Lanes where
-    ``extra_mask`` is false are 0. Raises ``exc.InvalidAPIUsage`` for other dtypes.
+    Args:
+        storage: a contiguous host tensor of uint8 or float4_e2m1fn_x2 that begins at a multiple of 8 bytes; bytes behind the
+            last whole group are no group.
+        group_offsets: an integer tile of numbers of groups.
+        extra_mask: a boolean tile; where it is false the numbers are 0.
+
+    Returns:
+        16 float16 tiles of the shape of ``group_offsets``, in order of memory, the low half of a byte first.
+
+    Raises:
+        exc.InvalidAPIUsage: another dtype; at the call, storage that is not contiguous or not aligned.
     """
 
 
@@ -41,8 +57,20 @@ def load_float4_e2m1fn_x16_to_float16(
 def load_bfloat16_x16_to_float16(
     storage: torch.Tensor, group_offsets: torch.Tensor, extra_mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """16 numbers from each of the groups of 16 bfloat16 that ``group_offsets`` counts, rounded to fp16: 16 tiles of its shape,
-    by loads of 64 bits. Otherwise as ``load_float4_e2m1fn_x16_to_float16``."""
+    """Load groups of 16 bfloat16 numbers, 32 bytes each, by loads of 64 bits, and round them to float16.
+
+    Args:
+        storage: a contiguous host tensor of bfloat16 that begins at a multiple of 8 bytes; elements behind the last whole
+            group are no group.
+        group_offsets: an integer tile of numbers of groups.
+        extra_mask: a boolean tile; where it is false the numbers are 0.
+
+    Returns:
+        16 float16 tiles of the shape of ``group_offsets``, in order of memory.
+
+    Raises:
+        exc.InvalidAPIUsage: another dtype; at the call, storage that is not contiguous or not aligned.
+    """
 
 
 def check_float4(dtype: torch.dtype, name: str) -> None:

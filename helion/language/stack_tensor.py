@@ -79,11 +79,22 @@ def _apart(mask: Any, shape: tuple[int, ...], rank: int) -> Iterator[Any]:
 
 @declare("device")
 def stacktensor_like(tensor_like: torch.Tensor, dev_ptrs: torch.Tensor) -> StackTensor:
-    """Many tensors like ``tensor_like``, a host tensor, at the addresses ``dev_ptrs``, a loaded tile of torch.uint64.
+    """Treat tensors at many addresses as one: ``hl.stacktensor_like(like, ptrs[tile])[index]`` loads ``like[index]`` of each.
 
     Lanes of ``dev_ptrs`` that are out of range are neither loaded nor stored; what the addresses lead to is not checked.
-    Raises ``exc.StackTensorcOnHost`` in host code, ``exc.StackTensorDevPtrOnHost``, ``exc.StackTensorExampleOnDevice`` and
-    ``exc.StackTensorDevPtrDtype`` for other arguments.
+
+    Args:
+        tensor_like: a host tensor of their shape, strides and dtype.
+        dev_ptrs: the addresses of their first elements, a loaded tile of torch.uint64 of any shape.
+
+    Returns:
+        An ``hl.StackTensor``, whose shape is that of ``dev_ptrs``, then that of ``tensor_like``.
+
+    Raises:
+        exc.StackTensorcOnHost: called in host code.
+        exc.StackTensorDevPtrOnHost: ``dev_ptrs`` is a host tensor.
+        exc.StackTensorExampleOnDevice: ``tensor_like`` is a device value.
+        exc.StackTensorDevPtrDtype: the addresses are not torch.uint64.
     """
 
 

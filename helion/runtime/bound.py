@@ -129,7 +129,7 @@ class BoundKernel:
 
     @property
     def env(self) -> CompileContext:
-        """What the kernel is compiled for: ``device``, ``settings``, ``target``, ``index_dtype``."""
+        """The surroundings that the kernel is compiled for: ``device``, ``settings``, ``target``, ``index_dtype``."""
         context = self._analysis.context
         assert context is not None
         return context
@@ -247,7 +247,17 @@ class BoundKernel:
         device, ``int32_t helion_clusters(void)`` for how many clusters run at once there, and ``int32_t
         helion_launch(void *tensor, ..., int32_t clusters, void *stream)`` with the tensors that ``plan(config).tensors``
         names, in its order, of just the shapes and strides it was bound for and at multiples of 16 bytes. It needs CUDA's
-        runtime library in the process. Raises ``exc.InvalidAPIUsage`` where the backend has no such form.
+        runtime library in the process.
+
+        Args:
+            path: the file to write.
+            config: as for ``to_triton_code``.
+
+        Returns:
+            The path.
+
+        Raises:
+            exc.InvalidAPIUsage: the backend has no such form.
         """
         return self.compiled.export(self._full(config), pathlib.Path(path))
 

@@ -190,8 +190,8 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """The kernel as a function whose results have gradients: autograd runs kernels that are derived from this one.
 
         It is called as the kernel is, with tensors of any shapes; each class of arguments gets backward kernels of its own,
-        made at the first call. Host code around the device loops is differentiated by torch. Gradients of gradients, and
-        whatever ``helion.experimental.backward`` refuses, raise ``exc.AutodiffNotSupported``.
+        made at the first call. Host code around the device loops is differentiated by torch. The function raises
+        ``exc.AutodiffNotSupported`` for gradients of gradients, and for whatever ``helion.experimental.backward`` refuses.
         """
         return differentiable.Differentiable(self)
 
@@ -217,11 +217,18 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         return bound.autotune(args, force=force, **options)
 
     def custom_op(self, *args: Any, **kwargs: Any) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
-        """The operator of ``torch.library`` that stands for such a call in graphs of torch, and its arguments.
+        """Return the operator of ``torch.library`` that stands for such a call in graphs of torch, and its arguments.
 
         It takes the tensors and numbers among the arguments, and gives the results that are new tensors; what it writes is in
         its schema. ``torch.library.opcheck(*kernel.custom_op(x))`` checks it. Ask for it before a saved program that has it
-        is loaded. Raises ``exc.NoPlaceInGraph`` where no operator can stand for the call.
+        is loaded.
+
+        Args:
+            args: the arguments of a call.
+            kwargs: arguments by keyword.
+
+        Raises:
+            exc.NoPlaceInGraph: no operator can stand for the call.
         """
         return graph_calls.custom_op(self, self.normalize_args(*args, **kwargs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import re
@@ -79,7 +80,21 @@ def _inline_triton(t: Tracer, triton_source: Any, args: Any, output_like: Any) -
         raise exc.InvalidAPIUsage(
             f"The source of hl.inline_triton has a placeholder without an argument: {error}."
         ) from error
+    except ValueError as error:
+        raise exc.InvalidAPIUsage(
+            f"The source of hl.inline_triton has a brace that begins or ends no placeholder ({error}); write it twice."
+        ) from error
+    _check_syntax(re.sub(r"\{\d+\}", "_", text), "hl.inline_triton")
     return _inline(t, tuple(text.split("\n")), given.operands, output_like, (), given.tensors)
+
+
+def _check_syntax(source: str, function: str) -> None:
+    try:
+        ast.parse(source)
+    except SyntaxError as error:
+        raise exc.InvalidAPIUsage(
+            f"The source of {function} is no Python: {error.msg}, in line {error.lineno} of it."
+        ) from error
 
 
 @rule(hl.triton_kernel)
@@ -88,10 +103,13 @@ def _triton_kernel(t: Tracer, function: Any, args: Any, output_like: Any) -> Any
         source, helpers = textwrap.dedent(function), []
     else:
         plain = getattr(function, "fn", function)
+        if not isinstance(plain, types.FunctionType):
+            raise exc.InvalidAPIUsage(f"hl.triton_kernel takes a @triton.jit function, got {describe(function)}.")
         source, helpers = textwrap.dedent(inspect.getsource(plain)), _named_helpers(plain, set())
     match = re.search(r"def\s+(\w+)\s*\(", source)
     if match is None:
         raise exc.InvalidAPIUsage("hl.triton_kernel takes a @triton.jit function, or the source of one.")
+    _check_syntax(source, "hl.triton_kernel")
     if "@triton.jit" not in source:
         source = f"@triton.jit\n{source}"
     given = _inline_arguments(t, args)

@@ -44,6 +44,8 @@ def walk_for(s: Scope, node: ast.For) -> None:
     known = len(s.t.numbers.drawn)
     spec = loop_spec(s, name, node)
     if name == "hl.static_range":
+        if not s.t.on_device:
+            raise exc.DeviceAPIOnHost(name=name)
         _unrolled(s, node, range(*(constant_bound(v) for v in bounds_of(spec))))
     elif name == "range" and _indexes_sequences(s, node) and all(isinstance(b, int) for b in bounds_of(spec)):
         _unrolled(s, node, range(*bounds_of(spec)))
