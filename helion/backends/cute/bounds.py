@@ -15,8 +15,10 @@ def tile_bounds(problem: GemmProblem, target: Target) -> tuple[tuple[int, int], 
     """The fewest and the most elements of a tile along M, N and K."""
     line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
     least = LEAST_COLUMNS if problem.b_major == "k" else max(LEAST_COLUMNS, line)
+    products = 1 + len(problem.epilogue.of_kind("product"))
+    most, depth = MOST_COLUMNS // products, 2 * line if products == 1 else line
     if target.has("tcgen05"):
-        return (WGMMA_ROWS, 2 * TCGEN05_ROWS), (least, MOST_COLUMNS), (line, 2 * line)
+        return (WGMMA_ROWS, 2 * TCGEN05_ROWS // products), (least, most), (line, depth)
     promotes = itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
-    columns = MAX_SUM_REGISTERS if promotes else MOST_COLUMNS
-    return (WGMMA_ROWS, 4 * WGMMA_ROWS), (least, columns), (line, 2 * line)
+    columns = min(most, MAX_SUM_REGISTERS // products) if promotes else most
+    return (WGMMA_ROWS, 4 * WGMMA_ROWS // products), (least, columns), (line, depth)

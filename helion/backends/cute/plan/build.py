@@ -14,8 +14,6 @@ from .shared import shared_bytes
 
 TMA_ALIGNMENT_BYTES = 16
 """Of the base and of every pitch that a tensor map holds (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
-MIN_EXTENT = 2
-"""The DSL leaves a dimension of one element out of a tensor map, whose instructions would then be of the wrong rank."""
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
 MAX_STAGES = 8
@@ -77,10 +75,8 @@ def check_problem(problem: GemmProblem) -> None:
         raise Refusal(f"products of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
     if problem.output_dtype not in OUTPUT_DTYPES:
         raise Refusal(f"outputs of {problem.output_dtype} are not implemented; {', '.join(OUTPUT_DTYPES)} are")
-    if not all(MIN_EXTENT <= extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
-        raise Refusal(
-            f"extents of {MIN_EXTENT} to {MAX_EXTENT} are implemented, not {(problem.m, problem.n, problem.k)}"
-        )
+    if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
+        raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {(problem.m, problem.n, problem.k)}")
     if itemsize(problem.operand_dtype) == 1 and (problem.a_major, problem.b_major) != ("k", "k"):
         raise Refusal("8-bit operands have to be contiguous along K")
     _check_pitch("A", problem.operand_dtype, problem.a_pitch, _line(problem.a_major, problem.m, problem.k))

@@ -79,7 +79,7 @@ def _share(target: Target) -> float:
 def _k_tile_us(plan: GemmPlan, busy: int, target: Target) -> float:
     """Matrix instructions and loads of one K tile, whichever takes longer, while as many SMs are ``busy``."""
     rows, columns = plan.cta_tile
-    flops = 2 * rows * columns * plan.tile[2]
+    flops = 2 * rows * columns * plan.tile[2] * plan.products
     rate = target.matrix_tflops_for(plan.problem.operand_dtype) * 1e6 / target.num_sms * MATRIX_RATE
     numbers = counts(plan)
     shared = (1 - 1 / numbers.a_multicast) * numbers.a_stage_bytes + (

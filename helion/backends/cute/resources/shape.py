@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
@@ -22,23 +22,30 @@ class ProductShape:
     root: int
 
     @property
+    def products(self) -> int:
+        """Of one A."""
+        return 1 + len(self.problem.epilogue.of_kind("product"))
+
+    @property
     def flops(self) -> int:
-        return 2 * self.problem.m * self.problem.n * self.problem.k
+        return 2 * self.problem.m * self.problem.n * self.problem.k * self.products
 
     @property
     def bytes_moved(self) -> int:
         """From and to memory, each tensor once."""
         problem = self.problem
-        operands = (problem.m + problem.n) * problem.k * itemsize(problem.operand_dtype)
+        operands = (problem.m + self.products * problem.n) * problem.k * itemsize(problem.operand_dtype)
         exact = sum(itemsize(each.dtype) for each in problem.epilogue.of_kind("exact"))
         return operands + problem.m * problem.n * (itemsize(problem.output_dtype) + exact)
 
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
     """The product of a kernel, or why its facts show none."""
-    if len(facts.matmuls) != 1:
-        return f"the kernel has {len(facts.matmuls)} matrix products, not one"
-    (fact,) = facts.matmuls
+    if len(facts.matmuls) not in (1, 2):
+        return f"the kernel has {len(facts.matmuls)} matrix products, not one or two"
+    fact, *others = facts.matmuls
+    if any((each.m_block_id, each.n_block_id, each.k_block_id) != _blocks(fact) for each in others):
+        return "the two products of the kernel have different tiles"
     m, n, k = fact.static_m, fact.static_n, fact.static_k
     if fact.m_block_id is None or fact.n_block_id is None or fact.k_block_id is None:
         return "M, N and K of the product are not three tiles"
@@ -64,9 +71,13 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         d_pitch=_even(n),
         a_major=majors[0],
         b_major=majors[1],
-        epilogue=Epilogue(operands=tuple(_operands(facts, fact, axes))),
+        epilogue=Epilogue(operands=(*_second(others, _pitch(majors[1], n, k)), *_operands(facts, axes))),
     )
     return ProductShape(problem=problem, blocks=(*axes, fact.k_block_id), root=facts.regions[fact.region].root)
+
+
+def _blocks(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:
+    return fact.m_block_id, fact.n_block_id, fact.k_block_id
 
 
 def _pitch(major: Major, other: int, k: int) -> int:
@@ -78,11 +89,18 @@ def _even(line: int) -> int:
     return -(-line // 16) * 16
 
 
-def _operands(facts: KernelFacts, fact: MatmulFact, axes: tuple[int, int]) -> Iterator[EpilogueOperand]:
+def _second(others: Sequence[MatmulFact], pitch: int) -> Iterator[EpilogueOperand]:
+    for other in others:
+        name, dtype = f"product_{other.number}", dtype_name(other.rhs_dtype)
+        yield EpilogueOperand(name=name, kind="product", dtype=dtype, pitch=pitch)
+
+
+def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOperand]:
     seen: set[tuple[int, tuple[int | None, ...]]] = set()
+    multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
     for op in facts.memory_ops:
         key = (op.storage, op.subscript_axes)
-        if op.kind == "load" and op.slot not in (fact.lhs_slot, fact.rhs_slot) and key not in seen:
+        if op.kind == "load" and op.slot not in multiplied and key not in seen:
             seen.add(key)
             kind = _kind(op, axes)
             pitch = _even(facts.axes[axes[1]].extent or 0) if kind == "exact" else 1
