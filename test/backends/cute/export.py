@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import json
 import re
 import subprocess
@@ -32,98 +31,127 @@ from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.offline import compile_text
 
-GELU = gemms.bias("gelu_tanh")
 FP8_SCALED = gemms.row_and_column_scales()
 
-C = functools.partial(Choice, store_stages=4)
-WIDE, TALL, SQUARE = (128, 256, 64), (256, 128, 64), (128, 128, 64)
+WIDE, TALL, SQUARE, SMALL = (128, 256, 64), (256, 128, 64), (128, 128, 64), (64, 128, 64)
 LARGE = (
-    C(tile=WIDE, cluster=(2, 1)),
-    C(tile=WIDE, cluster=(1, 2)),
-    Choice(tile=TALL, cluster=(2, 1)),
+    Choice(tile=WIDE, cluster=(2, 1), store_stages=4),
     Choice(tile=TALL, cluster=(1, 2)),
-    C(tile=SQUARE, cluster=(2, 1), pingpong=True),
-    C(tile=SQUARE, cluster=(1, 2), pingpong=True),
     Choice(tile=SQUARE, cluster=(2, 1), pingpong=True),
-    C(tile=(64, 256, 64), cluster=(2, 1), pingpong=True),
 )
-FUSED = (
-    C(tile=WIDE, cluster=(2, 1), ab_stages=4),
-    Choice(tile=TALL, cluster=(1, 2)),
-    C(tile=SQUARE, cluster=(2, 1), pingpong=True),
-    C(tile=SQUARE, cluster=(1, 2), pingpong=True),
-    C(tile=(64, 256, 64), cluster=(2, 1), pingpong=True),
-)
-RESIDUAL = (
-    Choice(tile=WIDE, cluster=(2, 1), ab_stages=3),
-    Choice(tile=WIDE, cluster=(2, 1), ab_stages=3, residual_stages=4),
-    Choice(tile=TALL, cluster=(1, 2), ab_stages=3),
-    Choice(tile=SQUARE, cluster=(2, 1), pingpong=True),
-    Choice(tile=SQUARE, cluster=(2, 1), pingpong=True, residual_stages=4),
-    Choice(tile=(64, 256, 64), cluster=(2, 1), pingpong=True, residual_stages=4),
+GATED = (
+    Choice(tile=SQUARE, cluster=(2, 1)),
+    Choice(tile=SQUARE, cluster=(1, 2)),
+    Choice(tile=SQUARE, cluster=(2, 1), store_stages=4, group=16),
+    Choice(tile=(256, 64, 64), cluster=(1, 2)),
+    Choice(tile=(128, 64, 64), cluster=(2, 1), pingpong=True),
 )
 FP8 = (
-    Choice(tile=(128, 128, 128)),
     Choice(tile=(128, 128, 128), cluster=(2, 1)),
     Choice(tile=(128, 128, 128), cluster=(1, 2)),
+    Choice(tile=(128, 128, 128), cluster=(1, 2), store_stages=4),
+    Choice(tile=(128, 128, 128), cluster=(2, 2)),
     Choice(tile=(256, 64, 128), cluster=(1, 2)),
-    Choice(tile=(64, 128, 128), cluster=(2, 1), pingpong=True),
-)
-MEDIUM = (
-    C(tile=SQUARE),
-    C(tile=SQUARE, cluster=(2, 1)),
-    C(tile=WIDE),
-    C(tile=WIDE, cluster=(2, 1)),
-    Choice(tile=TALL),
-    C(tile=SQUARE, pingpong=True),
-    C(tile=(64, 256, 64), pingpong=True),
 )
 
 
-def few(*parts: tuple[tuple[int, int, int], int]) -> tuple[Choice, ...]:
-    """Tiles with the number of CTAs that split their K."""
-    return tuple(Choice(tile=tile, splits=splits, epilogue_n=16 if splits > 4 else 32) for tile, splits in parts)
+def few(*parts: tuple[tuple[int, int, int], int, tuple[int, int]]) -> tuple[Choice, ...]:
+    """Tiles, the number of CTAs that split their K, and clusters."""
+    return tuple(
+        Choice(
+            tile=tile,
+            splits=splits,
+            cluster=cluster,
+            epilogue_n=32 if splits <= tile[1] // 32 else 16 if splits <= tile[1] // 16 else 8,
+        )
+        for tile, splits, cluster in parts
+    )
 
+
+ONE, TWO_M, TWO_N, FOUR = (1, 1), (2, 1), (1, 2), (2, 2)
 
 # Sizes of the suite, with choices that a seed would choose between.
 CELLS: dict[str, tuple[GemmProblem, tuple[Choice, ...]]] = {
     "t4096": (gemms.product(), LARGE),
-    "t8192": (gemms.product(8192, 8192, 8192), LARGE[:6]),
-    "t4096_n_major": (gemms.product(b_major="mn"), (LARGE[0], LARGE[4])),
-    "t4096_m_major": (gemms.product(a_major="mn", b_major="mn"), (LARGE[0], LARGE[3], LARGE[4])),
-    "t2048": (gemms.product(2048, 2048, 2048), MEDIUM),
+    "t131072": (
+        gemms.product(131072, 512, 512),
+        (
+            *LARGE,
+            Choice(tile=(64, 256, 64), pingpong=True),
+            Choice(tile=(64, 256, 64), cluster=(2, 1), pingpong=True),
+            Choice(tile=SQUARE, cluster=(1, 2), pingpong=True),
+        ),
+    ),
+    "t4096x4104x1000": (
+        gemms.product(4096, 4104, 1000),
+        (*LARGE, Choice(tile=TALL), Choice(tile=TALL, cluster=(2, 1)), Choice(tile=SQUARE, cluster=(2, 1))),
+    ),
     "t1024": (
         gemms.product(1024, 1024, 1024),
-        few((SQUARE, 1), (SQUARE, 2), ((64, 128, 64), 1), ((128, 64, 64), 1), ((64, 64, 64), 1)),
+        few((SQUARE, 2, ONE), (SQUARE, 2, TWO_M), (SMALL, 1, ONE), (SMALL, 1, TWO_M), (SMALL, 1, TWO_N)),
     ),
     "t1024_long": (
         gemms.product(1024, 1024, 4096),
-        few((SQUARE, 1), (SQUARE, 2), ((64, 128, 64), 1), ((64, 128, 128), 1), ((128, 64, 64), 1)),
+        few(
+            (SQUARE, 2, ONE),
+            (SQUARE, 2, TWO_M),
+            (SQUARE, 2, TWO_N),
+            (SQUARE, 2, FOUR),
+            (SMALL, 1, TWO_M),
+            (SMALL, 1, FOUR),
+            ((64, 128, 128), 1, TWO_M),
+        ),
     ),
     "t512_long": (
         gemms.product(512, 512, 16384),
-        few((SQUARE, 4), (SQUARE, 6), (SQUARE, 7), (SQUARE, 8), ((64, 128, 64), 4), ((64, 128, 64), 3)),
+        few(
+            (SQUARE, 4, ONE),
+            (SQUARE, 6, ONE),
+            ((128, 128, 128), 4, ONE),
+            (SQUARE, 4, TWO_M),
+            (SQUARE, 3, TWO_M),
+            (SQUARE, 3, TWO_N),
+            (SQUARE, 2, FOUR),
+            (SQUARE, 4, FOUR),
+            (SMALL, 3, TWO_M),
+            (SMALL, 4, TWO_M),
+        ),
     ),
     "t256_long": (
         gemms.product(256, 256, 8192),
-        few((SQUARE, 8), ((64, 128, 64), 8), ((64, 64, 64), 2), ((64, 64, 128), 2)),
+        few((SQUARE, 8, ONE), (SQUARE, 16, ONE), (SMALL, 8, ONE), (SMALL, 4, TWO_M), (SMALL, 8, TWO_M)),
+    ),
+    "t256_deep": (
+        gemms.product(256, 256, 65536),
+        few(
+            (SQUARE, 8, ONE),
+            (SQUARE, 16, ONE),
+            (SMALL, 8, ONE),
+            (SQUARE, 8, TWO_M),
+            (SMALL, 8, TWO_M),
+            (SMALL, 4, FOUR),
+            ((64, 64, 64), 6, ONE),
+        ),
     ),
     "t128": (
         gemms.product(128, 4096, 4096),
-        few((SQUARE, 1), (SQUARE, 2), (SQUARE, 3), ((128, 64, 64), 1), ((128, 64, 64), 2), ((64, 128, 64), 2)),
+        few(((128, 64, 64), 2, ONE), ((128, 64, 64), 2, TWO_N), (SMALL, 4, TWO_M), (SMALL, 2, ONE)),
     ),
-    "t64": (
-        gemms.product(64, 4096, 4096),
-        few(((64, 64, 64), 1), ((64, 64, 64), 2), ((64, 128, 64), 3), ((64, 128, 64), 4), ((64, 64, 128), 2)),
+    "t16": (
+        gemms.product(16, 4096, 4096, b_major="mn"),
+        few(
+            ((64, 64, 64), 2, ONE),
+            ((64, 64, 128), 2, ONE),
+            ((64, 64, 64), 2, TWO_N),
+            (SMALL, 4, ONE),
+            (SMALL, 3, ONE),
+            ((64, 256, 64), 1, ONE),
+        ),
     ),
-    "t4096_gelu": (gemms.product(epilogue=GELU), FUSED),
-    "t8192x4096_gelu": (gemms.product(8192, 4096, 4096, epilogue=GELU), FUSED),
-    "t8192x5120_residual": (
-        gemms.product(8192, 5120, 5120, epilogue=gemms.scaled_residual(5120)),
-        RESIDUAL,
-    ),
+    "t4096_gated": (gemms.product(epilogue=gemms.swiglu(4096)), GATED),
+    "t8192x14336x4096_gated": (gemms.product(8192, 14336, 4096, epilogue=gemms.swiglu(4096)), GATED[:2]),
     "t4096_fp8": (gemms.product(operands=gemms.E4M3, epilogue=FP8_SCALED), FP8),
-    "t8192_fp8": (gemms.product(8192, 8192, 8192, operands=gemms.E4M3, epilogue=FP8_SCALED), FP8[1:]),
+    "t8192x5120_fp8": (gemms.product(8192, 5120, 5120, operands=gemms.E4M3, epilogue=FP8_SCALED), FP8[:4]),
 }
 
 
@@ -132,6 +160,7 @@ def label(cell: str, choice: Choice) -> str:
     tile = "x".join(map(str, choice.tile))
     parts = [f"{cell}__{tile}_c{choice.cluster[0]}{choice.cluster[1]}_d{choice.store_stages}"]
     parts += ["pp"] if choice.pingpong else []
+    parts += [f"g{choice.group}"] if choice.group != 8 else []
     parts += [f"k{choice.splits}"] if choice.splits > 1 else []
     parts += [f"r{choice.residual_stages}"] if choice.residual_stages > 2 else []
     return "_".join(parts)

@@ -130,6 +130,12 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
     ),
     "bf16_splits": (product(256, 256, 8200), Choice(tile=(128, 128, 64), splits=4)),
     "bf16_splits_deep": (product(512, 512, 16384), Choice(tile=(128, 128, 64), splits=8, epilogue_n=16)),
+    "bf16_splits_multicast": (product(1000, 520, 1096), Choice(tile=(128, 128, 64), cluster=(2, 1), splits=3)),
+    "bf16_splits_multicast_residual": (
+        product(1000, 520, 1000, epilogue=scaled_residual(520)),
+        Choice(tile=(64, 128, 64), cluster=(1, 2), splits=4),
+    ),
+    "bf16_splits_16": (product(256, 248, 8200), Choice(tile=(128, 128, 64), splits=16, epilogue_n=8)),
     "bf16_splits_tall": (product(1000, 520, 1096), Choice(tile=(256, 64, 64), splits=2)),
     "bf16_splits_residual_odd": (
         product(1000, 520, 1000, epilogue=scaled_residual(520, "float32")),

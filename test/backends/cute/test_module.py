@@ -56,7 +56,7 @@ def test_one_rolled_loop_loads_each_operand_once(name: str) -> None:
 def test_places_in_the_cluster_are_found_once(name: str) -> None:
     text = build(PLANS[name])
     assert text.count("block_idx_in_cluster()") == 1
-    assert text.count("get_flat_coord") == (1 if PLANS[name].splits == 1 else 0)
+    assert text.count("get_flat_coord") == 1
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -23,6 +23,7 @@ from helion.backends.cute.toolchain.offline import ARCHITECTURES
 PLANS = {
     "wgmma": gemms.hopper("bf16"),
     "wgmma_64": plan_gemm(gemms.product(), Choice(tile=(64, 64, 64), epilogue_n=16), gemms.HOPPER),
+    "wgmma_8": gemms.hopper("bf16_splits_16"),
     "wgmma_tall": gemms.hopper("bf16_tall"),
     "wgmma_pingpong": gemms.hopper("bf16_pingpong"),
     "tcgen05": gemms.blackwell("bf16"),

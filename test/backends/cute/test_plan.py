@@ -10,7 +10,7 @@ from backends.cute import gemms
 
 from helion import hardware
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.counts import counts, multicast_masks, place, rank_at
+from helion.backends.cute.plan.counts import counts, multicast_masks, part_of, place, rank_at
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction, constant
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
@@ -68,6 +68,14 @@ def test_sums_take_a_power_of_two_of_columns() -> None:
     assert counts(narrow).tensor_memory_columns == 256
 
 
+def test_parts_of_k_share_nothing_but_their_own_operands() -> None:
+    plan = plan_gemm(gemms.product(), Choice(tile=(64, 128, 64), cluster=(2, 1), splits=3), gemms.HOPPER)
+    assert [part_of(plan, rank) for rank in range(plan.ctas)] == [0, 0, 1, 1, 2, 2]
+    assert [multicast_masks(plan, rank) for rank in (0, 3)] == [(0b1, 0b11), (0b1000, 0b1100)]
+    ranks = [rank_at(plan, *place(plan, rank), part_of(plan, rank)) for rank in range(plan.ctas)]
+    assert ranks == list(range(plan.ctas))
+
+
 @pytest.mark.parametrize("name", ["bf16_pair_multicast", "bf16_pair_of_pairs", "bf16_multicast"])
 def test_every_cta_gets_each_part_of_its_operands_once(name: str) -> None:
     """Halves of a pair hold different halves; CTAs along N share A, pairs along M share B."""
@@ -118,10 +126,10 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
         ("sm_90", gemms.product(), Choice(tile=(256, 64, 64), pingpong=True), "a tile of 256 rows"),
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), pingpong=True), "256 sums per thread"),
         ("sm_90", gemms.product(), Choice(tile=(128, 256, 64), splits=2), "no room for those of other CTAs"),
-        ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=9, epilogue_n=16), "K in 9 parts"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=17, epilogue_n=8), "K in 17 parts"),
         ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=5), "5 parts with 4 sub-tiles"),
         ("sm_90", gemms.product(k=128), Choice(tile=(128, 128, 64), splits=4), "4 parts of 2 K tiles"),
-        ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=2, cluster=(2, 1)), "share nothing else"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=4, cluster=(4, 2)), "times 4 parts of K"),
         ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=2, pingpong=True), "without ping-pong"),
         ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), residual_stages=1), "1 stages of exact operands"),
         ("sm_90", gemms.product(epilogue=gemms.swiglu(4096)), WIDE, "a tile of 512 columns"),

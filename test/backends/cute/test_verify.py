@@ -39,6 +39,11 @@ def program(name: str) -> g.KernelProgram:
             gemms.HOPPER,
         ),
         "wgmma_splits": (gemms.product(), dataclasses.replace(SMALL, splits=2), gemms.HOPPER),
+        "wgmma_splits_cluster": (
+            gemms.product(),
+            dataclasses.replace(SMALL, splits=2, cluster=(2, 1)),
+            gemms.HOPPER,
+        ),
         "wgmma_splits_residual": (
             gemms.product(epilogue=residual),
             dataclasses.replace(SMALL, splits=3, epilogue_n=16),
@@ -62,6 +67,7 @@ SMALL_PROGRAMS = (
     "wgmma_pingpong_residual",
     "wgmma_splits",
     "wgmma_splits_residual",
+    "wgmma_splits_cluster",
     "tcgen05",
     "tcgen05_pair",
     "tcgen05_pairs",

@@ -36,7 +36,7 @@ def acquire(plan: GemmPlan, role: Role, pipeline: Pipeline, cursor: str) -> list
         *wait(pipeline, cursor, word=1),
         f"if warp == {role.first_warp}:",
         "    with cute.arch.elect_one():",
-        f"        own_subtiles = ({plan.subtiles + plan.splits - 1} - rank) // {plan.splits}",
+        f"        own_subtiles = ({plan.subtiles + plan.splits - 1} - place[3]) // {plan.splits}",
         f"        cute.arch.mbarrier_arrive_and_expect_tx({pipeline.barriers}, own_subtiles * {size})",
     ]
 
@@ -51,14 +51,21 @@ def wait(pipeline: Pipeline, cursor: str, *, word: int = 0) -> list[str]:
 
 
 def release(plan: GemmPlan, pipeline: Pipeline) -> list[str]:
-    """Lane i of every warp says so to CTA i."""
+    """Lane i of every warp says so to the CTA of part i."""
     return [
         "cute.arch.sync_warp()",
-        f"if lane < {plan.splits} and lane != rank:",
+        f"other_rank = {_rank(plan, 'lane')}",
+        f"if lane < {plan.splits} and lane != place[3]:",
         "    cute.arch.inline_ptx(",
-        f'        "{ARRIVE}", read_only_args=[({pipeline.barriers} + 1).toint().to(cutlass.Int32), lane]',
+        f'        "{ARRIVE}", read_only_args=[({pipeline.barriers} + 1).toint().to(cutlass.Int32), other_rank]',
         "    )",
     ]
+
+
+def _rank(plan: GemmPlan, part: str) -> str:
+    """Of the CTA that has the same tile as this one and another part of K."""
+    tiles = plan.cluster[0] * plan.cluster[1]
+    return part if tiles == 1 else f"(rank + ({part} - place[3]) * {tiles})"
 
 
 def view(plan: GemmPlan) -> list[str]:
@@ -80,14 +87,14 @@ def send(plan: GemmPlan, pipeline: Pipeline) -> list[str]:
     words = ", ".join(f"values[i * {WORDS} + {word}].bitcast(cutlass.Int32)" for word in range(WORDS))
     return [
         f"owner = subtile % {plan.splits}",
-        f"from_owner = (rank + ({plan.splits} - 1 - owner)) % {plan.splits}",
+        f"from_owner = (place[3] + ({plan.splits} - 1 - owner)) % {plan.splits}",
         f"first_part = subtile // {plan.splits} * {size} + from_owner * {values // WORDS * threads} + store_thread",
         f"for i in cutlass.range_constexpr({values // WORDS}):",
         "    cute.arch.store_async_dsmem(",
         "        cute.recast_ptr(shared_parts, dtype=cutlass.Int128) + (first_part + i * " + f"{threads}),",
         f"        ({words}),",
         f"        {pipeline.barriers},",
-        "        owner,",
+        f"        {_rank(plan, 'owner')},",
         "    )",
     ]
 

@@ -96,8 +96,8 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
             "_, first_work, _ = cute.arch.block_idx()",
             "_, work_step, _ = cute.arch.grid_dim()",
             "rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())",
-            f"cluster_layout = cute.make_layout(({plan.ctas_per_mma}, {plan.cluster_tiles[0]}, {plan.cluster_tiles[1]}, 1))",
-            "place = cluster_layout.get_flat_coord(rank)" if plan.splits == 1 else "place = (0, 0, 0, 0)",
+            f"cluster_layout = cute.make_layout(({plan.ctas_per_mma}, {plan.cluster_tiles[0]}, {plan.cluster_tiles[1]}, {plan.splits}))",
+            "place = cluster_layout.get_flat_coord(rank)",
         )
     )
     with out.block("if warp == 0:"):
@@ -107,8 +107,7 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
         out.line(_allocation(plan, allocation))
     for pipeline in program.pipelines:
         _pipeline(out, program, pipeline)
-    shape = "cluster_layout" if plan.splits == 1 else f"cute.make_layout((1, {plan.splits}, 1, 1))"
-    out.line(f"pipeline.pipeline_init_arrive(cluster_shape_mn={shape}, is_relaxed=True)")
+    out.line("pipeline.pipeline_init_arrive(cluster_shape_mn=cluster_layout, is_relaxed=True)")
     for barrier in program.barriers:
         out.line(
             f"{barrier.name}_barrier = pipeline.NamedBarrier(barrier_id={barrier.number}, num_threads={barrier.threads})"
@@ -119,7 +118,7 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
             "tensor_memory = cutlass.memory.TmemAllocator("
             f"tensor_memory_address, barrier_for_retrieve=tensor_memory_barrier, allocator_warp_id=0{two})"
         )
-    out.line(f"pipeline.pipeline_init_wait(cluster_shape_mn={shape})")
+    out.line("pipeline.pipeline_init_wait(cluster_shape_mn=cluster_layout)")
 
 
 def _allocation(plan: GemmPlan, allocation: Allocation) -> str:

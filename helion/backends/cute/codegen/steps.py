@@ -62,7 +62,7 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
     plan, first, every = names.plan, str(step.first), ""
     if plan.splits > 1:
-        first, every = f"rank + {step.first * plan.splits}" if step.first else "rank", f", {plan.splits}"
+        first, every = f"place[3] + {step.first * plan.splits}" if step.first else "place[3]", f", {plan.splits}"
     with out.block(f"for k_tile in cutlass.range({first}, {plan.k_tiles}{every}, unroll=1):"):
         _body(step.body, out, names)
 
@@ -80,8 +80,8 @@ def _(step: g.Gate, out: Writer, names: Names) -> None:
         "leader": "place[0] == 0",
         "first_warp": f"warp == {names.role.first_warp}",
         "last_subtile": f"subtile == {names.plan.subtiles - 1}",
-        "owner": f"rank == subtile % {names.plan.splits}",
-        "others": f"rank != subtile % {names.plan.splits}",
+        "owner": f"place[3] == subtile % {names.plan.splits}",
+        "others": f"place[3] != subtile % {names.plan.splits}",
     }[step.who]
     with out.block(f"if {condition}:"):
         _body(step.body, out, names)

@@ -21,6 +21,8 @@ MAX_STAGES = 8
 about 1600 with 10 to 12."""
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device can schedule (CUDA programming guide)."""
+MAX_SPLITS = 16
+"""CTAs of a cluster that Hopper can schedule where the kernel says that it may (CUDA programming guide, non-portable)."""
 MAX_RESIDUAL_STAGES = 8
 MAX_SUM_REGISTERS = 128
 """Accumulators of one thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
@@ -138,9 +140,9 @@ def _check_tile(plan: GemmPlan) -> None:
         raise Refusal(f"a K tile of {k} {problem.operand_dtype}; {widths[0]} and {widths[1]} are implemented")
     if plan.cluster[0] * plan.cluster[1] > MAX_CLUSTER:
         raise Refusal(f"a cluster of {plan.cluster} CTAs; up to {MAX_CLUSTER} are implemented")
-    if n % plan.epilogue_n or plan.epilogue_n not in (16, 32, 64):
+    if n % plan.epilogue_n or plan.epilogue_n not in (8, 16, 32, 64):
         raise Refusal(
-            f"sub-tiles of {plan.epilogue_n} columns of a tile of {n}; 16, 32 and 64 that divide it are implemented"
+            f"sub-tiles of {plan.epilogue_n} columns of a tile of {n}; 8, 16, 32 and 64 that divide it are implemented"
         )
     if plan.epilogue_n * plan.output_bytes % TMA_ALIGNMENT_BYTES:
         raise Refusal(f"sub-tiles of {plan.epilogue_n} columns of {problem.output_dtype} are no multiple of 16 bytes")
@@ -172,12 +174,16 @@ def _check_two_products(plan: GemmPlan) -> None:
 
 def _check_splits(plan: GemmPlan) -> None:
     """CTAs that split K hand sums to one another through their cluster's shared memory."""
-    if not 1 <= plan.splits <= MAX_CLUSTER:
-        raise Refusal(f"K in {plan.splits} parts; 1 to {MAX_CLUSTER} are implemented")
+    if not 1 <= plan.splits <= MAX_SPLITS:
+        raise Refusal(f"K in {plan.splits} parts; 1 to {MAX_SPLITS} are implemented")
     if plan.splits == 1:
         return
-    if plan.unit != "wgmma" or plan.cluster != (1, 1) or plan.teams > 1:
-        raise Refusal("K is split on wgmma, by CTAs that share nothing else, without ping-pong")
+    if plan.unit != "wgmma" or plan.teams > 1:
+        raise Refusal("K is split on wgmma, without ping-pong")
+    if plan.ctas > MAX_SPLITS:
+        raise Refusal(
+            f"a cluster of {plan.cluster} CTAs times {plan.splits} parts of K; up to {MAX_SPLITS} are implemented"
+        )
     if plan.splits > plan.subtiles:
         raise Refusal(f"K in {plan.splits} parts with {plan.subtiles} sub-tiles: some have none to store")
     if plan.splits > plan.k_tiles:

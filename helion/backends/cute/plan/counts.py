@@ -111,40 +111,42 @@ def residual_stage_bytes(plan: GemmPlan, dtype: str) -> int:
 def multicast_masks(plan: GemmPlan, rank: int) -> tuple[int, int]:
     """CTAs of the cluster, as bits, that receive what CTA `rank` loads of A and of B.
 
-    Ranks count the halves of a pair first, then pairs along M, then CTAs along N. Both halves of a pair keep their own
-    half of either operand.
+    Ranks count the halves of a pair first, then pairs along M, then CTAs along N, then parts of K. Both halves of a pair
+    keep their own half of either operand.
     """
-    if plan.splits > 1:
-        return 1 << rank, 1 << rank
     half, pair_m, cta_n = place(plan, rank)
     rows, columns = plan.cluster_tiles
     a = sum(1 << rank_at(plan, half, pair_m, n) for n in range(columns))
     b = sum(1 << rank_at(plan, half, m, cta_n) for m in range(rows))
-    return a, b
+    first = rank_at(plan, 0, 0, 0, part_of(plan, rank))
+    return a << first, b << first
 
 
 def place(plan: GemmPlan, rank: int) -> tuple[int, int, int]:
-    """(half of its pair, tile along M, tile along N) of CTA `rank` in its cluster; those that split K have one tile."""
-    if plan.splits > 1:
-        return 0, 0, 0
-    pair, half = divmod(rank, plan.ctas_per_mma)
+    """(half of its pair, tile along M, tile along N) of CTA `rank` in its cluster."""
+    pair, half = divmod(rank % (plan.cluster[0] * plan.cluster[1]), plan.ctas_per_mma)
     cta_n, pair_m = divmod(pair, plan.cluster_tiles[0])
     return half, pair_m, cta_n
 
 
-def rank_at(plan: GemmPlan, half: int, pair_m: int, cta_n: int) -> int:
-    """The inverse of ``place``."""
-    return half + plan.ctas_per_mma * (pair_m + plan.cluster_tiles[0] * cta_n)
+def part_of(plan: GemmPlan, rank: int) -> int:
+    """Which part of K CTA `rank` of its cluster multiplies."""
+    return rank // (plan.cluster[0] * plan.cluster[1])
+
+
+def rank_at(plan: GemmPlan, half: int, pair_m: int, cta_n: int, part: int = 0) -> int:
+    """The inverse of ``place`` and ``part_of``."""
+    return half + plan.ctas_per_mma * (pair_m + plan.cluster_tiles[0] * (cta_n + plan.cluster_tiles[1] * part))
 
 
 def k_range(plan: GemmPlan, rank: int, k_tiles: int) -> range:
     """The K tiles that CTA `rank` of a cluster multiplies. Those that split K take them in turn: what they load at a time
     lies side by side."""
-    return range(rank if plan.splits > 1 else 0, k_tiles, plan.splits)
+    return range(part_of(plan, rank), k_tiles, plan.splits)
 
 
 def owner(plan: GemmPlan, subtile: int) -> int:
-    """The CTA, among those that split K, which adds all sums of `subtile` and stores it."""
+    """The part of K whose CTA adds all sums of `subtile` and stores it."""
     return subtile % plan.splits
 
 

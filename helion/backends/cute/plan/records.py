@@ -61,7 +61,7 @@ class Choice:
     store_stages: int = 2
     """Buffers between registers and TMA stores: 2 or more that divide the sub-tiles of a tile."""
     epilogue_n: int = 32
-    """Columns of a sub-tile: 16, 32 or 64 that divide the tile."""
+    """Columns of a sub-tile: 8, 16, 32 or 64 that divide the tile."""
     group: int = 8
     """Tiles along M that are swept together along N."""
     promote: bool | None = None
@@ -69,7 +69,8 @@ class Choice:
     pingpong: bool = False
     """Two warpgroups take tiles in turn: one stores while the other multiplies. wgmma only, 64 or 128 rows."""
     splits: int = 1
-    """CTAs of a cluster that share the K of one tile, 1 to 8; wgmma only, without pairs, multicast and ping-pong."""
+    """CTAs that share the K of one tile, times ``cluster`` up to 16, no more than the tile has sub-tiles; wgmma only, without
+    ping-pong."""
     residual_stages: int = 2
     """Sub-tiles of exact operands that are loaded ahead, 2 to 8."""
 

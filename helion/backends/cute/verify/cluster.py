@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ..plan.counts import multicast_masks, owner, place, rank_at
+from ..plan.counts import multicast_masks, owner, part_of, place, rank_at
 from ..roles import grammar as g
 
 Tag = tuple[int, int]
@@ -267,8 +267,7 @@ class Cluster:
 
     def own(self, cta: Cta) -> list[int]:
         """The sub-tiles of a tile that `cta` stores."""
-        split = self.plan.splits > 1
-        return [i for i in range(self.plan.subtiles) if not split or owner(self.plan, i) == cta.rank]
+        return [i for i in range(self.plan.subtiles) if owner(self.plan, i) == part_of(self.plan, cta.rank)]
 
     # Places -----------------------------------------------------------------------------------------------------------
 
@@ -289,7 +288,11 @@ class Cluster:
 
     def others(self, rank: int) -> list[Cta]:
         """CTAs that split K with CTA `rank`."""
-        return [cta for cta in self.ctas if cta.rank != rank]
+        return [cta for cta in self.ctas if cta.rank != rank and place(self.plan, cta.rank) == place(self.plan, rank)]
+
+    def owner(self, warp: Warp) -> Cta:
+        """The CTA that stores the sub-tile of `warp`, of those that split K with it."""
+        return self.ctas[rank_at(self.plan, *place(self.plan, warp.cta.rank), owner(self.plan, warp.subtile))]
 
     def sharers(self, rank: int) -> list[Cta]:
         """CTAs that load something which CTA `rank` reads."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from ..plan.counts import counts, k_range, multicast_masks, owner, residual_stage_bytes
+from ..plan.counts import counts, k_range, multicast_masks, residual_stage_bytes
 from ..roles import grammar as g
 from .cluster import Barrier, Buffer, Cluster, Cta, Fault, Ring, Running, Slot, Store, Sums, Tag, Warp, rule
 
@@ -39,8 +39,8 @@ def _(cluster: Cluster, step: g.Gate, warp: Warp) -> Running:
         "leader": cluster.leader(warp.cta.rank) is warp.cta,
         "first_warp": warp.number == 0,
         "last_subtile": subtile == plan.subtiles - 1,
-        "owner": owner(plan, subtile) == warp.cta.rank,
-        "others": owner(plan, subtile) != warp.cta.rank,
+        "owner": cluster.owner(warp) is warp.cta,
+        "others": cluster.owner(warp) is not warp.cta,
     }[step.who]
     if passes:
         yield from cluster.steps(step.body, warp)
@@ -318,7 +318,7 @@ def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> Running:
     tag = (warp.tile, warp.subtile)
     if warp.held != tag:
         raise Fault(f"the sums of {warp.held} are sent as those of {tag}")
-    to = cluster.ctas[owner(cluster.plan, warp.subtile)].rings[ring.pipeline.name]
+    to = cluster.owner(warp).rings[ring.pipeline.name]
     key = (f"sub-tile {warp.subtile} of warp {warp.number}", warp.cta.rank)
     size = counts(cluster.plan).parts_stage_bytes // (cluster.plan.splits - 1) // warp.role.warps
 
@@ -328,7 +328,7 @@ def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> Running:
         to.slots[index].held[key] = tag
         to.full[index].complete(size)
 
-    cluster.send(cluster.ctas[owner(cluster.plan, warp.subtile)], land)
+    cluster.send(cluster.owner(warp), land)
     yield None
 
 
