@@ -165,7 +165,7 @@ def test_stages_that_are_left_open_are_the_most_that_fit() -> None:
         (HOPPER, {"pid_type": "flat"}, "persistent clusters"),
         (HOPPER, {"tcgen05_ab_stages": 4}, "the matrix unit is wgmma, and the key wgmma_ab_stages"),
         (BLACKWELL, {"wgmma_ab_stages": 4}, "the matrix unit is tcgen05, and the key tcgen05_ab_stages"),
-        (HOPPER, {"wgmma_k_splits": 2, "wgmma_cluster_m": 2}, "CTAs that share nothing else"),
+        (HOPPER, {"wgmma_k_splits": 2, "wgmma_pingpong": True}, "without ping-pong"),
         (BLACKWELL, {"wgmma_pingpong": True}, "ping-pong is for wgmma"),
         (BLACKWELL, {"tcgen05_acc_stages": 4}, "4 accumulator stages need 1024 columns"),
         (HOPPER, {"wgmma_stages": 4}, "Invalid config keys"),
