@@ -11,7 +11,7 @@ from ...hardware import Target
 from ...settings import Settings
 from .bounds import tile_bounds
 from .lower.kernel import known_product
-from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_STAGES, unit_of
+from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_SPLITS, MAX_STAGES, unit_of
 from .plan.records import GemmProblem, Unit
 from .settle import Settling, key
 
@@ -48,6 +48,10 @@ _ELSEWHERE = {
 }
 
 
+#: Parts of K, with those between powers of two that fill a GPU better.
+SPLITS = (1, 2, 3, 4, 6, 8, 12, MAX_SPLITS)
+
+
 def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """The keys of a product, the bounds of its tiles, and the rules that settle what goes together."""
     product, unit = known_product(program), unit_of(target)
@@ -69,14 +73,14 @@ def _fields(problem: GemmProblem, unit: Unit, target: Target) -> list[Field]:
         Scalar(key=key("cluster_n", target), fragment=clusters, initial=1, searched=EnumFragment((1, 2, 4))),
         Scalar(key=key("ab_stages", target), fragment=stages, initial=None),
         Scalar(key=key("c_stages", target), fragment=EnumFragment((2, 4, 8)), initial=2),
-        Scalar(key=key("epilogue_columns", target), fragment=EnumFragment((16, 32, 64)), initial=32),
+        Scalar(key=key("epilogue_columns", target), fragment=EnumFragment((8, 16, 32, 64)), initial=32),
     ]
     if unit == "tcgen05":
         sums = EnumFragment((None, 1, 2, 4))
         fields.append(Scalar(key=key("acc_stages", target), fragment=sums, initial=None))
     else:
         fields.append(Scalar(key=key("pingpong", target), fragment=BooleanFragment(), initial=False))
-        fields.append(Scalar(key=key("k_splits", target), fragment=clusters, initial=1))
+        fields.append(Scalar(key=key("k_splits", target), fragment=EnumFragment(SPLITS), initial=1))
     if problem.epilogue.of_kind("exact"):
         ahead = EnumFragment(tuple(range(2, MAX_RESIDUAL_STAGES + 1)))
         fields.append(Scalar(key=key("residual_stages", target), fragment=ahead, initial=2))
