@@ -70,6 +70,8 @@ class TritonStreamingReductionHeuristic(Heuristic):
             return Declined("programs sum up many rows")
         if primary.category not in ("user_tile", "full_slice"):
             return Declined(f"axis {primary.axis} is spread over the grid")
+        if not (facts.axes[primary.axis].padded or primary.extent):
+            return Declined(f"how long axis {primary.axis} is follows from another tile or from data")
         return (_proposal(found, facts, target),)
 
 
