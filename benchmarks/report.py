@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -293,13 +294,14 @@ def defaults(rows: Sequence[Row]) -> list[str]:
 def details(rows: Sequence[Row]) -> list[str]:
     """Every cell on a line, folded."""
     header = ["kernel", "case", "dtype", "seed, µs", "± quartiles", "torch.compile", "fastest seed", "eager"]
-    header += ["conservative", "GB/s", "TFLOP/s", "error", "config of the seed"]
+    others = ["conservative", *(["cute"] if any("cute" in row.times for row in rows) else [])]
+    header += [*others, "GB/s", "TFLOP/s", "error", "config of the seed"]
     lines = []
     for row in rows:
         ours = row.times.get("seed")
         spread = (ours["high"] - ours["low"]) / 2 / ours["median"] if ours else None
         fastest = goals.over_fastest("compile")(row)
-        ratios = [goals.over_seed(other)(row) for other in ("compile", "eager", "conservative")]
+        ratios = [goals.over_seed(other)(row) for other in ("compile", "eager", *others)]
         figures = [ratios[0], fastest, *ratios[1:]]
         bandwidth = row.bytes / ours["median"] * 1e-3 if ours else None
         error = f"{row.errors['seed']:.0e}" if "seed" in row.errors else "-"
@@ -311,7 +313,7 @@ def details(rows: Sequence[Row]) -> list[str]:
         "<details>",
         f"<summary>All {len(rows)} cells</summary>",
         "",
-        *table(header, "lll" + "r" * 9 + "l", lines),
+        *table(header, "lll" + "r" * (len(header) - 4) + "l", lines),
         "",
         "</details>",
         "",
@@ -335,6 +337,39 @@ def suite_section(suite: str, results: Results | None, copy: float | None, folde
         *defaults(results.rows),
         *details(results.rows),
     ]
+
+
+def cute_sections(times: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """What benchmarks/cute.py measured, by device."""
+    lines: list[str] = []
+    for device, rows in sorted(times.items()):
+        lines += [f"## The cute backend, {device}", ""]
+        lines += [
+            'Default configs of `backend="cute"` beside torch\'s own kernels and the default of the Triton backend:'
+        ]
+        lines += [
+            "device time with a cold L2, medians in µs; a ratio is torch's time over ours (`benchmarks/cute.py times`).",
+            "",
+        ]
+        body = []
+        for row in rows:
+            times_us, other = row["us"], row["against"]
+            figures = (times_us.get("cute"), times_us.get(other), row["ratio"], times_us.get("triton"))
+            body.append((row["case"], other, *map(number, figures), f"`{row['seed']}`".replace("helion.Config", "")))
+        header = ("product", "beside", "cute, µs", "beside it, µs", "ratio", "Triton, µs", "config")
+        lines += [*table(header, "llrrrrl", body), ""]
+        for against in dict.fromkeys(row["against"] for row in rows):
+            ratios = [row["ratio"] for row in rows if row["against"] == against and row["ratio"]]
+            mean = statistics.geometric_mean(ratios)
+            lines += [f"Beside {against}: geometric mean {mean:.3f}, least {min(ratios):.3f}.", ""]
+    return lines
+
+
+def read_cute(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Rows of `benchmarks/cute.py times` by device, of files that are called so."""
+    suffix = "-times"
+    files = sorted(folder.glob(f"*{suffix}.json"))
+    return {path.stem.removesuffix(suffix): json.loads(path.read_text()) for path in files}
 
 
 def dispatch_sections(dispatches: Sequence[Dispatch]) -> list[str]:
@@ -392,6 +427,7 @@ def render(
     dispatches: Sequence[Dispatch],
     scores: Iterable[sweep.Score] = (),
     folder: str = "performance",
+    cute: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> str:
     """The page; ``folder`` is where its plots are, relative to it."""
     lines = [
@@ -428,6 +464,7 @@ def render(
     for suites in by_device(results).values():
         if suites:
             lines += limits([row for each in suites.values() for row in each.rows])
+    lines += cute_sections(cute or {})
     lines += dispatch_sections(dispatches)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -453,7 +490,7 @@ def main() -> int:
     write_plots(results, folder)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     scores = sweep.scores(sweep.parse(sweep.KEPT.read_text()))
-    options.out.write_text(render(results, dispatches, scores, folder.name))
+    options.out.write_text(render(results, dispatches, scores, folder.name, read_cute(options.results / "cute")))
     print(f"{options.out}: {len(results)} suites, {len(dispatches)} of dispatch")
     return 0
 

@@ -1,4 +1,4 @@
-"""Times the first seeds on a GPU beside the conservative config, eager PyTorch and torch.compile.
+"""Times the first seeds on a GPU beside the conservative config, the cute backend, eager PyTorch and torch.compile.
 
     python benchmarks/seeds.py [--suites epilogue,matmul] [--kernels softmax] [--extents 4096] [--dtypes bfloat16]
 
@@ -31,9 +31,11 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import helion  # noqa: E402
 from benchmarks.cells import Cell, inputs, timed_cells  # noqa: E402
 from benchmarks.timing import GraphTimer, Timer, copy_bandwidth, reason  # noqa: E402
 from helion._testing import map_tensors  # noqa: E402
+from helion.backends import BACKENDS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general")
@@ -75,7 +77,7 @@ class Variants:
 
 def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, compiled: bool = True) -> Variants:
     """The functions of one cell on ``args``: ``seed``, further seeds if asked for, ``default`` where that is another
-    config, ``conservative``, ``eager``, and ``compile`` for torch.compile."""
+    config, ``conservative``, ``cute`` (see ``on_cute``), ``eager``, and ``compile`` for torch.compile."""
     bound = cell.function.bind(args)
     chosen = {"seed" if at == 0 else f"seed {at}": seed.config for at, seed in enumerate(bound.seeds)}
     if not alternates:
@@ -87,6 +89,7 @@ def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, com
     functions: dict[str, Callable[[], Any]] = {
         name: functools.partial(_run, bound, config, args) for name, config in chosen.items()
     }
+    functions.update(on_cute(cell, args))
     assert cell.baseline is not None
     functions["eager"] = functools.partial(cell.baseline, *args)
     if compiled:
@@ -99,6 +102,18 @@ def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, com
         bytes=least_bytes(cell, args),
         flops=sum(math.prod(m) * 2 for m in products(cell)),
     )
+
+
+def on_cute(cell: Cell, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
+    """The default of the cute backend under its name, where that is installed and takes the kernel."""
+    if not BACKENDS["cute"].is_installed:
+        return {}
+    kernel = helion.kernel(cell.function.fn, backend="cute", static_shapes=cell.function.settings.static_shapes)
+    try:
+        bound = kernel.bind(args)
+    except helion.exc.BackendUnsupported:
+        return {}
+    return {"cute": functools.partial(_run, bound, bound.default_config(), args)}
 
 
 def _run(bound: Any, config: Any, args: tuple[Any, ...]) -> Any:

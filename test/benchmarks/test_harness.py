@@ -17,6 +17,7 @@ from benchmarks import seeds
 from benchmarks.cells import Cell, inputs, table_cells, timed_cells
 from benchmarks.timing import GraphTimer, RecordedTimer, Times, copy_bandwidth
 from helion._testing import map_tensors
+from helion.backends import BACKENDS
 
 #: No power of two, and no multiple of a block.
 EXTENT = 24
@@ -247,3 +248,17 @@ def test_a_small_cell_on_a_gpu() -> None:
     for times in row.times.values():
         assert 1.0 < times["low"] <= times["median"] <= times["high"] < 1e4  # µs; starting a kernel takes more than 1
     assert copy_bandwidth(timer, 2**26) > 10
+
+
+def test_the_cute_backend_is_timed_where_it_takes_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {(cell.kernel, cell.case): cell for cell in timed_cells() if cell.dtype == "bfloat16"}
+    product = next(
+        cell for (_, case), cell in cells.items() if case == "M=1024 K=1024 N=1024" and cell.suite == "matmul"
+    )
+    other = next(cell for cell in cells.values() if cell.suite == "reductions")
+    kind = type(BACKENDS["cute"])
+    monkeypatch.setattr(kind, "is_installed", True)
+    assert list(seeds.on_cute(product, product.args)) == ["cute"]
+    assert seeds.on_cute(other, other.args) == {}
+    monkeypatch.setattr(kind, "is_installed", False)
+    assert seeds.on_cute(product, product.args) == {}

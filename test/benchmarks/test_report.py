@@ -343,3 +343,22 @@ def test_json_of_dispatch_has_goals_by_label(tmp_path: Path) -> None:
             }
         ],
     }
+
+
+def test_products_of_the_cute_backend_stand_beside_what_they_were_timed_with(tmp_path: Path) -> None:
+    def row(ratio: float, case: str) -> dict[str, Any]:
+        times = {"cute": 10.0, "cublas": 10.0 * ratio, "triton": 12.0}
+        return {
+            "case": case,
+            "us": times,
+            "against": "cublas",
+            "ratio": ratio,
+            "seed": "helion.Config(block_sizes=[64])",
+        }
+
+    (tmp_path / "gpu-times.json").write_text(json.dumps([row(0.5, "small"), row(2.0, "large")]))
+    (tmp_path / "other.json").write_text("{}")
+    lines = report.cute_sections(report.read_cute(tmp_path))
+    assert "## The cute backend, gpu" in lines
+    assert any(line.startswith("| small | cublas | 10.0 |") and "`(block_sizes=[64])`" in line for line in lines)
+    assert "Beside cublas: geometric mean 1.000, least 0.500." in lines
