@@ -478,14 +478,19 @@ class BoundKernel:
         return self.config
 
     def explain(self, format: str = "text") -> str:
-        """Return what the kernel is, what bounds it, its seeds with reasons and predicted beside measured resources, and
-        why other rules declined.
+        """Explain the kernel: what it is, what bounds it, its seeds with reasons, and why other rules declined.
+
+        Predicted resources stand beside measured ones.
 
         Args:
             format: ``"text"``; ``"facts"``, which has every record that was read off the kernel; ``"json"``, all of both;
                 or ``"html"``, a page that stands alone, with the device IR, a picture of each access, the roofline, and
                 the kernel beside the generated code.
 
-        Raises ``exc.InvalidAPIUsage`` for another format.
+        Returns:
+            The text.
+
+        Raises:
+            exc.InvalidAPIUsage: another format.
         """
         return explain.explain(self.compiled, format)
