@@ -25,6 +25,7 @@ from helion import _compatibility, autotuner, exc, knobs, testing
 from helion.__main__ import parser
 from helion._compiler.frontend import torch_functions
 from helion.autotuner.space.fields import Field, PerSlot, Scalar
+from helion.backends.cute.space import DOCS as PRODUCT_KEYS
 from helion.config import KEYS, SINGULAR
 from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
 from helion.runtime.bound import BoundKernel
@@ -196,18 +197,24 @@ def code(value: object) -> str:
 
 def config_fields() -> dict[str, Field]:
     """A field for every config key, from the spaces of kernels that have all kinds of loops and accesses."""
-    found: dict[str, Field] = {}
-    for target in ("sm_100", "gfx942"):
-        for kernel, args in _subjects():
-            for field in kernel.bind(args, target=target).config_spec.fields:
-                if field.key not in found or (isinstance(field, PerSlot) and field.slots):
-                    found[field.key] = field
-    return found
-
-
-def _subjects() -> list[tuple[helion.Kernel, tuple[torch.Tensor, ...]]]:
     x = torch.empty([256, 256], device="meta")
-    return [(_product, (x, x)), (_rows, (x,))]
+    subjects = ((_product, (x, x)), (_rows, (x,)))
+    return _fields((kernel, args, target) for target in ("sm_100", "gfx942") for kernel, args in subjects)
+
+
+def product_fields() -> dict[str, Field]:
+    """The fields of the backend for products alone, on the GPUs it is for."""
+    x = torch.empty([256, 256], dtype=torch.bfloat16, device="meta")
+    return _fields((_residual, (x, x, x), target) for target in ("sm_90", "sm_100"))
+
+
+def _fields(subjects: Iterable[tuple[helion.Kernel, tuple[torch.Tensor, ...], str]]) -> dict[str, Field]:
+    found: dict[str, Field] = {}
+    for kernel, args, target in subjects:
+        for field in kernel.bind(args, target=target).config_spec.fields:
+            if field.key not in found or (isinstance(field, PerSlot) and field.slots):
+                found[field.key] = field
+    return found
 
 
 @helion.kernel
@@ -220,6 +227,17 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for _ in hl.grid(2):
             acc = acc + 1
         out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel(backend="cute")
+def _residual(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(z)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc + z[tile_m, tile_n]
     return out
 
 
@@ -275,6 +293,15 @@ def config_rows() -> list[tuple[str, str, str, str]]:
         entries = f"one per {field.per}" if isinstance(field, PerSlot) else "one value"
         rows.append((names, entries, allowed(field), KEYS[key]))
     return rows
+
+
+def product_rows() -> list[tuple[str, str, str]]:
+    """Key, values and meaning of every config key that only products of the cute backend have."""
+    return [
+        (code(key), allowed(field), PRODUCT_KEYS[key.split("_", 1)[1]])
+        for key, field in product_fields().items()
+        if key not in KEYS
+    ]
 
 
 def setting_rows() -> list[tuple[str, str, str, str, str]]:
@@ -408,6 +435,11 @@ kernel and the target: `kernel.bind(args).config_spec` knows, and an illegal val
 key, the value and what is allowed. The values here are those of NVIDIA's and AMD's GPUs together.
 
 {table(head, config_rows())}
+
+A kernel with `backend="cute"` has `block_sizes`, `loop_orders`, `l2_groupings` and `epilogue_subtile` of these, and keys of its own,
+by the GPU's matrix unit:
+
+{table(("key", "values", "meaning"), product_rows())}
 
 `hl.register_tunable` adds keys of a kernel's own. Keys that begin with `_triton_config_` are passed on to Triton as launch
 options, without the prefix.

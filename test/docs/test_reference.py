@@ -82,6 +82,8 @@ def test_bad_docstrings_are_reported(doc: str, complaint: str) -> None:
 
 def test_every_config_key_has_a_row() -> None:
     assert set(reference.config_fields()) == set(helion.config.KEYS)
+    own = {key.split("_", 1)[1] for key in reference.product_fields() if key not in helion.config.KEYS}
+    assert own == set(reference.PRODUCT_KEYS)
 
 
 def test_every_setting_has_a_row() -> None:

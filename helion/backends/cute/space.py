@@ -48,6 +48,18 @@ _ELSEWHERE = {
 }
 
 
+#: Config keys of a product without the unit's name in front, and their meaning.
+DOCS: dict[str, str] = {
+    "cluster_m": "CTAs of a cluster along M: they load each tile of B once for all.",
+    "cluster_n": "CTAs of a cluster along N: they load each tile of A once for all.",
+    "ab_stages": "Tiles of A and B in shared memory at once; None is as many as fit.",
+    "c_stages": "Sub-tiles of the result in shared memory at once, on their way to memory.",
+    "epilogue_columns": "Columns of a sub-tile of the result.",
+    "acc_stages": "Tiles of sums in tensor memory at once, so that one is stored while the next is computed; None is as many as fit.",
+    "pingpong": "Whether two groups of warps take turns: one multiplies while the other stores.",
+    "k_splits": "Parts of K, each of which a CTA of a cluster sums up.",
+    "residual_stages": "Sub-tiles of tensors of the result's shape, which the epilogue reads, that are loaded ahead.",
+}  # fmt: skip
 #: Parts of K, with those between powers of two that fill a GPU better.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, MAX_SPLITS)
 
