@@ -183,3 +183,26 @@ def test_rows_shorter_than_a_chunk(name: str) -> None:
     bound = kernel.bind((long, f))
     compiled = bound.compile_config({"block_sizes": [2], "reduction_loops": [256]})
     torch.testing.assert_close(compiled(short, f), f(short), rtol=1e-4, atol=1e-5)
+
+
+def places(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    high, low = (torch.empty([x.size(0)], dtype=torch.int64, device=x.device) for _ in range(2))
+    least = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    for t in hl.tile(x.size(0)):
+        high[t] = torch.argmax(x[t, :], dim=1)
+        least[t], low[t] = torch.min(x[t, :], 1)
+    return high, low, least
+
+
+@pytest.mark.parametrize("chunk", [None, 8, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_places_of_extremes(dtype: torch.dtype, chunk: int | None) -> None:
+    """Of equal elements the first counts, a nan is more than any number, and rows may hold nothing but infinities."""
+    x = (torch.randn(9, 50) * 3).round()
+    if dtype.is_floating_point:
+        x[0], x[1], x[2, 33], x[2, 7] = -torch.inf, torch.inf, torch.nan, torch.nan
+    x = x.to(dtype)
+    kernel = helion.kernel(places, config=helion.Config(block_sizes=[4], reduction_loops=[chunk]))
+    high, low, least = kernel(x)
+    assert torch.equal(high, x.argmax(1)) and torch.equal(low, x.argmin(1))
+    torch.testing.assert_close(least, x.amin(1), equal_nan=True, rtol=0, atol=0)

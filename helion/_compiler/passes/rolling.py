@@ -37,7 +37,7 @@ from ..ir.grammar import Block, IotaAttrs, Op, Program, ReduceAttrs, Region, Val
 from ..ir.ops import OPS
 from ..ir.reductions import REDUCTIONS, identity
 from ..ir.rewrite import Declined, Makers, map_regions
-from . import online
+from . import online, places
 from .chunks import Pass
 from .online import Centred
 from .simplify import drop_dead
@@ -158,10 +158,6 @@ class _Roller:
     def check(self, op: Op, defined: set[int]) -> None:
         if "roll" not in OPS[op.kind].divided_by:
             raise Declined(f"a {op.kind} uses the dimension")
-        if isinstance(op.attrs, ReduceAttrs) and REDUCTIONS[op.attrs.name].combine is None:
-            (value,) = op.values()
-            if any(self.block in value.dims[d].blocks for d in op.attrs.dims):
-                raise Declined(f"{op.attrs.name} over the dimension")
         if isinstance(op.attrs, IotaAttrs) and op.attrs.block != self.block:
             raise Declined("an index mixes dimensions")
         for value in (*op.values(), *op.results):
@@ -344,6 +340,9 @@ class _Roller:
             stage.totals += out.ops
             return
         value = self.rename(next(op.values()), stage)
+        if REDUCTIONS[name].combine is None:
+            stage.totals += places.place_of_extreme(op, value, loop, self.writer(op))
+            return
         carried = loop.carry(f"{op.result.name or name}_acc", value.dtype, value.dims, identity(name, value.dtype))
         combine = REDUCTIONS[name].combine
         assert combine is not None

@@ -40,7 +40,9 @@ def adjustments(
             continue
         for at, slot in enumerate(field.slots[: len(asked[field.key])]):
             what = f"{field.key}[{at}]{f' ({slot.name})' if slot.name else ''}"
-            found += _adjusted(what, asked[field.key][at], [(why, entries[at]) for why, entries in values])
+            reasons = [slot.remedy or values[0][0], *(why for why, _ in values[1:])]
+            steps = [(why, entries[at]) for why, (_, entries) in zip(reasons, values, strict=True)]
+            found += _adjusted(what, asked[field.key][at], steps)
     return tuple(found)
 
 

@@ -21,6 +21,7 @@ from .fields import (
     Chunk,
     EpilogueSubtile,
     Field,
+    FlattenLoops,
     LoopOrders,
     PerSlot,
     ReductionLoops,
@@ -189,11 +190,7 @@ def _loop_fields(seen: Survey, program: Program) -> list[Field]:
     roots = [nest for nest in loops if nest.root is not None]
     return [
         LoopOrders(slots=tuple(_order_slot(seen, nest) for nest in loops)),
-        PerSlot(
-            key="flatten_loops",
-            slots=tuple(_flatten_slot(seen, program, nest) for nest in loops if nest.mergeable),
-            per="hl.tile over several dimensions from 0 whose positions are not read",
-        ),
+        FlattenLoops(slots=tuple(_flatten_slot(seen, program, nest) for nest in loops if nest.mergeable)),
         PerSlot(
             key="l2_groupings",
             slots=tuple(

@@ -25,6 +25,8 @@ from .survey import Survey, Volume
 Values = dict[str, Any]
 #: Keys that become ``Decisions.sizes`` and ``chunked``.
 _SIZES = ("block_sizes", "reduction_loops")
+#: Keys whose entries may be read as less than they ask for.
+_GRANTED = (*_SIZES, "flatten_loops")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,7 +86,7 @@ class ConfigSpace:
         values = self._read(given)
         snapshots = [("the dimension takes no other", dict(values))]
         # other keys are read as what they say, in its normal form
-        asked = {key: given[key] if key in _SIZES else values[key] for key in given if key in values}
+        asked = {key: given[key] if key in _GRANTED else values[key] for key in given if key in values}
         self._settle_sizes(values, self._chosen(given))
         snapshots.append(("it lies inside a tile of that size", dict(values)))
         settled = self.decode(values)

@@ -284,6 +284,17 @@ class LoopOrders(PerSlot):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlattenLoops(PerSlot):
+    """Whether the dimensions of a loop become one. Where a slot has a remedy they cannot, and True means False."""
+
+    key: str = "flatten_loops"
+    per: str = "hl.tile over several dimensions from 0 whose positions are not read"
+
+    def entry(self, at: int, slot: Slot, value: Any) -> Any:
+        return False if slot.remedy and value is True else super().entry(at, slot, value)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chunk(Slot):
     """``low`` is the smallest chunk, ``extent`` the elements of the row, None where they differ from call to call."""
 
