@@ -49,7 +49,8 @@ GATED = (
 FP8 = (
     Choice(tile=(128, 128, 128), cluster=(2, 1)),
     Choice(tile=(128, 128, 128), cluster=(1, 2)),
-    Choice(tile=(128, 128, 128), cluster=(1, 2), store_stages=4),
+    Choice(tile=(128, 128, 128), cluster=(1, 2), promote_k_tiles=2),
+    Choice(tile=(128, 128, 128), cluster=(1, 2), promote_k_tiles=1),
     Choice(tile=(128, 128, 128), cluster=(2, 2)),
     Choice(tile=(256, 64, 128), cluster=(1, 2)),
 )
@@ -161,6 +162,7 @@ def label(cell: str, choice: Choice) -> str:
     parts = [f"{cell}__{tile}_c{choice.cluster[0]}{choice.cluster[1]}_d{choice.store_stages}"]
     parts += ["pp"] if choice.pingpong else []
     parts += [f"g{choice.group}"] if choice.group != 8 else []
+    parts += [f"p{choice.promote_k_tiles}"] if choice.promote_k_tiles else []
     parts += [f"k{choice.splits}"] if choice.splits > 1 else []
     parts += [f"r{choice.residual_stages}"] if choice.residual_stages > 2 else []
     return "_".join(parts)

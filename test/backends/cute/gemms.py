@@ -157,6 +157,12 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16_swiglu_pingpong": (product(epilogue=swiglu(4096)), Choice(tile=(128, 64, 64), cluster=(2, 1), pingpong=True)),
     "bf16_swiglu_odd": (product(1000, 520, 136, epilogue=swiglu(136)), Choice(tile=(64, 96, 64), epilogue_n=16)),
     "bf16_swiglu_n_major": (product(1000, 520, 136, b_major="mn", epilogue=swiglu(520)), SQUARE),
+    "fp8_promoted_each": (product(operands=E4M3), Choice(tile=(128, 128, 128), promote_k_tiles=1)),
+    "fp8_promoted_3": (
+        product(1000, 528, 2064, operands=E4M3, epilogue=row_and_column_scales()),
+        Choice(tile=(128, 128, 128), cluster=(2, 1), promote_k_tiles=3),
+    ),
+    "fp8_to_fp32": (product(1000, 528, 2064, operands=E4M3, output="float32"), Choice(tile=(128, 64, 128))),
     "fp8_swiglu": (product(1000, 528, 144, operands=E4M3, epilogue=swiglu(144, E4M3)), Choice(tile=(128, 64, 128))),
     "bf16_to_fp8": (product(1000, 528, 136, output=E4M3, epilogue=bias("silu")), PINGPONG),
     "fp8": (product(operands=E4M3), Choice(tile=(128, 128, 128))),

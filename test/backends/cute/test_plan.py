@@ -131,6 +131,7 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
         ("sm_90", gemms.product(k=128), Choice(tile=(128, 128, 64), splits=4), "4 parts of 2 K tiles"),
         ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=4, cluster=(4, 2)), "times 4 parts of K"),
         ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), splits=2, pingpong=True), "without ping-pong"),
+        ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), promote_k_tiles=9), "every 9 K tiles"),
         ("sm_90", gemms.product(), Choice(tile=(128, 128, 64), residual_stages=1), "1 stages of exact operands"),
         ("sm_90", gemms.product(epilogue=gemms.swiglu(4096)), WIDE, "a tile of 512 columns"),
         ("sm_90", gemms.product(epilogue=gemms.swiglu(4000)), SQUARE, "overlap"),

@@ -27,6 +27,7 @@ class Names:
         self.plan: GemmPlan = program.plan
         self.role = role
         self.pipelines: dict[str, str] = {}  # cursor -> pipeline
+        self.group = 0  # K tiles of the group that a loop over them stands in
 
     def pipeline(self, cursor: str) -> str:
         return self.pipelines[cursor]
@@ -60,11 +61,25 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
-    plan, first, every = names.plan, str(step.first), ""
-    if plan.splits > 1:
-        first, every = f"place[3] + {step.first * plan.splits}" if step.first else "place[3]", f", {plan.splits}"
-    with out.block(f"for k_tile in cutlass.range({first}, {plan.k_tiles}{every}, unroll=1):"):
+    plan, end = names.plan, str(names.plan.k_tiles)
+    start = "group" if names.group else "place[3]" if plan.splits > 1 else ""
+    first = " + ".join(part for part in (start, str(step.first * plan.splits)) if part not in ("", "0")) or "0"
+    every = f", {plan.splits}" if plan.splits > 1 else ""
+    if names.group:
+        behind = f"group + {names.group * plan.splits}"
+        end = behind if plan.k_tiles % (names.group * plan.splits) == 0 else f"cutlass.min({behind}, {end})"
+    with out.block(f"for k_tile in cutlass.range({first}, {end}{every}, unroll=1):"):
         _body(step.body, out, names)
+
+
+@_print.register
+def _(step: g.KGroups, out: Writer, names: Names) -> None:
+    plan = names.plan
+    first = "place[3]" if plan.splits > 1 else "0"
+    names.group = step.size
+    with out.block(f"for group in cutlass.range({first}, {plan.k_tiles}, {step.size * plan.splits}, unroll=1):"):
+        _body(step.body, out, names)
+    names.group = 0
 
 
 @_print.register

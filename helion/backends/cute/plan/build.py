@@ -24,6 +24,8 @@ MAX_CLUSTER = 8
 MAX_SPLITS = 16
 """CTAs of a cluster that Hopper can schedule where the kernel says that it may (CUDA programming guide, non-portable)."""
 MAX_RESIDUAL_STAGES = 8
+MAX_PROMOTE_K_TILES = 8
+MOST_IMPRECISE_K_TILES = 4
 MAX_SUM_REGISTERS = 128
 """Accumulators of one thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
 MAX_SPLIT_SUM_REGISTERS = 64
@@ -49,6 +51,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         store_stages=choice.store_stages,
         group=choice.group,
         promote=_promotes(problem, choice, target),
+        promote_k_tiles=choice.promote_k_tiles or _promote_k_tiles(problem),
         teams=2 if choice.pingpong else 1,
         splits=choice.splits,
         residual_stages=choice.residual_stages,
@@ -129,6 +132,12 @@ def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
     return itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
 
 
+def _promote_k_tiles(problem: GemmProblem) -> int:
+    """The unit cuts a sum off at 14 bits with each instruction. Within four K tiles of 128 elements, 16 instructions, that
+    is a tenth of what rounding to 16 bits is."""
+    return 1 if itemsize(problem.output_dtype) > 2 else MOST_IMPRECISE_K_TILES
+
+
 def _check_tile(plan: GemmPlan) -> None:
     problem, (m, n, k) = plan.problem, plan.tile
     if min(m, n, k, *plan.cluster) < 1:
@@ -152,6 +161,8 @@ def _check_tile(plan: GemmPlan) -> None:
         )
     if plan.group < 1:
         raise Refusal(f"groups of {plan.group} tiles")
+    if not 1 <= plan.promote_k_tiles <= MAX_PROMOTE_K_TILES:
+        raise Refusal(f"sums promoted every {plan.promote_k_tiles} K tiles; 1 to {MAX_PROMOTE_K_TILES} are implemented")
     if not 2 <= plan.residual_stages <= MAX_RESIDUAL_STAGES:
         raise Refusal(f"{plan.residual_stages} stages of exact operands; 2 to {MAX_RESIDUAL_STAGES} are implemented")
     _check_splits(plan)

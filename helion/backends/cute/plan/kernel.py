@@ -65,7 +65,7 @@ def _product_lines(plan: CutePlan) -> list[str]:
         f"  {gemm.unit}, tiles of {tile}{pair}, clusters of {cluster}, {rows * columns} of them in groups of {gemm.group}",
         f"  {gemm.ab_stages} stages of A and B, {gemm.store_stages} of D, {gemm.accumulator_stages} of sums;"
         f" {gemm.subtiles} sub-tiles of {gemm.epilogue_n} columns"
-        + ("; sums promoted to fp32 after each K tile" if gemm.promote else ""),
+        + (f"; sums promoted to fp32 every {gemm.promote_k_tiles} K tiles" if gemm.promote else ""),
     ]
     operands = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.epilogue.operands]
     chain = [each.op for each in problem.epilogue.instructions]

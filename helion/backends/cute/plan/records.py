@@ -42,7 +42,7 @@ class GemmProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a config decides; None takes the most that fits. ``plan.choices`` enumerates what is legal for a problem.
+    """What a config decides; None takes the most that fits.
 
     ``tile`` is the (M, N, K) of one matrix instruction sequence: of one CTA, or of both CTAs of a pair.
     """
@@ -65,7 +65,9 @@ class Choice:
     group: int = 8
     """Tiles along M that are swept together along N."""
     promote: bool | None = None
-    """Sums of 8-bit products leave the matrix unit after each K tile; None where that is needed. wgmma only."""
+    """Sums of 8-bit products leave the matrix unit now and then; None where that is needed. wgmma only."""
+    promote_k_tiles: int | None = None
+    """After how many K tiles they do, 1 to 8."""
     pingpong: bool = False
     """Two warpgroups take tiles in turn: one stores while the other multiplies. wgmma only, 64 or 128 rows."""
     splits: int = 1
@@ -94,7 +96,8 @@ class GemmPlan:
     group: int
     """Tiles along M that are swept together along N, so that their operands stay in the L2 cache."""
     promote: bool
-    """Sums of each K tile are added to fp32 registers outside of the matrix unit."""
+    """Sums are added to fp32 registers outside of the matrix unit, after so many K tiles each."""
+    promote_k_tiles: int
     teams: int
     """Groups of storing warps that take tiles in turn."""
     splits: int

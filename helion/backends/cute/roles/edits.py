@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from .grammar import Gate, KernelProgram, KLoop, Role, Step, SubtileLoop, TileLoop
+from .grammar import Gate, KernelProgram, KGroups, KLoop, Role, Step, SubtileLoop, TileLoop
 
 Rewrite = Callable[[Step], Sequence[Step]]
 """What stands in place of a step: itself, nothing, or others."""
@@ -15,7 +15,7 @@ def rewrite(steps: Sequence[Step], rule: Rewrite) -> tuple[Step, ...]:
     """`steps` with `rule` applied to each, innermost first."""
     result: list[Step] = []
     for step in steps:
-        if isinstance(step, (TileLoop, KLoop, SubtileLoop, Gate)):
+        if isinstance(step, (TileLoop, KGroups, KLoop, SubtileLoop, Gate)):
             step = dataclasses.replace(step, body=rewrite(step.body, rule))
         result.extend(rule(step))
     return tuple(result)

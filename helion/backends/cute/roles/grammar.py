@@ -39,6 +39,14 @@ class KLoop(Step):
 
 
 @dataclass(frozen=True)
+class KGroups(Step):
+    """The K tiles of this CTA in groups of ``size``; a loop over K tiles inside has those of the group."""
+
+    body: tuple[Step, ...]
+    size: int
+
+
+@dataclass(frozen=True)
 class SubtileLoop(Step):
     """The sub-tiles of a tile, unrolled unless ``rolled``."""
 

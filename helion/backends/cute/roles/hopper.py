@@ -11,6 +11,7 @@ from .grammar import (
     Cursor,
     Gate,
     KernelProgram,
+    KGroups,
     KLoop,
     Mma,
     NamedBarrier,
@@ -80,11 +81,20 @@ PROMOTED_MAINLOOP: tuple[Step, ...] = (
 """The sums of each K tile are added outside of the matrix unit, which the other warpgroup keeps busy meanwhile."""
 
 
+def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
+    if not plan.promote:
+        return MAINLOOP
+    if plan.promote_k_tiles == 1:
+        return PROMOTED_MAINLOOP
+    return (ClearSums(), KGroups((*MAINLOOP, Promote()), size=plan.promote_k_tiles))
+
+
 def program(plan: GemmPlan) -> KernelProgram:
     """The roles for `plan`, without what its epilogue asks for."""
     warps = plan.consumer_warps
+    mainloop = _mainloop(plan)
     cursors = [Cursor("ab_read", "ab", "consumer")]
-    if not plan.promote:
+    if mainloop is not PROMOTED_MAINLOOP:
         cursors.append(Cursor("ab_free", "ab", "consumer"))
     store = Role(
         name="store",
@@ -95,7 +105,7 @@ def program(plan: GemmPlan) -> KernelProgram:
             *cursors,
             TileLoop(
                 (
-                    *(PROMOTED_MAINLOOP if plan.promote else MAINLOOP),
+                    *mainloop,
                     SubtileLoop((ReadSums(), *store_subtile(plan))),
                 )
             ),

@@ -119,6 +119,8 @@ class Warp:
     """By name: (pipeline, slot, parity)."""
     tile: int = 0
     k_tile: int = 0
+    group: range | None = None
+    """The K tiles that a loop over them has, where not all."""
     subtile: int = 0
     sums: Sums = field(default_factory=Sums)
     total: list[Tag] = field(default_factory=list)

@@ -21,9 +21,19 @@ def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Running:
 
 @rule(g.KLoop)
 def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Running:
-    k_tiles = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
+    k_tiles = warp.group or k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
     for warp.k_tile in k_tiles[step.first :]:
         yield from cluster.steps(step.body, warp)
+
+
+@rule(g.KGroups)
+def _(cluster: Cluster, step: g.KGroups, warp: Warp) -> Running:
+    k_tiles = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
+    for first in range(0, len(k_tiles), step.size):
+        warp.group = k_tiles[first : first + step.size]
+        warp.k_tile = warp.group.start
+        yield from cluster.steps(step.body, warp)
+    warp.group = None
 
 
 @rule(g.SubtileLoop)
