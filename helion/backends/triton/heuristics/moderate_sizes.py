@@ -15,7 +15,7 @@ _TILE_ELEMENTS = 2048
 
 def moderate_sizes(facts: KernelFacts, sides: Mapping[str, int]) -> dict[int, int]:
     """Dot tiles of ``sides`` m, n and k for the axes of dots; other axes share a number of elements, the last ones
-    first."""
+    first, and hold at least one tile of a loop within them."""
     sizes: dict[int, int] = {}
     for fact in facts.matmuls:
         for side, block in (("m", fact.m_block_id), ("n", fact.n_block_id), ("k", fact.k_block_id)):
@@ -32,7 +32,8 @@ def moderate_sizes(facts: KernelFacts, sides: Mapping[str, int]) -> dict[int, in
     room = 1 if facts.matmuls else max(1, _TILE_ELEMENTS // _row(facts))
     for axis in reversed(facts.tunable_axes):
         if axis.block_id not in sizes:
-            size = clamp(min(room, axis.padded or room), axis)
+            inside = max((sizes.get(a.block_id, 1) for a in facts.tunable_axes if a.outer == axis.block_id), default=1)
+            size = clamp(max(inside, min(room, axis.padded or room)), axis)
             sizes[axis.block_id] = size
             room = max(1, room // size)
     return sizes
