@@ -40,6 +40,7 @@ import helion  # noqa: E402
 from benchmarks.timing import GraphTimer  # noqa: E402
 
 SILENT_SECONDS = 40.0
+SWIGLU = "swiglu"
 RANDOM_CONFIGS = 16
 #: M, N, K of plain products: squares, layers of language models, few rows, long K.
 SHAPES = (
@@ -67,22 +68,35 @@ FUSED = (
 )
 #: Configs whose times say how a seed should choose, by name.
 TRIED: dict[str, dict[str, Any]] = {
-    "256x128": {"block_sizes": [256, 128, 64], "l2_groupings": [8]},
-    "128x256": {"block_sizes": [128, 256, 64], "l2_groupings": [8]},
-    "128x256 mb": {"block_sizes": [128, 256, 64], "l2_groupings": [8], "wgmma_cluster_m": 2},
-    "256x128 ma": {"block_sizes": [256, 128, 64], "l2_groupings": [8], "wgmma_cluster_n": 2},
     "256x128 mb": {"block_sizes": [256, 128, 64], "l2_groupings": [8], "wgmma_cluster_m": 2},
-    "128x128 pingpong": {"block_sizes": [128, 128, 64], "l2_groupings": [8], "wgmma_pingpong": True},
-    "64x256 pingpong": {"block_sizes": [64, 256, 64], "l2_groupings": [8], "wgmma_pingpong": True},
-    "128x128": {"block_sizes": [128, 128, 64], "l2_groupings": [8]},
+    "256x128 ma": {"block_sizes": [256, 128, 64], "l2_groupings": [8], "wgmma_cluster_n": 2},
+    "128x256 mb": {"block_sizes": [128, 256, 64], "l2_groupings": [8], "wgmma_cluster_m": 2},
+    "128x256 mb c4": {"block_sizes": [128, 256, 64], "l2_groupings": [8], "wgmma_cluster_m": 2, "wgmma_c_stages": 4},
     "128x128 mb": {"block_sizes": [128, 128, 64], "l2_groupings": [8], "wgmma_cluster_m": 2},
-    "128x128 k2": {"block_sizes": [128, 128, 64], "l2_groupings": [8], "wgmma_k_splits": 2},
-    "128x64 k4": {"block_sizes": [128, 64, 64], "l2_groupings": [8], "wgmma_k_splits": 4, "wgmma_epilogue_columns": 16},
-    "64x128 k4": {"block_sizes": [64, 128, 64], "l2_groupings": [8], "wgmma_k_splits": 4},
+    "128x128 ma": {"block_sizes": [128, 128, 64], "l2_groupings": [8], "wgmma_cluster_n": 2},
+    "128x128 pingpong": {"block_sizes": [128, 128, 64], "l2_groupings": [8], "wgmma_pingpong": True},
+    "128x128 pingpong mb": {
+        "block_sizes": [128, 128, 64], "l2_groupings": [8], "wgmma_pingpong": True, "wgmma_cluster_m": 2,
+    },
+    "64x256 pingpong": {"block_sizes": [64, 256, 64], "l2_groupings": [8], "wgmma_pingpong": True},
+    "64x256 pingpong mb": {
+        "block_sizes": [64, 256, 64], "l2_groupings": [8], "wgmma_pingpong": True, "wgmma_cluster_m": 2,
+    },
     "128x64": {"block_sizes": [128, 64, 64], "l2_groupings": [8]},
-    "64x128": {"block_sizes": [64, 128, 64], "l2_groupings": [8]},
-}
-TRIED_FUSED = ("256x128", "128x256", "128x256 mb", "128x128", "128x128 mb", "128x128 pingpong", "64x256 pingpong")
+    "64x128 mb": {"block_sizes": [64, 128, 64], "l2_groupings": [8], "wgmma_cluster_m": 2},
+    "128x128 k2": {"block_sizes": [128, 128, 64], "wgmma_k_splits": 2},
+    "64x64 k2": {"block_sizes": [64, 64, 64], "wgmma_k_splits": 2},
+    "64x64 k4": {"block_sizes": [64, 64, 64], "wgmma_k_splits": 4, "wgmma_epilogue_columns": 16},
+    "64x64 k8": {"block_sizes": [64, 64, 64], "wgmma_k_splits": 8, "wgmma_epilogue_columns": 8},
+    "64x128 k4": {"block_sizes": [64, 128, 64], "wgmma_k_splits": 4},
+    "64x128 k8": {"block_sizes": [64, 128, 64], "wgmma_k_splits": 8, "wgmma_epilogue_columns": 16},
+    "64x128 k16": {"block_sizes": [64, 128, 64], "wgmma_k_splits": 16, "wgmma_epilogue_columns": 8},
+    "128x128 k8": {"block_sizes": [128, 128, 64], "wgmma_k_splits": 8, "wgmma_epilogue_columns": 16},
+    "64x64 deep k2": {"block_sizes": [64, 64, 128], "wgmma_k_splits": 2},
+}  # fmt: skip
+#: Tiles of fewer elements, and splits of K, are tried where there are no more CTAs than this.
+SMALL, MANY = 128 * 128, 264
+TRIED_FUSED = ("256x128 mb", "128x256 mb", "128x256 mb c4", "128x128 mb", "128x128 pingpong", "128x128 pingpong mb")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,9 +119,15 @@ class Case:
         y = products.operand(self.k, self.n, self.layouts[1], dtype=FP32, seed=1, **how).to(self.dtype)
         if not self.epilogue:
             return products.matmul, (x, y)
+        if self.epilogue == SWIGLU:  # the gate is scaled so that its sums are of order one
+            up = products.operand(self.k, self.n, self.layouts[1], dtype=FP32, seed=2, **how).to(self.dtype)
+            return products.swiglu, (x, y * self.k**-0.5, up)
         return products.fused, (x, y, *products.epilogues(self.m, self.n, device)[self.epilogue])
 
     def expected(self, args: tuple[Any, ...]) -> torch.Tensor:
+        if self.epilogue == SWIGLU:
+            x, gate, up = (each.double() for each in args)
+            return (torch.nn.functional.silu(x @ gate) * (x @ up)).float()
         x, y, dtype, epilogue = args if self.epilogue else (*args, self.dtype, None)
         return products.reference(x, y, dtype, epilogue)
 
@@ -117,7 +137,12 @@ def checked_cases() -> Iterator[Case]:
     for dtype in (BF16, FP16):
         for layouts in ((x, y) for x in ("row", "column", "padded") for y in ("row", "column", "padded")):
             yield Case(name=f"{_short(dtype)} {'/'.join(layouts)}", dtype=dtype, layouts=layouts, **odd)
-    sizes = ((2, 8, 8), (63, 1000, 64), (4097, 8, 72), (8, 4096, 1000), (256, 256, 8200), (16, 4096, 4096))
+    small = [(m, n, k) for m in (1, 2, 64, 65) for n in (8, 32, 40, 64, 72) for k in (8, 72, 200)]
+    for m, n, k in small:
+        yield Case(name=f"bf16 {m}x{n}x{k}", m=m, n=n, k=k, configs=2)
+    yield Case(name="bias_gelu 1x4096x4096", m=1, n=4096, k=4096, epilogue="bias_gelu", configs=2)
+    yield Case(name="scale_residual 1x520x136", m=1, n=520, k=136, epilogue="scale_residual", configs=2)
+    sizes = ((63, 1000, 64), (4097, 8, 72), (8, 4096, 1000), (256, 256, 8200), (16, 4096, 4096))
     for m, n, k in (*sizes, (4096, 4096, 4096), (8192, 1024, 8), (131072, 512, 512)):
         yield Case(name=f"bf16 {m}x{n}x{k}", m=m, n=n, k=k)
     for epilogue in products.epilogues(8, 8, "cpu"):
@@ -127,6 +152,9 @@ def checked_cases() -> Iterator[Case]:
         for m, n, k in ((1000, 528, 144), (4096, 4096, 4096)):
             name = f"{_short(dtype)} {m}x{n}x{k}"
             yield Case(name=name, m=m, n=n, k=k, dtype=dtype, layouts=("row", "column"), epilogue="row_column_scales")
+    for layouts in (("row", "row"), ("column", "column")):
+        name = f"swiglu {'/'.join(layouts)}"
+        yield Case(name=name, m=1000, n=520, k=136, layouts=layouts, epilogue=SWIGLU, configs=RANDOM_CONFIGS // 2)
     how = {"m": 1000, "n": 776, "k": 1096, "configs": RANDOM_CONFIGS}
     yield Case(name="random bf16", **how)
     yield Case(name="random fp16 columns", dtype=FP16, layouts=("column", "column"), **how)
@@ -142,6 +170,7 @@ def timed_cases() -> Iterator[Case]:
     for m, n, k in FP8_SHAPES:
         name = f"fp8 {m}x{n}x{k}"
         yield Case(name=name, m=m, n=n, k=k, dtype=E4M3, layouts=("row", "column"), epilogue="row_column_scales")
+    yield Case(name="swiglu 4096x4096x4096", m=4096, n=4096, k=4096, epilogue=SWIGLU)
     for epilogue, m, n, k in FUSED:
         yield Case(name=f"{epilogue} {m}x{n}x{k}", m=m, n=n, k=k, epilogue=epilogue)
 
@@ -268,7 +297,8 @@ def checked(case: Case) -> Iterator[dict[str, Any]]:
     kernel, args = case.arguments("cuda")
     bound = kernel.bind(args)
     expected = case.expected(args)
-    bound_of = max(BOUNDS[expected.dtype], BOUNDS[args[2]] if case.epilogue else BOUNDS[case.dtype])
+    written = args[2] if kernel is products.fused else case.dtype
+    bound_of = max(BOUNDS[expected.dtype], BOUNDS[written])
     for label, config in configs_of(case, bound).items():
         run = bound.compile_config(config)
         outputs = [run(*args) for _ in range(3)]
@@ -353,13 +383,15 @@ def timed_configs(case: Case, bound: Any) -> dict[str, helion.Config]:
         found["default"] = default
     depth = 128 if case.dtype in (E4M3, E5M2) else 64
     for name, keys in TRIED.items():
-        m, n, _ = keys["block_sizes"]
+        m, n, k = keys["block_sizes"]
         try:
-            config = bound.config_spec.normalize({**keys, "block_sizes": [m, n, depth]})
+            config = bound.config_spec.normalize({**keys, "block_sizes": [m, n, k * depth // 64]})
         except helion.exc.InvalidConfig:
             continue
-        tried = not case.epilogue or name in TRIED_FUSED
-        if tried and config not in found.values() and m < 4 * case.m and n < 4 * case.n:
+        ctas = -(-case.m // m) * -(-case.n // n) * keys.get("wgmma_k_splits", 1)
+        small = m * n < SMALL or "wgmma_k_splits" in keys
+        tried = name in TRIED_FUSED if case.epilogue else ctas <= MANY or not small
+        if tried and config not in found.values() and m < 8 * case.m and n < 8 * case.n:
             found[name] = config
     return found
 
@@ -367,7 +399,7 @@ def timed_configs(case: Case, bound: Any) -> dict[str, helion.Config]:
 def baselines(case: Case, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
     """torch's own functions and the seed of the Triton backend."""
     x, y = args[:2]
-    kernel = products.fused if case.epilogue else products.matmul
+    kernel = _kernel(case)
     other = helion.kernel(kernel.fn, backend="triton", static_shapes=True)
     bound = other.bind(args)
     found: dict[str, Callable[[], Any]] = {
@@ -380,11 +412,18 @@ def baselines(case: Case, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]
     if not case.epilogue:
         found["cublas"] = lambda: x @ y
         return found
-    dtype, epilogue = args[2:]
     torch._dynamo.reset()
-    compiled = torch.compile(lambda: epilogue(x @ y, (slice(None), slice(None))).to(dtype), dynamic=False)
-    found["compile"] = compiled
+    if case.epilogue == SWIGLU:
+        up = args[2]
+        found["compile"] = torch.compile(lambda: torch.nn.functional.silu(x @ y) * (x @ up), dynamic=False)
+        return found
+    dtype, epilogue = args[2:]
+    found["compile"] = torch.compile(lambda: epilogue(x @ y, (slice(None), slice(None))).to(dtype), dynamic=False)
     return found
+
+
+def _kernel(case: Case) -> helion.Kernel:
+    return {SWIGLU: products.swiglu, "": products.matmul}.get(case.epilogue, products.fused)
 
 
 def times(names: list[str]) -> list[dict[str, Any]]:

@@ -41,6 +41,22 @@ def fused(x: torch.Tensor, y: torch.Tensor, dtype: hl.constexpr, epilogue: Epilo
     return out
 
 
+@helion.kernel(backend="cute", static_shapes=True)
+def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    _, n = gate.size()
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        gated = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        value = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            left = x[tile_m, tile_k]
+            gated = torch.addmm(gated, left, gate[tile_k, tile_n])
+            value = torch.addmm(value, left, up[tile_k, tile_n])
+        out[tile_m, tile_n] = (torch.nn.functional.silu(gated) * value).to(x.dtype)
+    return out
+
+
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BOUNDS = {FP32: 2e-5, FP16: 1e-3, BF16: 6e-3}
