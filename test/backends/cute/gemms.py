@@ -178,6 +178,11 @@ ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16_one_subtile": (product(72, 8, 72, epilogue=scaled_residual(8)), _with(PAIR, cluster=(2, 2))),
     "bf16_swiglu": (product(epilogue=swiglu(4096)), _with(SQUARE, cluster=(1, 2))),
     "bf16_swiglu_n_major": (product(1000, 520, 136, b_major="mn", epilogue=swiglu(520)), SQUARE),
+    "tf32": (product(operands="float32", output="float32"), Choice(tile=(128, 128, 32))),
+    "tf32_pair": (
+        product(operands="float32", output="float32"),
+        Choice(tile=(256, 128, 32), cluster=(2, 1), ctas_per_mma=2),
+    ),
     "bf16_64": (product(), Choice(tile=(64, 256, 64))),
     "bf16_64_residual_odd": (
         product(1000, 520, 136, epilogue=scaled_residual(520, "float32")),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
-from .setups import dsl, mma_arguments, second_b
+from .setups import dsl, mma_arguments, operand_dsl, second_b
 
 LARGEST_SIDE = 256
 """Of a tile, along M and N."""
@@ -21,10 +21,12 @@ class HostObjects:
     parameters: tuple[tuple[str, str], ...]
 
 
-def _operand_tensor(name: str, lines: int, k: int, pitch: int, k_major: bool) -> str:
+def _operand_tensor(plan: GemmPlan, name: str, lines: int, pitch: int, k_major: bool) -> str:
+    held = plan.problem.operand_dtype
+    pointer = f"cute.recast_ptr({name}, dtype={operand_dsl(plan)})" if dsl(held) != operand_dsl(plan) else name
     stride = f"({pitch}, 1)" if k_major else f"(1, {pitch})"
-    shape = f"({_extent(lines)}, {_extent(k, 1)})"  # nobody goes behind the end of K
-    return f"matrix_{name} = cute.make_tensor({name}, cute.make_layout({shape}, stride={stride}))"
+    shape = f"({_extent(lines)}, {_extent(plan.problem.k, 1)})"  # nobody goes behind the end of K
+    return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"
 
 
 def _extent(size: int, most: int = LARGEST_SIDE) -> str:
@@ -39,10 +41,10 @@ def _extent(size: int, most: int = LARGEST_SIDE) -> str:
 def _operands(plan: GemmPlan) -> list[str]:
     problem = plan.problem
     return [
-        _operand_tensor("a", problem.m, problem.k, problem.a_pitch, problem.a_major == "k"),
-        _operand_tensor("b", problem.n, problem.k, problem.b_pitch, problem.b_major == "k"),
+        _operand_tensor(plan, "a", problem.m, problem.a_pitch, problem.a_major == "k"),
+        _operand_tensor(plan, "b", problem.n, problem.b_pitch, problem.b_major == "k"),
         *(
-            _operand_tensor(operand.label, problem.n, problem.k, operand.pitch, problem.b_major == "k")
+            _operand_tensor(plan, operand.label, problem.n, operand.pitch, problem.b_major == "k")
             for operand in problem.epilogue.of_kind("product")
         ),
     ]
@@ -108,15 +110,12 @@ def _wgmma_layout(plan: GemmPlan, name: str, columns: int, parts: int) -> str:
     """Of a ring whose slots have so many parts."""
     order = "ROW_MAJOR" if (plan.problem.a_major if name == "a" else plan.problem.b_major) == "k" else "COL_MAJOR"
     tile = f"({plan.tile[0]}, {columns}, {plan.tile[2]})"
-    return (
-        f"hopper.make_smem_layout_{name}("
-        f"LayoutEnum.{order}, {tile}, {dsl(plan.problem.operand_dtype)}, {plan.ab_stages * parts})"
-    )
+    return f"hopper.make_smem_layout_{name}(LayoutEnum.{order}, {tile}, {operand_dsl(plan)}, {plan.ab_stages * parts})"
 
 
 def _umma(plan: GemmPlan) -> HostObjects:
     m, n, k = plan.tile
-    operand = dsl(plan.problem.operand_dtype)
+    operand = operand_dsl(plan)
     group = "TWO" if plan.ctas_per_mma == 2 else "ONE"
     lines = [
         *_operands(plan),

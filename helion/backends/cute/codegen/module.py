@@ -9,7 +9,7 @@ from ..roles.programs import kernel_program
 from ..verify.verify import verify
 from . import exchange
 from .host import HOST, HostObjects
-from .setups import dsl
+from .setups import dsl, operand_dsl
 from .steps import print_steps
 from .writer import Writer
 
@@ -137,14 +137,11 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
     operands = {operand.label: operand for operand in plan.problem.epilogue.operands}
     if held in operands and operands[held].kind == "row":
         return f"{name} = memory.allocate_tensor(cutlass.Float32, cute.make_layout({plan.teams * plan.tile[1]}), {alignment})"
-    dtype = (
-        operands[held].dtype
-        if held in operands
-        else plan.problem.output_dtype
-        if held == "d"
-        else plan.problem.operand_dtype
-    )
-    return f"{name} = memory.allocate_tensor({dsl(dtype)}, layout_{held}.outer, {alignment}, layout_{held}.inner)"
+    if held in ("a", "b"):
+        dtype = operand_dsl(plan)
+    else:
+        dtype = dsl(operands[held].dtype if held in operands else plan.problem.output_dtype)
+    return f"{name} = memory.allocate_tensor({dtype}, layout_{held}.outer, {alignment}, layout_{held}.inner)"
 
 
 CLASSES = {

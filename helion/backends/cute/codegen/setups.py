@@ -17,6 +17,12 @@ def dsl(dtype: str) -> str:
     return f"cutlass.{DTYPES[dtype].dsl}"
 
 
+def operand_dsl(plan: GemmPlan) -> str:
+    """The DSL's name of what the matrix unit takes A and B for."""
+    dtype = plan.problem.operand_dtype
+    return f"cutlass.{DTYPES[dtype].operand or DTYPES[dtype].dsl}"
+
+
 def stage_of(plan: GemmPlan, role: Role) -> str:
     """The buffer of a sub-tile, of those of the role's team."""
     number = "subtile" if plan.splits == 1 else f"subtile // {plan.splits}"
@@ -31,7 +37,7 @@ def rows_of(plan: GemmPlan) -> str:
 
 def mma_arguments(plan: GemmPlan, columns: int) -> str:
     """Arguments of the DSL's constructor of a tiled matrix instruction of `columns`."""
-    operand = dsl(plan.problem.operand_dtype)
+    operand = operand_dsl(plan)
     majors = f"{major(plan.problem.a_major)}, {major(plan.problem.b_major)}"
     if plan.unit == "wgmma":
         return f"{operand}, {operand}, {majors}, cutlass.Float32, ({plan.warpgroups}, 1, 1), (64, {columns})"

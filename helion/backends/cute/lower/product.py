@@ -137,6 +137,9 @@ def _dot(frame: _Frame, loop: Op, at: int) -> Op:
     adds = len(dot.operands) == 3 and dot.operands[2] is body.params[at] and body.results[at] is dot.results[0]
     if attrs.scaled is not None or attrs.single or not adds:
         raise Refusal("a dot that adds to what the loop carries is implemented")
+    of_float32 = any(isinstance(x, Value) and x.dtype == torch.float32 for x in dot.operands[:2])
+    if of_float32 and attrs.precision != "tf32":
+        raise Refusal(f"products of float32 in {attrs.precision} precision are not implemented; in tf32 they are")
     if dot.results[0].dtype != torch.float32:
         raise Refusal(f"sums in float32 are implemented, not in {dtype_name(dot.results[0].dtype)}")
     start = frame.maker(loop.operands[at])

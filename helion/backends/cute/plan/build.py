@@ -39,6 +39,10 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """
     unit = unit_of(target)
     check_problem(problem)
+    if unit == "wgmma" and problem.operand_dtype == "float32":
+        raise Refusal(
+            "products of float32 are implemented on tcgen05; the CuTe DSL has no instruction of wgmma for them"
+        )
     plan = GemmPlan(
         problem=problem,
         unit=unit,
@@ -82,8 +86,8 @@ def check_problem(problem: GemmProblem) -> None:
         raise Refusal(f"outputs of {problem.output_dtype} are not implemented; {', '.join(OUTPUT_DTYPES)} are")
     if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {(problem.m, problem.n, problem.k)}")
-    if itemsize(problem.operand_dtype) == 1 and (problem.a_major, problem.b_major) != ("k", "k"):
-        raise Refusal("8-bit operands have to be contiguous along K")
+    if itemsize(problem.operand_dtype) != 2 and (problem.a_major, problem.b_major) != ("k", "k"):
+        raise Refusal("operands of 8 and of 32 bits have to be contiguous along K")
     _check_pitch("A", problem.operand_dtype, problem.a_pitch, _line(problem.a_major, problem.m, problem.k))
     _check_pitch("B", problem.operand_dtype, problem.b_pitch, _line(problem.b_major, problem.n, problem.k))
     _check_pitch("D", problem.output_dtype, problem.d_pitch, problem.n)

@@ -12,10 +12,12 @@ class Dtype:
     """Attribute of the module ``cutlass``."""
     mma_k: int = 0
     """Depth of one instruction of the matrix units; 0 where they do not take it as an operand."""
+    operand: str = ""
+    """What the matrix units take it for, an attribute of ``cutlass``; "" where that is the same."""
 
 
 DTYPES: dict[str, Dtype] = {
-    "float32": Dtype(itemsize_bytes=4, dsl="Float32"),
+    "float32": Dtype(itemsize_bytes=4, dsl="Float32", mma_k=8, operand="TFloat32"),
     "float16": Dtype(itemsize_bytes=2, dsl="Float16", mma_k=16),
     "bfloat16": Dtype(itemsize_bytes=2, dsl="BFloat16", mma_k=16),
     "float8_e4m3fn": Dtype(itemsize_bytes=1, dsl="Float8E4M3FN", mma_k=32),
