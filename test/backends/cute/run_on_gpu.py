@@ -28,6 +28,8 @@ ROW_ERROR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2, "float8_e4m3fn"
 """Of the norm of a row, against sums in fp32; outputs of less than 32 bits are rounded once."""
 IMPRECISE_ROW_ERROR = 0.1
 """Where 8-bit products are summed within the matrix unit alone, which keeps 14 bits."""
+PROMOTED_ROW_ERROR = 1e-3
+"""Where they leave it every few K tiles."""
 
 
 def ctas_of(plan: dict[str, Any]) -> int:
@@ -226,6 +228,8 @@ def run(name: str, kernel: Kernel, options: argparse.Namespace, torch: Any, runt
     torch.cuda.synchronize()
     moved = int((first.view(torch.uint8) != d.view(torch.uint8)).sum())
     bound = IMPRECISE_ROW_ERROR if plan["imprecise"] else ROW_ERROR[plan["dtypes"][1]]
+    if plan["dtypes"][0].startswith("float8"):
+        bound = max(bound, PROMOTED_ROW_ERROR)
     row = {
         "name": name,
         "ok": bad == 0 and moved == 0 and error < bound,
