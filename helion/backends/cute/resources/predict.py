@@ -80,7 +80,8 @@ def _k_tile_us(plan: GemmPlan, busy: int, target: Target) -> float:
     """Matrix instructions and loads of one K tile, whichever takes longer, while as many SMs are ``busy``."""
     rows, columns = plan.cta_tile
     flops = 2 * rows * columns * plan.tile[2] * plan.products
-    rate = target.matrix_tflops_for(plan.problem.operand_dtype) * 1e6 / target.num_sms * MATRIX_RATE
+    unit = "tf32" if plan.problem.operand_dtype == "float32" else plan.problem.operand_dtype
+    rate = target.matrix_tflops_for(unit) * 1e6 / target.num_sms * MATRIX_RATE
     numbers = counts(plan)
     shared = (1 - 1 / numbers.a_multicast) * numbers.a_stage_bytes + (
         1 - 1 / numbers.b_multicast
