@@ -68,6 +68,17 @@ def several(x: torch.Tensor) -> dict[str, Any]:
 
 
 @helion.kernel(static_shapes=False)
+def total_and_double(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    total = torch.empty([x.size(0)], dtype=x.dtype, device=x.device)
+    doubled = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        row = x[tile, :]
+        total[tile] = row.sum(-1)
+        doubled[tile, :] = row * 2
+    return total, doubled
+
+
+@helion.kernel(static_shapes=False)
 def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     out = torch.empty([x.size(0) * 2], dtype=x.dtype, device=x.device)
     halves = out.view(2, x.size(0))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import exc
+from .._lazy import lazy
 from .gradients import (
     Differentiation,
     Direct,
@@ -19,7 +20,13 @@ from .gradients import (
     tensors_of,
     with_tensors,
 )
+from .inputs import is_recorded
 from .recording import Recording
+
+if TYPE_CHECKING:
+    from .graphs import calls as graph_calls
+else:
+    graph_calls = lazy("helion.runtime.graphs.calls")
 
 #: Statements after which host code may do another thing in the next call.
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.Try, ast.With, ast.BoolOp, ast.Match, ast.comprehension)
@@ -37,8 +44,10 @@ class Differentiable:
         return f"<helion.Kernel {self.kernel.name}, differentiable>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kernel = self.kernel
+        kernel: Any = self.kernel
         values = kernel.normalize_args(*args, **kwargs)
+        if is_recorded(kernel, values):
+            return graph_calls.record_differentiable(kernel, values)
         tensors = tuple(tensors_of(values))
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return kernel(*values)

@@ -76,13 +76,7 @@ def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
     tracer or transform of torch that would miss what the kernel does, and ``exc.UnsupportedTensor`` for tensors that are
     more than memory with strides.
     """
-    if torch._C._get_tracing_state() is not None:
-        raise exc.UnsupportedTracer(kernel=kernel.name, where="inside torch.jit.trace", remedy=_FAKE)
-    transform: Any = torch._C._functorch.peek_interpreter_stack()
-    if transform is not None and transform.key() in _WRAPPING:
-        _, where, remedy = _TRANSFORMS[_WRAPPING[transform.key()]]
-        raise exc.UnsupportedTracer(kernel=kernel.name, where=where, remedy=remedy)
-    if transform is not None or _is_traced():
+    if _is_under_tracer(kernel):
         return _check_recorded(kernel, values)
     if kernel.usual_inputs.hold(values):
         return False
@@ -101,6 +95,22 @@ def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
             print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
     return False
+
+
+def is_recorded(kernel: Definition, values: Sequence[Any]) -> bool:
+    """Whether torch records what happens to the arguments of a call; raises what ``check_call`` does of tracers."""
+    traced = _is_under_tracer(kernel) or any(type(tensor).__name__ in _TRACED for _, tensor in _named(kernel, values))
+    return traced and _check_recorded(kernel, values)
+
+
+def _is_under_tracer(kernel: Definition) -> bool:
+    if torch._C._get_tracing_state() is not None:
+        raise exc.UnsupportedTracer(kernel=kernel.name, where="inside torch.jit.trace", remedy=_FAKE)
+    transform: Any = torch._C._functorch.peek_interpreter_stack()
+    if transform is not None and transform.key() in _WRAPPING:
+        _, where, remedy = _TRANSFORMS[_WRAPPING[transform.key()]]
+        raise exc.UnsupportedTracer(kernel=kernel.name, where=where, remedy=remedy)
+    return transform is not None or _is_traced()
 
 
 def _named(kernel: Definition, values: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -236,4 +246,4 @@ def overwrites(kernel: str, names: tuple[str, ...], *tensors: torch.Tensor) -> N
     _increment_version(tensors)
 
 
-__all__ = ["check_call", "check_launch", "overwrites", "remedies"]
+__all__ = ["check_call", "check_launch", "is_recorded", "overwrites", "remedies"]

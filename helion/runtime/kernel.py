@@ -277,7 +277,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
 
 
 # torch.compile is 1 s of imports that only those pay who use it
-when_imported("torch._dynamo", lambda: dynamo.register(Kernel))
+when_imported("torch._dynamo", lambda: dynamo.register(Kernel, differentiable.Differentiable))
 #: What a thread is binding, if it is.
 _THREAD = threading.local()
 

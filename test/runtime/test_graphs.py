@@ -288,6 +288,44 @@ def test_a_gradient_past_what_is_written_is_an_error() -> None:
         compiled(lambda out, x: add_into(out * 2, x), "aot_eager")(x, torch.randn(4))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_model_that_is_trained(backend: str, dynamic: bool) -> None:
+    norm = rms_norm.differentiable()
+
+    def fn(x: torch.Tensor, weight: torch.Tensor, inside: bool) -> torch.Tensor:
+        called = rms_norm.differentiable() if inside else norm
+        return called(x * 2, weight, eps=1e-3).sin() * weight
+
+    run = compiled(fn, backend, dynamic=dynamic)
+    for n, inside in ((3, False), (5, True)):
+        x, weight = (torch.randn(s, dtype=torch.float64).requires_grad_() for s in ((n, 7), (7,)))
+        got = run(x, weight, inside)
+        expected = rms_norm_of_torch(x * 2, weight, 1e-3).sin() * weight
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
+        seen = torch.autograd.grad(got.square().sum(), (x, weight))
+        wanted = torch.autograd.grad(expected.square().sum(), (x, weight))
+        torch.testing.assert_close(seen, wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
+def test_gradients_of_several_results(backend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        total, doubled = graph_kernels.total_and_double.differentiable()(x)
+        return total.sin().sum() + (doubled * x).sum()
+
+    x = torch.randn(4, 6, requires_grad=True)
+    (got,) = torch.autograd.grad(compiled(fn, backend)(x), x)
+    (wanted,) = torch.autograd.grad(x.sum(-1).sin().sum() + (2 * x * x).sum(), x)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_what_cannot_be_differentiated_in_a_graph() -> None:
+    x = torch.randn(4, requires_grad=True)
+    with pytest.raises(Exception, match="it is to be differentiated, and writes into its arguments or returns views"):
+        compiled(lambda x: views.differentiable()(x)[0], "aot_eager")(x)
+
+
 # --- operators ----------------------------------------------------------------------------------------------------------
 
 CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {

@@ -10,7 +10,7 @@ import torch
 from ... import exc
 from ..inputs import remedies
 from .kernels import Kernel
-from .operators import operator_for
+from .operators import Operator, operator_for
 from .outcome import Outcome, outcome_of
 from .trees import Apart, apart, whole
 
@@ -21,8 +21,26 @@ def record(kernel: Kernel, values: Sequence[Any]) -> Any:
     given = apart(kernel, values)
     outcome = outcome_of(kernel, given)
     _check_gradients(kernel, given, outcome)
-    overload = operator_for(kernel, given, outcome.effects).overload
-    made = overload(*given.leaves)
+    return _results(operator_for(kernel, given, outcome.effects), given, outcome)
+
+
+def record_differentiable(kernel: Kernel, values: Sequence[Any]) -> Any:
+    """``record`` for a call whose gradients the kernel's own backward gives. Raises ``exc.NoPlaceInGraph`` for calls that write into
+    their arguments, or return what is not new."""
+    given = apart(kernel, values)
+    outcome = outcome_of(kernel, given)
+    made, places = outcome.effects.made, outcome.places
+    if outcome.effects.written or len(made) != len(places) or any(each.base for each in made):
+        raise exc.NoPlaceInGraph(
+            kernel=kernel.name,
+            why="it is to be differentiated, and writes into its arguments or returns views of other tensors",
+            remedy="return tensors that the call has made, or decorate the function that calls it with torch.compiler.disable",
+        )
+    return _results(operator_for(kernel, given, outcome.effects, len(places)), given, outcome)
+
+
+def _results(operator: Operator, given: Apart, outcome: Outcome) -> Any:
+    made = operator.overload(*given.leaves)
     tensors = (made,) if isinstance(made, torch.Tensor) else tuple(made or ())
     return whole(outcome.tree, [place.tensor(given.leaves, tensors) for place in outcome.places])
 
@@ -46,4 +64,4 @@ def _check_gradients(kernel: Kernel, given: Apart, outcome: Outcome) -> None:
             raise exc.NoGradient(kernel=kernel.name, name=given.names[at], remedies=remedies())
 
 
-__all__ = ["custom_op", "record"]
+__all__ = ["custom_op", "record", "record_differentiable"]

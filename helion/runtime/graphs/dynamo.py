@@ -32,6 +32,11 @@ class KernelVariable(TorchInGraphFunctionVariable):
         leaves = results.unpack_var_sequence(tx)
         return SourcelessBuilder.create(tx, whole(node.tree, leaves))
 
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> VariableTracker:
+        if name == "differentiable" and not args and not kwargs:
+            return KernelVariable(self.value.differentiable())
+        return super().call_method(tx, name, args, kwargs)
+
 
 class Node:
     """A call of a kernel as a graph names it, with the arguments that are ``fixed``, by position and by ``named``. It gives the
@@ -68,15 +73,15 @@ def _constant(arg: VariableTracker) -> tuple[Any, ...]:
     return ()
 
 
-def register(kind: type) -> None:
-    """Let objects of ``kind`` be called in graphs."""
+def register(*kinds: type) -> None:
+    """Let objects of these kinds be called in graphs."""
     dispatch: Callable[[], dict[Any, Any]] | None = getattr(VariableBuilder, "_type_dispatch", None)
     if dispatch is None:
         _logging.say_once(
             "helion: this version of torch.compile takes no kernels into its graphs, and breaks them instead"
         )
         return
-    dispatch()[kind] = _wrapped
+    dispatch().update(dict.fromkeys(kinds, _wrapped))
 
 
 def _wrapped(builder: VariableBuilder, kernel: Any) -> VariableTracker:

@@ -6,7 +6,6 @@ arguments are written and which results are new. Results that are arguments, or 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -16,14 +15,15 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..inputs import remedies
 from ..remembered import described
+from .backward import Differentiated, Formula, define_refusal, refusal
 from .kernels import Kernel
 from .outcome import Effects, base_of, outcome_of, tensors_of
 from .trees import Apart, key_of, whole
 
 NAMESPACE = "helion"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+define_refusal(_LIBRARY, NAMESPACE)
 _LOCK = threading.RLock()
 _OPERATORS: dict[Any, Operator] = {}
 _NAMES: set[str] = set()
@@ -40,6 +40,8 @@ class Operator:
     kinds: tuple[str, ...]
     effects: Effects
     name: str
+    #: How many tensors a call returns, if it is to be differentiated.
+    results: int | None = None
 
     @property
     def overload(self) -> torch._ops.OpOverload:
@@ -100,15 +102,16 @@ class Operator:
         return (stacked[0], 0) if len(stacked) == 1 else (tuple(stacked), (0,) * len(stacked))
 
 
-def operator_for(kernel: Kernel, given: Apart, effects: Effects) -> Operator:
-    """The operator of such calls, registered when it is first asked for."""
+def operator_for(kernel: Kernel, given: Apart, effects: Effects, results: int | None = None) -> Operator:
+    """The operator of such calls, registered when it is first asked for. With ``results``, the number of tensors that they
+    return, its backward is the kernel's own."""
     kinds = tuple(map(_kind, given.leaves))
-    key = (kernel, key_of(given.tree), kinds, effects)
+    key = (kernel, key_of(given.tree), kinds, effects, results)
     with _LOCK:
         found = _OPERATORS.get(key)
         if found is None:
-            name = _name(kernel, given.tree, kinds, effects)
-            found = _OPERATORS[key] = Operator(kernel, given.tree, given.names, kinds, effects, name)
+            name = _name(kernel, given.tree, kinds, effects, results)
+            found = _OPERATORS[key] = Operator(kernel, given.tree, given.names, kinds, effects, name, results)
             _register(found)
         return found
 
@@ -119,9 +122,17 @@ def _kind(leaf: Any) -> str:
     return "SymInt" if isinstance(leaf, (int, torch.SymInt)) else "float"
 
 
-def _name(kernel: Kernel, tree: tuple[Any, ...], kinds: tuple[str, ...], effects: Effects) -> str:
+def _name(kernel: Kernel, tree: tuple[Any, ...], kinds: tuple[str, ...], effects: Effects, results: int | None) -> str:
     """A name of its own; the same one in every process unless functions among the arguments have equal names."""
-    what = (kernel.fn.__module__, kernel.fn.__qualname__, kernel.kernel_source(), described(tree), kinds, effects)
+    what = (
+        kernel.fn.__module__,
+        kernel.fn.__qualname__,
+        kernel.kernel_source(),
+        described(tree),
+        kinds,
+        effects,
+        results,
+    )
     name = f"{kernel.name}_{hashlib.sha256(repr(what).encode()).hexdigest()[:10]}"
     taken = sum(other == name or other.startswith(f"{name}_") for other in _NAMES)
     name = f"{name}_{taken}" if taken else name
@@ -139,55 +150,31 @@ def _register(operator: Operator) -> None:
     torch.library.register_fake(name, operator.fake, lib=_LIBRARY)
     torch.library.register_vmap(name, operator.of_batches, lib=_LIBRARY)
     if operator.effects.made and not operator.effects.written:
-        torch.library.register_autograd(
-            name,
-            functools.partial(_refused, operator.kernel.name, operator.names),
-            setup_context=_keep_shapes,
-            lib=_LIBRARY,
-        )
+        backward, keep = _backward(operator)
+        torch.library.register_autograd(name, backward, setup_context=keep, lib=_LIBRARY)
+
+
+def _backward(operator: Operator) -> Formula:
+    if operator.results is None:
+        return refusal(operator.kernel.name, operator.names)
+    made = tuple(each.at for each in operator.effects.made)
+    differentiated = Differentiated(
+        operator.kernel,
+        operator.tree,
+        operator.names,
+        operator.kinds,
+        made,
+        operator.results,
+        f"{operator.name}_backward",
+    )
+    differentiated.define(_LIBRARY, NAMESPACE)
+    return differentiated.formula(NAMESPACE)
 
 
 def _returned(made: Sequence[torch.Tensor]) -> Any:
     if len(made) == 1:
         return made[0]
     return tuple(made) if made else None
-
-
-# --- gradients --------------------------------------------------------------------------------------------------------
-# A graph may be made for a backward that nobody runs, so the error is that of an operator which the backward calls.
-
-_LIBRARY.define(
-    "no_gradient(Tensor gradient, SymInt[] size, ScalarType dtype, Device device, str kernel, str name) -> Tensor"
-)
-
-
-def _no_gradient(
-    gradient: torch.Tensor, size: Sequence[int], dtype: torch.dtype, device: torch.device, kernel: str, name: str
-) -> torch.Tensor:
-    raise exc.NoGradient(kernel=kernel, name=name, remedies=remedies())
-
-
-def _fake_gradient(
-    gradient: torch.Tensor, size: Sequence[int], dtype: torch.dtype, device: torch.device, kernel: str, name: str
-) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype, device=device)
-
-
-_LIBRARY.impl("no_gradient", _no_gradient, "CompositeExplicitAutograd")
-torch.library.register_fake(f"{NAMESPACE}::no_gradient", _fake_gradient, lib=_LIBRARY)
-
-
-def _keep_shapes(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    ctx.shapes = [(x.size(), x.dtype, x.device) if isinstance(x, torch.Tensor) else None for x in inputs]
-
-
-def _refused(kernel: str, names: Sequence[str], ctx: Any, *gradients: torch.Tensor | None) -> Any:
-    """Gradients that raise ``exc.NoGradient`` when they are computed."""
-    one = next(gradient for gradient in gradients if gradient is not None)
-    return tuple(
-        torch.ops.helion.no_gradient(one, *shape, kernel, name) if shape is not None and wanted else None
-        for shape, wanted, name in zip(ctx.shapes, ctx.needs_input_grad, names, strict=True)
-    )
 
 
 __all__ = ["Operator", "operator_for"]
