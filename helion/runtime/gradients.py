@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import exc
+from .._compiler.autodiff.adjoint import DIFFERENTIABLE
 from .._compiler.autodiff.transform import Backward, check_accesses, differentiate
 from .._compiler.ir.grammar import Program
 from ..config import Config
@@ -138,7 +139,9 @@ class Differentiation:
 
     def backward(self, step: Step) -> BackwardKernel | None:
         """The backward of a grid loop as it ran; None where nothing that it read requires a gradient."""
-        wanted = tuple(at for at, tensor in step.reads.items() if tensor.requires_grad and tensor.is_floating_point())
+        wanted = tuple(
+            at for at, tensor in step.reads.items() if tensor.requires_grad and tensor.dtype in DIFFERENTIABLE
+        )
         if not wanted or not step.written:
             return None
         key = (step.root, wanted)
@@ -276,7 +279,7 @@ def backward(
     """See ``helion.experimental.backward``."""
     _check_arguments(kernel, autotune_effort)
     values = kernel.normalize_args(*inputs)
-    wanted = [t.is_floating_point() for t in tensors_of(values)]
+    wanted = [t.dtype in DIFFERENTIABLE for t in tensors_of(values)]
     of = differentiation(kernel, values)
     _refuse_drawn(of)
     given, made = leaves(values, wanted)

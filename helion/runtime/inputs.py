@@ -219,7 +219,7 @@ def _is_recording() -> bool:
 
 def remedies() -> str:
     """What gives a kernel a backward."""
-    names = ["torch.autograd.Function", "torch.library.custom_op and register_autograd"]
+    names = ["kernel.differentiable()", "torch.autograd.Function", "torch.library.custom_op and register_autograd"]
     experimental = getattr(sys.modules[__package__.partition(".")[0]], "experimental", None)
     if hasattr(experimental, "backward"):
         names.append("helion.experimental.backward")

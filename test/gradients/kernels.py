@@ -358,6 +358,74 @@ def layer_norm_by_tiles(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@case(lambda x: torch.softmax(x, 1), (5, 40))
+def softmax_online(x: torch.Tensor) -> torch.Tensor:
+    m, n = x.size()
+    out = torch.empty_like(x)
+    for tile_m in hl.tile(m):
+        high = hl.full([tile_m], float("-inf"), dtype=x.dtype)
+        total = hl.zeros([tile_m], dtype=x.dtype)
+        for tile_n in hl.tile(n, block_size=16):
+            values = x[tile_m, tile_n]
+            higher = torch.maximum(high, torch.amax(values, 1))
+            total = total * torch.exp(high - higher) + torch.exp(values - higher[:, None]).sum(1)
+            high = higher
+        for tile_n in hl.tile(n):
+            out[tile_m, tile_n] = torch.exp(x[tile_m, tile_n] - high[:, None]) / total[:, None]
+    return out
+
+
+@case(lambda x: (x * x).amax(1), (5, 40))
+def maxima_by_tiles(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.size(0))
+    for tile_m in hl.tile(x.size(0)):
+        high = hl.full([tile_m], float("-inf"), dtype=x.dtype)
+        for tile_n in hl.tile(x.size(1), block_size=16):
+            high = torch.maximum(high, torch.amax(x[tile_m, tile_n] * x[tile_m, tile_n], 1))
+        out[tile_m] = high
+    return out
+
+
+def _recurrence(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    states = []
+    for at in range(x.size(1)):
+        state = torch.tanh(state * 0.5 + x[:, at])
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+@case(_recurrence, (5, 7), (5,))
+def recurrence(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        value = state[tile]
+        for step in hl.grid(x.size(1)):
+            value = torch.tanh(value * 0.5 + x[tile, step])
+            out[tile, step] = value
+    return out
+
+
+@case(lambda q, k, v: torch.softmax(q @ k.transpose(1, 2) * 0.25, -1) @ v, (2, 18, 16), (2, 40, 16), (2, 40, 16))
+def attention_by_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    batch, m, width = q.size()
+    out = torch.empty_like(q)
+    for tile_b, tile_m in hl.tile([batch, m], block_size=[1, None]):
+        high = hl.full([tile_b, tile_m], float("-inf"), dtype=q.dtype)
+        total = hl.zeros([tile_b, tile_m], dtype=q.dtype)
+        acc = hl.zeros([tile_b, tile_m, width], dtype=q.dtype)
+        queries = q[tile_b, tile_m, :]
+        for tile_n in hl.tile(k.size(1), block_size=16):
+            scores = torch.bmm(queries, k[tile_b, tile_n, :].transpose(1, 2)) * 0.25
+            higher = torch.maximum(high, torch.amax(scores, -1))
+            weights = torch.exp(scores - higher[:, :, None])
+            scale = torch.exp(high - higher)
+            total = total * scale + weights.sum(-1)
+            acc = acc * scale[:, :, None] + torch.bmm(weights, v[tile_b, tile_n, :])
+            high = higher
+        out[tile_b, tile_m, :] = acc / total[:, :, None]
+    return out
+
+
 @case(lambda x: x * torch.arange(1.0, 6.0, dtype=x.dtype, device=x.device)[:, None], (5, 8))
 def grid_of_rows(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)

@@ -87,8 +87,7 @@ def backward_kernel(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         load = x[tile_0, tile_1]
         grad_out_0 = grad_out[tile_0, tile_1]
         grad_load = grad_out_0 * load
-        grad_load_0 = grad_out_0 * load
-        grad_load_1 = grad_load + grad_load_0
+        grad_load_1 = grad_load + grad_load
         grad_x[tile_0, tile_1] = grad_load_1
     return grad_x
 """

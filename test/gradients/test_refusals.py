@@ -78,6 +78,17 @@ def ordered(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@refused("a loop that carries 'state' otherwise than as a sum", "for tile_n in hl.tile(tile.begin, tile.end):", X)
+def carried_in_a_loop_of_device_bounds(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        state = x[tile, 0] * 1.0
+        for tile_n in hl.tile(tile.begin, tile.end):
+            state = torch.sin(state) + x[tile_n, 0].sum()
+        out[tile, :] = state[:, None] + x[tile, :]
+    return out
+
+
 @refused("detach() in device code", "x[tile].detach()", X)
 def detached(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)

@@ -13,6 +13,7 @@ from ..ir.grammar import (
     MemoryAttrs,
     Op,
     Operand,
+    OperandRef,
     PointwiseAttrs,
     Program,
     Region,
@@ -20,9 +21,13 @@ from ..ir.grammar import (
 )
 from ..ir.rewrite import Makers
 from .activity import active_values
+from .carried import Reversal, Reversals, needs_iterations, without_ones
 from .refusal import not_supported
 from .spelling import Spelling, broadcast, dtype_text, in_list, literal
-from .statements import Assign, Cost, Nest, Sink, Statement, Var
+from .statements import Assign, Cost, Effect, Nest, Sink, Statement, Var
+
+#: Dtypes of values that have gradients.
+DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def computed(dtype: torch.dtype) -> torch.dtype:
@@ -56,6 +61,7 @@ class Sweep:
         self.rules = rules
         self.active = active_values(self.root.body, wanted)
         self.makers = Makers.among(program.walk())
+        self.norms = frozenset(op.result.number for op in program.walk() if self._is_norm(op))
         #: Values whose magnitude is taken.
         self.with_magnitude = frozenset(
             v.number
@@ -63,6 +69,7 @@ class Sweep:
             if isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "abs"
             for v in op.values()
         )
+        self.reversals = Reversals(program, spelling, self.active)
         self.values: dict[int, Var | str] = {}
         #: Why values cannot be had, by the names that they would have.
         self.missing: dict[str, exc.Base] = {}
@@ -70,6 +77,18 @@ class Sweep:
         self._statements: list[list[Statement]] = [[]]
         self._shares: list[dict[int, tuple[Value, Var]]] = []
         self._wide: dict[tuple[str, torch.dtype], Var] = {}
+
+    def _is_norm(self, op: Op) -> bool:
+        """Whether an op is the root of a sum, or of a mean: its derivative counts as 0 where it is 0, as that of norms does."""
+        if not (isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "sqrt"):
+            return False
+        maker = self.makers.of(op.operands[0])
+        while maker is not None and (
+            maker.kind in ("view", "mask")
+            or (isinstance(maker.attrs, PointwiseAttrs) and maker.attrs.name in ("cast", "div"))
+        ):
+            maker = self.makers.of(maker.operands[0])
+        return maker is not None and maker.kind == "reduce"
 
     def run(self) -> tuple[Statement, ...]:
         """The statements of the loop's body, gradients of loads as sinks."""
@@ -212,13 +231,30 @@ class Sweep:
     def _forward_loop(self, op: Op) -> None:
         (region,) = op.regions
         carried = [self._carried(p, init) for p, init in zip(region.params, op.operands, strict=False)]
-        header = self.spelling.header(op.attributes(ForAttrs).axes, op, self.text)
+        reversal = self._reversal(op)
+        sizes = {} if reversal is None or not reversal.size else {reversal.axis.block: reversal.size}
+        header = self.spelling.header(op.attributes(ForAttrs).axes, op, self.text, sizes)
         self._statements.append([])
         self.values.update((p.number, var) for p, var in zip(region.params, carried, strict=True))
+        if reversal is not None:
+            self._record(reversal, carried)
         self.forward(region)
         self._update(carried, region.results)
         self._close(op, header)
         self.values.update((r.number, var) for r, var in zip(op.results, carried, strict=True))
+
+    def _reversal(self, op: Op) -> Reversal | None:
+        """How a loop is gone through backwards, if its values in each iteration are needed and can be kept."""
+        try:
+            return self.reversals.of(op)
+        except exc.AutodiffNotSupported:  # whoever goes back through it is told
+            return None
+
+    def _record(self, reversal: Reversal, carried: Sequence[Var]) -> None:
+        """Keep what an iteration begins with."""
+        for tape, var in zip(reversal.tapes, carried, strict=True):
+            value = self.spelling.reshaped(var.name, var.dims, without_ones(var.dims))
+            self.put(Effect(text=f"{tape.place(reversal.iteration)} = {value}", wanted=tape.name))
 
     def _close(self, op: Op, header: str, backward: bool = False) -> None:
         body = self._statements.pop()
@@ -397,13 +433,17 @@ class Sweep:
 
     def loop(self, op: Op, grads: Sequence[Var | None]) -> None:
         """A loop that adds to what it carries: gradients of sums are the same in every iteration."""
+        reversal = self.reversals.of(op)
+        if reversal is not None:
+            self._reversed(op, reversal, grads)
+            return
         (region,) = op.regions
         initial = op.operands[: len(region.params)]
         kept = dict(self.values)
         header = self.spelling.header(op.attributes(ForAttrs).axes, op, self.text)
         self._statements.append([])
         for param in region.params:
-            self.lose(param, _needs_iterations(param, op))
+            self.lose(param, needs_iterations(op, param.name))
         self.forward(region)
         captured = self.backward(region, tuple(zip(region.results, grads, strict=True)))
         for param, grad in zip(region.params, grads, strict=True):
@@ -411,7 +451,7 @@ class Sweep:
             if (share is None) != (grad is None) or (
                 share is not None and grad is not None and share.name != grad.name
             ):
-                raise _needs_iterations(param, op)
+                raise needs_iterations(op, param.name)
         totals = [(value, self._total(value), share) for value, share in captured.values()]
         for _, total, share in totals:
             self.put(Assign(targets=(total,), text=f"{total.name} + {share.name}", carried=True))
@@ -427,6 +467,77 @@ class Sweep:
         for init, grad in zip(initial, grads, strict=True):
             if grad is not None:
                 self.add(init, grad)
+
+    def _reversed(self, op: Op, reversal: Reversal, grads: Sequence[Var | None]) -> None:
+        """A loop from its last iteration to its first one; the gradients of what it carries are carried."""
+        (region,) = op.regions
+        kept = dict(self.values)
+        pairs = [(p, g) for p, g in zip(region.params, grads, strict=True) if p.number in self.active]
+        carried = {p.number: self._total(p) for p, _ in pairs}
+        for param, grad in pairs:
+            total = carried[param.number]
+            start = None if grad is None else self.spelling.expanded(grad.name, grad.dims, total.dims)
+            self.put(self._start(total, start))
+        self._statements.append([])
+        place = self.spelling.names.fresh("iteration")
+        for param, tape in zip(region.params, reversal.tapes, strict=True):
+            text = self.spelling.reshaped(tape.place(place), without_ones(param.dims), param.dims)
+            self.define(param, text, param.dims, "load")
+        self.forward(region)
+        seeds = [(r, carried.get(p.number)) for p, r in zip(region.params, region.results, strict=True)]
+        captured = self.backward(region, seeds)
+        self._carry(carried, captured)
+        totals = [(value, self._total(value), share) for value, share in captured.values()]
+        for _, total, share in totals:
+            self.put(Assign(targets=(total,), text=f"{total.name} + {share.name}", carried=True))
+        body = tuple(self._statements.pop())
+        for _, total, _ in totals:
+            self.put(self._start(total, None))
+        self.put(self._backwards(op, reversal, place, body))
+        self.values = kept
+        for value, total, _ in totals:
+            self.add(value, total)
+        for init, param in zip(op.operands, region.params, strict=False):
+            if param.number in carried:
+                self.add(init, carried[param.number])
+
+    def _start(self, var: Var, text: str | None) -> Assign:
+        zeros = f"hl.zeros({self.spelling.shape(var.dims)}, dtype={dtype_text(var.dtype)})"
+        return Assign(targets=(var,), text=text or zeros)
+
+    def _carry(self, carried: Mapping[int, Var], captured: dict[int, tuple[Value, Var]]) -> None:
+        """Give the carried gradients their values for the iteration before, all at once."""
+        found = {number: captured.pop(number, None) for number in carried}
+        texts = {}
+        for number, share in found.items():
+            var = carried[number]
+            if share is not None and share[1].name == var.name:
+                continue
+            zeros = f"hl.zeros({self.spelling.shape(var.dims)}, dtype={dtype_text(var.dtype)})"
+            text = zeros if share is None else self.spelling.expanded(share[1].name, share[1].dims, var.dims)
+            texts[number] = self.assign(text, var.dtype, var.dims, f"next_{var.name}").name
+        for number, text in texts.items():
+            self.put(Assign(targets=(carried[number],), text=text, carried=True))
+
+    def _backwards(self, op: Op, reversal: Reversal, place: str, body: tuple[Statement, ...]) -> Nest:
+        """The loops that run ``body`` for the iterations of a loop, from the last one on; ``place`` is which one it is."""
+        axis, index = reversal.axis, self.program.index_dtype
+        step = self.spelling.names.fresh("step")
+        tile = self.spelling.tile(axis.block)
+        number = Assign(targets=(Var(name=place, dtype=index, dims=()),), text=f"{reversal.count} - 1 - {step}")
+        inner: tuple[Statement, ...]
+        if axis.scalar:
+            inner = (Assign(targets=(Var(name=tile, dtype=index, dims=()),), text=place), *body)
+        else:
+            assert not isinstance(axis.end, OperandRef)
+            begin = Var(name=self.spelling.names.fresh(f"begin_{tile}"), dtype=index, dims=())
+            end = f"torch.clamp({begin.name} + {reversal.size}, max={self.spelling.number(axis.end)})"
+            header = f"for {tile} in hl.tile({begin.name}, {end}, block_size={reversal.size}):"
+            once = Nest(header=header, body=body, op=op.number, tiles=(tile,), ordered=True)
+            inner = (Assign(targets=(begin,), text=f"{place} * {reversal.size}"), once)
+        header = f"for {step} in hl.grid({reversal.count}):"
+        own = op.number if axis.scalar else None
+        return Nest(header=header, body=(number, *inner), op=own, tiles=(step,), ordered=True)
 
     def _total(self, value: Value) -> Var:
         name = self.spelling.names.fresh(f"total_grad_{self.hint(value)}")
@@ -457,15 +568,6 @@ class Sweep:
         self.put(Nest(header=f"if {self.text(op.operands[0])}:", body=bodies[0], orelse=bodies[1]))
         for number, target in results.items():
             self.add(values[number], target)
-
-
-def _needs_iterations(param: Value, op: Op) -> exc.Base:
-    return not_supported(
-        f"a loop that carries {param.name or 'a value'!r} otherwise than as a sum",
-        "the derivative needs its value before each iteration; compute it over the whole dimension with `:`, or in a loop "
-        "of its own that only adds to it",
-        op,
-    )
 
 
 def _hint(op: Op | None) -> str:

@@ -242,7 +242,7 @@ def _sinks(
         if isinstance(statement, Sink):
             found.append((statement, nests, in_branch))
         elif isinstance(statement, Nest):
-            branch = in_branch or statement.op is None
+            branch = in_branch or (statement.op is None and not statement.ordered)
             inner = (*nests, statement)
             found += _sinks(statement.body, inner, branch) + _sinks(statement.orelse, inner, branch)
     return found
@@ -262,7 +262,7 @@ def _site(
     missing = tuple(a for a in around if a.block not in walked and not is_single(a))
     constant = not any(isinstance(bound, OperandRef) for a in around for bound in (a.begin, a.end))
     plain = places.is_plain(op)
-    owned = len(missing) < len(around)
+    owned = len(missing) < len(around) and not any(nest.ordered for nest in nests)
     way: Way = "atomic"
     if not missing and places.is_injective(op):
         way = "direct"

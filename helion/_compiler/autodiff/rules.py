@@ -49,6 +49,8 @@ def _pointwise(s: Sweep, op: Op, grads: Grads) -> None:
             continue
         smooth = operand.number in s.with_magnitude
         template = share(name, at, known, smooth)
+        if op.result.number in s.norms:
+            template = f"torch.where({{y}} == 0, 0.0, {template})"
         if template is None:
             continue
         var = g

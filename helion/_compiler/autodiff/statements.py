@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -52,9 +53,10 @@ class Assign:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """A store, or an atomic operation."""
+    """A store, or an atomic operation; one that is kept where live statements name ``wanted``, if that is given."""
 
     text: str
+    wanted: str | None = None
 
     @property
     def reads(self) -> frozenset[str]:
@@ -91,6 +93,8 @@ class Nest:
     orelse: tuple[Statement, ...] = ()
     op: int | None = None
     tiles: tuple[str, ...] = ()
+    #: Whether its iterations depend on each other.
+    ordered: bool = False
 
     @property
     def reads(self) -> frozenset[str]:
@@ -124,16 +128,24 @@ def prune(statements: Sequence[Statement], wanted: Iterable[str] = ()) -> tuple[
     live = set(wanted)
     while True:
         kept = _kept(statements, live)
-        found = live | {name for statement in walk(kept) for name in statement.reads}
+        found = live | {name for statement in walk(kept) for name in _needed(statement)}
         if found == live:
             return kept
         live = found
+
+
+def _needed(statement: Statement) -> frozenset[str]:
+    """What a statement makes live: not the buffer that a store fills."""
+    own = frozenset((statement.wanted,)) if isinstance(statement, Effect) else frozenset()
+    return statement.reads - own
 
 
 def _kept(statements: Sequence[Statement], live: set[str]) -> tuple[Statement, ...]:
     kept: list[Statement] = []
     for statement in statements:
         if isinstance(statement, Assign) and not any(v.name in live for v in statement.targets):
+            continue
+        if isinstance(statement, Effect) and statement.wanted is not None and statement.wanted not in live:
             continue
         if isinstance(statement, Nest):
             statement = replace(statement, body=_kept(statement.body, live), orelse=_kept(statement.orelse, live))
@@ -146,6 +158,66 @@ def _kept(statements: Sequence[Statement], live: set[str]) -> tuple[Statement, .
 def defined(statements: Iterable[Statement]) -> dict[str, Var]:
     """What statements give names to, in nests too."""
     return {v.name: v for statement in walk(statements) if isinstance(statement, Assign) for v in statement.targets}
+
+
+def merge(statements: Sequence[Statement]) -> tuple[Statement, ...]:
+    """Without assignments of what another variable holds already; variables that loops carry stay by themselves."""
+    changing = {v.name for s in walk(statements) if isinstance(s, Assign) and s.carried for v in s.targets}
+    return _merged(statements, {}, {}, changing)
+
+
+def _merged(
+    statements: Sequence[Statement], known: Mapping[str, tuple[Var, ...]], names: Mapping[str, str], changing: set[str]
+) -> tuple[Statement, ...]:
+    """``known`` are variables by what they hold, ``names`` those that others stand for."""
+    known, names = dict(known), dict(names)
+    made: list[Statement] = []
+    for statement in statements:
+        statement = _renamed(statement, names)
+        if isinstance(statement, Nest):
+            body = _merged(statement.body, known, names, changing)
+            orelse = _merged(statement.orelse, known, names, changing)
+            statement = replace(statement, body=body, orelse=orelse)
+        elif isinstance(statement, Assign) and not (statement.carried or _targets(statement) & changing):
+            fixed = not statement.reads & changing
+            held = known.get(statement.text) if fixed else None
+            if held is not None and [v.dtype for v in held] == [v.dtype for v in statement.targets]:
+                names.update((v.name, other.name) for v, other in zip(statement.targets, held, strict=True))
+                continue
+            if fixed:
+                known[statement.text] = statement.targets
+        made.append(statement)
+    return tuple(made)
+
+
+def _targets(statement: Assign) -> set[str]:
+    return {v.name for v in statement.targets}
+
+
+def _renamed(statement: Statement, names: Mapping[str, str]) -> Statement:
+    """A statement, without those in it, that reads other variables."""
+    match statement:
+        case Assign(text=text):
+            return replace(statement, text=_substituted(text, names))
+        case Effect(text=text):
+            return replace(statement, text=_substituted(text, names))
+        case Nest(header=header):
+            return replace(statement, header=_substituted(header, names))
+        case Sink(value=value, indices=indices, mask=mask):
+            return replace(
+                statement,
+                value=replace(value, name=names.get(value.name, value.name)),
+                indices=tuple(_substituted(index, names) for index in indices),
+                mask=None if mask is None else _substituted(mask, names),
+            )
+
+
+#: A variable, and neither an attribute nor the name of an argument.
+_VARIABLE = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*(?!=[^=])")
+
+
+def _substituted(text: str, names: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: names.get(found.group(), found.group()), text) if names else text
 
 
 def hoist(statements: Sequence[Statement]) -> tuple[Statement, ...]:

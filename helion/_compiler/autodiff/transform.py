@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from ..._names import identifier
 from ..ir.grammar import InlineAttrs, LoopAxis, MemoryAttrs, Program
 from ..ir.ops import OPS
-from .adjoint import Sweep, computed
+from .adjoint import DIFFERENTIABLE, Sweep, computed
 from .layout import Gradient, Layout
 from .memory import Places, Site, check_memory, classify
 from .prepare import prepare
 from .refusal import not_supported
 from .rules import RULES
 from .spelling import Names, Spelling
-from .statements import Assign, Effect, Nest, Sink, Statement, hoist, prune, render, replace_sinks, walk
+from .statements import Assign, Effect, Nest, Sink, Statement, hoist, merge, prune, render, replace_sinks, walk
 from .transpose import Transposition, behind
 
 
@@ -82,7 +82,7 @@ class _Construction:
     ) -> None:
         host = program.host
         taken = [*host.symbols, *host.deferred_symbols, *(n for names in host.captures.values() for n in names), name]
-        floats = {t.id for t in program.tensors if t.dtype.is_floating_point}
+        floats = {t.id for t in program.tensors if t.dtype in DIFFERENTIABLE}
         self.program, self.name, self.order = program, name, order
         self.names = Names(taken)
         self.tensors = {t.id: self.names.fresh(identifier(t.name)) for t in program.tensors}
@@ -98,7 +98,7 @@ class _Construction:
         self.sweep = Sweep(program, self.spelling, self.incoming, frozenset(self.wanted), RULES)
 
     def kernel(self) -> Backward:
-        statements = hoist(prune(self.sweep.run()))
+        statements = prune(merge(hoist(prune(self.sweep.run()))))
         if not any(isinstance(s, Sink) for s in walk(statements)):
             statements = self._zeros()
         transposition = Transposition(self.program, self.places, self.spelling, self.names, self.layout)
@@ -109,7 +109,8 @@ class _Construction:
         main = self._main(statements, [site for site in sites if site.way != "transposed"], transposition)
         for statement in walk([*main, *own]):
             self._check(statement)
-        lines = self._lines(main, own, [kept.allocation for kept in transposition.kept.values()])
+        buffers = [kept.allocation for kept in transposition.kept.values()]
+        lines = self._lines(main, own, [*self._tapes(main), *buffers])
         parameters = self._parameters(lines)
         return Backward(lines=tuple(self._function(lines, parameters)), parameters=parameters, results=self.wanted)
 
@@ -173,7 +174,8 @@ class _Construction:
     def _wrapped(self, sites: Sequence[Site], statements: Sequence[Statement]) -> LoopAxis | None:
         """The axis of the grid over which a program adds up before it stores a partial sum: its tiles are cut further."""
         partial = [site for site in sites if site.way == "partial"]
-        if not partial:
+        # tiles of what loops are large, so that one sum for each takes little
+        if not partial or any(isinstance(s, Nest) for s in statements):
             return None
         shared = [a for a in partial[0].missing if all(a in site.missing for site in partial)]
         texts = [s.text for s in walk(statements) if isinstance(s, (Assign, Effect))]
@@ -210,6 +212,13 @@ class _Construction:
         total = " + ".join(gradient.terms)
         text = f"({total})" if len(gradient.terms) > 1 else total
         return [f"{gradient.name} = {self.spelling.converted(text, computed(host.dtype), host.dtype)}"]
+
+    def _tapes(self, main: Sequence[Statement]) -> list[str]:
+        """What allocates what loops keep of their iterations."""
+        read = {name for statement in walk(main) for name in statement.reads}
+        tapes = [tape for tape in self.sweep.reversals.tapes if tape.name in read]
+        self.layout.registered += [line for line in self.sweep.reversals.registered if line.partition(" ")[0] in read]
+        return [tape.allocation(self.layout.device) for tape in tapes]
 
     def _parameters(self, lines: Sequence[str]) -> tuple[Parameter, ...]:
         tree = ast.parse("\n".join(["def backward():", *lines]))
