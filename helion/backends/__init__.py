@@ -12,3 +12,5 @@ from .protocol import Backend
 from .triton.backend import Triton
 
 BACKENDS: dict[str, Backend[Any]] = {backend.name: backend for backend in (Cute(), Triton())}
+#: The one that takes what others refuse.
+GENERAL = Triton.name

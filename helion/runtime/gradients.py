@@ -18,6 +18,7 @@ from .. import exc
 from .._compiler.autodiff.adjoint import DIFFERENTIABLE
 from .._compiler.autodiff.transform import Backward, check_accesses, differentiate
 from .._compiler.ir.grammar import Program
+from ..backends import GENERAL
 from ..config import Config
 from ..settings import RefMode, Settings
 from .recording import Bound, Recorder, Recording, Step
@@ -89,8 +90,8 @@ def _decorator(settings: Settings) -> str:
     options = ["static_shapes=True", f"dot_precision={settings.dot_precision!r}"]
     if settings.index_dtype_name != "auto":
         options.append(f"index_dtype=torch.{settings.index_dtype_name}")
-    if settings.backend != Settings().backend:
-        options.append(f"backend={settings.backend!r}")
+    if {settings.backend, Settings().backend} != {GENERAL}:  # what takes a kernel need not take its backward
+        options.append("backend='auto'")
     options.append("ignore_warnings=[helion.exc.TensorOperationInWrapper]")
     return f"@helion.kernel({', '.join(options)})"
 

@@ -93,6 +93,7 @@ PLACES = [
     (HOPPER, E4M3, "column"),
     (BLACKWELL, BF16, "row"),
     (BLACKWELL, E4M3, "column"),
+    (BLACKWELL, FP32, "column"),
 ]
 
 
@@ -270,3 +271,18 @@ def test_explain_and_repro() -> None:
     assert "backend='cute'" in bound.to_code(emit_repro_caller=True) or "def call" in bound.to_code(
         emit_repro_caller=True
     )
+
+
+def test_a_backward_runs_on_what_takes_it() -> None:
+    x, y = (products.values(64, 64, dtype=BF16, device="cpu", seed=seed).requires_grad_() for seed in (0, 1))
+    helion.kernel(matmul.fn, backend="cute").differentiable()(x, y).float().sum().backward()
+    exact = torch.ones(64, 64, dtype=torch.float64) @ y.detach().double().t()
+    assert x.grad is not None and products.row_error(x.grad, exact) < BOUNDS[BF16]
+
+
+def test_float32_is_for_the_unit_that_has_it() -> None:
+    x, y = tensors((64, 64), (64, 64), dtype=FP32)
+    arguments = x, y.t()
+    with pytest.raises(exc.CuteUnsupported, match="float32"):
+        matmul.bind(arguments, target=HOPPER)
+    assert matmul.bind(arguments, target=BLACKWELL).plan().gemm.problem.operand_dtype == "float32"
