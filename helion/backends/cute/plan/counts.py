@@ -108,6 +108,7 @@ def residual_stage_bytes(plan: GemmPlan, dtype: str) -> int:
     return plan.cta_tile[0] * plan.epilogue_n * itemsize(dtype)
 
 
+@functools.lru_cache(maxsize=4096)
 def multicast_masks(plan: GemmPlan, rank: int) -> tuple[int, int]:
     """CTAs of the cluster, as bits, that receive what CTA `rank` loads of A and of B.
 
@@ -122,6 +123,7 @@ def multicast_masks(plan: GemmPlan, rank: int) -> tuple[int, int]:
     return a << first, b << first
 
 
+@functools.lru_cache(maxsize=4096)
 def place(plan: GemmPlan, rank: int) -> tuple[int, int, int]:
     """(half of its pair, tile along M, tile along N) of CTA `rank` in its cluster."""
     pair, half = divmod(rank % (plan.cluster[0] * plan.cluster[1]), plan.ctas_per_mma)

@@ -19,8 +19,8 @@ Ready = Callable[[], bool]
 Running = Iterator[Ready | None]
 
 
-LOOKING = 0.2
-"""How often a warp that waits looks whether it still has to."""
+LOOKING = 1
+"""How many of the warps that wait look, per step, whether they still have to; all of them look at once."""
 
 
 class Fault(Exception):
@@ -138,6 +138,10 @@ class Warp:
     stores: list[Store] = field(default_factory=list)
 
 
+def _passes(ready: Ready | None) -> bool:
+    return ready is None or ready()
+
+
 class Cluster:
     """One cluster that works on `tiles` tiles of `k_tiles` K tiles each, under the schedule of `seed`."""
 
@@ -205,8 +209,10 @@ class Cluster:
         able, parked = list(range(len(agents))), list[int]()
         changed = False
         while able or parked:
-            if changed and parked and (not able or draw() < LOOKING):
-                able, parked, changed = able + parked, [], False
+            if changed and parked and (not able or draw() * len(parked) < LOOKING):
+                passing = {i for i in parked if _passes(waits[i])}
+                able, parked = [*able, *passing], [i for i in parked if i not in passing]
+                changed = False
             if self._deliver(delivery if able else 1.0):
                 changed = True
             elif able:
@@ -214,8 +220,7 @@ class Cluster:
                 i = able[at]
                 if draw() > speeds[i]:
                     continue
-                ready = waits[i]
-                if ready is not None and not ready():
+                if not _passes(waits[i]):
                     parked.append(able.pop(at))
                     continue
                 changed = True
