@@ -12,4 +12,5 @@ from ..language._words import flat_words as flat_words
 from .inputs import overwrites as overwrites
 from .modelled import mismatch as mismatch
 from .modelled import modelled as modelled
+from .sources import Elsewhere as Elsewhere
 from .sources import source_module as source_module

@@ -7,6 +7,7 @@ import pathlib
 import pickle
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from .compiled import Compiled
 from .inputs import check_call
 from .output_code import OutputCodeOptions
 from .remembered import described
-from .signature import Key, any_device, pick
+from .signature import Key, any_device, class_of, pick
 from .specialized import Specialized
 from .targets import target_of
 
@@ -65,6 +66,9 @@ class BoundKernel:
         self.target = target
         self.configs = kernel.configs
         self._of = Specialized(kernel, values, key, target)
+        #: Others of its class, whose sizes and strides take other code, and the one that it follows itself.
+        self.followers: weakref.WeakSet[BoundKernel] = weakref.WeakSet()
+        self._first: BoundKernel | None = None
         self.compiled = Compiled(self._of, self._run_others)
         self._choice = Choice(self.compiled, lambda: kernel.calls.forget(self))
         if self.is_eager:  # an eager kernel need not compile
@@ -80,11 +84,30 @@ class BoundKernel:
             _LOG.info("bound %s for %s in %.1f ms, key %s", kernel.name, target.name, elapsed, key)
 
     def _run_others(self, args: tuple[Any, ...], config: Config) -> Any:
-        """What a config returns for arguments of another class than those it was bound for."""
-        other = self.kernel.bind(args, target=self.target)
+        """What a config returns for arguments of its class whose sizes and strides take other code."""
+        other = self.kernel.variant(args, self.target)
         if other is self:
             raise exc.InternalError(step="launch", reason="arguments of the key it was bound for are of another class")
-        return other.compile_config(config)(*args)
+        if config == self._choice.config and self._choice.asked is None:
+            return other.run_unchecked(*args)
+        try:
+            run = other.compile_config(config)
+        except exc.InvalidConfig:  # where sizes are not equal, the lists of a config may be longer
+            return other.run_unchecked(*args)
+        return run(*args)
+
+    def follow(self, first: BoundKernel) -> None:
+        """Run the config that somebody asks ``first`` for, the bound kernel that stands for the class."""
+        self._first = first
+        first.followers.add(self)
+
+    def _adopt(self, config: Config) -> bool:
+        """Use a config of the bound kernel that this one follows, if it can have that."""
+        try:
+            self._choice.use(self._full(config))
+        except exc.InvalidConfig:
+            return False
+        return True
 
     @property
     def _analysis(self) -> pipeline.Analysis:
@@ -170,7 +193,9 @@ class BoundKernel:
     @property
     def config(self) -> Config | None:
         """The config in use; None before the first call."""
-        return self._choice.config
+        if self._choice.config is not None:
+            return self._choice.config
+        return next((other.config for other in self.followers if other.config is not None), None)
 
     def _full(self, config: ConfigLike) -> Config:
         """A full config: the given one, else the one in use, the only one given to the decorator, or the default."""
@@ -287,7 +312,10 @@ class BoundKernel:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        self._choice.use(self._full(config))
+        full = self._full(config)
+        self._choice.use(full)
+        for other in self.followers:
+            other._adopt(full)
 
     def short_config(self, config: ConfigLike = None) -> Config:
         """Return a config without the keys at their defaults, but for tile sizes, warps and stages."""
@@ -342,7 +370,7 @@ class BoundKernel:
         key = self.kernel.arguments_key(values)
         if key == self._of.key and not self._of.numbers:
             return
-        ours, theirs = any_device(self._of.key), any_device(key)
+        ours, theirs = any_device(class_of(self._of.key)), any_device(class_of(key))
         for name, expected, actual in zip(
             (*self.kernel.signature.parameters, "memory shared"), ours, theirs, strict=True
         ):
@@ -385,6 +413,9 @@ class BoundKernel:
             return
         if not self._analysis.program.roots:  # host loops over nothing: nothing to compile, and nothing is launched
             self._choice.run = self.run_ref
+            return
+        asked = None if self._first is None else self._first._choice.asked
+        if asked is not None and self._adopt(asked):
             return
         if not self.configs and self.kernel.aot is not None and aot.collecting(self.kernel):
             aot.record(self.kernel, self.target, args, self.short_config(self.autotune(args)).to_dict())

@@ -36,6 +36,11 @@ class Choice:
         self._by_default = False
         self._refused: set[Config] = set()
 
+    @property
+    def asked(self) -> Config | None:
+        """The config in use, if somebody asked for it."""
+        return None if self._by_default else self.config
+
     def full(self, config: ConfigLike, given: Sequence[Config]) -> Config:
         """A full config: this one, else the one in use, the only one ``given`` to the decorator, or the default."""
         analysis = self.compiled.specialized.analysis

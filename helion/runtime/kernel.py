@@ -27,8 +27,8 @@ from .bound import BoundKernel
 from .definition import Definition
 from .dispatch import Calls, dispatchable, leave_untraced
 from .inputs import check_call
-from .signature import Key
-from .sources import register_source
+from .signature import Key, class_of
+from .sources import register_kernel, register_source
 from .table import BoundKernels
 from .targets import target_of, token
 
@@ -85,12 +85,15 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         if not isinstance(fn, types.FunctionType):
             raise TypeError(f"@helion.kernel takes a plain Python function, got {type(fn).__name__}")
         super().__init__(fn, configs=configs, settings=settings or Settings(), key=key)
+        # by all that code depends on, and by class of arguments: the first bound kernel of each stands for all others
         self._bound: BoundKernels[BoundKernel] = BoundKernels()
+        self._classes: BoundKernels[BoundKernel] = BoundKernels()
         self._lock = threading.Lock()
         self.__call__ = self._call  # type: ignore[method-assign]
         self.calls = Calls(self, self._call)
         _check_names(fn, self.signature)
         register_source(fn.__module__, fn.__code__.co_filename, fn.__globals__)
+        register_kernel(fn, self)
 
     if TYPE_CHECKING:  # at run time a slot holds the function last written for a call like it
 
@@ -103,7 +106,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """
         values = self.normalize_args(*args)
         extra = None if self.key is None else self.key(*values)
-        return (self.arguments_key(values), extra)
+        return (class_of(self.arguments_key(values)), extra)
 
     def bind(self, args: Sequence[Any], target: str | hardware.Target | None = None) -> BoundKernel:
         """Compile the kernel for these arguments, without running it.
@@ -124,24 +127,52 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
                 f"kernel {self.name!r}: bind takes a tuple of the arguments, got {type(args).__name__}; write bind((x,))"
             )
         values = self.normalize_args(*args)
+        return self.variant(values, target, of_class=True)
+
+    def variant(
+        self, values: tuple[Any, ...], target: str | hardware.Target | None = None, *, of_class: bool = False
+    ) -> BoundKernel:
+        """What runs for all arguments, in order; with ``of_class`` the bound kernel that stands for their class."""
         if bind_times.ENABLED:
             with bind_times.measured(self.name):
-                return self._bind(values, self.arguments_key(values), target)
-        return self._bind(values, self.arguments_key(values), target)
+                return self._bind(values, self.arguments_key(values), target, of_class)
+        return self._bind(values, self.arguments_key(values), target, of_class)
 
-    def _bind(self, values: tuple[Any, ...], arguments: Key, target: str | hardware.Target | None) -> BoundKernel:
+    def _bind(
+        self,
+        values: tuple[Any, ...],
+        arguments: Key,
+        target: str | hardware.Target | None,
+        of_class: bool = False,
+    ) -> BoundKernel:
         chosen = target_of(self.name, values) if target is None else hardware.target(target)
-        key = (arguments, None if self.key is None else self.key(*values), token(chosen), self.settings.checked)
+        rest = (None if self.key is None else self.key(*values), token(chosen), self.settings.checked)
         if getattr(_THREAD, "binding", None) is not None:  # its host code runs while it is compiled
             raise exc.NestedKernelCallsNotSupported(name=self.name)
-        found = self._bound.find(key, values)
+        of_class = of_class and not self.settings.static_shapes
+        table, key = (self._classes, (class_of(arguments), *rest)) if of_class else (self._bound, (arguments, *rest))
+        found = table.find(key, values)
         if found is None:
             with self._binding():
-                found = self._bound.find(key, values)
-                if found is None:
-                    found = BoundKernel(self, values, arguments, chosen)
-                    for gone in self._bound.add(key, found, self.calls.served):
-                        self.calls.forget(gone)
+                found = table.find(key, values) or self._made(values, arguments, chosen, rest)
+        return found
+
+    def _made(
+        self, values: tuple[Any, ...], arguments: Key, target: hardware.Target, rest: tuple[Hashable, ...]
+    ) -> BoundKernel:
+        """A bound kernel that is new, or stands for its class from now on; under the lock."""
+        found = self._bound.find((arguments, *rest), values)
+        if found is None:
+            found = BoundKernel(self, values, arguments, target)
+            for gone in self._bound.add((arguments, *rest), found, self.calls.served):
+                self.calls.forget(gone)
+        if not self.settings.static_shapes:
+            key = (class_of(arguments), *rest)
+            first = self._classes.find(key, values)
+            if first is None:
+                self._classes.add(key, found, self.calls.served)
+            elif first is not found:
+                found.follow(first)
         return found
 
     @contextlib.contextmanager
@@ -162,7 +193,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         if self.settings.ref_mode is RefMode.EAGER:
             return ref_mode.call_eagerly(self, values)
         if self.key is not None or self.settings.checked or bind_times.ENABLED or not dispatchable(values):
-            return self.bind(values).run_unchecked(*values)
+            return self.variant(values).run_unchecked(*values)
         generation, arguments = self.calls.generation, self.arguments_key(values)
         bound = self._bind(values, arguments, None)
         config = bound.config
@@ -181,7 +212,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
     def reset(self) -> None:
         """Forget all that was compiled, so that the next call compiles again."""
         with self._lock:
-            self._bound = BoundKernels()
+            self._bound, self._classes = BoundKernels(), BoundKernels()
             self.differentiations.clear()
             self.static_twin = None
         self.calls.forget()
@@ -213,8 +244,11 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
             exc.NoFeasibleConfig: none is given, and none can fit the GPU.
             exc.AutotuningDisallowedInEnvironment: several would have to be timed, and ``HELION_DISALLOW_AUTOTUNING`` is set.
         """
-        bound = self.bind(args)
-        return bound.autotune(args, force=force, **options)
+        bound, first = self.variant(self.normalize_args(*args)), self.bind(args)
+        config = bound.autotune(args, force=force, **options)
+        if first is not bound:
+            first.set_config(config)
+        return config
 
     def custom_op(self, *args: Any, **kwargs: Any) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
         """Return the operator of ``torch.library`` that stands for such a call in graphs of torch, and its arguments.

@@ -76,6 +76,15 @@ class TensorSignature(NamedTuple):
         return tuple(n for n in (*self.sizes, *self.strides) if isinstance(n, int))
 
 
+def class_of(key: Hashable) -> Hashable:
+    """What of a key tells bound kernels apart: of a tensor of dynamic sizes its dtype, device and rank, whether its offsets
+    are wide, and which sizes are 0, 1 or fixed. Other sizes, equal ones, and strides differ from call to call."""
+    if isinstance(key, TensorSignature):
+        sizes = tuple([n if isinstance(n, tuple) else None for n in key.sizes])
+        return (key.dtype, sizes, None, key.device, key.wide)
+    return tuple(map(class_of, key)) if isinstance(key, tuple) else key
+
+
 def signature_of(tensor: torch.Tensor, classes: SizeClasses, *, static: bool = False) -> TensorSignature:
     """``classes`` are those of the tensors before; with ``static`` all numbers are compiled in."""
     sizes: tuple[int, ...] = tensor.shape

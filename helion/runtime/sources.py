@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
+import types
+import weakref
 from typing import Any
+
+from .modelled import mismatch
 
 #: Namespaces of user functions by (module name, file): generated host code reads its globals from here.
 _SOURCES: dict[tuple[str, str], dict[str, Any]] = {}
@@ -27,6 +33,43 @@ def source_module(name: str, file: str) -> Any:
     if module is None:
         raise ImportError(f"module {name!r} ({file}) is not loaded; import it before this generated module")
     return module
+
+
+#: Kernels by module, file and name; None where the file has several of the name.
+_KERNELS: dict[tuple[str, str, str], weakref.ref[Any] | None] = {}
+
+
+def register_kernel(fn: types.FunctionType, kernel: Any) -> None:
+    """Make a kernel reachable from its generated code."""
+    key = (fn.__module__, fn.__code__.co_filename, fn.__name__)
+    known = _KERNELS.get(key)
+    other = None if known is None else known()
+    same = key not in _KERNELS or (known is not None and (other is None or other.fn.__code__ == fn.__code__))
+    _KERNELS[key] = weakref.ref(kernel) if same else None
+
+
+class Elsewhere:
+    """What a generated module does with arguments whose sizes or strides its code was not made for: it calls the kernel
+    that it was generated from, where that is known in this process or its module can be imported.
+
+    Raises ``exc.InvalidAPIUsage`` where it is not.
+    """
+
+    def __init__(self, module: str, file: str, name: str) -> None:
+        self._key = (module, file, name)
+
+    def __call__(self, number: int | None, names: Any) -> Any:
+        kernel = self._kernel() if number is None else None
+        if kernel is None:
+            return mismatch(number, names)
+        return kernel.variant(names).run_unchecked(*names)
+
+    def _kernel(self) -> Any:
+        if self._key not in _KERNELS and self._key[0] != "__main__":
+            with contextlib.suppress(ImportError):
+                importlib.import_module(self._key[0])
+        known = _KERNELS.get(self._key)
+        return None if known is None else known()
 
 
 class _Namespace:

@@ -193,7 +193,7 @@ class HostBuilder:
         """The same parameters without annotations; defaults that are not literals are filled in by the loader."""
         given: dict[str, ast.expr] = {LAUNCHER_NAME: ast.Name("_default_launcher", ast.Load())}
         if self.comparisons or self.traced.argument_checks:
-            given[OTHERWISE] = expression(self.runtime("mismatch"))
+            given[OTHERWISE] = expression(self._otherwise())
         return ast.arguments(
             posonlyargs=[],
             args=[ast.arg(name) for name in _parameters(arguments)],
@@ -201,6 +201,13 @@ class HostBuilder:
             kw_defaults=[*given.values()],
             defaults=[d if isinstance(d, ast.Constant) else ast.Constant(None) for d in arguments.defaults],
         )
+
+    def _otherwise(self) -> str:
+        """What is called with other tensors: with arguments of other sizes and strides the kernel itself."""
+        if not self.traced.argument_checks:
+            return self.runtime("mismatch")
+        traced = self.traced
+        return f"{self.runtime('Elsewhere')}({traced.source_module!r}, {traced.device_source!r}, {traced.name!r})"
 
     def _class_check(self, arguments: ast.arguments) -> tuple[ast.stmt, ...]:
         if not self.traced.argument_checks:

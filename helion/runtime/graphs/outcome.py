@@ -102,7 +102,7 @@ def outcome_of(kernel: Kernel, given: Apart) -> Outcome:
         with mode:
             leaves = _copies(given.leaves)
         arguments = whole(given.tree, leaves)
-        bound = kernel.bind(_sample(kernel, arguments))
+        bound = kernel.variant(_sample(kernel, arguments))
         for at in bound.specialized.values():
             _settle(pick(arguments, at))
         launches = _Launches()

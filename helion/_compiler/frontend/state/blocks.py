@@ -91,7 +91,7 @@ class Blocks(Part):
         return Expr("block", (block.id,), 64)
 
     def dim_text(self, dim: Dim) -> str:
-        parts = [self.all[b].name if self.all[b].kind != "full" else str(self.all[b].extent) for b in dim.blocks]
+        parts = [self.all[b].name if self.all[b].kind != "full" else repr(self.all[b].extent) for b in dim.blocks]
         return "*".join([*([str(dim.const)] if dim.const != 1 or not parts else []), *parts])
 
     def dims_text(self, dims: Dims) -> str:

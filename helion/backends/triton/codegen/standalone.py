@@ -43,6 +43,10 @@ class _helion_runtime:
         raise RuntimeError("this module was compiled for other tensors; bind the kernel to them")
 
     @staticmethod
+    def Elsewhere(*_):
+        return _helion_runtime.mismatch
+
+    @staticmethod
     def flat_bytes(tensor):
         return tensor.view(torch.uint8)
 

@@ -1,0 +1,195 @@
+"""``static_shapes=False``: one bound kernel for the sizes and strides of a class, right for each of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import helion
+import helion.language as hl
+from helion import Config, exc
+
+
+@helion.kernel(static_shapes=False)
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] + y[tile]
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def scaled_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :].to(torch.float32) * w[:], -1).to(x.dtype)
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([x.size(0), y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel(static_shapes=False)
+def by_stride(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.size(), dtype=x.dtype, device=x.device)
+    factor = 2.0 if x.is_contiguous() else 3.0
+    if x.stride(0) > x.stride(1):
+        factor = factor + 10
+    step = x.stride(0)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * factor + step
+    return out
+
+
+def strided(shape: tuple[int, int], layout: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    rows, columns = shape
+    made = {
+        "plain": lambda: torch.randn(rows, columns),
+        "transposed": lambda: torch.randn(columns, rows).T,
+        "stepped": lambda: torch.randn(rows, 2 * columns)[:, ::2],
+        "padded": lambda: torch.randn(rows, columns + 3)[:, :columns],
+        "repeated": lambda: torch.randn(1, columns).expand(rows, columns),
+    }[layout]()
+    return (made + 1).to(dtype) if layout != "repeated" else (made.to(dtype))
+
+
+LAYOUTS = ("plain", "transposed", "stepped", "padded", "repeated")
+SHAPES = ((128, 128), (64, 96), (96, 64), (2, 3), (63, 2), (33, 33))
+
+
+def expected_scaled_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x.float() * w.float(), -1).to(x.dtype)
+
+
+CASES: dict[str, tuple[helion.Kernel, Callable[..., Any], Callable[..., Any], list[int]]] = {
+    "add": (add, lambda x: (x, x.flip(0) + 1), lambda x, y: x + y, [32, 32]),
+    "scaled_rows": (scaled_rows, lambda x: (x, x.new_ones(x.size(1)) * 2), expected_scaled_rows, [4]),
+    "product": (product, lambda x: (x, x.T), lambda x, y: (x.double() @ y.double()).to(x.dtype), [16, 16, 16]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_one_compilation_serves_the_class(name: str, dtype: torch.dtype) -> None:
+    given, arguments, expected, sizes = CASES[name]
+    kernel = helion.kernel(given.fn, static_shapes=False, dot_precision="ieee")
+    bound = kernel.bind(arguments(strided((128, 128), "plain", dtype)))
+    run = bound.compile_config(Config(block_sizes=sizes))
+    for shape, layout in itertools.product(SHAPES[1:], LAYOUTS):
+        args = arguments(strided(shape, layout, dtype))
+        assert kernel.bind(args) is bound
+        assert kernel.specialization_key(args) == kernel.specialization_key(arguments(strided((9, 9), "plain", dtype)))
+        tolerance = {} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+        for found in (run(*args), bound(*args)):
+            torch.testing.assert_close(found, expected(*args), **tolerance)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_are_read_at_every_call(layout: str) -> None:
+    for shape in SHAPES:
+        x = strided(shape, layout)
+        factor = (2.0 if x.is_contiguous() else 3.0) + (10 if x.stride(0) > x.stride(1) else 0)
+        torch.testing.assert_close(by_stride(x), x * factor + x.stride(0))
+
+
+def test_what_tells_classes_apart() -> None:
+    x = torch.randn(8, 8)
+    bound = add.bind((x, x.clone()))
+    fixed = torch.randn(8, 8)
+    torch._dynamo.mark_static(fixed, -1)
+    for other in (x.double(), torch.randn(1, 8), torch.randn(8, 1), torch.randn(0, 8), fixed):
+        assert add.bind((other, other.clone())) is not bound
+        with pytest.raises(exc.BoundToOtherArguments):
+            bound(other, other.clone())
+    again = torch.randn(5, 8)
+    torch._dynamo.mark_static(again, -1)
+    assert add.bind((again, again.clone())) is add.bind((fixed, fixed.clone()))
+    other = torch.randn(8, 5)
+    torch._dynamo.mark_static(other, -1)
+    assert add.bind((other, other.clone())) is not add.bind((fixed, fixed.clone()))
+
+
+def test_a_config_that_somebody_asks_for_is_that_of_the_class() -> None:
+    kernel = helion.kernel(add.fn, static_shapes=False)
+    square, wide, tall = (torch.randn(n, m) for n, m in ((64, 64), (8, 96), (96, 8)))
+    assert torch.equal(kernel(wide, wide), wide + wide)
+    bound = kernel.bind((square, square))
+    assert bound is kernel.bind((wide, wide)) and bound.config is not None
+    bound.set_config(Config(block_sizes=[4, 8]))
+    for x in (square, wide, tall, square.T):
+        assert torch.equal(kernel(x, x), x + x)
+        assert kernel.variant((x, x)).config is not None
+        assert kernel.variant((x, x)).config.block_sizes == [4, 8]
+    tuned = kernel.autotune((tall, tall))
+    assert bound.config == tuned and kernel.variant((wide, wide)).config.block_sizes == tuned.block_sizes
+    kernel.reset()
+    assert kernel.bind((tall, tall)) is not bound
+
+
+MODULE = """
+import torch, helion, helion.language as hl
+
+@helion.kernel(static_shapes=False)
+def total(x, y):
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * 2 + y[tile]
+    return out
+"""
+
+
+def test_the_module_as_text_is_right_for_the_class(tmp_path: Path) -> None:
+    source = tmp_path / "of_a_user.py"
+    source.write_text(MODULE)
+    spec = importlib.util.spec_from_file_location("of_a_user", source)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["of_a_user"] = module
+    spec.loader.exec_module(module)
+    x = torch.randn(32, 32)
+    written = tmp_path / "written.py"
+    written.write_text(module.total.bind((x, x.clone())).to_code(Config(block_sizes=[8, 8])))
+    spec = importlib.util.spec_from_file_location("written", written)
+    assert spec is not None and spec.loader is not None
+    generated = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generated)
+    for shape, layout in itertools.product(SHAPES[1:], LAYOUTS):
+        a, b = strided(shape, layout), strided(shape, "plain")
+        torch.testing.assert_close(generated.total(a, b), a * 2 + b)
+    del sys.modules["of_a_user"]
+
+
+@helion.kernel(static_shapes=False, config=Config(block_sizes=[4, 16]))
+def linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Whole dimensions that must agree: what is not equal has no result, and says so."""
+    out = torch.empty([x.size(0), w.size(0)], device=x.device)
+    for rows in hl.tile(x.size(0)):
+        for columns in hl.tile(w.size(0)):
+            out[rows, columns] = (x[rows, None, :] * w[None, columns, :]).sum(-1) + b[None, columns]
+    return out
+
+
+def test_sizes_that_a_kernel_needs_to_be_equal() -> None:
+    bound = linear.bind((torch.randn(8, 8), torch.randn(8, 8), torch.randn(8)))
+    for rows, columns, k in ((8, 8, 5), (5, 8, 8), (3, 4, 5), (5, 3, 5)):
+        args = torch.randn(rows, k), torch.randn(columns, k), torch.randn(columns)
+        torch.testing.assert_close(bound.compile_config()(*args), F.linear(*args))
+        assert linear.bind(args) is bound
+    with pytest.raises(exc.ShapeMismatch):
+        linear(torch.randn(8, 8), torch.randn(8, 7), torch.randn(8))
