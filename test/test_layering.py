@@ -79,11 +79,11 @@ INNER = {
     "runtime": (
         "bind_times",
         "output_code",
-        "modelled",
-        "sources",
         "remembered",
         "codecache",
         "signature",
+        "modelled",
+        "sources",
         "targets",
         "aot_options",
         "definition",

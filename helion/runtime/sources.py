@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import sys
 import types
 import weakref
@@ -50,9 +48,10 @@ def register_kernel(fn: types.FunctionType, kernel: Any) -> None:
 
 class Elsewhere:
     """What a generated module does with arguments whose sizes or strides its code was not made for: it calls the kernel
-    that it was generated from, where that is known in this process or its module can be imported.
+    that it was generated from.
 
-    Raises ``exc.InvalidAPIUsage`` where it is not.
+    Raises ``exc.InvalidAPIUsage`` where that is not in this process (a saved module run on its own must import the user's
+    module first), or its file has several kernels of the name.
     """
 
     def __init__(self, module: str, file: str, name: str) -> None:
@@ -65,9 +64,6 @@ class Elsewhere:
         return kernel.variant(names).run_unchecked(*names)
 
     def _kernel(self) -> Any:
-        if self._key not in _KERNELS and self._key[0] != "__main__":
-            with contextlib.suppress(ImportError):
-                importlib.import_module(self._key[0])
         known = _KERNELS.get(self._key)
         return None if known is None else known()
 

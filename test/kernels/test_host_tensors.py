@@ -458,15 +458,20 @@ def test_compiled_dynamic_functions_take_arguments_of_other_classes() -> None:
         assert torch.equal(run(turned, y), turned + y)
 
 
-def test_a_dynamic_module_refuses_arguments_of_other_classes(tmp_path: Path) -> None:
+def test_a_dynamic_module_leaves_other_sizes_to_the_kernel(tmp_path: Path) -> None:
     text = added.bind((torch.randn(12, 12), torch.randn(12, 12))).to_code()
     namespace: dict[str, Any] = {}
     (tmp_path / "module.py").write_text(text)
     exec(compile(text, str(tmp_path / "module.py"), "exec"), namespace)
     x = torch.randn(8, 8)
     assert torch.equal(namespace["added"](x, x), x + x)
+    y = torch.randn(6, 9)
+    assert torch.equal(namespace["added"](y, y), y + y)
+    alone = text.replace(repr(__name__), repr("gone"))
+    exec(compile(alone, str(tmp_path / "module.py"), "exec"), namespace)
+    assert torch.equal(namespace["added"](x, x), x + x)
     with pytest.raises(exc.InvalidAPIUsage, match="compiled for other tensors"):
-        namespace["added"](torch.randn(6, 9), torch.randn(6, 9))
+        namespace["added"](y, y)
 
 
 def test_static_dimensions_count_from_the_end() -> None:
