@@ -182,6 +182,16 @@ AOT_MODE = Knob(
     "what is called and writes them, disabled looks at none",
 )
 DISALLOW_AUTOTUNING = Knob("HELION_DISALLOW_AUTOTUNING", _bool, False, "raise where a kernel would have to be tuned")
+SKIP_CACHE = Knob("HELION_SKIP_CACHE", _bool, False, "neither read nor write tuned configs")
+ASSERT_CACHE_HIT = Knob(
+    "HELION_ASSERT_CACHE_HIT", _bool, False, "raise where a kernel on a GPU has no tuned config, saying what differs"
+)
+SHARED_CACHE = Knob(
+    "HELION_SHARED_CACHE",
+    str,
+    None,
+    "URL of a folder, of any kind that fsspec knows, where machines share tuned configs",
+)
 MEASURE_COMPILE_TIME = Knob(
     "HELION_MEASURE_COMPILE_TIME", _bool, False, "count and time every bind, and print a table at exit"
 )
@@ -212,7 +222,7 @@ SETTINGS: dict[str, Knob] = {
     "torch_compile_fusion": Knob("HELION_TORCH_COMPILE_FUSION", _bool, False, "accepted for compatibility: torch.compile takes kernels into its graphs, and fuses nothing into them"),
     "autotune_with_torch_compile_fusion": Knob("HELION_AUTOTUNE_WITH_TORCH_COMPILE_FUSION", _bool, False, "accepted for compatibility: nothing is fused into kernels"),
     "force_autotune": Knob("HELION_FORCE_AUTOTUNE", _bool, False, "tune even when configs or a cached answer exist"),
-    "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "quick", "full"), "full", "how much an explicit kernel.autotune(...) searches"),
+    "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "minimal", "quick", "full"), None, "how much is searched where a kernel on a GPU has no config: none, minimal (the seeds are timed), quick (about 30 s), full; unset, calls are not tuned, and kernel.autotune(...) searches as with full"),
     "autotune_force_persistent": Knob("HELION_AUTOTUNE_FORCE_PERSISTENT", _bool, False, "search persistent grids only"),
     "distributed": Knob("HELION_DISTRIBUTED", _bool, False, "keep ranks on one config"),
     "autotune_log_level": Knob("HELION_AUTOTUNE_LOG_LEVEL", str, "INFO", "log level of the search"),

@@ -190,7 +190,7 @@ def test_what_others_can_exchange_is_not_trusted(tmp_path: Path) -> None:
         ({"static_shapes": "x"}, "static_shapes must be True or False, got 'x'"),
         ({"fast_math": "no"}, "fast_math must be True or False, got 'no'"),
         ({"print_output_code": 1}, "print_output_code must be True or False, got 1"),
-        ({"autotune_effort": "x"}, "autotune_effort must be one of 'none', 'quick', 'full'"),
+        ({"autotune_effort": "x"}, "autotune_effort must be one of 'none', 'minimal', 'quick', 'full' or None"),
         ({"backend": "a b"}, "backend must be a name, got 'a b'"),
         ({"backend": None}, "backend must be a name, got None"),
         ({"persistent_reserved_sms": "3"}, "persistent_reserved_sms must be an int, got '3'"),

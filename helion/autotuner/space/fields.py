@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,14 +62,40 @@ def adjacent(fragment: Fragment, value: Any) -> list[Any]:
     return [other for other in values if other != value or type(other) is not type(value)]
 
 
+#: Distance of two values that have no order, in steps of those that have.
+_APART = 0.7
+
+
+def coordinates(fragment: Fragment, value: Any) -> list[float]:
+    """A place for ``value`` such that distances mean something: one step of a number is 1, powers of two are steps."""
+    match fragment:
+        case PowerOfTwoFragment():
+            return [math.log2(value)]
+        case IntegerFragment() | BooleanFragment():
+            return [float(value)]
+        case PermutationFragment():
+            return [float(dim) for dim in value]
+        case EnumFragment(choices):
+            return _enumerated(choices, value)
+
+
+def _enumerated(choices: tuple[Any, ...], value: Any) -> list[float]:
+    numbers = [choice for choice in choices if type(choice) is int and choice > 0]
+    if numbers and all(choice is None or choice in numbers for choice in choices):
+        # None stands for "all of it", beyond the largest number
+        return [math.log2(2 * max(numbers) if value is None else value)]
+    return [_APART * (value == choice and type(value) is type(choice)) for choice in choices]
+
+
 # --- fields --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field(abc.ABC):
-    """One key of a config."""
+    """One key of a config. A search changes it ``weight`` times as often as one of weight 1."""
 
     key: str
+    weight: float = 1.0
 
     @abc.abstractmethod
     def default(self) -> Any:
@@ -89,6 +116,10 @@ class Field(abc.ABC):
     @abc.abstractmethod
     def neighbours(self, value: Any) -> list[Any]:
         """Legal values one step away from the legal ``value``."""
+
+    @abc.abstractmethod
+    def coordinates(self, value: Any) -> list[float]:
+        """Where the legal ``value`` stands: as many numbers for each, close together for values of like effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +150,9 @@ class Scalar(Field):
 
     def neighbours(self, value: Any) -> list[Any]:
         return adjacent(self.searched or self.fragment, value)
+
+    def coordinates(self, value: Any) -> list[float]:
+        return coordinates(self.fragment, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +188,9 @@ class OptionsFile(Scalar):
         return path
 
     def neighbours(self, value: Any) -> list[Any]:
+        return []
+
+    def coordinates(self, value: Any) -> list[float]:
         return []
 
 
@@ -243,6 +280,12 @@ class PerSlot(Field):
             for other in adjacent(slot.fragment, value[i])
         ]
 
+    def coordinates(self, value: list[Any]) -> list[float]:
+        return [place for slot, entry in zip(self.slots, value, strict=True) for place in self.place(slot, entry)]
+
+    def place(self, slot: Slot, entry: Any) -> list[float]:
+        return coordinates(slot.fragment, entry)
+
 
 def _fresh(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
@@ -254,6 +297,7 @@ class BlockSizes(PerSlot):
     is brought into range, because one config serves many shapes."""
 
     key: str = "block_sizes"
+    weight: float = 4.0
     per: str = "tiled dimension without a fixed size"
 
     def check_length(self, value: Sequence[Any]) -> None:
@@ -315,6 +359,7 @@ class ReductionLoops(PerSlot):
 
     slots: tuple[Chunk, ...]
     key: str = "reduction_loops"
+    weight: float = 3.0
     per: str = "whole dimension that can be walked in chunks"
 
     def entry(self, at: int, slot: Slot, value: Any) -> int | None:
@@ -336,6 +381,11 @@ class ReductionLoops(PerSlot):
 
     def random(self, rng: Random) -> list[Any]:
         return [self.entry(i, slot, v) for i, (slot, v) in enumerate(zip(self.slots, super().random(rng), strict=True))]
+
+    def place(self, slot: Slot, entry: Any) -> list[float]:
+        assert isinstance(slot, Chunk)
+        largest = max((chunk for chunk in values_of(slot.fragment) if chunk is not None), default=slot.low)
+        return [math.log2(2 * largest if entry is None else entry)]
 
     def neighbours(self, value: list[Any]) -> list[list[Any]]:
         """Half and double the chunk; None is what follows the largest."""

@@ -141,8 +141,8 @@ def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list
     # operands and accumulators of a warp group's matrix instruction leave ptxas nothing to work with in 32 registers
     searched = tuple(n for n in maxnreg if n != 32 or not (seen.matrix_blocks and target.has("wgmma")))
     fields: list[Field] = [
-        Scalar(key="num_warps", fragment=PowerOfTwoFragment(1, warps), initial=4),
-        Scalar(key="num_stages", fragment=IntegerFragment(1, 8), initial=1),
+        Scalar(key="num_warps", weight=4.0, fragment=PowerOfTwoFragment(1, warps), initial=4),
+        Scalar(key="num_stages", weight=2.0, fragment=IntegerFragment(1, 8), initial=1),
         Scalar(
             key="pid_type",
             fragment=EnumFragment(pid_types),

@@ -1,0 +1,35 @@
+"""What tries configs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ...config import Config
+from ..outcome import Outcome
+
+
+class Evaluator(Protocol):
+    """Compiles and times configs; what goes wrong with one is its outcome, and never an exception."""
+
+    @property
+    def capacity(self) -> int:
+        """How many configs may be under way at once."""
+        ...
+
+    def start(self, config: Config) -> None:
+        """Begins with a config."""
+        ...
+
+    def finish(self) -> Outcome:
+        """What became of the config that was started first, of those not finished."""
+        ...
+
+    def confirm(self, configs: Sequence[Config]) -> Mapping[Config, float]:
+        """Microseconds of configs that worked, measured in turn until it is certain which is the fastest; without those
+        that do not work any more."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything that is under way."""
+        ...

@@ -1,0 +1,143 @@
+"""How much is searched, and how: the settings of a kernel, and what a call says otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from .. import _logging, exc
+from ..settings import Settings
+
+EFFORTS = ("none", "minimal", "quick", "full")
+SEARCHES = ("surrogate", "pattern", "evolution", "random", "finite")
+#: Seconds and configs of each effort; whatever is reached first ends the search, and the best so far is the answer.
+_BUDGETS: Mapping[str, tuple[float, int]] = {
+    "none": (0.0, 0),
+    "minimal": (1.0, 10),
+    "quick": (30.0, 150),
+    "full": (600.0, 2000),
+}
+#: Options of searches that are none of ours.
+_WITHOUT_EFFECT = (
+    "copies",
+    "max_generations",
+    "initial_population",
+    "population_size",
+    "num_neighbors",
+    "finishing_rounds",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """``seconds`` and ``configs`` are the budget. ``random_seed`` makes a search repeatable on equal times.
+
+    ``compile_seconds`` a config may compile, less as others finish if ``adaptive``; ``run_seconds`` it may take to be
+    checked and timed. ``workers`` compile at once. ``isolated``: candidates are run in a process of their own.
+    ``atol`` and ``rtol`` replace the tolerances of the dtypes. ``overrides`` are keys that every candidate has.
+    """
+
+    effort: str = "full"
+    search: str = "surrogate"
+    seconds: float = 600.0
+    configs: int = 2000
+    random_seed: int = 0
+    best_of: int = 1
+    compile_seconds: float = 60.0
+    adaptive: bool = True
+    run_seconds: float = 30.0
+    workers: int = 1
+    isolated: bool = True
+    accuracy: bool = True
+    atol: float | None = None
+    rtol: float | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    progress: bool = True
+    log: str | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, default_effort: str, given: Mapping[str, Any]) -> Options:
+        """The options of a kernel's ``settings``, and those that a call gives by name.
+
+        Names are those of this record, or of settings with or without ``autotune_``. Raises ``exc.InvalidAPIUsage`` for
+        others, and for values that an option cannot have.
+        """
+        asked = _named(given)
+        effort = asked.get("effort") or settings.autotune_effort or default_effort
+        if effort not in EFFORTS:
+            raise exc.InvalidAPIUsage(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}.")
+        seconds, configs = _BUDGETS[effort]
+        budget = settings.autotune_budget_seconds
+        jobs = settings.autotune_precompile_jobs
+        seed = settings.autotune_random_seed
+        made = cls(
+            effort=effort,
+            seconds=seconds if budget is None else float(budget),
+            configs=configs,
+            random_seed=0 if seed is None else seed,
+            best_of=settings.autotune_best_of_k,
+            compile_seconds=float(settings.autotune_compile_timeout),
+            adaptive=settings.autotune_adaptive_timeout,
+            run_seconds=float(settings.autotune_benchmark_timeout),
+            workers=max(1, (os.cpu_count() or 2) - 1) if jobs is None else jobs,
+            isolated=settings.autotune_benchmark_subprocess,
+            accuracy=settings.autotune_accuracy_check,
+            atol=settings.autotune_baseline_atol,
+            rtol=settings.autotune_baseline_rtol,
+            overrides=settings.autotune_config_overrides or {},
+            progress=settings.autotune_progress_bar,
+            log=settings.autotune_log,
+        )
+        return replace(made, **{**asked, "effort": effort})
+
+    def __post_init__(self) -> None:
+        if self.search not in SEARCHES:
+            raise exc.InvalidAPIUsage(f"search must be one of {', '.join(SEARCHES)}, got {self.search!r}.")
+        for name in ("seconds", "configs", "compile_seconds", "run_seconds"):
+            _check(name, getattr(self, name), (int, float), 0)
+        for name, least in (("best_of", 1), ("workers", 1)):
+            _check(name, getattr(self, name), (int,), least)
+
+
+def _check(name: str, value: Any, kinds: tuple[type, ...], least: int) -> None:
+    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+    if not is_number or not value >= least:
+        raise exc.InvalidAPIUsage(f"{name} must be a number of at least {least}, got {value!r}.")
+
+
+#: Settings whose options are called otherwise.
+_OTHER_NAMES = {
+    "budget_seconds": "seconds",
+    "max_configs": "configs",
+    "best_of_k": "best_of",
+    "compile_timeout": "compile_seconds",
+    "adaptive_timeout": "adaptive",
+    "benchmark_timeout": "run_seconds",
+    "precompile_jobs": "workers",
+    "jobs": "workers",
+    "benchmark_subprocess": "isolated",
+    "accuracy_check": "accuracy",
+    "baseline_atol": "atol",
+    "baseline_rtol": "rtol",
+    "config_overrides": "overrides",
+    "progress_bar": "progress",
+}
+
+
+def _named(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call gives, by the names of ``Options``."""
+    known = {each.name for each in fields(Options)}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        bare = name.removeprefix("autotune_")
+        bare = _OTHER_NAMES.get(bare, bare)
+        if bare in _WITHOUT_EFFECT:
+            _logging.say_once(f"helion: the tuning option {name} has no effect here; budgets are seconds= and configs=")
+        elif bare in known:
+            found[bare] = value
+        else:
+            options = ", ".join(sorted(known))
+            raise exc.InvalidAPIUsage(f"Tuning has no option {name!r}; it has {options}.")
+    return found

@@ -1,0 +1,62 @@
+"""What became of one config that was tried."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import Config
+
+
+class Status(enum.Enum):
+    """``OK`` has a time. ``PRUNED`` was never compiled: it is predicted to be far from the best."""
+
+    OK = "ok"
+    PRUNED = "pruned"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+    CRASHED = "crashed"
+    INACCURATE = "inaccurate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """``microseconds`` of device time (None unless ``OK``), ``compile_seconds`` where it was compiled, and for people
+    what went wrong."""
+
+    config: Config
+    status: Status
+    microseconds: float | None = None
+    compile_seconds: float | None = None
+    detail: str = ""
+
+    @property
+    def time(self) -> float:
+        """Microseconds, infinite for what did not work."""
+        return math.inf if self.microseconds is None else self.microseconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """As data that JSON can hold."""
+        return {
+            "config": self.config.to_dict(),
+            "status": self.status.value,
+            "microseconds": self.microseconds,
+            "compile_seconds": self.compile_seconds,
+            "detail": self.detail,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Outcome:
+        """Raises KeyError, TypeError or ValueError for what ``to_dict`` does not give."""
+        microseconds = data["microseconds"]
+        if microseconds is not None and not 0 < float(microseconds) < math.inf:
+            raise ValueError(f"{microseconds!r} is no time")
+        return cls(
+            config=Config.from_dict(data["config"]),
+            status=Status(data["status"]),
+            microseconds=None if microseconds is None else float(microseconds),
+            compile_seconds=data.get("compile_seconds"),
+            detail=str(data.get("detail", "")),
+        )

@@ -1,0 +1,169 @@
+"""Processes forked from a nursery, as who uses them sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import frames
+
+#: Seconds in which a nursery has imported what it is told to.
+_STARTING = 120.0
+_KILLING = 10.0
+#: Where our package lies, and what starts a nursery from there.
+_ROOT = os.path.dirname(os.path.abspath(__file__)).removesuffix(os.path.join(*__package__.split(".")))
+_START = f"import sys; sys.path.insert(0, sys.argv[1]); from {__package__}.nursery import main; main(int(sys.argv[2]))"
+
+
+class Died(Exception):
+    """A process ended while it worked: it crashed, or was killed."""
+
+
+class TimedOut(Exception):
+    """A process did not answer in time, and was killed."""
+
+
+class Raised(Exception):
+    """What the work raised: ``kind`` is the name of the class, ``text`` the class and message."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+
+
+class Nursery:
+    """Starts one process, in which the modules of the functions ``needed`` are imported, and forks others from it.
+
+    None of them outlives this process, or ``close``; interrupts from the keyboard reach none of them.
+    """
+
+    def __init__(self, needed: Sequence[Callable[..., Any]] = ()) -> None:
+        ours, theirs = socket.socketpair()
+        self._control = ours
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, _ROOT, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # compilers print what they dislike; what matters comes back as an answer
+                start_new_session=True,
+            )
+        self._finalizer = weakref.finalize(self, _end, self._control, self._process)
+        frames.send(self._control, _paths())
+        frames.send(self._control, tuple(needed))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._finalizer.alive and self._process.poll() is None
+
+    def child(self, factory: Callable[..., Any], *arguments: Any, megabytes: int = 0) -> Child:
+        """A process that makes ``factory(*arguments)``, with at most so much memory of its own (0: any).
+
+        Raises ``Died`` where the nursery is gone.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, self._lock:
+                socket.send_fds(self._control, [f"fork {megabytes}".encode()], [theirs.fileno()])
+                pid = frames.receive(self._control, _STARTING)
+            child = Child(self, pid, ours)
+            child.start(factory, arguments)
+        except (OSError, frames.Closed, frames.Late) as error:
+            ours.close()
+            raise Died(f"the process that others are forked from is gone: {error}") from error
+        return child
+
+    def kill(self, pid: int) -> None:
+        """Ends a child that still runs."""
+        with self._lock, contextlib.suppress(OSError, frames.Closed, frames.Late):
+            self._control.sendall(f"kill {pid}".encode())
+            frames.receive(self._control, _KILLING)
+
+    def close(self) -> None:
+        """Ends all processes; may be called again."""
+        self._finalizer()
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    control.close()
+    try:
+        process.wait(_KILLING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _paths() -> list[str]:
+    return [os.path.abspath(path) for path in sys.path]
+
+
+class Child:
+    """One forked process. Its work is asked for by ``call``, or by ``post`` and ``collect``."""
+
+    def __init__(self, nursery: Nursery, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self._nursery = nursery
+        self._channel = channel
+        self._made = False
+
+    def fileno(self) -> int:
+        """For ``select``: readable when there is something to collect."""
+        return self._channel.fileno()
+
+    def start(self, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        frames.send(self._channel, (None, factory, arguments))
+
+    def post(self, name: str, *arguments: Any) -> None:
+        """Asks for a method of the child's object. Raises ``Died``."""
+        try:
+            frames.send(self._channel, (name, None, arguments))
+        except frames.Closed as error:
+            raise Died(f"the process has ended: {error}") from error
+
+    def collect(self, seconds: float | None = None) -> Any:
+        """The answer. Raises ``Raised``, ``Died``, and ``TimedOut`` after ``seconds``, with the process killed."""
+        try:
+            if not self._made:
+                self._answer(seconds)
+                self._made = True
+            return self._answer(seconds)
+        except frames.Late as error:
+            self.kill()
+            raise TimedOut(f"no answer within {seconds:.0f} s") from error
+        except frames.Closed as error:
+            self.kill()
+            raise Died("the process crashed, or was killed") from error
+
+    def call(self, name: str, *arguments: Any, seconds: float | None = None) -> Any:
+        self.post(name, *arguments)
+        return self.collect(seconds)
+
+    def _answer(self, seconds: float | None) -> Any:
+        worked, answer = frames.receive(self._channel, seconds)
+        if not worked:
+            raise Raised(*answer)
+        return answer
+
+    def kill(self) -> None:
+        self._channel.close()
+        self._nursery.kill(self.pid)

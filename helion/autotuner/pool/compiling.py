@@ -1,0 +1,134 @@
+"""Compiles ahead, each job in a process of its own, several at a time."""
+
+from __future__ import annotations
+
+import select
+import statistics
+import time
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .children import Child, Died, Nursery, Raised, TimedOut
+
+#: Memory of its own that a compilation may take, in MiB: ten times what the largest kernels were seen to take.
+MEGABYTES = 16 * 1024
+
+
+class Job(Protocol):
+    """Something to compile, which can be pickled."""
+
+    def run(self) -> object:
+        """What came of it. Raises what the compiler says."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What became of one job: its answer, or ``failure`` in words. ``timed_out`` and ``crashed`` say how it failed."""
+
+    key: Hashable
+    seconds: float
+    answer: object = None
+    failure: str = ""
+    timed_out: bool = False
+    crashed: bool = False
+
+
+@dataclass
+class Patience:
+    """How long a job may take: ``most`` seconds at first; as others finish, several times the slowest tenth of them, at
+    least ``least``."""
+
+    most: float
+    adaptive: bool = True
+    least: float = 5.0
+    _seen: list[float] = field(default_factory=list)
+
+    #: Jobs that must have finished before they say something, and how many times as long others may take.
+    ENOUGH, FACTOR = 8, 4.0
+
+    def finished(self, seconds: float) -> None:
+        self._seen.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        if not self.adaptive or len(self._seen) < self.ENOUGH:
+            return self.most
+        slow = statistics.quantiles(self._seen, n=10)[-1]
+        return min(self.most, max(self.least, self.FACTOR * slow))
+
+
+@dataclass
+class _Running:
+    key: Hashable
+    child: Child
+    began: float
+
+
+def _itself(job: Job) -> Job:
+    return job
+
+
+class CompilePool:
+    """At most ``workers`` jobs run at once, in the order of ``submit``. What one does, the others do not notice."""
+
+    def __init__(self, nursery: Nursery, workers: int, patience: Patience) -> None:
+        self._nursery = nursery
+        self._workers = workers
+        self._patience = patience
+        self._waiting: deque[tuple[Hashable, Job]] = deque()
+        self._running: list[_Running] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def submit(self, key: Hashable, job: Job) -> None:
+        self._waiting.append((key, job))
+        self._fill()
+
+    def poll(self, seconds: float) -> list[Built]:
+        """The jobs that have ended, after at most about ``seconds`` if there is none at once."""
+        if not self._running:
+            self._fill()
+        now = time.monotonic()
+        deadlines = [run.began + self._patience.seconds - now for run in self._running]
+        wait = max(0.0, min([seconds, *deadlines]))
+        readable, _, _ = select.select([run.child for run in self._running], [], [], wait)
+        now = time.monotonic()
+        ended = [run for run in self._running if run.child in readable or now - run.began >= self._patience.seconds]
+        built = [self._built(run, run.child in readable) for run in ended]
+        self._running = [run for run in self._running if run not in ended]
+        self._fill()
+        return built
+
+    def close(self) -> None:
+        """Drops what is not done."""
+        self._waiting.clear()
+        for run in self._running:
+            run.child.kill()
+        self._running.clear()
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._workers:
+            key, job = self._waiting.popleft()
+            child = self._nursery.child(_itself, job, megabytes=MEGABYTES)
+            child.post("run")
+            self._running.append(_Running(key, child, time.monotonic()))
+
+    def _built(self, run: _Running, readable: bool) -> Built:
+        allowed = self._patience.seconds
+        try:
+            answer = run.child.collect(allowed if readable else 0.0)
+        except Raised as error:
+            return Built(key=run.key, seconds=time.monotonic() - run.began, failure=error.text)
+        except TimedOut:
+            return Built(key=run.key, seconds=allowed, failure=f"not compiled within {allowed:.0f} s", timed_out=True)
+        except Died as error:
+            return Built(key=run.key, seconds=time.monotonic() - run.began, failure=str(error), crashed=True)
+        run.child.kill()
+        seconds = time.monotonic() - run.began
+        self._patience.finished(seconds)
+        return Built(key=run.key, seconds=seconds, answer=answer)

@@ -1,0 +1,206 @@
+"""Where a search looks: the whole space of a kernel, or a list of configs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+
+from ... import exc
+from ...config import Config
+from ..space import ConfigSpace, Field
+from .time_model import TimeModel
+
+#: How often a sample that is predicted not to fit, or is refused, is drawn again.
+_TRIES = 20
+#: How far a step of a key of weight 1 is, and the power of the weight by which it is farther for others: without, the many
+#: keys that hardly matter make all configs of a large space equally far apart.
+_UNIT, _BY_WEIGHT = 0.4, 0.7
+#: Configs of a list that count as one step away.
+_NEAREST = 8
+
+
+class Domain(Protocol):
+    """Full configs that can be tried, and what is near what."""
+
+    @property
+    def seeds(self) -> tuple[Config, ...]:
+        """Where to begin, the most promising first."""
+        ...
+
+    @property
+    def configs(self) -> tuple[Config, ...] | None:
+        """All there are; None where they are too many to list."""
+        ...
+
+    def random(self, rng: Random) -> Config | None:
+        """Any config; None where none was found."""
+        ...
+
+    def mutated(self, config: Config, rng: Random) -> Config | None:
+        """A config a step or a few away."""
+        ...
+
+    def neighbours(self, config: Config) -> list[Config]:
+        """All configs one step away."""
+        ...
+
+    def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
+        """``base`` moved in the direction from ``minus`` to ``plus``, in most of its keys."""
+        ...
+
+    def features(self, config: Config) -> Sequence[float]:
+        """Numbers by which configs of like times lie close together."""
+        ...
+
+    def log_time(self, config: Config) -> float:
+        """The natural logarithm of the predicted microseconds."""
+        ...
+
+
+def scale(field: Field) -> float:
+    """How far apart values of a field count, beside those of others."""
+    return _UNIT * field.weight**_BY_WEIGHT
+
+
+def _often(field: Field) -> float:
+    """How often a field is changed: keys that matter, once for each entry."""
+    entries = field.default()
+    return field.weight * (len(entries) if field.weight > 1 and isinstance(entries, list) else 1)
+
+
+def coordinates(fields: Sequence[Field], config: Mapping[str, Any]) -> list[float]:
+    """Where a full config stands; see ``Field.coordinates``. Keys that matter most are the farthest apart."""
+    return [scale(field) * place for field in fields for place in field.coordinates(config[field.key])]
+
+
+class SpaceDomain:
+    """The space of a kernel. What is predicted not to fit is not in it, and what ``overrides`` say stays as it is.
+
+    ``seeds`` are taken as they are.
+    """
+
+    configs = None
+
+    def __init__(
+        self,
+        space: ConfigSpace,
+        model: TimeModel,
+        seeds: Sequence[Config] = (),
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.seeds = tuple(dict.fromkeys(seeds))
+        self._space = space
+        self._model = model
+        self._overrides = dict(overrides or {})
+        self._movable = [field for field in space.fields if field.key not in self._overrides and field.default() != []]
+        self._weights = [_often(field) for field in self._movable]
+
+    def random(self, rng: Random) -> Config | None:
+        return self._first(lambda: {field.key: field.random(rng) for field in self._space.fields})
+
+    def mutated(self, config: Config, rng: Random) -> Config | None:
+        def changed() -> Mapping[str, Any]:
+            values = dict(config)
+            while True:
+                (field,) = rng.choices(self._movable, self._weights)
+                options = field.neighbours(values[field.key])
+                values[field.key] = rng.choice(options) if options else values[field.key]
+                if rng.random() < 0.5:
+                    return values
+
+        return self._first(changed, other_than=config)
+
+    def neighbours(self, config: Config) -> list[Config]:
+        steps = [(field, value) for field in self._movable for value in field.neighbours(config[field.key])]
+        steps.sort(key=lambda step: -step[0].weight)
+        found = (self._legal({**config, field.key: value}) for field, value in steps)
+        return list(dict.fromkeys(other for other in found if other is not None and other != config))
+
+    def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
+        def moved() -> Mapping[str, Any]:
+            return {**base, **{f.key: _moved(f, base, plus, minus) for f in self._movable if rng.random() < _CROSSOVER}}
+
+        return self._first(moved, other_than=base)
+
+    def features(self, config: Config) -> Sequence[float]:
+        return [*coordinates(self._space.fields, config), *self._model.features(config)]
+
+    def log_time(self, config: Config) -> float:
+        return self._model.log_time(config)
+
+    def _first(self, draw: Any, other_than: Config | None = None) -> Config | None:
+        for _ in range(_TRIES):
+            found = self._legal(draw())
+            if found is not None and found != other_than:
+                return found
+        return None
+
+    def _legal(self, wish: Mapping[str, Any]) -> Config | None:
+        """The legal config that a wish stands for; None for one that is refused, or predicted not to fit."""
+        try:
+            config = self._space.repair({**wish, **self._overrides})
+        except (exc.InvalidConfig, exc.NoFeasibleConfig):
+            return None
+        return config if self._model.fits(config) else None
+
+
+#: The share of keys that differential evolution changes.
+_CROSSOVER = 0.8
+
+
+def _moved(field: Field, base: Config, plus: Config, minus: Config) -> Any:
+    """The value one step from that of ``base`` that lies most in the direction from ``minus`` to ``plus``."""
+    key = field.key
+    here, up, down = (np.array(field.coordinates(config[key])) for config in (base, plus, minus))
+    direction = up - down
+    if not direction.any():
+        return base[key]
+    steps = field.neighbours(base[key])
+    return max(steps, key=lambda value: float((field.coordinates(value) - here) @ direction), default=base[key])
+
+
+class ListedDomain:
+    """The configs of a list, which are full ones of a space with these ``fields``; the first is where to begin unless
+    ``seeds`` say otherwise."""
+
+    def __init__(
+        self,
+        configs: Sequence[Config],
+        fields: Sequence[Field],
+        model: TimeModel,
+        seeds: Sequence[Config] | None = None,
+    ) -> None:
+        self.configs: tuple[Config, ...] = tuple(dict.fromkeys(configs))
+        self.seeds = self.configs[:1] if seeds is None else tuple(seed for seed in seeds if seed in set(self.configs))
+        self._model = model
+        self._places = np.array([coordinates(fields, config) for config in self.configs])
+        self._at = {config: at for at, config in enumerate(self.configs)}
+
+    def random(self, rng: Random) -> Config | None:
+        return rng.choice(self.configs) if self.configs else None
+
+    def mutated(self, config: Config, rng: Random) -> Config | None:
+        near = self.neighbours(config)
+        return rng.choice(near) if near else None
+
+    def neighbours(self, config: Config) -> list[Config]:
+        return self._near(self._places[self._at[config]], config)[:_NEAREST]
+
+    def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
+        up, down = self._places[self._at[plus]], self._places[self._at[minus]]
+        chosen = np.array([rng.random() < _CROSSOVER for _ in range(self._places.shape[1])])
+        return next(iter(self._near(self._places[self._at[base]] + chosen * (up - down), base)), None)
+
+    def features(self, config: Config) -> Sequence[float]:
+        return [*self._places[self._at[config]], *self._model.features(config)]
+
+    def log_time(self, config: Config) -> float:
+        return self._model.log_time(config)
+
+    def _near(self, place: Any, other_than: Config) -> list[Config]:
+        """The configs by their distance from a place."""
+        order = np.argsort(((self._places - place) ** 2).sum(1), kind="stable")
+        return [self.configs[at] for at in order if self.configs[at] != other_than]

@@ -1,0 +1,83 @@
+"""What times of other configs say of one: a Gaussian process about the predicted times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: The distance, in steps of a config's keys, over which times lose most of what they have in common. Of 1, 2, 3 and 4 the
+#: one that finds the best of the kept sweeps with the fewest evaluations (test/autotuner/test_replay.py).
+_LENGTH = 2.0
+#: Times are known to about 5 % of how far they differ from each other, and configs are assumed to differ by at least 5 %.
+_NUGGET = 1e-3
+_LEAST_SPREAD = 0.05
+#: The spread that is assumed of predictions while nothing can be told from one or two measured times.
+_FIRST_SPREAD = 0.3
+#: How much is known of predictions beforehand: as much as from pairs of times whose squared logarithms sum up to this.
+_TRUST = 1.0
+#: Observations beyond which only the fastest are used, so that a fit stays below a few milliseconds.
+_MOST = 300
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Kriging:
+    """Fitted to observed natural logarithms of times, whose predictions are the mean it starts from."""
+
+    features: Array
+    slope: float
+    offset: float
+    spread: float
+    inverse: Array
+    weights: Array
+
+    @classmethod
+    def fitted(cls, features: Array, predicted: Array, observed: Array) -> Kriging:
+        """``features`` are a row per observation; at least one."""
+        if len(observed) > _MOST:
+            kept = np.argsort(observed, kind="stable")[:_MOST]
+            features, predicted, observed = features[kept], predicted[kept], observed[kept]
+        slope = _slope(predicted, observed)
+        errors = observed - slope * predicted
+        offset = float(errors.mean())
+        spread = float(errors.std()) if len(errors) > 2 else _FIRST_SPREAD
+        covariance = _covariance(features, features) + _NUGGET * np.eye(len(errors))
+        inverse = np.linalg.inv(covariance)
+        return cls(features, slope, offset, max(spread, _LEAST_SPREAD), inverse, inverse @ (errors - offset))
+
+    def at(self, features: Array, predicted: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation of the logarithms of times, a number per row."""
+        across = _covariance(features, self.features)
+        mean = self.slope * predicted + self.offset + across @ self.weights
+        explained = np.einsum("ij,jk,ik->i", across, self.inverse, across, optimize=True)
+        return mean, self.spread * np.sqrt(np.maximum(1.0 - explained, 1e-9))
+
+
+def _slope(predicted: Array, observed: Array) -> float:
+    """How much of the predicted differences is seen in times, from 0 (nothing) to 1 (all), which is assumed at first."""
+    about = predicted - predicted.mean()
+    seen = float(about @ (observed - observed.mean()))
+    return min(max((seen + _TRUST) / (float(about @ about) + _TRUST), 0.0), 1.0)
+
+
+def _covariance(a: Array, b: Array) -> Array:
+    squared = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :] - 2.0 * a @ b.T
+    return np.exp(-np.sqrt(np.maximum(squared, 0.0)) / _LENGTH)
+
+
+def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
+    """By how much, on average, a config is below ``best``; what is above counts as nothing."""
+    z = (best - mean) / deviation
+    below = np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in z])
+    density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    return deviation * (z * below + density)
+
+
+def stacked(rows: Sequence[Sequence[float]]) -> Array:
+    """Rows of numbers as a matrix."""
+    return np.array(rows, dtype=np.float64).reshape(len(rows), -1)

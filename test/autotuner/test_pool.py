@@ -1,0 +1,166 @@
+"""Processes that crash, hang, or take all memory lose their own work and nothing else, and none outlives who started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from workloads import Counter, Work
+
+from helion.autotuner.pool import compiling
+from helion.autotuner.pool.children import Died, Nursery, Raised, TimedOut
+from helion.autotuner.pool.compiling import CompilePool, Patience
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as started:
+        yield started
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 10
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not is_running(pid)
+
+
+def test_a_child_keeps_its_object(nursery: Nursery) -> None:
+    child = nursery.child(Counter, 3)
+    assert [child.call("add", 4), child.call("add", 1)] == [7, 8]
+    with pytest.raises(Raised, match="KeyError: 'missing'"):
+        child.call("raises")
+    assert child.call("add", 0) == 8
+    child.kill()
+    with pytest.raises(Died):
+        child.call("add", 1)
+
+
+def test_a_child_that_hangs_is_killed(nursery: Nursery) -> None:
+    child = nursery.child(Counter, 0)
+    pid = child.call("pid")
+    began = time.monotonic()
+    with pytest.raises(TimedOut):
+        child.call("hang", seconds=0.3)
+    assert time.monotonic() - began < 5
+    assert gone(pid)
+
+
+def test_a_child_that_crashes_is_noticed_at_once(nursery: Nursery) -> None:
+    child = nursery.child(Counter, 0)
+    began = time.monotonic()
+    with pytest.raises(Died):
+        child.call("crash", seconds=60)
+    assert time.monotonic() - began < 5
+
+
+def collected(pool: CompilePool, count: int) -> dict[object, compiling.Built]:
+    built: dict[object, compiling.Built] = {}
+    while len(built) < count:
+        built.update((each.key, each) for each in pool.poll(1.0))
+    return built
+
+
+def test_jobs_that_fail_lose_themselves_only(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MEGABYTES", 512)
+    pool = CompilePool(nursery, workers=3, patience=Patience(most=3.0))
+    kinds = ("raise", "segfault", "exit", "hang", "exhaust", "slow", "quick")
+    for kind in kinds:
+        pool.submit(kind, Work(kind))
+    built = collected(pool, len(kinds))
+    assert {kind: each.answer for kind, each in built.items() if not each.failure} == {
+        "slow": "slow done",
+        "quick": "quick done",
+    }
+    assert built["raise"].failure == "ValueError: no such thing" and not built["raise"].crashed
+    assert built["segfault"].crashed and built["exit"].crashed
+    assert built["hang"].timed_out and built["hang"].failure == "not compiled within 3 s"
+    assert "MemoryError" in built["exhaust"].failure
+    assert not pool.busy
+
+
+def test_a_pool_that_is_closed_leaves_no_process(nursery: Nursery) -> None:
+    pool = CompilePool(nursery, workers=2, patience=Patience(most=60.0))
+    for at in range(4):
+        pool.submit(at, Work("hang"))
+    pids = [run.child.pid for run in pool._running]
+    assert len(pids) == 2
+    pool.close()
+    assert all(map(gone, pids)) and not pool.busy
+
+
+def test_patience_follows_what_was_seen() -> None:
+    patience = Patience(most=60.0)
+    assert patience.seconds == 60.0
+    for _ in range(20):
+        patience.finished(0.5)
+    assert patience.seconds == 5.0
+    for _ in range(20):
+        patience.finished(4.0)
+    assert patience.seconds == pytest.approx(16.0)
+    for _ in range(200):
+        patience.finished(100.0)
+    assert patience.seconds == 60.0
+    fixed = Patience(most=60.0, adaptive=False)
+    for _ in range(20):
+        fixed.finished(0.5)
+    assert fixed.seconds == 60.0
+
+
+HOWS = ("interrupt", "catch", "nursery")
+SCRIPT = """
+    import sys, time
+    from helion.autotuner.pool.children import Nursery
+    from workloads import Counter
+    nursery = Nursery()
+    child = nursery.child(Counter, 0)
+    print(nursery.pid, child.call("pid"), flush=True)
+    child.post("hang")
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        if "catch" in sys.argv:
+            nursery.close()
+            print("closed", flush=True)
+            sys.exit(0)
+        raise
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", *(pytest.param(each, marks=pytest.mark.prove) for each in HOWS)])
+def test_nobody_outlives_the_process_that_began(how: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        nursery, child = map(int, process.stdout.readline().split())
+        assert is_running(nursery) and is_running(child)
+        if how == "kill":
+            process.kill()
+        elif how == "nursery":
+            os.kill(nursery, signal.SIGKILL)
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+        assert gone(child) and (how == "nursery" or gone(nursery))
+        process.kill()
+        process.wait()
