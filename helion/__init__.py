@@ -12,6 +12,7 @@ from .runtime.kernel import Kernel as Kernel
 from .runtime.kernel import aot_kernel as aot_kernel
 from .runtime.kernel import kernel as kernel
 from .runtime.output_code import OutputCodeOptions as OutputCodeOptions
+from .runtime.tuning.loaded import load_configs as load_configs
 from .settings import RefMode as RefMode
 from .settings import Settings as Settings
 

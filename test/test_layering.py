@@ -101,7 +101,7 @@ INNER = {
         "failures",
         "observed",
         "compiled",
-        "measure",
+        "tuning",
         "explanation",
         "choice",
         "dispatch",

@@ -15,7 +15,7 @@ SEARCHES = ("surrogate", "pattern", "evolution", "random", "finite")
 #: Seconds and configs of each effort; whatever is reached first ends the search, and the best so far is the answer.
 _BUDGETS: Mapping[str, tuple[float, int]] = {
     "none": (0.0, 0),
-    "minimal": (1.0, 10),
+    "minimal": (60.0, 5),
     "quick": (30.0, 150),
     "full": (600.0, 2000),
 }
@@ -36,6 +36,7 @@ class Options:
 
     ``compile_seconds`` a config may compile, less as others finish if ``adaptive``; ``run_seconds`` it may take to be
     checked and timed. ``workers`` compile at once. ``isolated``: candidates are run in a process of their own.
+    ``simulated``: CPU tensors are tuned as well, on times that are predicted.
     ``atol`` and ``rtol`` replace the tolerances of the dtypes. ``overrides`` are keys that every candidate has.
     """
 
@@ -44,7 +45,6 @@ class Options:
     seconds: float = 600.0
     configs: int = 2000
     random_seed: int = 0
-    best_of: int = 1
     compile_seconds: float = 60.0
     adaptive: bool = True
     run_seconds: float = 30.0
@@ -54,6 +54,7 @@ class Options:
     atol: float | None = None
     rtol: float | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    simulated: bool = False
     progress: bool = True
     log: str | None = None
 
@@ -77,7 +78,6 @@ class Options:
             seconds=seconds if budget is None else float(budget),
             configs=configs,
             random_seed=0 if seed is None else seed,
-            best_of=settings.autotune_best_of_k,
             compile_seconds=float(settings.autotune_compile_timeout),
             adaptive=settings.autotune_adaptive_timeout,
             run_seconds=float(settings.autotune_benchmark_timeout),
@@ -97,8 +97,7 @@ class Options:
             raise exc.InvalidAPIUsage(f"search must be one of {', '.join(SEARCHES)}, got {self.search!r}.")
         for name in ("seconds", "configs", "compile_seconds", "run_seconds"):
             _check(name, getattr(self, name), (int, float), 0)
-        for name, least in (("best_of", 1), ("workers", 1)):
-            _check(name, getattr(self, name), (int,), least)
+        _check("workers", self.workers, (int,), 1)
 
 
 def _check(name: str, value: Any, kinds: tuple[type, ...], least: int) -> None:
@@ -111,7 +110,6 @@ def _check(name: str, value: Any, kinds: tuple[type, ...], least: int) -> None:
 _OTHER_NAMES = {
     "budget_seconds": "seconds",
     "max_configs": "configs",
-    "best_of_k": "best_of",
     "compile_timeout": "compile_seconds",
     "adaptive_timeout": "adaptive",
     "benchmark_timeout": "run_seconds",

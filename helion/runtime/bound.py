@@ -32,15 +32,20 @@ if TYPE_CHECKING:
     from .. import pipeline
     from .._compiler.context import CompileContext
     from .._compiler.facts.records import KernelFacts
+    from ..autotuner import options as search_options
     from ..autotuner.proposal import Seed
     from ..autotuner.space import ConfigSpace
     from ..backends.execution import Resources
-    from . import aot, measure, ref_mode, repro
+    from . import aot, ref_mode, repro
     from .explanation import explain
     from .kernel import Kernel
+    from .tuning import at_call
+    from .tuning import autotune as tuning
 else:
     aot = lazy("helion.runtime.aot")
-    measure = lazy("helion.runtime.measure")
+    search_options = lazy("helion.autotuner.options")
+    at_call = lazy("helion.runtime.tuning.at_call")
+    tuning = lazy("helion.runtime.tuning.autotune")
     explain = lazy("helion.runtime.explanation.explain")
     ref_mode = lazy("helion.runtime.ref_mode")
     repro = lazy("helion.runtime.repro")
@@ -423,8 +428,10 @@ class BoundKernel:
                 self.kernel.bind(others).ensure_config_exists(others)
         elif not self.configs and self.settings.autotuner_fn is None:
             self._choice.check_feasible(args)
-            config = self.default_config()
-            self._announce(config)
+            tuned = at_call.tuned_config(self._of, args)
+            config = tuned or self.default_config()
+            if tuned is None:
+                self._announce(config)
             self._choice.use(config, by_default=True)
         elif len(self.configs) == 1:
             self.set_config(self.configs[0])
@@ -461,48 +468,54 @@ class BoundKernel:
         )
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
-        """Choose a config for these arguments and use it from now on.
+        """Search for the fastest config for these arguments, and use it from now on.
 
-        On a GPU the fastest of the given configs, or of the default config and the seeds; elsewhere the first legal one.
-        With ``autotune_effort="none"`` the only config, or the default. The setting ``autotuner_fn`` takes over where it is
-        set: it is called with the bound kernel, the arguments and ``options``, and ``autotune()`` of its result gives the
-        config.
+        The search begins with the given configs (which it keeps to), or the default config, the seeds and what was found
+        before. Candidates run in a process of their own and are compared with the result of reference mode; what is found
+        is kept (``HELION_CACHE_DIR``). On CPU tensors, and with the effort ``none``, nothing is searched: the first legal
+        config that is given is used, or the default. The setting ``autotuner_fn`` takes over where it is set: it is called
+        with the bound kernel, the arguments and ``options``, and ``autotune()`` of its result gives the config.
 
         Args:
             args: the arguments of a call.
-            force: accepted; the choice is made anew in any case.
-            options: passed on to ``autotuner_fn``.
+            force: search also where a config was found before.
+            options: ``effort``, ``seconds``, ``configs`` and other fields of ``autotuner.options.Options``, in place of the
+                settings ``autotune_*``.
 
         Raises:
-            exc.NoConfigFound: none of the given configs is legal.
+            exc.NoConfigFound: none of the given configs is legal, or none that was tried works.
             exc.NoFeasibleConfig: none is given, and none can fit the GPU.
-            exc.AutotuningDisallowedInEnvironment: several would have to be timed, and ``HELION_DISALLOW_AUTOTUNING`` is set.
+            exc.InvalidAPIUsage: there is no such option.
+            exc.AutotuningDisallowedInEnvironment: a search would be needed, and ``HELION_DISALLOW_AUTOTUNING`` is set.
         """
         if self.settings.autotuner_fn is not None:
             self.settings.check_autotuning_disabled()
             self.set_config(self.settings.autotuner_fn(self, args, **options).autotune())
             return self._in_use()
+        wanted = search_options.Options.of(self.settings, "full", options)
         if not self.configs:
             self._choice.check_feasible(args)
-        if self.settings.autotune_effort == "none" and len(self.configs) < 2:
-            self.set_config(None if self.configs else self.default_config())
+        given = self._legal_configs()
+        if len(given) > 1:
+            self.settings.check_autotuning_disabled()
+        on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
+        if len(given) == 1 or not (on_gpu or wanted.simulated) or (wanted.effort == "none" and not given):
+            self.set_config(given[0] if given else self.default_config())
             return self._in_use()
+        self.set_config(tuning.tuned(self._of, args, wanted, given, force=force).config)
+        return self._in_use()
+
+    def _legal_configs(self) -> list[Config]:
+        """Those given to the decorator that are legal, in full. Raises ``exc.NoConfigFound`` if none is."""
         legal, refusals = [], []
         for config in self.configs:
             try:
                 legal.append(self.config_spec.normalize(config))
             except exc.InvalidConfig as error:
                 refusals.append(str(error))
-        if not self.configs:
-            legal = list(dict.fromkeys((self.default_config(), *(seed.config for seed in self.seeds))))
-        if not legal:
+        if refusals and not legal:
             raise exc.NoConfigFound(kernel=self.kernel.name, reason="; ".join(refusals))
-        if len(legal) > 1:
-            self.settings.check_autotuning_disabled()
-        on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
-        best = measure.fastest(self.compiled, legal, args) if on_gpu and len(legal) > 1 else legal[0]
-        self.set_config(best)
-        return best
+        return list(dict.fromkeys(legal))
 
     def _in_use(self) -> Config:
         assert self.config is not None

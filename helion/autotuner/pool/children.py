@@ -143,9 +143,7 @@ class Child:
     def collect(self, seconds: float | None = None) -> Any:
         """The answer. Raises ``Raised``, ``Died``, and ``TimedOut`` after ``seconds``, with the process killed."""
         try:
-            if not self._made:
-                self._answer(seconds)
-                self._made = True
+            self._make(seconds)
             return self._answer(seconds)
         except frames.Late as error:
             self.kill()
@@ -153,6 +151,22 @@ class Child:
         except frames.Closed as error:
             self.kill()
             raise Died("the process crashed, or was killed") from error
+
+    def ready(self, seconds: float) -> None:
+        """Waits until the child's object is made; raises what ``collect`` does."""
+        try:
+            self._make(seconds)
+        except frames.Late as error:
+            self.kill()
+            raise TimedOut(f"not ready within {seconds:.0f} s") from error
+        except frames.Closed as error:
+            self.kill()
+            raise Died("the process crashed, or was killed") from error
+
+    def _make(self, seconds: float | None) -> None:
+        if not self._made:
+            self._answer(seconds)
+            self._made = True
 
     def call(self, name: str, *arguments: Any, seconds: float | None = None) -> Any:
         self.post(name, *arguments)

@@ -1,0 +1,109 @@
+"""Whether results are right: against what the kernel gives when it runs eagerly, with tolerances by dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+
+#: Largest distance from the reference relative to its 2-norm, and how far one element may be off relative to the root mean
+#: square, by dtype. Eager torch rounds where a kernel does not and the other way round, so that both may be off; fp32
+#: products run in TF32. Errors of a wrong tile, mask or order are far beyond.
+_NORM = {
+    torch.float64: 1e-9,
+    torch.float32: 4e-3,
+    torch.float16: 1e-2,
+    torch.bfloat16: 3e-2,
+}
+_NORM_8_BIT = 0.2
+_ELEMENT = 16.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Absolute and relative tolerances that the user has set; None takes those of the dtype."""
+
+    atol: float | None = None
+    rtol: float | None = None
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Tensors and plain values in containers, in order."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from leaves(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from leaves(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from leaves(getattr(value, each.name))
+    else:
+        yield value
+
+
+def difference(actual: Any, expected: Any, tolerance: Tolerance, inputs: Sequence[Any] = ()) -> str:
+    """What is wrong with ``actual``, in words; "" where it is right.
+
+    The least precise dtype among ``inputs`` counts, too: an fp32 sum of bf16 products is as exact as these.
+    """
+    ours, theirs = list(leaves(actual)), list(leaves(expected))
+    if len(ours) != len(theirs):
+        return f"{len(ours)} results, the reference has {len(theirs)}"
+    least = max((_bound(t.dtype) for t in leaves(inputs) if _is_floating(t)), default=0.0)
+    for at, (mine, right) in enumerate(zip(ours, theirs, strict=True)):
+        wrong = _wrong(mine, right, tolerance, least)
+        if wrong:
+            return f"result {at} {wrong}"
+    return ""
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _bound(dtype: torch.dtype) -> float:
+    return _NORM.get(dtype, _NORM_8_BIT)
+
+
+def _wrong(mine: Any, right: Any, tolerance: Tolerance, least: float) -> str:
+    if not isinstance(right, torch.Tensor) or not isinstance(mine, torch.Tensor):
+        same = type(mine) is type(right) and (mine == right or mine is right or mine != mine)
+        return "" if same else f"is {mine!r}, not {right!r}"
+    if mine.shape != right.shape or mine.dtype != right.dtype:
+        return f"is {mine.dtype} {list(mine.shape)}, not {right.dtype} {list(right.shape)}"
+    if mine.numel() == 0:
+        return ""
+    if not right.is_floating_point() and not right.is_complex():
+        count = int((mine.to(right.device) != right).sum())
+        return f"differs in {count} of {right.numel()} elements" if count else ""
+    return _off(mine, right.to(mine.device), tolerance, max(least, _bound(right.dtype)))
+
+
+def _off(mine: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, bound: float) -> str:
+    ours, exact = mine.detach().double(), right.detach().double()
+    finite = torch.isfinite(exact)
+    if not torch.equal(torch.isfinite(ours), finite) or not bool(_same_special(ours, exact)[~finite].all()):
+        return "has NaN or infinity where the reference has not, or the other way round"
+    gap = torch.where(finite, (ours - exact).abs(), 0.0)
+    size = torch.where(finite, exact.abs(), 0.0)
+    if tolerance.atol is not None or tolerance.rtol is not None:
+        allowed = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * size
+        count = int((gap > allowed).sum())
+        return f"is off by up to {float(gap.max()):.3g} in {count} of {gap.numel()} elements" if count else ""
+    norm = float(size.norm())
+    root_mean_square = norm / math.sqrt(size.numel())
+    relative = float(gap.norm()) / norm if norm else float(gap.norm())
+    if relative > bound:
+        return f"is {relative:.2g} off, {bound:.2g} is allowed"
+    worst = float((gap - bound * size).max())
+    if worst > _ELEMENT * bound * max(root_mean_square, 1e-30):
+        return f"has an element that is {float(gap.max()):.3g} off"
+    return ""
+
+
+def _same_special(ours: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    return (ours == exact) | (ours.isnan() & exact.isnan())

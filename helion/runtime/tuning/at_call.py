@@ -1,0 +1,74 @@
+"""The config of a call that was given none: what was tuned before, what is tuned now, or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ... import _logging, exc, knobs
+from ...autotuner.cache.rows import Key, Row
+from ...autotuner.cache.store import Store, default_store
+from ...autotuner.options import Options
+from ...backends import stub
+from ...config import Config
+from ..signature import tensors_in
+from ..specialized import Specialized
+from .autotune import legal, tuned
+from .keys import key_of
+from .loaded import loaded_config
+
+
+def tuned_config(of: Specialized, args: Sequence[Any]) -> Config | None:
+    """A config that somebody has loaded for this call; on a GPU also one that was tuned before, or is tuned now if the
+    effort says so. None leaves the call to the default config.
+
+    Whatever goes wrong with tuning is said, and the call goes on. Raises ``exc.CacheAssertionError`` with
+    ``HELION_ASSERT_CACHE_HIT`` where nothing was tuned before.
+    """
+    effort = of.settings.autotune_effort
+    config = loaded_config(of, args)
+    on_gpu = any(map(stub.on_gpu, tensors_in(args)))
+    if config is not None or not on_gpu or effort == "none":
+        return config
+    if not of.settings.force_autotune:
+        config = _kept(of, args)
+    if config is None and (effort is not None or of.settings.force_autotune):
+        config = _tuned_now(of, args)
+    return config
+
+
+def _kept(of: Specialized, args: Sequence[Any]) -> Config | None:
+    store = default_store()
+    asserted = knobs.ASSERT_CACHE_HIT.read()
+    if store is None or not (store.path.is_file() or store.url or asserted):
+        return None
+    key = key_of(of, args)
+    row = None if key is None else store.get(key)
+    config = None if row is None else legal(of, row.config)
+    if config is None and asserted:
+        raise exc.CacheAssertionError(_missing(of, store, key))
+    return config
+
+
+def _missing(of: Specialized, store: Store, key: Key | None) -> str:
+    """Why there is no tuned config, by the nearest that there is."""
+    text = f"HELION_ASSERT_CACHE_HIT is set, and kernel {of.kernel.name!r} has no tuned config in {store.path}"
+    rows: list[Row] = store.all(of.kernel.name)
+    if key is None or not rows:
+        return f"{text}; no config of it was kept at all."
+    names = [each.name for each in dataclasses.fields(Key)]
+    nearest = min(rows, key=lambda row: sum(getattr(row.key, name) != getattr(key, name) for name in names))
+    differing = [name for name in names if getattr(nearest.key, name) != getattr(key, name)]
+    parts = (f"{name} is {getattr(key, name)!r}, kept is {getattr(nearest.key, name)!r}" for name in differing)
+    return f"{text}; the nearest differs: {'; '.join(parts)}."
+
+
+def _tuned_now(of: Specialized, args: Sequence[Any]) -> Config | None:
+    try:
+        return tuned(of, args, Options.of(of.settings, "full", {})).config
+    except exc.AutotuningDisallowedInEnvironment:
+        raise
+    except Exception as error:  # a call does not fail for want of a better config
+        _logging.say_once(f"helion: {of.kernel.name} is not tuned: {type(error).__name__}: {error}")
+        return None

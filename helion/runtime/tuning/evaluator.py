@@ -1,0 +1,104 @@
+"""Tries configs of a bound kernel: compiled ahead by several processes, run one after the other."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from ... import exc
+from ...autotuner.measure.statistics import Samples, certain_order
+from ...autotuner.outcome import Outcome, Status
+from ...autotuner.pool.compiling import Built, CompilePool
+from ...config import Config
+from ..specialized import Specialized
+from .bench import AnyBench
+from .session import Candidate, CompileJob
+
+#: Rounds in which the leaders are told apart.
+_ROUNDS = 5
+
+
+class Evaluator:
+    """``pool`` is None where nothing is compiled ahead: each config is then compiled when it is run."""
+
+    def __init__(self, of: Specialized, bench: AnyBench, pool: CompilePool | None, workers: int) -> None:
+        self.capacity = 1 if pool is None else 2 * workers
+        self._of = of
+        self._bench = bench
+        self._pool = pool
+        self._order: deque[Config] = deque()
+        self._compiled: deque[tuple[Config, float]] = deque()
+        self._done: dict[Config, Outcome] = {}
+        self._best = float("inf")
+
+    def start(self, config: Config) -> None:
+        self._order.append(config)
+        try:
+            code = self._of.analysis.code(config)
+        except exc.Base as error:
+            self._fail(config, Status.FAILED, str(error))
+            return
+        if self._pool is None:
+            self._compiled.append((config, 0.0))
+            return
+        backend = self._of.analysis.backend.name
+        name = self._of.kernel.name
+        self._pool.submit(
+            config, CompileJob(name=name, backend=backend, text=code.text, plan=code.plan, target=self._of.target)
+        )
+
+    def finish(self) -> Outcome:
+        head = self._order.popleft()
+        while head not in self._done:
+            if self._pool is not None:
+                for built in self._pool.poll(0.0 if self._compiled else 1.0):
+                    self._take(built)
+            if self._compiled:
+                self._run(*self._compiled.popleft())
+        return self._done.pop(head)
+
+    def confirm(self, configs: Sequence[Config]) -> Mapping[Config, float]:
+        samples = {config: Samples() for config in configs}
+        order = certain_order(samples, self._again, _ROUNDS)
+        return {config: statistics.median(samples[config].values) for config in order}
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        self._bench.close()
+
+    def _take(self, built: Built) -> None:
+        config = built.key
+        assert isinstance(config, Config)
+        if built.failure:
+            status = Status.TIMED_OUT if built.timed_out else Status.CRASHED if built.crashed else Status.FAILED
+            self._fail(config, status, built.failure, built.seconds)
+        elif built.answer:
+            self._fail(config, Status.FAILED, str(built.answer), built.seconds)
+        else:
+            self._compiled.append((config, built.seconds))
+
+    def _fail(self, config: Config, status: Status, detail: str, seconds: float | None = None) -> None:
+        self._done[config] = Outcome(config=config, status=status, detail=detail[:500], compile_seconds=seconds)
+
+    def _run(self, config: Config, compile_seconds: float) -> None:
+        began = time.perf_counter()
+        trial = self._bench.run(self._candidate(config), self._best)
+        seconds = compile_seconds if self._pool is not None else time.perf_counter() - began
+        self._best = min(self._best, trial.microseconds or self._best)
+        self._done[config] = Outcome(
+            config=config,
+            status=trial.status,
+            microseconds=trial.microseconds,
+            compile_seconds=seconds,
+            detail=trial.detail,
+        )
+
+    def _again(self, config: Config) -> Sequence[float]:
+        return self._bench.again(self._candidate(config)).times
+
+    def _candidate(self, config: Config) -> Candidate:
+        analysis = self._of.analysis
+        return Candidate(text=analysis.code(config).text, expected=max(analysis.predict(config).time_us, 1e-3))

@@ -1,0 +1,44 @@
+"""What a tuned config of a bound kernel is kept under."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...autotuner.cache.rows import Key
+from ...backends import BACKENDS
+from ..signature import any_device, tensors_in
+from ..specialized import Specialized
+
+#: What the text of an object has in it that means nothing in another process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def key_of(of: Specialized, args: Sequence[Any], tag: str = "") -> Key | None:
+    """None for a specialization that other processes cannot recognise: it depends on objects without a text of their own."""
+    specialization = repr((any_device(of.key), of.numbers))
+    if _ADDRESS.search(specialization):
+        return None
+    tensors = list(tensors_in(args))
+    backend = of.analysis.backend.name
+    versions = " ".join(f"{name} {version}" for name, version in BACKENDS[backend].toolchain.versions())
+    return Key(
+        kernel=of.kernel.name,
+        source=_digest(inspect.getsource(of.kernel.fn)),
+        specialization=specialization,
+        target=f"{of.target.name} {of.target.num_sms} {backend}",
+        versions=versions,
+        space=_digest(repr([(field.key, field.default()) for field in of.analysis.space.fields])),
+        dtypes=" ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors),
+        shapes=tuple(tuple(map(int, tensor.shape)) for tensor in tensors if isinstance(tensor, torch.Tensor)),
+        tag=tag,
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

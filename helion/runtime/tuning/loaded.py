@@ -1,0 +1,61 @@
+"""Configs that a program keeps in files of its own (``helion.load_configs``)."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from ... import _logging, exc
+from ...autotuner.cache.rows import Row, imported
+from ...config import Config
+from ..specialized import Specialized
+from .keys import key_of
+
+#: Rows by kernel, in the order in which they were loaded.
+_LOADED: dict[str, list[Row]] = {}
+
+
+def load_configs(path: str | os.PathLike[str]) -> int:
+    """Use the tuned configs of a file that ``python -m helion cache export`` has written.
+
+    They hold for kernels that are first called, for arguments of their kind, after this. A config is used for the kernel,
+    source, dtypes, shapes and target that it was tuned for; where versions or the space have changed it is brought into
+    range first, and left out where that cannot be. What is loaded later counts more.
+
+    Returns:
+        How many configs the file has.
+
+    Raises:
+        OSError: the file cannot be read.
+        exc.InvalidConfig: it is no such file.
+    """
+    try:
+        entries = imported(pathlib.Path(path).read_text())
+    except ValueError as error:
+        raise exc.InvalidConfig(f"{os.fspath(path)}: {error}") from error
+    for entry in entries:
+        _LOADED.setdefault(entry.row.key.kernel, []).append(entry.row)
+    return len(entries)
+
+
+def loaded_config(of: Specialized, args: Sequence[Any]) -> Config | None:
+    """The config that was loaded for a kernel and these arguments, in full."""
+    rows = _LOADED.get(of.kernel.name)
+    key = key_of(of, args) if rows else None
+    if rows is None or key is None:
+        return None
+    row = next((row for row in reversed(rows) if row.key.subject == key.subject), None)
+    if row is None:
+        return None
+    try:
+        return of.analysis.space.normalize(row.config)
+    except (exc.InvalidConfig, exc.NoFeasibleConfig) as error:
+        _logging.say_once(f"helion: a loaded config of {of.kernel.name} is not legal any more: {error}")
+        return None
+
+
+def forget_loaded() -> None:
+    """Undoes all ``load_configs``."""
+    _LOADED.clear()

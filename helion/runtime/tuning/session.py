@@ -1,0 +1,194 @@
+"""Where candidates run: in a process that may die, or in this one where nothing else is possible."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import statistics
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from ...autotuner.measure.accuracy import Tolerance, difference
+from ...autotuner.measure.guarded import Guards, Inputs, poisoned
+from ...autotuner.outcome import Status
+from ...backends import BACKENDS
+from .. import codecache
+from .clocks import clock_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What stays the same for all candidates: arguments, what the kernel gives for them when it runs eagerly (None: that is
+    not checked) and what it leaves in them."""
+
+    name: str
+    backend: str
+    args: tuple[Any, ...]
+    expected: Any
+    changed: tuple[Any, ...] | None
+    tolerance: Tolerance
+    device: torch.device
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """The module of one config, and how many microseconds it is predicted to take."""
+
+    text: str
+    expected: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What a candidate did. ``fatal``: nothing more can be run in the process."""
+
+    status: Status
+    times: tuple[float, ...] = ()
+    detail: str = ""
+    fatal: bool = False
+
+    @property
+    def microseconds(self) -> float | None:
+        return statistics.median(self.times) if self.times else None
+
+
+class Session:
+    """Runs candidates of one task, each on arguments that are what they were given as."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._clock = clock_of(task.device, task.seed)
+        self._inputs = Inputs.copied(task.args, with_tensors)
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    @classmethod
+    def loaded(cls, path: str) -> Session:
+        """Of a task that ``saved`` has written."""
+        task: Task = torch.load(path, weights_only=False, map_location="cpu")
+        expected, changed = with_tensors((task.expected, task.changed), lambda tensor: tensor.to(task.device))
+        return cls(replace(task, args=copied(task.args, task.device), expected=expected, changed=changed))
+
+    def run(self, candidate: Candidate, best: float) -> Trial:
+        """Checks a candidate's results, then times it."""
+        try:
+            function = self._loaded(candidate.text)
+            wrong = self._checked(function)
+            if wrong:
+                return Trial(status=Status.INACCURATE, detail=wrong, fatal=not self._is_sound())
+            return self._timed(function, candidate, best)
+        except Exception as error:  # whatever generated code, its compiler or its driver raise
+            detail = f"{type(error).__name__}: {str(error).strip()[:500]}"
+            return Trial(status=Status.FAILED, detail=detail, fatal=not self._is_sound())
+
+    def again(self, candidate: Candidate) -> Trial:
+        """Times a candidate that was checked before."""
+        try:
+            return self._timed(self._loaded(candidate.text), candidate, float("inf"))
+        except Exception as error:  # as in ``run``
+            detail = f"{type(error).__name__}: {str(error).strip()[:500]}"
+            return Trial(status=Status.FAILED, detail=detail, fatal=not self._is_sound())
+
+    def _timed(self, function: Callable[..., Any], candidate: Candidate, best: float) -> Trial:
+        self._inputs.restore()
+        times = self._clock.time(functools.partial(function, *self._inputs.args), candidate.expected, best)
+        return Trial(status=Status.OK, times=tuple(times))
+
+    def _checked(self, function: Callable[..., Any]) -> str:
+        """What is wrong with a candidate's results; "" where they are right."""
+        self._inputs.restore()
+        guards = Guards()
+        with poisoned(guards):
+            result = function(*self._inputs.args)
+        self._clock.wait()
+        if guards.broken() or self._inputs.guards.broken():
+            return "writes outside of the memory of a tensor"
+        task = self._task
+        if task.changed is None:
+            return ""
+        return difference(result, task.expected, task.tolerance, task.args) or _prefixed(
+            "argument: ", difference(self._inputs.args, task.changed, task.tolerance)
+        )
+
+    def _loaded(self, text: str) -> Callable[..., Any]:
+        if text not in self._functions:
+            prepare = BACKENDS[self._task.backend].executor.prepare
+            self._functions[text] = getattr(codecache.load(text, self._task.name, prepare), self._task.name)
+        return self._functions[text]
+
+    def _is_sound(self) -> bool:
+        """Whether the device still answers, and nothing was written where it must not be."""
+        try:
+            self._clock.wait()
+            return not self._inputs.guards.broken()
+        except RuntimeError:
+            return False
+
+
+def _prefixed(prefix: str, text: str) -> str:
+    return prefix + text if text else ""
+
+
+def saved(task: Task, folder: pathlib.Path) -> str:
+    """Writes a task to a file, its tensors as they are on the host. Raises what pickling its arguments raises."""
+    path = str(folder / "task.pt")
+    torch.save(task, path)
+    return path
+
+
+def with_tensors(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``value`` with its tensors converted; containers keep their types."""
+    if isinstance(value, torch.Tensor):
+        return convert(value)
+    again = functools.partial(with_tensors, convert=convert)
+    if isinstance(value, tuple):
+        items = [again(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [again(item) for item in value]
+    if isinstance(value, Mapping) and isinstance(value, dict):
+        return {key: again(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: again(getattr(value, each.name)) for each in fields(value) if each.init})
+    return value
+
+
+def copied(args: Sequence[Any], device: torch.device | None = None) -> tuple[Any, ...]:
+    """Copies of arguments, on another ``device`` if one is given. Tensors that share memory do so there, too."""
+    memories: dict[int, torch.UntypedStorage] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        storage, on = tensor.untyped_storage(), device or tensor.device
+        if storage.data_ptr() not in memories:
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            memories[storage.data_ptr()] = whole.to(on, copy=True).untyped_storage()
+        fresh = torch.empty(0, dtype=tensor.dtype, device=on)
+        return fresh.set_(memories[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    return with_tensors(tuple(args), copy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileJob:
+    """Compiles the module of one config for its target, which needs no GPU; a launch finds the binary on disk."""
+
+    name: str
+    backend: str
+    text: str
+    plan: Any
+    target: Any
+
+    def run(self) -> str:
+        """Why the binary cannot be launched; "" if it can. Raises what the compiler says."""
+        backend = BACKENDS[self.backend]
+        module: types.ModuleType = codecache.load(self.text, self.name, backend.executor.prepare)
+        resources = backend.toolchain.resources(vars(module), self.plan, self.target)
+        return "; ".join(resources.overflow)
+
+
+#: What a nursery reads in advance.
+NEEDED: Sequence[Callable[..., Any]] = (Session, CompileJob, difference)

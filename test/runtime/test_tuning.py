@@ -1,0 +1,218 @@
+"""Tuning bound kernels with no GPU: candidates are compiled for an H100 and run in the interpreter of a process that may
+die, and times are simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from sample_kernels import softmax
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.autotuner.cache.rows import Entry, exported
+from helion.autotuner.cache.store import default_store
+from helion.autotuner.measure.accuracy import Tolerance, difference
+from helion.autotuner.outcome import Status
+from helion.autotuner.pool.children import Nursery
+from helion.runtime.tuning import loaded
+from helion.runtime.tuning.bench import Bench, DirectBench
+from helion.runtime.tuning.session import NEEDED, Candidate, Task
+
+
+def scale_in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(y)
+    for tile in hl.tile(x.size(0)):
+        x[tile] = x[tile] * 2
+        out[tile] = y[tile] + x[tile]
+    return out
+
+
+GOOD = """
+import torch
+def kernel(x, y, *, _launcher=None):
+    {before}
+    x.mul_(2)
+    out = torch.empty_like(y)
+    {wrong}
+    torch.add(x, y, out=out)
+    {after}
+    return out
+"""
+FAULTS = {
+    "raises": ({"before": "raise RuntimeError('bad candidate')"}, Status.FAILED, "RuntimeError: bad candidate"),
+    "segfaults": ({"before": "import os; os.kill(os.getpid(), 11)"}, Status.CRASHED, "crashed"),
+    "aborts": ({"before": "import os; os.abort()"}, Status.CRASHED, "crashed"),
+    "hangs": ({"before": "import time; time.sleep(1000)"}, Status.TIMED_OUT, "no answer within"),
+    "exhausts memory": ({"before": "torch.empty(2**60, dtype=torch.int8)"}, Status.FAILED, "RuntimeError"),
+    "is wrong": ({"after": "out[5] += 1"}, Status.INACCURATE, "result 0 "),
+    "is not finite": ({"after": "out[5] = float('nan')"}, Status.INACCURATE, "NaN"),
+    "writes nothing": ({"wrong": "return out"}, Status.INACCURATE, "NaN"),
+    "spoils its input": ({"after": "y[3] = 100"}, Status.INACCURATE, "argument: result 1"),
+    "writes before": ({"after": "out.as_strided((1,), (1,), out.storage_offset() - 1).fill_(0)"}, Status.INACCURATE, "writes outside"),
+    "writes behind": ({"after": "y.as_strided((1,), (1,), y.storage_offset() + 64).fill_(0)"}, Status.INACCURATE, "writes outside"),
+}  # fmt: skip
+
+
+def task(**changes: Any) -> Task:
+    x, y = torch.randn(64), torch.randn(64)
+    after = (x * 2, y.clone())
+    made = Task(
+        name="kernel",
+        backend="triton",
+        args=(x, y),
+        expected=x * 2 + y,
+        changed=after,
+        tolerance=Tolerance(),
+        device=torch.device("cpu"),
+        seed=0,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def candidate(**lines: str) -> Candidate:
+    return Candidate(text=GOOD.format(**{"before": "", "wrong": "", "after": "", **lines}), expected=7.0)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery(NEEDED) as started:
+        yield started
+
+
+def test_a_faulty_candidate_loses_itself_only(nursery: Nursery) -> None:
+    bench = Bench(nursery, task(), 2.0)
+    for name, (lines, status, detail) in FAULTS.items():
+        trial = bench.run(candidate(**lines), 1e9)
+        assert (trial.status, detail in trial.detail) == (status, True), (name, trial)
+        good = bench.run(candidate(), 1e9)
+        assert good.status is Status.OK and good.microseconds == pytest.approx(7.0, rel=0.1), (name, good)
+    bench.close()
+
+
+def test_within_this_process_inputs_stay_what_they_are() -> None:
+    given = task()
+    before = [tensor.clone() for tensor in given.args]
+    bench = DirectBench(given)
+    for name in ("raises", "is wrong", "writes nothing", "spoils its input", "writes before"):
+        lines, status, _ = FAULTS[name]
+        assert bench.run(candidate(**lines), 1e9).status is status
+        assert all(map(torch.equal, given.args, before))
+    assert bench.run(candidate(), 1e9).status is not Status.INACCURATE or bench.run(candidate(), 1e9).fatal
+
+
+def test_arguments_that_share_memory_still_do(nursery: Nursery) -> None:
+    whole = torch.randn(128)
+    x, y = whole[:64], whole[32:96]
+    changed = whole.clone()
+    changed[:64] *= 2
+    shared = task(args=(x, y), expected=changed[:64] + changed[32:96], changed=(changed[:64], changed[32:96]))
+    bench = Bench(nursery, shared, 5.0)
+    assert bench.run(candidate(), 1e9).status is Status.OK
+    assert bench.again(candidate()).status is Status.OK
+    bench.close()
+
+
+@pytest.fixture
+def empty_store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
+    loaded.forget_loaded()
+
+
+QUIET = {"simulated": True, "progress": False, "workers": 2}
+
+
+def test_a_kernel_is_tuned_and_the_answer_kept(empty_store: None, capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(33, 100)
+    kernel = helion.kernel(softmax)
+    config = kernel.autotune((x,), configs=5, random_seed=1, **{**QUIET, "progress": True})
+    said = capsys.readouterr().err
+    assert "helion: tuned softmax on sm_90: " in said and "@helion.kernel(config=" in said
+    assert kernel.bind((x,)).config == config
+    torch.testing.assert_close(kernel(x), torch.softmax(x, -1))
+    store = default_store()
+    assert store is not None
+    (row,) = store.all()
+    assert row.config == config and row.tried == 5 and len(store.sweep(row.key)) == 5
+    again = helion.kernel(softmax)
+    assert again.autotune((x,), force=False, **QUIET) == config
+    assert len(store.all()) == 1
+
+
+def test_tuning_is_repeatable(empty_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELION_SKIP_CACHE", "1")
+    x, y = torch.randn(64), torch.randn(64)
+    found = [
+        helion.kernel(scale_in_place).autotune((x, y), configs=6, random_seed=3, isolated=False, **QUIET)
+        for _ in range(2)
+    ]
+    assert found[0] == found[1] and default_store() is None
+
+
+def test_inputs_are_what_they_were(empty_store: None) -> None:
+    x, y = torch.randn(64), torch.randn(64)
+    before = x.clone(), y.clone()
+    helion.kernel(scale_in_place).autotune((x, y), effort="minimal", **QUIET)
+    assert torch.equal(x, before[0]) and torch.equal(y, before[1])
+
+
+def test_configs_of_a_file_are_used(empty_store: None, tmp_path: Any) -> None:
+    x = torch.randn(33, 100)
+    kernel = helion.kernel(softmax)
+    tuned = kernel.autotune((x,), effort="minimal", **QUIET)
+    store = default_store()
+    assert store is not None
+    (row,) = store.all()
+    other = kernel.bind((x,)).config_spec.normalize({"block_sizes": [4], "num_warps": 8})
+    file = tmp_path / "configs.json"
+    stale = dataclasses.replace(row.key, versions="of long ago", space="another")
+    file.write_text(exported([Entry(row=dataclasses.replace(row, key=stale, config=other))]))
+    assert helion.load_configs(file) == 1
+    fresh = helion.kernel(softmax)
+    torch.testing.assert_close(fresh(x), torch.softmax(x, -1))
+    assert fresh.bind((x,)).config == other != tuned
+    elsewhere = torch.randn(5, 7)
+    fresh(elsewhere)
+    bound = fresh.bind((elsewhere,))
+    assert bound.config == bound.default_config()
+    file.write_text("{}")
+    with pytest.raises(exc.InvalidConfig, match="configs.json: not made by"):
+        helion.load_configs(file)
+
+
+def test_tuning_that_is_not_allowed(empty_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELION_DISALLOW_AUTOTUNING", "1")
+    with pytest.raises(exc.AutotuningDisallowedInEnvironment):
+        helion.kernel(softmax).autotune((torch.randn(3, 10),), **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "off", "wrong"),
+    [
+        (torch.float32, 1e-5, False),
+        (torch.float32, 1e-1, True),
+        (torch.bfloat16, 4e-3, False),
+        (torch.bfloat16, 3e-1, True),
+        (torch.float64, 1e-6, True),
+    ],
+)
+def test_tolerances_follow_the_dtype(dtype: torch.dtype, off: float, wrong: bool) -> None:
+    expected = 3.0 + torch.randn(1000, dtype=torch.float64)
+    actual = (expected * (1 + off)).to(dtype)
+    assert bool(difference(actual, expected.to(dtype), Tolerance())) is wrong
+
+
+def test_one_wrong_element_is_seen() -> None:
+    expected = torch.randn(1_000_000)
+    actual = expected.clone()
+    actual[777] += 2.0
+    assert "an element" in difference(actual, expected, Tolerance())
+    assert difference(actual, expected, Tolerance(atol=3.0)) == ""
+    assert "in 1 of 1000000" in difference(actual, expected, Tolerance(atol=1.0))
+    assert "differs in 1 of" in difference(torch.tensor([1, 2]), torch.tensor([1, 3]), Tolerance())
+    assert difference((expected, 3, None), (expected, 3, None), Tolerance()) == ""
+    assert "is 4, not 3" in difference((expected, 4), (expected, 3), Tolerance())
