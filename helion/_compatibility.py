@@ -48,6 +48,7 @@ SETTINGS: Mapping[str, str] = {
 #: Classes of ``helion.exc`` that nothing raises, nor any class derived from them.
 ERRORS = frozenset(
     {
+        "AssignmentMultipleTargets",
         "BackendImplementationMissing",
         "BarrierRequiresPersistent",
         "CantReadOnDevice",

@@ -14,6 +14,7 @@ from ..values import DeviceValue, HostTensorValue, Tile
 from ..walk.kinds import type_of
 from ..walk.scope import HARD, Scope, evaluate
 from ..walk.shared_memory import one_of_several
+from .names import refuse_assignment
 from .overloads import overloaded
 from .run_time import runtime_number
 
@@ -48,6 +49,7 @@ def evaluate_boolean(s: Scope, node: ast.BoolOp) -> Any:
     result = evaluate(s, node.values[0])
     for other in node.values[1:]:
         s.at(node)
+        refuse_assignment(s, other)
         if is_static(result):
             value = evaluate(s, other)
             if isinstance(value, (bool, int)) or is_static(value):

@@ -75,15 +75,7 @@ def define(definer: Scope, node: ast.FunctionDef | ast.Lambda) -> LocalFunction:
 
 
 def evaluate_lambda(s: Scope, node: ast.Lambda) -> Any:
-    if not s.t.on_device:
-        return define(s, node)
-
-    def call(*args: Any) -> Any:
-        names = dict(zip((a.arg for a in node.args.args), args, strict=True))
-        inner = Frame(s.frame.source, s.frame.module_globals, s.frame.closure, {**s.frame.names, **names})
-        return evaluate(Scope(s.walk, inner), node.body)
-
-    return call
+    return define(s, node)
 
 
 def is_traced_through(function: Any) -> bool:

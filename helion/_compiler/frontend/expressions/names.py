@@ -18,10 +18,16 @@ def evaluate_name(s: Scope, node: ast.Name) -> Any:
     return s.frame.lookup(s.t, node.id)
 
 
+def refuse_assignment(s: Scope, node: ast.expr) -> None:
+    """Refuses ``:=`` in an expression of device code that is evaluated whether or not its value is asked for."""
+    for part in ast.walk(node) if s.t.on_device else ():
+        if isinstance(part, ast.NamedExpr):
+            s.at(part)
+            remedy = " behind `and`, `or` or a comparison; assign before"
+            raise exc.StatementNotSupported(statement=f"`{ast.unparse(part)}`", where="device", remedy=remedy)
+
+
 def evaluate_named_expression(s: Scope, node: ast.NamedExpr) -> Any:
-    if s.t.on_device:  # both sides of `and`, `or` and conditional expressions are evaluated there
-        s.at(node)
-        raise exc.StatementNotSupported(statement=f"`{ast.unparse(node)}`", where="device", remedy="")
     value = evaluate(s, node.value)
     s.at(node)
     assign(s, node.target, value)

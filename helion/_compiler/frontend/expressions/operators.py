@@ -19,6 +19,7 @@ from ..walk.kinds import type_of
 from ..walk.scope import Scope, evaluate
 from ..walk.shared_memory import may_share
 from .conditions import is_open, is_static, truth_on_host
+from .names import refuse_assignment
 from .overloads import overloaded
 from .python_calls import refuse_host_on_device
 from .run_time import runtime_number, try_settle
@@ -127,6 +128,8 @@ def negate(s: Scope, value: Any) -> Any:
 def evaluate_comparison(s: Scope, node: ast.Compare) -> Any:
     left = evaluate(s, node.left)
     result: Any = None
+    for right_node in node.comparators[1:]:
+        refuse_assignment(s, right_node)
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         right = evaluate(s, right_node)
         s.at(node)

@@ -18,6 +18,7 @@ from ..tracer import torch_name
 from ..values import Tile
 from ..walk.kinds import any_abstract, tensors_in
 from ..walk.scope import Scope
+from .functions import call_user
 from .run_time import runtime_number, try_settle, unknown
 
 _TORCH_FACTORIES = (
@@ -40,7 +41,22 @@ def call_torch(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         refuse_host(value, s.t, f"by {torch_name(function)}")
         if isinstance(value, Tile) and function not in _TORCH_FACTORIES and not _is_shape_function(function):
             raise exc.IncorrectTileUsage(how=f"as a tensor, by {torch_name(function)}")
+    if _is_plain_python(s, function):
+        return call_user(s, function, args, kwargs)
     return s.t.torch_call(function, args, kwargs)
+
+
+def _is_plain_python(s: Scope, function: Any) -> bool:
+    """Whether a function is one of torch's that stands for nothing but its own lines, such as the masks and scores of
+    flex_attention: it is walked like one of the user's."""
+    module = getattr(function, "__module__", None) or ""
+    plain = isinstance(function, types.FunctionType) and module.startswith("torch.nn.attention")
+    return plain and function not in s.t.rules and not _asks_its_arguments(function)
+
+
+def _asks_its_arguments(function: types.FunctionType) -> bool:
+    """Whether a function lets an argument answer in its place."""
+    return "handle_torch_function" in function.__code__.co_names
 
 
 def _call_torch_on_host(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

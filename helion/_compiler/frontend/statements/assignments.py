@@ -28,16 +28,10 @@ from ..walk.unfollowed import forget_outside, forget_sources, outside, refuse_ch
 
 
 def walk_assign(s: Scope, node: ast.Assign) -> None:
-    if len(node.targets) > 1:
-        if s.t.on_device:
-            raise exc.AssignmentMultipleTargets()
-        value = evaluate(s, node.value)
-        for target in node.targets:
-            assign(s, target, value)
-        return
     value = evaluate(s, node.value)
     s.at(node)
-    assign(s, node.targets[0], value)
+    for target in node.targets:
+        assign(s, target, value)
 
 
 def walk_annotated_assign(s: Scope, node: ast.AnnAssign) -> None:

@@ -16,12 +16,12 @@ from ..walk.unfollowed import forget_sources, outside
 
 
 def walk_function_definition(s: Scope, node: ast.FunctionDef) -> None:
-    if s.t.on_device:
-        raise exc.NotAllowedOnDevice(what="A nested function")
     for part in ast.walk(node):
         if isinstance(part, (ast.Global, ast.Nonlocal)):
             s.at(part)
             raise _no_scopes(part)
+    if s.t.on_device and node.decorator_list:
+        raise exc.NotAllowedOnDevice(what="A decorated function")
     if node.decorator_list or any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in ast.walk(node)):
         s.frame.names[node.name] = opaque(f"the function `{node.name}`")
         return

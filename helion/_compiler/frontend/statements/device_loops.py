@@ -21,7 +21,8 @@ from .loop_axes import axes_of, bind_loop_variable
 
 def device_for(s: Scope, node: ast.For, spec: LoopSpec) -> None:
     """Records a loop over tiles or indices."""
-    before = dict(s.frame.names)
+    targets = assigned_names([node.target])  # each iteration binds them anew
+    before = {name: value for name, value in s.frame.names.items() if name not in targets}
     bounds: list[Operand] = []
     axes = axes_of(s, spec, node.target, bounds)
 
