@@ -6,6 +6,7 @@ arguments are written and which results are new. Results that are arguments, or 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from ..remembered import described
 from .backward import Differentiated, Formula, define_refusal, refusal
 from .kernels import Kernel
 from .outcome import Effects, base_of, outcome_of, tensors_of
-from .trees import Apart, key_of, whole
+from .trees import Apart, Leaf, key_of, whole
 
 NAMESPACE = "helion"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -60,21 +61,31 @@ class Operator:
         returned = results[0] if len(results) == 1 else f"({', '.join(results)})"
         return f"{self.name}({', '.join(arguments)}) -> {returned}"
 
+    @functools.cached_property
+    def _tensors(self) -> tuple[int, ...]:
+        return tuple(at for at, kind in enumerate(self.kinds) if kind == "Tensor")
+
+    @functools.cached_property
+    def _read(self) -> tuple[int, ...]:
+        return tuple(at for at in self._tensors if at not in self.effects.written)
+
+    @functools.cached_property
+    def _is_flat(self) -> bool:
+        """Whether the arguments are the leaves."""
+        return self.tree == tuple(map(Leaf, range(len(self.kinds))))
+
     def run(self, *leaves: Any) -> Any:
         """The call itself. Raises ``exc.WriteUnknownToGraph`` where it writes what the schema does not say."""
-        read = [
-            (at, leaf, leaf._version)
-            for at, leaf in enumerate(leaves)
-            if isinstance(leaf, torch.Tensor) and at not in self.effects.written and not leaf.is_inference()
-        ]
-        results = tensors_of(self.kernel(*whole(self.tree, leaves)))
+        read = [(at, leaves[at], leaves[at]._version) for at in self._read if not leaves[at].is_inference()]
+        results = self.kernel(*(leaves if self._is_flat else whole(self.tree, leaves)))
         for at, leaf, version in read:
             if leaf._version != version:
                 raise exc.WriteUnknownToGraph(kernel=self.kernel.name, name=self.names[at])
-        memory = {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        found = [results] if type(results) is torch.Tensor else tensors_of(results)
+        memory = [leaves[at].untyped_storage()._cdata for at in self._tensors]
         made = []
         for each in self.effects.made:
-            tensor = base_of(results[each.at]) if each.base else results[each.at]
+            tensor = base_of(found[each.at]) if each.base else found[each.at]
             made.append(tensor.clone() if tensor.untyped_storage()._cdata in memory else tensor)
         return _returned(made)
 
