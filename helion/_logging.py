@@ -43,6 +43,7 @@ def set_up(wanted: Sequence[tuple[str, bool]]) -> None:
 
     ``helion`` stands for all of them. An empty list changes nothing.
     """
+    wanted = [each for each in wanted if not each[0].startswith("-")]
     if not wanted:
         return
     root = logging.getLogger(ROOT)
@@ -53,6 +54,11 @@ def set_up(wanted: Sequence[tuple[str, bool]]) -> None:
         root.propagate = False  # or an application with a handler of its own would show each line twice
     for name, debug in wanted:
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+def is_silent(topic: str) -> bool:
+    """Whether ``HELION_LOGS`` silences a topic: ``-default``."""
+    return (f"-{topic}", False) in knobs.LOGS.read()
 
 
 @functools.cache

@@ -54,13 +54,16 @@ def _name(text: str) -> str:
 
 
 def _loggers(text: str) -> tuple[tuple[str, bool], ...]:
-    """``+helion.runtime,all`` as names with whether their debug lines are wanted."""
+    """``+helion.runtime,all`` as names with whether their debug lines are wanted; ``-default`` stands for itself."""
     wanted = []
     for name in _names(text):
+        if name == "-default":
+            wanted.append((name, False))
+            continue
         bare = name.removeprefix("+").strip()
         if bare != "all" and bare.split(".")[0] != "helion":
             raise ValueError(
-                f"{bare!r} is no logger of helion; expected all, helion or helion.<module>, with a + in front for debug"
+                f"{bare!r} is no logger of helion; expected all, helion or helion.<module>, with a + in front for debug, or -default"
             )
         wanted.append(("helion" if bare == "all" else bare, name.startswith("+")))
     return tuple(wanted)
@@ -158,7 +161,7 @@ LOGS = Knob(
     "HELION_LOGS",
     _loggers,
     (),
-    "loggers shown on stderr, comma separated: helion.<module> or all; a + in front adds debug",
+    "loggers shown on stderr, comma separated: helion.<module> or all; a + in front adds debug; -default silences the line that names the config of a kernel that was given none",
 )
 INTERPRET = Knob("HELION_INTERPRET", _bool, False, "run kernels eagerly, without compiling them")
 TRITON_INTERPRET = Knob(
@@ -200,6 +203,9 @@ MAX_SPECIALIZATIONS = Knob(
     _positive,
     1024,
     "bound kernels that one kernel keeps; beyond that the least recently used go, and are compiled again when needed",
+)
+FULL_TRACEBACK = Knob(
+    "HELION_FULL_TRACEBACK", _bool, False, "show the compiler's own frames in tracebacks of errors of kernels"
 )
 VERIFY = Knob("HELION_VERIFY", _bool, False, "verify the device IR after every compiler step")
 

@@ -28,6 +28,7 @@ LAYERS = (
     "_lazy",
     "_compatibility",
     "_logging",
+    "_tracebacks",
     "_files",
     "_shapes",
     "hardware",

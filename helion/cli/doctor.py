@@ -1,18 +1,50 @@
-"""``python -m helion doctor``: what works on this machine."""
+"""``python -m helion doctor``: what works on this machine, tried out."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import platform
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
 
 import helion
 
-from .. import hardware, knobs
-from .._files import cache_dir
+from .. import exc, hardware, knobs
+from .. import language as hl
+from .._files import cache_dir, is_trusted
 from ..backends import BACKENDS
+from ..backends.execution import CompileError
+from ..runtime.kernel import kernel
 from .command import Command
+
+#: What each extra is for, by a package of it.
+_EXTRAS = {
+    "rich": ("demo", "tables of explain"),
+    "nvidia-cutlass-dsl": ("cute", "the cute backend"),
+    "matplotlib": ("plot", "plots of benchmarks"),
+    "ray": ("ray", "tuning on several machines"),
+}
+#: The least versions, as in pyproject.toml, and the newest that generated code is compiled with in tests.
+SUPPORTED = {"torch": ("2.11", ""), "triton": ("3.6", "3.9"), "numpy": ("1.26", "")}
+_COMPILERS = ("g++", "c++", "clang++")
+_C_COMPILERS = ("cc", "gcc", "clang")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: ``lacks`` are things that some can do without, ``fails`` what has to work."""
+
+    name: str
+    text: str
+    state: Literal["ok", "lacks", "fails"] = "ok"
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -20,35 +52,149 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(_: argparse.Namespace) -> int:
-    for name, value in _rows():
-        print(f"{name:>10}  {value}")
-    return 0
+    failed = 0
+    for finding in findings():
+        mark = {"ok": " ", "lacks": "-", "fails": "!"}[finding.state]
+        print(f"{mark} {finding.name:>12}  {finding.text}", flush=True)
+        failed += finding.state == "fails"
+    print(f"\n{failed} of these fail" if failed else "\nkernels work here")
+    return 1 if failed else 0
 
 
-def _rows() -> list[tuple[str, str]]:
+def findings() -> Iterator[Finding]:
+    """What was found, in the order of the report. Kernels are compiled and run for it, on the GPU too if there is one."""
     cuda = torch.cuda.is_available()
+    yield Finding("helion", helion.__version__)
+    yield Finding("python", platform.python_version())
+    yield from map(_package, SUPPORTED)
+    for backend in BACKENDS.values():
+        for name, version in backend.toolchain.versions():
+            if name in SUPPORTED:
+                continue
+            yield Finding(name, version, "lacks" if "not installed" in version else "ok")
+    yield from _variables()
+    yield from _cache()
+    yield _compiler(cuda)
+    yield from _extras()
     target = (
         hardware.from_device_properties(0) if cuda else hardware.target(knobs.TARGET.read() or hardware.DEFAULT_TARGET)
     )
-    rows = [
-        ("helion", helion.__version__),
-        ("python", platform.python_version()),
-        ("torch", torch.__version__),
-        *(each for backend in BACKENDS.values() for each in backend.toolchain.versions()),
-        ("device", torch.cuda.get_device_name(0) if cuda else "none"),
-        ("target", f"{target.name} ({target.device})"),
-        ("cache", str(cache_dir())),
-    ]
-    if cuda:
-        rows.append(
-            ("works", "kernels on the GPU, on CPU tensors in Triton's interpreter, and offline resource reports")
+    yield Finding("target", f"{target.name} ({target.device})")
+    yield _tried("CPU tensors", lambda: _kernel_is_right("cpu"))
+    yield _tried("offline", lambda: _offline(target))
+    yield (
+        _tried("GPU", lambda: _kernel_is_right("cuda"))
+        if cuda
+        else Finding("GPU", "none: nothing can be timed here", "lacks")
+    )
+
+
+# --- packages ---------------------------------------------------------------------------------------------------------
+
+
+def _package(name: str) -> Finding:
+    version = importlib.metadata.version(name)
+    least, newest = SUPPORTED[name]
+    if _parts(version) < _parts(least):
+        return Finding(name, f"{version}: helion needs {least} or newer; pip install -U {name}", "fails")
+    if newest and _parts(version)[:2] > _parts(newest):
+        return Finding(name, f"{version}: newer than {newest}, up to which helion is tested", "lacks")
+    return Finding(name, f"{version} ({least} {f'to {newest}' if newest else 'or newer'} is supported)")
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    numbers = version.partition("+")[0].split(".")
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in numbers[:3])
+
+
+def _extras() -> Iterator[Finding]:
+    for package, (extra, use) in _EXTRAS.items():
+        try:
+            yield Finding(package, f"{importlib.metadata.version(package)}, for {use}")
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(package, f"not installed, for {use}: pip install 'helion[{extra}]'", "lacks")
+
+
+# --- surroundings -----------------------------------------------------------------------------------------------------
+
+
+def _variables() -> Iterator[Finding]:
+    unknown = knobs.unknown_variables()
+    if unknown:
+        yield Finding("environment", f"nothing reads {', '.join(unknown)}", "lacks")
+
+
+def _cache() -> Iterator[Finding]:
+    folder = cache_dir()
+    configured = knobs.CACHE_DIR.read()
+    wanted = Path(configured) if configured else Path.home() / ".cache" / "helion"
+    state = folder.stat()
+    mode = f"{stat.S_IMODE(state.st_mode):o}"
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        yield Finding("cache", f"{folder} cannot be written: {error}", "fails")
+        return
+    if folder != wanted:
+        yield Finding("cache", f"{folder}, since {wanted} cannot be used", "lacks")
+    elif not is_trusted(folder):
+        yield Finding(
+            "cache", f"{folder} (mode {mode}): others can write there, so no native code is kept; chmod go-w", "lacks"
         )
     else:
-        rows.append(
-            ("works", "kernels on CPU tensors in Triton's interpreter, and offline resource reports for any target")
-        )
-        rows.append(("missing", "a GPU: nothing can be timed here"))
-    return rows
+        yield Finding("cache", f"{folder} (mode {mode}, of user {state.st_uid})")
+    if shutil.disk_usage(folder).free < 2**28:
+        yield Finding("disk", f"less than 256 MiB are free in {folder}", "lacks")
 
 
-COMMAND = Command(name="doctor", help="versions, device, target, and what works here", configure=_configure, run=_run)
+def _compiler(cuda: bool) -> Finding:
+    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if found:
+        return Finding("compiler", f"{found}: native launches (HELION_NATIVE_LAUNCH=1) and torch.compile")
+    if next(filter(None, map(shutil.which, _C_COMPILERS)), None) is None and cuda:
+        return Finding("compiler", "none: Triton needs a C compiler to launch on a GPU; install gcc", "fails")
+    return Finding("compiler", "no g++: no native launches, and no torch.compile on a CPU", "lacks")
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+@kernel(ignore_warnings=["GradientNotRecorded"])
+def _row_softmax(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :], dim=-1)
+    return out
+
+
+def _kernel_is_right(device: str) -> str:
+    x = torch.randn(33, 100, device=device, dtype=torch.float32)
+    bound = _row_softmax.bind((x,))
+    bound.set_config(bound.default_config())
+    torch.testing.assert_close(bound(x), torch.softmax(x, dim=-1))
+    where = torch.cuda.get_device_name(0) if device == "cuda" else "interpreted"
+    return f"a kernel gives what torch gives ({where})"
+
+
+def _offline(target: hardware.Target) -> str:
+    x = torch.empty(4096, 1024, device="meta")
+    measured = _row_softmax.bind((x,), target=target).resources()
+    return f"a kernel compiles for {target.name}: {measured.registers} registers, {measured.spill_bytes} bytes spilled ({measured.source})"
+
+
+def _tried(name: str, attempt: Callable[[], str]) -> Finding:
+    """What an attempt gives, or the first line of what it raises."""
+    try:
+        return Finding(name, attempt())
+    except (exc.Base, CompileError, AssertionError, RuntimeError, OSError) as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        return Finding(name, f"{type(error).__name__}: {first}", "fails")
+
+
+COMMAND = Command(
+    name="doctor",
+    help="try out what works here: packages, compiler, cache, kernels on CPU tensors, offline and on the GPU",
+    configure=_configure,
+    run=_run,
+)

@@ -16,6 +16,7 @@ import torch
 from .. import _logging, exc
 from .._compiler.host.program import Form
 from .._lazy import lazy
+from .._tracebacks import short_errors, shortened
 from ..config import Config
 from ..hardware import Target
 from . import codecache
@@ -182,6 +183,7 @@ class BoundKernel:
         """Heuristics that proposed nothing, with the reason."""
         return self._analysis.seeds.declined
 
+    @short_errors
     def default_config(self) -> Config:
         """Return the config that runs when nothing was tuned.
 
@@ -208,6 +210,7 @@ class BoundKernel:
 
     # --- code ------------------------------------------------------------------------------------------------------------
 
+    @short_errors
     def to_triton_code(
         self,
         config: ConfigLike = None,
@@ -291,6 +294,7 @@ class BoundKernel:
         """
         return self.compiled.export(self._full(config), pathlib.Path(path))
 
+    @short_errors
     def compile_config(self, config: ConfigLike = None, *, allow_print: bool = True) -> Callable[..., Any]:
         """Generate, load and return the function for a config: it takes the arguments of a call.
 
@@ -311,6 +315,7 @@ class BoundKernel:
         """Return the key of a config's generated module in the cache: equal for equal text, in every process."""
         return codecache.key(self.to_triton_code(config))
 
+    @short_errors
     def set_config(self, config: ConfigLike) -> None:
         """Use a config for all later calls.
 
@@ -330,6 +335,7 @@ class BoundKernel:
         """Return the decorator line that fixes a config, without the keys at their defaults."""
         return self._of.decorator(self._full(config), settings)
 
+    @short_errors
     def resources(self, config: ConfigLike = None) -> Resources:
         """Compile a config for ``target`` with its real assembler, and read what it takes off the binary.
 
@@ -359,15 +365,18 @@ class BoundKernel:
             exc.BoundToOtherArguments: the generated code would not be right for them.
             exc.WrongTarget: they are on a GPU it was not compiled for.
         """
-        values = self.kernel.normalize_args(*args)
-        if check_call(self.kernel, values):
-            raise exc.UnsupportedTracer(
-                kernel=self.kernel.name,
-                where="as a bound kernel while torch records",
-                remedy="a call of the kernel itself",
-            )
-        self._check_arguments(values)
-        return self.run_unchecked(*values)
+        try:
+            values = self.kernel.normalize_args(*args)
+            if check_call(self.kernel, values):
+                raise exc.UnsupportedTracer(
+                    kernel=self.kernel.name,
+                    where="as a bound kernel while torch records",
+                    remedy="a call of the kernel itself",
+                )
+            self._check_arguments(values)
+            return self.run_unchecked(*values)
+        except exc.Base as error:
+            raise shortened(error)  # noqa: B904 - the same error
 
     def _check_arguments(self, values: tuple[Any, ...]) -> None:
         if self.is_eager:
@@ -456,17 +465,19 @@ class BoundKernel:
             )
 
     def _announce(self, config: Config) -> None:
-        if self.kernel.announced:
+        if self.kernel.announced or _logging.is_silent("default"):
             return
         self.kernel.announced = True
         if config == self._of.tabled:
             return
-        heuristic = next((s.heuristic for s in self.seeds if s.config == config), "the conservative config")
+        at, seed = next(((at, s) for at, s in enumerate(self.seeds, 1) if s.config == config), (0, None))
+        which = f"seed {at} of {len(self.seeds)}, by {seed.heuristic}" if seed else "the conservative config"
         print(
-            f"helion: {self.kernel.name}: no config given, using {heuristic}: {self.format_kernel_decorator(config)}",
+            f"helion: {self.kernel.name}: no config given, using {which}: {self.format_kernel_decorator(config)}",
             file=sys.stderr,
         )
 
+    @short_errors
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
         """Search for the fastest config for these arguments, and use it from now on.
 
@@ -521,6 +532,7 @@ class BoundKernel:
         assert self.config is not None
         return self.config
 
+    @short_errors
     def explain(self, format: str = "text") -> str:
         """Explain the kernel: what it is, what bounds it, its seeds with reasons, and why other rules declined.
 

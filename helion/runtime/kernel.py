@@ -19,6 +19,7 @@ from .. import _logging, exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
 from .._lazy import lazy, when_imported
 from .._names import RESERVED, SHARED_MODULES, is_reserved
+from .._tracebacks import short_errors, shortened
 from ..config import Config, as_config
 from ..settings import RefMode, Settings
 from . import bind_times
@@ -108,6 +109,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         extra = None if self.key is None else self.key(*values)
         return (class_of(self.arguments_key(values)), extra)
 
+    @short_errors
     def bind(self, args: Sequence[Any], target: str | hardware.Target | None = None) -> BoundKernel:
         """Compile the kernel for these arguments, without running it.
 
@@ -187,7 +189,12 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """A call on the full way: key, bound kernel, generated host function. Calls like it are quicker afterwards."""
-        values = self.normalize_args(*args, **kwargs)
+        try:
+            return self._go_the_full_way(self.normalize_args(*args, **kwargs))
+        except exc.Base as error:
+            raise shortened(error)  # noqa: B904 - the same error
+
+    def _go_the_full_way(self, values: tuple[Any, ...]) -> Any:
         if check_call(self, values):
             return graph_calls.record(self, values)
         if self.settings.ref_mode is RefMode.EAGER:

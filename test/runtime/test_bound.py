@@ -134,6 +134,19 @@ def test_a_call_without_a_config_says_once_what_it_uses(capsys: pytest.CaptureFi
         kernel(torch.randn(5, columns))
     lines = [line for line in capsys.readouterr().err.splitlines() if "no config given" in line]
     assert len(lines) == 1 and "@helion.kernel(config=helion.Config(" in lines[0]
+    said, _, _ = lines[0].partition(": @helion.kernel")
+    assert re.search(r"using seed \d of \d, by Triton\w+$", said) and len(said.split()) <= 12
+
+
+def test_the_line_about_the_config_can_be_silenced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELION_LOGS", "-default")
+    helion.kernel(row_softmax.fn)(torch.randn(5, 63))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("HELION_LOGS", "-defaults")
+    with pytest.raises(ValueError, match="HELION_LOGS='-defaults': .* or -default"):
+        helion.kernel(row_softmax.fn)(torch.randn(5, 63))
 
 
 def test_configs_are_used_as_given() -> None:

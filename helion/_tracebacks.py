@@ -1,0 +1,70 @@
+"""Errors of the user's program without the compiler's own frames: the user's frames, the message and the line stay."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import exc, knobs
+
+if TYPE_CHECKING:
+    from typing import ParamSpec, TypeVar
+
+    _P = ParamSpec("_P")
+    _R = TypeVar("_R")
+
+_OURS = str(pathlib.Path(__file__).parent)
+#: Files of Python's own whose frames stand between ours.
+_BETWEEN = frozenset((functools.__file__, contextlib.__file__))
+_NOTE = "Frames of the compiler are left out; HELION_FULL_TRACEBACK=1 shows them."
+
+
+def shortened(error: exc.Base) -> exc.Base:
+    """The error to raise in place of one that came up from the compiler, without the frames below the caller's that are ours.
+    Errors that are about the compiler itself keep them."""
+    if isinstance(error, exc.InternalError) or knobs.FULL_TRACEBACK.read():
+        return error
+    before = _length(error.__traceback__)
+    error.__traceback__ = _of_users(error.__traceback__)
+    if before - _length(error.__traceback__) > 1 and _NOTE not in getattr(error, "__notes__", ()):
+        add_note: Callable[[str], None] | None = getattr(error, "add_note", None)  # from Python 3.11 on
+        if add_note is not None:
+            add_note(_NOTE)
+    return error
+
+
+def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function whose errors are ``shortened``."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except exc.Base as error:
+            raise shortened(error)  # noqa: B904 - the same error
+
+    return run
+
+
+def _of_users(trace: TracebackType | None) -> TracebackType | None:
+    if trace is None:
+        return None
+    rest = _of_users(trace.tb_next)
+    file = trace.tb_frame.f_code.co_filename
+    if file.startswith(_OURS) or file in _BETWEEN:
+        return rest
+    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
+def _length(trace: TracebackType | None) -> int:
+    count = 0
+    while trace is not None:
+        count, trace = count + 1, trace.tb_next
+    return count
+
+
+__all__ = ["short_errors", "shortened"]
