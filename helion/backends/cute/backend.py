@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from .lower import host, kernel
     from .plan.kernel import CutePlan
     from .resources import predict
-    from .toolchain import chain, offline
+    from .toolchain import chain, library, offline
+    from .verify import verify
 else:
     # importing the product needs none of these
     limits = lazy("helion.backends.cute.limits")
@@ -42,7 +43,9 @@ else:
     kernel = lazy("helion.backends.cute.lower.kernel")
     predict = lazy("helion.backends.cute.resources.predict")
     chain = lazy("helion.backends.cute.toolchain.chain")
+    library = lazy("helion.backends.cute.toolchain.library")
     offline = lazy("helion.backends.cute.toolchain.offline")
+    verify = lazy("helion.backends.cute.verify.verify")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,11 @@ class Cute:
         return kernel.build_plan(program, decisions, target, settings)
 
     def emit(self, plan: CutePlan, form: Form) -> Module:
-        return whole.render_module(plan, host.host_program(plan), form)
+        """Plans are verified before they are compiled, which takes up to 0.1 s; those that were need not be again."""
+        module = whole.render_module(plan, host.host_program(plan), form)
+        if not library.is_compiled(whole.kernel_of(plan)):
+            verify.verify(plan.roles)
+        return module
 
     @property
     def executor(self) -> Executor:

@@ -20,6 +20,7 @@ from fake_cudart import FakeRuntime
 
 import helion
 from helion import exc
+from helion.backends.cute import backend
 from helion.backends.cute.execute import launcher, seen
 from helion.backends.cute.plan.kernel import CutePlan
 from helion.backends.cute.toolchain import library
@@ -208,3 +209,18 @@ def check_launch(runtime: FakeRuntime, kernel: library.Library, plan: CutePlan) 
     runtime.result = 719
     assert kernel.launch(*addresses, 3, 0xABC) != 0
     runtime.result = 0
+
+
+def test_plans_are_verified_unless_their_kernel_was_compiled(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[Any] = []
+    monkeypatch.setattr(backend.verify, "verify", verified.append)  # which is a module imported when used
+    bound = helion.kernel(matmul.fn, backend="cute").bind(ARGUMENTS)
+    kernel = kernel_of(bound)
+    assert len(verified) == 1
+    bound.to_code({"block_sizes": [64, 64, 128]})
+    assert len(verified) == 2
+    library.folder(kernel)
+    again = helion.kernel(matmul.fn, backend="cute").bind(ARGUMENTS)
+    assert kernel_of(again).key == kernel.key and len(verified) == 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from .... import exc
 from ...._compiler.host.print import SOURCE_IMPORT, print_comparisons, print_host, print_source
 from ...._compiler.host.program import Form, HostProgram, Import, Module
 from ..plan.kernel import CutePlan
 from ..plan.records import WARP_THREADS
-from .module import build, pointer_dtypes
+from ..toolchain.kernel import GemmKernel
+from .module import pointer_dtypes, render
 
 RUNTIME = "helion.runtime"
 KERNEL_IMPORT = Import(module=RUNTIME, name="gemm_kernel")
@@ -15,7 +18,7 @@ LAUNCHER_IMPORT = Import(module=RUNTIME, name="launch_gemm", alias="_default_lau
 
 
 def render_module(plan: CutePlan, host: HostProgram, form: Form) -> Module:
-    """A plan as a Python module whose function of the kernel's name runs it.
+    """A plan as a Python module whose function of the kernel's name runs it; whoever prints it verifies its roles.
 
     The kernel stands there as text, so that loading the module needs no DSL. Raises ``exc.InvalidAPIUsage`` for a module
     that imports nothing of ours.
@@ -32,7 +35,7 @@ def render_module(plan: CutePlan, host: HostProgram, form: Form) -> Module:
         *print_source(host, form),
         *print_comparisons(host),
         "",
-        *_kernel(plan),
+        *_kernel(kernel_of(plan)),
         "",
         "",
         print_host(host),
@@ -41,23 +44,29 @@ def render_module(plan: CutePlan, host: HostProgram, form: Form) -> Module:
     return Module(text="\n".join(lines), host=host)
 
 
-def _kernel(plan: CutePlan) -> list[str]:
-    source = build(plan.gemm)
-    assert "'''" not in source and "\\" not in source, "the text of a kernel is a plain literal"
-    described = {
-        "name": plan.kernel_names[0],
-        "unit": plan.gemm.unit,
-        "pointers": pointer_dtypes(plan.gemm),
-        "ctas": plan.gemm.ctas,
-        "threads": plan.roles.warps * WARP_THREADS,
-        "shared_bytes": plan.shared_bytes,
-        "problem": repr(plan.gemm.problem),
-    }
+def kernel_of(plan: CutePlan) -> GemmKernel:
+    """The kernel that the module of ``plan`` has."""
+    return GemmKernel(
+        name=plan.kernel_names[0],
+        unit=plan.gemm.unit,
+        pointers=pointer_dtypes(plan.gemm),
+        ctas=plan.gemm.ctas,
+        threads=plan.roles.warps * WARP_THREADS,
+        shared_bytes=plan.shared_bytes,
+        problem=repr(plan.gemm.problem),
+        source=render(plan.roles),
+    )
+
+
+def _kernel(kernel: GemmKernel) -> list[str]:
+    assert "'''" not in kernel.source and "\\" not in kernel.source, "the text of a kernel is a plain literal"
+    described = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    del described["source"]
     return [
-        f"{plan.kernel_names[0]} = gemm_kernel(",
+        f"{kernel.name} = gemm_kernel(",
         *(f"    {name}={value!r}," for name, value in described.items()),
         "    source='''",
-        *source.splitlines(),
+        *kernel.source.splitlines(),
         "''',",
         ")",
     ]

@@ -35,8 +35,17 @@ def folder(kernel: GemmKernel) -> Path:
         return found
 
 
+def is_compiled(kernel: GemmKernel) -> bool:
+    """Whether ``folder`` finds it."""
+    return kernel.key in _FOUND or _is_good(_place(kernel))
+
+
+def _place(kernel: GemmKernel) -> Path:
+    return _files.code_folder() / "gemm" / kernel.key
+
+
 def _kept_or_made(kernel: GemmKernel) -> Path:
-    place = _files.code_folder() / "gemm" / kernel.key
+    place = _place(kernel)
     if _is_good(place):
         return place
     start = time.perf_counter()
