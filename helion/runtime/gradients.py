@@ -148,11 +148,17 @@ class Differentiation:
         key = (step.root, wanted)
         found = self.kernels.get(key)
         if found is None:
-            order = tuple(self.kernel.signature.parameters)
-            name = "backward_kernel" if step.root == 0 else f"backward_kernel_{step.root}"
-            backward = differentiate(self.program, step.root, wanted, step.written, name, order)
-            found = self.kernels[key] = _load(self.kernel, backward, name, step.root)
+            with _MADE:
+                found = self.kernels.get(key) or self._derived(key, step)
+                self.kernels[key] = found
         return found
+
+    def _derived(self, key: tuple[int, tuple[int, ...]], step: Step) -> BackwardKernel:
+        root, wanted = key
+        order = tuple(self.kernel.signature.parameters)
+        name = "backward_kernel" if root == 0 else f"backward_kernel_{root}"
+        backward = differentiate(self.program, root, wanted, step.written, name, order)
+        return _load(self.kernel, backward, name, root)
 
 
 def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:

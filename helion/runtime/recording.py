@@ -20,6 +20,7 @@ from .._compiler.autodiff.transform import read_tensors, written_tensors
 from .._compiler.host.build import RUNTIME_NAME
 from .._compiler.host.program import LAUNCHER, HostProgram, KernelLaunch
 from .._compiler.ir.grammar import Program
+from .._syntax import parse
 from ..config import Config
 from . import codecache
 from .compiled import Compiled
@@ -254,4 +255,4 @@ def _function(
 
 def _note(function: str, number: int, place: _Place, program: Program) -> ast.stmt:
     tensors = "".join(f"{program.tensors[t].source}, " for t in place.tensors)
-    return ast.parse(f"{function}({number}, ({tensors}), locals())").body[0]
+    return parse(f"{function}({number}, ({tensors}), locals())").body[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -358,3 +359,42 @@ def test_random_numbers_of_a_seed() -> None:
 
     x = torch.ones(50)
     torch.testing.assert_close(backward(noisy, torch.ones(50), x, 5), noisy(x, 5))
+
+
+def test_rows_of_one() -> None:
+    case = next(c for c in kernels.CASES if c.name == "rms_norm")
+    for shape in ((1, 5), (5, 1), (1, 1)):
+        x, w = torch.randn(shape, dtype=torch.float64) + 2, torch.randn(shape[1], dtype=torch.float64)
+        grad = torch.randn(shape, dtype=torch.float64)
+        leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+        wanted = torch.autograd.grad(case.reference(*leaves, 0.5), leaves, grad)
+        torch.testing.assert_close(backward(case.kernel, grad, x, w, 0.5), wanted)
+
+
+def test_no_elements() -> None:
+    assert backward(square, torch.ones(0, 3), torch.ones(0, 3)).shape == (0, 3)
+
+
+def test_norms_of_zeros() -> None:
+    case = next(c for c in kernels.CASES if c.name == "row_norms")
+    x = torch.zeros(5, 6, dtype=torch.float64)
+    torch.testing.assert_close(backward(case.kernel, torch.ones(5, dtype=torch.float64), x), torch.zeros_like(x))
+
+
+def test_threads() -> None:
+    failures: list[Exception] = []
+
+    def run(rows: int) -> None:
+        try:
+            x = torch.randn(rows, 3, requires_grad=True)
+            square.differentiable()(x).sum().backward()
+            torch.testing.assert_close(x.grad, 2 * x.detach())
+        except Exception as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(20 + at % 4,)) for at in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

@@ -198,7 +198,7 @@ class Places:
 
 def is_single(axis: LoopAxis) -> bool:
     """Whether a loop has one iteration."""
-    return isinstance(axis.begin, int) and isinstance(axis.end, int) and axis.scalar and axis.end - axis.begin == 1
+    return isinstance(axis.begin, int) and isinstance(axis.end, int) and axis.end - axis.begin == 1
 
 
 def coverage(program: Program, at: int, tensor: int) -> Literal["all", "added", "part"]:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from ..._shapes import Dims
+from ..._syntax import parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ Cost = Literal["cheap", "load", "costly"]
 @functools.lru_cache(maxsize=4096)
 def names_of(text: str) -> frozenset[str]:
     """The variables that a line of source names."""
-    return frozenset(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
+    return frozenset(node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name))
 
 
 @dataclass(frozen=True, kw_only=True)

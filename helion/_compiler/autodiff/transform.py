@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..._names import identifier
+from ..._syntax import parse
 from ..ir.grammar import InlineAttrs, LoopAxis, MemoryAttrs, Program
 from ..ir.ops import OPS
 from .adjoint import DIFFERENTIABLE, Sweep, computed
@@ -221,7 +222,7 @@ class _Construction:
         return [tape.allocation(self.layout.device) for tape in tapes]
 
     def _parameters(self, lines: Sequence[str]) -> tuple[Parameter, ...]:
-        tree = ast.parse("\n".join(["def backward():", *lines]))
+        tree = parse("\n".join(["def backward():", *lines]))
         read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         grads = [Parameter(name=name, kind="gradient", tensor=t) for t, name in self.incoming.items() if name in read]
         rest = [Parameter(name=name, kind="tensor", tensor=t) for t, name in self.tensors.items() if name in read]
