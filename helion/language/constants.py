@@ -8,7 +8,7 @@ import torch
 
 from .. import exc
 from .._shapes import is_power_of_2
-from ._reference import current
+from ._reference import ACTIVE, current
 from ._registry import declare, reference
 from .tiles import RefAxis, block_size
 
@@ -36,6 +36,12 @@ class ConstExpr(Generic[_T]):
     """
 
     __slots__ = ("value",)
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, value: _T) -> Any:
+            """In a kernel that runs as plain Python, the value itself."""
+            return super().__new__(cls) if ACTIVE.get() is None else value
 
     def __init__(self, value: _T) -> None:
         self.value = value

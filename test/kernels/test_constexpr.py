@@ -123,3 +123,10 @@ def only_computed(x: torch.Tensor) -> torch.Tensor:
 def test_a_condition_that_nobody_asks() -> None:
     x = torch.randn(5)
     assert torch.equal(helion.kernel(only_computed)(x), x)
+
+
+def test_values_in_reference_mode() -> None:
+    x = torch.randn(11)
+    kernel = helion.kernel(by_flag, ref_mode=helion.RefMode.EAGER)
+    assert torch.equal(kernel(x, True, 2), x + 2)
+    assert torch.equal(kernel(x, False, 2), x)

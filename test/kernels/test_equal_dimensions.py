@@ -187,3 +187,23 @@ def copied_to_rows(dst: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def test_a_host_tensor_of_another_rank() -> None:
     with pytest.raises(exc.RankMismatch, match="the dimensions that the subscript selects"):
         helion.kernel(copied_to_rows).bind((torch.zeros(4, 5), torch.zeros(5)))
+
+
+def in_chunks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Linear attention: a state that is carried from chunk to chunk, of one batch at a time."""
+    out = torch.empty_like(v)
+    width = q.size(2)
+    for b in hl.tile(q.size(0), block_size=1):
+        state = hl.zeros([width, width])
+        for t in hl.tile(q.size(1), block_size=4):
+            queries, keys, values = (x[b, t, :].squeeze(0) for x in (q, k, v))
+            before = t.index[:, None] >= t.index[None, :]
+            out[b, t, :] = (queries @ state + torch.where(before, queries @ keys.T, 0.0) @ values)[None]
+            state = state + keys.T @ values
+    return out
+
+
+def test_a_tile_of_one_is_squeezed() -> None:
+    q, k, v = (torch.randn(2, 10, 8) for _ in range(3))
+    want = torch.tril(q @ k.transpose(1, 2)) @ v
+    torch.testing.assert_close(helion.kernel(in_chunks)(q, k, v), want, rtol=1e-4, atol=1e-4)

@@ -112,3 +112,13 @@ def test_negative_numbers_count_from_the_end(static: bool) -> None:
         expected[:, i] = x[:, i - 1] + x[i, 0]
         kernel(x, i, out)
         assert torch.equal(out, expected)
+
+
+def stored_as_pairs(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
+    for t in hl.tile(i.size(0)):
+        x[i[t], i[t]] = v[t]
+
+
+def test_values_of_pairs_do_not_fill_an_outer_product() -> None:
+    with pytest.raises(exc.RankMismatch, match="to pair index tensors"):
+        helion.kernel(stored_as_pairs).bind((torch.zeros(9, 9), torch.arange(5), torch.randn(5)))

@@ -109,6 +109,7 @@ def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: 
     plan = subscripts.plan(t, tensor, index, shift=1, checked=mask is not None)
     if isinstance(value, DeviceValue):
         plan = _walked_by_tiles(t, plan, value.dims)
+        _check_outer_product(t, tensor, plan, value)
     check_repeated(t, tensor, plan, value)
     given = stored(t, tensor, plan.dims, value)
     operands: list[Operand] = [given.value, *plan.operands]
@@ -194,6 +195,20 @@ def whole_of(t: TraceState, tensor: HostTensorValue, index: Any, value: HostTens
             remedy="it must have the dimensions that the subscript selects",
         )
     return load(t, value, (slice(None),) * value.ndim)
+
+
+def _check_outer_product(
+    t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan, value: DeviceValue
+) -> None:
+    """Index tensors that select an outer product take a value of as many dimensions: one of fewer was meant for pairs."""
+    places = {index.positions for index in plan.indices if index.kind == "tensor"}
+    if len(places) > 1 and 0 < value.ndim < len(plan.dims):
+        raise exc.RankMismatch(
+            expected=len(plan.dims),
+            got=value.ndim,
+            what=f"a value stored into {source_name(tensor)!r}, where index tensors select {t.blocks.dims_text(plan.dims)}",
+            remedy="to pair index tensors, index the flattened tensor with one",
+        )
 
 
 def _walked_by_tiles(t: TraceState, plan: subscripts.SubscriptPlan, given: Dims) -> subscripts.SubscriptPlan:

@@ -13,6 +13,7 @@ from ..._shapes import ONE, Dim, Dims, Expr, number_key
 from . import ops
 from .polynomials import constant
 from .rules import Rules
+from .state.alignment import is_single
 from .torch_pointwise import named
 from .tracer import Tracer
 from .values import DeviceValue, HostTensorValue, Tile, describe, source_name
@@ -74,7 +75,7 @@ rule(torch.empty)(_zeros)
 
 @rule(torch.Tensor.item)
 def _item(t: Tracer, value: DeviceValue) -> DeviceValue:
-    if any(not dim.is_one for dim in value.dims):
+    if any(not is_single(t.blocks, dim) for dim in value.dims):
         raise exc.TypeInferenceError(f".item() takes a value with one element, got {value!r}.")
     return ops.reshape(t, value, ())
 
@@ -236,10 +237,12 @@ def _unsqueeze(t: Tracer, input: DeviceValue, dim: int) -> DeviceValue:
 @rule(*named("squeeze"))
 def _squeeze(t: Tracer, input: DeviceValue, dim: Any = None) -> DeviceValue:
     if dim is None:
-        drop = {i for i, d in enumerate(input.dims) if d.is_one}
+        drop = set(range(input.ndim))
     else:
         drop = {position(input, d) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}
-    return ops.reshape(t, input, tuple(d for i, d in enumerate(input.dims) if i not in drop or not d.is_one))
+    return ops.reshape(
+        t, input, tuple(d for i, d in enumerate(input.dims) if i not in drop or not is_single(t.blocks, d))
+    )
 
 
 @rule(*named("permute"))
@@ -431,7 +434,7 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
                 raise exc.BackendUnsupported(
                     what=f"Reshaping {input!r} to {t.blocks.dims_text(dims)}",
                     backend=t.context.limits.backend,
-                    remedy=f": the dimension of {extent} elements is padded to a power of two, so its elements would move",
+                    remedy=f": the dimension of {extent!r} elements is padded to a power of two, so its elements would move",
                 )
     tiles_before, tiles_after = _tiles(t, before, after), _tiles(t, after, before)
     if tiles_before != tiles_after:
