@@ -134,7 +134,13 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
     def variant(
         self, values: tuple[Any, ...], target: str | hardware.Target | None = None, *, of_class: bool = False
     ) -> BoundKernel:
-        """What runs for all arguments, in order; with ``of_class`` the bound kernel that stands for their class."""
+        """Return the bound kernel that runs for all arguments, in order.
+
+        Args:
+            values: the arguments, with defaults filled in.
+            target: as for ``bind``.
+            of_class: the bound kernel that stands for their class of sizes and strides.
+        """
         if bind_times.ENABLED:
             with bind_times.measured(self.name):
                 return self._bind(values, self.arguments_key(values), target, of_class)
@@ -234,22 +240,21 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         return differentiable.Differentiable(self)
 
     def autotune(self, args: Sequence[Any], *, force: bool = True, **options: Any) -> Config:
-        """Choose a config for these arguments and use it from now on.
-
-        On a GPU the fastest of ``configs=[...]``, or of the default config and the seeds; elsewhere the first legal one.
+        """Search for the fastest config for these arguments, and use it from now on; see ``BoundKernel.autotune``.
 
         Args:
             args: the arguments of a call.
-            force: accepted; the choice is made anew in any case.
-            options: passed on to ``autotuner_fn``, where the settings have one.
+            force: search also where a config was found before.
+            options: ``effort``, ``seconds``, ``configs`` and others, in place of the settings ``autotune_*``.
 
         Returns:
             The config.
 
         Raises:
-            exc.NoConfigFound: none of ``configs`` is legal for the kernel.
+            exc.NoConfigFound: none of the given configs is legal, or none that was tried works.
             exc.NoFeasibleConfig: none is given, and none can fit the GPU.
-            exc.AutotuningDisallowedInEnvironment: several would have to be timed, and ``HELION_DISALLOW_AUTOTUNING`` is set.
+            exc.InvalidAPIUsage: there is no such option.
+            exc.AutotuningDisallowedInEnvironment: a search would be needed, and ``HELION_DISALLOW_AUTOTUNING`` is set.
         """
         bound, first = self.variant(self.normalize_args(*args)), self.bind(args)
         config = bound.autotune(args, force=force, **options)
