@@ -91,7 +91,7 @@ def send(plan: GemmPlan, pipeline: Pipeline) -> list[str]:
         f"first_part = subtile // {plan.splits} * {size} + from_owner * {values // WORDS * threads} + store_thread",
         f"for i in cutlass.range_constexpr({values // WORDS}):",
         "    cute.arch.store_async_dsmem(",
-        "        cute.recast_ptr(shared_parts, dtype=cutlass.Int128) + (first_part + i * " + f"{threads}),",
+        f"        cute.recast_ptr(shared_parts, dtype=cutlass.Int128) + (first_part + i * {threads}),",
         f"        ({words}),",
         f"        {pipeline.barriers},",
         f"        {_rank(plan, 'owner')},",
