@@ -21,6 +21,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2])]
 
 from backends.cute import gemms
+from backends.cute.combinations import random_plans
 
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
@@ -156,6 +157,10 @@ CELLS: dict[str, tuple[GemmProblem, tuple[Choice, ...]]] = {
 }
 
 
+RANDOM = 40
+"""Combinations that are only checked."""
+
+
 def label(cell: str, choice: Choice) -> str:
     """A name of a kernel, from what its choice decides."""
     tile = "x".join(map(str, choice.tile))
@@ -172,7 +177,7 @@ def exported_plans() -> dict[str, GemmPlan]:
     plans = {name: gemms.hopper(name) for name in gemms.ON_HOPPER}
     for cell, (problem, choices) in CELLS.items():
         plans |= {label(cell, choice): plan_gemm(problem, choice, gemms.HOPPER) for choice in choices}
-    return plans
+    return plans | random_plans(RANDOM)
 
 
 def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:

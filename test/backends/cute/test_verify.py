@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from backends.cute import gemms
+from backends.cute.combinations import random_plans
 
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice
@@ -18,6 +19,7 @@ from helion.backends.cute.verify.cluster import RULES, Cluster, Fault, Running, 
 from helion.backends.cute.verify.structure import check_structure
 from helion.backends.cute.verify.verify import trips, verify
 
+RANDOM = random_plans(24, seed=1)
 PROVE = os.environ.get("HELION_PROVE") == "1"
 SMALL = Choice(tile=(64, 64, 64), ab_stages=3)
 
@@ -93,6 +95,11 @@ def test_programs_run_under_random_schedules(name: str) -> None:
 @pytest.mark.parametrize("name", gemms.all_plans())
 def test_every_plan_is_verified(name: str) -> None:
     verify(kernel_program(gemms.all_plans()[name]))
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_combinations_are_verified(name: str) -> None:
+    verify(kernel_program(RANDOM[name]))
 
 
 @pytest.mark.prove
