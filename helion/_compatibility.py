@@ -52,7 +52,6 @@ ERRORS = frozenset(
         "BackendImplementationMissing",
         "BarrierRequiresPersistent",
         "CantReadOnDevice",
-        "ConfigSpecFragmentWithSymInt",
         "InconsistantConfigsAcrossRanks",
         "MissingEnableTile",
         "MultipleReductionDims",

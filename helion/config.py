@@ -177,7 +177,9 @@ class Config(Mapping[str, Any]):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Config:
-        """Make a config of a mapping from keys to values."""
+        """Make a config of a mapping from keys to values. Raises TypeError for anything else."""
+        if not isinstance(config, Mapping):
+            raise TypeError(f"a config is made of a dict, got {config!r}")
         return cls(**config)
 
     @classmethod

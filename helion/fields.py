@@ -8,13 +8,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def _check_range(fragment: PowerOfTwoFragment | IntegerFragment) -> None:
+    """Raises ValueError for a range without a value, and for a default outside of it. Numbers of run time are let be."""
+    bounds: tuple[object, ...] = (fragment.low, fragment.high)
+    if not all(isinstance(bound, int) for bound in bounds):
+        return
+    low, high, default = fragment.low, fragment.high, fragment.default_val
+    name = type(fragment).__name__
+    if low > high:
+        raise ValueError(f"{name}: low must not be above high, got {low} and {high}")
+    if (why := fragment.why_not(low if default is None else default)) is not None:
+        raise ValueError(f"{name}: {'low' if default is None else 'default_val'} {why}")
+
+
 @dataclass(frozen=True)
 class PowerOfTwoFragment:
-    """Powers of two in ``[low, high]``."""
+    """Powers of two in ``[low, high]``. Raises ValueError where ``low`` or the default is none of them."""
 
     low: int
     high: int
     default_val: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_range(self)
 
     def default(self) -> int:
         return self.low if self.default_val is None else self.default_val
@@ -32,11 +48,14 @@ class PowerOfTwoFragment:
 
 @dataclass(frozen=True)
 class IntegerFragment:
-    """Integers in ``[low, high]``."""
+    """Integers in ``[low, high]``. Raises ValueError where there is none, or the default is not one of them."""
 
     low: int
     high: int
     default_val: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_range(self)
 
     def default(self) -> int:
         return self.low if self.default_val is None else self.default_val
@@ -51,9 +70,14 @@ class IntegerFragment:
 
 @dataclass(frozen=True)
 class EnumFragment:
-    """One of the listed values; the first is the default."""
+    """One of the listed values; the first is the default. Raises ValueError where there is none."""
 
     choices: tuple[object, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "choices", tuple(self.choices))
+        if not self.choices:
+            raise ValueError("EnumFragment: choices must have at least one value")
 
     def default(self) -> object:
         return self.choices[0]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import helion
-from helion._testing import DEVICE
+from helion.testing import DEVICE
 
 #: Distance of a result from eager PyTorch in fp32, relative in the 2-norm, by the type of the output.
 BOUNDS = {torch.bfloat16: 5e-3, torch.float16: 1e-3}

@@ -13,7 +13,7 @@ from common import report
 import helion
 import helion.language as hl
 from helion import exc
-from helion._testing import DEVICE
+from helion.testing import DEVICE
 
 
 @helion.kernel(backend="cute")

@@ -231,6 +231,8 @@ class BoundKernel:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
+        if options is not None and not isinstance(options, OutputCodeOptions):
+            raise TypeError(f"options= takes a helion.OutputCodeOptions, got {options!r}")
         if options is not None and options.jax_fn:
             raise exc.InvalidAPIUsage(
                 f"The backend {self.settings.backend!r} makes no JAX functions; leave out jax_fn."

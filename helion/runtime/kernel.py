@@ -84,7 +84,8 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         key: Callable[..., Hashable] | None = None,
     ) -> None:
         if not isinstance(fn, types.FunctionType):
-            raise TypeError(f"@helion.kernel takes a plain Python function, got {type(fn).__name__}")
+            remedy = "; did you forget .fn?" if isinstance(fn, Definition) else ""
+            raise TypeError(f"@helion.kernel takes a plain Python function, got {type(fn).__name__}{remedy}")
         super().__init__(fn, configs=configs, settings=settings or Settings(), key=key)
         # by all that code depends on, and by class of arguments: the first bound kernel of each stands for all others
         self._bound: BoundKernels[BoundKernel] = BoundKernels()

@@ -11,6 +11,7 @@ import torch
 import helion
 import helion.language as hl
 from helion import exc
+from helion.autotuner import EnumFragment, IntegerFragment, PowerOfTwoFragment
 
 SEEN: list[int] = []
 TABLE: dict[str, int] = {}
@@ -198,3 +199,31 @@ def test_names_that_callers_may_catch() -> None:
     assert issubclass(exc.DeviceLoopElseBlock, exc.StatementNotSupported)
     for name in ("ProcessGroupNameNotFound", "InconsistantConfigsAcrossRanks", "GlobalMutation"):
         assert issubclass(getattr(exc, name), exc.Base)
+
+
+@helion.kernel(static_shapes=False)
+def open_bounds(x: torch.Tensor) -> torch.Tensor:
+    factor = hl.register_tunable("factor", IntegerFragment(1, x.size(0)))
+    for tile in hl.tile(x.size(0)):
+        x[tile] = x[tile] * factor
+    return x
+
+
+def test_bounds_of_fragments() -> None:
+    with pytest.raises(exc.ConfigSpecFragmentWithSymInt, match=r"IntegerFragment\(1, x.size\(0\)\).*hl.specialize"):
+        open_bounds.bind((X[0],))
+    assert torch.equal(helion.kernel(open_bounds.fn)(X[0].clone()), X[0])
+    for wrong, text in (
+        (lambda: PowerOfTwoFragment(3, 8), "low must be a power of two, got 3"),
+        (lambda: IntegerFragment(8, 3), "low must not be above high, got 8 and 3"),
+        (lambda: IntegerFragment(1, 4, 9), "default_val must be between 1 and 4, got 9"),
+        (lambda: EnumFragment([]), "at least one value"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            wrong()
+    with pytest.raises(TypeError, match=r"got Kernel; did you forget \.fn"):
+        helion.kernel(open_bounds)
+    with pytest.raises(TypeError, match="takes a helion.OutputCodeOptions, got 3"):
+        helion.kernel(open_bounds.fn).bind((X[0],)).to_code(options=3)
+    with pytest.raises(TypeError, match=r"made of a dict, got \[1\]"):
+        helion.Config.from_dict([1])

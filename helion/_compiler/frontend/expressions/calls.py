@@ -6,6 +6,7 @@ import ast
 import builtins
 import collections.abc
 import functools
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 from .... import exc
 from .... import language as hl
+from ...._shapes import Expr
+from ....fields import Fragment
 from ....language._registry import DECLARED
 from ....language.constants import ConstExpr
 from ..frames import lift_object
@@ -33,6 +36,9 @@ from .python_calls import call_on_device, call_on_host
 from .queries import QUERIES
 from .run_time import runtime_number, unknown
 from .torch_calls import call_torch, is_torch_function
+
+#: Sets of values of a config, whose bounds are part of the space of configs.
+_FRAGMENTS = frozenset(typing.get_args(Fragment))
 
 
 def evaluate_call(s: Scope, node: ast.Call) -> Any:
@@ -83,6 +89,12 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if function is ConstExpr:
         s.t.registered.specialized_calls.add((getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
         return _constant(s, *args, **kwargs)
+    if (
+        isinstance(function, type)
+        and function in _FRAGMENTS
+        and any(isinstance(value, Expr) for value in (*args, *kwargs.values()))
+    ):
+        raise exc.ConfigSpecFragmentWithSymInt(fragment=s.source_text())
     if getattr(function, "_is_helion_kernel", False):
         raise exc.NestedKernelCallsNotSupported(name=function.name)
     if isinstance(function, functools.partial):
