@@ -20,11 +20,13 @@ import reprlib
 import sys
 import time
 import types
+import typing
 from typing import Any
 
 import torch
 
 from ..._names import KERNEL_LIBRARIES
+from ...fields import Fragment, ListOf
 
 _BUILTIN_NAMES = (
     "abs", "all", "any", "ascii", "bin", "bool", "bytes", "callable", "chr", "complex", "dict", "divmod", "enumerate", "filter", "float", "format",
@@ -155,12 +157,18 @@ def _is_plain_class(cls: type) -> bool:
         return cls.__module__ == "builtins" or "__init__" not in vars(cls)
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return "__new__" not in vars(cls) or vars(cls)["__new__"].__module__ != cls.__module__
+    if cls in FRAGMENTS:
+        return True
     if dataclasses.is_dataclass(cls):
         made = "__init__" in vars(cls) and getattr(vars(cls)["__init__"], "__code__", None) is not None
         generated = made and vars(cls)["__init__"].__code__.co_filename == "<string>"
         factories = any(f.default_factory is not dataclasses.MISSING for f in dataclasses.fields(cls))
         return generated and not hasattr(cls, "__post_init__") and not factories
     return _root(cls) in ("fractions", "decimal", "operator", "functools", "numpy") or cls in _TORCH_CLASSES
+
+
+#: Sets of values of a config, whose bounds are part of the space of configs.
+FRAGMENTS: frozenset[type] = frozenset((*typing.get_args(Fragment), ListOf))
 
 
 def is_transparent(function: Any) -> bool:

@@ -6,7 +6,6 @@ import ast
 import builtins
 import collections.abc
 import functools
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +14,12 @@ import torch
 from .... import exc
 from .... import language as hl
 from ...._shapes import Expr
-from ....fields import Fragment
 from ....language._registry import DECLARED
 from ....language.constants import ConstExpr
 from ..frames import lift_object
 from ..hl_rules import HL_RULES
 from ..methods import CONVERSIONS, answers_itself
-from ..purity import WIDE, is_pure, kind_of_result
+from ..purity import FRAGMENTS, WIDE, is_pure, kind_of_result
 from ..runtime_values import Opaque, decided_by_config, opaque, settle
 from ..values import describe
 from ..walk.kinds import is_hashable, tensors_in
@@ -36,9 +34,6 @@ from .python_calls import call_on_device, call_on_host
 from .queries import QUERIES
 from .run_time import runtime_number, unknown
 from .torch_calls import call_torch, is_torch_function
-
-#: Sets of values of a config, whose bounds are part of the space of configs.
-_FRAGMENTS = frozenset(typing.get_args(Fragment))
 
 
 def evaluate_call(s: Scope, node: ast.Call) -> Any:
@@ -91,7 +86,7 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         return _constant(s, *args, **kwargs)
     if (
         isinstance(function, type)
-        and function in _FRAGMENTS
+        and function in FRAGMENTS
         and any(isinstance(value, Expr) for value in (*args, *kwargs.values()))
     ):
         raise exc.ConfigSpecFragmentWithSymInt(fragment=s.source_text())
