@@ -172,5 +172,6 @@ def test_small_extents_keep_their_coordinates(extents: tuple[int, int, int]) -> 
     ptx = compile_text(build(plan), plan).ptx
     assert "cp.async.bulk.tensor.2d" in ptx and "cp.async.bulk.tensor.1d" not in ptx
     columns = re.findall(r"tensor\.2d\.global\.shared\S* \[%rd\d+, \{(%r\d+),", ptx)
-    assert len(columns) == 2
-    assert re.search(rf"\s{re.escape(columns[1])},(?: %r\d+,)? {plan.epilogue_n};", ptx), "what it is set to"
+    assert len(columns) == min(2, -(-extents[1] // plan.epilogue_n)), "what lies behind the output is not stored"
+    if len(columns) == 2:
+        assert re.search(rf"\s{re.escape(columns[1])},(?: %r\d+,)? {plan.epilogue_n};", ptx), "what it is set to"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -265,7 +266,8 @@ def test_code_is_of_its_backend_and_loads_without_the_dsl() -> None:
         triton.export_shared_object("nowhere.so")
 
 
-def test_explain_and_repro() -> None:
+def test_explain_and_repro(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cutlass", None)  # compiling the seeds takes seconds
     bound = bound_of(HOPPER, 256, 256, 64)
     assert "CuteWgmmaMatmulHeuristic: " in bound.explain()
     assert "backend='cute'" in bound.to_code(emit_repro_caller=True) or "def call" in bound.to_code(
