@@ -49,6 +49,7 @@ SETTINGS: Mapping[str, str] = {
 ERRORS = frozenset(
     {
         "AssignmentMultipleTargets",
+        "AutodiffKernelNotCalled",
         "BackendImplementationMissing",
         "BarrierRequiresPersistent",
         "CantReadOnDevice",

@@ -173,6 +173,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("InputTensorNumelExceedsIndexType", "BaseError", "Tensor {name!r} has {numel} elements, which {dtype} offsets cannot address; decorate the kernel with index_dtype=torch.int64."),
     ("IndexOffsetOutOfRangeForInt32", "BaseError", "Offsets into tensor {name!r} reach {offset}, which int32 cannot hold; decorate the kernel with index_dtype=torch.int64."),
     # --- gradients ---------------------------------------------------------------------------------------------------------
+    ("AutodiffKernelNotCalled", "BaseError", "Kernel {kernel!r} was not called before its gradients were asked for."),
     ("AutodiffNotSupported", "BaseError", "There is no derivative of {what}; {remedy}."),
     # --- configs and running -------------------------------------------------------------------------------------
     ("InvalidConfig", "BaseError", "{0}"),

@@ -70,7 +70,7 @@ def test_gradcheck(case: Case) -> None:
     assert torch.autograd.gradcheck(case.kernel.differentiable(), given, fast_mode=not PROVE, nondet_tol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES_BY_NAME)
+@pytest.mark.parametrize("case", CASES_BY_NAME if PROVE else CASES_BY_NAME[::3])
 def test_bfloat16(case: Case) -> None:
     """Gradients in bf16 are those in fp64 of the same values, to the precision that bf16 has."""
     arguments = case.arguments(torch.bfloat16)
