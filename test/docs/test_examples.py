@@ -99,7 +99,7 @@ def _check_types(command: list[str], folder: Path) -> list[str]:
     place = {**os.environ, "PYTHONPATH": str(ROOT), "MYPYPATH": ""}
     run = subprocess.run(command, cwd=folder, env=place, capture_output=True, text=True, check=False)
     assert run.returncode in (0, 1), run.stderr
-    return [line for line in run.stdout.splitlines() if "error" in line and not line.startswith("Found")]
+    return [line for line in run.stdout.splitlines() if " error: " in line]
 
 
 def _mypy(folder: Path, *files: str) -> list[str]:
