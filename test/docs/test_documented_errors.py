@@ -17,6 +17,7 @@ from helion import exc
 
 ROOT = Path(__file__).resolve().parents[2]
 
+_ATOMICS = dict.fromkeys(("add", "max", "min", "and", "or", "xor", "xchg"), "1") | {"cas": "1, 2"}
 #: Statements behind ``for t in hl.tile(x.size(0)):`` for a float32 ``x[8, 8]``, by function and error.
 DEVICE = {
     ("atomic_add", "TypeInferenceError"): "hl.atomic_add(i16, [t, 0], 1)",
@@ -80,11 +81,11 @@ DEVICE = {
     ("stacktensor_like", "StackTensorDevPtrDtype"): "out[t, :] = hl.stacktensor_like(x, x[t, 0])[t]",
     **{
         (f"atomic_{name}", "AtomicOnDeviceTensor"): f"hl.atomic_{name}(x[t, :], [0], {values})"
-        for name, values in {n: "1" for n in ("add", "max", "min", "and", "or", "xor", "xchg")}.items() | {("cas", "1, 2")}
+        for name, values in _ATOMICS.items()
     },
     **{
         (f"atomic_{name}", "InvalidAPIUsage"): f"hl.atomic_{name}(i32, [t, 0], {values}, sem='none')"
-        for name, values in {n: "1" for n in ("add", "max", "min", "and", "or", "xor", "xchg")}.items() | {("cas", "1, 2")}
+        for name, values in _ATOMICS.items()
     },
     **{
         (f"tile_{name}", "TypeInferenceError"): f"out[t, :] = hl.tile_{name}(3)"
@@ -104,6 +105,7 @@ HOST = {
     ("grid", "InvalidTileRange"): "for t in hl.grid(5, 3):\n    out[t, :] = x[t, :]",
     ("stacktensor_like", "StackTensorcOnHost"): f"s = hl.stacktensor_like(x, x)\n{_COPY}",
 }  # fmt: skip
+
 TRIALS = {**{at: f"for t in hl.tile(x.size(0)):\n    {body}" for at, body in DEVICE.items()}, **HOST}
 #: Errors of the run, which checked kernels raise (test_checked.py).
 AT_RUN_TIME = {("load", "IndexOutOfRange"), ("store", "IndexOutOfRange")}
