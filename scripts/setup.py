@@ -48,7 +48,7 @@ KEPT = ("torch", "triton", "numpy")
 # What each kind of run needs beyond the package's own dependencies: extras of pyproject.toml.
 STAGES: dict[str, tuple[str, ...]] = {
     "run": ("demo",),
-    "test": ("test", "plot"),
+    "test": ("demo", "test", "plot"),
     "lint": ("lint",),
     "docs": ("docs",),
     "plot": ("plot",),

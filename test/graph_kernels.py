@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -98,6 +98,29 @@ def total_of(parts: list[torch.Tensor], weights: tuple[float, int], bias: torch.
             acc = acc + bias[tile]
         out[tile] = acc
     return out
+
+
+@helion.kernel(static_shapes=False)
+def named(self: torch.Tensor, input: torch.Tensor, dim: int, size: int, out: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(self)
+    for tile in hl.tile(self.size(0)):
+        result[tile] = self[tile] + input[tile] * dim + size + out[tile]
+    return result
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@helion.kernel(static_shapes=False)
+def pair(x: torch.Tensor, y: torch.Tensor | None = None) -> Pair:
+    first, second = torch.empty_like(x), torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        value = x[tile] * 2
+        first[tile] = value
+        second[tile] = value + 1 if y is None else x[tile] + y[tile] + 1
+    return Pair(first, second)
 
 
 @helion.kernel(static_shapes=False)

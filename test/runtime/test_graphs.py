@@ -191,6 +191,21 @@ def test_arguments_that_are_no_tensors(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_names_that_torch_gives_its_own_meaning(backend: str) -> None:
+    run = compiled(lambda x: graph_kernels.named(x, x + 1, 2, x.size(0), x * 0), backend, dynamic=True)
+    for n in (5, 9):
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x), x + (x + 1) * 2 + n)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_named_tuple_and_an_argument_left_out(backend: str) -> None:
+    x = torch.randn(7)
+    run = compiled(lambda x: (graph_kernels.pair(x).first, graph_kernels.pair(x, x).second), backend)
+    torch.testing.assert_close(run(x), (x * 2, x * 2 + 1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_functions_as_arguments(backend: str) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return apply(x, shifted) + apply(x, torch.sigmoid) + apply(x, lambda v: v - 3)

@@ -14,6 +14,8 @@ from ..remembered import mapped
 from ..signature import Keys, Same, tensors_in
 from .kernels import Kernel
 
+#: Names that parts of torch change: inductor calls ``self`` ``input``, which may be there as well.
+_RENAMED = frozenset(("self",))
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
@@ -78,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 def _numbered(names: Sequence[str]) -> Iterator[str]:
     """Different names for the leaves; those of parameters that are leaves stay."""
-    taken = {name for name in names if names.count(name) == 1}
+    taken = {name for name in names if names.count(name) == 1 and name not in _RENAMED}
     count = 0
     for name in names:
         if name in taken and names.count(name) == 1:
