@@ -100,7 +100,7 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16_odd": (product(1000, 520, 136), WIDE),
     "bf16_small": (product(192, 64, 64), Choice(tile=(64, 64, 64))),
     "bf16_tiny": (product(2, 8, 16, b_major="mn"), Choice(tile=(64, 64, 64))),
-    "bf16_one_subtile": (product(4097, 8, 72, b_major="mn"), Choice(tile=(64, 64, 64), splits=2)),
+    "bf16_one_subtile": (product(4097, 8, 136, b_major="mn"), Choice(tile=(64, 64, 64), splits=2)),
     "bf16_one_subtile_fused": (
         product(63, 24, 72, epilogue=scaled_residual(24)),
         Choice(tile=(64, 128, 64), cluster=(2, 2), store_stages=4),

@@ -10,7 +10,7 @@ from backends.cute import gemms
 
 from helion import hardware
 from helion.backends.cute.plan.build import plan_gemm
-from helion.backends.cute.plan.counts import counts, multicast_masks, part_of, place, rank_at
+from helion.backends.cute.plan.counts import counts, k_range, multicast_masks, part_of, place, rank_at
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction, constant
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.plan.refusal import Refusal
@@ -66,6 +66,15 @@ def test_sums_take_a_power_of_two_of_columns() -> None:
     problem, choice = gemms.ON_BLACKWELL["bf16_odd"]
     narrow = plan_gemm(problem, dataclasses.replace(choice, tile=(128, 96, 64), epilogue_n=16), gemms.BLACKWELL)
     assert counts(narrow).tensor_memory_columns == 256
+
+
+def test_parts_of_k_are_all_of_it() -> None:
+    for splits, k_tiles in ((1, 5), (2, 9), (3, 3), (4, 129)):
+        choice = Choice(tile=(64, 128, 64), cluster=(1, 2), splits=splits)
+        plan = plan_gemm(gemms.product(k=64 * k_tiles), choice, gemms.HOPPER)
+        parts = [k_range(plan, rank, k_tiles) for rank in range(0, plan.ctas, 2)]
+        assert [k_tile for part in parts for k_tile in part] == list(range(k_tiles))
+        assert all(parts) and max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_parts_of_k_share_nothing_but_their_own_operands() -> None:

@@ -100,6 +100,9 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
             "place = cluster_layout.get_flat_coord(rank)",
         )
     )
+    if plan.splits > 1:
+        out.line(f"k_begin = {plan.k_tiles} * place[3] // {plan.splits}")
+        out.line(f"k_end = {plan.k_tiles} * (place[3] + 1) // {plan.splits}")
     with out.block("if warp == 0:"):
         out.lines(f"cpasync.prefetch_descriptor({name})" for name in descriptors)
     out.line("memory = cutlass.memory.SmemAllocator()")

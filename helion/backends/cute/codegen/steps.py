@@ -61,23 +61,21 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
-    plan, end = names.plan, str(names.plan.k_tiles)
-    start = "group" if names.group else "place[3]" if plan.splits > 1 else ""
-    first = " + ".join(part for part in (start, str(step.first * plan.splits)) if part not in ("", "0")) or "0"
-    every = f", {plan.splits}" if plan.splits > 1 else ""
+    start, end = ("k_begin", "k_end") if names.plan.splits > 1 else ("", str(names.plan.k_tiles))
     if names.group:
-        behind = f"group + {names.group * plan.splits}"
-        end = behind if plan.k_tiles % (names.group * plan.splits) == 0 else f"cutlass.min({behind}, {end})"
-    with out.block(f"for k_tile in cutlass.range({first}, {end}{every}, unroll=1):"):
+        whole = names.plan.splits == 1 and names.plan.k_tiles % names.group == 0
+        start, behind = "group", f"group + {names.group}"
+        end = behind if whole else f"cutlass.min({behind}, {end})"
+    first = " + ".join(part for part in (start, str(step.first)) if part not in ("", "0")) or "0"
+    with out.block(f"for k_tile in cutlass.range({first}, {end}, unroll=1):"):
         _body(step.body, out, names)
 
 
 @_print.register
 def _(step: g.KGroups, out: Writer, names: Names) -> None:
-    plan = names.plan
-    first = "place[3]" if plan.splits > 1 else "0"
+    first, end = ("k_begin", "k_end") if names.plan.splits > 1 else ("0", str(names.plan.k_tiles))
     names.group = step.size
-    with out.block(f"for group in cutlass.range({first}, {plan.k_tiles}, {step.size * plan.splits}, unroll=1):"):
+    with out.block(f"for group in cutlass.range({first}, {end}, {step.size}, unroll=1):"):
         _body(step.body, out, names)
     names.group = 0
 
