@@ -13,6 +13,7 @@ import functools
 import inspect
 import re
 import types
+import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -41,6 +42,9 @@ class Entry:
     doc: str
     parameters: tuple[str, ...] = ()
 
+
+#: The longest signature on one line.
+LINE = 100
 
 # --- docstrings ----------------------------------------------------------------------------------------------------
 
@@ -113,12 +117,70 @@ def signature(function: Any) -> inspect.Signature | None:
 def entry(name: str, value: Any) -> Entry:
     call = None if isinstance(value, property) else signature(value)
     doc = inspect.getdoc(value.fget if isinstance(value, property) else value) or ""
-    shown = f"{name}{_tidy(str(call))}" if call is not None else name
-    return Entry(name, shown, doc, () if call is None else tuple(call.parameters))
+    if call is None:
+        return Entry(name, name, doc)
+    forms = [inspect.signature(form) for form in _overloads(value)] or [call]
+    return Entry(name, "\n".join(shown(name, form) for form in forms), doc, tuple(call.parameters))
+
+
+def _overloads(function: Any) -> list[Callable[..., Any]]:
+    """The forms of a function that are declared for type checkers; Python 3.10 keeps none."""
+    find: Callable[..., Any] | None = getattr(typing, "get_overloads", None)
+    return list(find(function)) if find is not None and isinstance(function, types.FunctionType) else []
+
+
+def shown(name: str, call: inspect.Signature) -> str:
+    """A signature on one line, or with a parameter per line where it is long."""
+    call = _unquoted(call)
+    line = f"{name}{_tidy(str(call))}"
+    if len(line) <= LINE:
+        return line
+    result = _tidy(str(call.replace(parameters=()))).removeprefix("()")
+    return "\n".join((f"{name}(", *(f"    {each}," for each in _parameters(call)), f"){result}"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Annotation:
+    """An annotation that was a string, printed as it stood in the source."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _unquoted(call: inspect.Signature) -> inspect.Signature:
+    def bare(annotation: Any) -> Any:
+        return _Annotation(annotation) if isinstance(annotation, str) else annotation
+
+    parameters = [each.replace(annotation=bare(each.annotation)) for each in call.parameters.values()]
+    return call.replace(parameters=parameters, return_annotation=bare(call.return_annotation))
+
+
+def _parameters(call: inspect.Signature) -> Iterator[str]:
+    """Parameters as text, with the marks between their kinds."""
+    before = None
+    for each in call.parameters.values():
+        if before is each.POSITIONAL_ONLY is not each.kind:
+            yield "/"
+        if each.kind is each.KEYWORD_ONLY and before not in (each.KEYWORD_ONLY, each.VAR_POSITIONAL):
+            yield "*"
+        yield _tidy(str(each))
+        before = each.kind
+    if before is inspect.Parameter.POSITIONAL_ONLY:
+        yield "/"
 
 
 def _tidy(text: str) -> str:
-    for long, short in (("collections.abc.", ""), ("typing.", ""), ("~", ""), ("'", ""), ("_T", "T")):
+    for long, short in (
+        ("collections.abc.", ""),
+        ("typing.", ""),
+        ("~", ""),
+        ("ForwardRef('Any')", "Any"),
+        ("_Parameters", "P"),
+        ("_Result", "R"),
+        ("_T", "T"),
+    ):
         text = text.replace(long, short)
     return text
 
