@@ -227,3 +227,71 @@ def test_bounds_of_fragments() -> None:
         helion.kernel(open_bounds.fn).bind((X[0],)).to_code(options=3)
     with pytest.raises(TypeError, match=r"made of a dict, got \[1\]"):
         helion.Config.from_dict([1])
+
+
+@helion.kernel
+def changes_the_seed(x: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        torch.manual_seed(0)
+        x[tile] = torch.rand_like(x[tile])
+    return x
+
+
+@helion.kernel
+def no_step(x: torch.Tensor) -> torch.Tensor:
+    for i in hl.grid(0, x.size(0), step=0):
+        x[i] = x[i] + 1
+    return x
+
+
+@helion.kernel
+def adds_a_host_tensor(x: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        hl.atomic_add(x, [tile], x)
+    return x
+
+
+@helion.kernel
+def adds_text(x: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        hl.atomic_add(x, [tile], "1")
+    return x
+
+
+@helion.kernel
+def dtype_by_name(x: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        x[tile] = hl.zeros([tile], dtype="float32")
+    return x
+
+
+@helion.kernel
+def no_function(x: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        x[tile] = hl.associative_scan(None, x[tile], dim=0)
+    return x
+
+
+@helion.kernel
+def too_much_dropout(x: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        x[tile] = torch.nn.functional.dropout(x[tile], 2.0)
+    return x
+
+
+@pytest.mark.parametrize(
+    "kernel, error, text",
+    [
+        (changes_the_seed, exc.NotAllowedOnDevice, "manual_seed.*move it to the host code"),
+        (no_step, exc.InvalidAPIUsage, "step of hl.grid .*must be at least 1, got 0"),
+        (adds_a_host_tensor, exc.HostTensorDirectUsage, "'x'.*load a tile"),
+        (adds_text, exc.RequiresTensorInAssignment, "got '1'"),
+        (dtype_by_name, exc.InvalidAPIUsage, "must be a torch.dtype, got 'float32'"),
+        (no_function, exc.InvalidAPIUsage, "takes a function of two values that combines them, got None"),
+        (too_much_dropout, exc.InvalidAPIUsage, "between 0 and 1, got 2.0"),
+    ],
+    ids=lambda v: getattr(v, "name", None),
+)
+def test_wrong_arguments(kernel: helion.Kernel, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        kernel.bind((X[0],))

@@ -210,10 +210,18 @@ def _inputs(t: Tracer, value: Any, name: str) -> tuple[DeviceValue, ...]:
     return ops.together(t, inputs, f" in {name}")
 
 
+def _check_function(combine_fn: Any, name: str) -> None:
+    if combine_fn is None or isinstance(combine_fn, (int, float, str, tuple, list, DeviceValue, HostTensorValue, Tile)):
+        raise exc.InvalidAPIUsage(
+            f"{name} takes a function of two values that combines them, got {describe(combine_fn)}."
+        )
+
+
 @rule(hl.reduce)
 def _reduce(
     t: Tracer, combine_fn: Any, input_tensor: Any, dim: Any = None, other: Any = 0, keep_dims: bool = False
 ) -> Any:
+    _check_function(combine_fn, "hl.reduce")
     combine_fn, inputs = plain_function(combine_fn), _inputs(t, input_tensor, "hl.reduce")
     others = tuple(other) if isinstance(other, (tuple, list)) else (other,) * len(inputs)
     if len(others) != len(inputs) or not all(isinstance(o, (int, float)) for o in others):
@@ -234,6 +242,7 @@ def _reduce(
 
 @rule(hl.associative_scan)
 def _associative_scan(t: Tracer, combine_fn: Any, input_tensor: Any, dim: int, reverse: bool = False) -> Any:
+    _check_function(combine_fn, "hl.associative_scan")
     combine_fn, inputs = plain_function(combine_fn), _inputs(t, input_tensor, "hl.associative_scan")
     at = position(inputs[0], dim)
     if reverse and t.blocks.may_be_padded(inputs[0].dims[at]):

@@ -125,6 +125,8 @@ def _register_random(name: str, make: Callable[..., DeviceValue]) -> None:
 def _dropout(t: Tracer, input: DeviceValue, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if not training or (isinstance(p, (int, float)) and p == 0):
         return input
+    if isinstance(p, (int, float)) and not 0 <= p <= 1:
+        raise exc.InvalidAPIUsage(f"The probability of torch.nn.functional.dropout must be between 0 and 1, got {p}.")
     kept = ops.pointwise(t, "ge", _drawn(t, input.dims), p)
     return ops.cast(t, ops.pointwise(t, "where", kept, input / (1.0 - p), 0), input.dtype)
 

@@ -103,9 +103,7 @@ def load(
 
 
 def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: Any = None) -> None:
-    if not isinstance(value, (DeviceValue, int, float, Expr)):
-        ops.refuse_operand(value, "as the stored value")
-        raise exc.RequiresTensorInAssignment(got=describe(value))
+    _check_storable(value, "as the stored value")
     plan = subscripts.plan(t, tensor, index, shift=1, checked=mask is not None)
     if isinstance(value, DeviceValue):
         plan = _walked_by_tiles(t, plan, value.dims)
@@ -124,6 +122,13 @@ def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: 
     t.builder.emit("store", operands, tensor.dtype, plan.dims, attrs)
 
 
+def _check_storable(value: Any, how: str) -> None:
+    """Raises for what is neither a value of device code nor a number."""
+    if not isinstance(value, (DeviceValue, int, float, Expr)):
+        ops.refuse_operand(value, how)
+        raise exc.RequiresTensorInAssignment(got=describe(value))
+
+
 def atomic(
     t: TraceState, name: str, tensor: HostTensorValue, index: Any, values: Sequence[Any], sem: str
 ) -> DeviceValue:
@@ -131,6 +136,8 @@ def atomic(
     plan = subscripts.plan(t, tensor, index, shift=len(values))
     if plan.inside is not None:
         raise exc.InvalidIndexingType(got="A slice with bounds of the device's own, in an atomic operation,")
+    for value in values:
+        _check_storable(value, f"as the value of hl.atomic_{name}")
     given = [stored(t, tensor, plan.dims, value).value for value in values]
     attrs = MemoryAttrs(
         tensor=tensor_id(t, tensor),

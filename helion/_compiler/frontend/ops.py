@@ -44,6 +44,8 @@ _DTYPES = frozenset((*_FLOATS, *_AMD_FLOATS, *_SIGNED, *_UNSIGNED))
 
 def check_dtype(dtype: torch.dtype) -> None:
     """Raises ``exc.TypeInferenceError`` for what no value of device code can have."""
+    if not isinstance(dtype, torch.dtype):
+        raise exc.InvalidAPIUsage(f"A dtype must be a torch.dtype, got {dtype!r}.")
     if dtype in _DTYPES:
         return
     remedy = "use an integer type of 8 bits, as tensor.view(torch.uint8) gives"

@@ -26,11 +26,17 @@ _TORCH_FACTORIES = (
 )  # fmt: skip
 
 
+#: What the names of functions begin with that change torch itself, as torch.manual_seed and torch.set_default_dtype do.
+_CHANGES = ("manual_seed", "seed", "set_", "use_")
+
+
 def call_torch(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function: by its rule on abstract values, else called now."""
     if not s.t.on_device:
         return _call_torch_on_host(s, function, args, kwargs)
     if not (any_abstract((args, kwargs)) or function in _TORCH_FACTORIES):
+        if getattr(function, "__name__", "").startswith(_CHANGES):
+            raise exc.NotAllowedOnDevice(what=f"{torch_name(function)}, which changes what torch does everywhere,")
         result = function(*args, **kwargs)  # torch.finfo, torch.promote_types ...
         if isinstance(result, torch.Tensor):
             raise exc.UnsupportedTorchFunction(name=torch_name(function), remedy="; make the tensor in host code")

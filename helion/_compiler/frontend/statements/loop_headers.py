@@ -62,6 +62,11 @@ def loop_spec(s: Scope, name: str, node: ast.For) -> LoopSpec:
         raise exc.TypeInferenceError(
             f"{name} got {len(begins)} begins, {len(ends)} ends and {len(sizes)} {extra_name}s."
         )
+    for size in sizes if name in ("hl.grid", "range") else ():
+        if isinstance(size, int) and size < 1:
+            raise exc.InvalidAPIUsage(
+                f"The step of {name} in a loop of programs or of device code must be at least 1, got {size}."
+            )
     return LoopSpec(name, name != "hl.tile", begins, ends, sizes, sequence)
 
 
