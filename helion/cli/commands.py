@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import doctor, explain
+from . import cache, doctor, explain, report
 from .command import Command
 
-COMMANDS: tuple[Command, ...] = (explain.COMMAND, doctor.COMMAND)
+COMMANDS: tuple[Command, ...] = (explain.COMMAND, doctor.COMMAND, cache.COMMAND, report.COMMAND)

@@ -40,12 +40,13 @@ if TYPE_CHECKING:
     from . import aot, ref_mode, repro
     from .explanation import explain
     from .kernel import Kernel
-    from .tuning import at_call
+    from .tuning import at_call, several
     from .tuning import autotune as tuning
 else:
     aot = lazy("helion.runtime.aot")
     search_options = lazy("helion.autotuner.options")
     at_call = lazy("helion.runtime.tuning.at_call")
+    several = lazy("helion.runtime.tuning.several")
     tuning = lazy("helion.runtime.tuning.autotune")
     explain = lazy("helion.runtime.explanation.explain")
     ref_mode = lazy("helion.runtime.ref_mode")
@@ -552,3 +553,24 @@ class BoundKernel:
             exc.InvalidAPIUsage: another format.
         """
         return explain.explain(self.compiled, format)
+
+
+def tune_together(
+    sets: Sequence[tuple[BoundKernel, Sequence[Any]]],
+    options: search_options.Options,
+    aggregation: str,
+    relative_to: str | None,
+    cache_tag: str | None,
+    force: bool,
+) -> Config:
+    """One config for several bound kernels with their arguments; see ``Kernel.autotune_multi``."""
+    first, args = sets[0]
+    on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
+    if options.effort == "none" or not (on_gpu or options.simulated):
+        config = first.default_config()
+    else:
+        pairs = [(bound._of, values) for bound, values in sets]
+        config = several.tuned_for_all(pairs, options, aggregation, relative_to, cache_tag, force)
+    for bound, _ in sets:
+        bound.set_config(config)
+    return config

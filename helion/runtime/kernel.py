@@ -24,7 +24,7 @@ from ..config import Config, as_config
 from ..settings import RefMode, Settings
 from . import bind_times
 from .aot_options import AotOptions
-from .bound import BoundKernel
+from .bound import BoundKernel, tune_together
 from .definition import Definition
 from .dispatch import Calls, dispatchable, leave_untraced
 from .inputs import check_call
@@ -36,14 +36,18 @@ from .targets import target_of, token
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
 
+    from ..autotuner import options as search_options
     from . import aot, differentiable, ref_mode
     from .graphs import calls as graph_calls
     from .graphs import dynamo
+    from .tuning import several
 
     # a bare `helion.Kernel` in an annotation is a kernel of any function
     _Parameters = ParamSpec("_Parameters", default=...)
     _Result = TypeVar("_Result", default=Any)
 else:
+    search_options = lazy("helion.autotuner.options")
+    several = lazy("helion.runtime.tuning.several")
     from typing import ParamSpec, TypeVar
 
     dynamo = lazy("helion.runtime.graphs.dynamo")
@@ -246,7 +250,8 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         Args:
             args: the arguments of a call.
             force: search also where a config was found before.
-            options: ``effort``, ``seconds``, ``configs`` and others, in place of the settings ``autotune_*``.
+            options: ``effort``, ``seconds`` and others, in place of the settings ``autotune_*``; passed on to
+                ``autotuner_fn``, where the settings have one.
 
         Returns:
             The config.
@@ -262,6 +267,43 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         if first is not bound:
             first.set_config(config)
         return config
+
+    def autotune_multi(
+        self,
+        arg_sets: Sequence[Sequence[Any]],
+        *,
+        aggregation: str = "geomean",
+        relative_to: str | None = None,
+        cache_tag: str | None = None,
+        force: bool = True,
+        **options: Any,
+    ) -> Config:
+        """Search for the config that is fastest for several argument sets together, and use it for each from now on.
+
+        On CPU tensors nothing is searched, and the default config of the first set is used.
+
+        Args:
+            arg_sets: the arguments of a call each.
+            aggregation: ``"geomean"`` or ``"max"`` of the times.
+            relative_to: times count as they are (None), or divided by that of the default config of each set
+                (``"default"``) or of its reference, ``autotune_baseline_fn`` or reference mode (``"baseline"``).
+            cache_tag: a name under which the answer is kept, beside the argument sets.
+            force: search also where a config was found before.
+            options: as for ``autotune``.
+
+        Raises:
+            exc.InvalidAPIUsage: an option that there is not, before anything is bound.
+            exc.NoConfigFound: nothing that was tried works.
+        """
+        several.check_options(aggregation, relative_to, cache_tag)
+        wanted = search_options.Options.of(self.settings, "full", options)
+        if isinstance(arg_sets, (str, torch.Tensor)) or not all(isinstance(args, (tuple, list)) for args in arg_sets):
+            raise exc.InvalidAPIUsage("autotune_multi takes a list of the arguments of calls: [(x,), (y,)].")
+        if not arg_sets:
+            raise exc.InvalidAPIUsage("autotune_multi takes at least one argument set.")
+        sets = [self.normalize_args(*args) for args in arg_sets]
+        bound = [self.bind(args) for args in sets]
+        return tune_together(list(zip(bound, sets, strict=True)), wanted, aggregation, relative_to, cache_tag, force)
 
     def custom_op(self, *args: Any, **kwargs: Any) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
         """Return the operator of ``torch.library`` that stands for such a call in graphs of torch, and its arguments.

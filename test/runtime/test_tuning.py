@@ -216,3 +216,40 @@ def test_one_wrong_element_is_seen() -> None:
     assert "differs in 1 of" in difference(torch.tensor([1, 2]), torch.tensor([1, 3]), Tolerance())
     assert difference((expected, 3, None), (expected, 3, None), Tolerance()) == ""
     assert "is 4, not 3" in difference((expected, 4), (expected, 3), Tolerance())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"aggregation": "mean"}, "aggregation must be one of 'geomean', 'max', got 'mean'"),
+        ({"relative_to": "seed"}, "relative_to must be None, 'default' or 'baseline', got 'seed'"),
+        ({"cache_tag": ""}, "cache_tag must be None or a string that is not empty"),
+        ({"cache_tag": 3}, "cache_tag must be None or a string"),
+        ({"efort": "full"}, "Tuning has no option 'efort'"),
+    ],
+)
+def test_options_of_several_sets_are_refused_before_anything_is_bound(options: dict[str, Any], message: str) -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        return no_such_function(x)  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(exc.InvalidAPIUsage, match=message):
+        helion.kernel(broken).autotune_multi([(torch.randn(3),)], **options)
+    for sets in ([], torch.randn(3), [torch.randn(3)]):
+        with pytest.raises(exc.InvalidAPIUsage, match="autotune_multi takes"):
+            helion.kernel(broken).autotune_multi(sets)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("relative_to", [None, "default", "baseline"])
+def test_one_config_for_several_sets(empty_store: None, relative_to: str | None) -> None:
+    sets = [(torch.randn(8, 16),), (torch.randn(3, 100),)]
+    kernel = helion.kernel(softmax)
+    options = {**QUIET, "configs": 4, "isolated": False}
+    config = kernel.autotune_multi(sets, aggregation="max", relative_to=relative_to, **options)
+    for (x,) in sets:
+        torch.testing.assert_close(kernel(x), torch.softmax(x, -1))
+        assert kernel.bind((x,)).config == kernel.bind((x,)).config_spec.normalize(config)
+    again = helion.kernel(softmax)
+    assert again.autotune_multi(sets, aggregation="max", relative_to=relative_to, force=False, **options) == config
+    store = default_store()
+    assert store is not None and len(store.all()) == 1
+    assert helion.kernel(softmax).autotune_multi(sets) == again.bind(sets[0]).default_config()

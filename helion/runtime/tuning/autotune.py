@@ -61,10 +61,10 @@ def tuned(
             return Tuned(config=known, result=None)
     of.settings.check_autotuning_disabled()
     baseline = given[0] if given else of.analysis.default_config
-    starts = _starts(of, options, store, key)
-    domain = _domain(of, options, given, [baseline, *starts])
+    starts = start_configs(of, options, store, key)
+    domain = domain_of(of, options, given, [baseline, *starts])
     search = FiniteSearch(given) if given else search_of(options, domain)
-    with _evaluator(of, args, options) as evaluator:
+    with evaluator_of(of, args, options) as evaluator:
         budget = Budget(seconds=options.seconds, configs=options.configs)
         name = f"{of.kernel.name} on {of.target.name}"
         shown = listeners(name, budget, options, baseline, of.decorator)
@@ -73,7 +73,7 @@ def tuned(
         reasons = dict.fromkeys(o.detail for o in result.outcomes if o.detail)
         raise exc.NoConfigFound(kernel=of.kernel.name, reason="; ".join(list(reasons)[:5]) or result.why)
     if store is not None and key is not None:
-        _keep(store, key, result, options)
+        keep(store, key, result, options)
     return Tuned(config=result.config, result=result)
 
 
@@ -85,7 +85,7 @@ def legal(of: Specialized, config: Config) -> Config | None:
         return None
 
 
-def _keep(store: Store, key: Key, result: Result, options: Options) -> None:
+def keep(store: Store, key: Key, result: Result, options: Options) -> None:
     if result.microseconds is None:
         store.add(key, result.outcomes)
         return
@@ -101,7 +101,7 @@ def _keep(store: Store, key: Key, result: Result, options: Options) -> None:
     store.put(Entry(row=row, sweep=result.outcomes))
 
 
-def _starts(of: Specialized, options: Options, store: Store | None, key: Key | None) -> list[Config]:
+def start_configs(of: Specialized, options: Options, store: Store | None, key: Key | None) -> list[Config]:
     """Configs to begin with, in order: the user's, the seeds', those kept of this and of the nearest shapes."""
     wanted = of.settings.autotune_seed_configs or ()
     asked = [as_config(each) for each in ([wanted] if isinstance(wanted, (dict, Config)) else wanted)]
@@ -115,7 +115,7 @@ def _starts(of: Specialized, options: Options, store: Store | None, key: Key | N
     return [config for config in normal if config is not None]
 
 
-def _domain(of: Specialized, options: Options, given: Sequence[Config], seeds: Sequence[Config]) -> Domain:
+def domain_of(of: Specialized, options: Options, given: Sequence[Config], seeds: Sequence[Config]) -> Domain:
     model = PredictedTime(of.analysis.predict)
     if given:
         return ListedDomain(given, of.analysis.space.fields, model)
@@ -123,7 +123,7 @@ def _domain(of: Specialized, options: Options, given: Sequence[Config], seeds: S
 
 
 @contextlib.contextmanager
-def _evaluator(of: Specialized, args: Sequence[Any], options: Options) -> Iterator[Evaluator]:
+def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iterator[Evaluator]:
     """Tries configs on ``args``; ends all processes of it afterwards, also when interrupted."""
     task = _task(of, args, options)
     direct = not options.isolated or options.effort == "minimal" or _needs_its_module(of)

@@ -1,0 +1,68 @@
+"""One config for several argument sets: tried on each, and judged by all."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from ...config import Config
+from ..outcome import Outcome, Status
+from .protocol import Evaluator
+
+#: How times of several argument sets become one.
+AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "geomean": lambda times: math.exp(statistics.fmean(map(math.log, times))),
+    "max": max,
+}
+#: A config as the space of one argument set has it, None where it is not legal there.
+Translate = Callable[[Config], Config | None]
+
+
+class SeveralSets:
+    """An evaluator for each set, with what a config is called there; ``units`` are the microseconds of each that count
+    as 1."""
+
+    capacity = 1
+
+    def __init__(
+        self, sets: Sequence[tuple[Evaluator, Translate]], aggregation: str, units: Sequence[float] | None = None
+    ) -> None:
+        self._sets = sets
+        self._combine = AGGREGATIONS[aggregation]
+        self._units = [1.0] * len(sets) if units is None else list(units)
+        self._waiting: deque[Config] = deque()
+
+    def start(self, config: Config) -> None:
+        self._waiting.append(config)
+
+    def finish(self) -> Outcome:
+        config = self._waiting.popleft()
+        times, seconds = [], 0.0
+        for (evaluator, translate), unit in zip(self._sets, self._units, strict=True):
+            local = translate(config)
+            if local is None:
+                return Outcome(config=config, status=Status.FAILED, detail="not legal for all argument sets")
+            evaluator.start(local)
+            outcome = evaluator.finish()
+            if outcome.microseconds is None:
+                return Outcome(config=config, status=outcome.status, detail=outcome.detail)
+            times.append(outcome.microseconds / unit)
+            seconds += outcome.compile_seconds or 0.0
+        return Outcome(config=config, status=Status.OK, microseconds=self._combine(times), compile_seconds=seconds)
+
+    def confirm(self, configs: Sequence[Config]) -> Mapping[Config, float]:
+        times: dict[Config, list[float]] = {config: [] for config in configs}
+        for (evaluator, translate), unit in zip(self._sets, self._units, strict=True):
+            local = {config: translate(config) for config in configs}
+            found = evaluator.confirm([each for each in local.values() if each is not None])
+            for config, each in local.items():
+                if each is not None and each in found:
+                    times[config].append(found[each] / unit)
+        whole = {config: self._combine(each) for config, each in times.items() if len(each) == len(self._sets)}
+        return dict(sorted(whole.items(), key=lambda item: item[1]))
+
+    def close(self) -> None:
+        for evaluator, _ in self._sets:
+            evaluator.close()

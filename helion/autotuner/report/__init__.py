@@ -1,0 +1,1 @@
+"""What a search did, as a page: read from its log."""
