@@ -78,7 +78,7 @@ def collected(pool: CompilePool, count: int) -> dict[object, compiling.Built]:
 
 def test_jobs_that_fail_lose_themselves_only(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "MEGABYTES", 512)
-    pool = CompilePool(nursery, workers=3, patience=Patience(most=3.0))
+    pool = CompilePool(lambda: nursery, workers=3, patience=Patience(most=3.0))
     kinds = ("raise", "segfault", "exit", "hang", "exhaust", "slow", "quick")
     for kind in kinds:
         pool.submit(kind, Work(kind))
@@ -95,7 +95,7 @@ def test_jobs_that_fail_lose_themselves_only(nursery: Nursery, monkeypatch: pyte
 
 
 def test_a_pool_that_is_closed_leaves_no_process(nursery: Nursery) -> None:
-    pool = CompilePool(nursery, workers=2, patience=Patience(most=60.0))
+    pool = CompilePool(lambda: nursery, workers=2, patience=Patience(most=60.0))
     for at in range(4):
         pool.submit(at, Work("hang"))
     pids = [run.child.pid for run in pool._running]

@@ -4,6 +4,8 @@ die, and times are simulated."""
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +20,7 @@ from helion.autotuner.cache.rows import Entry, exported
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.measure.accuracy import Tolerance, difference
 from helion.autotuner.outcome import Status
-from helion.autotuner.pool.children import Nursery
+from helion.autotuner.pool.children import Nursery, shared_nursery
 from helion.runtime.tuning import loaded
 from helion.runtime.tuning.bench import Bench, DirectBench
 from helion.runtime.tuning.session import NEEDED, Candidate, Task
@@ -85,7 +87,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def test_a_faulty_candidate_loses_itself_only(nursery: Nursery) -> None:
-    bench = Bench(nursery, task(), 2.0)
+    bench = Bench(lambda: nursery, task(), 2.0)
     for name, (lines, status, detail) in FAULTS.items():
         trial = bench.run(candidate(**lines), 1e9)
         assert (trial.status, detail in trial.detail) == (status, True), (name, trial)
@@ -111,7 +113,7 @@ def test_arguments_that_share_memory_still_do(nursery: Nursery) -> None:
     changed = whole.clone()
     changed[:64] *= 2
     shared = task(args=(x, y), expected=changed[:64] + changed[32:96], changed=(changed[:64], changed[32:96]))
-    bench = Bench(nursery, shared, 5.0)
+    bench = Bench(lambda: nursery, shared, 5.0)
     assert bench.run(candidate(), 1e9).status is Status.OK
     assert bench.again(candidate()).status is Status.OK
     bench.close()
@@ -253,3 +255,24 @@ def test_one_config_for_several_sets(empty_store: None, relative_to: str | None)
     store = default_store()
     assert store is not None and len(store.all()) == 1
     assert helion.kernel(softmax).autotune_multi(sets) == again.bind(sets[0]).default_config()
+
+
+def test_helpers_that_are_killed_are_started_again(empty_store: None) -> None:
+    """All processes are killed twice while a kernel is tuned."""
+    x = torch.randn(33, 100)
+    kernel = helion.kernel(softmax)
+    bound = kernel.bind((x,))
+    killed = []
+
+    def spoil(config: helion.Config) -> bool:
+        if len(killed) < 2:
+            os.kill(shared_nursery(NEEDED).pid, signal.SIGKILL)
+            killed.append(config)
+        return True
+
+    original = bound._analysis.predict
+    bound._analysis.predict = lambda config: (spoil(config), original(config))[1]  # type: ignore[method-assign]
+    config = bound.autotune((x,), configs=5, **QUIET)
+    assert len(killed) == 2
+    torch.testing.assert_close(kernel(x), torch.softmax(x, -1))
+    assert bound.config == config

@@ -104,6 +104,21 @@ class Nursery:
         self.close()
 
 
+_SHARED: dict[tuple[Any, ...], Nursery] = {}
+_SHARED_LOCK = threading.Lock()
+
+
+def shared_nursery(needed: tuple[Callable[..., Any], ...]) -> Nursery:
+    """One for the whole process, so that its imports are waited for once; it ends with the process. Another one where it
+    was killed."""
+    with _SHARED_LOCK:
+        key = (os.getpid(), *needed)  # a forked process has one of its own
+        found = _SHARED.get(key)
+        if found is None or not found.is_alive:
+            found = _SHARED[key] = Nursery(needed)
+        return found
+
+
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
     control.close()
     try:
@@ -178,6 +193,11 @@ class Child:
             raise Raised(*answer)
         return answer
 
+    def leave(self) -> None:
+        """Lets it end by itself, which takes it some time, but not this process."""
+        self._channel.close()
+
     def kill(self) -> None:
+        """Ends it at once."""
         self._channel.close()
         self._nursery.kill(self.pid)

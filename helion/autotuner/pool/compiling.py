@@ -6,7 +6,7 @@ import select
 import statistics
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -72,18 +72,21 @@ def _itself(job: Job) -> Job:
 
 
 class CompilePool:
-    """At most ``workers`` jobs run at once, in the order of ``submit``. What one does, the others do not notice."""
+    """At most ``workers`` jobs run at once, in the order of ``submit``. What one does, the others do not notice.
 
-    def __init__(self, nursery: Nursery, workers: int, patience: Patience) -> None:
+    ``nursery`` gives the one that lives."""
+
+    def __init__(self, nursery: Callable[[], Nursery], workers: int, patience: Patience) -> None:
         self._nursery = nursery
         self._workers = workers
         self._patience = patience
         self._waiting: deque[tuple[Hashable, Job]] = deque()
         self._running: list[_Running] = []
+        self._lost: list[Built] = []
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._lost)
 
     def submit(self, key: Hashable, job: Job) -> None:
         self._waiting.append((key, job))
@@ -93,6 +96,9 @@ class CompilePool:
         """The jobs that have ended, after at most about ``seconds`` if there is none at once."""
         if not self._running:
             self._fill()
+        if self._lost:
+            lost, self._lost = self._lost, []
+            return lost
         now = time.monotonic()
         deadlines = [run.began + self._patience.seconds - now for run in self._running]
         wait = max(0.0, min([seconds, *deadlines]))
@@ -114,9 +120,14 @@ class CompilePool:
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._workers:
             key, job = self._waiting.popleft()
-            child = self._nursery.child(_itself, job, megabytes=MEGABYTES)
-            child.post("run")
-            self._running.append(_Running(key, child, time.monotonic()))
+            began = time.monotonic()
+            try:
+                child = self._nursery().child(_itself, job, megabytes=MEGABYTES)
+                child.post("run")
+            except Died as error:
+                self._lost.append(Built(key=key, seconds=time.monotonic() - began, failure=str(error), crashed=True))
+                continue
+            self._running.append(_Running(key, child, began))
 
     def _built(self, run: _Running, readable: bool) -> Built:
         allowed = self._patience.seconds
@@ -128,7 +139,7 @@ class CompilePool:
             return Built(key=run.key, seconds=allowed, failure=f"not compiled within {allowed:.0f} s", timed_out=True)
         except Died as error:
             return Built(key=run.key, seconds=time.monotonic() - run.began, failure=str(error), crashed=True)
-        run.child.kill()
+        run.child.leave()
         seconds = time.monotonic() - run.began
         self._patience.finished(seconds)
         return Built(key=run.key, seconds=seconds, answer=answer)

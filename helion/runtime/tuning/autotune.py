@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from ...autotuner.cache.store import Store, default_store
 from ...autotuner.measure.accuracy import Tolerance
 from ...autotuner.options import Options
 from ...autotuner.outcome import Status
-from ...autotuner.pool.children import Nursery
+from ...autotuner.pool.children import Nursery, shared_nursery
 from ...autotuner.pool.compiling import CompilePool, Patience
 from ...autotuner.progress import listeners
 from ...autotuner.search.domain import Domain, ListedDomain, SpaceDomain
@@ -124,13 +125,15 @@ def domain_of(of: Specialized, options: Options, given: Sequence[Config], seeds:
 
 @contextlib.contextmanager
 def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iterator[Evaluator]:
-    """Tries configs on ``args``; ends all processes of it afterwards, also when interrupted."""
-    task = _task(of, args, options)
+    """Tries configs on ``args``; ends what runs afterwards, also when interrupted."""
     direct = not options.isolated or options.effort == "minimal" or _needs_its_module(of)
+    if not direct:
+        shared_nursery(NEEDED)  # it imports what it needs while the reference is computed
+    task = _task(of, args, options)
     with contextlib.ExitStack() as stack:
         pool, bench = None, None
         if not direct:
-            nursery = stack.enter_context(Nursery(NEEDED))
+            nursery = functools.partial(shared_nursery, NEEDED)
             patience = Patience(most=options.compile_seconds, adaptive=options.adaptive)
             pool = CompilePool(nursery, options.workers, patience)
             bench = _isolated(nursery, task, options)
@@ -139,7 +142,7 @@ def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iter
         yield evaluator
 
 
-def _isolated(nursery: Nursery, task: Task, options: Options) -> AnyBench | None:
+def _isolated(nursery: Callable[[], Nursery], task: Task, options: Options) -> AnyBench | None:
     """None for arguments that cannot go to another process."""
     try:
         return Bench(nursery, task, options.run_seconds)

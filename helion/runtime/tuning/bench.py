@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
+from collections.abc import Callable
 
 from ...autotuner.outcome import Status
 from ...autotuner.pool.children import Child, Died, Nursery, Raised, TimedOut
@@ -14,9 +15,9 @@ _STARTING = 120.0
 
 
 class Bench:
-    """``seconds`` may pass until a candidate is checked and timed."""
+    """``seconds`` may pass until a candidate is checked and timed. ``nursery`` gives the one that lives."""
 
-    def __init__(self, nursery: Nursery, task: Task, seconds: float) -> None:
+    def __init__(self, nursery: Callable[[], Nursery], task: Task, seconds: float) -> None:
         self._nursery = nursery
         self._seconds = seconds
         self._folder = tempfile.TemporaryDirectory(prefix="helion-tune-")
@@ -45,7 +46,7 @@ class Bench:
 
     def _started(self) -> Child:
         if self._child is None:
-            self._child = self._nursery.child(Session.loaded, self._path)
+            self._child = self._nursery().child(Session.loaded, self._path)
             self._child.ready(_STARTING)
         return self._child
 

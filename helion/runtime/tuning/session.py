@@ -191,4 +191,4 @@ class CompileJob:
 
 
 #: What a nursery reads in advance.
-NEEDED: Sequence[Callable[..., Any]] = (Session, CompileJob, difference)
+NEEDED: tuple[Callable[..., Any], ...] = (Session, CompileJob, difference)
