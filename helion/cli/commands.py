@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import cache, doctor, explain, report
+from . import cache, doctor, explain, report, tune
 from .command import Command
 
-COMMANDS: tuple[Command, ...] = (explain.COMMAND, doctor.COMMAND, cache.COMMAND, report.COMMAND)
+COMMANDS: tuple[Command, ...] = (explain.COMMAND, doctor.COMMAND, cache.COMMAND, report.COMMAND, tune.COMMAND)

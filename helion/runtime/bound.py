@@ -34,18 +34,20 @@ if TYPE_CHECKING:
     from .._compiler.context import CompileContext
     from .._compiler.facts.records import KernelFacts
     from ..autotuner import options as search_options
+    from ..autotuner.cache.rows import Entry
     from ..autotuner.proposal import Seed
     from ..autotuner.space import ConfigSpace
     from ..backends.execution import Resources
     from . import aot, ref_mode, repro
     from .explanation import explain
     from .kernel import Kernel
-    from .tuning import at_call, several
+    from .tuning import at_call, offline, several
     from .tuning import autotune as tuning
 else:
     aot = lazy("helion.runtime.aot")
     search_options = lazy("helion.autotuner.options")
     at_call = lazy("helion.runtime.tuning.at_call")
+    offline = lazy("helion.runtime.tuning.offline")
     several = lazy("helion.runtime.tuning.several")
     tuning = lazy("helion.runtime.tuning.autotune")
     explain = lazy("helion.runtime.explanation.explain")
@@ -574,3 +576,8 @@ def tune_together(
     for bound, _ in sets:
         bound.set_config(config)
     return config
+
+
+def ranked_offline(bound: BoundKernel, args: Sequence[Any], options: search_options.Options, configs: int) -> Entry:
+    """What ``runtime.tuning.offline`` finds for a bound kernel and its arguments."""
+    return offline.entry_of(bound._of, args, offline.ranked(bound._of, options, configs))

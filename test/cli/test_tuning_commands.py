@@ -11,7 +11,7 @@ import matplotlib.image as plt_image
 import pytest
 
 from helion.__main__ import main
-from helion.autotuner.cache.rows import Entry, Key, Row, exported
+from helion.autotuner.cache.rows import Entry, Key, Row, exported, imported
 from helion.autotuner.options import Options
 from helion.autotuner.outcome import Outcome, Status
 from helion.autotuner.progress import Log
@@ -123,3 +123,44 @@ def test_the_page_is_seen_in_a_browser(tmp_path: pathlib.Path) -> None:
     assert (dark > 0).mean() > 0.3
     orange = (abs(image[..., 0] - 1.0) < 0.05) & (abs(image[..., 1] - 0.5) < 0.05) & (image[..., 2] < 0.1)
     assert orange.sum() > 100  # the line of the seed
+
+
+SPEC = """
+target = "h200"
+[[tune]]
+kernel = "kernels.py::twice"
+args = [["f32[1000]"], ["bf16[33,65]"], ["f32[10,20,30]"]]
+workers = 2
+"""
+KERNELS = """
+import torch, helion
+import helion.language as hl
+
+@helion.kernel
+def twice(x):
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] * 2
+    return out
+"""
+
+
+def test_kernels_of_a_file_are_ranked_without_a_gpu(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    spec = tmp_path / "spec.toml"
+    spec.write_text(SPEC)
+    assert main(["tune", str(spec), "--configs", "2", "--offline"]) == 0
+    said = capsys.readouterr().out
+    assert "twice(bf16[33,65]): " in said and "3 of 3 compiled and ranked" in said and "@helion.kernel(config=" in said
+    rows = imported((tmp_path / "spec.json").read_text())
+    assert len(rows) == 3 and {each.row.effort for each in rows} == {"offline"}
+    assert {each.row.key.target.split()[0] for each in rows} == {"sm_90"}
+    for text, message in (
+        (SPEC + "worker = 3", "Tuning has no option 'worker'"),
+        ("[[tune]]\nkernel = 3", "number 1 needs kernel"),
+        ("target = ", "spec.toml: "),
+        ("kernels = 3", "unknown keys kernels"),
+    ):
+        spec.write_text(text)
+        assert main(["tune", str(spec), "--offline"]) == 2
+        assert message in capsys.readouterr().err

@@ -11,10 +11,11 @@ from ... import exc
 from ...autotuner.measure.statistics import Samples, certain_order
 from ...autotuner.outcome import Outcome, Status
 from ...autotuner.pool.compiling import Built, CompilePool
+from ...backends.execution import Resources
 from ...config import Config
 from ..specialized import Specialized
 from .bench import AnyBench
-from .session import Candidate, CompileJob
+from .session import Candidate, OfflineJob
 
 #: Rounds in which the leaders are told apart.
 _ROUNDS = 5
@@ -46,7 +47,7 @@ class Evaluator:
         backend = self._of.analysis.backend.name
         name = self._of.kernel.name
         self._pool.submit(
-            config, CompileJob(name=name, backend=backend, text=code.text, plan=code.plan, target=self._of.target)
+            config, OfflineJob(name=name, backend=backend, text=code.text, plan=code.plan, target=self._of.target)
         )
 
     def finish(self) -> Outcome:
@@ -75,8 +76,8 @@ class Evaluator:
         if built.failure:
             status = Status.TIMED_OUT if built.timed_out else Status.CRASHED if built.crashed else Status.FAILED
             self._fail(config, status, built.failure, built.seconds)
-        elif built.answer:
-            self._fail(config, Status.FAILED, str(built.answer), built.seconds)
+        elif isinstance(built.answer, Resources) and built.answer.overflow:
+            self._fail(config, Status.FAILED, "; ".join(built.answer.overflow), built.seconds)
         else:
             self._compiled.append((config, built.seconds))
 

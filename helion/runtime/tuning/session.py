@@ -16,6 +16,7 @@ from ...autotuner.measure.accuracy import Tolerance, difference
 from ...autotuner.measure.guarded import Guards, Inputs, poisoned
 from ...autotuner.outcome import Status
 from ...backends import BACKENDS
+from ...backends.execution import Resources
 from .. import codecache
 from .clocks import clock_of
 
@@ -173,7 +174,7 @@ def copied(args: Sequence[Any], device: torch.device | None = None) -> tuple[Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileJob:
+class OfflineJob:
     """Compiles the module of one config for its target, which needs no GPU; a launch finds the binary on disk."""
 
     name: str
@@ -182,13 +183,12 @@ class CompileJob:
     plan: Any
     target: Any
 
-    def run(self) -> str:
-        """Why the binary cannot be launched; "" if it can. Raises what the compiler says."""
+    def run(self) -> Resources:
+        """What it takes. Raises what the compiler says."""
         backend = BACKENDS[self.backend]
         module: types.ModuleType = codecache.load(self.text, self.name, backend.executor.prepare)
-        resources = backend.toolchain.resources(vars(module), self.plan, self.target)
-        return "; ".join(resources.overflow)
+        return backend.toolchain.resources(vars(module), self.plan, self.target)
 
 
 #: What a nursery reads in advance.
-NEEDED: tuple[Callable[..., Any], ...] = (Session, CompileJob, difference)
+NEEDED: tuple[Callable[..., Any], ...] = (Session, OfflineJob, difference)
