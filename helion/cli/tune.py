@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -65,11 +64,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    # tomli is what became tomllib in Python 3.11
-    name = next((name for name in ("tomllib", "tomli") if importlib.util.find_spec(name) is not None), None)
-    if name is None:
-        raise ValueError("reading TOML needs Python 3.11, or tomli: pip install tomli")
-    toml: Any = importlib.import_module(name)
+    toml = _toml()
     try:
         found: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
     except toml.TOMLDecodeError as error:
@@ -77,6 +72,17 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     if unknown := sorted(set(found) - {"target", "tune"}):
         raise ValueError(f"{path}: unknown keys {', '.join(unknown)}; known are target and [[tune]]")
     return found
+
+
+def _toml() -> Any:
+    try:
+        return importlib.import_module("tomllib")
+    except ModuleNotFoundError:  # Python 3.10
+        pass
+    try:
+        return importlib.import_module("tomli")
+    except ModuleNotFoundError as error:
+        raise ValueError("reading TOML needs Python 3.11, or tomli: pip install tomli") from error
 
 
 def _items(spec: Mapping[str, Any], path: pathlib.Path) -> Iterator[Item]:
