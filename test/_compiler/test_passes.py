@@ -397,6 +397,23 @@ def test_simplifying_twice_changes_nothing() -> None:
         assert print_program(drop_dead(merge_common(program))) == print_program(program)
 
 
+RESHAPED: dict[str, tuple[Callable[..., Any], int]] = {
+    "there and back": (lambda v: v.sum(1)[:, None].reshape(v.size(0)), 0),
+    "there, elsewhere and back": (lambda v: v.sum(1)[:, None, None].squeeze(2).squeeze(1), 0),
+    "another way": (lambda v: v.sum(1)[:, None].expand(v.size(0), 4)[:, :].sum(1), 1),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPED)
+def test_values_reshaped_back_are_the_values(name: str) -> None:
+    function, left = RESHAPED[name]
+    x = torch.randn(9, 63)
+    bound = apply.bind((x, function))
+    reshapes = [op for op in bound._analysis.program.walk() if op.attrs == ViewAttrs("reshape")]
+    assert len(reshapes) == left
+    torch.testing.assert_close(bound(x, function), function(x))
+
+
 def test_the_passes_do_not_touch_their_input() -> None:
     bound = apply.bind((torch.empty(5, 77), ROWS["softmax"]))
     program = bound._analysis.program

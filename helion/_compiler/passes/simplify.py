@@ -16,18 +16,24 @@ from ..ir.grammar import (
     Program,
     Region,
     Value,
+    ViewAttrs,
 )
 from ..ir.ops import OPS
 
 
+_RESHAPE = ViewAttrs("reshape")
+
+
 def merge_common(program: Program) -> Program:
-    """``%1 = exp %0; %2 = exp %0`` becomes one op; a carried value that its loop never changes becomes its initial value."""
+    """``%1 = exp %0; %2 = exp %0`` becomes one op; a carried value that its loop never changes becomes its initial value; a
+    value reshaped to other dimensions and back is the value."""
     return program.map_regions(lambda body: _Merger().region(body, {}))
 
 
 class _Merger:
     def __init__(self) -> None:
         self.replaced: dict[int, Operand] = {}
+        self.reshaped: dict[int, Value] = {}
 
     def operand(self, operand: Operand) -> Operand:
         while isinstance(operand, Value) and operand.number in self.replaced:
@@ -39,6 +45,8 @@ class _Merger:
         ops = []
         for op in region.ops:
             op = replace(op, operands=tuple(map(self.operand, op.operands)))
+            if self.is_reshaped_back(op):
+                continue
             if OPS[op.kind].mergeable:
                 key = _key(op)
                 known = seen.get(key)
@@ -52,6 +60,18 @@ class _Merger:
                 op = replace(op, regions=tuple(self.region(r, seen) for r in op.regions))
             ops.append(op)
         return Region(region.params, tuple(ops), tuple(map(self.operand, region.results)))
+
+    def is_reshaped_back(self, op: Op) -> bool:
+        """Whether ``op`` undoes reshapes; its result is then what they began with. Triton moves every element through shared
+        memory for some of them."""
+        if op.attrs != _RESHAPE or not isinstance(op.operands[0], Value):
+            return False
+        before = op.operands[0]
+        source = self.reshaped[op.result.number] = self.reshaped.get(before.number, before)
+        if source.dims != op.result.dims:
+            return False
+        self.replaced[op.result.number] = source
+        return True
 
     def drop_invariant(self, op: Op) -> Op:
         (region,) = op.regions
