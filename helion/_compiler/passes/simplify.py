@@ -20,7 +20,6 @@ from ..ir.grammar import (
 )
 from ..ir.ops import OPS
 
-
 _RESHAPE = ViewAttrs("reshape")
 
 
