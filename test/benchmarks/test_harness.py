@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -102,13 +103,18 @@ def test_cells_are_chosen_by_suite_kernel_dtype_and_extent() -> None:
 # ------------------------------------------------------------------------------------------------- variants and the gate
 
 
+def cute(kernel: str) -> list[str]:
+    """The variant of the cute backend: where that is installed, of a plain product."""
+    return ["cute"] * (kernel == "matmul" and importlib.util.find_spec("cutlass") is not None)
+
+
 @pytest.mark.parametrize("kernel", SAMPLE)
 def test_seed_and_conservative_config_are_right_and_timed(kernel: str) -> None:
     cell = small(kernel)
     args = inputs(cell, "cpu")
     made = seeds.variants(cell, args, compiled=False)
     default = ["default"] * (made.functions.keys() >= {"default"})
-    assert list(made.functions) == ["seed", *default, "conservative", "eager"]
+    assert list(made.functions) == ["seed", *default, "conservative", *cute(kernel), "eager"]
     assert {"seed", "conservative"} <= set(made.configs)
     errors, failures = seeds.checked(cell, made, args)
     assert not failures
@@ -136,7 +142,7 @@ def test_alternates_are_all_seeds() -> None:
     assert count > 1
     names = ["seed", *(f"seed {at}" for at in range(1, count)), "conservative"]
     assert list(made.configs) == [*names, "default"]
-    assert list(made.functions) == [*names, "eager"], "the default is one of the seeds"
+    assert list(made.functions) == [*names, *cute("matmul"), "eager"], "the default is one of the seeds"
 
 
 def test_bytes_and_operations_are_the_least_possible() -> None:

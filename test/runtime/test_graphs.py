@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import graph_kernels
@@ -30,6 +32,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import helion
 import helion.language as hl
 from helion import exc
+
+ROOT = Path(__file__).resolve().parents[2]
 
 INDUCTOR = pytest.param("inductor", marks=pytest.mark.cxx)  # compiles what is around the kernels
 BACKENDS = ("eager", "aot_eager", INDUCTOR)
@@ -536,7 +540,10 @@ def test_kernels_made_before_and_after_the_compiler_is_imported() -> None:
         "run = torch.compile(lambda x: late(x, 1.0) + g.add(x, 1.0), backend='eager', fullgraph=True)\n"
         "assert torch.equal(run(x), 2 * (x + 1))"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    places = os.pathsep.join(map(str, (ROOT, ROOT / "test")))
+    environment = {**os.environ, "PYTHONPATH": places}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
     x = torch.ones(7)
     names = (graph_kernels.add.custom_op(x, 2.0)[0].name(), graph_kernels.apply.custom_op(x, torch.relu)[0].name())
-    assert said.split() == list(names)  # saved programs name them
+    assert run.stdout.split() == list(names)  # saved programs name them

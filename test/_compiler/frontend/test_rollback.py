@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ def test_every_attribute_goes_back(where: str, name: str) -> None:
 def test_nothing_else_in_a_part_can_change(where: str, name: str) -> None:
     """Objects that are changed in place are parts, or collections, or put back by ``restore`` by name."""
     value = getattr(parts(Tracer(context_for(), RULES))[where], name)
-    fixed = (int, bool, str, frozenset, torch.device, CompileContext, Rules, FunctionType)
+    fixed = (int, bool, str, frozenset, torch.device, CompileContext, Rules, FunctionType, NoneType)
     assert type(value) in _COLLECTIONS or isinstance(value, (Part, Builder, *fixed))
 
 
