@@ -259,7 +259,8 @@ def test_the_page_is_what_the_results_say() -> None:
     remedy = "docs/performance.md differs from what benchmarks/results say; run `make report`"
     results, dispatches = report.read(seeds.RESULTS)
     scores = sweep.scores(sweep.parse(sweep.KEPT.read_text()))
-    assert report.render(results, dispatches, scores) == report.PAGE.read_text(), remedy
+    cute = report.read_cute(seeds.RESULTS / "cute")
+    assert report.render(results, dispatches, scores, cute=cute) == report.PAGE.read_text(), remedy
     drawn = {path.stem for path in report.PAGE.with_suffix("").glob("*.svg")}
     assert drawn == {each.slug for each in results if report.has_plot(each)}, remedy
 

@@ -61,8 +61,8 @@ class _Merger:
         return Region(region.params, tuple(ops), tuple(map(self.operand, region.results)))
 
     def is_reshaped_back(self, op: Op) -> bool:
-        """Whether ``op`` undoes reshapes; its result is then what they began with. Triton moves every element through shared
-        memory for some of them."""
+        """Whether ``op`` undoes reshapes; its result is then what they began with. A backend may move every element through
+        shared memory for one of them."""
         if op.attrs != _RESHAPE or not isinstance(op.operands[0], Value):
             return False
         before = op.operands[0]
