@@ -1,5 +1,6 @@
 """What the public API has and nothing here uses, so that kernels written for it run unchanged: settings that have no
-effect, which say so once when they are set, and errors that are never raised but may be named in an ``except``."""
+effect, which say so once when they are set, settings that are refused with a reason, and errors that are never raised but
+may be named in an ``except``."""
 
 from __future__ import annotations
 
@@ -10,15 +11,12 @@ from typing import Any
 from . import exc
 
 _NO_SEARCH = "the search has no such option; kernel.autotune() names those it has"
-_NO_FUSION = "torch.compile fuses nothing into kernels"
 
 #: Settings that nothing reads, and why.
 SETTINGS: Mapping[str, str] = {
     "fast_math": "no approximate functions are generated",
     "debug_dtype_asserts": "generated code asserts no dtypes; HELION_VERIFY=1 checks them in the device IR",
     "triton_do_not_specialize": "Triton specializes integer arguments as it does by itself",
-    "torch_compile_fusion": _NO_FUSION,
-    "autotune_with_torch_compile_fusion": _NO_FUSION,
     "distributed": "configs follow from arguments and GPU, so that equal ranks have equal ones",
     **dict.fromkeys(
         (
@@ -43,6 +41,14 @@ SETTINGS: Mapping[str, str] = {
         ),
         _NO_SEARCH,
     ),
+}
+
+_FUSION = "torch.compile takes kernels into its graphs and fuses nothing into them; what torch runs around them is fused by torch"
+
+#: Settings of the public API that there are not here, and why: code that sets them counts on what they do.
+REFUSED: Mapping[str, str] = {
+    "torch_compile_fusion": _FUSION,
+    "autotune_with_torch_compile_fusion": _FUSION,
 }
 
 #: Classes of ``helion.exc`` that nothing raises, nor any class derived from them.

@@ -225,8 +225,6 @@ SETTINGS: dict[str, Knob] = {
     "allow_warp_specialize": Knob("HELION_ALLOW_WARP_SPECIALIZE", _bool, True, "offer warp specialization where the target has it"),
     "debug_dtype_asserts": Knob("HELION_DEBUG_DTYPE_ASSERTS", _bool, False, "assert the dtype of every value in generated code"),
     "triton_do_not_specialize": Knob("HELION_TRITON_DO_NOT_SPECIALIZE", _bool, False, "no Triton specialization on integer arguments"),
-    "torch_compile_fusion": Knob("HELION_TORCH_COMPILE_FUSION", _bool, False, "accepted for compatibility: torch.compile takes kernels into its graphs, and fuses nothing into them"),
-    "autotune_with_torch_compile_fusion": Knob("HELION_AUTOTUNE_WITH_TORCH_COMPILE_FUSION", _bool, False, "accepted for compatibility: nothing is fused into kernels"),
     "force_autotune": Knob("HELION_FORCE_AUTOTUNE", _bool, False, "tune even when configs or a cached answer exist"),
     "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "minimal", "quick", "full"), None, "how much is searched where a kernel on a GPU has no config: none, minimal (the seeds are timed), quick (about 30 s), full; unset, calls are not tuned, and kernel.autotune(...) searches as with full"),
     "autotune_force_persistent": Knob("HELION_AUTOTUNE_FORCE_PERSISTENT", _bool, False, "search persistent grids only"),

@@ -150,6 +150,8 @@ class Settings:
         values.update(dict.fromkeys(_OBJECT_FIELDS))
         values["ref_mode"] = RefMode.EAGER if knobs.INTERPRET.read() else RefMode.OFF
         if unknown := sorted(set(fields) - set(values)):
+            if why := _compatibility.REFUSED.get(unknown[0]):
+                raise TypeError(f"The setting {unknown[0]!r} is not supported: {why}.")
             close = difflib.get_close_matches(unknown[0], values, 1)
             meant = f"did you mean {close[0]!r}? Known" if close else "known"
             raise TypeError(

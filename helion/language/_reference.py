@@ -107,14 +107,14 @@ _ATTRIBUTE = "_helion_reference"
 class Shadow:
     """What is known of a tensor besides its data.
 
-    ``padded[level]`` is its version for each level below ``len(frames)``; ``axis`` identifies the loop axis or whole
-    dimension that the lanes of a 1-D tensor belong to. ``is_tile``: it is a tile, moved: like a tile, and unlike indices
+    ``padded[level]`` is its version for each level below ``len(frames)``; ``axes`` identify the loop axis or whole
+    dimension that the lanes of each dimension belong to, None where that is not known. ``is_tile``: it is a tile, moved: like a tile, and unlike indices
     that were computed, it may reach past the end of what it indexes.
     """
 
     frames: tuple[Frame, ...] = ()
     padded: tuple[Any, ...] = ()
-    axis: object = None
+    axes: tuple[object, ...] = ()
     is_tile: bool = False
 
     def at(self, value: Any, frames: tuple[Frame, ...], level: int) -> Any:
@@ -131,21 +131,32 @@ def shadow_of(tensor: torch.Tensor) -> Shadow | None:
     return getattr(tensor, _ATTRIBUTE, None)
 
 
+def axes_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """The axis of each dimension's lanes, or None where it is not known."""
+    shadow = shadow_of(tensor)
+    axes = () if shadow is None else shadow.axes
+    return axes if len(axes) == tensor.ndim else (None,) * tensor.ndim
+
+
+def set_axes(tensor: torch.Tensor, axes: tuple[object, ...]) -> torch.Tensor:
+    """Note which axis the lanes of each dimension belong to."""
+    if len(axes) == tensor.ndim and any(axis is not None for axis in axes):
+        shadow = shadow_of(tensor)
+        if shadow is None:
+            setattr(tensor, _ATTRIBUTE, Shadow(axes=axes))
+        else:
+            shadow.axes = axes
+    return tensor
+
+
 def axis_of(tensor: torch.Tensor) -> object:
     """The axis of a 1-D tensor's lanes, or None when it is not known."""
-    shadow = shadow_of(tensor)
-    return None if shadow is None or tensor.ndim != 1 else shadow.axis
+    return axes_of(tensor)[0] if tensor.ndim == 1 else None
 
 
 def set_axis(tensor: torch.Tensor, axis: object) -> torch.Tensor:
     """Note which axis the lanes of a 1-D tensor belong to."""
-    if tensor.ndim == 1 and axis is not None:
-        shadow = shadow_of(tensor)
-        if shadow is None:
-            setattr(tensor, _ATTRIBUTE, Shadow(axis=axis))
-        else:
-            shadow.axis = axis
-    return tensor
+    return set_axes(tensor, (axis,))
 
 
 class LeveledInt(int, Leveled):
@@ -356,7 +367,7 @@ class Session:
                 padded = _with_lanes_in_range(versions) if comparable else versions[:-1]
                 before = shadow_of(value)
                 is_tile = before is not None and before.is_tile
-                setattr(value, _ATTRIBUTE, Shadow(self.frames, tuple(padded), axis_of(value), is_tile))
+                setattr(value, _ATTRIBUTE, Shadow(self.frames, tuple(padded), axes_of(value), is_tile))
             return value
         if type(value) is int and any(v != value for v in versions):
             size = LeveledInt(value)
@@ -425,20 +436,27 @@ class Session:
 
 def _without_false_broadcasts(args: tuple[Any, ...], padded: tuple[Any, ...]) -> tuple[Any, ...]:
     """A block cut to a single lane must not broadcast against the whole block: that is cut as well."""
-    lanes: dict[int, int] = {}
+    lanes: dict[int, tuple[int, object]] = {}
     for cut, whole in zip(args, padded, strict=True):
         if isinstance(cut, torch.Tensor) and cut is not whole and cut.ndim == whole.ndim:
             for position in range(1, cut.ndim + 1):
                 if cut.shape[-position] == 1 < whole.shape[-position]:
-                    lanes[position] = whole.shape[-position]
+                    lanes[position] = whole.shape[-position], axes_of(whole)[-position]
     if not lanes:
         return args
     return tuple(
-        _narrowed(a, {p: 1 for p, size in lanes.items() if a.ndim >= p and a.shape[-p] == size})
+        _narrowed(a, {p: 1 for p, block in lanes.items() if _has_block(a, p, *block)})
         if isinstance(a, torch.Tensor)
         else a
         for a in args
     )
+
+
+def _has_block(tensor: torch.Tensor, position: int, size: int, axis: object) -> bool:
+    """Whether a dimension, counted from the right, may be a whole block of an axis."""
+    if tensor.ndim < position or tensor.shape[-position] != size:
+        return False
+    return axis is None or axes_of(tensor)[-position] in (None, axis)
 
 
 def _narrowed(tensor: torch.Tensor, lanes: dict[int, int]) -> torch.Tensor:
@@ -467,7 +485,7 @@ def _with_lanes(outer: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunction():
         result = outer.clone()
         result[tuple(slice(size) for size in inner.shape)] = inner
-        return set_axis(result, axis_of(outer))
+        return set_axes(result, axes_of(outer))
 
 
 def _fill_failures(results: list[Any]) -> None:

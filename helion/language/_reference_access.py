@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import exc
-from ._reference import Session, axis_of, current, set_axis, shadow_of
+from ._reference import Session, axes_of, axis_of, current, set_axes, set_axis, shadow_of
 from ._unwritten import unwritten
 from .tiles import Span
 
@@ -72,13 +72,13 @@ class Selection:
     ``shape`` is the shape of the result. ``basic`` is a plain index of ints, slices and Nones when all lanes are in range
     and nothing is gathered, else None. ``lanes`` has for each dimension of the tensor the indices, broadcastable to
     ``shape`` and in bounds, and ``valid`` the masks, broadcastable too, of the dimensions in which some lanes are out of
-    range. ``gathered`` are the dimensions indexed by tensors. ``axis`` identifies the lanes of a 1-D result.
+    range. ``gathered`` are the dimensions indexed by tensors. ``axes`` identify the lanes of each dimension.
     """
 
     tensor: torch.Tensor
     items: tuple[_Item, ...]
     shape: tuple[int, ...]
-    axis: object
+    axes: tuple[object, ...]
 
     @functools.cached_property
     def basic(self) -> tuple[Any, ...] | None:
@@ -148,12 +148,12 @@ def select(tensor: torch.Tensor, index: Any) -> Selection:
     together. Raises ``exc.RankMismatch``,
     ``exc.InvalidIndexingType``, ``exc.DataDependentOutputShapeNotSupported`` and ``exc.ShapeMismatch``.
     """
-    items, shape, axis = _place(tensor, _expanded(tensor, index))
-    return Selection(tensor, tuple(items), shape, axis)
+    items, shape, axes = _place(tensor, _expanded(tensor, index))
+    return Selection(tensor, tuple(items), shape, axes)
 
 
-def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[int, ...], object]:
-    """Each index with its place in the result, the result's shape, and the axis of a 1-D result."""
+def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[int, ...], tuple[object, ...]]:
+    """Each index with its place in the result, the result's shape, and the axes of its dimensions."""
     items: list[_Item] = []
     shape: list[int] = []
     axes: list[object] = []
@@ -180,7 +180,7 @@ def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[i
             else:
                 start = place
                 shape.extend(entry.shape)
-                axes.extend([axis_of(entry)] if entry.ndim == 1 else [None] * entry.ndim)
+                axes.extend(axes_of(entry))
             shadow = shadow_of(entry)
             is_tile = shadow is not None and shadow.is_tile
             items.append(_Item(dim, start, entry.ndim, indices=entry, is_tile=is_tile))
@@ -191,7 +191,7 @@ def _place(tensor: torch.Tensor, index: list[Any]) -> tuple[list[_Item], tuple[i
                 shape.append(_length(item, size))
                 axes.append(axis)
         dim += 1
-    return items, tuple(shape), axes[0] if len(axes) == 1 else None
+    return items, tuple(shape), tuple(axes)
 
 
 def _length(item: _Item, size: int) -> int:
@@ -214,7 +214,9 @@ def _plain(tensor: torch.Tensor, entry: Any, dim: int, place: int) -> tuple[_Ite
             raise exc.InvalidIndexingType(got=f"the slice {entry!r}")
         start, stop, step = entry.indices(size)
         if step > 0:
-            return _Item(dim, place, 1, slice(start, max(start, stop), step)), ("whole", len(range(start, stop, step)))
+            whole = ("whole", len(range(start, stop, step)))
+            axis = axes_of(tensor)[dim] if (start, stop, step) == (0, size, 1) else None
+            return _Item(dim, place, 1, slice(start, max(start, stop), step)), axis or whole
         return _Item(dim, place, 1, indices=torch.arange(start, stop, step, device=tensor.device), stop=size), None
     if size == 1:
         return _Item(dim, place, 0, 0), None
@@ -392,7 +394,7 @@ def load(tensor: torch.Tensor, index: Any, mask: Any = None) -> torch.Tensor:
     for valid in hidden:
         _bits(result).masked_fill_(~valid, 0)
     check_written(tensor, result, "reads")
-    return set_axis(result, selection.axis)
+    return set_axes(result, selection.axes)
 
 
 def fitted_mask(mask: Any, shape: tuple[int, ...]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from .. import exc
-from ._reference import current, set_axis
+from ._reference import current, set_axes, set_axis
 from ._registry import declare, reference
 from .tiles import Span
 
@@ -87,15 +87,15 @@ def _sizes(shape: Any) -> list[int]:
     return [size.__index__() for size in sizes]
 
 
-def lanes_axis(shape: Any) -> object:
-    """What identifies the lanes of a new 1-D value: its tile's axis, or its length."""
-    size = shape[0] if isinstance(shape, (tuple, list)) and shape else shape
-    return size.axis if isinstance(size, Span) else ("whole", size)
+def lanes_axes(shape: Any) -> tuple[object, ...]:
+    """What identifies the lanes of each dimension of a new value: its tile's axis, or its length."""
+    sizes = shape if isinstance(shape, (tuple, list)) else [shape]
+    return tuple(size.axis if isinstance(size, Span) else ("whole", size) for size in sizes)
 
 
 @reference(zeros)
 def _zeros(shape: Any, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
-    return set_axis(torch.zeros(_sizes(shape), dtype=dtype, device=current().device), lanes_axis(shape))
+    return set_axes(torch.zeros(_sizes(shape), dtype=dtype, device=current().device), lanes_axes(shape))
 
 
 @reference(full)
@@ -104,7 +104,7 @@ def _full(shape: Any, value: Any, dtype: torch.dtype = torch.float32, device: An
         raise exc.ShapeMismatch(lhs=list(value.shape), rhs=[], detail=": the fill value must be a scalar")
     values = torch.empty(_sizes(shape), dtype=dtype, device=current().device)
     fill = value.to(dtype).item() if isinstance(value, torch.Tensor) else value
-    return set_axis(values.fill_(fill), lanes_axis(shape))
+    return set_axes(values.fill_(fill), lanes_axes(shape))
 
 
 @reference(arange)
@@ -113,7 +113,7 @@ def _arange(*bounds: Any, dtype: torch.dtype | None = None, device: Any = None, 
     if step != 1:
         bounds = (bounds[0], bounds[1], step) if len(bounds) == 2 else (0, bounds[0], step)
     values = torch.arange(*_sizes(bounds), dtype=dtype or session.index_dtype, device=session.device)
-    return set_axis(values, lanes_axis(bounds) if len(bounds) == 1 else ("whole", len(values)))
+    return set_axis(values, lanes_axes(bounds)[0] if len(bounds) == 1 else ("whole", len(values)))
 
 
 @reference(subscript)

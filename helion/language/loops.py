@@ -145,14 +145,14 @@ def _axis(bounds: _Bounds, position: int) -> RefAxis:
     """The axis of one dimension: that of a registered block size, or one of its own, of the whole dimension by default."""
     size = bounds.size
     if current().single_rows and not current().on_device and not isinstance(size, BlockSize):
-        return RefAxis(1)
+        return RefAxis(1, fixed=True)
     if size is None:
         return RefAxis(current().configured_size(position) or max(1, bounds.end - bounds.begin))
     if isinstance(size, BlockSize) and size.axis.tile is None:
         return size.axis
     if isinstance(size, bool) or not hasattr(size, "__index__") or size.__index__() < 1:
         raise exc.TypeInferenceError(f"block_size must be a positive integer or a registered block size, got {size!r}.")
-    return RefAxis(size.__index__())
+    return RefAxis(size.__index__(), fixed=not isinstance(size, BlockSize))
 
 
 def _device_loop(

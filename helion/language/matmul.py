@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .. import exc
-from ._reference import current
+from ._reference import axes_of, current, set_axes
 from ._reference_access import fit
 from ._registry import declare, reference
 
@@ -137,14 +137,15 @@ def product(lhs: torch.Tensor, rhs: torch.Tensor, acc: torch.Tensor | None, dtyp
     # GPUs have no integer product in torch; fp64 holds every sum of fewer than 2**37 products of 8-bit integers
     compute = torch.float64 if wide == torch.int32 else wide
     result = (lhs[..., :shared].to(compute) @ rhs[..., :shared, :].to(compute)).to(wide)
+    axes = (*axes_of(lhs)[:-1], axes_of(rhs)[-1])
     if acc is None:
-        return result.to(dtype or wide)
+        return set_axes(result.to(dtype or wide), axes)
     fitted = fit(acc, tuple(result.shape), current())
     if fitted is None:
         acc, result = current().aligned((acc, result))
     else:
         acc = fitted
-    return (result + acc.to(wide)).to(dtype or acc.dtype)
+    return set_axes((result + acc.to(wide)).to(dtype or acc.dtype), axes)
 
 
 def _check_operands(lhs: Any, rhs: Any) -> None:

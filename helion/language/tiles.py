@@ -114,10 +114,12 @@ def tile_count(tile: Tile) -> Any:
 
 @dataclass(eq=False)
 class RefAxis:
-    """One axis of a loop that runs eagerly, or a registered block size. ``tile`` is where its loop is, if it runs."""
+    """One axis of a loop that runs eagerly, or a registered block size. ``tile`` is where its loop is, if it runs.
+    ``fixed``: the kernel itself gives the size, not a config."""
 
     size: int
     tile: Any = None
+    fixed: bool = False
 
 
 class BlockSize(int, Leveled):

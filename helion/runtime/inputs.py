@@ -167,7 +167,8 @@ def _check_layout(kernel: str, name: str, tensor: torch.Tensor) -> None:
 
 def check_launch(kernel: Any, args: Sequence[Any]) -> None:
     """Raises ``exc.UnsupportedTensor`` where host code hands a launch what the device has no type for: complex numbers, and
-    views that stand for their memory negated; ``exc.UnsupportedTracer`` for what it allocated inside a transform."""
+    views that stand for their memory negated, subclasses that compute in their own way; ``exc.UnsupportedTracer`` for what it
+    allocated inside a transform."""
     for at, tensor in enumerate(args):
         if not isinstance(tensor, torch.Tensor):
             continue
@@ -182,6 +183,16 @@ def check_launch(kernel: Any, args: Sequence[Any]) -> None:
             )
         if keys & _ANY_UNUSUAL:
             _refuse(_user_name(kernel), kernel.arg_names[at], keys)
+        if type(tensor) not in CONCRETE_TENSORS:
+            _check_subclass(_user_name(kernel), kernel.arg_names[at], tensor)
+
+
+def check_bound(kernel: Definition, values: Sequence[Any]) -> None:
+    """Raises ``exc.UnsupportedTensor`` for what no call takes either: subclasses that compute in their own way, but those that
+    stand for tensors without data."""
+    for name, tensor in _named(kernel, values):
+        if type(tensor) not in CONCRETE_TENSORS and type(tensor).__name__ not in _TRACED:
+            _check_subclass(kernel.name, name, tensor)
 
 
 def _user_name(kernel: Any) -> str:
@@ -246,4 +257,4 @@ def overwrites(kernel: str, names: tuple[str, ...], *tensors: torch.Tensor) -> N
     _increment_version(tensors)
 
 
-__all__ = ["check_call", "check_launch", "is_recorded", "overwrites", "remedies"]
+__all__ = ["check_bound", "check_call", "check_launch", "is_recorded", "overwrites", "remedies"]

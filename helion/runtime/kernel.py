@@ -27,7 +27,7 @@ from .aot_options import AotOptions
 from .bound import BoundKernel, tune_together
 from .definition import Definition
 from .dispatch import Calls, dispatchable, leave_untraced
-from .inputs import check_call
+from .inputs import check_bound, check_call
 from .signature import Key, class_of
 from .sources import register_kernel, register_source
 from .table import BoundKernels
@@ -127,6 +127,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         Raises:
             TypeError: ``args`` is no tuple or list, or does not fit the signature.
             exc.NoTensorArgs: no argument is a tensor.
+            exc.UnsupportedTensor: an argument is a tensor subclass that computes in its own way, such as a DTensor.
             exc.BaseError: every compile error.
         """
         if not isinstance(args, (tuple, list)):
@@ -134,6 +135,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
                 f"kernel {self.name!r}: bind takes a tuple of the arguments, got {type(args).__name__}; write bind((x,))"
             )
         values = self.normalize_args(*args)
+        check_bound(self, values)
         return self.variant(values, target, of_class=True)
 
     def variant(

@@ -24,9 +24,10 @@ from .. import exc
 from .._lazy import lazy
 from ..language import _reference_access as access
 from ..language import _reference_random
-from ..language._reference import ACTIVE, Session, set_axis
+from ..language._reference import ACTIVE, Session, axes_of, set_axes
+from ..language._reference_axes import elementwise, note_axes
 from ..language.constants import ConstExpr
-from ..language.creation import lanes_axis
+from ..language.creation import lanes_axes
 from ..language.loops import jagged_tile
 from ..language.matmul import FLOAT8, accumulator_dtype, product
 from .checked import checking
@@ -134,9 +135,11 @@ class _Eager(TorchFunctionMode):
             return session.call(_reference_random.RULES[func], args, kwargs, takes_sizes=True)
         if func in _IN_PLACE and _is_augmented_assignment():
             return session.call(functools.partial(_rebound, _IN_PLACE[func]), args, kwargs, elementwise=True)
-        return session.call(
-            _RULES.get(func, func), args, kwargs, takes_sizes=func in _SIZED, elementwise=func in _ELEMENTWISE
-        )
+        if func in _ELEMENTWISE:
+            result = session.call(functools.partial(elementwise, func), args, kwargs, elementwise=True)
+        else:
+            result = session.call(_RULES.get(func, func), args, kwargs, takes_sizes=func in _SIZED)
+        return note_axes(func, result, args, kwargs)
 
 
 def _named(*names: str) -> frozenset[Any]:
@@ -164,7 +167,7 @@ _FACTORIES = frozenset((torch.zeros, torch.ones, torch.full, torch.empty, torch.
 
 def _factory(func: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
     result = func(*args, **kwargs)
-    return set_axis(result, lanes_axis(args[0] if args else kwargs.get("size")))
+    return set_axes(result, lanes_axes(args[0] if args else kwargs.get("size")))
 
 
 # --- in-place operators -------------------------------------------------------------------------------------------------
@@ -214,7 +217,7 @@ def _is_augmented_assignment() -> bool:
 
 def _rebound(function: Callable[..., Any], value: torch.Tensor, other: Any) -> torch.Tensor:
     """The new value of ``value op= other``: it keeps its dtype and its shape."""
-    result = function(value, other)
+    result = elementwise(function, value, other)
     if not torch.can_cast(result.dtype, value.dtype):
         raise exc.TypeInferenceError(
             f"An in-place operation gives {result.dtype}, which cannot be stored back into a value of {value.dtype}; convert one of them."
@@ -225,7 +228,7 @@ def _rebound(function: Callable[..., Any], value: torch.Tensor, other: Any) -> t
             rhs=list(result.shape),
             detail=": an in-place operation cannot change the shape",
         )
-    return result.to(value.dtype)
+    return set_axes(result.to(value.dtype), axes_of(result))
 
 
 # --- matrix products: rounded once, with compiled kernels' dtypes -------------------------------------------------------

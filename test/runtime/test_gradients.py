@@ -377,6 +377,29 @@ def test_tensors_that_are_not_memory_with_strides_are_refused(
         squares()(make(torch.randn(N)))
 
 
+def test_tensors_of_several_processes_are_refused() -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    message = r"argument 'x' is a DTensor, a tensor subclass .* \(a DTensor's to_local\(\)\)"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for placement in (Shard(0), Replicate()):
+            x = distribute_tensor(torch.randn(N), mesh, [placement])
+            square, reference = squares(), squares(ref_mode=helion.RefMode.EAGER, config=None)
+            plain = square.bind((x.to_local(),))
+            for call in (square, reference, plain, plain.compile_config(plain.default_config()), square.autotune):
+                with pytest.raises(exc.UnsupportedTensor, match=message):
+                    call((x,)) if call == square.autotune else call(x)  # type: ignore[operator]
+            with pytest.raises(exc.UnsupportedTensor, match=message):
+                square.bind((x,))
+            torch.testing.assert_close(square(x.to_local()), x.to_local() ** 2)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_parameters_buffers_and_named_subclasses_are_tensors() -> None:
     x = torch.randn(N)
     for same in (torch.nn.Parameter(x, requires_grad=False), torch.nn.Buffer(x), x.as_subclass(Named)):

@@ -142,6 +142,32 @@ def one_row(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel
+def placed_by_tile(x: torch.Tensor, rows: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
+    """Values of lower rank stand where their tiles do, whichever sizes are equal, and keep to it through other functions."""
+    out = torch.empty([5, *x.size()], dtype=x.dtype)
+    for i, j, k in hl.tile(x.size()):
+        value, row = x[i, j, k], rows[i]
+        out[0, i, j, k] = value + row
+        out[1, i, j, k] = torch.where(value > row, value.exp().log() * planes[i, k], torch.clamp(value, min=row))
+        total = value + 1.0
+        total += planes[i, k].abs()
+        out[2, i, j, k] = total - torch.lerp(value, planes[k, i].T, 0.25)
+        out[3, i, j, k] = hl.zeros([i, j, k]) + x[i, j, k].transpose(0, 2).permute(2, 1, 0) / rows[j]
+        out[4, i, j, k] = value + planes[j, k]
+    return out
+
+
+@helion.kernel
+def rows_by_tile(x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    products, scaled = torch.empty([x.size(0), y.size(1)]), torch.empty_like(x)
+    for i in hl.tile(x.size(0)):
+        scaled[i, :] = x[i, :] / x[i, :].sum(1) - x[i, :].amax(1) * torch.max(x[i, :], 1)[0]
+        for j in hl.tile(y.size(1)):
+            products[i, j] = (x[i, :] @ y[:, j]) * rows[i]
+    return products, scaled
+
+
+@helion.kernel
 def in_place(x: torch.Tensor, y: torch.Tensor) -> None:
     for i in hl.tile(x.size(0)):
         before = x[i]
@@ -283,6 +309,9 @@ SAME: tuple[tuple[helion.Kernel, Callable[[], tuple[Any, ...]], tuple[Sequence[i
     (scattered, lambda: (sample(13, 5), torch.arange(13) * 5 % 26), ((4,), (16,))),
     (one_row, lambda: (sample(7, 21), sample(1, 21)), ((4, 8),)),
     (one_row, lambda: (sample(7, 21), sample(7, 1)), ((4, 8),)),
+    (placed_by_tile, lambda: (sample(9, 9, 9), sample(9), sample(9, 9)), ((4, 8, 2), (16, 16, 16))),
+    (rows_by_tile, lambda: (sample(9, 9), sample(9, 9), sample(9)), ((4, 8), (16, 16))),
+    (rows_by_tile, lambda: (sample(9, 20), sample(20, 11), sample(9)), ((4, 8), (16, 16))),
     (in_place, lambda: (sample(37), sample(37) * 3), ((16,),)),
     (names_of_one_value, lambda: (sample(37),), ((16,),)),
     (largest_and_sum, lambda: (sample(5, 77) - 9,), ((4, 4), (16, 2), (32, 8))),
@@ -301,6 +330,18 @@ def test_results_are_those_of_the_compiled_kernel(
     kernel: helion.Kernel, make: Callable[[], tuple[Any, ...]], sizes: tuple[Sequence[int], ...]
 ) -> None:
     same_as_compiled(kernel, make, *sizes)
+
+
+def test_places_by_tile_are_those_of_torch() -> None:
+    x, rows, planes = sample(9, 9, 9), sample(9), sample(9, 9)
+    a = rows[:, None, None]
+    first = torch.where(x > a, x * planes[:, None], x.clamp(min=a))
+    second = x + 1 + planes.abs()[:, None] - torch.lerp(x, planes.T[:, None].expand_as(x), 0.25)
+    expected = torch.stack([x + a, first, second, x / rows[None, :, None], x + planes])
+    torch.testing.assert_close(eager(placed_by_tile)(x, rows, planes), expected)
+    y = sample(9, 9)
+    scaled = y / y.sum(1, keepdim=True) - y.amax(1, keepdim=True) * y.amax(1, keepdim=True)
+    torch.testing.assert_close(eager(rows_by_tile)(y, planes, rows), ((y @ planes) * rows[:, None], scaled))
 
 
 def test_whole_dimensions_are_the_default() -> None:

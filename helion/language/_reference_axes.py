@@ -1,0 +1,146 @@
+"""Which axis the lanes of each dimension belong to, through torch's functions, and where smaller values stand in larger ones.
+
+Dimensions of elementwise calls are aligned at the right, as in torch. Where they are other ones there, a value whose
+dimensions are all tiles stands at the places that these tiles have in the larger one: ``a[i, j] + b[i]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ._reference import axes_of, set_axes, shadow_of
+from .tiles import RefAxis
+
+_Axes = tuple[object, ...]
+
+
+# --- elementwise calls --------------------------------------------------------------------------------------------------
+
+
+def elementwise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function whose tensor arguments broadcast, each at its place; the result knows its axes."""
+    values = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+    rank = max((v.ndim for v in values), default=0)
+    target = _columns([v for v in values if v.ndim == rank])
+    args = tuple(_placed(a, target) for a in args)
+    kwargs = {name: _placed(a, target) for name, a in kwargs.items()}
+    result = function(*args, **kwargs)
+    if isinstance(result, torch.Tensor) and result.ndim == rank:
+        values = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor) and v.ndim == rank]
+        set_axes(result, tuple(axis for axis, _ in _columns(values)))
+    return result
+
+
+def _columns(values: Sequence[torch.Tensor]) -> list[tuple[object, int]]:
+    """Axis and size of each dimension of the broadcast of values of one rank."""
+    each = zip(*(zip(axes_of(v), v.shape, strict=True) for v in values), strict=True)
+    return [_column(list(column)) for column in each]
+
+
+def _column(column: list[tuple[object, int]]) -> tuple[object, int]:
+    several = [pair for pair in column if pair[1] != 1] or column
+    known = {axis for axis, _ in several if axis is not None}
+    return (known.pop() if len(known) == 1 else None), several[0][1]
+
+
+def _placed(value: Any, target: Sequence[tuple[object, int]]) -> Any:
+    """A value of lower rank with dimensions of 1 between its own, where its tiles have other places in the target."""
+    if not isinstance(value, torch.Tensor) or not 0 < value.ndim < len(target):
+        return value
+    own, places = axes_of(value), [axis for axis, _ in target]
+    if all(map(_fits, zip(own, value.shape, strict=True), target[len(target) - value.ndim :])):
+        return value
+    tiles = all(isinstance(axis, RefAxis) and places.count(axis) == 1 for axis in own)
+    if not tiles or [axis for axis in places if axis in own] != list(own):
+        return value
+    sizes = dict(zip(own, value.shape, strict=True))
+    return set_axes(
+        value.reshape([sizes.get(axis, 1) for axis in places]), tuple(a if a in own else None for a in places)
+    )
+
+
+def _fits(have: tuple[object, int], want: tuple[object, int]) -> bool:
+    """Whether a dimension has as many lanes as another one whatever the config, or one."""
+    (axis, size), (other, extent) = have, want
+    if axis is not None and axis == other:
+        return True
+    return not _varies(axis) and (size == 1 or (size == extent and not _varies(other)))
+
+
+def _varies(axis: object) -> bool:
+    return isinstance(axis, RefAxis) and not axis.fixed
+
+
+# --- other functions ----------------------------------------------------------------------------------------------------
+
+
+def note_axes(function: Callable[..., Any], result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``result`` of a call, which knows its axes where they follow from those of the first argument."""
+    rule = _RULES.get(function)
+    if rule is not None and args and isinstance(args[0], torch.Tensor):
+        for item in result if isinstance(result, tuple) else (result,):
+            if isinstance(item, torch.Tensor):
+                _note(item, rule(function, item, args, kwargs))
+    return result
+
+
+def _note(value: torch.Tensor, axes: _Axes) -> None:
+    shadow = shadow_of(value)
+    for version in (value, *(() if shadow is None else shadow.padded)):
+        set_axes(version, axes)
+
+
+def _kept(function: Callable[..., Any], result: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Axes:
+    return axes_of(args[0]) if result.shape == args[0].shape else ()
+
+
+def _reduced(
+    function: Callable[..., Any], result: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> _Axes:
+    """Axes without those of the reduced dimensions, which are 1 where they are kept."""
+    value, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+    if not isinstance(dims, (int, tuple, list)):
+        return ()
+    reduced = {dim % value.ndim for dim in (dims if isinstance(dims, (tuple, list)) else (dims,)) if value.ndim}
+    left = [(at not in reduced, axis) for at, axis in enumerate(axes_of(value))]
+    if result.ndim == value.ndim:
+        return tuple(axis if stays else None for stays, axis in left)
+    return tuple(axis for stays, axis in left if stays)
+
+
+def _permuted(
+    function: Callable[..., Any], result: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> _Axes:
+    """Axes where the function moves dimensions to, which it shows on a tensor of distinct sizes."""
+    axes = dict(enumerate(axes_of(args[0]), 2))
+    with torch._C.DisableTorchFunction():
+        moved = function(torch.empty(list(axes), device="meta"), *args[1:], **kwargs)
+    return tuple(axes.get(size) for size in moved.shape)
+
+
+_Rule = Callable[[Callable[..., Any], torch.Tensor, Sequence[Any], Mapping[str, Any]], _Axes]
+
+
+def _named(rule: _Rule, names: Iterable[str]) -> dict[Any, _Rule]:
+    return {getattr(o, n): rule for o in (torch, torch.Tensor) for n in names if callable(getattr(o, n, None))}
+
+
+_RULES: dict[Any, _Rule] = {
+    **_named(
+        _kept,
+        (
+            "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "sigmoid", "relu",
+            "erf", "abs", "neg", "negative", "reciprocal", "square", "sign", "floor", "ceil", "round", "trunc", "isnan", "isinf",
+            "logical_not", "bitwise_not", "__invert__", "__neg__", "to", "float", "double", "half", "bfloat16", "int", "long", "bool",
+            "type", "clone", "contiguous", "softmax", "log_softmax", "cumsum", "cumprod", "zeros_like", "ones_like", "full_like",
+            "empty_like", "expand_as",
+        ),
+    ),
+    **_named(_reduced, ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all", "logsumexp", "var", "std", "var_mean")),
+    **_named(_permuted, ("permute", "transpose", "t", "swapaxes", "movedim", "unsqueeze")),
+    torch.Tensor.T.__get__: _permuted,  # type: ignore[attr-defined]
+    torch.Tensor.mT.__get__: _permuted,  # type: ignore[attr-defined]
+}  # fmt: skip
