@@ -125,7 +125,8 @@ _Rule = Callable[[Callable[..., Any], torch.Tensor, Sequence[Any], Mapping[str, 
 
 
 def _named(rule: _Rule, names: Iterable[str]) -> dict[Any, _Rule]:
-    return {getattr(o, n): rule for o in (torch, torch.Tensor) for n in names if callable(getattr(o, n, None))}
+    owners = (torch, torch.Tensor, torch.nn.functional)
+    return {getattr(o, n): rule for o in owners for n in names if callable(getattr(o, n, None))}
 
 
 _RULES: dict[Any, _Rule] = {
@@ -136,7 +137,8 @@ _RULES: dict[Any, _Rule] = {
             "erf", "abs", "neg", "negative", "reciprocal", "square", "sign", "floor", "ceil", "round", "trunc", "isnan", "isinf",
             "logical_not", "bitwise_not", "__invert__", "__neg__", "to", "float", "double", "half", "bfloat16", "int", "long", "bool",
             "type", "clone", "contiguous", "softmax", "log_softmax", "cumsum", "cumprod", "zeros_like", "ones_like", "full_like",
-            "empty_like", "expand_as",
+            "empty_like", "expand_as", "silu", "gelu", "leaky_relu", "elu", "celu", "selu", "softplus", "softsign", "mish", "relu6", "hardtanh",
+            "hardswish", "hardsigmoid", "logsigmoid", "dropout",
         ),
     ),
     **_named(_reduced, ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all", "logsumexp", "var", "std", "var_mean")),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import exc
+from ._reference import axes_of, set_axes
 from ._registry import declare, reference
 
 
@@ -99,7 +100,8 @@ def _inputs(value: Any, name: str) -> _Values:
     for item in inputs:
         if not isinstance(item, torch.Tensor) or not item.ndim:
             raise exc.TypeInferenceError(f"{name} takes tiles, got {item!r}.")
-    return tuple(torch.broadcast_tensors(*inputs))
+    spread = torch.broadcast_tensors(*inputs)
+    return tuple(set_axes(s, axes_of(item)) for s, item in zip(spread, inputs, strict=True))
 
 
 def _position(value: torch.Tensor, dim: Any) -> int:
@@ -143,6 +145,7 @@ def _reduce(
 ) -> Any:
     combine_fn, values = plain_function(combine_fn), _inputs(input_tensor, "hl.reduce")
     dims = range(values[0].ndim) if dim is None else [_position(values[0], dim)]
+    axes = [None if at in dims else axis for at, axis in enumerate(axes_of(values[0])) if keep_dims or at not in dims]
     for at in dims:
         while (size := values[0].shape[at]) > 1:  # neighbours in pairs, an odd one out is kept for the next round
             last = _parts(values, at, size - 1, None) if size % 2 else None
@@ -152,13 +155,14 @@ def _reduce(
     if not keep_dims:
         for at in sorted(dims, reverse=True):
             values = tuple(v.squeeze(at) for v in values)
+    values = tuple(set_axes(v, tuple(axes)) for v in values)
     return values if isinstance(input_tensor, (tuple, list)) else values[0]
 
 
 @reference(associative_scan)
 def _associative_scan(combine_fn: Callable[..., Any], input_tensor: Any, dim: int, reverse: bool = False) -> Any:
     combine_fn, values = plain_function(combine_fn), _inputs(input_tensor, "hl.associative_scan")
-    at = _position(values[0], dim)
+    at, axes = _position(values[0], dim), axes_of(values[0])
     if reverse:
         values = tuple(v.flip(at) for v in values)
     distance = 1
@@ -169,6 +173,7 @@ def _associative_scan(combine_fn: Callable[..., Any], input_tensor: Any, dim: in
         distance *= 2
     if reverse:
         values = tuple(v.flip(at) for v in values)
+    values = tuple(set_axes(v, axes) for v in values)
     return values if isinstance(input_tensor, (tuple, list)) else values[0]
 
 
@@ -179,7 +184,7 @@ def _cumulative(function: Callable[..., torch.Tensor], value: torch.Tensor, dim:
     source = value.to(torch.float32 if half else value.dtype if floating else torch.int64)
     at = _position(value, dim)
     result = function(source.flip(at), at).flip(at) if reverse else function(source, at)
-    return result.to(value.dtype) if floating else result
+    return set_axes(result.to(value.dtype) if floating else result, axes_of(value))
 
 
 @reference(cumsum)

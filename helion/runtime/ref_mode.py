@@ -154,9 +154,9 @@ _ELEMENTWISE = _named(
     "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow",
     "atan2", "copysign", "hypot", "logaddexp", "maximum", "minimum", "fmax", "fmin", "max", "min", "where", "clamp", "clip",
     "lerp", "addcmul", "addcdiv", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
-    "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_tensors", "__rsub__", "__rpow__", "__rdiv__",
+    "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_tensors", "__rsub__", "__pow__", "__rpow__", "__rdiv__",
     "__rtruediv__", "__rfloordiv__", "__rmod__", "__floordiv__", "__and__", "__or__", "__xor__", "__rand__", "__ror__",
-    "__rxor__", "__lshift__", "__rshift__",
+    "__rxor__", "__lshift__", "__rshift__", "__rlshift__", "__rrshift__", "__eq__", "__ne__",
 )  # fmt: skip
 
 

@@ -167,6 +167,22 @@ def rows_by_tile(x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor) -> tuple[
     return products, scaled
 
 
+def plus(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a + b
+
+
+@helion.kernel
+def scanned_by_tile(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([4, *x.size()])
+    for i in hl.tile(x.size(0)):
+        value, row = x[i, :], rows[i]
+        out[0, i, :] = value + hl.reduce(plus, value, dim=1, other=0.0)
+        out[1, i, :] = hl.cumsum(value, 1) * row
+        out[2, i, :] = hl.associative_scan(plus, value, dim=1) * row
+        out[3, i, :] = torch.where(value == row, value, torch.nn.functional.silu(value)) ** 2 - row
+    return out
+
+
 @helion.kernel
 def in_place(x: torch.Tensor, y: torch.Tensor) -> None:
     for i in hl.tile(x.size(0)):
@@ -312,6 +328,8 @@ SAME: tuple[tuple[helion.Kernel, Callable[[], tuple[Any, ...]], tuple[Sequence[i
     (placed_by_tile, lambda: (sample(9, 9, 9), sample(9), sample(9, 9)), ((4, 8, 2), (16, 16, 16))),
     (rows_by_tile, lambda: (sample(9, 9), sample(9, 9), sample(9)), ((4, 8), (16, 16))),
     (rows_by_tile, lambda: (sample(9, 20), sample(20, 11), sample(9)), ((4, 8), (16, 16))),
+    (scanned_by_tile, lambda: (sample(9, 9), sample(9)), ((4,), (16,))),
+    (scanned_by_tile, lambda: (sample(9, 13), sample(9)), ((4,),)),
     (in_place, lambda: (sample(37), sample(37) * 3), ((16,),)),
     (names_of_one_value, lambda: (sample(37),), ((16,),)),
     (largest_and_sum, lambda: (sample(5, 77) - 9,), ((4, 4), (16, 2), (32, 8))),
