@@ -7,13 +7,16 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .. import exc
-from .._compiler.host.program import HostProgram
 from ..hardware import Target
+
+if TYPE_CHECKING:
+    # importing the product needs no compiler
+    from .._compiler.host.program import HostProgram
 
 #: Called as ``(kernel, grid, *arguments, **options)``.
 Launcher = Callable[..., Any]

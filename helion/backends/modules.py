@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import lazy
-from .cute.toolchain.kernel import gemm_kernel as gemm_kernel
 from .triton.execute.launcher import default_launcher as default_launcher
 from .triton.execute.launcher import get_num_sm as get_num_sm
 from .triton.execute.launcher import random_seeds as random_seeds
@@ -13,9 +12,16 @@ from .triton.execute.launcher import set_triton_allocator as set_triton_allocato
 
 if TYPE_CHECKING:
     from .cute.execute import launcher
+    from .cute.toolchain import kernel as described
 else:
     # importing the product needs none of this
     launcher = lazy("helion.backends.cute.execute.launcher")
+    described = lazy("helion.backends.cute.toolchain.kernel")
+
+
+def gemm_kernel(source: str, **description: object) -> described.GemmKernel:
+    """The kernel that a module of the cute backend describes."""
+    return described.gemm_kernel(source, **description)
 
 
 def launch_gemm(kernel: Any, grid: tuple[int, ...], *tensors: Any) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _logging, exc
-from .._compiler.host.program import Form
 from .._lazy import lazy
 from .._tracebacks import short_errors, shortened
 from ..config import Config
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from .. import pipeline
     from .._compiler.context import CompileContext
     from .._compiler.facts.records import KernelFacts
+    from .._compiler.host import program as host_program
     from ..autotuner import options as search_options
     from ..autotuner.cache.rows import Entry
     from ..autotuner.proposal import Seed
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .tuning import autotune as tuning
 else:
     aot = lazy("helion.runtime.aot")
+    host_program = lazy("helion._compiler.host.program")
     search_options = lazy("helion.autotuner.options")
     at_call = lazy("helion.runtime.tuning.at_call")
     offline = lazy("helion.runtime.tuning.offline")
@@ -240,7 +241,7 @@ class BoundKernel:
             raise exc.InvalidAPIUsage(
                 f"The backend {self.settings.backend!r} makes no JAX functions; leave out jax_fn."
             )
-        form = Form(
+        form = host_program.Form(
             alone=options is not None and not options.allow_helion_deps,
             source=repro.source_of(self.kernel) if emit_repro_caller else None,
         )

@@ -13,12 +13,12 @@ from .._lazy import lazy
 from ..backends import stub
 from ..backends.execution import Lack
 from ..config import Config
-from .checked import run_checked
 from .compiled import Compiled
 
 if TYPE_CHECKING:
-    from . import repro
+    from . import checked, repro
 else:
+    checked = lazy("helion.runtime.checked")
     repro = lazy("helion.runtime.repro")
 
 ConfigLike = Config | Mapping[str, Any] | None
@@ -64,7 +64,7 @@ class Choice:
         if keys is not None:
             run = self._aligned(config, keys, run)
         if of.settings.checked:
-            run = run_checked(of.kernel, of.executor, run)
+            run = checked.run_checked(of.kernel, of.executor, run)
         if of.settings.print_repro:
             run = self._shown(config, run)
         self.config, self.run = config, run

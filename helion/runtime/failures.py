@@ -8,14 +8,14 @@ from .. import exc
 from .._lazy import lazy
 from ..backends.execution import Launcher
 from ..config import Config
-from .checked import located
 from .inputs import check_launch
 from .signature import UsualInputs
 from .specialized import Specialized
 
 if TYPE_CHECKING:
-    from . import repro
+    from . import checked, repro
 else:
+    checked = lazy("helion.runtime.checked")
     repro = lazy("helion.runtime.repro")
 
 
@@ -51,7 +51,7 @@ class Reporting:
         bound, config = self._bound, self._config
         if isinstance(error, (AssertionError, IndexError)):
             code = bound.analysis.code(config)
-            return located(error, bound.kernel.name, code.plan.program, code.module)
+            return checked.located(error, bound.kernel.name, code.plan.program, code.module)
         if not bound.executor.is_failure(error):
             return None
         repro.show_once(bound, config, bound.sample())

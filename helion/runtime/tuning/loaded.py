@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import _logging, exc
-from ...autotuner.cache.rows import Row, imported
+from ..._lazy import lazy
 from ...config import Config
-from ..specialized import Specialized
-from .keys import key_of
+
+if TYPE_CHECKING:
+    from ...autotuner.cache import rows
+    from ..specialized import Specialized
+    from . import keys
+else:
+    # importing the product needs none of these
+    rows = lazy("helion.autotuner.cache.rows")
+    keys = lazy("helion.runtime.tuning.keys")
 
 #: Rows by kernel, in the order in which they were loaded.
-_LOADED: dict[str, list[Row]] = {}
+_LOADED: dict[str, list[rows.Row]] = {}
 
 
 def load_configs(path: str | os.PathLike[str]) -> int:
@@ -32,7 +39,7 @@ def load_configs(path: str | os.PathLike[str]) -> int:
         exc.InvalidConfig: it is no such file.
     """
     try:
-        entries = imported(pathlib.Path(path).read_text())
+        entries = rows.imported(pathlib.Path(path).read_text())
     except ValueError as error:
         raise exc.InvalidConfig(f"{os.fspath(path)}: {error}") from error
     for entry in entries:
@@ -42,11 +49,11 @@ def load_configs(path: str | os.PathLike[str]) -> int:
 
 def loaded_config(of: Specialized, args: Sequence[Any]) -> Config | None:
     """The config that was loaded for a kernel and these arguments, in full."""
-    rows = _LOADED.get(of.kernel.name)
-    key = key_of(of, args) if rows else None
-    if rows is None or key is None:
+    known = _LOADED.get(of.kernel.name)
+    key = keys.key_of(of, args) if known else None
+    if known is None or key is None:
         return None
-    row = next((row for row in reversed(rows) if row.key.subject == key.subject), None)
+    row = next((row for row in reversed(known) if row.key.subject == key.subject), None)
     if row is None:
         return None
     try:
