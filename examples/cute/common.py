@@ -27,7 +27,7 @@ def report(kernel: helion.Kernel, reference: Callable[..., torch.Tensor], args: 
     """Print how far the kernel is off, where it ran, and with what tiles."""
     error = relative_error(kernel, reference, args)
     bound = kernel.bind(args)
-    where = torch.cuda.get_device_name() if DEVICE == "cuda" else f"the CPU, in the place of {bound.target}"
+    where = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"the CPU, in the place of {bound.target}"
     plan = bound.plan()
     tiles = f": tiles {plan.gemm.tile} on {plan.gemm.unit}" if hasattr(plan, "gemm") else ""
     print(f"{kernel.name}: error {error:.1e}, ran on {where}{tiles}")
