@@ -13,10 +13,12 @@ def seconds(work: Callable[[], object], repeats: int = 20) -> float:
     """The least seconds of ``work``, as on the machine where the bounds were set.
 
     A slower machine, or one that others use too, takes longer for known work that is timed in turns with it; by so much
-    the result is less than what was measured. A faster machine gets no discount.
+    the result is less than what was measured. A faster machine gets no discount. Both last about equally long, so that
+    what disturbs the one disturbs the other.
     """
-    pairs = [(_timed(work), _timed(_known_work)) for _ in range(repeats)]
-    slowdown = min(known for _, known in pairs) / _KNOWN_SECONDS
+    rounds = max(1, round(_timed(work) / _KNOWN_SECONDS))
+    pairs = [(_timed(work), _timed(_known_work, rounds)) for _ in range(repeats)]
+    slowdown = min(known for _, known in pairs) / (rounds * _KNOWN_SECONDS)
     return min(own for own, _ in pairs) / max(slowdown, 1.0)
 
 
@@ -35,7 +37,8 @@ def _known_work() -> int:
     return sum(node.number for node in found.values())
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _timed(work: Callable[[], object], rounds: int = 1) -> float:
     start = time.perf_counter()
-    work()
+    for _ in range(rounds):
+        work()
     return time.perf_counter() - start
