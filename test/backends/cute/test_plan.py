@@ -124,7 +124,7 @@ ROWS = EpilogueOperand(name="x", kind="row", dtype="float32")
         ("sm_90", gemms.product(operands="float32"), WIDE, "no instruction of wgmma"),
         ("sm_100", gemms.product(operands="float32", b_major="mn"), SQUARE, "contiguous along K"),
         ("sm_90", gemms.product(operands="int8"), WIDE, "products of int8"),
-        ("sm_90", gemms.product(output="int8"), WIDE, "outputs of int8"),
+        ("sm_90", gemms.product(output="int16"), WIDE, "outputs of int16"),
         ("sm_90", gemms.product(output=gemms.E5M2), WIDE, "outputs of float8_e5m2"),
         ("sm_90", gemms.product(epilogue=gemms.bias(dtype=gemms.E4M3)), WIDE, "operand bias is of float8_e4m3fn"),
         ("sm_90", gemms.product(k=0), WIDE, "extents"),

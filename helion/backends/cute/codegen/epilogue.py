@@ -89,6 +89,7 @@ EXPRESSIONS: Mapping[str, Callable[..., str]] = {
     "gelu": lambda x: f"0.5 * {x} * (1.0 + cute.math.erf({x} * 0.7071067811865476))",
     # 0.5 * (1 + tanh(u)) is the logistic function of 2u, which keeps its precision where tanh comes close to -1.
     "gelu_tanh": lambda x: f"{x} * {_sigmoid(f'({x} * (1.5957691216057308 + 0.07135481282623503 * {x} * {x}))')}",
+    "round": lambda x: f"cute.math.roundeven({x})",
     "round_float16": lambda x: f"({x}).to(cutlass.Float16).to(cutlass.Float32)",
     "round_bfloat16": lambda x: f"({x}).to(cutlass.BFloat16).to(cutlass.Float32)",
 }

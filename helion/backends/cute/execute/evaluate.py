@@ -8,7 +8,7 @@ import torch
 
 from ..plan import epilogue as epilogues
 from ..plan import records
-from ..plan.epilogue import Constant, EpilogueOperand
+from ..plan.epilogue import Constant, EpilogueOperand, EpilogueOutput
 from ..plan.records import GemmProblem, Major
 from ..toolchain.kernel import GemmKernel
 
@@ -33,8 +33,15 @@ OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "round": torch.round,
     "round_float16": lambda x: x.half().float(),
     "round_bfloat16": lambda x: x.bfloat16().float(),
+}
+REDUCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "row_sum": lambda x: x.sum(1, keepdim=True),
+    "row_maximum": lambda x: x.amax(1, keepdim=True),
+    "row_minimum": lambda x: x.amin(1, keepdim=True),
+    "row_first": lambda x, at: ((x == at) | (x.isnan() & at.isnan())).float().argmax(1, keepdim=True).float(),
 }
 #: Names that the text of a problem is made of.
 _RECORDS = {
@@ -43,12 +50,12 @@ _RECORDS = {
 
 
 def evaluate(kernel: GemmKernel, tensors: Sequence[torch.Tensor]) -> None:
-    """Run ``kernel`` on what a launch takes: A, B, D and the operands of the epilogue."""
+    """Run ``kernel`` on what a launch takes: A, B, the outputs and the operands of the epilogue."""
     problem: GemmProblem = eval(kernel.problem, dict(_RECORDS))
-    a, b, d, *operands = tensors
+    a, b, *others = tensors
+    outputs, operands = others[: len(problem.outputs)], others[len(problem.outputs) :]
     left = _matrix(a, problem.m, problem.k, problem.a_major, problem.a_pitch).float()
-    sums = left @ _matrix(b, problem.n, problem.k, problem.b_major, problem.b_pitch).float().t()
-    values = [sums]
+    values = [left @ _matrix(b, problem.n, problem.k, problem.b_major, problem.b_pitch).float().t()]
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         if described.kind == "product":
             values.append(left @ _matrix(tensor, problem.n, problem.k, problem.b_major, described.pitch).float().t())
@@ -56,10 +63,22 @@ def evaluate(kernel: GemmKernel, tensors: Sequence[torch.Tensor]) -> None:
             values.append(_operand(described, tensor, problem).float())
     for instruction in problem.epilogue.instructions:
         given = [torch.tensor(float(x.text)) if isinstance(x, Constant) else values[x] for x in instruction.arguments]
-        values.append(OPERATIONS[instruction.op](*given))
-    result = values[-1] if problem.epilogue.instructions else sums
-    out = torch.as_strided(d, (problem.m, problem.n), (problem.d_pitch, 1))
-    out.copy_(result.expand(problem.m, problem.n))
+        values.append(_apply(instruction.op, given, problem))
+    for output, out in zip(problem.outputs, outputs, strict=True):
+        _store(output, out, values[output.value], problem)
+
+
+def _apply(op: str, given: Sequence[torch.Tensor], problem: GemmProblem) -> torch.Tensor:
+    if op not in REDUCTIONS:
+        return OPERATIONS[op](*given)
+    return REDUCTIONS[op](given[0].expand(problem.m, problem.n), *given[1:])
+
+
+def _store(output: EpilogueOutput, out: torch.Tensor, value: torch.Tensor, problem: GemmProblem) -> None:
+    if output.kind == "exact":
+        torch.as_strided(out, (problem.m, problem.n), (output.pitch, 1)).copy_(value.expand(problem.m, problem.n))
+    else:
+        torch.as_strided(out, (problem.m, 1), (output.pitch, 1)).copy_(value)
 
 
 def _matrix(tensor: torch.Tensor, lines: int, k: int, major: Major, pitch: int) -> torch.Tensor:

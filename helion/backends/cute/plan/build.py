@@ -6,7 +6,7 @@ import dataclasses
 
 from ....hardware import Target
 from .counts import counts
-from .dtypes import EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
+from .dtypes import COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
 from .epilogue import EpilogueOperand
 from .records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
@@ -39,6 +39,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """
     unit = unit_of(target)
     check_problem(problem)
+    if problem.epilogue.reduces_rows or problem.epilogue.outputs or problem.output_dtype == "int8":
+        raise Refusal("reductions of rows, several outputs and outputs of int8 are not implemented")
     if unit == "wgmma" and problem.operand_dtype == "float32":
         raise Refusal(
             "products of float32 are implemented on tcgen05; the CuTe DSL has no instruction of wgmma for them"
@@ -82,16 +84,14 @@ def unit_of(target: Target) -> Unit:
 def check_problem(problem: GemmProblem) -> None:
     if problem.operand_dtype not in OPERAND_DTYPES:
         raise Refusal(f"products of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
-    if problem.output_dtype not in OUTPUT_DTYPES:
-        raise Refusal(f"outputs of {problem.output_dtype} are not implemented; {', '.join(OUTPUT_DTYPES)} are")
     if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {(problem.m, problem.n, problem.k)}")
     if itemsize(problem.operand_dtype) != 2 and (problem.a_major, problem.b_major) != ("k", "k"):
         raise Refusal("operands of 8 and of 32 bits have to be contiguous along K")
     _check_pitch("A", problem.operand_dtype, problem.a_pitch, _line(problem.a_major, problem.m, problem.k))
     _check_pitch("B", problem.operand_dtype, problem.b_pitch, _line(problem.b_major, problem.n, problem.k))
-    _check_pitch("D", problem.output_dtype, problem.d_pitch, problem.n)
     problem.epilogue.check()
+    _check_outputs(problem)
     for operand in problem.epilogue.operands:
         if operand.kind == "product":
             _check_second(problem, operand)
@@ -106,6 +106,21 @@ def check_problem(problem: GemmProblem) -> None:
             raise Refusal(
                 f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented"
             )
+
+
+def _check_outputs(problem: GemmProblem) -> None:
+    """Each alone, and that the first is what the problem calls D."""
+    first = problem.outputs[0]
+    if (first.dtype, first.pitch) != (problem.output_dtype, problem.d_pitch):
+        raise Refusal(f"the first output is of {first.dtype} and pitch {first.pitch}, D of another")
+    for output in problem.outputs:
+        known = OUTPUT_DTYPES if output.kind == "exact" else COLUMN_OUTPUT_DTYPES
+        if output.dtype not in known:
+            raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
+        if output.kind == "exact":
+            _check_pitch("D" if output.name == "d" else output.name, output.dtype, output.pitch, problem.n)
+        elif output.pitch < 1:
+            raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
 
 
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:

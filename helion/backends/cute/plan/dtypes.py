@@ -22,12 +22,17 @@ DTYPES: dict[str, Dtype] = {
     "bfloat16": Dtype(itemsize_bytes=2, dsl="BFloat16", mma_k=16),
     "float8_e4m3fn": Dtype(itemsize_bytes=1, dsl="Float8E4M3FN", mma_k=32),
     "float8_e5m2": Dtype(itemsize_bytes=1, dsl="Float8E5M2", mma_k=32),
+    "int8": Dtype(itemsize_bytes=1, dsl="Int8"),
+    "int32": Dtype(itemsize_bytes=4, dsl="Int32"),
+    "int64": Dtype(itemsize_bytes=8, dsl="Int64"),
 }
 OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
 EPILOGUE_DTYPES = ("float32", "float16", "bfloat16")
 """Of what epilogues read."""
-OUTPUT_DTYPES = (*EPILOGUE_DTYPES, "float8_e4m3fn")
+OUTPUT_DTYPES = (*EPILOGUE_DTYPES, "float8_e4m3fn", "int8")
 """The conversion to e5m2 saturates where torch's gives infinity."""
+COLUMN_OUTPUT_DTYPES = (*EPILOGUE_DTYPES, "int32", "int64")
+"""Of outputs with one number per row, which are stored one by one."""
 LARGEST_E4M3 = 464.0
 """Rounds to 448, the largest number of e4m3; torch gives NaN for what is larger, the conversion would saturate."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Literal
 from .refusal import Refusal
 
 OperandKind = Literal["exact", "row", "column", "product"]
+OutputKind = Literal["exact", "column"]
 
 ARITY: Mapping[str, int] = {
     "add": 2,
@@ -32,10 +34,20 @@ ARITY: Mapping[str, int] = {
     "silu": 1,
     "gelu": 1,
     "gelu_tanh": 1,
+    "round": 1,
     "round_float16": 1,
     "round_bfloat16": 1,
 }
-"""Number of arguments by operation. ``round_*`` rounds to the type and widens again, as a cast within the chain does."""
+"""Number of arguments by operation. ``round`` gives the nearest integer, of two the even one; ``round_*`` rounds to the type
+and widens again, as a cast within the chain does."""
+REDUCTIONS: Mapping[str, int] = {"row_sum": 1, "row_maximum": 1, "row_minimum": 1, "row_first": 2}
+"""Number of arguments by operation on the N values of a whole row, whose result is one number per row.
+
+``row_maximum`` and ``row_minimum`` give NaN for a row that has one. ``row_first`` (x, s) is the first column at which x equals
+s, or at which both are NaN: with s the maximum of x, it is where torch's ``argmax`` finds it.
+"""
+MAX_CHAIN = 4
+"""Reductions of a row that each need the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,32 +90,107 @@ class Instruction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpilogueOutput:
+    """A tensor that value number ``value`` is stored to, rounded once: ``exact`` (M, N) or ``column`` (M,).
+
+    ``pitch`` counts elements from one row to the next of an exact output, and from one element to the next of a column,
+    whose value has to be one per row.
+    """
+
+    name: str
+    value: int
+    kind: OutputKind
+    dtype: str
+    pitch: int
+
+    @property
+    def label(self) -> str:
+        """Its name in the text, unlike any of the kernel's own."""
+        return f"{self.name}_output"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Epilogue:
     """Value 0 is the accumulator, values 1 .. len(operands) the operands, then one value per instruction.
 
-    The last value is rounded once, to the type of the output.
+    Each output is a value of these; without outputs the last value is stored to D.
     """
 
     operands: tuple[EpilogueOperand, ...] = ()
     instructions: tuple[Instruction, ...] = ()
+    outputs: tuple[EpilogueOutput, ...] = ()
+
+    def __repr__(self) -> str:
+        outputs = f", outputs={self.outputs!r}" if self.outputs else ""
+        return f"Epilogue(operands={self.operands!r}, instructions={self.instructions!r}{outputs})"
+
+    @property
+    def last(self) -> int:
+        """Number of the last value that is computed: of the accumulator where nothing is."""
+        return len(self.operands) + len(self.instructions) if self.instructions else 0
+
+    @property
+    def reduces_rows(self) -> bool:
+        return any(instruction.op in REDUCTIONS for instruction in self.instructions)
+
+    @functools.cached_property
+    def per_row(self) -> tuple[bool, ...]:
+        """By value: whether it is one number per row, as column operands and reductions are, and what is made of such."""
+        found = [False, *(operand.kind == "column" for operand in self.operands)]
+        for instruction in self.instructions:
+            values = [x for x in instruction.arguments if not isinstance(x, Constant)]
+            found.append(instruction.op in REDUCTIONS or (bool(values) and all(found[x] for x in values)))
+        return tuple(found)
+
+    @functools.cached_property
+    def levels(self) -> tuple[int, ...]:
+        """By value: how many reductions, each of which needs the one before, it comes behind."""
+        found = [0] * (1 + len(self.operands))
+        for instruction in self.instructions:
+            before = max((found[x] for x in instruction.arguments if not isinstance(x, Constant)), default=0)
+            found.append(before + (instruction.op in REDUCTIONS))
+        return tuple(found)
 
     def of_kind(self, kind: OperandKind) -> tuple[EpilogueOperand, ...]:
         return tuple(operand for operand in self.operands if operand.kind == kind)
 
     def check(self) -> None:
-        """Raises ``Refusal`` unless every instruction is known and reads only earlier values."""
-        names = [operand.name for operand in self.operands]
-        for name in names:
-            if not name.isidentifier() or names.count(name) != 1:
-                raise Refusal(f"epilogue operands need distinct identifiers as names, not {names}")
+        """Raises ``Refusal`` unless every instruction is known and reads only earlier values, and outputs are values."""
+        for what, names in (
+            ("operands", [operand.name for operand in self.operands]),
+            ("outputs", [output.name for output in self.outputs]),
+        ):
+            if not all(name.isidentifier() for name in names) or len(set(names)) != len(names):
+                raise Refusal(f"epilogue {what} need distinct identifiers as names, not {names}")
         if len(self.of_kind("product")) > 1:
             raise Refusal("two products that share an epilogue are implemented, not more")
-        known = 1 + len(self.operands)
         for number, instruction in enumerate(self.instructions):
-            if ARITY.get(instruction.op) != len(instruction.arguments):
-                raise Refusal(f"no epilogue operation {instruction.op!r} of {len(instruction.arguments)} arguments")
-            for argument in instruction.arguments:
-                if isinstance(argument, Constant) and not math.isfinite(float(argument.text)):
-                    raise Refusal(f"epilogue constants are finite numbers, not {argument.text}")
-                if not isinstance(argument, Constant) and not 0 <= argument < known + number:
-                    raise Refusal(f"instruction {number} of the epilogue reads value {argument}, which comes later")
+            self._check_instruction(number, instruction)
+        for output in self.outputs:
+            self._check_output(output)
+        if max(self.levels) > MAX_CHAIN:
+            raise Refusal(
+                f"{max(self.levels)} reductions of a row, one behind the other; up to {MAX_CHAIN} are implemented"
+            )
+
+    def _check_instruction(self, number: int, instruction: Instruction) -> None:
+        arity = {**ARITY, **REDUCTIONS}.get(instruction.op)
+        if arity != len(instruction.arguments):
+            raise Refusal(f"no epilogue operation {instruction.op!r} of {len(instruction.arguments)} arguments")
+        for argument in instruction.arguments:
+            if isinstance(argument, Constant) and not math.isfinite(float(argument.text)):
+                raise Refusal(f"epilogue constants are finite numbers, not {argument.text}")
+            if not isinstance(argument, Constant) and not 0 <= argument < 1 + len(self.operands) + number:
+                raise Refusal(f"instruction {number} of the epilogue reads value {argument}, which comes later")
+        if instruction.op in REDUCTIONS:
+            reduced, *others = instruction.arguments
+            if isinstance(reduced, Constant) or self.per_row[reduced]:
+                raise Refusal(f"{instruction.op} of a value that is the same in all columns is not implemented")
+            if any(isinstance(other, Constant) or not self.per_row[other] for other in others):
+                raise Refusal(f"{instruction.op} compares with one number per row")
+
+    def _check_output(self, output: EpilogueOutput) -> None:
+        if not 0 <= output.value < len(self.per_row):
+            raise Refusal(f"output {output.name} is value {output.value} of {len(self.per_row)}")
+        if output.kind == "column" and not self.per_row[output.value]:
+            raise Refusal(f"output {output.name} has one number per row, value {output.value} one per column as well")

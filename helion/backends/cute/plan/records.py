@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .dtypes import DTYPES, itemsize
-from .epilogue import Epilogue
+from .epilogue import Epilogue, EpilogueOutput, OutputKind
 
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
@@ -23,6 +23,8 @@ SUM_BYTES = 4
 class GemmProblem:
     """D (M, N) = epilogue(A (M, K) @ B (K, N)), summed in fp32; D has contiguous rows.
 
+    Where the epilogue names outputs, the first of them is D, and ``output_dtype`` and ``d_pitch`` are its own.
+
     ``*_major`` names the contiguous dimension of an operand, ``*_pitch`` the elements from one line along it to the
     next. All pointers are multiples of 16 bytes, which launching checks.
     """
@@ -38,6 +40,16 @@ class GemmProblem:
     a_major: Major = "k"
     b_major: Major = "k"
     epilogue: Epilogue = field(default_factory=Epilogue)
+
+    @property
+    def outputs(self) -> tuple[EpilogueOutput, ...]:
+        """What a launch writes, in the order of its pointers."""
+        value = self.epilogue.last
+        d = EpilogueOutput(name="d", value=value, kind="exact", dtype=self.output_dtype, pitch=self.d_pitch)
+        return self.epilogue.outputs or (d,)
+
+    def outputs_of(self, kind: OutputKind) -> tuple[EpilogueOutput, ...]:
+        return tuple(output for output in self.outputs if output.kind == kind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,139 @@
+"""Epilogues with reductions of whole rows, as several tests of this folder plan, evaluate, simulate or compile them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from helion.backends.cute.plan.epilogue import (
+    Constant,
+    Epilogue,
+    EpilogueOperand,
+    EpilogueOutput,
+    Instruction,
+    OperandKind,
+    OutputKind,
+    constant,
+)
+
+Argument = int | float
+
+
+class Chain:
+    """Instructions one after the other; each call gives the number of its value."""
+
+    def __init__(self, *operands: tuple[str, OperandKind, str, int]) -> None:
+        self.operands = tuple(
+            EpilogueOperand(name=name, kind=kind, dtype=dtype, pitch=pitch) for name, kind, dtype, pitch in operands
+        )
+        self.instructions: list[Instruction] = []
+
+    def __call__(self, op: str, *arguments: Argument) -> int:
+        given: tuple[int | Constant, ...] = tuple(constant(x) if isinstance(x, float) else x for x in arguments)
+        self.instructions.append(Instruction(op, given))
+        return len(self.operands) + len(self.instructions)
+
+    def done(self, *outputs: tuple[str, int, OutputKind, str, int]) -> Epilogue:
+        named = tuple(
+            EpilogueOutput(name=name, value=value, kind=kind, dtype=dtype, pitch=pitch)
+            for name, value, kind, dtype, pitch in outputs
+        )
+        return Epilogue(operands=self.operands, instructions=tuple(self.instructions), outputs=named)
+
+
+def rms_norm(n: int, eps: float = 1e-6) -> Epilogue:
+    e = Chain(("weight", "row", "bfloat16", 1))
+    mean = e("mul", e("row_sum", e("mul", 0, 0)), 1.0 / n)
+    e("mul", e("mul", 0, e("rsqrt", e("add", mean, eps))), 1)
+    return e.done()
+
+
+def silu_rms_norm(n: int) -> Epilogue:
+    e = Chain(("weight", "row", "float32", 1))
+    x = e("silu", 0)
+    mean = e("mul", e("row_sum", e("mul", x, x)), 1.0 / n)
+    e("mul", e("mul", x, e("rsqrt", e("add", mean, 1e-6))), 1)
+    return e.done()
+
+
+def layer_norm(n: int) -> Epilogue:
+    """With a bias in front and the residual's kept sum as a second output, of which the mean is a third."""
+    e = Chain(("bias", "row", "bfloat16", 1), ("weight", "row", "bfloat16", 1), ("shift", "row", "bfloat16", 1))
+    x = e("add", 0, 1)
+    mean = e("mul", e("row_sum", x), 1.0 / n)
+    d = e("sub", x, mean)
+    variance = e("mul", e("row_sum", e("mul", d, d)), 1.0 / n)
+    y = e("add", e("mul", e("mul", d, e("rsqrt", e("add", variance, 1e-5))), 2), 3)
+    return e.done(("d", y, "exact", "bfloat16", n), ("mean", mean, "column", "float32", 1))
+
+
+def residual_layer_norm(n: int) -> Epilogue:
+    """Two sums in one exchange, and the sum with the residual as an output of its own."""
+    e = Chain(("residual", "exact", "bfloat16", n))
+    x = e("add", 0, 1)
+    mean = e("mul", e("row_sum", x), 1.0 / n)
+    square = e("mul", e("row_sum", e("mul", x, x)), 1.0 / n)
+    variance = e("maximum", e("sub", square, e("mul", mean, mean)), 0.0)
+    y = e("mul", e("sub", x, mean), e("rsqrt", e("add", variance, 1e-5)))
+    return e.done(("d", y, "exact", "bfloat16", n), ("hidden", x, "exact", "bfloat16", n))
+
+
+def softmax(n: int) -> Epilogue:
+    e = Chain()
+    p = e("exp", e("sub", 0, e("row_maximum", 0)))
+    e("div", p, e("row_sum", p))
+    return e.done()
+
+
+def log_softmax(n: int) -> Epilogue:
+    e = Chain(("bias", "row", "float32", 1))
+    x = e("add", 0, 1)
+    shifted = e("sub", x, e("row_maximum", x))
+    e("sub", shifted, e("log", e("row_sum", e("exp", shifted))))
+    return e.done()
+
+
+def logsumexp(n: int) -> Epilogue:
+    """One number per row and nothing else."""
+    e = Chain()
+    largest = e("row_maximum", 0)
+    total = e("row_sum", e("exp", e("sub", 0, largest)))
+    return e.done(("lse", e("add", e("log", total), largest), "column", "float32", 1))
+
+
+def l2_normalize(n: int) -> Epilogue:
+    e = Chain()
+    norm = e("sqrt", e("row_sum", e("mul", 0, 0)))
+    e("div", 0, e("maximum", norm, 1e-12))
+    return e.done()
+
+
+def quantized(n: int, dtype: str = "int8") -> Epilogue:
+    e = Chain()
+    largest = 127.0 if dtype == "int8" else 448.0
+    scale = e("div", e("maximum", e("row_maximum", e("abs", 0)), 1e-12), largest)
+    q = e("div", 0, scale)
+    if dtype == "int8":
+        q = e("round", q)
+    return e.done(("d", q, "exact", dtype, n), ("scale", scale, "column", "float32", 1))
+
+
+def argmax(n: int) -> Epilogue:
+    e = Chain(("bias", "row", "float32", 1))
+    x = e("add", 0, 1)
+    largest = e("row_maximum", x)
+    first = e("row_first", x, largest)
+    return e.done(("index", first, "column", "int64", 1), ("largest", largest, "column", "bfloat16", 1))
+
+
+ROWS: dict[str, Callable[[int], Epilogue]] = {
+    "rms_norm": rms_norm,
+    "silu_rms_norm": silu_rms_norm,
+    "layer_norm": layer_norm,
+    "residual_layer_norm": residual_layer_norm,
+    "softmax": softmax,
+    "log_softmax": log_softmax,
+    "logsumexp": logsumexp,
+    "l2_normalize": l2_normalize,
+    "quantized": quantized,
+    "argmax": argmax,
+}
