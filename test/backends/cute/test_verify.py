@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from backends.cute import gemms
 from backends.cute.combinations import random_plans
+from timing import seconds
 
+from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.roles import grammar as g
@@ -17,7 +19,7 @@ from helion.backends.cute.roles.edits import Rewrite, edit_role
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.verify.cluster import RULES, Cluster, Fault, Running, Warp
 from helion.backends.cute.verify.structure import check_structure
-from helion.backends.cute.verify.verify import trips, verify
+from helion.backends.cute.verify.verify import _simulate, smaller, trips, verify
 
 RANDOM = random_plans(24, seed=1)
 PROVE = os.environ.get("HELION_PROVE") == "1"
@@ -175,7 +177,7 @@ def drop_kind(kind: type[g.Step]) -> Rewrite:
         ("wgmma_residual", "store", drop(g.Release("residual_read")), "deadlock"),
         ("wgmma_residual", "store", drop(g.Advance("residual_read")), "stale residual|deadlock"),
         ("wgmma_residual", "load_residual", drop(g.Acquire("residual_fill")), "stale residual|arrivals|deadlock"),
-        ("wgmma_residual", "load_residual", drop(g.Advance("residual_fill")), "stale residual|deadlock"),
+        ("wgmma_residual", "load_residual", drop(g.Advance("residual_fill")), "stale residual|arrivals|deadlock"),
         ("wgmma_promoted_2", "store", drop(g.Promote()), "sums of tile"),
         ("wgmma_promoted_2", "store", drop(g.WgmmaWait(0)), "promoted while|overwrites"),
         # Two teams
@@ -291,6 +293,57 @@ def test_a_wrong_count_is_found(name: str, field: str, by: int) -> None:
         if right + by > 0 and (right or field != "transaction_bytes"):
             wrong = _with_counts(kernel, pipeline.name, **{field: right + by})
             assert first_fault(wrong) != "nothing", (pipeline.name, field, right + by)
+
+
+def eight_parts() -> g.KernelProgram:
+    return kernel_program(plan_gemm(gemms.product(), dataclasses.replace(SMALL, splits=8, epilogue_n=8), gemms.HOPPER))
+
+
+SPLIT_FAULTS = (
+    g.Acquire("parts_fill"),
+    g.SendSums("parts_fill"),
+    g.Advance("parts_fill"),
+    g.Wait("parts_read"),
+    g.AddSums("parts_read"),
+    g.Release("parts_read"),
+    g.Advance("parts_read"),
+    g.Meet("epilogue"),
+    g.StoreWait(0),
+)
+
+
+@pytest.mark.parametrize("step", SPLIT_FAULTS, ids=str)
+def test_what_goes_wrong_with_many_parts_of_k_goes_wrong_with_few(step: g.Step) -> None:
+    """In the cluster that is simulated and in the whole one; which symptom comes first is up to the schedule."""
+    faulty = edit_role(eight_parts(), "store", drop(step))
+    few = smaller(faulty)
+    assert few.plan.ctas < faulty.plan.ctas
+    assert few.plan.rounds == faulty.plan.rounds
+    assert first_fault(few) != "nothing"
+    assert first_fault(faulty) != "nothing"
+
+
+@pytest.mark.parametrize("field", ["full_arrivals", "empty_arrivals", "transaction_bytes"])
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_wrong_count_of_many_parts_is_found_with_few(field: str, by: int) -> None:
+    kernel = eight_parts()
+    right = getattr(kernel.pipeline("parts").counts, field)
+    if right + by > 0:
+        assert first_fault(smaller(_with_counts(kernel, "parts", **{field: right + by}))) != "nothing"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sm_90/bf16_multicast_b", "sm_90/bf16_splits_16", "sm_90/bf16_residual_wide", "sm_100/bf16_pair_multicast"],
+)
+def test_a_plan_is_verified_and_printed_in_milliseconds(name: str) -> None:
+    plan = gemms.all_plans()[name]
+
+    def first_print() -> None:
+        _simulate.cache_clear()
+        build(plan)
+
+    assert seconds(first_print, repeats=4) <= 0.02
 
 
 # Structure ---------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -117,6 +119,14 @@ class GemmPlan:
     residual_stages: int
     shared_limit_bytes: int
     tensor_memory_limit_columns: int
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Counted once: plans are looked up by it many times."""
+        return hash(tuple(getattr(self, each.name) for each in dataclasses.fields(self)))
 
     @property
     def cta_tile(self) -> tuple[int, int]:

@@ -6,11 +6,14 @@ What it does not model: the order in which one thread's plain writes to memory b
 
 from __future__ import annotations
 
+import functools
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from ..plan.counts import multicast_masks, owner, part_of, place, rank_at
+from ..plan.counts import counts, multicast_masks, owner, part_of, place, rank_at
 from ..roles import grammar as g
 
 Tag = tuple[int, int]
@@ -18,9 +21,8 @@ Tag = tuple[int, int]
 Ready = Callable[[], bool]
 Running = Iterator[Ready | None]
 
-
-LOOKING = 1
-"""How many of the warps that wait look, per step, whether they still have to; all of them look at once."""
+BURSTS = (1, 4, 16)
+"""Steps that a warp takes at a time, on average: few, so that all take turns, or many, so that one runs far ahead."""
 
 
 class Fault(Exception):
@@ -138,8 +140,49 @@ class Warp:
     stores: list[Store] = field(default_factory=list)
 
 
-def _passes(ready: Ready | None) -> bool:
-    return ready is None or ready()
+class Leaf(NamedTuple):
+    """A step at its place in the loops around it. Its rule is a generator where it waits within the step."""
+
+    run: Callable[..., Any]
+    waits: bool
+    step: g.Step
+    tile: int
+    k_tile: int
+    subtile: int
+
+
+_is_generator = functools.cache(inspect.isgeneratorfunction)
+
+
+class Agent:
+    """A warp on its way through its steps."""
+
+    __slots__ = ("at", "inner", "leaves", "ready", "speed", "warp")
+
+    def __init__(self, warp: Warp, leaves: list[Leaf], speed: float) -> None:
+        self.warp, self.leaves, self.speed = warp, leaves, speed
+        self.at = 0
+        self.ready: Ready | None = None
+        self.inner: Running | None = None
+
+    def go_on(self, cluster: Cluster) -> bool:
+        """One step further; False behind the last."""
+        if self.inner is not None:
+            try:
+                self.ready = next(self.inner)
+                return True
+            except StopIteration:
+                self.inner = None
+        if self.at == len(self.leaves):
+            return False
+        leaf, warp = self.leaves[self.at], self.warp
+        self.at += 1
+        warp.tile, warp.k_tile, warp.subtile = leaf.tile, leaf.k_tile, leaf.subtile
+        if not leaf.waits:
+            self.ready = leaf.run(cluster, leaf.step, warp)
+            return True
+        self.inner = leaf.run(cluster, leaf.step, warp)
+        return self.go_on(cluster)
 
 
 class Cluster:
@@ -155,6 +198,8 @@ class Cluster:
         """Per leading CTA: what its tensor core does, in order."""
         self.ctas = [self._cta(rank) for rank in range(self.plan.ctas)]
         self.stored: dict[tuple[int, Tag], int] = {}
+        self.counts = counts(self.plan)
+        self._ctas: dict[tuple[str, int], list[Cta]] = {}
         self._parts: dict[int, set[tuple[str, int]]] = {}
         self.exits = 0
         self.exiting = sum(role.warps for role in program.roles) * self.plan.ctas
@@ -180,14 +225,7 @@ class Cluster:
 
     def run(self) -> None:
         """Raises ``Fault`` unless every sub-tile of every CTA is stored once and all warps end."""
-        agents: list[tuple[Warp, Running]] = []
-        for cta in self.ctas:
-            for role in self.program.roles:
-                for number in range(role.warps):
-                    warp = Warp(cta=cta, role=role, number=number)
-                    cta.running += 1
-                    agents.append((warp, self._agent(warp)))
-        self._schedule(agents)
+        self._schedule([agent for cta in self.ctas for role in self.program.roles for agent in self._agents(cta, role)])
         for cta in self.ctas:
             for tile in range(self.tiles):
                 for subtile in self.own(cta):
@@ -200,77 +238,119 @@ class Cluster:
                             f"{barrier.name}: {barrier.count - barrier.pending} arrivals of a phase are left over"
                         )
 
-    def _schedule(self, agents: list[tuple[Warp, Running]]) -> None:
+    def _agents(self, cta: Cta, role: g.Role) -> Iterator[Agent]:
+        """The warps of a role: all but the first take the same steps."""
+        steps = (*role.program, *self.program.exit)
+        shared: list[Leaf] = []
+        for number in range(role.warps):
+            warp = Warp(cta=cta, role=role, number=number)
+            if number < 2:
+                shared = list(self.steps(steps, Warp(cta=cta, role=role, number=number)))
+            cta.running += 1
+            yield Agent(warp, shared, 0.05 + self.random.random() ** 2)
+
+    def _schedule(self, agents: list[Agent]) -> None:
         """Steps and transfers at random; warps that wait look again from time to time, and when nothing else can go on."""
         draw = self.random.random
-        speeds = [0.05 + draw() ** 2 for _ in agents]
-        waits: list[Ready | None] = [None] * len(agents)
-        delivery = self.random.choice((0.1, 0.4, 0.8))
-        able, parked = list(range(len(agents))), list[int]()
-        changed = False
+        delivery, burst = self.random.choice((0.1, 0.4, 0.8)), self.random.choice(BURSTS)
+        able, parked = agents, list[Agent]()
+        changed = False  # since all that wait have looked whether they still have to
         while able or parked:
-            if changed and parked and (not able or draw() * len(parked) < LOOKING):
-                passing = {i for i in parked if _passes(waits[i])}
-                able, parked = [*able, *passing], [i for i in parked if i not in passing]
-                changed = False
-            if self._deliver(delivery if able else 1.0):
-                changed = True
-            elif able:
-                at = int(draw() * len(able))
-                i = able[at]
-                if draw() > speeds[i]:
-                    continue
-                if not _passes(waits[i]):
-                    parked.append(able.pop(at))
-                    continue
-                changed = True
-                try:
-                    waits[i] = next(agents[i][1])
-                except StopIteration:
-                    able.pop(at)
-            elif not changed:
-                raise Fault(self._deadlock([agents[i][0] for i in parked]))
-        while self._deliver(1.0):
+            if not able:
+                if changed:
+                    able, parked = self._looked(parked)
+                    changed = False
+                elif self._deliver(1 + int(draw() ** 2 * len(self.messages))):
+                    changed = True
+                else:
+                    raise Fault(self._deadlock([agent.warp for agent in parked]))
+                continue
+            at = int(draw() * len(able))
+            agent = able[at]
+            steps = self._burst(agent, 1 + int(2 * burst * agent.speed * draw()))
+            if agent.ready is not None or agent.at < 0:
+                able[at] = able[-1]
+                able.pop()
+                if agent.at >= 0:
+                    parked.append(agent)
+            self._deliver(int(delivery * steps + draw()))
+            changed = True
+            if parked:
+                self._look(able, parked, int(draw() * len(parked)))
+        while self._deliver(1):
             pass
 
-    def _deliver(self, chance: float) -> bool:
-        """One transfer or one step of a tensor core, at times."""
-        if self.random.random() >= chance:
-            return False
-        queues = [queue for queue in self.queues.values() if queue]
-        if not self.messages and not queues:
-            return False
-        if queues and (not self.messages or self.random.random() < 0.5):
-            self.random.choice(queues).pop(0)()
-            return True
-        late = self.random.random() < self.newest_first
-        rank, deliver = self.messages.pop(-1 if late else int(self.random.random() * len(self.messages)))
-        if self.ctas[rank].running == 0:
-            raise Fault(f"something arrives at CTA {rank}, which has left")
-        deliver()
-        return True
+    def _look(self, able: list[Agent], parked: list[Agent], at: int) -> None:
+        """One warp looks whether it still has to wait."""
+        agent = parked[at]
+        if agent.ready is None or agent.ready():
+            agent.ready = None
+            parked[at] = parked[-1]
+            parked.pop()
+            able.append(agent)
+
+    def _looked(self, parked: list[Agent]) -> tuple[list[Agent], list[Agent]]:
+        """Those of `parked` that need not wait any more, and the others."""
+        able, still = list[Agent](), list[Agent]()
+        for agent in parked:
+            if agent.ready is None or agent.ready():
+                agent.ready = None
+                able.append(agent)
+            else:
+                still.append(agent)
+        return able, still
+
+    def _burst(self, agent: Agent, most: int) -> int:
+        """Steps that `agent` has taken, until it has to wait, or has ended, which its place tells."""
+        for taken in range(most):
+            if not agent.go_on(self):
+                self._leave(agent)
+                return taken + 1
+            if agent.ready is not None:
+                if not agent.ready():
+                    return taken + 1
+                agent.ready = None
+        return most
+
+    def _leave(self, agent: Agent) -> None:
+        if agent.warp.open_group or agent.warp.groups:
+            raise Fault("a warp leaves with matrix instructions in flight")
+        agent.at = -1
+        agent.warp.cta.running -= 1
+
+    def _deliver(self, most: int) -> int:
+        """So many transfers and steps of tensor cores, or as many as there are. Gives how many there were."""
+        draw, messages = self.random.random, self.messages
+        for done in range(most):
+            queues = [queue for queue in self.queues.values() if queue] if self.queues else []
+            if queues and (not messages or draw() < 0.5):
+                self.random.choice(queues).pop(0)()
+                continue
+            if not messages:
+                return done
+            if draw() >= self.newest_first:
+                at = int(draw() * len(messages))
+                messages[at], messages[-1] = messages[-1], messages[at]
+            rank, deliver = messages.pop()
+            if self.ctas[rank].running == 0:
+                raise Fault(f"something arrives at CTA {rank}, which has left")
+            deliver()
+        return most
 
     def _deadlock(self, warps: list[Warp]) -> str:
         where = sorted({f"{warp.role.name} at tile {warp.tile}, K tile {warp.k_tile}" for warp in warps})
         return f"deadlock with {self.tiles} tiles of {self.k_tiles} K tiles: " + "; ".join(where)
 
-    def _agent(self, warp: Warp) -> Running:
-        yield from self.steps(warp.role.program, warp)
-        if warp.open_group or warp.groups:
-            raise Fault("a warp leaves with matrix instructions in flight")
-        for step in self.program.exit:
-            yield from self._step(step, warp)
-        warp.cta.running -= 1
-
-    def steps(self, steps: tuple[g.Step, ...], warp: Warp) -> Running:
+    def steps(self, steps: tuple[g.Step, ...], warp: Warp) -> Iterator[Leaf]:
+        """What `warp` does, step by step: which loops and gates it goes through depends on its number and place alone."""
         for step in steps:
-            yield from self._step(step, warp)
-
-    def _step(self, step: g.Step, warp: Warp) -> Running:
-        rule = RULES.get(type(step))
-        if rule is None:
-            raise NotImplementedError(f"no rule simulates {type(step).__name__}")
-        return rule(self, step, warp)
+            run = RULES.get(type(step))
+            if run is None:
+                raise NotImplementedError(f"no rule simulates {type(step).__name__}")
+            if hasattr(step, "body"):
+                yield from run(self, step, warp)
+            else:
+                yield Leaf(run, _is_generator(run), step, warp.tile, warp.k_tile, warp.subtile)
 
     def own(self, cta: Cta) -> list[int]:
         """The sub-tiles of a tile that `cta` stores."""
@@ -284,31 +364,50 @@ class Cluster:
 
     def leader(self, rank: int) -> Cta:
         """The CTA that issues for the pair of CTA `rank`, itself without pairs."""
-        if self.plan.ctas_per_mma == 1:
-            return self.ctas[rank]
-        _, pair_m, cta_n = place(self.plan, rank)
-        return self.ctas[rank_at(self.plan, 0, pair_m, cta_n)]
+        return self.pair(rank)[0]
 
     def pair(self, rank: int) -> list[Cta]:
+        return self._found("pair", rank, self._pair)
+
+    def _pair(self, rank: int) -> list[Cta]:
         _, pair_m, cta_n = place(self.plan, rank)
-        return [self.ctas[rank_at(self.plan, half, pair_m, cta_n)] for half in range(self.plan.ctas_per_mma)]
+        part = part_of(self.plan, rank)
+        return [self.ctas[rank_at(self.plan, half, pair_m, cta_n, part)] for half in range(self.plan.ctas_per_mma)]
 
     def others(self, rank: int) -> list[Cta]:
         """CTAs that split K with CTA `rank`."""
+        return self._found("others", rank, self._others)
+
+    def _others(self, rank: int) -> list[Cta]:
         return [cta for cta in self.ctas if cta.rank != rank and place(self.plan, cta.rank) == place(self.plan, rank)]
 
     def owner(self, warp: Warp) -> Cta:
         """The CTA that stores the sub-tile of `warp`, of those that split K with it."""
-        return self.ctas[rank_at(self.plan, *place(self.plan, warp.cta.rank), owner(self.plan, warp.subtile))]
+        ctas = self._found("splits", warp.cta.rank, self._splits)
+        return ctas[owner(self.plan, warp.subtile)]
+
+    def _splits(self, rank: int) -> list[Cta]:
+        """By part of K."""
+        return [self.ctas[rank_at(self.plan, *place(self.plan, rank), part)] for part in range(self.plan.splits)]
 
     def sharers(self, rank: int) -> list[Cta]:
         """CTAs that load something which CTA `rank` reads."""
+        return self._found("sharers", rank, self._sharers)
+
+    def _sharers(self, rank: int) -> list[Cta]:
         loaders = []
         for cta in self.ctas:
             a, b = multicast_masks(self.plan, cta.rank)
             if (a | b) >> rank & 1:
                 loaders.append(cta)
         return loaders
+
+    def _found(self, kind: str, rank: int, find: Callable[[int], list[Cta]]) -> list[Cta]:
+        """`find` of `rank`, once."""
+        known = self._ctas.get((kind, rank))
+        if known is None:
+            known = self._ctas[kind, rank] = find(rank)
+        return known
 
     def parts(self, rank: int) -> set[tuple[str, int]]:
         """What has to be in a slot of A and B of CTA `rank` before it is read."""
@@ -333,12 +432,14 @@ class Cluster:
         return self.queues.setdefault(cta.rank, [])
 
 
-Rule = Callable[[Cluster, g.Step, Warp], Running]
+Rule = Callable[..., Any]
+"""Of a step with others inside: those of them that a warp takes. Of any other: what it does, and what the warp then waits
+for, if anything; a generator where it does more behind that."""
 RULES: dict[type[g.Step], Rule] = {}
 
 
-def rule(kind: type[g.Step]) -> Callable[[Callable[..., Running]], Callable[..., Running]]:
-    def register(function: Callable[..., Running]) -> Callable[..., Running]:
+def rule(kind: type[g.Step]) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
         RULES[kind] = function
         return function
 

@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
-from ..plan.counts import counts, k_range, multicast_masks, residual_stage_bytes
+from ..plan.counts import k_range, multicast_masks, residual_stage_bytes
 from ..roles import grammar as g
-from .cluster import Barrier, Buffer, Cluster, Cta, Fault, Ring, Running, Slot, Store, Sums, Tag, Warp, rule
+from .cluster import (
+    Barrier,
+    Buffer,
+    Cluster,
+    Cta,
+    Fault,
+    Leaf,
+    Ready,
+    Ring,
+    Running,
+    Slot,
+    Store,
+    Sums,
+    Tag,
+    Warp,
+    rule,
+)
 
 # Control ---------------------------------------------------------------------------------------------------------------
 
 
 @rule(g.TileLoop)
-def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Iterator[Leaf]:
     for warp.tile in range(step.first, cluster.tiles, step.every):
         warp.k_tile = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles).start
         yield from cluster.steps(step.body, warp)
 
 
 @rule(g.KLoop)
-def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Iterator[Leaf]:
     k_tiles = warp.group or k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
     for warp.k_tile in k_tiles[step.first :]:
         yield from cluster.steps(step.body, warp)
 
 
 @rule(g.KGroups)
-def _(cluster: Cluster, step: g.KGroups, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.KGroups, warp: Warp) -> Iterator[Leaf]:
     k_tiles = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
     for first in range(0, len(k_tiles), step.size):
         warp.group = k_tiles[first : first + step.size]
@@ -37,57 +53,55 @@ def _(cluster: Cluster, step: g.KGroups, warp: Warp) -> Running:
 
 
 @rule(g.SubtileLoop)
-def _(cluster: Cluster, step: g.SubtileLoop, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.SubtileLoop, warp: Warp) -> Iterator[Leaf]:
     for warp.subtile in range(cluster.plan.subtiles):
         yield from cluster.steps(step.body, warp)
 
 
 @rule(g.Gate)
-def _(cluster: Cluster, step: g.Gate, warp: Warp) -> Running:
-    plan, subtile = cluster.plan, warp.subtile
-    passes = {
-        "leader": cluster.leader(warp.cta.rank) is warp.cta,
-        "first_warp": warp.number == 0,
-        "last_subtile": subtile == plan.subtiles - 1,
-        "owner": cluster.owner(warp) is warp.cta,
-        "others": cluster.owner(warp) is not warp.cta,
-    }[step.who]
-    if passes:
+def _(cluster: Cluster, step: g.Gate, warp: Warp) -> Iterator[Leaf]:
+    if GATES[step.who](cluster, warp):
         yield from cluster.steps(step.body, warp)
 
 
+GATES: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
+    "leader": lambda cluster, warp: cluster.leader(warp.cta.rank) is warp.cta,
+    "first_warp": lambda cluster, warp: warp.number == 0,
+    "last_subtile": lambda cluster, warp: warp.subtile == cluster.plan.subtiles - 1,
+    "owner": lambda cluster, warp: cluster.owner(warp) is warp.cta,
+    "others": lambda cluster, warp: cluster.owner(warp) is not warp.cta,
+}
+
+
 @rule(g.SetUp)
-def _(cluster: Cluster, step: g.SetUp, warp: Warp) -> Running:
-    yield None
+def _(cluster: Cluster, step: g.SetUp, warp: Warp) -> None:
+    """No part in the protocol."""
 
 
 # Pipelines ---------------------------------------------------------------------------------------------------------------
 
 
 @rule(g.Cursor)
-def _(cluster: Cluster, step: g.Cursor, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.Cursor, warp: Warp) -> None:
     """A ring begins empty: the producer's first round waits for the phase before the first."""
     warp.cursors[step.name] = (step.pipeline, 0, 1 if step.side == "producer" else 0)
-    yield None
 
 
 @rule(g.Advance)
-def _(cluster: Cluster, step: g.Advance, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.Advance, warp: Warp) -> None:
     pipeline, index, parity = warp.cursors[step.cursor]
     index += 1
     if index == len(warp.cta.rings[pipeline].slots):
         index, parity = 0, parity ^ 1
     warp.cursors[step.cursor] = (pipeline, index, parity)
-    yield None
 
 
 @rule(g.Skip)
-def _(cluster: Cluster, step: g.Skip, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.Skip, warp: Warp) -> None:
     pipeline, index, parity = warp.cursors[step.cursor]
     slots = cluster.k_tiles if step.slots == "k_tiles" else cluster.plan.subtiles
     rounds, index = divmod(index + slots, len(warp.cta.rings[pipeline].slots))
     warp.cursors[step.cursor] = (pipeline, index, (parity + rounds) % 2)
-    yield None
 
 
 @rule(g.Acquire)
@@ -100,27 +114,25 @@ def _(cluster: Cluster, step: g.Acquire, warp: Warp) -> Running:
         ring.full[index].arrive(ring.pipeline.counts.transaction_bytes)
     if ring.pipeline.kind == "exchange" and warp.number == 0:
         ring.full[index].arrive(ring.pipeline.counts.transaction_bytes * len(cluster.own(warp.cta)))
-    yield None
 
 
 @rule(g.Commit)
-def _(cluster: Cluster, step: g.Commit, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.Commit, warp: Warp) -> None:
     """TMA reports its own bytes; sums are full in both CTAs of a pair once everything issued before is done."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     if ring.pipeline.kind == "umma_epilogue":
         for cta in cluster.pair(warp.cta.rank):
             _after_mma(cluster, warp, cta, cta.rings[ring.pipeline.name].full[index])
-    yield None
 
 
 @rule(g.Wait)
-def _(cluster: Cluster, step: g.Wait, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.Wait, warp: Warp) -> Ready:
     ring, index, parity = cluster.slot(warp, step.cursor)
-    yield lambda: ring.full[index].passed(parity)
+    return lambda: ring.full[index].passed(parity)
 
 
 @rule(g.Release)
-def _(cluster: Cluster, step: g.Release, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.Release, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     name = ring.pipeline.name
     if ring.pipeline.kind == "tma_umma":
@@ -138,7 +150,6 @@ def _(cluster: Cluster, step: g.Release, warp: Warp) -> Running:
         cluster.send(leader, leader.rings[name].empty[index].arrive)
     else:
         ring.empty[index].arrive()
-    yield None
 
 
 @rule(g.Tail)
@@ -159,7 +170,7 @@ def _after_mma(cluster: Cluster, warp: Warp, cta: Cta, barrier: Barrier) -> None
 
 
 @rule(g.TmaLoad)
-def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> None:
     """A slice to every CTA that reads it; a pair counts its bytes at the CTA that issues."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     name, own = ring.pipeline.name, warp.cta.rank
@@ -168,7 +179,7 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> Running:
         operand = next(o for o in cluster.plan.problem.epilogue.operands if o.label == step.operand)
         size = residual_stage_bytes(cluster.plan, operand.dtype)
     else:
-        numbers, tag = counts(cluster.plan), (warp.tile, warp.k_tile)
+        numbers, tag = cluster.counts, (warp.tile, warp.k_tile)
         masks = multicast_masks(cluster.plan, own)
         of_b = masks[1], numbers.b_multicast, numbers.b_stage_bytes // cluster.plan.products
         mask, sharers, size = (masks[0], numbers.a_multicast, numbers.a_stage_bytes) if step.operand == "a" else of_b
@@ -177,7 +188,6 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> Running:
             slot = cta.rings[name].slots[index]
             counting = cluster.leader(cta.rank) if ring.pipeline.kind == "tma_umma" else cta
             cluster.send(cta, _landing(slot, step.operand, own, tag, counting.rings[name].full[index], size // sharers))
-    yield None
 
 
 def _landing(slot: Slot, operand: str, rank: int, tag: Tag, full: Barrier, size: int) -> Callable[[], None]:
@@ -191,7 +201,7 @@ def _landing(slot: Slot, operand: str, rank: int, tag: Tag, full: Barrier, size:
 
 
 @rule(g.ReadResiduals)
-def _(cluster: Cluster, step: g.ReadResiduals, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.ReadResiduals, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.subtile)
     labels = {operand.label for operand in cluster.plan.problem.epilogue.of_kind("exact")}
@@ -199,34 +209,30 @@ def _(cluster: Cluster, step: g.ReadResiduals, warp: Warp) -> Running:
     if {operand for operand, _ in held} != labels or any(found != tag for found in held.values()):
         raise Fault(f"stale residual: a slot holds {sorted(held.values())}, to be read is {tag}")
     warp.residual = tag
-    yield None
 
 
 @rule(g.LoadVectors)
-def _(cluster: Cluster, step: g.LoadVectors, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.LoadVectors, warp: Warp) -> None:
     warp.vectors = warp.tile
-    yield None
 
 
 @rule(g.ShareVectors)
-def _(cluster: Cluster, step: g.ShareVectors, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.ShareVectors, warp: Warp) -> None:
     if warp.vectors is None:
         raise Fault("row operands are shared before they are loaded")
     warp.cta.vectors.setdefault(warp.role.team, {})[warp.number] = warp.vectors
-    yield None
 
 
 # Products ----------------------------------------------------------------------------------------------------------------
 
 
 @rule(g.WgmmaFence)
-def _(cluster: Cluster, step: g.WgmmaFence, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.WgmmaFence, warp: Warp) -> None:
     warp.fenced = True
-    yield None
 
 
 @rule(g.Mma)
-def _(cluster: Cluster, step: g.Mma, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.Mma, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.k_tile)
     if ring.pipeline.kind == "tma_umma":
@@ -241,7 +247,6 @@ def _(cluster: Cluster, step: g.Mma, warp: Warp) -> Running:
             warp.sums = Sums()
         warp.sums.added.append(tag)
         warp.open_group.append((slot, tag))
-    yield None
 
 
 def _issue_umma(cluster: Cluster, warp: Warp, ring: Ring, index: int, tag: Tag) -> None:
@@ -266,47 +271,42 @@ def _issue_umma(cluster: Cluster, warp: Warp, ring: Ring, index: int, tag: Tag) 
 
 
 @rule(g.WgmmaCommit)
-def _(cluster: Cluster, step: g.WgmmaCommit, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.WgmmaCommit, warp: Warp) -> None:
     warp.groups.append(warp.open_group)
     warp.open_group = []
-    yield None
 
 
 @rule(g.WgmmaWait)
-def _(cluster: Cluster, step: g.WgmmaWait, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.WgmmaWait, warp: Warp) -> None:
     while len(warp.groups) > step.pending:
         for slot, _ in warp.groups.pop(0):
             slot.readers -= 1
     warp.fenced = False
-    yield None
 
 
 @rule(g.ClearSums)
-def _(cluster: Cluster, step: g.ClearSums, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.ClearSums, warp: Warp) -> None:
     warp.total = []
-    yield None
 
 
 @rule(g.Promote)
-def _(cluster: Cluster, step: g.Promote, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.Promote, warp: Warp) -> None:
     if warp.groups or warp.open_group:
         raise Fault("sums are promoted while the matrix unit still adds to them")
     warp.total += warp.sums.added
-    yield None
 
 
 @rule(g.SelectSums)
-def _(cluster: Cluster, step: g.SelectSums, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.SelectSums, warp: Warp) -> None:
     _, warp.stage, _ = cluster.slot(warp, step.cursor)
     warp.overwrite = True
-    yield None
 
 
 # Epilogue ----------------------------------------------------------------------------------------------------------------
 
 
 @rule(g.ReadSums)
-def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> None:
     wanted = [(warp.tile, k_tile) for k_tile in k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)]
     if step.cursor is None:
         if warp.groups or warp.open_group:
@@ -318,11 +318,10 @@ def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> Running:
     if added != wanted:
         raise Fault(f"the sums of tile {warp.tile} consist of {added}")
     warp.held = (warp.tile, warp.subtile)
-    yield None
 
 
 @rule(g.SendSums)
-def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> None:
     """Each thread of the owner finds what the same thread of this CTA sent."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.subtile)
@@ -330,7 +329,7 @@ def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> Running:
         raise Fault(f"the sums of {warp.held} are sent as those of {tag}")
     to = cluster.owner(warp).rings[ring.pipeline.name]
     key = (f"sub-tile {warp.subtile} of warp {warp.number}", warp.cta.rank)
-    size = counts(cluster.plan).parts_stage_bytes // (cluster.plan.splits - 1) // warp.role.warps
+    size = cluster.counts.parts_stage_bytes // (cluster.plan.splits - 1) // warp.role.warps
 
     def land() -> None:
         if key in to.slots[index].held:
@@ -339,11 +338,10 @@ def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> Running:
         to.full[index].complete(size)
 
     cluster.send(cluster.owner(warp), land)
-    yield None
 
 
 @rule(g.AddSums)
-def _(cluster: Cluster, step: g.AddSums, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.AddSums, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag = (warp.tile, warp.subtile)
     held = ring.slots[index].held
@@ -352,11 +350,10 @@ def _(cluster: Cluster, step: g.AddSums, warp: Warp) -> Running:
         if found != tag:
             raise Fault(f"stale sums: of CTA {other.rank} there are those of {found}, to be added are those of {tag}")
     warp.gathered = tag
-    yield None
 
 
 @rule(g.Evaluate)
-def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> None:
     epilogue, tag = cluster.plan.problem.epilogue, (warp.tile, warp.subtile)
     if warp.held != tag:
         raise Fault(f"the epilogue of {tag} has the sums of {warp.held}")
@@ -369,7 +366,6 @@ def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> Running:
     shared = warp.cta.vectors.get(warp.role.team, {})
     if epilogue.of_kind("row") and shared != dict.fromkeys(range(warp.role.warps), warp.tile):
         raise Fault(f"the epilogue of tile {warp.tile} reads vectors of tiles {sorted(set(shared.values()))}")
-    yield None
 
 
 def _buffer(cluster: Cluster, warp: Warp) -> Buffer:
@@ -378,16 +374,15 @@ def _buffer(cluster: Cluster, warp: Warp) -> Buffer:
 
 
 @rule(g.WriteStage)
-def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> None:
     buffer = _buffer(cluster, warp)
     if buffer.stores:
         raise Fault(f"sub-tile {warp.subtile} of tile {warp.tile} overwrites a buffer that is being stored")
     buffer.written[warp.number] = (warp.tile, warp.subtile)
-    yield None
 
 
 @rule(g.TmaStore)
-def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
     tag, buffer = (warp.tile, warp.subtile), _buffer(cluster, warp)
     if buffer.written != dict.fromkeys(range(warp.role.warps), tag):
         raise Fault(f"sub-tile {tag} is stored while a buffer holds {sorted(buffer.written.values())}")
@@ -401,68 +396,64 @@ def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> Running:
 
     cluster.stored[warp.cta.rank, tag] = cluster.stored.get((warp.cta.rank, tag), 0) + 1
     cluster.send(warp.cta, read)
-    yield None
 
 
 @rule(g.StoreWait)
-def _(cluster: Cluster, step: g.StoreWait, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.StoreWait, warp: Warp) -> Ready:
     awaited = warp.stores[: len(warp.stores) - step.pending] if step.pending else list(warp.stores)
-    yield lambda: all(store.done for store in awaited)
+    return lambda: all(store.done for store in awaited)
 
 
 # Meetings ----------------------------------------------------------------------------------------------------------------
 
 
-def _come(cluster: Cluster, cta: Cta, name: str) -> Running:
+def _come(cluster: Cluster, cta: Cta, name: str) -> Ready:
+    """Comes to a barrier. Gives whether all have come this time."""
     barrier = next(barrier for barrier in cluster.program.barriers if barrier.name == name)
     there, meetings = cta.meetings.get(name, (0, 0))
     complete = (there + 1) * 32 >= barrier.threads
     cta.meetings[name] = (0, meetings + 1) if complete else (there + 1, meetings)
-    yield None
-
-
-def _meet(cluster: Cluster, cta: Cta, name: str) -> Running:
-    _, meetings = cta.meetings.get(name, (0, 0))
-    yield from _come(cluster, cta, name)
-    yield lambda: cta.meetings[name][1] > meetings
+    return lambda: cta.meetings[name][1] > meetings
 
 
 @rule(g.Meet)
-def _(cluster: Cluster, step: g.Meet, warp: Warp) -> Running:
-    yield from _meet(cluster, warp.cta, step.barrier)
+def _(cluster: Cluster, step: g.Meet, warp: Warp) -> Ready:
+    return _come(cluster, warp.cta, step.barrier)
 
 
 @rule(g.Signal)
-def _(cluster: Cluster, step: g.Signal, warp: Warp) -> Running:
-    yield from _come(cluster, warp.cta, step.barrier)
+def _(cluster: Cluster, step: g.Signal, warp: Warp) -> None:
+    _come(cluster, warp.cta, step.barrier)
 
 
 @rule(g.AllocateSums)
-def _(cluster: Cluster, step: g.AllocateSums, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.AllocateSums, warp: Warp) -> Ready | None:
     """Both CTAs of a pair take part, and neither goes on before the other is there."""
-    if warp.number == 0:
-        warp.cta.allocated = True
-        pair = cluster.pair(warp.cta.rank)
-        yield lambda: all(cta.allocated for cta in pair)
+    if warp.number:
+        return None
+    warp.cta.allocated = True
+    pair = cluster.pair(warp.cta.rank)
+    return lambda: all(cta.allocated for cta in pair)
 
 
 @rule(g.FindSums)
 def _(cluster: Cluster, step: g.FindSums, warp: Warp) -> Running:
-    yield from _meet(cluster, warp.cta, "tensor_memory")
+    yield _come(cluster, warp.cta, "tensor_memory")
     if not warp.cta.allocated:
         raise Fault("tensor memory is looked for before it is allocated")
 
 
 @rule(g.FreeSums)
-def _(cluster: Cluster, step: g.FreeSums, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.FreeSums, warp: Warp) -> Ready | None:
     """Both CTAs of a pair take part here too: neither gives back what the other half of an instruction writes to."""
-    if warp.number == 0:
-        warp.cta.freed = True
-        pair = cluster.pair(warp.cta.rank)
-        yield lambda: all(cta.freed for cta in pair)
+    if warp.number:
+        return None
+    warp.cta.freed = True
+    pair = cluster.pair(warp.cta.rank)
+    return lambda: all(cta.freed for cta in pair)
 
 
 @rule(g.ClusterExit)
-def _(cluster: Cluster, step: g.ClusterExit, warp: Warp) -> Running:
+def _(cluster: Cluster, step: g.ClusterExit, warp: Warp) -> Ready:
     cluster.exits += 1
-    yield lambda: cluster.exits == cluster.exiting
+    return lambda: cluster.exits == cluster.exiting
