@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..config import Config
+from .measure.comparison import compared, ranked
 from .measure.protocol import Evaluator
 from .outcome import Outcome, Status
 from .search.protocol import Search
@@ -15,9 +16,10 @@ from .search.protocol import Search
 #: How many of the fastest are measured again beside the config that would run untuned.
 LEADERS = 6
 #: Configs that were measured to be slower than the best by more than this are no leaders.
-_CLOSE = 1.15
-#: By how much another config must be faster than the one that would run untuned to take its place.
-_MARGIN = 0.99
+CLOSE = 1.15
+#: What share of the time of the untuned config another one must at most have taken to replace it where they could not be
+#: compared: times that were measured one after the other are off by up to a tenth.
+_UNCOMPARED = 0.85
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,7 @@ def tune(
     listeners: Sequence[Listener] = (),
     *,
     clock: Callable[[], float] = time.monotonic,
+    close: float = CLOSE,
 ) -> Result:
     """The fastest config that ``search`` gives within ``budget``, never one slower than ``baseline``.
 
@@ -80,8 +83,20 @@ def tune(
         why = _searched(search, evaluator, budget, listeners, outcomes, lambda: clock() - began)
     except KeyboardInterrupt:
         why = "interrupted"
-    times = {} if why == "interrupted" else evaluator.confirm(_leaders(outcomes, baseline))
-    result = _result(outcomes, times, baseline, clock() - began, why)
+    leaders = _leaders(outcomes, baseline, close)
+    try:
+        choice = _chosen(leaders, baseline, evaluator, clock) or _uncompared(outcomes, baseline, 0.0)
+    except KeyboardInterrupt:
+        why, choice = "interrupted", _uncompared(outcomes, baseline, _UNCOMPARED)
+    result = Result(
+        config=choice.config,
+        microseconds=choice.times.get(choice.config),
+        baseline=baseline,
+        baseline_microseconds=choice.times.get(baseline),
+        outcomes=tuple(outcomes),
+        seconds=clock() - began,
+        why=why,
+    )
     for listener in listeners:
         listener.finished(result)
     return result
@@ -121,27 +136,44 @@ def _searched(
     return "out of configs" if exhausted else "out of budget" if given >= budget.configs else "out of time"
 
 
-def _leaders(outcomes: Sequence[Outcome], baseline: Config) -> list[Config]:
-    """The fastest, and the baseline if it worked or was never tried."""
+def _leaders(outcomes: Sequence[Outcome], baseline: Config, close: float) -> list[Config]:
+    """The baseline if it worked or was never tried, and the fastest: those within ``close`` times the least time."""
     worked = sorted((o for o in outcomes if o.status is Status.OK), key=lambda outcome: outcome.time)
-    fastest = [o.config for o in worked[:LEADERS] if o.time <= _CLOSE * worked[0].time]
+    fastest = [o.config for o in worked[:LEADERS] if o.time <= close * worked[0].time]
     failed = {o.config for o in outcomes if o.status is not Status.OK}
     return list(dict.fromkeys([*([] if baseline in failed else [baseline]), *fastest]))
 
 
-def _result(
-    outcomes: Sequence[Outcome], confirmed: Mapping[Config, float], baseline: Config, seconds: float, why: str
-) -> Result:
-    times = confirmed or {o.config: o.time for o in outcomes if o.status is Status.OK}
+@dataclass(frozen=True)
+class _Choice:
+    """``times`` of the configs that it was made between."""
+
+    config: Config
+    times: Mapping[Config, float]
+
+
+def _chosen(
+    leaders: Sequence[Config], baseline: Config, evaluator: Evaluator, clock: Callable[[], float]
+) -> _Choice | None:
+    """The baseline, unless it is certain that the fastest of the leaders beats it; None where nothing can be measured."""
+    times = ranked(leaders, evaluator.rounds, clock)
+    if not times:  # one of them spoils it for all
+        working = [config for config in leaders if evaluator.rounds([config], 1)]
+        times = ranked(working, evaluator.rounds, clock)
+    best = next(iter(times), None)
+    if best is None:
+        return None
+    if best == baseline or baseline not in leaders:
+        return _Choice(best, times)
+    verdict = compared(best, baseline, evaluator.rounds, clock)
+    if baseline not in verdict.times and best in verdict.times:  # it does not work any more
+        return _Choice(best, verdict.times)
+    return _Choice(best if verdict.replaces else baseline, verdict.times)
+
+
+def _uncompared(outcomes: Sequence[Outcome], baseline: Config, share: float) -> _Choice:
+    """By the times of the search alone: the baseline, if it worked, unless another took at most this share of its time."""
+    times = {o.config: o.time for o in outcomes if o.status is Status.OK}
     best = min(times, key=times.__getitem__, default=baseline)
-    if baseline in times and times[best] > _MARGIN * times[baseline]:
-        best = baseline
-    return Result(
-        config=best,
-        microseconds=times.get(best),
-        baseline=baseline,
-        baseline_microseconds=times.get(baseline),
-        outcomes=tuple(outcomes),
-        seconds=seconds,
-        why=why,
-    )
+    slower = baseline in times and times[best] > share * times[baseline]
+    return _Choice(baseline if slower else best, times)

@@ -25,9 +25,9 @@ class Evaluator(Protocol):
         """What became of the config that was started first, of those not finished."""
         ...
 
-    def confirm(self, configs: Sequence[Config]) -> Mapping[Config, float]:
-        """Microseconds of configs that worked, measured in turn until it is certain which is the fastest; without those
-        that do not work any more."""
+    def rounds(self, configs: Sequence[Config], count: int) -> Sequence[Mapping[Config, float]]:
+        """Microseconds of ``count`` rounds, in each of which every one of ``configs``, which have worked, runs once, in an
+        order drawn anew; without those that do not work any more."""
         ...
 
     def close(self) -> None:

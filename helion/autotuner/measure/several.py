@@ -52,16 +52,23 @@ class SeveralSets:
             seconds += outcome.compile_seconds or 0.0
         return Outcome(config=config, status=Status.OK, microseconds=self._combine(times), compile_seconds=seconds)
 
-    def confirm(self, configs: Sequence[Config]) -> Mapping[Config, float]:
-        times: dict[Config, list[float]] = {config: [] for config in configs}
-        for (evaluator, translate), unit in zip(self._sets, self._units, strict=True):
-            local = {config: translate(config) for config in configs}
-            found = evaluator.confirm([each for each in local.values() if each is not None])
-            for config, each in local.items():
-                if each is not None and each in found:
-                    times[config].append(found[each] / unit)
-        whole = {config: self._combine(each) for config, each in times.items() if len(each) == len(self._sets)}
-        return dict(sorted(whole.items(), key=lambda item: item[1]))
+    def rounds(self, configs: Sequence[Config], count: int) -> Sequence[Mapping[Config, float]]:
+        parts = [self._rounds(at, configs, count) for at in range(len(self._sets))]
+        return [
+            {
+                config: self._combine([times[config] for times in rows])
+                for config in configs
+                if all(config in times for times in rows)
+            }
+            for rows in zip(*parts, strict=False)
+        ]
+
+    def _rounds(self, at: int, configs: Sequence[Config], count: int) -> list[dict[Config, float]]:
+        """Rounds of one set, by what configs are called for all, in its unit."""
+        (evaluator, translate), unit = self._sets[at], self._units[at]
+        local = {config: found for config in configs if (found := translate(config)) is not None}
+        measured = evaluator.rounds(list(dict.fromkeys(local.values())), count)
+        return [{c: times[name] / unit for c, name in local.items() if name in times} for times in measured]
 
     def close(self) -> None:
         for evaluator, _ in self._sets:

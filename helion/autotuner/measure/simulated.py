@@ -1,24 +1,50 @@
-"""A device that is not there: times from a function, with noise and failures."""
+"""A device that is not there: times from a function, with noise, failures, and all that makes real times misleading."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from ...config import Config
 from ..outcome import Outcome, Status
-from .statistics import Samples, certain_order
+from .runs import Run, in_turns, samples
 
-#: Runs of each of the leaders when they are told apart.
-_ROUNDS, _RUNS = 20, 5
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbances:
+    """What a device does to times beside running kernels; nothing by default.
+
+    ``noise`` is the standard deviation of the logarithm of each run, ``placement`` that of all runs of a config until it is
+    prepared anew. A device that was idle takes ``cold`` times as long, less and less until ``ramp`` seconds of work have
+    passed. ``drift`` is the share that times grow by in a second. ``slow`` times as long is taken in a state of which it
+    changes in and out every ``dwell`` seconds on average. ``tail`` is the probability of a run that takes 1 to 10 times as
+    long. ``step`` is the resolution of the clock in microseconds.
+    """
+
+    noise: float = 0.0
+    placement: float = 0.0
+    cold: float = 1.0
+    ramp: float = 0.01
+    drift: float = 0.0
+    slow: float = 1.0
+    dwell: float = 0.02
+    tail: float = 0.0
+    step: float = 0.0
+
+
+#: Seconds that clearing the caches and launching take before each run.
+_BETWEEN = 90e-6
 
 
 class SimulatedDevice:
-    """``times`` gives the microseconds of a config, ``noise`` the standard deviation of the logarithm of each run.
+    """``times`` gives the microseconds of a config.
 
-    ``failures`` say of configs what becomes of them instead. Repeatable by ``seed``.
+    ``failures`` say of configs what becomes of them instead. Repeatable by ``seed``. ``now`` are the seconds that the
+    device has worked; before each config it is idle.
     """
 
     def __init__(
@@ -26,17 +52,22 @@ class SimulatedDevice:
         times: Callable[[Config], float],
         *,
         noise: float = 0.0,
+        disturbances: Disturbances | None = None,
         failures: Callable[[Config], Status | None] = lambda config: None,
         seed: int = 0,
         capacity: int = 1,
     ) -> None:
         self.capacity = capacity
         self.started: list[Config] = []
+        self.now = 0.0
+        self._disturbances = Disturbances(noise=noise) if disturbances is None else disturbances
         self._times = times
-        self._noise = noise
         self._failures = failures
         self._rng = Random(seed)
         self._waiting: deque[Config] = deque()
+        self._warm = 0.0
+        self._slow = False
+        self._drift = self._rng.choice((-1.0, 1.0)) * self._disturbances.drift
 
     def start(self, config: Config) -> None:
         self.started.append(config)
@@ -47,15 +78,38 @@ class SimulatedDevice:
         failure = self._failures(config)
         if failure is not None:
             return Outcome(config=config, status=failure, detail="simulated")
-        return Outcome(config=config, status=Status.OK, microseconds=self._run(config), compile_seconds=0.0)
+        self._warm = 0.0  # the device was idle while it was compiled
+        time = statistics.median(samples(self._prepared(config), math.inf, self.clock))
+        return Outcome(config=config, status=Status.OK, microseconds=time, compile_seconds=0.0)
 
-    def confirm(self, configs: Sequence[Config]) -> Mapping[Config, float]:
+    def rounds(self, configs: Sequence[Config], count: int) -> Sequence[Mapping[Config, float]]:
         working = [config for config in configs if self._failures(config) is None]
-        samples = {config: Samples() for config in working}
-        return certain_order(samples, lambda config: [self._run(config) for _ in range(_RUNS)], _ROUNDS)
+        if not working:
+            return []
+        rows = in_turns([self._prepared(config) for config in working], count, self._rng, self.clock)
+        return [dict(zip(working, row, strict=True)) for row in rows]
 
     def close(self) -> None:
         self._waiting.clear()
 
-    def _run(self, config: Config) -> float:
-        return self._times(config) * math.exp(self._rng.gauss(0.0, self._noise))
+    def clock(self) -> float:
+        """The seconds that the device has worked."""
+        return self.now
+
+    def _prepared(self, config: Config) -> Run:
+        time = self._times(config) * math.exp(self._rng.gauss(0.0, self._disturbances.placement))
+        return lambda: self._run(time)
+
+    def _run(self, time: float) -> float:
+        known, rng = self._disturbances, self._rng
+        share = max(0.0, 1.0 - self._warm / known.ramp)
+        factor = math.exp(rng.gauss(0.0, known.noise)) * (1.0 + (known.cold - 1.0) * share)
+        factor *= math.exp(self._drift * self.now) * (known.slow if self._slow else 1.0)
+        if rng.random() < known.tail:
+            factor *= 10.0 ** rng.random()
+        took = 1e-6 * time * factor
+        spent = took + _BETWEEN
+        self._slow ^= rng.random() < 1.0 - math.exp(-spent / known.dwell)
+        self._warm += spent
+        self.now += spent
+        return max(round(1e6 * took / known.step), 1) * known.step if known.step else 1e6 * took

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...autotuner.outcome import Status
 from ...autotuner.pool.children import Child, Died, Nursery, Raised, TimedOut
-from .session import Candidate, Session, Task, Trial, saved
+from .session import Candidate, Session, Task, Trial, Turns, saved
 
 #: Seconds in which a process has its arguments and a context on the device.
 _STARTING = 120.0
@@ -25,24 +26,31 @@ class Bench:
         self._child: Child | None = None
 
     def run(self, candidate: Candidate, best: float) -> Trial:
-        return self._asked("run", candidate, best)
-
-    def again(self, candidate: Candidate) -> Trial:
-        return self._asked("again", candidate)
-
-    def _asked(self, method: str, *arguments: object) -> Trial:
         try:
-            child = self._started()
-            trial: Trial = child.call(method, *arguments, seconds=self._seconds)
+            trial: Trial = self._asked("run", candidate, best, seconds=self._seconds)
         except TimedOut as error:
-            self._stop()
             return Trial(status=Status.TIMED_OUT, detail=str(error))
         except (Died, Raised) as error:
-            self._stop()
             return Trial(status=Status.CRASHED, detail=str(error))
-        if trial.fatal:
-            self._stop()
         return trial
+
+    def turns(self, candidates: Sequence[Candidate], count: int) -> Turns:
+        try:
+            turns: Turns = self._asked("turns", candidates, count, seconds=self._seconds * (1 + len(candidates)))
+        except (TimedOut, Died, Raised):
+            return Turns()
+        return turns
+
+    def _asked(self, method: str, *arguments: object, seconds: float) -> Any:
+        """The answer of the process, which is killed where it gives none, or is of no more use."""
+        try:
+            answer = self._started().call(method, *arguments, seconds=seconds)
+        except BaseException:
+            self._stop()
+            raise
+        if answer.fatal:
+            self._stop()
+        return answer
 
     def _started(self) -> Child:
         if self._child is None:
@@ -69,8 +77,8 @@ class DirectBench:
     def run(self, candidate: Candidate, best: float) -> Trial:
         return self._session.run(candidate, best)
 
-    def again(self, candidate: Candidate) -> Trial:
-        return self._session.again(candidate)
+    def turns(self, candidates: Sequence[Candidate], count: int) -> Turns:
+        return self._session.turns(candidates, count)
 
     def close(self) -> None:
         pass

@@ -1,27 +1,35 @@
-"""How long a function takes on a device."""
+"""How long functions take on a device."""
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Protocol
 
 import torch
 
+from ...autotuner.measure.runs import Run, in_turns, samples
+
 #: Written before every timed run: more than any L2 holds.
 _FLUSH_BYTES = 256 << 20
-#: Runs of one candidate, the seconds that they may take, and how much slower than the best so far ends them early.
-_RUNS, _FEWEST, _SECONDS, _FAR = 20, 3, 0.05, 2.0
+
+Function = Callable[[], Any]
 
 
 class Clock(Protocol):
-    """Times functions."""
+    """Times functions, with what was in the caches gone before each run."""
 
-    def time(self, function: Callable[[], Any], expected: float, best: float) -> list[float]:
-        """Microseconds of runs, with what was in the caches gone before each. ``expected`` is the prediction, ``best`` the
-        least median so far: what is far from it is run a few times only."""
+    def time(self, function: Function, expected: float, best: float) -> list[float]:
+        """Microseconds of runs. ``expected`` is the prediction, ``best`` the least median so far: what is far from it is
+        run a few times only."""
+        ...
+
+    def rounds(self, functions: Sequence[tuple[Function, float]], count: int) -> list[list[float]]:
+        """Microseconds of ``count`` rounds of one run of each function, in orders drawn anew; functions stand with their
+        predictions."""
         ...
 
     def wait(self) -> None:
@@ -33,31 +41,40 @@ class DeviceClock:
     """A GPU's own: the time between two events around a call, which is replayed from a graph where it can be captured, so
     that launching does not count."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, seed: int) -> None:
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)
         self._stream = torch.cuda.Stream(device)
+        self._rng = Random(seed)
 
-    def time(self, function: Callable[[], Any], expected: float, best: float) -> list[float]:
-        function()
-        self.wait()
-        run = self._captured(function) or (lambda: self._between(function))
-        times: list[float] = []
-        began = time.perf_counter()
-        while len(times) < _RUNS and (len(times) < _FEWEST or time.perf_counter() - began < _SECONDS):
-            times.append(run())
-            if len(times) == _FEWEST and min(times) > _FAR * best:
-                break
-        return times
+    def time(self, function: Function, expected: float, best: float) -> list[float]:
+        (run,) = self._runs([function])
+        return samples(run, best, time.perf_counter)
+
+    def rounds(self, functions: Sequence[tuple[Function, float]], count: int) -> list[list[float]]:
+        return in_turns(self._runs([function for function, _ in functions]), count, self._rng, time.perf_counter)
 
     def wait(self) -> None:
         torch.cuda.synchronize()
 
-    def _captured(self, function: Callable[[], Any]) -> Callable[[], float] | None:
+    def _runs(self, functions: Sequence[Function]) -> list[Run]:
+        """All replayed, or none: with and without launching, times are no match for each other."""
+        for function in functions:
+            function()
+        self.wait()
+        # one pool: results of all lie in the same memory
+        pool = torch.cuda.graph_pool_handle()
+        captured = [self._captured(function, pool) for function in functions]
+        runs = [run for run in captured if run is not None]
+        if len(runs) == len(functions):
+            return runs
+        return [functools.partial(self._between, function) for function in functions]
+
+    def _captured(self, function: Function, pool: Any) -> Run | None:
         start, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
                 self._flush.zero_()
                 start.record()
                 function()
@@ -73,7 +90,7 @@ class DeviceClock:
 
         return run
 
-    def _between(self, function: Callable[[], Any]) -> float:
+    def _between(self, function: Function) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         start.record()
@@ -84,7 +101,7 @@ class DeviceClock:
 
 
 class SimulatedClock:
-    """No GPU: the function runs once, and takes as long as it is predicted to, with noise."""
+    """No GPU: each function runs once, and takes as long as it is predicted to, with noise."""
 
     #: The standard deviation of the logarithm of times: what an H200 shows from run to run.
     NOISE = 0.01
@@ -92,13 +109,59 @@ class SimulatedClock:
     def __init__(self, seed: int) -> None:
         self._rng = Random(seed)
 
-    def time(self, function: Callable[[], Any], expected: float, best: float) -> list[float]:
+    def time(self, function: Function, expected: float, best: float) -> list[float]:
         function()
-        return [expected * math.exp(self._rng.gauss(0.0, self.NOISE)) for _ in range(5)]
+        return [self._noisy(expected) for _ in range(5)]
+
+    def rounds(self, functions: Sequence[tuple[Function, float]], count: int) -> list[list[float]]:
+        for function, _ in functions:
+            function()
+        return [[self._noisy(expected) for _, expected in functions] for _ in range(count)]
 
     def wait(self) -> None:
         pass
 
+    def _noisy(self, expected: float) -> float:
+        return expected * math.exp(self._rng.gauss(0.0, self.NOISE))
 
-def clock_of(device: torch.device, seed: int) -> Clock:
-    return DeviceClock(device) if device.type == "cuda" else SimulatedClock(seed)
+
+#: How many runs of each function the user's own benchmark is asked for at a time.
+_REPEATS = 5
+
+
+class UserClock:
+    """The user's own: ``benchmark(functions, repeat=..., desc=...)`` gives the milliseconds of each function."""
+
+    def __init__(self, benchmark: Callable[..., Sequence[float]], inner: Clock, seed: int) -> None:
+        self._benchmark = benchmark
+        self._inner = inner
+        self._rng = Random(seed)
+
+    def time(self, function: Function, expected: float, best: float) -> list[float]:
+        return self._row([function])
+
+    def rounds(self, functions: Sequence[tuple[Function, float]], count: int) -> list[list[float]]:
+        order = list(range(len(functions)))
+        rows = []
+        for _ in range(count):
+            self._rng.shuffle(order)
+            times = dict(zip(order, self._row([functions[at][0] for at in order]), strict=True))
+            rows.append([times[at] for at in range(len(functions))])
+        return rows
+
+    def wait(self) -> None:
+        self._inner.wait()
+
+    def _row(self, functions: list[Function]) -> list[float]:
+        times = list(self._benchmark(functions, repeat=_REPEATS, desc=None))
+        if len(times) != len(functions) or not all(isinstance(t, (int, float)) and 0 < t < math.inf for t in times):
+            raise ValueError(
+                f"autotune_benchmark_fn gave {times!r}, not the milliseconds of {len(functions)} functions"
+            )
+        return [1e3 * float(time) for time in times]
+
+
+def clock_of(device: torch.device, seed: int, benchmark: Callable[..., Sequence[float]] | None = None) -> Clock:
+    """``benchmark`` is the user's, if there is one."""
+    own: Clock = DeviceClock(device, seed) if device.type == "cuda" else SimulatedClock(seed)
+    return own if benchmark is None else UserClock(benchmark, own, seed)

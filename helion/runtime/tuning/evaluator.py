@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
 from ... import exc
-from ...autotuner.measure.statistics import Samples, certain_order
 from ...autotuner.outcome import Outcome, Status
 from ...autotuner.pool.compiling import Built, CompilePool
 from ...backends.execution import Resources
@@ -16,9 +14,6 @@ from ...config import Config
 from ..specialized import Specialized
 from .bench import AnyBench
 from .session import Candidate, OfflineJob
-
-#: Rounds in which the leaders are told apart.
-_ROUNDS = 5
 
 
 class Evaluator:
@@ -60,10 +55,9 @@ class Evaluator:
                 self._run(*self._compiled.popleft())
         return self._done.pop(head)
 
-    def confirm(self, configs: Sequence[Config]) -> Mapping[Config, float]:
-        samples = {config: Samples() for config in configs}
-        order = certain_order(samples, self._again, _ROUNDS)
-        return {config: statistics.median(samples[config].values) for config in order}
+    def rounds(self, configs: Sequence[Config], count: int) -> Sequence[Mapping[Config, float]]:
+        turns = self._bench.turns([self._candidate(config) for config in configs], count)
+        return [{configs[at]: time for at, time in row.items()} for row in turns.rows]
 
     def close(self) -> None:
         if self._pool is not None:
@@ -96,9 +90,6 @@ class Evaluator:
             compile_seconds=seconds,
             detail=trial.detail,
         )
-
-    def _again(self, config: Config) -> Sequence[float]:
-        return self._bench.again(self._candidate(config)).times
 
     def _candidate(self, config: Config) -> Candidate:
         analysis = self._of.analysis

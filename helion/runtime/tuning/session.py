@@ -23,8 +23,9 @@ from .clocks import clock_of
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What stays the same for all candidates: arguments, what the kernel gives for them when it runs eagerly (None: that is
-    not checked) and what it leaves in them."""
+    """What stays the same for all candidates: arguments, what the kernel gives for them when it runs eagerly and what it
+    leaves in them (None: neither is checked). ``check`` and ``benchmark`` are the user's own, if there are any: what compares
+    results, and what times functions."""
 
     name: str
     backend: str
@@ -34,6 +35,8 @@ class Task:
     tolerance: Tolerance
     device: torch.device
     seed: int
+    check: Callable[[Any, Any], Any] | None = None
+    benchmark: Callable[..., Sequence[float]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +61,20 @@ class Trial:
         return statistics.median(self.times) if self.times else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """Rounds of several candidates: microseconds by their number, without those that failed. ``fatal`` as in ``Trial``."""
+
+    rows: tuple[Mapping[int, float], ...] = ()
+    fatal: bool = False
+
+
 class Session:
     """Runs candidates of one task, each on arguments that are what they were given as."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._clock = clock_of(task.device, task.seed)
+        self._clock = clock_of(task.device, task.seed, task.benchmark)
         self._inputs = Inputs.copied(task.args, with_tensors)
         self._functions: dict[str, Callable[..., Any]] = {}
 
@@ -86,13 +97,26 @@ class Session:
             detail = f"{type(error).__name__}: {str(error).strip()[:500]}"
             return Trial(status=Status.FAILED, detail=detail, fatal=not self._is_sound())
 
-    def again(self, candidate: Candidate) -> Trial:
-        """Times a candidate that was checked before."""
+    def turns(self, candidates: Sequence[Candidate], count: int) -> Turns:
+        """Times candidates that were checked before, in turns."""
+        self._inputs.restore()
+        working = {at: function for at, each in enumerate(candidates) if (function := self._working(each)) is not None}
+        functions = [(function, candidates[at].expected) for at, function in working.items()]
         try:
-            return self._timed(self._loaded(candidate.text), candidate, float("inf"))
-        except Exception as error:  # as in ``run``
-            detail = f"{type(error).__name__}: {str(error).strip()[:500]}"
-            return Trial(status=Status.FAILED, detail=detail, fatal=not self._is_sound())
+            rows = self._clock.rounds(functions, count) if functions else []
+            return Turns(rows=tuple(dict(zip(working, row, strict=True)) for row in rows), fatal=not self._is_sound())
+        except Exception:  # as in ``run``; who it was is not known
+            return Turns(fatal=not self._is_sound())
+
+    def _working(self, candidate: Candidate) -> Callable[[], Any] | None:
+        """The call of a candidate; None where it fails."""
+        try:
+            function = functools.partial(self._loaded(candidate.text), *self._inputs.args)
+            function()
+            self._clock.wait()
+        except Exception:  # as in ``run``
+            return None
+        return function
 
     def _timed(self, function: Callable[..., Any], candidate: Candidate, best: float) -> Trial:
         self._inputs.restore()
@@ -111,6 +135,8 @@ class Session:
         task = self._task
         if task.changed is None:
             return ""
+        if task.check is not None:
+            return _refused(task.check, result, task.expected)
         return difference(result, task.expected, task.tolerance, task.args) or _prefixed(
             "argument: ", difference(self._inputs.args, task.changed, task.tolerance)
         )
@@ -128,6 +154,15 @@ class Session:
             return not self._inputs.guards.broken()
         except RuntimeError:
             return False
+
+
+def _refused(check: Callable[[Any, Any], Any], result: Any, expected: Any) -> str:
+    """What the user's own comparison says against a result."""
+    try:
+        check(result, expected)
+    except AssertionError as error:
+        return f"is refused by autotune_baseline_accuracy_check_fn: {str(error).strip()[:300]}"
+    return ""
 
 
 def _prefixed(prefix: str, text: str) -> str:

@@ -1,0 +1,54 @@
+"""Runs of functions on a device: after the device has warmed up, and several functions in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+#: One run; gives its microseconds.
+Run = Callable[[], float]
+#: Seconds, from any moment on.
+Now = Callable[[], float]
+
+#: Seconds of work before anything is timed. An H200 that was idle takes 11 % longer for kernels bound by memory until it has
+#: worked for 8 ms (benchmarks/results: the first runs of every candidate against the later ones).
+WARM_SECONDS = 0.02
+#: Runs of one candidate, the seconds that they may take, and how much slower than the best so far ends them early.
+_RUNS, _FEWEST, _SECONDS, _FAR = 20, 3, 0.05, 2.0
+
+
+def warmed(runs: Sequence[Run], now: Now) -> None:
+    """Runs all of them for ``WARM_SECONDS``."""
+    began = now()
+    while True:
+        for run in runs:
+            if now() - began >= WARM_SECONDS:
+                return
+            run()
+
+
+def samples(run: Run, best: float, now: Now) -> list[float]:
+    """Microseconds of runs of one function; what is far from ``best`` runs a few times only."""
+    warmed([run], now)
+    times: list[float] = []
+    began = now()
+    while len(times) < _RUNS and (len(times) < _FEWEST or now() - began < _SECONDS):
+        times.append(run())
+        if len(times) == _FEWEST and min(times) > _FAR * best:
+            break
+    return times
+
+
+def in_turns(runs: Sequence[Run], count: int, rng: Random, now: Now) -> list[list[float]]:
+    """Microseconds of ``count`` rounds, each of one run of every function in an order drawn anew: what changes with time,
+    and what one function leaves to the next, falls on all alike."""
+    warmed(runs, now)
+    order = list(range(len(runs)))
+    rows = []
+    for _ in range(count):
+        rng.shuffle(order)
+        row = [0.0] * len(runs)
+        for at in order:
+            row[at] = runs[at]()
+        rows.append(row)
+    return rows
