@@ -11,12 +11,13 @@ from backends.cute import gemms
 from backends.cute.combinations import random_plans
 from timing import seconds
 
-from helion.backends.cute.codegen.module import build
+from helion.backends.cute.codegen.module import build, render
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.records import Choice
 from helion.backends.cute.roles import grammar as g
 from helion.backends.cute.roles.edits import Rewrite, edit_role
 from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.roles.registers import register_limit
 from helion.backends.cute.verify.cluster import RULES, Cluster, Fault, Running, Warp
 from helion.backends.cute.verify.structure import check_structure
 from helion.backends.cute.verify.verify import _simulate, smaller, trips, verify
@@ -353,6 +354,28 @@ def _replace_plan(kernel: g.KernelProgram, **changes: object) -> g.KernelProgram
     return dataclasses.replace(kernel, plan=dataclasses.replace(kernel.plan, **changes))  # type: ignore[arg-type]
 
 
+def _limit(kernel: g.KernelProgram, first_warp: int, warps: int, registers: int) -> g.RegisterLimit:
+    return register_limit(kernel.plan, kernel.warps, first_warp, warps, registers)
+
+
+@pytest.mark.parametrize(
+    ("name", "registers", "change"),
+    [
+        ("wgmma", 232, "decrease"),
+        ("wgmma", 40, "decrease"),
+        ("wgmma_two", 232, "increase"),
+        ("wgmma_two", 168, "decrease"),
+    ],
+)
+def test_the_direction_of_a_register_limit_follows_from_the_warps(name: str, registers: int, change: str) -> None:
+    """Two warpgroups start with 248 registers a thread, three with 168."""
+    kernel = program(name)
+    limit = _limit(kernel, 4, 4, registers)
+    assert limit.change == change
+    text = render(dataclasses.replace(kernel, registers=(limit,)))
+    assert f"setmaxregister_{change}({registers})" in text
+
+
 STRUCTURAL: dict[str, tuple[str, Callable[[g.KernelProgram], g.KernelProgram], str]] = {
     "half the barriers": ("wgmma", lambda k: _with_counts(k, "ab", stages=6), "6 slots and 6 barriers"),
     "too much shared memory": ("wgmma", lambda k: _replace_plan(k, ab_stages=30), "shared memory"),
@@ -379,8 +402,18 @@ STRUCTURAL: dict[str, tuple[str, Callable[[g.KernelProgram], g.KernelProgram], s
     ),
     "registers of half a warpgroup": (
         "wgmma",
-        lambda k: dataclasses.replace(k, registers=(g.RegisterLimit(first_warp=0, warps=1, registers=40),)),
+        lambda k: dataclasses.replace(k, registers=(_limit(k, 0, 1, 40),)),
         "whole warpgroups",
+    ),
+    "registers that nobody has given back": (
+        "wgmma",
+        lambda k: dataclasses.replace(k, registers=(_limit(k, 0, 4, 232), _limit(k, 4, 4, 288))),
+        "warps ask for 66560 registers; an SM has 65536",
+    ),
+    "asking for fewer registers than there are": (
+        "wgmma",
+        lambda k: dataclasses.replace(k, registers=(dataclasses.replace(_limit(k, 4, 4, 232), change="increase"),)),
+        "increase to 232 registers of warps that start with 248",
     ),
     "more bytes than a barrier counts": (
         "wgmma",

@@ -179,8 +179,7 @@ def _roles(out: Writer, program: KernelProgram) -> None:
     for limit in program.registers:
         members = [role for role in left if limit.first_warp <= role.first_warp < limit.first_warp + limit.warps]
         with out.block(f"if {_warps(limit.first_warp, limit.warps, program.warps)}:"):
-            change = "decrease" if limit.registers < 65536 // (program.warps * WARP_THREADS) else "increase"
-            out.line(f"cute.arch.setmaxregister_{change}({limit.registers})")
+            out.line(f"cute.arch.setmaxregister_{limit.change}({limit.registers})")
             for role in members:
                 _role(out, program, role)
                 left.remove(role)

@@ -63,6 +63,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         residual_stages=choice.residual_stages,
         shared_limit_bytes=target.smem_per_block_bytes,
         tensor_memory_limit_columns=target.tensor_memory_columns,
+        registers_per_sm=target.registers_per_sm,
+        registers_per_thread=target.max_registers_per_thread,
     )
     _check_tile(plan)
     (_check_wgmma if unit == "wgmma" else _check_tcgen05)(plan)

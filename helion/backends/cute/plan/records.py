@@ -119,6 +119,9 @@ class GemmPlan:
     residual_stages: int
     shared_limit_bytes: int
     tensor_memory_limit_columns: int
+    registers_per_sm: int
+    registers_per_thread: int
+    """The most that a thread can have."""
 
     def __hash__(self) -> int:
         return self._hash

@@ -313,11 +313,12 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True)
 class RegisterLimit:
-    """Registers per thread that a warpgroup gives back or asks for."""
+    """Registers per thread that a warpgroup gives back (``decrease``) or asks for (``increase``)."""
 
     first_warp: int
     warps: int
     registers: int
+    change: Literal["decrease", "increase"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from .grammar import (
     Pipeline,
     Promote,
     ReadSums,
-    RegisterLimit,
     Release,
     Role,
     SetUp,
@@ -31,6 +30,7 @@ from .grammar import (
     WgmmaFence,
     WgmmaWait,
 )
+from .registers import register_limit
 
 LOADING_WARPS = 4
 """Registers move between warpgroups only, so the loading warp has a warpgroup to itself."""
@@ -113,17 +113,18 @@ def program(plan: GemmPlan) -> KernelProgram:
         ),
     )
     two = warps * plan.teams > LOADING_WARPS
+    launched = LOADING_WARPS + warps * plan.teams
     return KernelProgram(
         plan=plan,
-        warps=LOADING_WARPS + warps * plan.teams,
+        warps=launched,
         spare_warp=1,
         pipelines=(Pipeline(name="ab", kind="tma_wgmma", counts=counts(plan).ab, barriers="ab_barriers"),),
         barriers=(NamedBarrier(name="epilogue", number=1, threads=counts(plan).consumer_threads),),
         roles=(load_role(plan, 0, "wgmma_loads"), store),
         host=("wgmma", "output"),
         registers=(
-            RegisterLimit(first_warp=0, warps=LOADING_WARPS, registers=LOADING_REGISTERS),
-            RegisterLimit(first_warp=LOADING_WARPS, warps=warps * plan.teams, registers=STORING_REGISTERS),
+            register_limit(plan, launched, 0, LOADING_WARPS, LOADING_REGISTERS),
+            register_limit(plan, launched, LOADING_WARPS, warps * plan.teams, STORING_REGISTERS),
         )
         if two
         else (),

@@ -9,6 +9,7 @@ from ..plan.dtypes import itemsize
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.shared import WORD_BYTES, shared_bytes, shared_memory
 from ..roles import grammar as g
+from ..roles.registers import launched_registers
 from .cluster import Fault
 
 MAX_NAMED_BARRIERS = 15
@@ -70,9 +71,19 @@ def _warps(program: g.KernelProgram) -> None:
         if taken & warps or max(warps) >= program.warps:
             raise Fault(f"role {role.name} takes warps that others have or that are not launched")
         taken |= warps
+    _registers(program)
+
+
+def _registers(program: g.KernelProgram) -> None:
+    launched = launched_registers(program.plan, program.warps)
     for limit in program.registers:
         if limit.first_warp % 4 or limit.warps % 4:
             raise Fault("registers move between whole warpgroups")
+        if (limit.registers > launched) != (limit.change == "increase"):
+            raise Fault(f"{limit.change} to {limit.registers} registers of warps that start with {launched}")
+    wanted = sum(limit.registers * limit.warps for limit in program.registers) * WARP_THREADS
+    if wanted > program.plan.registers_per_sm:
+        raise Fault(f"warps ask for {wanted} registers; an SM has {program.plan.registers_per_sm}")
 
 
 def _barriers(program: g.KernelProgram) -> None:
