@@ -185,7 +185,12 @@ AOT_MODE = Knob(
     "what is called and writes them, disabled looks at none",
 )
 DISALLOW_AUTOTUNING = Knob("HELION_DISALLOW_AUTOTUNING", _bool, False, "raise where a kernel would have to be tuned")
-SKIP_CACHE = Knob("HELION_SKIP_CACHE", _bool, False, "neither read nor write tuned configs")
+SKIP_CACHE = Knob(
+    "HELION_SKIP_CACHE",
+    _bool,
+    False,
+    "neither read nor write tuned configs, nor what is known of the binaries of seeds",
+)
 ASSERT_CACHE_HIT = Knob(
     "HELION_ASSERT_CACHE_HIT", _bool, False, "raise where a kernel on a GPU has no tuned config, saying what differs"
 )

@@ -144,6 +144,15 @@ class Analysis:
         _LOG.info("default config of %s on %s by %s: %r", self.name, self.target.name, heuristic, config)
         return config
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all its grids are empty, by the sizes seen when binding: nothing is launched."""
+        blocks = self.program.blocks
+        grids = (
+            [hint_of(e) for a in root.axes if (e := blocks[a.block].extent) is not None] for root in self.program.roots
+        )
+        return all(0 in extents for extents in grids)
+
     def refusal(self) -> exc.Base | None:
         """``exc.NoFeasibleConfig`` for a kernel that certainly no config can launch on the target, else None.
 
@@ -151,11 +160,7 @@ class Analysis:
         memory than a block has by any error of the prediction. Dimensions that differ from call to call count as their
         smallest; an empty grid launches nothing, and needs nothing.
         """
-        blocks = self.program.blocks
-        grids = (
-            [hint_of(e) for a in root.axes if (e := blocks[a.block].extent) is not None] for root in self.program.roots
-        )
-        if self.seeds.seeds or all(0 in extents for extents in grids):
+        if self.seeds.seeds or self.is_empty:
             return None
         space = self.space
         options = (space.fewest(config) for config in (space.conservative(), space.smallest()))

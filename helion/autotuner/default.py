@@ -14,7 +14,7 @@ from .space import ConfigSpace
 #: the heuristics know of kernels like theirs is worth more than the prediction, up to here.
 _MARGIN = 2.0
 #: How many times as fast a config that is predicted to spill must be to replace one that is not.
-_SPILLING = 4.0
+SPILLING = 4.0
 
 _Option = tuple[Config, Predicted]
 #: Keys of a config with which a program has more registers; see ``backends.protocol.Backend.wider``.
@@ -45,7 +45,7 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
 
 def _cost(option: _Option) -> float:
     predicted = option[1]
-    return predicted.time_us * (_SPILLING if predicted.spills else 1.0)
+    return predicted.time_us * (SPILLING if predicted.spills else 1.0)
 
 
 def _least_short(options: list[_Option], space: ConfigSpace, predict: Predict, wider: Wider) -> Config:

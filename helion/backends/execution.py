@@ -159,14 +159,22 @@ class Resources:
 class Toolchain(Protocol):
     """Compiles and measures with no GPU."""
 
-    def resources(self, names: Mapping[str, Any], plan: Any, target: Target) -> Resources:
+    def resources(
+        self, names: Mapping[str, Any], plan: Any, target: Target, *, count_opcodes: bool = True
+    ) -> Resources:
         """What the kernels of ``plan`` take, whose module has these globals: as launched with 16-byte aligned tensors;
-        of several kernels the one that takes most. Raises ``CompileError``."""
+        of several kernels the one that takes most. ``sass_counts`` may be empty without ``count_opcodes``, which is
+        quicker. Raises ``CompileError``."""
         ...
 
     def shared_object(self, names: Mapping[str, Any], plan: Any) -> bytes:
         """The kernel of ``plan``, whose module has these globals, in a form that runs by itself. Raises
         ``exc.InvalidAPIUsage`` where there is none."""
+        ...
+
+    def compiler(self, target: Target) -> str:
+        """What compiles for ``target`` and its versions: equal ones make the same of the same code. It is found without
+        starting a process that a launch would not start."""
         ...
 
     def versions(self) -> Sequence[tuple[str, str]]:

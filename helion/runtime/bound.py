@@ -444,7 +444,7 @@ class BoundKernel:
         elif not self.configs and self.settings.autotuner_fn is None:
             self._choice.check_feasible(args)
             tuned = at_call.tuned_config(self._of, args)
-            config = tuned or self.default_config()
+            config = tuned or self._choice.verified(args)
             if tuned is None:
                 self._announce(config)
             self._choice.use(config, by_default=True)
@@ -478,8 +478,11 @@ class BoundKernel:
             return
         at, seed = next(((at, s) for at, s in enumerate(self.seeds, 1) if s.config == config), (0, None))
         which = f"seed {at} of {len(self.seeds)}, by {seed.heuristic}" if seed else "the conservative config"
+        verdict = self.compiled.verdict
+        others = () if verdict is None else (f"; {self.short_config(r.config)!r} {r.reason}" for r in verdict.rejected)
         print(
-            f"helion: {self.kernel.name}: no config given, using {which}: {self.format_kernel_decorator(config)}",
+            f"helion: {self.kernel.name}: no config given, using {which}: {self.format_kernel_decorator(config)}"
+            f"{''.join(others)}",
             file=sys.stderr,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +16,11 @@ from ..config import Config
 from .compiled import Compiled
 
 if TYPE_CHECKING:
-    from . import checked, repro
+    from . import checked, repro, verification
 else:
     checked = lazy("helion.runtime.checked")
     repro = lazy("helion.runtime.repro")
+    verification = lazy("helion.runtime.verification")
 
 ConfigLike = Config | Mapping[str, Any] | None
 
@@ -32,9 +33,8 @@ class Choice:
         self.config: Config | None = None
         self.run: Callable[..., Any] | None = None
         self._changed = changed
-        # whether nobody asked for the config in use, and the configs that turned out not to fit
+        # whether nobody asked for the config in use
         self._by_default = False
-        self._refused: set[Config] = set()
 
     @property
     def asked(self) -> Config | None:
@@ -94,6 +94,17 @@ class Choice:
 
     # --- configs that do not fit -----------------------------------------------------------------------------------------
 
+    def verified(self, args: Sequence[Any]) -> Config:
+        """The config that runs where nobody asked for one: on a GPU as its binary says, else the default.
+
+        Arguments that launch nothing compile nothing.
+        """
+        of = self.compiled.specialized
+        compiles = (stub.active() or any(map(stub.on_gpu, args))) and of.executor.inlining is not None
+        if of.tabled is not None or not compiles or of.analysis.is_empty:
+            return of.default_config
+        return verification.verdict_of(self.compiled).config
+
     def check_feasible(self, args: Sequence[Any]) -> None:
         """Raises ``exc.NoFeasibleConfig`` where these arguments would go to a GPU and certainly no config can launch there.
 
@@ -108,7 +119,7 @@ class Choice:
         """After ``run`` failed: use the next config, if nobody asked for this one.
 
         Only a config that takes more than the GPU has is given up, and only if the call has changed nothing yet. The
-        configs after it are the seeds in their order, then the conservative one. Raises ``exc.NoFeasibleConfig`` when
+        configs after it are the default, the seeds in their order, then the conservative one. Raises ``exc.NoFeasibleConfig`` when
         there is none, and ``error`` where none is tried.
         """
         of = self.compiled.specialized
@@ -120,7 +131,7 @@ class Choice:
                 return
             if not self._by_default:  # it was asked for
                 raise error
-            following = self._following(self.config)
+            following = verification.give_up(self.compiled, self.config, str(error.__cause__))
             if following is None:
                 raise of.analysis.space.nothing_fits(self._needs(self.config, lack)) from error
             print(
@@ -133,16 +144,6 @@ class Choice:
     def _is_repeatable(self, config: Config) -> bool:
         host = self.compiled.specialized.analysis.code(config).host
         return host.is_repeatable(self.compiled.launched(config))
-
-    def _following(self, config: Config) -> Config | None:
-        """The next config to try, or None when this one was the last."""
-        self._refused.add(config)
-        return next((c for c in self._candidates() if c not in self._refused), None)
-
-    def _candidates(self) -> Iterator[Config]:
-        analysis = self.compiled.specialized.analysis
-        yield from (seed.config for seed in analysis.seeds.seeds)
-        yield analysis.space.conservative()
 
     def _needs(self, config: Config, lack: Lack) -> str:
         of = self.compiled.specialized

@@ -16,6 +16,7 @@ from ..config import Config
 from . import codecache
 from .failures import Reporting
 from .specialized import Specialized
+from .verdict import Verdict
 
 if TYPE_CHECKING:
     from ..backends.execution import Resources
@@ -35,6 +36,9 @@ class Compiled:
         self.lock = threading.RLock()
         self._rebind = rebind
         self._functions: dict[Config, Callable[..., Any]] = {}
+        #: Which config runs where nobody asked for one, once its binary was looked at.
+        self.verdict: Verdict | None = None
+        self._unshown: set[Config] = set()
 
     def loaded(self, config: Config) -> Callable[..., Any] | None:
         """The function of a full config, if it was asked for before."""
@@ -45,11 +49,15 @@ class Compiled:
         found = self._functions.get(config)
         if found is None:
             with self.lock:
-                found = self._functions.get(config) or self._load(config, allow_print)
+                found = self._functions.get(config) or self._load(config)
                 self._functions[config] = found
+        if allow_print and config in self._unshown:
+            self._unshown.discard(config)
+            of = self.specialized
+            print(f"# Output code written to: {of.path(config)}\n{of.analysis.code(config).text}", file=sys.stderr)
         return found
 
-    def _load(self, config: Config, allow_print: bool) -> Callable[..., Any]:
+    def _load(self, config: Config) -> Callable[..., Any]:
         of = self.specialized
         start = time.perf_counter()
         try:
@@ -61,8 +69,8 @@ class Compiled:
         module = codecache.load(code.text, of.kernel.name, of.executor.prepare)
         elapsed = 1e3 * (time.perf_counter() - start)
         _LOG.info("compiled %s in %.1f ms: %s: %r", of.kernel.name, elapsed, module.__file__, config)
-        if of.settings.print_output_code and allow_print:
-            print(f"# Output code written to: {module.__file__}\n{code.text}", file=sys.stderr)
+        if of.settings.print_output_code:
+            self._unshown.add(config)
         loaded = getattr(module, of.kernel.name)
         # a copy: the module's own function keeps the launcher it was written with
         function = types.FunctionType(
@@ -80,11 +88,13 @@ class Compiled:
         keywords = getattr(function, "__kwdefaults__", None) or {}
         return "_launcher" in keywords and keywords["_launcher"].launched
 
-    def resources(self, config: Config) -> Resources:
-        """What a full config takes on its target."""
+    def resources(self, config: Config, *, count_opcodes: bool = True) -> Resources:
+        """What a full config takes on its target; see ``Toolchain.resources``."""
         of = self.specialized
         module = self.function(config, allow_print=False)
-        return of.analysis.backend.toolchain.resources(module.__globals__, of.analysis.code(config).plan, of.target)
+        plan = of.analysis.code(config).plan
+        toolchain = of.analysis.backend.toolchain
+        return toolchain.resources(module.__globals__, plan, of.target, count_opcodes=count_opcodes)
 
     def export(self, config: Config, path: pathlib.Path) -> pathlib.Path:
         """Write the kernel of a full config as a shared object."""

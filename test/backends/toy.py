@@ -87,11 +87,16 @@ class ToyExecutor:
 
 
 class ToyToolchain:
-    def resources(self, names: Mapping[str, Any], plan: ToyPlan, target: Target) -> Resources:
+    def resources(
+        self, names: Mapping[str, Any], plan: ToyPlan, target: Target, *, count_opcodes: bool = True
+    ) -> Resources:
         raise CompileError("a toy takes nothing of a GPU")
 
     def shared_object(self, names: Mapping[str, Any], plan: ToyPlan) -> bytes:
         raise exc.InvalidAPIUsage("a toy stays where it is")
+
+    def compiler(self, target: Target) -> str:
+        return "toy 1"
 
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("toy", "1"),)

@@ -8,6 +8,7 @@ from typing import Any
 from ..._compiler.facts.records import KernelFacts
 from ...backends.execution import CompileError
 from ..compiled import Compiled
+from ..verification import verdict_of
 from .roofline import roofline
 
 
@@ -16,18 +17,21 @@ def collect(compiled: Compiled) -> dict[str, Any]:
     is, as plain data."""
     analysis = compiled.specialized.analysis
     refusal = analysis.refusal()
+    verdict = _verdict(compiled)
+    runs = analysis.predict(verdict_of(compiled).config)
     return {
         "kernel": analysis.name,
         "target": analysis.target.name,
         "device": analysis.target.device,
         "kind": kind_of(analysis.facts),
-        "roofline": _plain(roofline(analysis.facts, analysis.predict(analysis.default_config), analysis.target)),
+        "roofline": _plain(roofline(analysis.facts, runs, analysis.target)),
         "facts": _plain(analysis.facts),
         "summary": analysis.facts.summary(),
         "seeds": [_seed(compiled, seed) for seed in analysis.seeds.seeds],
         "declined": [{"heuristic": name, "reason": reason} for name, reason in analysis.seeds.declined],
         "refusal": None if refusal is None else refusal.message,
         "default_config": analysis.default_config.to_dict(),
+        "verdict": verdict,
         "adjusted": _adjusted(compiled),
         "conservative_config": analysis.space.conservative().to_dict(),
     }
@@ -62,6 +66,15 @@ def _adjusted(compiled: Compiled) -> list[str]:
     for config in compiled.specialized.kernel.configs:
         analysis.full_config(config)
     return [str(change) for changes in analysis.adjusted.values() for change in changes]
+
+
+def _verdict(compiled: Compiled) -> dict[str, Any]:
+    """Which config runs on a GPU where nobody asked for one, and those whose binaries spoke against them."""
+    verdict = verdict_of(compiled)
+    decorators = [compiled.specialized.decorator(each.config) for each in verdict.rejected]
+    found = verdict.to_dict()
+    rejected = [{**r, "decorator": text} for r, text in zip(found["rejected"], decorators, strict=True)]
+    return {**found, "rejected": rejected}
 
 
 def _seed(compiled: Compiled, seed: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..._compiler.ir.printer import print_program
 from ..._compiler.source import parse_kernel
 from ...config import Config
 from ..compiled import Compiled
+from ..verification import verdict_of
 from .pictures import accesses, roofline_picture
 from .roofline import roofline
 from .text import HEADINGS, overview, row
@@ -50,7 +51,7 @@ function mark(number, on) {
 def page(compiled: Compiled, data: Mapping[str, Any]) -> str:
     """The page of what ``collect`` gives, for the default config."""
     analysis = compiled.specialized.analysis
-    config: Config = analysis.default_config
+    config: Config = verdict_of(compiled).config
     decisions = analysis.space.decode(config)
     bounds = roofline(analysis.facts, analysis.predict(config), analysis.target)
     name = html.escape(data["kernel"])

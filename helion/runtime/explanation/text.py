@@ -61,7 +61,6 @@ def overview(data: Data) -> list[tuple[str, str]]:
     bounds = data["roofline"]
     least = max(bounds["memory_us"], bounds["arithmetic_us"])
     share = f", {bounds['predicted_us'] / least:.2f} times its bound" if least else ""
-    runs = next((at for at, seed in enumerate(data["seeds"], 1) if seed["config"] == data["default_config"]), None)
     return [
         ("kind", data["kind"]),
         ("axes", ", ".join(map(_axis, data["facts"]["axes"]))),
@@ -74,15 +73,21 @@ def overview(data: Data) -> list[tuple[str, str]]:
             f"{_amount(bounds['flops'], 'FLOP')}, at least {_time(bounds['arithmetic_us'])} ({bounds['unit']})",
         ),
         ("bound by", f"{bounds['bound_by']}; predicted {_time(bounds['predicted_us'])}{share}"),
-        ("runs", f"seed {runs}" if runs else "the conservative config"),
+        ("runs", _named(data, data["verdict"]["config"])),
+        *(("not run", f"{_named(data, each['config'])}: {each['reason']}") for each in data["verdict"]["rejected"]),
     ]
+
+
+def _named(data: Data, config: Data) -> str:
+    found = next((at for at, seed in enumerate(data["seeds"], 1) if seed["config"] == config), None)
+    return f"seed {found}" if found else "the conservative config"
 
 
 def row(data: Data, seed: Data, at: int) -> tuple[str, ...]:
     """One seed under ``HEADINGS``: predicted / measured; a star marks what runs when nothing was tuned."""
     predicted, measured = seed["predicted"], seed["measured"]
     return (
-        f"{at}{'*' if seed['config'] == data['default_config'] else ''}",
+        f"{at}{'*' if seed['config'] == data['verdict']['config'] else ''}",
         seed["heuristic"],
         _time(predicted["time_us"]),
         _both(str(predicted["registers_per_thread"]), measured and str(measured["registers"])),

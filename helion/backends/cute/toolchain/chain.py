@@ -17,11 +17,14 @@ from .offline import installed_version
 
 
 class CuteToolchain:
-    def resources(self, names: Mapping[str, Any], plan: CutePlan, target: Target) -> Resources:
+    def resources(
+        self, names: Mapping[str, Any], plan: CutePlan, target: Target, *, count_opcodes: bool = True
+    ) -> Resources:
         """Raises ``offline.ToolMissing`` where the kernel would have to be compiled and cannot."""
         kernel = names[plan.kernel_names[0]]
         cubin = (folder(kernel) / CUBIN).read_bytes()
-        found = audit(cubin, nvdisasm=tool("nvdisasm"), cuobjdump=tool("cuobjdump"))
+        nvdisasm, cuobjdump = tool("nvdisasm"), tool("cuobjdump")
+        found = audit(cubin, nvdisasm=nvdisasm, cuobjdump=cuobjdump, always_disassembled=count_opcodes)
         shared, columns = shared_bytes(plan.gemm), counts(plan.gemm).tensor_memory_columns
         return Resources(
             registers=found.registers,
@@ -31,7 +34,7 @@ class CuteToolchain:
             limit_bytes=target.smem_per_block_bytes,
             tensor_memory_columns=columns,
             threads=kernel.threads,
-            overflow=(),
+            overflow=_overflow(shared, columns, target),
             source="ptxas",
             sass_counts=dict(sorted(found.opcodes.items())),
         )
@@ -40,8 +43,19 @@ class CuteToolchain:
         """Raises ``offline.ToolMissing`` where the kernel would have to be compiled and cannot."""
         return (folder(names[plan.kernel_names[0]]) / SHARED_OBJECT).read_bytes()
 
+    def compiler(self, target: Target) -> str:
+        return f"CuTe DSL {installed_version()}"
+
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("CuTe DSL", installed_version() or "not installed: pip install 'helion[cute]'"),)
+
+
+def _overflow(shared_bytes: int, columns: int, target: Target) -> tuple[str, ...]:
+    demands = (
+        ("bytes of shared memory per block", shared_bytes, target.smem_per_block_bytes),
+        ("columns of tensor memory", columns, target.tensor_memory_columns),
+    )
+    return tuple(f"{need} {what}, {target} has {limit}" for what, need, limit in demands if need > limit)
 
 
 REGISTER_BYTES = 4

@@ -11,13 +11,16 @@ from .... import exc
 from ....hardware import Target
 from ...execution import Resources
 from ..plan.records import Plan
-from .offline import compile_offline, ptxas_version
+from .offline import compile_offline, compiler_of, ptxas_version
 from .report import measure
 from .signature import offline_signature
 
 
 class TritonToolchain:
-    def resources(self, names: Mapping[str, Any], plan: Plan, target: Target) -> Resources:
+    def resources(
+        self, names: Mapping[str, Any], plan: Plan, target: Target, *, count_opcodes: bool = True
+    ) -> Resources:
+        """Opcodes are not counted."""
         measured = [
             measure(compile_offline(names[kernel], **offline_signature(plan, target, phase)), target)
             for phase, kernel in enumerate(plan.kernel_names)
@@ -29,6 +32,9 @@ class TritonToolchain:
             "Kernels of the Triton backend are launched by Triton; to_code(options=OutputCodeOptions(allow_helion_deps=False))"
             " gives a module that needs nothing else."
         )
+
+    def compiler(self, target: Target) -> str:
+        return compiler_of(target)
 
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("triton", triton.__version__), ("ptxas", ptxas_version().strip().splitlines()[-1]))

@@ -108,6 +108,13 @@ def compile_offline(
         raise refuse(detail=_tail(error)) from error
 
 
+def compiler_of(target: Target) -> str:
+    """Triton's version and what it calls the assembler for `target`, which it asks for once in a process."""
+    import triton
+
+    return f"triton {triton.__version__} {_backend(_gpu_target(target)).hash()}"
+
+
 def ptxas_version(target: Target | None = None) -> str:
     """Release of the ``ptxas`` that Triton uses for `target` (sm_80 if None), such as ``12.8``."""
     return str(_ptxas(80 if target is None else target.capability).version)

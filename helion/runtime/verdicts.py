@@ -1,0 +1,61 @@
+"""Verdicts on disk: a file for each kernel, specialization, target and compiler. Nothing that happens to them breaks a call."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Collection
+
+from .. import _files, _logging, knobs
+from ..config import Config
+from .specialized import Specialized
+from .verdict import Verdict
+
+#: Part of every key: it changes when verdicts are made by another rule.
+_VERSION = 1
+
+
+def kept(of: Specialized, candidates: Collection[Config]) -> Verdict | None:
+    """The verdict of some process; None where there is none, or one that names a config which is no candidate any more."""
+    if knobs.SKIP_CACHE.read():
+        return None
+    try:
+        found = Verdict.from_dict(json.loads(_path(of).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # there is none, or half of one
+        return None
+    return found if found.config in candidates else None
+
+
+def keep(of: Specialized, verdict: Verdict) -> None:
+    """Keep a verdict for other processes, if that is possible."""
+    if knobs.SKIP_CACHE.read():
+        return
+    path = _path(of)
+    try:
+        _files.make_folder(path.parent, _files.cache_dir())
+        _files.write_whole(path, json.dumps(verdict.to_dict()), shared=True)
+    except OSError as error:
+        _logging.say_once(
+            f"helion: {path.parent.parent} cannot be written ({error.strerror}); other processes check their seeds again"
+        )
+
+
+def _path(of: Specialized) -> pathlib.Path:
+    digest = _key(of)
+    return _files.cache_dir() / "verdicts" / digest[:2] / f"{of.kernel.name[:100]}_{digest}.json"
+
+
+def _key(of: Specialized) -> str:
+    """The code of the default config says all that the kernel and its specialization contribute to any binary."""
+    analysis, target = of.analysis, of.target
+    parts = (
+        str(_VERSION),
+        analysis.code(analysis.default_config).text,
+        repr(target),
+        analysis.backend.toolchain.compiler(target),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+__all__ = ["keep", "kept"]

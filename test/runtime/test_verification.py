@@ -1,0 +1,463 @@
+"""The seed that runs is the one whose binary keeps what was predicted, and the next process knows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import itertools
+import json
+import pathlib
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from backends.cute import products
+from triton.runtime.errors import OutOfResources
+
+import helion
+import helion.language as hl
+from helion import Config, _files, _logging, exc
+from helion.autotuner.proposal import Predicted, Seed
+from helion.autotuner.seeds import SeedReport
+from helion.backends.cute.toolchain import chain
+from helion.backends.cute.toolchain.audit import Audit
+from helion.backends.cute.toolchain.offline import ToolMissing
+from helion.backends.cute.toolchain.shared_object import CompilationFailed
+from helion.backends.triton.toolchain.chain import TritonToolchain
+from helion.runtime import compiled, stub_driver, verdicts, verification
+from helion.runtime.bound import BoundKernel
+from helion.runtime.verdict import Rejected, Verdict
+from helion.runtime.verification import ALLOWED_SPILL_BYTES, MORE_TRIES, Taken, decide
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A cache of its own."""
+    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+# --- the rule ------------------------------------------------------------------------------------------------------------
+
+PREDICTED = Predicted(
+    registers_per_thread=64,
+    spill_risk=0.0,
+    shared_bytes=0,
+    tensor_memory_columns=0,
+    waves=1.0,
+    occupancy_blocks=1,
+    fits=True,
+    bytes_moved=0,
+    flops=0,
+    time_us=10.0,
+    register_limit=255,
+)
+
+
+def options(*microseconds: float) -> list[tuple[Config, Predicted]]:
+    return [(Config(num_warps=at), dataclasses.replace(PREDICTED, time_us=us)) for at, us in enumerate(microseconds)]
+
+
+def spills(count: int) -> Taken:
+    return Taken(spill_bytes=count)
+
+
+UNFIT = Taken(refusal="does not fit: 3 columns, there are 2")
+EVEN = (10.0,) * 7
+
+
+@pytest.mark.parametrize(
+    ("times", "taken", "chosen", "rejected", "measured"),
+    [
+        (EVEN, [spills(0)], 0, [], 1),
+        (EVEN, [spills(ALLOWED_SPILL_BYTES)], 0, [], 1),
+        (EVEN, [spills(ALLOWED_SPILL_BYTES + 1), spills(0)], 1, [0], 2),
+        (EVEN, [spills(500), spills(600), UNFIT, spills(400), spills(0)], 3, [0, 1, 2], 1 + MORE_TRIES),
+        (EVEN, [spills(500), spills(500), spills(500), spills(500)], 0, [], 4),
+        (EVEN, [UNFIT, UNFIT, UNFIT, UNFIT, UNFIT, UNFIT, spills(300)], 6, [0, 1, 2, 3, 4, 5], 7),
+        (EVEN, [UNFIT, spills(300), spills(64)], 2, [0, 1], 3),
+        ((10.0, 41.0, 40.0), [spills(500), spills(0), spills(65)], 2, [0], 2),
+        ((10.0, 1e6), [UNFIT, spills(100)], 1, [0], 2),
+        (EVEN[:2], [UNFIT, UNFIT], 0, [], 2),
+        (EVEN, [spills(500), None, spills(0)], 2, [0], 3),
+    ],
+)
+def test_which_config_runs(
+    times: Sequence[float], taken: Sequence[Taken | None], chosen: int, rejected: list[int], measured: int
+) -> None:
+    asked: list[int] = []
+
+    def measure(config: Config) -> Taken | None:
+        asked.append(config["num_warps"])
+        return taken[config["num_warps"]]
+
+    found = decide(options(*times), measure, lambda: True)
+    assert found is not None
+    assert found.config["num_warps"] == chosen
+    assert [each.config["num_warps"] for each in found.rejected] == rejected
+    assert len(asked) == measured
+    assert all(each.fits == (each.reason != UNFIT.refusal) for each in found.rejected)
+
+
+def test_nothing_is_said_of_a_first_config_that_cannot_be_measured() -> None:
+    assert decide(options(*EVEN), lambda config: None, lambda: True) is None
+    assert decide([], lambda config: spills(0), lambda: True) is None
+
+
+def test_time_runs_out_for_spills_only() -> None:
+    taken = [UNFIT, UNFIT, spills(100), spills(0)]
+    found = decide(options(*EVEN[:4]), lambda config: taken[config["num_warps"]], lambda: False)
+    assert found is not None and found.config["num_warps"] == 2
+
+
+# --- first calls, with real binaries -------------------------------------------------------------------------------------
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([x.size(0), y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+X, Y = (torch.randn(512, 512, dtype=torch.bfloat16) for _ in range(2))
+#: An accumulator of 8192 numbers takes all 255 registers of 32 threads: it spills; four stages of the next do not fit.
+SPILLS = {"block_sizes": [64, 128, 16], "num_warps": 1, "num_stages": 1}
+TOO_BIG = {"block_sizes": [128, 256, 128], "num_warps": 8, "num_stages": 4}
+GOOD = {"block_sizes": [64, 64, 32], "num_warps": 4, "num_stages": 2}
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, *configs: dict[str, Any], **options: Any) -> helion.Kernel:
+    """A kernel whose seeds, in this order and the first the default, are ``configs``."""
+    kernel = helion.kernel(product, **options)
+    ordinary = BoundKernel.__init__
+
+    def bind(bound: BoundKernel, *args: Any) -> None:
+        ordinary(bound, *args)
+        analysis = bound._of.analysis
+        full = [analysis.space.normalize(config) for config in configs]
+        seeds = tuple(Seed(config=c, heuristic="Planted", reason="", predicted=PREDICTED) for c in full)
+        analysis.__dict__["seeds"] = SeedReport(seeds=seeds, declined=())
+        analysis.__dict__["default_config"] = full[0]
+        predict = analysis.predict
+        monkeypatch.setattr(analysis, "predict", lambda config: PREDICTED if config in full else predict(config))
+
+    monkeypatch.setattr(BoundKernel, "__init__", bind)
+    return kernel
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configs whose binaries were looked at."""
+    found: list[Config] = []
+    ordinary = compiled.Compiled.resources
+
+    def resources(self: compiled.Compiled, config: Config, **options: Any) -> Any:
+        found.append(config)
+        return ordinary(self, config, **options)
+
+    monkeypatch.setattr(compiled.Compiled, "resources", resources)
+    return found
+
+
+def sizes(configs: Sequence[Config]) -> list[Any]:
+    return [config["block_sizes"] for config in configs]
+
+
+def test_a_seed_that_spills_and_one_that_does_not_fit_give_way(
+    monkeypatch: pytest.MonkeyPatch, measured: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = planted(monkeypatch, SPILLS, TOO_BIG, GOOD, print_output_code=True)
+    with stub_driver() as stub:
+        kernel(X, Y)
+        kernel(X, Y)
+    bound = kernel.bind((X, Y))
+    assert sizes(measured) == [SPILLS["block_sizes"], TOO_BIG["block_sizes"], GOOD["block_sizes"]]
+    assert bound.config is not None and bound.config["block_sizes"] == GOOD["block_sizes"]
+    assert bound.default_config()["block_sizes"] == SPILLS["block_sizes"]
+    assert {launch.grid for launch in stub.launches} == {(64, 1, 1)}
+    printed = capsys.readouterr().err
+    assert "using seed 3 of 3" in printed and "bytes per thread" in printed and "bytes of shared memory" in printed
+    assert printed.count("# Output code written to") == 1, "only what runs is shown"
+    text = bound.explain()
+    assert (
+        "runs       seed 3" in text
+        and "not run    seed 1: spills" in text
+        and "not run    seed 2: does not fit" in text
+    )
+    data = json.loads(bound.explain("json"))["verdict"]
+    assert data["config"]["block_sizes"] == GOOD["block_sizes"]
+    assert [each["fits"] for each in data["rejected"]] == [True, False]
+    # the next process
+    measured.clear()
+    kernel.reset()
+    with stub_driver():
+        kernel(X, Y)
+    assert kernel.bind((X, Y)).config == bound.config and not measured
+
+
+def test_the_launch_finds_the_binary_that_was_looked_at(monkeypatch: pytest.MonkeyPatch, cache: pathlib.Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache / "triton"))
+    kernel = planted(monkeypatch, GOOD)
+    bound = kernel.bind((X, Y))
+    verification.verdict_of(bound.compiled)
+    made = set((cache / "triton").rglob("*.cubin"))
+    with stub_driver():
+        kernel(X, Y)
+    assert set((cache / "triton").rglob("*.cubin")) == made and len(made) == 1
+
+
+@pytest.mark.parametrize("given", ["config", "configs", "set_config", "cpu", "empty"])
+def test_what_is_not_checked(given: str, monkeypatch: pytest.MonkeyPatch, measured: list[Config]) -> None:
+    decorated = {"config": {"config": GOOD}, "configs": {"configs": [GOOD]}}.get(given, {})
+    kernel = planted(monkeypatch, SPILLS, GOOD, **decorated)
+    if given == "cpu":
+        x = torch.eye(16, dtype=torch.bfloat16)
+        assert torch.equal(kernel(x, x), x)
+    else:
+        x = X[:0] if given == "empty" else X
+        if given == "set_config":
+            kernel.bind((x, Y)).set_config(GOOD)
+        with stub_driver():
+            kernel(x, Y)
+    assert not measured
+
+
+def test_threads_check_once(monkeypatch: pytest.MonkeyPatch, measured: list[Config]) -> None:
+    kernel = planted(monkeypatch, SPILLS, GOOD)
+    bound = kernel.bind((X, Y))
+    start = threading.Barrier(6)
+
+    def call(at: int) -> Any:
+        start.wait()
+        bound.ensure_config_exists((X, Y))
+        return bound.config
+
+    with stub_driver(), ThreadPoolExecutor(6) as pool:
+        found = set(pool.map(call, range(6)))
+    assert len(found) == 1 and len(measured) == 2
+
+
+def test_a_compiler_that_refuses_a_seed_and_one_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = TritonToolchain.resources
+
+    def resources(self: TritonToolchain, names: Any, plan: Any, target: Any, **options: Any) -> Any:
+        if dict(plan.launch.options)["num_warps"] == 1:
+            raise RuntimeError("PassManager::run failed")
+        return ordinary(self, names, plan, target, **options)
+
+    monkeypatch.setattr(TritonToolchain, "resources", resources)
+    kernel = planted(monkeypatch, SPILLS, GOOD)
+    found = verification.verdict_of(kernel.bind((X, Y)).compiled)
+    assert found.config["block_sizes"] == GOOD["block_sizes"]
+    assert found.rejected[0].reason == "does not compile: PassManager::run failed" and not found.rejected[0].fits
+
+    def missing(*args: Any, **options: Any) -> Any:
+        raise FileNotFoundError("cuobjdump")
+
+    monkeypatch.setattr(TritonToolchain, "resources", missing)
+    kernel = planted(monkeypatch, GOOD, SPILLS)
+    bound = kernel.bind((X, Y))
+    assert verification.verdict_of(bound.compiled) == Verdict(config=bound.default_config())
+    assert verdicts.kept(bound._of, {bound.default_config()}) is None, "nothing is known for the next process"
+
+
+def test_what_the_device_refuses_is_known_to_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = planted(monkeypatch, GOOD, SPILLS)
+    bound = kernel.bind((X, Y))
+    first, second = (seed.config for seed in bound.seeds)
+    assert verification.give_up(bound.compiled, first, str(OutOfResources(3, 2, "shared memory"))) == second
+    kernel.reset()
+    again = kernel.bind((X, Y))
+    found = verification.verdict_of(again.compiled)
+    assert found.config == second and "Required: 3" in found.rejected[0].reason
+    assert verification.give_up(again.compiled, second, "") == again.conservative_config()
+    assert verification.give_up(again.compiled, again.conservative_config(), "") is None
+
+
+# --- on disk -------------------------------------------------------------------------------------------------------------
+
+
+def verdict_files(cache: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in (cache / "verdicts").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'{"config": 3, "rejected": []}',
+        b'{"config": {}, "rejected": [1]}',
+        b'{"config": {"block_sizes": [1, 1, 1]}, "rejected": []}',
+    ],
+)
+def test_what_is_no_verdict_is_made_again(content: bytes, monkeypatch: pytest.MonkeyPatch, cache: pathlib.Path) -> None:
+    bound = planted(monkeypatch, GOOD).bind((X, Y))
+    expected = verification.verdict_of(bound.compiled)
+    (file,) = verdict_files(cache)
+    file.write_bytes(content)
+    bound.compiled.verdict = None
+    assert verification.verdict_of(bound.compiled) == expected
+    assert Verdict.from_dict(json.loads(file.read_text())) == expected
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_disk_that_takes_nothing_costs_one_line(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: pathlib.Path
+) -> None:
+    bound = planted(monkeypatch, GOOD).bind((X, Y))
+    expected = bound.compile_config(GOOD)
+
+    def fails(*args: Any, **options: Any) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(_files, "write_whole", fails)
+    _logging.say_once.cache_clear()
+    assert verification.verdict_of(bound.compiled).config["block_sizes"] == GOOD["block_sizes"]
+    assert "other processes check their seeds again" in capsys.readouterr().err
+    assert not verdict_files(cache) and expected is bound.compile_config(GOOD)
+
+
+def test_no_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch, cache: pathlib.Path, measured: list[Config]) -> None:
+    monkeypatch.setenv("HELION_SKIP_CACHE", "1")
+    for _ in range(2):
+        verification.verdict_of(planted(monkeypatch, GOOD).bind((X, Y)).compiled)
+    assert not verdict_files(cache) and len(measured) == 2
+
+
+def test_verdicts_are_apart_by_code_target_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(target: str, *args: torch.Tensor) -> str:
+        return verdicts._key(helion.kernel(product).bind(args, target=target)._of)
+
+    keys = {
+        key("sm_90", X, Y),
+        key("h200", X, Y),
+        key("sm_100", X, Y),
+        key("sm_90", X[:64], Y),
+        key("sm_90", X.float(), Y.float()),
+    }
+    assert len(keys) == 5 and key("sm_90", X, Y) in keys
+    monkeypatch.setattr(TritonToolchain, "compiler", lambda self, target: "another")
+    assert key("sm_90", X, Y) not in keys
+
+
+def test_readers_see_whole_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes write while this one reads."""
+    bound = planted(monkeypatch, GOOD, SPILLS).bind((X, Y))
+    first, second = (seed.config for seed in bound.seeds)
+    written = [
+        Verdict(config=first),
+        Verdict(config=second, rejected=(Rejected(config=first, reason="spills " * 2000, fits=True),)),
+    ]
+    verdicts.keep(bound._of, written[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for each in itertools.islice(itertools.cycle(written), 200):
+            verdicts.keep(bound._of, each)
+        done.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write) for _ in range(2)]
+        while not done.is_set():
+            assert verdicts.kept(bound._of, {first, second}) in written
+        for writer in writers:
+            writer.result()
+
+
+# --- the cute backend ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def binaries(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[list[Audit | Exception]]:
+    """What the binaries of the cute backend take, in the order in which they are compiled."""
+    queue: list[Audit | Exception] = []
+
+    def folder(kernel: Any) -> pathlib.Path:
+        if isinstance(queue[0], Exception):
+            raise queue.pop(0)
+        (tmp_path / chain.CUBIN).write_bytes(b"")
+        return tmp_path
+
+    monkeypatch.setattr(chain, "folder", folder)
+    monkeypatch.setattr(chain, "tool", lambda name: name)
+    monkeypatch.setattr(chain, "audit", lambda *args, **options: queue.pop(0))
+    yield queue
+
+
+def binary(instructions: int) -> Audit:
+    return Audit(registers=168, stack_bytes=8, opcodes={"STL": instructions}, mainloop=0)
+
+
+def test_products_of_the_cute_backend_are_checked_too(binaries: list[Audit | Exception]) -> None:
+    a = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    kernel = helion.kernel(products.matmul.fn, backend="cute")
+    bound = kernel.bind((a, a), target="h200")
+    configs = [seed.config for seed in bound.seeds]
+    assert len(configs) > 2 and bound.default_config() == configs[0]
+    binaries += [binary(100), CompilationFailed("ptxas gave up"), binary(3)]
+    found = verification.verdict_of(bound.compiled)
+    assert found.config == configs[2]
+    assert [each.reason for each in found.rejected] == [
+        "spills 400 bytes per thread",
+        "does not compile: ptxas gave up",
+    ]
+    assert not binaries
+    kernel.reset()
+    again = kernel.bind((a, a), target="h200")
+    assert verification.verdict_of(again.compiled) == found
+
+
+def test_without_the_dsl_the_default_is_left_to_its_launch(binaries: list[Audit | Exception]) -> None:
+    a = torch.empty(64, 64, dtype=torch.bfloat16, device="meta")
+    bound = helion.kernel(products.matmul.fn, backend="cute").bind((a, a), target="h200")
+    binaries += [ToolMissing("no DSL"), ToolMissing("no DSL")]
+    assert verification.verdict_of(bound.compiled) == Verdict(config=bound.default_config())
+    with pytest.raises(exc.BaseError):
+        bound.resources()
+
+
+def test_a_product_that_does_not_fit_says_so(binaries: list[Audit | Exception]) -> None:
+    a = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    target = helion.hardware.target("h200")
+    bound = helion.kernel(products.matmul.fn, backend="cute").bind((a, a), target=target)
+    binaries.append(binary(0))
+    assert bound.resources().fits
+    less = dataclasses.replace(target, smem_per_block_bytes=1000)
+    plan = bound.plan()
+    binaries.append(binary(0))
+    found = chain.TOOLCHAIN.resources(bound.compile_config().__globals__, plan, less)
+    assert not found.fits and "bytes of shared memory per block" in found.overflow[0]
+
+
+# --- on a GPU ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_first_call_on_a_gpu_runs_the_seed_that_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch, measured: list[Config], cache: pathlib.Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache / "triton"))
+    kernel = planted(monkeypatch, SPILLS, TOO_BIG, GOOD)
+    x, y = X.cuda(), Y.cuda()
+    expected = x.double() @ y.double()
+    binaries = []
+    for _ in range(2):
+        for _ in range(3):
+            torch.testing.assert_close(kernel(x, y).double(), expected, rtol=2e-2, atol=0.5)
+        config = kernel.bind((x, y)).config
+        assert config is not None and config["block_sizes"] == GOOD["block_sizes"]
+        binaries.append(len(list((cache / "triton").rglob("*.cubin"))))
+        kernel.reset()
+    assert binaries == [3, 3], "no binary is compiled twice"
+    assert len(measured) == 3, "what runs is known after a reset"
