@@ -112,9 +112,9 @@ _OBJECT_FIELDS: dict[str, Callable[[Any], Any]] = {
 DOCS: Mapping[str, str] = {
     "ref_mode": "`helion.RefMode.EAGER` runs the Python function itself instead of compiling it; HELION_INTERPRET=1 makes that the default",
     "autotune_baseline_fn": "function that results of candidates are compared with",
-    "autotune_baseline_accuracy_check_fn": "function that compares them",
-    "autotune_config_filter": "function that says which candidates are tried",
-    "autotune_benchmark_fn": "function that times a candidate",
+    "autotune_baseline_accuracy_check_fn": "`f(result, expected)` raises AssertionError where they differ; candidates then run in this process",
+    "autotune_config_filter": "`f(config)` says whether a candidate is tried, or gives a config to try in its place; None leaves it out",
+    "autotune_benchmark_fn": "`f(functions, repeat=, desc=)` gives the milliseconds of each function; candidates then run in this process",
     "autotuner_fn": "called with the bound kernel and the arguments; the config is what `autotune()` of its result gives",
     "autotune_baseline_atol": "absolute tolerance of that comparison",
     "autotune_baseline_rtol": "relative tolerance of that comparison",
@@ -196,9 +196,9 @@ class Settings:
             raise exc.AutotuningDisallowedInEnvironment()
 
     def get_rebenchmark_threshold(self) -> float:
-        """The ratio to the best time within which candidates are timed again; 1.5 unless it is set."""
+        """The ratio to the best time within which candidates are timed again; 1.15 unless it is set."""
         threshold = self.__dict__["autotune_rebenchmark_threshold"]
-        return 1.5 if threshold is None else threshold
+        return 1.15 if threshold is None else threshold
 
     def to_dict(self) -> dict[str, Any]:
         """Return a copy as a dict from names to values."""

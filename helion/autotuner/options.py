@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .. import _logging, exc
+from ..config import Config
 from ..settings import Settings
 
+#: How many times the least time configs may take that are measured again at the end.
+CLOSE = 1.15
 EFFORTS = ("none", "minimal", "quick", "full")
 SEARCHES = ("surrogate", "pattern", "evolution", "random", "finite")
 #: Seconds and configs of each effort; whatever is reached first ends the search, and the best so far is the answer.
@@ -19,10 +22,11 @@ _BUDGETS: Mapping[str, tuple[float, int]] = {
     "quick": (30.0, 150),
     "full": (600.0, 2000),
 }
+#: Configs that count as a generation.
+GENERATION = 20
 #: Options of searches that are none of ours.
 _WITHOUT_EFFECT = (
     "copies",
-    "max_generations",
     "initial_population",
     "population_size",
     "num_neighbors",
@@ -38,6 +42,13 @@ class Options:
     checked and timed. ``workers`` compile at once. ``isolated``: candidates are run in a process of their own.
     ``simulated``: CPU tensors are tuned as well, on times that are predicted.
     ``atol`` and ``rtol`` replace the tolerances of the dtypes. ``overrides`` are keys that every candidate has.
+    ``best_of`` searches run one after the other, each with the whole budget and a random seed of its own; what is within
+    ``close`` times the least time is measured again at the end.
+
+    Functions of the user's: ``filter(config)`` gives whether a config is tried (None: it is not), or another one that is
+    tried in its place; ``benchmark(functions, repeat=..., desc=...)`` the milliseconds of each of a list of functions;
+    ``check(result, expected)`` raises AssertionError for a result that is wrong. With ``benchmark`` or ``check`` candidates
+    run in this process.
     """
 
     effort: str = "full"
@@ -54,6 +65,11 @@ class Options:
     atol: float | None = None
     rtol: float | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    best_of: int = 1
+    close: float = CLOSE
+    filter: Callable[[Config], Any] | None = None
+    benchmark: Callable[..., Sequence[float]] | None = None
+    check: Callable[[Any, Any], Any] | None = None
     simulated: bool = False
     progress: bool = True
     log: str | None = None
@@ -66,6 +82,7 @@ class Options:
         others, and for values that an option cannot have.
         """
         asked = _named(given)
+        generations = asked.pop("max_generations", None)
         effort = asked.get("effort") or settings.autotune_effort or default_effort
         if effort not in EFFORTS:
             raise exc.InvalidAPIUsage(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}.")
@@ -73,6 +90,8 @@ class Options:
         budget = settings.autotune_budget_seconds
         jobs = settings.autotune_precompile_jobs
         seed = settings.autotune_random_seed
+        threshold = settings.autotune_rebenchmark_threshold
+        generations = settings.autotune_max_generations if generations is None else generations
         made = cls(
             effort=effort,
             seconds=seconds if budget is None else float(budget),
@@ -87,10 +106,19 @@ class Options:
             atol=settings.autotune_baseline_atol,
             rtol=settings.autotune_baseline_rtol,
             overrides=settings.autotune_config_overrides or {},
+            best_of=1 if settings.autotune_best_of_k is None else settings.autotune_best_of_k,
+            close=CLOSE if threshold is None else threshold,
+            filter=settings.autotune_config_filter,
+            benchmark=settings.autotune_benchmark_fn,
+            check=settings.autotune_baseline_accuracy_check_fn,
             progress=settings.autotune_progress_bar,
             log=settings.autotune_log,
         )
-        return replace(made, **{**asked, "effort": effort})
+        chosen = replace(made, **{**asked, "effort": effort})
+        if generations is None:
+            return chosen
+        _check("max_generations", generations, (int,), 0)
+        return replace(chosen, configs=min(chosen.configs, GENERATION * (1 + generations)))
 
     def __post_init__(self) -> None:
         if self.search not in SEARCHES:
@@ -98,6 +126,11 @@ class Options:
         for name in ("seconds", "configs", "compile_seconds", "run_seconds"):
             _check(name, getattr(self, name), (int, float), 0)
         _check("workers", self.workers, (int,), 1)
+        _check("best_of", self.best_of, (int,), 1)
+        _check("close", self.close, (int, float), 1)
+        for name in ("filter", "benchmark", "check"):
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise exc.InvalidAPIUsage(f"{name} must be a function or None, got {getattr(self, name)!r}.")
 
 
 def _check(name: str, value: Any, kinds: tuple[type, ...], least: int) -> None:
@@ -116,6 +149,11 @@ _OTHER_NAMES = {
     "precompile_jobs": "workers",
     "jobs": "workers",
     "benchmark_subprocess": "isolated",
+    "best_of_k": "best_of",
+    "rebenchmark_threshold": "close",
+    "config_filter": "filter",
+    "benchmark_fn": "benchmark",
+    "baseline_accuracy_check_fn": "check",
     "accuracy_check": "accuracy",
     "baseline_atol": "atol",
     "baseline_rtol": "rtol",
@@ -133,7 +171,7 @@ def _named(given: Mapping[str, Any]) -> dict[str, Any]:
         bare = _OTHER_NAMES.get(bare, bare)
         if bare in _WITHOUT_EFFECT:
             _logging.say_once(f"helion: the tuning option {name} has no effect here; budgets are seconds= and configs=")
-        elif bare in known:
+        elif bare in known or bare == "max_generations":
             found[bare] = value
         else:
             options = ", ".join(sorted(known))

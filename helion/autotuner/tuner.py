@@ -10,13 +10,12 @@ from typing import Protocol
 from ..config import Config
 from .measure.comparison import compared, ranked
 from .measure.protocol import Evaluator
+from .options import CLOSE
 from .outcome import Outcome, Status
 from .search.protocol import Search
 
 #: How many of the fastest are measured again beside the config that would run untuned.
 LEADERS = 6
-#: Configs that were measured to be slower than the best by more than this are no leaders.
-CLOSE = 1.15
 #: What share of the time of the untuned config another one must at most have taken to replace it where they could not be
 #: compared: times that were measured one after the other are off by up to a tenth.
 _UNCOMPARED = 0.85
@@ -71,16 +70,21 @@ def tune(
     listeners: Sequence[Listener] = (),
     *,
     clock: Callable[[], float] = time.monotonic,
+    again: Sequence[Search] = (),
     close: float = CLOSE,
 ) -> Result:
     """The fastest config that ``search`` gives within ``budget``, never one slower than ``baseline``.
+
+    ``again`` are more searches, each with a budget of its own; what was tried before is not tried again. Configs within
+    ``close`` times the least time are measured again before one is chosen.
 
     An interrupt from the keyboard ends the search, and nothing else: the best so far is the answer.
     """
     began = clock()
     outcomes: list[Outcome] = []
     try:
-        why = _searched(search, evaluator, budget, listeners, outcomes, lambda: clock() - began)
+        for each in (search, *again):
+            why = _searched(each, evaluator, budget, listeners, outcomes, clock)
     except KeyboardInterrupt:
         why = "interrupted"
     leaders = _leaders(outcomes, baseline, close)
@@ -108,11 +112,17 @@ def _searched(
     budget: Budget,
     listeners: Sequence[Listener],
     outcomes: list[Outcome],
-    elapsed: Callable[[], float],
+    clock: Callable[[], float],
 ) -> str:
-    """Fills ``outcomes``; gives what ended it."""
+    """Adds to ``outcomes``; gives what ended it."""
+    began = clock()
+    known = {outcome.config: outcome for outcome in outcomes}
     under_way = given = 0
     exhausted = False
+
+    def elapsed() -> float:
+        return clock() - began
+
     while True:
         while (
             not exhausted and under_way < evaluator.capacity and given < budget.configs and elapsed() < budget.seconds
@@ -121,6 +131,9 @@ def _searched(
             if not asked:
                 exhausted = under_way == 0
                 break
+            if asked[0] in known:
+                search.tell(known[asked[0]])
+                continue
             evaluator.start(asked[0])
             given, under_way = given + 1, under_way + 1
         if under_way == 0:

@@ -441,17 +441,22 @@ class BoundKernel:
             aot.record(self.kernel, self.target, args, self.short_config(self.autotune(args)).to_dict())
             for others in aot.others(self.kernel):
                 self.kernel.bind(others).ensure_config_exists(others)
-        elif not self.configs and self.settings.autotuner_fn is None:
-            self._choice.check_feasible(args)
-            tuned = at_call.tuned_config(self._of, args)
-            config = tuned or self._choice.verified(args)
-            if tuned is None:
+        elif self.settings.autotuner_fn is None and (not self.configs or self._is_forced(args)):
+            given = self._legal_configs()
+            if not given:
+                self._choice.check_feasible(args)
+            tuned = at_call.tuned_config(self._of, args, given)
+            config = tuned or (given[0] if given else self._choice.verified(args))
+            if tuned is None and not given:
                 self._announce(config)
             self._choice.use(config, by_default=True)
         elif len(self.configs) == 1:
             self.set_config(self.configs[0])
         else:
             self.autotune(args, force=False)
+
+    def _is_forced(self, args: Sequence[Any]) -> bool:
+        return bool(self.settings.force_autotune) and at_call.is_forced(self._of, args)
 
     def _check_device(self, args: tuple[Any, ...]) -> None:
         """CUDA tensors run only what was compiled for their device; CPU tensors are interpreted whatever the target."""

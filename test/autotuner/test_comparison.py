@@ -33,7 +33,7 @@ class World:
     @classmethod
     def drawn(cls, seed: int) -> World:
         rng = Random(seed)
-        base = 10 ** rng.uniform(0.5, 2.7)
+        base = 10 ** rng.uniform(0.5, 3.7)
         others = (
             lambda: 1.0,
             lambda: rng.uniform(0.97, 1.03),
@@ -80,7 +80,8 @@ def fastest_in_a_row(device: SimulatedDevice) -> Config:
 
 
 def test_what_is_chosen_is_never_slower_than_the_seed() -> None:
-    """A thousand devices: none more than 1 % slower, each within a second of the device, and most of the gain is found."""
+    """A thousand devices: none more than 1 % slower, each within a second of the device (two, where a run takes
+    milliseconds), and most of the gain is found."""
     worlds = [World.drawn(seed) for seed in range(RUNS if PROVE else 120)]
     ratios, gains = [], []
     for world in worlds:
@@ -88,7 +89,7 @@ def test_what_is_chosen_is_never_slower_than_the_seed() -> None:
         result = tuned(device)
         ratios.append(world.ratio(result.config))
         gains.append(math.log(ratios[-1] / min(map(world.ratio, CONFIGS))))
-        assert device.now <= 1.0, world
+        assert device.now <= (1.0 if world.times[SEED] <= 1000.0 else 2.0), world
     assert max(ratios) <= 1.01
     assert statistics.fmean(gains) < 0.01
     in_a_row = [world.ratio(fastest_in_a_row(world.device())) for world in worlds]

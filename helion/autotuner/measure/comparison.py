@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Hashable)
 
 #: Microseconds by config of rounds; what does not work any more is missing.
 Rounds = Sequence[Mapping[T, float]]
-#: Measures so many rounds of configs.
+#: Measures so many rounds of configs, or fewer of configs that take long.
 Measure = Callable[[Sequence[T], int], Rounds[T]]
 Clock = Callable[[], float]
 
@@ -123,6 +123,6 @@ def compared(challenger: T, baseline: T, measure: Measure[T], clock: Clock) -> V
         times = medians(rounds)
         if blocks >= _AGREEING and high < math.log(MARGIN) and times[baseline] - times[challenger] > RESOLUTION:
             return Verdict(replaces=True, times=times)
-        if clock() - began >= _FINAL_SECONDS:
+        if blocks >= _AGREEING and clock() - began >= _FINAL_SECONDS:
             break
     return Verdict(replaces=False, times=medians(rounds))

@@ -26,7 +26,7 @@ class Evaluator(Protocol):
         ...
 
     def rounds(self, configs: Sequence[Config], count: int) -> Sequence[Mapping[Config, float]]:
-        """Microseconds of ``count`` rounds, in each of which every one of ``configs``, which have worked, runs once, in an
+        """Microseconds of ``count`` rounds or fewer, in each of which every one of ``configs``, which have worked, runs once, in an
         order drawn anew; without those that do not work any more."""
         ...
 

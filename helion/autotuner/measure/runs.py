@@ -15,6 +15,8 @@ Now = Callable[[], float]
 WARM_SECONDS = 0.02
 #: Runs of one candidate, the seconds that they may take, and how much slower than the best so far ends them early.
 _RUNS, _FEWEST, _SECONDS, _FAR = 20, 3, 0.05, 2.0
+#: The rounds that are measured of functions that take long.
+FEWEST_ROUNDS = 5
 
 
 def warmed(runs: Sequence[Run], now: Now) -> None:
@@ -41,11 +43,12 @@ def samples(run: Run, best: float, now: Now) -> list[float]:
 
 def in_turns(runs: Sequence[Run], count: int, rng: Random, now: Now) -> list[list[float]]:
     """Microseconds of ``count`` rounds, each of one run of every function in an order drawn anew: what changes with time,
-    and what one function leaves to the next, falls on all alike."""
+    and what one function leaves to the next, falls on all alike. Fewer rounds of functions that take long."""
     warmed(runs, now)
     order = list(range(len(runs)))
-    rows = []
-    for _ in range(count):
+    rows: list[list[float]] = []
+    began = now()
+    while len(rows) < count and (len(rows) < FEWEST_ROUNDS or now() - began < _SECONDS):
         rng.shuffle(order)
         row = [0.0] * len(runs)
         for at in order:

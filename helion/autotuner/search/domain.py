@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Protocol
 
@@ -79,7 +79,7 @@ def coordinates(fields: Sequence[Field], config: Mapping[str, Any]) -> list[floa
 class SpaceDomain:
     """The space of a kernel. What is predicted not to fit is not in it, and what ``overrides`` say stays as it is.
 
-    ``seeds`` are taken as they are.
+    ``admit`` gives what stands for a full config, None where nothing does. ``seeds`` are taken as they are.
     """
 
     configs = None
@@ -90,8 +90,10 @@ class SpaceDomain:
         model: TimeModel,
         seeds: Sequence[Config] = (),
         overrides: Mapping[str, Any] | None = None,
+        admit: Callable[[Config], Config | None] = lambda config: config,
     ) -> None:
         self.seeds = tuple(dict.fromkeys(seeds))
+        self._admit = admit
         self._space = space
         self._model = model
         self._overrides = dict(overrides or {})
@@ -141,10 +143,10 @@ class SpaceDomain:
     def _legal(self, wish: Mapping[str, Any]) -> Config | None:
         """The legal config that a wish stands for; None for one that is refused, or predicted not to fit."""
         try:
-            config = self._space.repair({**wish, **self._overrides})
+            config = self._admit(self._space.repair({**wish, **self._overrides}))
         except (exc.InvalidConfig, exc.NoFeasibleConfig):
             return None
-        return config if self._model.fits(config) else None
+        return config if config is not None and self._model.fits(config) else None
 
 
 #: The share of keys that differential evolution changes.

@@ -14,33 +14,48 @@ from ...backends import stub
 from ...config import Config
 from ..signature import tensors_in
 from ..specialized import Specialized
-from .autotune import legal, tuned
+from .autotune import tuned
+from .candidates import legal
 from .keys import key_of
 from .loaded import loaded_config
 
 
-def tuned_config(of: Specialized, args: Sequence[Any]) -> Config | None:
+def is_forced(of: Specialized, args: Sequence[Any]) -> bool:
+    """Whether a call is tuned whatever is known: ``force_autotune`` is set, the effort is not ``none``, and the arguments
+    are on a GPU."""
+    return bool(of.settings.force_autotune) and of.settings.autotune_effort != "none" and _on_gpu(args)
+
+
+def _on_gpu(args: Sequence[Any]) -> bool:
+    return any(map(stub.on_gpu, tensors_in(args)))
+
+
+def tuned_config(of: Specialized, args: Sequence[Any], given: Sequence[Config] = ()) -> Config | None:
     """A config that somebody has loaded for this call; on a GPU also one that was tuned before, or is tuned now if the
-    effort says so. None leaves the call to the default config.
+    effort says so, beginning with ``given``. None leaves the call to the default config.
 
     Whatever goes wrong with tuning is said, and the call goes on. Raises ``exc.CacheAssertionError`` with
     ``HELION_ASSERT_CACHE_HIT`` where nothing was tuned before.
     """
     effort = of.settings.autotune_effort
     config = loaded_config(of, args)
-    on_gpu = any(map(stub.on_gpu, tensors_in(args)))
-    if config is not None or not on_gpu or effort == "none":
+    forced = is_forced(of, args)
+    if not forced and (config is not None or not _on_gpu(args) or effort == "none"):
         return config
-    if not of.settings.force_autotune:
+    if not forced:
         config = _kept(of, args)
-    if config is None and (effort is not None or of.settings.force_autotune):
-        config = _tuned_now(of, args)
+    if forced or (config is None and effort is not None):
+        config = _tuned_now(of, args, given)
     return config
 
 
 def _kept(of: Specialized, args: Sequence[Any]) -> Config | None:
     store = default_store()
     asserted = knobs.ASSERT_CACHE_HIT.read()
+    if store is None and asserted:
+        raise exc.CacheAssertionError(
+            "HELION_ASSERT_CACHE_HIT and HELION_SKIP_CACHE are both set: nothing is looked up."
+        )
     if store is None or not (store.path.is_file() or store.url or asserted):
         return None
     key = key_of(of, args)
@@ -64,9 +79,9 @@ def _missing(of: Specialized, store: Store, key: Key | None) -> str:
     return f"{text}; the nearest differs: {'; '.join(parts)}."
 
 
-def _tuned_now(of: Specialized, args: Sequence[Any]) -> Config | None:
+def _tuned_now(of: Specialized, args: Sequence[Any], given: Sequence[Config]) -> Config | None:
     try:
-        return tuned(of, args, Options.of(of.settings, "full", {})).config
+        return tuned(of, args, Options.of(of.settings, "full", {}), given, only=False).config
     except exc.AutotuningDisallowedInEnvironment:
         raise
     except Exception as error:  # a call does not fail for want of a better config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,27 +16,26 @@ from ... import _logging, exc
 from ...autotuner.cache.rows import Entry, Key, Row
 from ...autotuner.cache.store import Store, default_store
 from ...autotuner.measure.accuracy import Tolerance
+from ...autotuner.measure.protocol import Evaluator as AnyEvaluator
 from ...autotuner.options import Options
 from ...autotuner.outcome import Status
 from ...autotuner.pool.children import Nursery, shared_nursery
 from ...autotuner.pool.compiling import CompilePool, Patience
 from ...autotuner.progress import listeners
-from ...autotuner.search.domain import Domain, ListedDomain, SpaceDomain
+from ...autotuner.search.domain import Domain
 from ...autotuner.search.finite import FiniteSearch
+from ...autotuner.search.protocol import Search
 from ...autotuner.search.strategy import search_of
-from ...autotuner.search.time_model import PredictedTime
 from ...autotuner.tuner import Budget, Result, tune
-from ...config import Config, as_config
+from ...config import Config
 from .. import ref_mode
 from ..signature import tensors_in
 from ..specialized import Specialized
 from .bench import AnyBench, Bench, DirectBench
+from .candidates import admitted, domain_of, legal, start_configs
 from .evaluator import Evaluator
 from .keys import key_of
 from .session import NEEDED, Task, copied
-
-#: Rows of other shapes, or made by other versions, that a search begins with, and configs of a sweep that it goes on from.
-_RELATED, _RESUMED = 4, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,29 +47,36 @@ class Tuned:
 
 
 def tuned(
-    of: Specialized, args: Sequence[Any], options: Options, given: Sequence[Config] = (), *, force: bool = True
+    of: Specialized,
+    args: Sequence[Any],
+    options: Options,
+    given: Sequence[Config] = (),
+    *,
+    force: bool = True,
+    only: bool = True,
 ) -> Tuned:
-    """The fastest config for ``args``, of ``given`` if there are any. Keeps what it finds.
+    """The fastest config for ``args``, of ``given`` if there are any and ``only`` these count, else beginning with them.
+    Keeps what it finds.
 
     Without ``force`` an answer that was kept is taken. Raises ``exc.AutotuningDisallowedInEnvironment``,
     ``exc.NoConfigFound`` where nothing works, and what reference mode raises.
     """
     store = default_store()
-    key = key_of(of, args) if store is not None and not given else None
+    listed = bool(given) and only
+    key = None if store is None else key_of(of, args, _tag(given) if listed else "")
     if not force and store is not None and key is not None:
         row = store.get(key)
         if row is not None and (known := legal(of, row.config)) is not None:
             return Tuned(config=known, result=None)
     of.settings.check_autotuning_disabled()
-    baseline = given[0] if given else of.analysis.default_config
-    starts = start_configs(of, options, store, key)
-    domain = domain_of(of, options, given, [baseline, *starts])
-    search = FiniteSearch(given) if given else search_of(options, domain)
+    starts = admitted(of, options, given)
+    if not listed:
+        starts = list(dict.fromkeys([*starts, *start_configs(of, options, store, key)]))
+    elif not starts:
+        raise exc.NoConfigFound(kernel=of.kernel.name, reason="autotune_config_filter lets none of those given pass")
+    domain = domain_of(of, options, starts if listed else (), starts)
     with evaluator_of(of, args, options) as evaluator:
-        budget = Budget(seconds=options.seconds, configs=options.configs)
-        name = f"{of.kernel.name} on {of.target.name}"
-        shown = listeners(name, budget, options, baseline, of.decorator)
-        result = tune(search, evaluator, budget, baseline, shown)
+        result = searched(of, options, domain, evaluator, f"{of.kernel.name} on {of.target.name}", starts[0])
     if result.outcomes and not any(o.status is Status.OK for o in result.outcomes):
         reasons = dict.fromkeys(o.detail for o in result.outcomes if o.detail)
         raise exc.NoConfigFound(kernel=of.kernel.name, reason="; ".join(list(reasons)[:5]) or result.why)
@@ -78,12 +85,24 @@ def tuned(
     return Tuned(config=result.config, result=result)
 
 
-def legal(of: Specialized, config: Config) -> Config | None:
-    """A config from elsewhere as the space has it now; None where it takes it no more."""
-    try:
-        return of.analysis.space.normalize(config)
-    except (exc.InvalidConfig, exc.NoFeasibleConfig):
-        return None
+def _tag(given: Sequence[Config]) -> str:
+    """What tells the answer for a list of configs from others."""
+    text = repr([config.to_dict() for config in given])
+    return f"of {len(given)} configs {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def searched(
+    of: Specialized, options: Options, domain: Domain, evaluator: AnyEvaluator, name: str, baseline: Config
+) -> Result:
+    """What as many searches as the options say find; ``name`` is what users are shown."""
+    if domain.configs is not None:
+        searches: list[Search] = [FiniteSearch(domain.configs)]
+    else:
+        searches = [search_of(options, domain, options.random_seed + at) for at in range(options.best_of)]
+    budget = Budget(seconds=options.seconds, configs=options.configs)
+    whole = Budget(seconds=options.seconds * len(searches), configs=options.configs * len(searches))
+    shown = listeners(name, whole, options, baseline, of.decorator)
+    return tune(searches[0], evaluator, budget, baseline, shown, again=searches[1:], close=options.close)
 
 
 def keep(store: Store, key: Key, result: Result, options: Options) -> None:
@@ -102,27 +121,6 @@ def keep(store: Store, key: Key, result: Result, options: Options) -> None:
     store.put(Entry(row=row, sweep=result.outcomes))
 
 
-def start_configs(of: Specialized, options: Options, store: Store | None, key: Key | None) -> list[Config]:
-    """Configs to begin with, in order: the user's, the seeds', those kept of this and of the nearest shapes."""
-    wanted = of.settings.autotune_seed_configs or ()
-    asked = [as_config(each) for each in ([wanted] if isinstance(wanted, (dict, Config)) else wanted)]
-    found = [*asked, *(seed.config for seed in of.analysis.seeds.seeds)]
-    if store is not None and key is not None:
-        sweep = sorted(store.sweep(key), key=lambda outcome: outcome.time)
-        found += [outcome.config for outcome in sweep[:_RESUMED] if outcome.microseconds is not None]
-        found += [row.config for row in store.related(key)[:_RELATED]]
-    overridden = ({**config, **options.overrides} for config in found)
-    normal = (legal(of, Config(**each)) for each in overridden)
-    return [config for config in normal if config is not None]
-
-
-def domain_of(of: Specialized, options: Options, given: Sequence[Config], seeds: Sequence[Config]) -> Domain:
-    model = PredictedTime(of.analysis.predict)
-    if given:
-        return ListedDomain(given, of.analysis.space.fields, model)
-    return SpaceDomain(of.analysis.space, model, seeds, options.overrides)
-
-
 @contextlib.contextmanager
 def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iterator[Evaluator]:
     """Tries configs on ``args``; ends what runs afterwards, also when interrupted."""
@@ -136,7 +134,9 @@ def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iter
             nursery = functools.partial(shared_nursery, NEEDED)
             patience = Patience(most=options.compile_seconds, adaptive=options.adaptive)
             pool = CompilePool(nursery, options.workers, patience)
-            bench = _isolated(nursery, task, options)
+            # functions of the user's may need what only this process has
+            own = task.check is not None or task.benchmark is not None
+            bench = None if own else _isolated(nursery, task, options)
         evaluator = Evaluator(of, bench or DirectBench(task), pool, options.workers)
         stack.callback(evaluator.close)
         yield evaluator
@@ -168,6 +168,8 @@ def _task(of: Specialized, args: Sequence[Any], options: Options) -> Task:
         tolerance=Tolerance(atol=options.atol, rtol=options.rtol),
         device=device,
         seed=options.random_seed,
+        check=options.check,
+        benchmark=options.benchmark,
     )
 
 

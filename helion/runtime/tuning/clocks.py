@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...autotuner.measure.runs import Run, in_turns, samples
+from ...autotuner.measure.runs import FEWEST_ROUNDS, Run, in_turns, samples
 
 #: Written before every timed run: more than any L2 holds.
 _FLUSH_BYTES = 256 << 20
@@ -28,7 +28,7 @@ class Clock(Protocol):
         ...
 
     def rounds(self, functions: Sequence[tuple[Function, float]], count: int) -> list[list[float]]:
-        """Microseconds of ``count`` rounds of one run of each function, in orders drawn anew; functions stand with their
+        """Microseconds of ``count`` rounds or fewer of one run of each function, in orders drawn anew; functions stand with their
         predictions."""
         ...
 
@@ -143,7 +143,7 @@ class UserClock:
     def rounds(self, functions: Sequence[tuple[Function, float]], count: int) -> list[list[float]]:
         order = list(range(len(functions)))
         rows = []
-        for _ in range(count):
+        for _ in range(min(count, FEWEST_ROUNDS)):  # each is the result of several runs
             self._rng.shuffle(order)
             times = dict(zip(order, self._row([functions[at][0] for at in order]), strict=True))
             rows.append([times[at] for at in range(len(functions))])

@@ -20,6 +20,7 @@ from ...autotuner.search.time_model import PredictedTime
 from ...backends.execution import Resources
 from ...config import Config
 from ..specialized import Specialized
+from .candidates import admission, start_configs
 from .keys import key_of
 from .session import NEEDED, OfflineJob
 
@@ -78,9 +79,10 @@ def entry_of(of: Specialized, args: Sequence[Any], found: Ranked) -> Entry:
 
 def _candidates(of: Specialized, model: PredictedTime, options: Options, configs: int) -> list[Config]:
     """The default config, the seeds, and the mutations predicted to be fastest."""
-    seeds = list(dict.fromkeys((of.analysis.default_config, *(seed.config for seed in of.analysis.seeds.seeds))))
-    domain, rng = SpaceDomain(of.analysis.space, model, seeds, options.overrides), Random(options.random_seed)
-    drawn = (domain.mutated(rng.choice(seeds), rng) for _ in range(_DRAWN))
+    seeds = start_configs(of, options, None, None)
+    admit, rng = admission(of, options), Random(options.random_seed)
+    domain = SpaceDomain(of.analysis.space, model, seeds, options.overrides, admit)
+    drawn = (domain.mutated(rng.choice(seeds), rng) for _ in range(_DRAWN if seeds else 0))
     fresh = list(dict.fromkeys(config for config in drawn if config is not None and config not in seeds))
     return [*seeds, *sorted(fresh, key=model.log_time)[:configs]]
 

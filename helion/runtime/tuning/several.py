@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,14 +15,12 @@ from ... import exc
 from ...autotuner.cache.store import default_store
 from ...autotuner.measure.several import AGGREGATIONS, SeveralSets
 from ...autotuner.options import Options
-from ...autotuner.progress import listeners
-from ...autotuner.search.strategy import search_of
-from ...autotuner.tuner import Budget, tune
 from ...config import Config
 from .. import ref_mode
 from ..signature import tensors_in
 from ..specialized import Specialized
-from .autotune import domain_of, evaluator_of, keep, legal, start_configs
+from .autotune import evaluator_of, keep, searched
+from .candidates import admitted, domain_of, legal, start_configs
 from .clocks import clock_of
 from .keys import key_of
 from .session import copied
@@ -63,10 +60,11 @@ def tuned_for_all(
         if row is not None and (known := legal(first, row.config)) is not None:
             return known
     first.settings.check_autotuning_disabled()
-    baseline = first.analysis.default_config
-    starts = itertools.chain.from_iterable(start_configs(of, options, store, None) for of, _ in sets)
-    local = (legal(first, config) for config in starts)
-    domain = domain_of(first, options, (), [baseline, *(config for config in local if config is not None)])
+    starts = admitted(first, options, (c for of, _ in sets for c in start_configs(of, options, store, None)))
+    if not starts:
+        reason = "autotune_config_filter lets none to begin with pass for all argument sets"
+        raise exc.NoConfigFound(kernel=first.kernel.name, reason=reason)
+    domain = domain_of(first, options, (), starts)
     with contextlib.ExitStack() as stack:
         each = replace(options, workers=max(1, options.workers // len(sets)))
         evaluators = [
@@ -74,10 +72,8 @@ def tuned_for_all(
         ]
         units = None if relative_to is None else [_unit(of, values, relative_to, each) for of, values in sets]
         evaluator = SeveralSets(evaluators, aggregation, units)
-        budget = Budget(seconds=options.seconds, configs=options.configs)
         name = f"{first.kernel.name} for {len(sets)} argument sets on {first.target.name}"
-        shown = listeners(name, budget, options, baseline, first.decorator)
-        result = tune(search_of(options, domain), evaluator, budget, baseline, shown)
+        result = searched(first, options, domain, evaluator, name, starts[0])
     if store is not None and key is not None:
         keep(store, key, result, options)
     return result.config
@@ -102,7 +98,9 @@ def _unit(of: Specialized, args: Sequence[Any], relative_to: str, options: Optio
     function = of.settings.autotune_baseline_fn or functools.partial(_eager, of)
     values = copied(args)
     expected = max(of.analysis.predict(of.analysis.default_config).time_us, 1e-3)
-    times = clock_of(device, options.random_seed).time(lambda: function(*values), expected, float("inf"))
+    times = clock_of(device, options.random_seed, options.benchmark).time(
+        lambda: function(*values), expected, float("inf")
+    )
     return sorted(times)[len(times) // 2]
 
 

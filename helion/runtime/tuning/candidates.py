@@ -1,0 +1,84 @@
+"""Which configs of a bound kernel may be tried, and with which a search begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from ... import exc
+from ...autotuner.cache.rows import Key
+from ...autotuner.cache.store import Store
+from ...autotuner.options import Options
+from ...autotuner.search.domain import Domain, ListedDomain, SpaceDomain
+from ...autotuner.search.time_model import PredictedTime
+from ...config import Config, as_config
+from ..specialized import Specialized
+
+#: Rows of other shapes, or made by other versions, that a search begins with, and configs of a sweep that it goes on from.
+_RELATED, _RESUMED = 4, 4
+#: How often a config is drawn where the user's filter lets none of those pass.
+_DRAWS = 50
+
+
+def legal(of: Specialized, config: Config | Mapping[str, Any]) -> Config | None:
+    """A config from elsewhere as the space has it now; None where it takes it no more."""
+    try:
+        return of.analysis.space.normalize(config)
+    except (exc.InvalidConfig, exc.NoFeasibleConfig):
+        return None
+
+
+def admission(of: Specialized, options: Options) -> Callable[[Config], Config | None]:
+    """What becomes of a full config: itself, what the user's filter gives in its place, or None."""
+    admit = options.filter
+    if admit is None:
+        return lambda config: config
+
+    def admitted(config: Config) -> Config | None:
+        answer = admit(config)
+        if isinstance(answer, (Config, Mapping)):
+            return legal(of, {**answer, **options.overrides})
+        return config if answer else None
+
+    return admitted
+
+
+def start_configs(of: Specialized, options: Options, store: Store | None, key: Key | None) -> list[Config]:
+    """Configs to begin with, in order: the default config, the user's, the seeds', those kept of this and of the nearest
+    shapes; all with the user's overrides, and those alone that the user's filter lets pass."""
+    wanted = of.settings.autotune_seed_configs or ()
+    asked = [as_config(each) for each in ([wanted] if isinstance(wanted, (dict, Config)) else wanted)]
+    found = [of.analysis.default_config, *asked, *(seed.config for seed in of.analysis.seeds.seeds)]
+    if store is not None and key is not None:
+        sweep = sorted(store.sweep(key), key=lambda outcome: outcome.time)
+        found += [outcome.config for outcome in sweep[:_RESUMED] if outcome.microseconds is not None]
+        found += [row.config for row in store.related(key)[:_RELATED]]
+    starts = admitted(of, options, ({**config, **options.overrides} for config in found))
+    return starts or _drawn(of, options)
+
+
+def _drawn(of: Specialized, options: Options) -> list[Config]:
+    """Any config that the user's filter lets pass. Raises ``exc.NoConfigFound`` where none is found."""
+    domain, rng = domain_of(of, options, (), ()), Random(options.random_seed)
+    found = next((config for _ in range(_DRAWS) if (config := domain.random(rng)) is not None), None)
+    if found is None:
+        raise exc.NoConfigFound(
+            kernel=of.kernel.name, reason="autotune_config_filter lets no seed and no config drawn at random pass"
+        )
+    return [found]
+
+
+def admitted(of: Specialized, options: Options, configs: Any) -> list[Config]:
+    """Those of ``configs`` that are legal and pass the user's filter, in full, each once."""
+    admit = admission(of, options)
+    normal = (legal(of, config) for config in configs)
+    return list(dict.fromkeys(c for config in normal if config is not None and (c := admit(config)) is not None))
+
+
+def domain_of(of: Specialized, options: Options, given: Sequence[Config], seeds: Sequence[Config]) -> Domain:
+    """The list ``given``, if there is one, else the whole space."""
+    model = PredictedTime(of.analysis.predict)
+    if given:
+        return ListedDomain(given, of.analysis.space.fields, model)
+    return SpaceDomain(of.analysis.space, model, seeds, options.overrides, admission(of, options))
