@@ -144,6 +144,12 @@ def unknown_variables() -> list[str]:
     return found
 
 
+def see_one_gpu(number: int) -> None:
+    """Leave this process, before it uses CUDA, only the GPU of this number of those that it sees."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible[number] if number < len(visible) else str(number)
+
+
 #: Variables of the project's own scripts.
 _OF_TOOLS = ("HELION_PROVE",)
 

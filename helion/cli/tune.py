@@ -11,33 +11,25 @@ effort = "quick"           # and other options of kernel.autotune
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .. import exc
-from ..autotuner.cache.rows import Entry, exported
+from ..autotuner.cache.rows import Entry, exported, imported
+from ..autotuner.cache.store import Store, default_store
 from ..autotuner.options import Options
-from ..runtime.bound import ranked_offline
-from ..runtime.kernel import Kernel
-from ..testing import map_tensors
 from .arguments import find_kernel, parse_arguments
 from .command import Command
-
-
-@dataclass(frozen=True, kw_only=True)
-class Item:
-    """One kernel with the arguments of one call, of meta tensors."""
-
-    kernel: Kernel
-    text: str
-    args: tuple[Any, ...]
-    options: Mapping[str, Any]
+from .crew import Crew, LocalCrew, distributed
+from .ray_crew import RayCrew
+from .work import Report, Work, Worker
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -46,21 +38,88 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--configs", type=int, default=8, help="with no GPU: mutations of the seeds that are compiled")
     parser.add_argument("--force", action="store_true", help="tune also what was tuned before")
     parser.add_argument("--offline", action="store_true", help="as with no GPU")
+    parser.add_argument(
+        "--gpus", type=int, default=None, help="measure on so many GPUs at once (default: all there are)"
+    )
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", default=None, help="on a Ray cluster, an actor per GPU: auto, local, or host:port"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
     path = pathlib.Path(options.spec)
     spec = _read(path)
-    items = list(_items(spec, path))
-    if torch.cuda.is_available() and not options.offline:
-        failed = sum(not _tuned(item, options.force) for item in items)
-        print(f"{len(items) - failed} of {len(items)} tuned")
-        return 1 if failed else 0
-    entries = [entry for item in items if (entry := _ranked(item, spec.get("target"), options.configs)) is not None]
+    works = list(_works(spec, path))
+    if options.gpus is not None and options.gpus < 1:
+        raise ValueError(f"--gpus must be at least 1, got {options.gpus}")
+    measuring = not options.offline and (_on_gpus(works, options) or all(w.options.get("simulated") for w in works))
+    if measuring:
+        return _measured([replace(work, force=options.force) for work in works], options)
+    offline = [replace(work, target=spec.get("target"), offline=options.configs) for work in works]
+    entries, failed = _finished(_each(offline, options, measuring=False))
     out = path.with_suffix(".json") if options.out is None else pathlib.Path(options.out)
-    out.write_text(exported(entries), encoding="utf-8")
-    print(f"{len(entries)} of {len(items)} compiled and ranked: {out}")
-    return 1 if len(entries) < len(items) else 0
+    out.write_text(exported([replace(entry, sweep=()) for entry in entries]), encoding="utf-8")
+    print(f"{len(entries)} of {len(works)} compiled and ranked: {out}")
+    return 1 if failed else 0
+
+
+def _on_gpus(works: Sequence[Work], options: argparse.Namespace) -> bool:
+    return options.ray is not None or (bool(works) and torch.cuda.is_available())
+
+
+def _measured(works: Sequence[Work], options: argparse.Namespace) -> int:
+    """Tunes, and keeps what is found in the cache of this machine, whoever has found it."""
+    store = default_store()
+    known = [replace(work, known=_known(store, work)) for work in works]
+    failed = 0
+    for work, report in _each(known, options, measuring=True):
+        failed += not _shown(work, report)
+        if report.entries and store is not None:
+            for entry in imported(report.entries):
+                store.put(entry)
+    print(f"{len(works) - failed} of {len(works)} tuned")
+    return 1 if failed else 0
+
+
+def _known(store: Store | None, work: Work) -> str:
+    """What this machine knows of a kernel, for those that have a cache of their own."""
+    rows = [] if store is None else store.all(work.kernel.rpartition("::")[2])
+    return exported([Entry(row=row) for row in rows]) if rows else ""
+
+
+def _each(works: Sequence[Work], options: argparse.Namespace, measuring: bool) -> Iterator[tuple[Work, Report]]:
+    """Every work with what came of it: in this process, or by a crew where there is more than one GPU."""
+    gpus = max(1, torch.cuda.device_count()) if options.gpus is None else options.gpus
+    if options.ray is None and (gpus == 1 or not measuring):
+        worker = Worker()
+        for work in works:
+            yield work, worker.run(work)
+        return
+    if options.ray is None:
+        share = max(1, ((os.cpu_count() or 2) - 1) // gpus)
+        works = [replace(work, options={"workers": share, **work.options}) for work in works]
+    crew: Crew = LocalCrew(range(gpus)) if options.ray is None else RayCrew(options.ray, measuring)
+    with contextlib.closing(crew):
+        yield from distributed(works, crew)
+
+
+def _finished(results: Iterator[tuple[Work, Report]]) -> tuple[list[Entry], int]:
+    """What was found of all works, which are shown as they end, and how many failed."""
+    entries: list[Entry] = []
+    failed = 0
+    for work, report in results:
+        failed += not _shown(work, report)
+        entries += imported(report.entries) if report.entries else []
+    return entries, failed
+
+
+def _shown(work: Work, report: Report) -> bool:
+    """Prints what became of a work; whether it worked."""
+    if report.worked:
+        print(f"{work}: {report.message}", flush=True)
+    else:
+        print(f"error: {work}: {report.message}", file=sys.stderr, flush=True)
+    return report.worked
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
@@ -85,54 +144,20 @@ def _toml() -> Any:
         raise ValueError("reading TOML needs Python 3.11, or tomli: pip install tomli") from error
 
 
-def _items(spec: Mapping[str, Any], path: pathlib.Path) -> Iterator[Item]:
+def _works(spec: Mapping[str, Any], path: pathlib.Path) -> Iterator[Work]:
+    """What a file lists. Raises ValueError for kernels that there are not, and ``exc.Base`` for arguments and options that
+    they do not take."""
     for at, table in enumerate(spec.get("tune", ())):
         if not isinstance(table.get("kernel"), str) or not isinstance(table.get("args"), list):
             raise ValueError(f'{path}: [[tune]] number {at + 1} needs kernel = "FILE.py::NAME" and args = [[...], ...]')
-        kernel = find_kernel(str(path.parent / table["kernel"]))
+        name = str((path.parent / table["kernel"]).absolute())
+        kernel = find_kernel(name)
         options = {key: value for key, value in table.items() if key not in ("kernel", "args")}
         Options.of(kernel.settings, "quick", options)
         for texts in table["args"]:
             positional, keywords = parse_arguments(texts)
-            yield Item(
-                kernel=kernel,
-                text=f"{kernel.name}({', '.join(texts)})",
-                args=kernel.normalize_args(*positional, **keywords),
-                options=options,
-            )
-
-
-def _tuned(item: Item, force: bool) -> bool:
-    args = tuple(map_tensors(value, _filled) for value in item.args)
-    try:
-        item.kernel.autotune(args, force=force, **{"effort": "quick", **item.options})
-    except exc.Base as error:
-        print(f"error: {item.text}: {error}", file=sys.stderr)
-        return False
-    return True
-
-
-def _filled(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the GPU like this meta tensor: normally distributed numbers, integers that are 0 or 1."""
-    values = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cuda")
-    if tensor.is_floating_point():
-        return values.copy_(torch.randn(tensor.size(), device="cuda"))
-    return values.copy_(torch.randint(0, 2, tensor.size(), device="cuda"))
-
-
-def _ranked(item: Item, target: str | None, configs: int) -> Entry | None:
-    options = Options.of(item.kernel.settings, "quick", item.options)
-    try:
-        bound = item.kernel.bind(item.args, target=target)
-        entry = ranked_offline(bound, item.args, options, configs)
-    except exc.Base as error:
-        print(f"error: {item.text}: {error}", file=sys.stderr)
-        return None
-    left_out = sum(outcome.microseconds is None for outcome in entry.sweep)
-    print(
-        f"{item.text}: {len(entry.sweep)} compiled, {left_out} left out: {bound.format_kernel_decorator(entry.row.config)}"
-    )
-    return entry
+            kernel.normalize_args(*positional, **keywords)
+            yield Work(kernel=name, args=tuple(texts), options=options)
 
 
 COMMAND = Command(

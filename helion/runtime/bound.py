@@ -590,3 +590,8 @@ def tune_together(
 def ranked_offline(bound: BoundKernel, args: Sequence[Any], options: search_options.Options, configs: int) -> Entry:
     """What ``runtime.tuning.offline`` finds for a bound kernel and its arguments."""
     return offline.entry_of(bound._of, args, offline.ranked(bound._of, options, configs))
+
+
+def kept_entry(bound: BoundKernel, args: Sequence[Any]) -> Entry | None:
+    """What the cache has for a bound kernel and its arguments, with all that was tried."""
+    return tuning.kept_entry(bound._of, args)

@@ -105,6 +105,13 @@ def searched(
     return tune(searches[0], evaluator, budget, baseline, shown, again=searches[1:], close=options.close)
 
 
+def kept_entry(of: Specialized, args: Sequence[Any]) -> Entry | None:
+    """What the cache has for ``args``, with all that was tried."""
+    store, key = default_store(), key_of(of, args)
+    row = None if store is None or key is None else store.get(key)
+    return None if store is None or row is None else Entry(row=row, sweep=store.sweep(row.key))
+
+
 def keep(store: Store, key: Key, result: Result, options: Options) -> None:
     if result.microseconds is None:
         store.add(key, result.outcomes)

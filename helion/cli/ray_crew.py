@@ -1,0 +1,102 @@
+"""Workers on the machines of a Ray cluster: an actor for each GPU, or for each CPU where nothing is measured.
+
+A binary is of use only where it is launched, so each actor compiles in processes of its own machine, on the CPUs that it has
+reserved. Kernels lie in files of the same paths on all machines.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from .crew import Hand, Lost
+from .work import Report, Work, Worker
+
+#: Seconds between looks for actors that have come up, and after which those that have not are given up where no other is left.
+_LOOK, _PATIENCE = 2.0, 60.0
+
+
+class _Actor:
+    def __init__(self, ray: Any, handle: Any, cpus: int) -> None:
+        self.handle = handle
+        self.reference: Any = None
+        self._ray = ray
+        self._cpus = cpus
+
+    def begin(self, work: Work) -> None:
+        own = {"workers": self._cpus, **work.options}
+        self.reference = self.handle.run.remote(replace(work, options=own))
+
+    def result(self) -> Report:
+        try:
+            report: Report = self._ray.get(self.reference)
+        except self._ray.exceptions.RayTaskError as error:
+            return Report(worked=False, message=str(error.cause))
+        except self._ray.exceptions.RayError as error:
+            raise Lost(type(error).__name__) from error
+        return report
+
+
+class RayCrew:
+    """``address`` is what ``ray.init`` takes. ``measuring``: one actor per GPU instead of one per CPU."""
+
+    def __init__(self, address: str, measuring: bool) -> None:
+        try:
+            self._ray: Any = importlib.import_module("ray")
+        except ModuleNotFoundError as error:
+            raise ValueError("--ray needs Ray: pip install 'helion[ray]'") from error
+        self._ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level="error")
+        found = self._ray.cluster_resources()
+        cpus, gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
+        count = gpus if measuring else cpus
+        if count < 1:
+            self._ray.shutdown()
+            raise ValueError(f"the Ray cluster at {address} has no {'GPU' if measuring else 'CPU'}")
+        self._cpus = max(1, cpus // count)
+        self._gpu = 1 if measuring else 0
+        self._coming = [self._actor() for _ in range(count)]
+        self._there: list[_Actor] = []
+        self._since = time.monotonic()
+
+    def _actor(self) -> tuple[_Actor, Any]:
+        """An actor, and what is there when it has come up."""
+        options = {"num_cpus": self._cpus, "num_gpus": self._gpu, "max_restarts": 0}
+        handle = self._ray.remote(**options)(Worker).remote()
+        return _Actor(self._ray, handle, self._cpus), handle.__ray_ready__.remote()
+
+    def hired(self) -> Sequence[Hand]:
+        fresh: list[_Actor] = []
+        for actor, reference in list(self._coming):
+            if not self._ray.wait([reference], timeout=0)[0]:
+                continue
+            self._coming.remove((actor, reference))
+            try:
+                self._ray.get(reference)
+                fresh.append(actor)
+            except self._ray.exceptions.RayError:
+                self._coming.append(self._actor())
+        self._there += fresh
+        return fresh
+
+    def ready(self, busy: Sequence[Hand]) -> Sequence[Hand]:
+        by_reference = {hand.reference: hand for hand in busy if isinstance(hand, _Actor)}
+        awaited = [*by_reference, *(reference for _, reference in self._coming)]
+        done, _ = self._ray.wait(awaited, timeout=_LOOK)
+        return [by_reference[reference] for reference in done if reference in by_reference]
+
+    def dismiss(self, hand: Hand) -> None:
+        """Another actor comes up, where there is a machine for it."""
+        assert isinstance(hand, _Actor)
+        self._there.remove(hand)
+        self._coming.append(self._actor())
+        self._since = time.monotonic()
+
+    @property
+    def is_gone(self) -> bool:
+        return not self._there and time.monotonic() - self._since > _PATIENCE
+
+    def close(self) -> None:
+        self._ray.shutdown()

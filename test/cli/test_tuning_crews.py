@@ -1,0 +1,238 @@
+"""``python -m helion tune`` on several GPUs and machines, which are simulated: what a lost worker was doing, others do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+import pytest
+
+from helion.__main__ import main
+from helion.autotuner.cache.store import default_store
+from helion.cli import crew as crews
+from helion.cli.crew import Crew, Hand, LocalCrew, Lost, distributed
+from helion.cli.work import Report, Work, Worker
+
+KERNELS = """
+import os, signal, time
+import torch, helion
+import helion.language as hl
+
+@helion.kernel
+def centred(x, y):
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        rows = x[tile, :] + y[None, :]
+        out[tile, :] = rows - rows.mean(-1, keepdim=True)
+    return out
+
+@helion.kernel
+def deadly(x):
+    os.kill(os.getpid(), signal.SIGKILL)
+    for tile in hl.tile(x.size(0)):
+        x[tile] = x[tile] + 1
+    return x
+"""
+SPEC = """
+[[tune]]
+kernel = "kernels.py::centred"
+args = [["f32[3,40]", "f32[40]"], ["f32[5,63]", "f32[63]"], ["bf16[2,100]", "bf16[100]"], ["f32[1,1]", "f32[1]"]]
+simulated = true
+effort = "minimal"
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    path = tmp_path / "spec.toml"
+    path.write_text(SPEC)
+    return path
+
+
+def kept() -> int:
+    store = default_store()
+    return 0 if store is None else len(store.all("centred"))
+
+
+DEADLY = """
+[[tune]]
+kernel = "kernels.py::deadly"
+args = [["f32[8]"]]
+simulated = true
+isolated = false
+accuracy = false
+configs = 1
+"""
+
+
+def test_every_gpu_has_a_process_and_one_that_dies_costs_the_others_nothing(
+    spec: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec.write_text(DEADLY + SPEC)
+    assert main(["tune", str(spec), "--gpus", "2"]) == 1
+    said = capsys.readouterr()
+    assert "4 of 5 tuned" in said.out and said.out.count("@helion.kernel(config=") == 4 == kept()
+    assert "centred(f32[1,1], f32[1]): " in said.out
+    assert "error: deadly(f32[8]): 2 workers were lost with it: " in said.err
+    assert main(["tune", str(spec), "--gpus", "0"]) == 2
+
+
+@pytest.mark.prove
+def test_a_worker_that_is_killed_is_replaced_and_its_work_done(spec: pathlib.Path) -> None:
+    name = f"{spec.parent / 'kernels.py'}::centred"
+    works = [
+        Work(kernel=name, args=(f"f32[2,{n}]", f"f32[{n}]"), options={"simulated": True, "effort": "minimal"})
+        for n in (3, 4, 5, 6)
+    ]
+    crew = LocalCrew([0, 1])
+    done: dict[str, Report] = {}
+    killed: list[int] = []
+    try:
+        for work, report in distributed(works, crew):
+            done[str(work)] = report
+            if not killed:
+                killed += crew.pids()
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+    finally:
+        crew.close()
+    assert len(killed) == 2 and len(done) == 4 and all(report.worked for report in done.values()), done
+
+
+def test_a_worker_sees_its_own_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for visible, gpu, expected in (("", 3, "3"), ("5,7", 1, "7"), ("GPU-a,GPU-b", 0, "GPU-a")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        Worker(gpu)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_what_was_tuned_on_another_machine_is_not_tuned_again(
+    spec: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(
+        kernel=f"{spec.parent / 'kernels.py'}::centred",
+        args=("f32[2,3]", "f32[3]"),
+        options={"simulated": True, "configs": 3, "isolated": False},
+    )
+    report = Worker().run(work)
+    assert report.worked and report.entries
+    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("HELION_DISALLOW_AUTOTUNING", "1")
+    assert "HELION_DISALLOW_AUTOTUNING" in Worker().run(work).message
+    again = Worker().run(Work(kernel=work.kernel, args=work.args, options=work.options, known=report.entries))
+    assert again.worked and again.message == report.message
+
+
+class Flaky:
+    """Loses some of the works that it is given."""
+
+    def __init__(self, losing: Sequence[str], log: list[str]) -> None:
+        self._losing = losing
+        self._log = log
+        self._work = ""
+
+    def begin(self, work: Work) -> None:
+        self._work = work.args[0]
+        self._log.append(self._work)
+        if "begin" in self._losing:
+            raise Lost("gone")
+
+    def result(self) -> Report:
+        if self._work in self._losing:
+            raise Lost("gone")
+        return Report(worked=True, message=self._work)
+
+
+class FlakyCrew:
+    """Hires those of ``hands`` one after the other in place of those that are lost."""
+
+    def __init__(self, hands: Sequence[Flaky], count: int) -> None:
+        self._left = deque(hands)
+        self._there: list[Hand] = []
+        self._count = count
+
+    def hired(self) -> Sequence[Hand]:
+        fresh = [self._left.popleft() for _ in range(min(len(self._left), self._count - len(self._there)))]
+        self._there += fresh
+        return fresh
+
+    def ready(self, busy: Sequence[Hand]) -> Sequence[Hand]:
+        return busy[:1]
+
+    def dismiss(self, hand: Hand) -> None:
+        self._there.remove(hand)
+
+    @property
+    def is_gone(self) -> bool:
+        return not (self._there or self._left)
+
+    def close(self) -> None:
+        pass
+
+
+def outcome(crew: Crew, names: str) -> dict[str, str]:
+    works = [Work(kernel="f.py::k", args=(name,)) for name in names]
+    return {work.args[0]: report.message for work, report in distributed(works, crew)}
+
+
+def test_works_of_lost_workers_are_given_to_others() -> None:
+    log: list[str] = []
+    losses: list[Sequence[str]] = ["a", ["begin"], "", ""]
+    found = outcome(FlakyCrew([Flaky(losing, log) for losing in losses], 2), "abcde")
+    assert found == {name: name for name in "abcde"} and sorted(log) == list("aabbcde")
+    log.clear()
+    found = outcome(FlakyCrew([Flaky("b", log) for _ in range(4)], 2), "abc")
+    assert found == {"a": "a", "b": f"{crews.ATTEMPTS} workers were lost with it: gone", "c": "c"}
+    lost, alone = f"{crews.ATTEMPTS} workers were lost with it: gone", "no worker is left"
+    found = outcome(FlakyCrew([Flaky("a", log), Flaky("a", log)], 2), "abc")
+    assert found["a"] == lost and set(found.values()) <= {lost, alone, "b", "c"} and len(found) == 3
+    found = outcome(FlakyCrew([Flaky("b", log)], 1), "abc")
+    assert found == {"a": "a", "b": alone, "c": alone}
+
+
+RAY = """
+import pathlib, sys, threading, time
+import ray
+from ray.cluster_utils import Cluster
+from helion.__main__ import main
+import helion.cli.tune as tune
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+nodes = [cluster.add_node(num_cpus=1, num_gpus=1) for _ in range(2)]
+cluster.wait_for_nodes()
+shown = tune._shown
+def killing(work, report):
+    if nodes:
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+        nodes.clear()
+        print("one node killed", flush=True)
+    return shown(work, report)
+tune._shown = killing
+status = main(["tune", sys.argv[1], "--ray", cluster.address])
+cluster.shutdown()
+sys.exit(status)
+"""
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray (the extra ray)")
+def test_a_ray_cluster_loses_a_node(spec: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Two nodes of one GPU each, one of which is killed when the first result is there; then all is known already."""
+    spec.write_text(
+        SPEC.replace('["f32[1,1]", "f32[1]"]', ", ".join(f'["f32[2,{n}]", "f32[{n}]"]' for n in range(2, 8)))
+    )
+    command = [sys.executable, "-c", RAY, str(spec)]
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": path, "RAY_DEDUP_LOGS": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "one node killed" in done.stdout and "9 of 9 tuned" in done.stdout
+    assert kept() == 9
