@@ -11,7 +11,7 @@ SETUP := $(PYTHON) scripts/setup.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test prove replay lint docs test-versions seeds seeds-check prove-seeds
-.PHONY: bench-compile bench-dispatch bench-seeds report clean
+.PHONY: bench-compile bench-dispatch bench-seeds calibrate time-model report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,14 @@ bench-dispatch: ## what a call costs before the kernel runs
 bench-seeds: ## kernel times on a GPU beside torch.compile and eager (BENCH_ARGS=--help)
 	@$(SETUP) run
 	@$(PY) benchmarks/seeds.py $(BENCH_ARGS)
+
+calibrate: ## what the model of time takes from a GPU: benchmarks/results/<device>-calibration.json (BENCH_ARGS=--dry)
+	@$(SETUP) run
+	@$(PY) benchmarks/calibrate.py $(BENCH_ARGS)
+
+time-model: ## predicted times against the kept sweep, held out by kernel, no GPU needed (BENCH_ARGS=--fit)
+	@$(SETUP) fit
+	@$(PY) benchmarks/time_model.py $(BENCH_ARGS)
 
 report: ## docs/performance.md and its plots from benchmarks/results
 	@$(SETUP) plot

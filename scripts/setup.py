@@ -52,6 +52,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "lint": ("lint",),
     "docs": ("docs",),
     "plot": ("plot",),
+    "fit": ("fit",),
 }
 # Extras that a stage does more with, and does without where they cannot be had: beside an accelerator's torch, whose CUDA
 # bindings they could replace, they are left out.

@@ -67,7 +67,8 @@ class Predicted:
     from 0 (none) to 1 (certain). ``shared_bytes`` per block is an upper bound, and no error of the prediction makes it
     less than ``least_shared_bytes``. ``waves`` is blocks over all that run at once. ``fits``: the launch is possible
     (shared memory, tensor memory, threads, tile size); if not, ``reason`` says what is needed and what there is.
-    ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline.
+    ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline where no more is known,
+    and ``units`` has the microseconds that each unit of the GPU would need by itself, by name; they work at the same time.
     """
 
     registers_per_thread: int
@@ -83,6 +84,7 @@ class Predicted:
     register_limit: int
     least_shared_bytes: int = 0
     reason: str = ""
+    units: tuple[tuple[str, float], ...] = ()
 
     @property
     def spills(self) -> bool:

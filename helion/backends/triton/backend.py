@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..._lazy import lazy
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .plan import build
     from .plan.records import Plan
     from .resources import predict
+    from .resources.time import predict as time
     from .toolchain import chain, signature
 else:
     # importing the product needs none of these, and binding the front end alone
@@ -44,6 +45,7 @@ else:
     executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
     predict = lazy("helion.backends.triton.resources.predict")
+    time = lazy("helion.backends.triton.resources.time.predict")
     space = lazy("helion.backends.triton.space")
     chain = lazy("helion.backends.triton.toolchain.chain")
     signature = lazy("helion.backends.triton.toolchain.signature")
@@ -84,7 +86,7 @@ class Triton:
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         ways = decisions.accesses("indexing")
         descriptor_slots = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
-        return predict.predict(
+        taken = predict.predict(
             facts,
             decisions.sizes,
             num_warps=decisions.values["num_warps"],
@@ -93,6 +95,8 @@ class Triton:
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
         )
+        found = time.timing(facts, decisions, taken, target)
+        return replace(taken, time_us=found.us, units=found.units)
 
     def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """One pipeline stage less; a loop's own number replaces the launch's there."""

@@ -16,7 +16,8 @@ _LAUNCH_US = 2.0
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
     """Least times in microseconds, and what they follow from. ``intensity`` and ``ridge`` are operations per byte: where the
-    kernel is, and where the target's two bounds meet. ``bound_by`` says which holds, in words."""
+    kernel is, and where the target's two bounds meet. ``bound_by`` says which holds, in words. ``units`` are the predicted
+    microseconds that each unit of the GPU needs by itself, the slowest first; where no model knows them, none."""
 
     bytes_moved: int
     flops: int
@@ -29,6 +30,7 @@ class Roofline:
     intensity: float
     ridge: float
     bound_by: str
+    units: tuple[tuple[str, float], ...]
 
 
 def roofline(facts: KernelFacts, predicted: Predicted, target: Target) -> Roofline:
@@ -50,6 +52,7 @@ def roofline(facts: KernelFacts, predicted: Predicted, target: Target) -> Roofli
         intensity=predicted.flops / max(predicted.bytes_moved, 1),
         ridge=tflops * 1e3 / target.bandwidth_gb_per_s,
         bound_by=_bound_by(memory_us, arithmetic_us, unit),
+        units=tuple(sorted(predicted.units, key=lambda unit: -unit[1])),
     )
 
 

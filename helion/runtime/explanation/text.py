@@ -53,6 +53,9 @@ def _rest(data: Data) -> list[str]:
 
 # --- parts that the table in a terminal and the page have, too --------------------------------------------------------
 
+#: Units that are busy for less of the time are not named.
+_LEAST_SHARE = 0.1
+_MOST_UNITS = 3
 HEADINGS = ("", "seed", "time", "registers", "spills", "shared memory", "waves", "main choices")
 
 
@@ -73,6 +76,7 @@ def overview(data: Data) -> list[tuple[str, str]]:
             f"{_amount(bounds['flops'], 'FLOP')}, at least {_time(bounds['arithmetic_us'])} ({bounds['unit']})",
         ),
         ("bound by", f"{bounds['bound_by']}; predicted {_time(bounds['predicted_us'])}{share}"),
+        *([("units", _units(bounds))] if bounds["units"] else []),
         ("runs", _named(data, data["verdict"]["config"])),
         *(("not run", f"{_named(data, each['config'])}: {each['reason']}") for each in data["verdict"]["rejected"]),
     ]
@@ -81,6 +85,13 @@ def overview(data: Data) -> list[tuple[str, str]]:
 def _named(data: Data, config: Data) -> str:
     found = next((at for at, seed in enumerate(data["seeds"], 1) if seed["config"] == config), None)
     return f"seed {found}" if found else "the conservative config"
+
+
+def _units(bounds: Data) -> str:
+    """The slowest units, as far as they matter, and how much of the predicted time each is busy."""
+    total = bounds["predicted_us"]
+    slow = [(name, us) for name, us in bounds["units"] if us >= _LEAST_SHARE * total]
+    return ", ".join(f"{name} {_time(us)} ({us / total:.0%})" for name, us in slow[:_MOST_UNITS])
 
 
 def row(data: Data, seed: Data, at: int) -> tuple[str, ...]:

@@ -90,6 +90,15 @@ def test_what_bounds_a_kernel() -> None:
     assert json.loads(BOUND["small"]().explain("json"))["roofline"]["bound_by"] == "its launch"
 
 
+def test_units_say_where_the_time_goes() -> None:
+    for name, slowest in (("softmax", "memory"), ("matmul", "latency")):
+        bounds = json.loads(BOUND[name]().explain("json"))["roofline"]
+        names, times = zip(*bounds["units"], strict=True)
+        assert names[0] == slowest and list(times) == sorted(times, reverse=True)
+        assert times[0] <= bounds["predicted_us"] * 1.3
+        assert re.search(rf"\n  units      {slowest} [\d.]+ µs \(\d+%\), ", BOUND[name]().explain())
+
+
 def test_text_begins_with_what_people_look_for() -> None:
     bound = BOUND["matmul"]()
     text = bound.explain()

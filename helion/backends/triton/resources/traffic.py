@@ -72,7 +72,7 @@ def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: T
 def grid_blocks(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     """Programs of the launch: each root has its own."""
     roots = [r for r in facts.regions if r.kind == "root"]
-    return sum(math.prod(_trips(facts, sizes, axis) for axis in root.axes) for root in roots)
+    return sum(math.prod(trips(facts, sizes, axis) for axis in root.axes) for root in roots)
 
 
 def time_us(done: Work, target: Target) -> float:
@@ -87,7 +87,7 @@ def time_us(done: Work, target: Target) -> float:
     return max(memory, arithmetic) + _LAUNCH_US
 
 
-def _trips(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
+def trips(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
     """Tiles along an axis; 1 when nothing is known of its extent."""
     fact = facts.axes[axis]
     extent = fact.mean if fact.extent is None else fact.extent
@@ -112,7 +112,7 @@ def _elements(facts: KernelFacts, sizes: Mapping[int, int], region: int, axes: t
     again = (axis for at, axis in enumerate(axes) if axis in axes[:at])
     own *= math.prod(_span(facts, sizes, a) if facts.axes[a].kind == "full" else sizes[a] for a in again)
     around = facts.enclosing_axes(region)
-    return own * math.prod(_trips(facts, sizes, axis) for axis in around if axis not in axes)
+    return own * math.prod(trips(facts, sizes, axis) for axis in around if axis not in axes)
 
 
 def _passes(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> int:
@@ -127,12 +127,12 @@ def _dot_flops(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int]) -
     for axis in inside:
         if axis is not None:
             useful *= _span(facts, sizes, axis)
-            padded *= _trips(facts, sizes, axis) * sizes[axis]
+            padded *= trips(facts, sizes, axis) * sizes[axis]
     for axis, constant in ((fact.m_axis, fact.static_m), (fact.n_axis, fact.static_n), (fact.k_axis, fact.static_k)):
         if axis is None:
             useful *= constant or 1
             padded *= constant or 1
-    others = math.prod(_trips(facts, sizes, a) for a in facts.enclosing_axes(fact.region) if a not in inside)
+    others = math.prod(trips(facts, sizes, a) for a in facts.enclosing_axes(fact.region) if a not in inside)
     return useful * others, padded * others
 
 

@@ -1,0 +1,331 @@
+"""How well predicted times rank configs: fitted on half of the kernels of a sweep, scored on the other half.
+
+    python benchmarks/time_model.py              both halves held out in turn, then what the product has, by kernel
+    python benchmarks/time_model.py --fit        writes the parameters that the product has, from all kernels
+
+Neither needs a GPU: the times are those of benchmarks/results/nvidia-h200-sweeps.tsv. Fitting takes scipy
+(``pip install helion[fit]``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.cells import Cell, timed_cells  # noqa: E402
+from benchmarks.sweep import KEPT, KEPT_TARGET, Timed, parse  # noqa: E402
+from helion.backends.triton.resources.time.demand import Demand, demands  # noqa: E402
+from helion.backends.triton.resources.time.launch import launch_of  # noqa: E402
+from helion.backends.triton.resources.time.model import parts  # noqa: E402
+from helion.backends.triton.resources.time.parameters import FITTED, Fitted, Parameters, fitted, write  # noqa: E402
+from helion.hardware import target  # noqa: E402
+
+Array = npt.NDArray[np.float64]
+
+#: What the kept sweep was measured with.
+MEASURED = {"device": "H200", "date": "2026-11-20", "versions": "torch 2.11, CUDA 13.0, Triton 3.6"}
+#: Cells with fewer configs say nothing about order.
+LEAST_CONFIGS = 5
+#: A config that is this near to the best is as good.
+NEAR = 1.02
+
+#: Where each parameter begins, and between what it stays: what is physically possible.
+RANGES: Mapping[str, tuple[float, float, float]] = {
+    "launch_us": (5, 0.5, 9),
+    "memory_share": (0.88, 0.82, 0.95),
+    "cache_speedup": (2.5, 1.5, 5),
+    "sector_share": (0.6, 0.01, 1),
+    "crowded": (0.01, 1e-4, 0.1),
+    "crowd_share": (0.08, 0.01, 1),
+    "run_share": (0.02, 1e-4, 0.3),
+    "kept_share": (0.2, 0.05, 0.6),
+    "lost_share": (0.7, 0.1, 1.5),
+    "simple_ops": (2, 1, 3.5),
+    "special_ops": (6, 2, 10),
+    "walked_ops": (0.3, 0.001, 3),
+    "walked_special": (0.3, 0.001, 3),
+    "access_ops": (3, 1, 6),
+    "program_ops": (50, 10, 200),
+    "dependency": (2.7, 2, 5),
+    "program_us": (0.055, 0.01, 0.15),
+    "warp_us": (0.006, 0.001, 0.03),
+    "start_us": (0.3, 0.1, 2),
+    "wait_us": (0.5, 0.1, 1.5),
+    "byte_us": (5e-6, 1e-6, 3e-5),
+    "pipelined_wait": (0.5, 0.02, 2),
+    "exchange_us": (0.05, 0.001, 0.4),
+    "barrier_us": (0.1, 0.005, 1),
+    "shuffle_us": (0.01, 5e-4, 0.1),
+    "store_us": (0.05, 0.001, 1),
+    "hidden": (0.5, 0.01, 1),
+    "matrix": (1.2, 1.05, 2),
+    "synchronous": (2, 1, 4),
+    "converted": (3, 1, 8),
+    "product_us": (0.05, 0.001, 0.6),
+    "operand_share": (0.5, 0.01, 1.5),
+    "spill_free": (1, 0.7, 1.3),
+    "spill_cost": (1.2, 0.8, 20),
+    "accumulator_spill": (2, 0.1, 20),
+    "spill_us": (1e-5, 1e-6, 2e-4),
+    "spill_misses": (0.5, 0.01, 10),
+    "tail": (0.4, 0.01, 1),
+    "drain": (0.3, 0.001, 1.5),
+    "sharp": (6, 2.5, 20),
+    "chained": (3, 1, 12),
+    "together": (3, 1, 12),
+}
+#: Weights of the fit: of parameters that leave where they begin, of a cell's absolute times beside the order in it, and
+#: the logarithm of a time over the best of its cell from which on it counts less.
+_STAY, _ABSOLUTE, _SLOW = 0.02, 0.2, 0.5
+#: Errors above this count less than their square.
+_LARGE = 0.03
+_STEPS = 60
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Swept:
+    """A cell of a sweep: times in microseconds, demands of each config's grid loops, and the place of the first seed."""
+
+    key: tuple[str, str, str]
+    us: Array
+    demands: tuple[tuple[Demand, ...], ...]
+    configs: tuple[Mapping[str, object], ...]
+    seed: int | None
+
+    @property
+    def kernel(self) -> str:
+        return self.key[0]
+
+    @property
+    def has_products(self) -> bool:
+        return any(demand.products for demand in self.demands[0])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score:
+    """Of one cell: rank correlation, and times over the best of the config that is predicted to be the first, of the best
+    among the first five, and of the first seed."""
+
+    key: tuple[str, str, str]
+    correlation: float
+    first: float
+    first_five: float
+    seed: float | None
+
+
+def swept(rows: Iterable[Timed], cells: Iterable[Cell], on: str = KEPT_TARGET) -> list[Swept]:
+    """The cells with rows, each once and in their order."""
+    by_cell: dict[tuple[str, str, str], list[Timed]] = {}
+    for row in rows:
+        by_cell.setdefault(row.key, []).append(row)
+    return [_swept(cell, timed, on) for cell in cells if (timed := by_cell.pop(cell.key[1:], None))]
+
+
+def _swept(cell: Cell, timed: Sequence[Timed], on: str) -> Swept:
+    bound = cell.function.bind(cell.args, target=on)
+    analysis, space = bound._analysis, bound.config_spec
+    configs = [space.normalize(row.config) for row in timed]
+    seed = analysis.seeds.seeds[0].config if analysis.seeds.seeds else None
+    asked = [
+        tuple(demands(analysis.facts, launch_of(space.decode(config)), analysis.predict(config), target(on)))
+        for config in configs
+    ]
+    return Swept(
+        key=cell.key[1:],
+        us=np.array([row.microseconds for row in timed]),
+        demands=tuple(asked),
+        configs=tuple(row.config for row in timed),
+        seed=configs.index(seed) if seed in configs else None,
+    )
+
+
+class Table:
+    """The demands of many cells as one array, so that one evaluation of the model gives all times."""
+
+    def __init__(self, cells: Sequence[Swept], on: str = KEPT_TARGET) -> None:
+        self.cells, self.target = cells, target(on)
+        each = [config for cell in cells for config in cell.demands]
+        rows = np.array([demand for config in each for demand in config], dtype=np.float64)
+        self.asked = Demand(*rows.T)
+        self.config = np.repeat(np.arange(len(each)), [len(config) for config in each])
+        self.cell = np.repeat(np.arange(len(cells)), [len(cell.us) for cell in cells])
+        self.log_us = np.log(np.concatenate([cell.us for cell in cells]))
+        self.count = np.bincount(self.cell)
+
+    def times(self, parameters: Parameters) -> Array:
+        return np.bincount(self.config, weights=parts(self.asked, parameters, self.target, np).total)
+
+    def mean(self, values: Array) -> Array:
+        """Of each cell."""
+        return np.bincount(self.cell, weights=values) / self.count
+
+    def residuals(self, parameters: Parameters) -> Array:
+        """Errors of logarithms: within each cell, and of each cell as a whole."""
+        error = np.log(self.times(parameters)) - self.log_us
+        whole = self.mean(error)
+        apart = self.log_us - self.mean(self.log_us)[self.cell]
+        spread = np.sqrt(self.mean(apart**2))
+        best = np.full(len(self.cells), np.inf)
+        np.minimum.at(best, self.cell, self.log_us)
+        slow = 1 + (self.log_us - best[self.cell]) / _SLOW
+        weight = 0.3 / np.sqrt(self.count[self.cell] * (spread[self.cell] + NEAR - 1) * slow)
+        return np.concatenate([(error - whole[self.cell]) * weight, _ABSOLUTE * whole])
+
+    def by_cell(self, values: Array) -> list[Array]:
+        return np.split(values, np.cumsum(self.count)[:-1])
+
+
+def fit(table: Table, measured: Mapping[str, float] | None = None) -> Parameters:
+    """The parameters that order the configs of each cell best, by least squares; those that were ``measured`` stay."""
+    from scipy.optimize import least_squares
+
+    known = {name: (value, 0.99 * value, 1.01 * value) for name, value in (measured or {}).items()}
+    start, low, high = np.array(list({**RANGES, **known}.values())).T
+
+    def named(scaled: Array) -> Parameters:
+        return Parameters(**dict(zip(RANGES, map(float, scaled * start), strict=True)))
+
+    def residuals(scaled: Array) -> Array:
+        return np.concatenate([table.residuals(named(scaled)), _STAY * np.log(scaled)])
+
+    bounds = (low / start, high / start)
+    found = least_squares(
+        residuals, np.ones(len(start)), bounds=bounds, loss="soft_l1", f_scale=_LARGE, max_nfev=_STEPS
+    )
+    return named(found.x)
+
+
+def scores(table: Table, times: Array) -> list[Score]:
+    """Of the cells with enough configs."""
+    found = []
+    for cell, predicted in zip(table.cells, table.by_cell(times), strict=True):
+        if len(cell.us) < LEAST_CONFIGS:
+            continue
+        order, best = np.argsort(predicted, kind="stable"), cell.us.min()
+        found.append(
+            Score(
+                key=cell.key,
+                correlation=rank_correlation(predicted, cell.us),
+                first=cell.us[order[0]] / best,
+                first_five=cell.us[order[:5]].min() / best,
+                seed=None if cell.seed is None else cell.us[cell.seed] / best,
+            )
+        )
+    return found
+
+
+def rank_correlation(a: Array, b: Array) -> float:
+    """Spearman's, with mean ranks for equal values; 0 where all are equal."""
+    ranks = [_ranks(a), _ranks(b)]
+    if not all(each.std() for each in ranks):
+        return 0.0
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: Array) -> Array:
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]
+
+
+def half_of(kernel: str) -> int:
+    """0 or 1, by the kernel's name alone: cells of one kernel are never on both sides."""
+    return hashlib.md5(kernel.encode()).digest()[-1] % 2
+
+
+def mean_of(ratios: Iterable[float]) -> float:
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def summary(found: Sequence[Score]) -> str:
+    kernels: dict[str, list[float]] = {}
+    for score in found:
+        kernels.setdefault(score.key[0], []).append(score.first)
+    near = sum(score.first_five <= NEAR for score in found) / len(found)
+    return (
+        f"{len(found)} cells: median rank correlation {np.median([score.correlation for score in found]):.3f}; "
+        f"first pick / best {mean_of(score.first for score in found):.3f}, worst kernel "
+        f"{max(map(mean_of, kernels.values())):.3f}; one of five within {NEAR}: {near:.0%}"
+    )
+
+
+def comparison(found: Sequence[Score]) -> list[str]:
+    """Of each kernel, the model's first pick beside the first seed, where the sweep has timed both."""
+    kernels: dict[str, list[Score]] = {}
+    for score in found:
+        kernels.setdefault(score.key[0], []).append(score)
+    lines = [f"{'kernel':28} cells  correlation  model / best  worst  rule / best  worst"]
+    for kernel, group in sorted(kernels.items()):
+        both = [(score.first, score.seed) for score in group if score.seed is not None]
+        ours, seeds = [first for first, _ in both], [seed for _, seed in both]
+        lines.append(
+            f"{kernel:28} {len(group):5d} {np.median([s.correlation for s in group]):12.2f} "
+            f"{mean_of(ours):13.3f} {max(ours, default=math.nan):6.2f} {mean_of(seeds):12.3f} {max(seeds, default=math.nan):6.2f}"
+        )
+    return lines
+
+
+def held_out(cells: Sequence[Swept]) -> tuple[list[tuple[str, str]], list[Score]]:
+    """What both directions come to, as name and summary, and the scores of all cells, each by parameters of the other half."""
+    lines, scored = [], []
+    for fitted_half in (0, 1):
+        sides = [[c for c in cells if (half_of(c.kernel) == fitted_half) == inside] for inside in (True, False)]
+        inside, outside = map(Table, sides)
+        parameters = fit(inside)
+        lines.append((f"half {fitted_half}, fitted", summary(scores(inside, inside.times(parameters)))))
+        found = scores(outside, outside.times(parameters))
+        lines.append((f"half {1 - fitted_half}, held out", summary(found)))
+        scored += found
+    return lines, scored
+
+
+def as_is(cells: Sequence[Swept], found: Fitted) -> list[Score]:
+    """Scores with given parameters."""
+    scored = []
+    for products, parameters in ((True, found.products), (False, found.others)):
+        if group := [cell for cell in cells if cell.has_products == products]:
+            table = Table(group)
+            scored += scores(table, table.times(parameters))
+    return scored
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="score predicted times on the kept sweep")
+    parser.add_argument("--fit", action="store_true", help="write the parameters that the product has")
+    parser.add_argument("--calibration", type=Path, help="what benchmarks/calibrate.py has written")
+    options = parser.parse_args()
+    measured = json.loads(options.calibration.read_text())["parameters"] if options.calibration else {}
+    cells = swept(parse(KEPT.read_text()), timed_cells())
+    groups = {
+        "with products": [cell for cell in cells if cell.has_products],
+        "without": [cell for cell in cells if not cell.has_products],
+    }
+    if options.fit:
+        products, others = (fit(Table(group), measured) for group in groups.values())
+        FITTED.write_text(write(Fitted(**MEASURED, products=products, others=others)))
+        fitted.cache_clear()
+    everything = []
+    for name, group in groups.items():
+        lines, scored = held_out(group)
+        everything += scored
+        print(*(f"{name}, {what}: {line}" for what, line in lines), sep="\n")
+    print(f"all, held out: {summary(everything)}")
+    print(f"all, parameters of the product: {summary(as_is(cells, fitted()))}")
+    print("", "held out, by kernel:", *comparison(everything), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

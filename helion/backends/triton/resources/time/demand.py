@@ -1,0 +1,284 @@
+"""What the programs of one grid loop ask of each unit of the GPU, as numbers that a time follows from."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ....._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
+from .....autotuner.proposal import Predicted
+from .....hardware import Target
+from ..matrix import tile_shape, unit_of
+from ..tiles import VECTOR_BYTES
+from .launch import Launch
+from .nest import Nest
+
+_SECTOR = 32
+#: Threads of a warp exchange in registers; a reduction over more of them goes through shared memory.
+_WARP = 32
+#: Part of the L2 cache that what programs share may take and stay there.
+_L2_SHARE = 0.6
+#: Rows of one instruction of the asynchronous unit and of the other one.
+_UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
+_LEAST_COLUMNS = 8
+_ACCUMULATOR_BYTES = 4
+#: A tile's bytes that lie together, of which fewer cost the memory more.
+_RUN_BYTES = 4096
+_MOST_RUNS = 8.0
+#: Rows of many programs that follow each other make one run.
+_LONG_RUN = 65536.0
+
+
+class Demand(NamedTuple):
+    """Of one root; per program unless the name says otherwise. Times in microseconds, instructions as those of a warp.
+
+    ``looped_*`` are of what a program repeats, ``straight_*`` of what it does once.
+    """
+
+    programs: float
+    warps: float
+    resident: float
+    """Programs that one SM holds, by the prediction of registers and shared memory."""
+    registers: float
+    limit: float
+    new_bytes: float
+    """Bytes that come from memory or go there, in whole sectors, by the order of programs and what the L2 cache keeps."""
+    again_bytes: float
+    """Bytes that a program reads for the second time, which come from memory where the cache has lost them."""
+    row_bytes: float
+    """Bytes that one program has to find in the cache for that."""
+    scattered_bytes: float
+    """Bytes from memory, each counted as often as short runs make it cost."""
+    asked_bytes: float
+    """Bytes through the L2 cache."""
+    sector_bytes: float
+    straight_bytes: float
+    looped_bytes: float
+    straight_issue: float
+    looped_issue: float
+    special: float
+    walked_issue: float
+    """Of rows that are taken in chunks: what each chunk computes, once for each pass."""
+    walked_special: float
+    accesses: float
+    straight_rounds: float
+    """Times that a program waits for memory."""
+    looped_rounds: float
+    pipelined_rounds: float
+    fills: float
+    stages: float
+    iterations: float
+    matrix_us: float
+    """On one SM, at the data sheet's rate of the unit that takes the product, padding included."""
+    synchronous_us: float
+    """Of that, what the unit without asynchronous instructions does where there is a faster one."""
+    converted_us: float
+    """Of that, products whose operands change their layout on the way."""
+    products: float
+    accumulated_bytes: float
+    """Of accumulators in registers, each counted once for every product that is added to it."""
+    operand_bytes: float
+    """Read from shared memory by the matrix unit."""
+    exchanges: float
+    """Reductions across warps."""
+    shuffles: float
+    barriers: float
+    stores: float
+    atomics: float
+    fused: float
+    """1 where the next tile's loads begin before the last one is stored."""
+
+
+def demands(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> list[Demand]:
+    """One for each grid loop."""
+    return [
+        _Count(facts, launch, predicted, target, region.root).demand()
+        for region in facts.regions
+        if region.kind == "root"
+    ]
+
+
+class _Count:
+    """Sums over the facts of one root."""
+
+    def __init__(self, facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target, root: int) -> None:
+        self.facts, self.launch, self.predicted, self.target, self.root = facts, launch, predicted, target, root
+        self.nest = Nest(facts, launch.sizes, root)
+        self.threads = launch.warps * target.warp_size
+        self.sums: dict[str, float] = dict.fromkeys(Demand._fields, 0.0)
+        self.seen: set[tuple[int, tuple[int, ...]]] = set()
+        self.waits: dict[tuple[int, tuple[int, ...], bool], float] = {}
+
+    def demand(self) -> Demand:
+        sums, nest, predicted = self.sums, self.nest, self.predicted
+        sums.update(
+            programs=nest.programs,
+            warps=self.launch.warps,
+            resident=max(1, predicted.occupancy_blocks),
+            registers=predicted.registers_per_thread,
+            limit=predicted.register_limit,
+            stages=self.launch.stages,
+            fused=self.root in self.launch.fused,
+            iterations=nest.iterations,
+        )
+        dots = {fact.region for fact in self.facts.matmuls}
+        for op in (*self.facts.memory_ops, *self.facts.atomics):
+            if self._mine(op.region):
+                self._access(op, op.region in dots)
+        self._wait()
+        self._elementwise()
+        self._reductions()
+        for fact in self.facts.matmuls:
+            if self._mine(fact.region):
+                self._product(fact)
+        return Demand(**sums)
+
+    def _mine(self, region: int) -> bool:
+        return self.facts.regions[region].root == self.root
+
+    def _access(self, op: MemoryOpFact, feeds_dots: bool) -> None:
+        sums, nest, sizes = self.sums, self.nest, self.launch.sizes
+        passes, times = nest.repeats(op)
+        numel = math.prod([sizes[axis] for axis in op.tile_axes])
+        useful = math.prod([nest.used[axis] for axis in op.tile_axes])
+        run, width = self._run(op, numel)
+        asked = times * useful * op.itemsize
+        sector_bytes = times * useful / max(run, 1.0) * -(-run * op.itemsize // _SECTOR) * _SECTOR
+        sums["asked_bytes"] += asked
+        sums["sector_bytes"] += sector_bytes
+        sums["looped_bytes" if times > 1 else "straight_bytes"] += asked
+        per_thread = max(1.0, numel / self.threads)
+        if op.kind == "atomic":
+            sums["atomics"] += times * per_thread * self.launch.warps
+        elif op.slot not in self.launch.boxed:
+            sums["accesses"] += times * max(1.0, per_thread / width) * self.launch.warps
+        if op.kind == "store":
+            sums["stores"] += times
+        self._traffic(op, asked, passes, run)
+        if op.kind == "load":
+            walked = tuple(axis for axis in op.tile_axes if axis in nest.walked)
+            # Triton does not prefetch loads through pointers in a loop that is one with the loop over tiles
+            kept = self.root not in self.launch.fused or op.slot in self.launch.boxed
+            key = op.region, walked, feeds_dots and kept and self.launch.stages > 1
+            self.waits[key] = max(self.waits.get(key, 0.0), times)
+
+    def _run(self, op: MemoryOpFact, numel: int) -> tuple[float, float]:
+        """Elements of the tile that lie together in memory, and elements of one thread's access."""
+        if op.gathered:
+            return 1.0, 1.0
+        run, tiled, aligned, inner = 1.0, 1, 16, None
+        dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
+        for axis, stride, extent, scale in dimensions:
+            if axis is not None and stride == 1 and scale == 1 and extent > 1:
+                run, tiled, inner = self.nest.used[axis], self.launch.sizes[axis], axis
+        for axis, stride, extent, _ in dimensions:
+            if axis != inner and stride > 1 and extent > 1:
+                aligned = math.gcd(aligned, stride)
+        return run, float(max(1, min(VECTOR_BYTES // op.itemsize, tiled, aligned, numel // self.threads)))
+
+    def _traffic(self, op: MemoryOpFact, asked: float, passes: int, run: float) -> None:
+        """Bytes from and to memory: each once, and again what the cache has lost in between."""
+        sums, nest = self.sums, self.nest
+        programs = nest.programs
+        once = op.accessed_numel * op.itemsize
+        first = asked / passes
+        small = once <= self.target.l2_bytes * _L2_SHARE
+        shared = [axis for axis in nest.order if axis not in op.tile_axes and axis not in op.subscript_axes]
+        shared = [axis for axis in shared if nest.trips[axis] > 1]
+        total = least = min(once, programs * first)
+        if shared and op.kind == "load" and not small:
+            total = max(least, nest.covered(self.launch, self._at_once(), shared) * first)
+        again = 0.0
+        key = op.storage, tuple(shared)
+        if op.kind == "load":
+            if key in self.seen:
+                again, total = (0.0 if small else total), 0.0
+            if passes > 1 and not small:
+                again += programs * first * (passes - 1)
+            self.seen.add(key)
+        sums["new_bytes"] += total / programs
+        sums["again_bytes"] += again / programs
+        if again:
+            sums["row_bytes"] += first
+        together = self._run_bytes(op, run)
+        sums["scattered_bytes"] += (total + again) / programs * min(_MOST_RUNS, _RUN_BYTES / max(together, _SECTOR))
+
+    def _at_once(self) -> float:
+        return self.target.num_sms * self.sums["resident"]
+
+    def _run_bytes(self, op: MemoryOpFact, run: float) -> float:
+        """Bytes that programs next to each other read together."""
+        fastest = self.nest.ordered(self.launch)[:1]
+        joined = self.root in self.launch.flattened or any(
+            axis in fastest and stride == 1 for axis, stride in zip(op.subscript_axes, op.strides, strict=True)
+        )
+        return _LONG_RUN if joined else run * op.itemsize
+
+    def _wait(self) -> None:
+        for (_, _, pipelined), times in self.waits.items():
+            if pipelined:
+                self.sums["pipelined_rounds"] += times
+                self.sums["fills"] += 1
+            else:
+                self.sums["looped_rounds" if times > 1 else "straight_rounds"] += times
+
+    def _elementwise(self) -> None:
+        for fact in self.facts.work:
+            if not self._mine(fact.region):
+                continue
+            times = self.nest.times(fact.region) * self.nest.chunks(fact.axes)
+            each = max(1.0, math.prod([self.launch.sizes[axis] for axis in fact.axes]) / self.threads)
+            issued = times * each * self.launch.warps
+            self.sums["looped_issue" if times > 1 else "straight_issue"] += issued * fact.ops
+            self.sums["special"] += issued * fact.sfu_ops
+            if self.nest.walked.intersection(fact.axes):
+                self.sums["walked_issue"] += issued * fact.ops
+                self.sums["walked_special"] += issued * fact.sfu_ops
+
+    def _reductions(self) -> None:
+        sizes, sums = self.launch.sizes, self.sums
+        for fact in self.facts.reductions:
+            if not self._mine(fact.region):
+                continue
+            times = self.nest.times(fact.region) * len(fact.names)
+            numel = math.prod([sizes[axis] for axis in fact.tile])
+            width = max(1, min(VECTOR_BYTES // max(1, fact.itemsize), numel // self.threads))
+            along = min(self.threads, max(1, sizes[fact.axis] // width))
+            rows = max(1.0, numel / sizes[fact.axis] * along / self.threads)
+            steps = math.log2(max(2, min(_WARP, along)))
+            sums["shuffles"] += times * steps * rows
+            if along > _WARP:
+                sums["exchanges"] += times * rows
+                sums["barriers"] += times
+            chunks = self.nest.chunks((fact.axis,))
+            issued = times * chunks * max(1.0, numel / self.threads) * self.launch.warps
+            sums["looped_issue" if times * chunks > 1 else "straight_issue"] += issued
+            sums["accesses"] += times * rows * self.launch.warps * steps * 0.5
+
+    def _product(self, fact: MatmulFact) -> None:
+        sums, launch, target = self.sums, self.launch, self.target
+        times = self.nest.times(fact.region) * math.prod([launch.sizes[axis] for axis in fact.batch_axes])
+        rows, columns, depth = tile_shape(fact, launch.sizes)
+        unit = unit_of(fact, launch.sizes, launch.warps, target)
+        padded = max(rows, _UNIT_ROWS[unit])
+        flops = 2.0 * padded * max(columns, _LEAST_COLUMNS) * depth
+        took = times * flops / (target.matrix_tflops_for(_rate(fact)) * 1e6) * target.num_sms
+        sums["matrix_us"] += took
+        if unit == "mma":
+            sums["accesses"] += (
+                times * (rows * fact.lhs_dtype.itemsize + columns * fact.rhs_dtype.itemsize) * depth / 256
+            )
+            if target.has("wgmma") or target.has("tcgen05"):
+                sums["synchronous_us"] += took
+        elif fact.lhs_dtype.itemsize == 4 and fact.rhs_layout != "k_major":
+            sums["converted_us"] += took
+        groups = max(1, min(launch.warps // 4, padded // _UNIT_ROWS[unit]))
+        sums["operand_bytes"] += times * (padded + groups * columns) * depth * fact.lhs_dtype.itemsize
+        sums["products"] += times
+        if unit != "tcgen05":
+            sums["accumulated_bytes"] += times * padded * columns * _ACCUMULATOR_BYTES
+
+
+def _rate(fact: MatmulFact) -> str:
+    name = str(fact.lhs_dtype).removeprefix("torch.")
+    return "tf32" if name == "float32" and fact.precision != "ieee" else name

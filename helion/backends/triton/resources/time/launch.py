@@ -1,0 +1,44 @@
+"""What of a config the predicted time depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .....autotuner.decisions import Decisions
+
+_BOXES = "tensor_descriptor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One config as the time sees it: ``sizes`` in elements by block id, orders and groupings by the number of the grid loop,
+    and the memory slots that the copy engine moves. ``flattened`` are the grid loops over the product of their extents,
+    ``fused`` those whose loop over tiles is one with the loops inside."""
+
+    sizes: Mapping[int, int]
+    warps: int
+    stages: int
+    boxed: frozenset[int]
+    orders: Mapping[int, tuple[int, ...]]
+    groupings: Mapping[int, int]
+    flattened: frozenset[int]
+    fused: frozenset[int]
+
+
+def launch_of(decisions: Decisions) -> Launch:
+    values, stages = decisions.values, decisions.entries["range_num_stages"]
+    # an entry of a grid loop is about the loop, that of one inside about one of its dimensions
+    roots = tuple(enumerate(sorted(place for place in stages if isinstance(place, int))))
+    orders = {root: decisions.at("loop_orders", loop) for root, loop in roots}
+    persistent = values["pid_type"] != "flat"
+    return Launch(
+        sizes=decisions.sizes,
+        warps=values["num_warps"],
+        stages=max(values["num_stages"], *stages.values()),
+        boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way == _BOXES),
+        orders={root: tuple(order) for root, order in orders.items() if order},
+        groupings={root: decisions.at("l2_groupings", loop) or 1 for root, loop in roots},
+        flattened=frozenset(root for root, loop in roots if decisions.at("flatten_loops", loop)),
+        fused=frozenset(root for root, loop in roots if persistent and decisions.at("range_flattens", loop)),
+    )

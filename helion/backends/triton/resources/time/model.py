@@ -1,0 +1,206 @@
+"""The time of a launch: units that work at the same time, and the chain of what one program does in order."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .....hardware import Target
+from .demand import Demand
+from .parameters import Parameters
+
+#: A number, or an array with one for each of many demands.
+Value = Any
+
+_WARP_LANES = 32
+#: Schedulers of an SM; a warp is one scheduler's.
+_SCHEDULERS = 4
+#: Bytes that an SM's shared memory gives in a cycle.
+_SHARED_BYTES_PER_CYCLE = 128
+_REGISTER_BYTES = 4
+#: What a launch leaves each thread of a program at least.
+_LEAST_REGISTERS = 16
+_WARPS_FOR_ALL_UNITS = 4
+#: Over the limit by one over this, an accumulator is stored and loaded as a whole.
+_ALL_SPILLED = 10.0
+#: Exponent of the norm of what hides the other almost completely.
+_ABRUPT = 12.0
+
+
+class Parts(NamedTuple):
+    """Microseconds of one root's launch by what takes them; they overlap, so their sum is more than ``total``."""
+
+    memory: Value
+    cache: Value
+    instructions: Value
+    matrix: Value
+    shared: Value
+    programs: Value
+    latency: Value
+    spills: Value
+    """Part of ``cache``."""
+    total: Value
+
+
+class Maths(NamedTuple):
+    """The functions of the formula: of numbers, or those of numpy, which has the same names."""
+
+    maximum: Callable[[Value, Value], Value]
+    minimum: Callable[[Value, Value], Value]
+    ceil: Callable[[Value], Value]
+    floor: Callable[[Value], Value]
+    log2: Callable[[Value], Value]
+    where: Callable[[Value, Value, Value], Value]
+
+
+#: Ten times as fast as numpy for one demand.
+NUMBERS = Maths(
+    maximum=max,
+    minimum=min,
+    ceil=math.ceil,
+    floor=math.floor,
+    log2=math.log2,
+    where=lambda condition, yes, no: yes if condition else no,
+)
+
+
+def parts(demand: Demand, parameters: Parameters, target: Target, maths: Any = NUMBERS) -> Parts:
+    """Of one root; with arrays in place of the numbers of ``demand``, and numpy as ``maths``, of as many."""
+    return _Formula(demand, parameters, target, maths).parts()
+
+
+def issue_rate(target: Target) -> float:
+    """Warp instructions of an SM in a microsecond, by its rate of fused multiply-adds."""
+    return target.fp32_tflops * 1e6 / 2 / _WARP_LANES / target.num_sms
+
+
+class _Formula:
+    def __init__(self, d: Demand, p: Parameters, target: Target, maths: Any) -> None:
+        self.d, self.p, self.target, self.m = d, p, target, maths
+        self.issue = issue_rate(target)
+        self.clock = self.issue / _SCHEDULERS
+        self.bandwidth = target.bandwidth_gb_per_s * 1e3 * p.memory_share
+        self.per_sm = d.programs / target.num_sms
+        self.resident = self._resident()
+        self.at_once = self.m.minimum(self.resident, self.m.maximum(1.0, self.m.ceil(self.per_sm)))
+
+    def parts(self) -> Parts:
+        d, p = self.d, self.p
+        spilled = self._spilled()
+        memory = self._memory_bytes(spilled) * d.programs / self._reachable() * self._crowding()
+        cache = self._cache_bytes(spilled) * d.programs / (self.bandwidth * p.cache_speedup)
+        instructions = self._issued() / self.issue * self.per_sm
+        matrix = self._matrix_us() * self.per_sm
+        shared = d.operand_bytes * p.operand_share / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm
+        programs = (p.program_us + p.warp_us * d.warps) * self.per_sm
+        busy = self._norm((memory, cache, instructions, matrix, shared), p.sharp)
+        chain = self._chain() + spilled * p.spill_us
+        rounds = self.per_sm / self.at_once
+        total = self.m.maximum(self._norm((busy, chain * rounds), p.chained), chain) * self._tail(rounds)
+        total = self._norm((total, programs), _ABRUPT) + p.launch_us
+        return Parts(
+            memory=memory,
+            cache=cache,
+            instructions=instructions,
+            matrix=matrix,
+            shared=shared,
+            programs=programs,
+            latency=chain * self.m.maximum(rounds, 1.0),
+            spills=spilled * d.programs / (self.bandwidth * p.cache_speedup),
+            total=total,
+        )
+
+    def _resident(self) -> Value:
+        """Programs of an SM, smoothed over the error of the predicted registers where these decide."""
+        mean = (self._by_registers(0.85) + 2 * self._by_registers(1.0) + self._by_registers(1.15)) / 4
+        decide = self.d.resident >= self._by_registers(1.0)
+        return self.m.where(decide, mean, self.m.minimum(self.d.resident, mean))
+
+    def _by_registers(self, scale: float) -> Value:
+        d, target = self.d, self.target
+        granule = target.register_granularity
+        each = self.m.ceil(self._within(d.registers * scale, _LEAST_REGISTERS, d.limit) / granule) * granule
+        held = self.m.floor(target.registers_per_sm / (each * d.warps * target.warp_size))
+        most = self.m.minimum(self.m.floor(target.max_warps_per_sm / d.warps), target.max_blocks_per_sm)
+        return self.m.maximum(1.0, self.m.minimum(held, most))
+
+    def _spilled(self) -> Value:
+        """Bytes that a program stores and loads because registers run out."""
+        d, p = self.d, self.p
+        over = self.m.maximum(0.0, d.registers - d.limit * p.spill_free)
+        spilled = over * _REGISTER_BYTES * self.target.warp_size * d.warps * d.iterations * p.spill_cost
+        return (
+            spilled + self._within(over / d.limit * _ALL_SPILLED, 0.0, 1.0) * d.accumulated_bytes * p.accumulator_spill
+        )
+
+    def _memory_bytes(self, spilled: Value) -> Value:
+        """Of a program, with what the cache loses of rows that are read again and of spilled registers."""
+        d, p, l2 = self.d, self.p, self.target.l2_bytes
+        in_flight = self.m.minimum(d.programs, self.target.num_sms * self.resident)
+        lost = self._ramp(d.row_bytes * in_flight, p.kept_share * l2, p.lost_share * l2)
+        missed = self._ramp(spilled / self.m.maximum(1.0, d.iterations) * in_flight, 0.25 * l2, l2)
+        return d.new_bytes + d.again_bytes * lost + p.run_share * d.scattered_bytes + spilled * p.spill_misses * missed
+
+    def _crowding(self) -> Value:
+        """The more streams memory serves at once, the more often it changes its pages."""
+        d, p = self.d, self.p
+        each = d.straight_bytes + d.looped_bytes / self.m.maximum(1.0, d.iterations)
+        in_flight = each * self.m.minimum(d.programs, self.target.num_sms * self.resident)
+        return 1 + p.crowded * self.m.log2(self.m.maximum(1.0, in_flight / (p.crowd_share * self.target.l2_bytes)))
+
+    def _reachable(self) -> Value:
+        """Bytes per microsecond that the SMs at work can ask memory for: about half of them are enough."""
+        return self.bandwidth * self.m.minimum(1.0, 2.0 * self.m.minimum(1.0, self.per_sm))
+
+    def _cache_bytes(self, spilled: Value) -> Value:
+        d = self.d
+        wasted = self.m.maximum(0.0, d.sector_bytes - d.asked_bytes)
+        return d.asked_bytes + self.p.sector_share * wasted + spilled
+
+    def _issued(self) -> Value:
+        d, p = self.d, self.p
+        simple = (d.straight_issue + d.looped_issue + d.walked_issue * p.walked_ops) * p.simple_ops
+        special = (d.special + d.walked_special * p.walked_special) * p.special_ops
+        return simple + special + d.accesses * p.access_ops + p.program_ops * d.warps
+
+    def _matrix_us(self) -> Value:
+        d, p = self.d, self.p
+        extra = d.synchronous_us * (p.synchronous - p.matrix) + d.converted_us * (p.converted - p.matrix)
+        return d.matrix_us * p.matrix + extra
+
+    def _chain(self) -> Value:
+        """What a program does one after the other; in a loop, warps that have drifted apart do it at the same time."""
+        d, p = self.d, self.p
+        issued = self._issued()
+        own = issued / d.warps * p.dependency / self.clock
+        instructions = self.m.maximum(own, issued / self.issue)
+        alone = self.m.maximum(1.0, _WARPS_FOR_ALL_UNITS / d.warps)
+        matrix = self._matrix_us() * alone + p.product_us * d.products
+        waits = (d.straight_rounds + d.looped_rounds) * p.wait_us
+        pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait / self.m.maximum(1.0, d.stages - 1)
+        looped_bytes, straight_bytes = d.looped_bytes * p.byte_us, d.straight_bytes * p.byte_us
+        exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
+        fixed = p.start_us + exchanged + d.stores * p.store_us + straight_bytes
+        repeats = d.looped_rounds + d.pipelined_rounds > 0
+        loop = self._norm((waits + own * 0.5, instructions, looped_bytes, matrix + pipelined), p.together)
+        fixed = (fixed + d.fills * p.wait_us) * (1 - d.fused * p.hidden)
+        return fixed + self.m.where(repeats, loop, waits + instructions + matrix)
+
+    def _tail(self, rounds: Value) -> Value:
+        """Rounds that are begun over those that are full."""
+        last = self.m.where(rounds <= 1, 1.0, 1 - self.p.tail + self.p.tail * self.m.ceil(rounds) / rounds)
+        return last + self.p.drain / self.m.maximum(1.0, rounds)
+
+    def _within(self, value: Value, low: Value, high: Value) -> Value:
+        return self.m.minimum(self.m.maximum(value, low), high)
+
+    def _ramp(self, value: Value, begin: float, width: float) -> Value:
+        """0 up to ``begin``, 1 from ``begin + width``."""
+        return self._within((value - begin) / width, 0.0, 1.0)
+
+    def _norm(self, values: Sequence[Value], power: float) -> Value:
+        """Between the largest and the sum, the nearer to the largest the greater ``power`` is."""
+        most = self.m.maximum(functools.reduce(self.m.maximum, values), 1e-9)
+        return most * sum((value / most) ** power for value in values) ** (1 / power)
