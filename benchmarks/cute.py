@@ -55,6 +55,8 @@ SHAPES = (
     (16, 4096, 4096),
     (131072, 512, 512),
     (256, 256, 65536),
+    (512, 512, 16384),
+    (64, 64, 262144),
     (4096, 4104, 1000),
 )
 FP8_SHAPES = ((4096, 4096, 4096), (8192, 5120, 5120), (1024, 4096, 4096), (16384, 1024, 4096))
@@ -92,6 +94,16 @@ TRIED: dict[str, dict[str, Any]] = {
     "64x128 k8": {"block_sizes": [64, 128, 64], "wgmma_k_splits": 8, "wgmma_epilogue_columns": 16},
     "64x128 k16": {"block_sizes": [64, 128, 64], "wgmma_k_splits": 16, "wgmma_epilogue_columns": 8},
     "128x128 k8": {"block_sizes": [128, 128, 64], "wgmma_k_splits": 8, "wgmma_epilogue_columns": 16},
+    "128x128 k4 w8": {"block_sizes": [128, 128, 64], "wgmma_k_splits": 4, "wgmma_grid_splits": 8},
+    "128x128 k8 w4": {
+        "block_sizes": [128, 128, 64], "wgmma_k_splits": 8, "wgmma_grid_splits": 4, "wgmma_epilogue_columns": 16,
+    },
+    "128x128 w32": {"block_sizes": [128, 128, 64], "wgmma_grid_splits": 32},
+    "128x128 w2": {"block_sizes": [128, 128, 64], "wgmma_grid_splits": 2},
+    "64x128 k2 w2": {"block_sizes": [64, 128, 64], "wgmma_k_splits": 2, "wgmma_grid_splits": 2},
+    "128x64 k4 w4": {
+        "block_sizes": [128, 64, 64], "wgmma_k_splits": 4, "wgmma_grid_splits": 4, "wgmma_epilogue_columns": 16,
+    },
     "64x64 deep k2": {"block_sizes": [64, 64, 128], "wgmma_k_splits": 2},
 }  # fmt: skip
 #: Tiles of fewer elements, and splits of K, are tried where there are no more CTAs than this.
@@ -145,6 +157,11 @@ def checked_cases() -> Iterator[Case]:
     sizes = ((63, 1000, 64), (4097, 8, 72), (8, 4096, 1000), (256, 256, 8200), (16, 4096, 4096))
     for m, n, k in (*sizes, (4096, 4096, 4096), (8192, 1024, 8), (131072, 512, 512)):
         yield Case(name=f"bf16 {m}x{n}x{k}", m=m, n=n, k=k)
+    for m, n, k in ((256, 256, 65536), (64, 64, 65536), (250, 248, 8200), (1000, 520, 4104)):
+        yield Case(name=f"long K {m}x{n}x{k}", m=m, n=n, k=k, configs=RANDOM_CONFIGS // 2)
+    yield Case(
+        name="long K scale_residual", m=250, n=248, k=8200, epilogue="scale_residual", configs=RANDOM_CONFIGS // 2
+    )
     for epilogue in products.epilogues(8, 8, "cpu"):
         yield Case(name=f"{epilogue} odd", epilogue=epilogue, **odd)
         yield Case(name=f"{epilogue} 2048", epilogue=epilogue, m=2048, n=1024, k=512)
@@ -309,26 +326,50 @@ def checked(case: Case) -> Iterator[dict[str, Any]]:
         yield row if row["ok"] else {**row, "short": repr(bound.short_config(config))}
 
 
-def _graph() -> dict[str, Any]:
-    """Captured on another stream and replayed with other data."""
-    x, y = (products.values(512, 512, dtype=BF16, device="cuda", seed=seed) for seed in (0, 1))
-    products.matmul(x, y)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = products.matmul(x, y)
-    x.copy_(products.values(512, 512, dtype=BF16, device="cuda", seed=5))
-    out.zero_()
-    graph.replay()
+#: Sizes of a product with enough tiles, and of one whose K clusters split, who share a workspace.
+SQUARE, SPLIT = (512, 512, 512), (256, 256, 16384)
+
+
+def _inputs(shape: tuple[int, int, int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    m, n, k = shape
+    x, y = (
+        products.values(m, k, dtype=BF16, device="cuda", seed=seed),
+        products.values(k, n, dtype=BF16, device="cuda", seed=seed + 1),
+    )
+    return x, y
+
+
+def _graph(shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Two graphs, captured on another stream, replayed with other data on streams of their own, beside calls on a third."""
+    inputs = [_inputs(shape, 10 * at) for at in range(3)]
+    expected = [products.reference(*given, BF16, None) for given in (_inputs(shape, 50), _inputs(shape, 60), inputs[2])]
+    products.matmul(*inputs[0])
+    graphs, outputs = [torch.cuda.CUDAGraph() for _ in range(2)], []
+    for graph, given in zip(graphs, inputs, strict=False):
+        with torch.cuda.graph(graph):
+            outputs.append(products.matmul(*given))
+    for given, seed in zip(inputs, (50, 60), strict=False):
+        for mine, other in zip(given, _inputs(shape, seed), strict=True):
+            mine.copy_(other)
+    for out in outputs:
+        out.zero_()
     torch.cuda.synchronize()
-    error = products.row_error(out, products.reference(x, y, BF16, None))
-    return {"ok": error < BOUNDS[BF16], "error": error}
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    found = torch.empty_like(outputs[0])
+    for _ in range(50):
+        for graph, stream in zip(graphs, streams, strict=False):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        with torch.cuda.stream(streams[2]):
+            found = products.matmul(*inputs[2])
+    torch.cuda.synchronize()
+    errors = [products.row_error(got, wanted) for got, wanted in zip((*outputs, found), expected, strict=True)]
+    return {"ok": max(errors) < BOUNDS[BF16], "error": max(errors)}
 
 
-def _streams() -> dict[str, Any]:
+def _streams(shape: tuple[int, int, int]) -> dict[str, Any]:
     """Calls of four threads on streams of their own."""
-    inputs = [
-        tuple(products.values(768, 768, dtype=BF16, device="cuda", seed=2 * i + j) for j in (0, 1)) for i in range(4)
-    ]
+    inputs = [_inputs(shape, 2 * at) for at in range(4)]
     torch.cuda.synchronize()
     found: dict[int, torch.Tensor] = {}
 
@@ -365,8 +406,10 @@ def _resources() -> dict[str, Any]:
 
 
 SPECIAL: dict[str, Callable[[], dict[str, Any]]] = {
-    "graph": _graph,
-    "streams": _streams,
+    "graph": functools.partial(_graph, SQUARE),
+    "graph of a split": functools.partial(_graph, SPLIT),
+    "streams": functools.partial(_streams, SQUARE),
+    "streams of a split": functools.partial(_streams, SPLIT),
     "unaligned": _unaligned,
     "resources": _resources,
 }
@@ -389,7 +432,8 @@ def timed_configs(case: Case, bound: Any) -> dict[str, helion.Config]:
         except helion.exc.InvalidConfig:
             continue
         ctas = -(-case.m // m) * -(-case.n // n) * keys.get("wgmma_k_splits", 1)
-        small = m * n < SMALL or "wgmma_k_splits" in keys
+        ctas *= keys.get("wgmma_grid_splits", 1)
+        small = m * n < SMALL or {"wgmma_k_splits", "wgmma_grid_splits"} & set(keys)
         tried = name in TRIED_FUSED if case.epilogue else ctas <= MANY or not small
         if tried and config not in found.values() and m < 8 * case.m and n < 8 * case.n:
             found[name] = config

@@ -285,8 +285,9 @@ class BoundKernel:
         Its functions take C's types and give CUDA's status, 0 for success: ``int32_t helion_load(int32_t device)`` once per
         device, ``int32_t helion_clusters(void)`` for how many clusters run at once there, and ``int32_t
         helion_launch(void *tensor, ..., int32_t clusters, void *stream)`` with the tensors that ``plan(config).tensors``
-        names, in its order, of just the shapes and strides it was bound for and at multiples of 16 bytes. It needs CUDA's
-        runtime library in the process.
+        names, in its order, of just the shapes and strides it was bound for and at multiples of 16 bytes. Where ``int64_t
+        helion_workspace(void)`` is not 0, the last of them is so many bytes of device memory, which are zero before the
+        first launch; launches that may overlap need one each. It needs CUDA's runtime library in the process.
 
         Args:
             path: the file to write.

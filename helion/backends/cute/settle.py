@@ -41,6 +41,7 @@ def choice_of(decisions: Decisions, blocks: Sequence[int], target: Target) -> Ch
         epilogue_n=value("epilogue_columns"),
         pingpong=value("pingpong", False),
         splits=value("k_splits", 1),
+        grid_splits=value("grid_splits", 1),
         residual_stages=value("residual_stages", 2),
         group=next(iter(decisions.entries.get("l2_groupings", {}).values()), 1),
     )
@@ -113,7 +114,7 @@ class Settling:
         width = decisions.sizes[self.blocks[1]]
         for changes in (
             {"ab_stages": None, "acc_stages": None, "residual_stages": 2},
-            {"pingpong": False, "k_splits": 1},
+            {"pingpong": False, "k_splits": 1, "grid_splits": 1},
             {"cluster_m": pair, "cluster_n": 1},
             {"c_stages": 2},
             {"epilogue_columns": min(ONE_WARP_COLUMNS, width)},

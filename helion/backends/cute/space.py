@@ -58,8 +58,11 @@ DOCS: dict[str, str] = {
     "acc_stages": "Tiles of sums in tensor memory at once, so that one is stored while the next is computed; None is as many as fit.",
     "pingpong": "Whether two groups of warps take turns: one multiplies while the other stores.",
     "k_splits": "Parts of K, each of which a CTA of a cluster sums up.",
+    "grid_splits": "Clusters that each sum up a part of the K of the same tiles; the last one adds their sums, in the order of K.",
     "residual_stages": "Sub-tiles of tensors of the result's shape, which the epilogue reads, that are loaded ahead.",
 }  # fmt: skip
+#: Clusters that share tiles.
+GRID_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 #: Parts of K, with those between powers of two that fill a GPU better.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, MAX_SPLITS)
 
@@ -87,6 +90,7 @@ def _fields(problem: GemmProblem, unit: Unit, target: Target) -> list[Field]:
         Scalar(key=key("c_stages", target), fragment=EnumFragment((2, 4, 8)), initial=2),
         Scalar(key=key("epilogue_columns", target), fragment=EnumFragment((8, 16, 32, 64)), initial=32),
     ]
+    fields.append(Scalar(key=key("grid_splits", target), fragment=EnumFragment(GRID_SPLITS), initial=1))
     if unit == "tcgen05":
         sums = EnumFragment((None, 1, 2, 4))
         fields.append(Scalar(key=key("acc_stages", target), fragment=sums, initial=None))
@@ -102,7 +106,7 @@ def _fields(problem: GemmProblem, unit: Unit, target: Target) -> list[Field]:
 def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
     """The keys of the other matrix unit, and what only some products have."""
     other = "wgmma" if unit == "tcgen05" else "tcgen05"
-    names = ["cluster_m", "cluster_n", "ab_stages", "c_stages", "epilogue_columns", "residual_stages"]
+    names = ["cluster_m", "cluster_n", "ab_stages", "c_stages", "epilogue_columns", "grid_splits", "residual_stages"]
     absent = {f"{other}_{name}": f"the matrix unit is {unit}, and the key {unit}_{name}" for name in names}
     if not problem.epilogue.of_kind("exact"):
         absent[f"{unit}_residual_stages"] = "the epilogue reads no tensor of the output's shape"

@@ -69,6 +69,7 @@ def _choice(draw: random.Random) -> Choice:
         group=draw.choice((1, 3, 8)),
         pingpong=draw.random() < 0.4,
         splits=draw.choice((1, 1, 2, 3, 4)),
+        grid_splits=draw.choice((1, 1, 2, 3)),
         residual_stages=draw.choice((2, 3, 4)),
         promote_k_tiles=draw.choice((None, 1, 2, 3)),
     )

@@ -29,6 +29,7 @@ from helion.backends.cute.plan.counts import counts
 from helion.backends.cute.plan.epilogue import Constant
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
 from helion.backends.cute.plan.shared import shared_bytes
+from helion.backends.cute.plan.workspace import workspace_bytes
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.offline import compile_text
 
@@ -67,6 +68,15 @@ def few(*parts: tuple[tuple[int, int, int], int, tuple[int, int]]) -> tuple[Choi
             epilogue_n=32 if splits <= tile[1] // 32 else 16 if splits <= tile[1] // 16 else 8,
         )
         for tile, splits, cluster in parts
+    )
+
+
+def among_clusters(*parts: tuple[tuple[int, int, int], int, int]) -> tuple[Choice, ...]:
+    """Tiles, the CTAs of a cluster that split their K, and the clusters that do."""
+    return tuple(
+        dataclasses.replace(choice, grid_splits=clusters)
+        for tile, splits, clusters in parts
+        for choice in few((tile, splits, ONE))
     )
 
 
@@ -133,7 +143,21 @@ CELLS: dict[str, tuple[GemmProblem, tuple[Choice, ...]]] = {
             (SMALL, 8, TWO_M),
             (SMALL, 4, FOUR),
             ((64, 64, 64), 6, ONE),
+        )
+        + among_clusters(
+            (SQUARE, 4, 8),
+            (SQUARE, 8, 4),
+            (SQUARE, 2, 16),
+            (SQUARE, 1, 32),
+            (WIDE, 4, 16),
+            ((128, 64, 64), 4, 4),
+            ((256, 64, 64), 4, 8),
+            ((128, 64, 128), 4, 4),
         ),
+    ),
+    "t64_deep": (
+        gemms.product(64, 64, 262144),
+        among_clusters(((64, 64, 64), 8, 16), ((64, 64, 64), 4, 32), ((64, 64, 128), 8, 16)),
     ),
     "t128": (
         gemms.product(128, 4096, 4096),
@@ -169,6 +193,7 @@ def label(cell: str, choice: Choice) -> str:
     parts += [f"g{choice.group}"] if choice.group != 8 else []
     parts += [f"p{choice.promote_k_tiles}"] if choice.promote_k_tiles else []
     parts += [f"k{choice.splits}"] if choice.splits > 1 else []
+    parts += [f"w{choice.grid_splits}"] if choice.grid_splits > 1 else []
     parts += [f"r{choice.residual_stages}"] if choice.residual_stages > 2 else []
     return "_".join(parts)
 
@@ -198,6 +223,7 @@ def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
         "cluster": list(plan.cluster),
         "teams": plan.teams,
         "splits": plan.splits,
+        "workspace_bytes": workspace_bytes(plan),
         "imprecise": plan.operand_bytes == 1 and plan.unit == "wgmma" and not plan.promote,
         "threads": kernel_program(plan).warps * 32,
         "shared_bytes": shared_bytes(plan),

@@ -141,6 +141,20 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
         product(1000, 520, 1000, epilogue=scaled_residual(520, "float32")),
         Choice(tile=(64, 64, 64), splits=3, epilogue_n=16),
     ),
+    "bf16_grid_splits": (product(256, 256, 8200), Choice(tile=(128, 128, 64), grid_splits=4)),
+    "bf16_grid_splits_of_splits": (
+        product(250, 248, 8200, epilogue=bias("silu")),
+        Choice(tile=(128, 128, 64), splits=4, grid_splits=8),
+    ),
+    "bf16_grid_splits_multicast_residual": (
+        product(1000, 520, 1096, epilogue=scaled_residual(520, "float32")),
+        Choice(tile=(64, 128, 64), cluster=(2, 1), grid_splits=3, residual_stages=3),
+    ),
+    "bf16_grid_splits_tall": (product(1000, 520, 1096), Choice(tile=(256, 64, 64), splits=2, grid_splits=2)),
+    "fp8_grid_splits": (
+        product(1000, 528, 2064, operands=E4M3, epilogue=row_and_column_scales()),
+        Choice(tile=(64, 64, 128), splits=2, grid_splits=3, epilogue_n=16),
+    ),
     "fp8_splits": (
         product(1000, 528, 2064, operands=E4M3, epilogue=row_and_column_scales()),
         Choice(tile=(128, 128, 128), splits=3),
@@ -189,6 +203,12 @@ ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
         Choice(tile=(64, 64, 64), cluster=(1, 2)),
     ),
     "fp8_64_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), Choice(tile=(64, 128, 128))),
+    "bf16_grid_splits": (product(256, 256, 8200), Choice(tile=(128, 128, 64), grid_splits=4)),
+    "bf16_64_grid_splits": (product(200, 248, 8200, epilogue=bias("silu")), Choice(tile=(64, 128, 64), grid_splits=3)),
+    "bf16_pair_grid_splits_residual": (
+        product(1000, 520, 1096, epilogue=scaled_residual(520, "float32")),
+        _with(PAIR, tile=(256, 128, 64), cluster=(2, 2), grid_splits=3),
+    ),
     "bf16_pair": (product(), _with(PAIR, ab_stages=6)),
     "bf16_pair_n_major": (product(b_major="mn"), PAIR),
     "bf16_pair_multicast": (product(), _with(PAIR, cluster=(2, 2))),

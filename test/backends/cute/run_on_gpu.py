@@ -32,6 +32,10 @@ PROMOTED_ROW_ERROR = 1e-3
 """Where they leave it every few K tiles."""
 
 
+COUNTER_BYTES = 4 * 4096
+"""Of a workspace, at its start, which every launch leaves at zero."""
+
+
 def ctas_of(plan: dict[str, Any]) -> int:
     """Of one cluster."""
     return plan["cluster"][0] * plan["cluster"][1] * plan["splits"]
@@ -220,22 +224,24 @@ def run(name: str, kernel: Kernel, options: argparse.Namespace, torch: Any, runt
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     clusters, known = kernel.clusters(runtime, sms // ctas)
     d = tensors[2]
-    launch = kernel.launcher(tensors, clusters, torch.cuda.current_stream().cuda_stream)
+    space = [torch.zeros(plan["workspace_bytes"], dtype=torch.uint8, device="cuda")] if plan["workspace_bytes"] else []
+    launch = kernel.launcher([*tensors, *space], clusters, torch.cuda.current_stream().cuda_stream)
     d.fill_(float("nan"))
     launch()
     torch.cuda.synchronize()
     error, bad = compare(plan, tensors, torch)
     first = d.clone()
-    for _ in range(10):
+    for _ in range(10_000 if space else 10):
         launch()
     torch.cuda.synchronize()
     moved = int((first.view(torch.uint8) != d.view(torch.uint8)).sum())
+    counted = int(space[0][:COUNTER_BYTES].count_nonzero()) if space else 0
     bound = IMPRECISE_ROW_ERROR if plan["imprecise"] else ROW_ERROR[plan["dtypes"][1]]
     if plan["dtypes"][0].startswith("float8"):
         bound = max(bound, PROMOTED_ROW_ERROR)
     row = {
         "name": name,
-        "ok": bad == 0 and moved == 0 and error < bound,
+        "ok": bad == 0 and moved == 0 and error < bound and counted == 0,
         "row_error": float(f"{error:.3g}"),
         "not_finite": bad,
         "moved_bytes": moved,

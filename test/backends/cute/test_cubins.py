@@ -26,7 +26,7 @@ def matrix_instructions(plan: GemmPlan) -> int:
     """One per step of a K tile; wgmma's first K tile of a tile stands in front of the loop, if there is one."""
     if plan.unit == "tcgen05":
         return plan.mma_steps
-    peeled = plan.k_tiles > plan.splits and (not plan.promote or plan.promote_k_tiles > 1)
+    peeled = plan.k_tiles > plan.parts and (not plan.promote or plan.promote_k_tiles > 1)
     return plan.mma_steps * plan.row_atoms * plan.teams * (2 if peeled else 1)
 
 

@@ -54,6 +54,18 @@ def program(name: str) -> g.KernelProgram:
             dataclasses.replace(SMALL, splits=3, epilogue_n=16),
             gemms.HOPPER,
         ),
+        "wgmma_grid": (gemms.product(), dataclasses.replace(SMALL, grid_splits=3), gemms.HOPPER),
+        "wgmma_grid_splits": (
+            gemms.product(512, 512),
+            dataclasses.replace(SMALL, grid_splits=2, splits=2),
+            gemms.HOPPER,
+        ),
+        "wgmma_grid_residual": (
+            gemms.product(epilogue=residual),
+            dataclasses.replace(SMALL, tile=(128, 64, 64), grid_splits=2, cluster=(2, 1), residual_stages=3),
+            gemms.HOPPER,
+        ),
+        "tcgen05_grid_pair": (gemms.product(), dataclasses.replace(pair, grid_splits=3), gemms.BLACKWELL),
         "wgmma_promoted": (fp8, dataclasses.replace(SMALL, tile=(64, 64, 128), promote_k_tiles=1), gemms.HOPPER),
         "wgmma_promoted_2": (fp8, dataclasses.replace(SMALL, tile=(64, 64, 128), promote_k_tiles=2), gemms.HOPPER),
         "wgmma_promoted_3_splits": (
@@ -81,6 +93,10 @@ SMALL_PROGRAMS = (
     "wgmma_splits",
     "wgmma_splits_residual",
     "wgmma_splits_cluster",
+    "wgmma_grid",
+    "wgmma_grid_splits",
+    "wgmma_grid_residual",
+    "tcgen05_grid_pair",
     "tcgen05",
     "tcgen05_pair",
     "tcgen05_pairs",
@@ -122,7 +138,7 @@ def first_fault(kernel: g.KernelProgram, schedules: int = 12) -> str:
     for seed in range(schedules):
         for tiles, k_tiles in ((1, 1), (2, 1), (1, 4), (2, 3), (4, 2), (3, 7)):
             try:
-                Cluster(kernel, tiles=tiles, k_tiles=k_tiles * kernel.plan.splits, seed=seed).run()
+                Cluster(kernel, tiles=tiles, k_tiles=k_tiles * kernel.plan.parts, seed=seed).run()
             except Fault as fault:
                 return str(fault)
     return "nothing"
@@ -134,6 +150,34 @@ def drop(*steps: g.Step) -> Rewrite:
 
 def drop_kind(kind: type[g.Step]) -> Rewrite:
     return lambda step: () if isinstance(step, kind) else (step,)
+
+
+def drop_gate(who: g.Who) -> Rewrite:
+    return lambda step: () if isinstance(step, g.Gate) and step.who == who else (step,)
+
+
+def everybody_stores(step: g.Step) -> tuple[g.Step, ...]:
+    """Not the last CTA alone."""
+    return step.body if isinstance(step, g.Gate) and step.who == "last_part" else (step,)
+
+
+def the_first_stores(step: g.Step) -> tuple[g.Step, ...]:
+    """The wrong CTA."""
+    gate = isinstance(step, g.Gate) and step.who == "last_part"
+    return (dataclasses.replace(step, who="earlier_part"),) if gate else (step,)
+
+
+def reset_early(step: g.Step) -> tuple[g.Step, ...]:
+    """Before all parts have been counted."""
+    return (step, g.ResetCount()) if isinstance(step, g.CountPart) else (step,)
+
+
+def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
+    """What the first warp has learned is not passed on to the others."""
+    if not isinstance(step, g.TileLoop):
+        return (step,)
+    gate = next(at for at, inner in enumerate(step.body) if isinstance(inner, g.Gate) and g.CountPart() in inner.body)
+    return (dataclasses.replace(step, body=(*step.body[: gate + 1], *step.body[gate + 2 :])),)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +243,26 @@ def drop_kind(kind: type[g.Step]) -> Rewrite:
         ("wgmma_splits", "store", drop(g.Release("parts_read")), "deadlock"),
         ("wgmma_splits", "store", drop(g.Advance("parts_read")), "stale sums|deadlock"),
         ("wgmma_splits", "store", drop(g.Meet("epilogue")), "is stored while"),
+        # K split among clusters
+        *(
+            (name, "store", rewrite, message)
+            for name in ("wgmma_grid", "wgmma_grid_splits", "wgmma_grid_residual", "tcgen05_grid_pair")
+            for rewrite, message in (
+                (drop(g.PutSums()), "may not be visible"),
+                (drop(g.ReleaseSums()), "may not be visible"),
+                (drop(g.AcquireSums()), "may not be visible"),
+                (drop(g.CountPart()), "is not stored once|may not be visible|deadlock"),
+                (drop(g.TakeSums()), "lacks sums of other clusters|has the sums of"),
+                (drop(g.ResetCount()), "is left at"),
+                (drop(g.Meet("epilogue")), "may not be visible|is stored while|lacks sums|has the"),
+                (drop_the_second_barrier, "may not be visible|is not stored once|lacks sums|has the"),
+                (everybody_stores, "may not be visible"),
+                (the_first_stores, "may not be visible"),
+                (reset_early, "is not stored once"),
+            )
+        ),
+        ("wgmma_grid_residual", "store", drop_gate("earlier_part"), "deadlock"),
+        ("wgmma_grid_residual", "store", drop(g.Advance("residual_read")), "deadlock|stale residual|arrivals"),
         ("wgmma_promoted", "store", drop(g.LoadVectors()), "before they are loaded"),
         ("wgmma_promoted", "store", drop(g.ShareVectors()), "reads vectors of tiles"),
     ],

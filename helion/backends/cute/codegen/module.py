@@ -7,14 +7,15 @@ from ..plan.shared import Allocation, shared_bytes, shared_memory
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
-from . import exchange
+from . import exchange, workspace
 from .host import HOST, HostObjects
 from .setups import dsl, operand_dsl
 from .steps import print_steps
 from .writer import Writer
 
 ENTRY = "gemm"
-"""The host function: pointers of A, B, D and the epilogue's operands, the most clusters that run at once, a stream."""
+"""The host function: pointers of A, B, D, the epilogue's operands and the workspace, if any, the most clusters that run at
+once, a stream."""
 
 IMPORTS = {
     "wgmma": (
@@ -39,10 +40,11 @@ IMPORTS = {
 
 
 def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
-    """Of A, B, D and the epilogue's operands: the pointers that ``ENTRY`` takes."""
+    """Of A, B, D, the epilogue's operands and the workspace, if any: the pointers that ``ENTRY`` takes."""
     problem = plan.problem
     extra = (operand.dtype for operand in problem.epilogue.operands)
-    return problem.operand_dtype, problem.operand_dtype, problem.output_dtype, *extra
+    shared = ("float32",) if plan.grid_splits > 1 else ()
+    return problem.operand_dtype, problem.operand_dtype, problem.output_dtype, *extra, *shared
 
 
 def build(plan: GemmPlan) -> str:
@@ -75,6 +77,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
     parameters = [
         *(p for made in objects for p in made.parameters),
         *((name, "cute.Tensor") for name in _vectors(plan)),
+        *(workspace.PARAMETERS if plan.grid_splits > 1 else ()),
     ]
     out.line("def kernel(")
     out.lines(f"    {name}: {annotation}," for name, annotation in parameters)
@@ -100,7 +103,7 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
             "place = cluster_layout.get_flat_coord(rank)",
         )
     )
-    if plan.splits > 1:
+    if plan.splits > 1 and plan.grid_splits == 1:
         out.line(f"k_begin = {plan.k_tiles} * place[3] // {plan.splits}")
         out.line(f"k_end = {plan.k_tiles} * (place[3] + 1) // {plan.splits}")
     with out.block("if warp == 0:"):
@@ -132,6 +135,8 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
         )
     if name == "tensor_memory_address":
         return f"{name} = memory.allocate_array(cutlass.Int32, 1, byte_alignment={alignment})"
+    if name == "shared_count":
+        return f"{name} = memory.allocate_tensor(cutlass.Int32, cute.make_layout(1), {alignment})"
     if name == "shared_parts":
         return (
             f"{name} = memory.allocate_array(cutlass.Float32, {allocation.size_bytes // 4}, byte_alignment={alignment})"
@@ -206,6 +211,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     pointers = ["a", "b", "d", *(operand.label for operand in plan.problem.epilogue.operands)]
     out.lines(("", "", "@cute.jit"))
     out.line(f"def {ENTRY}(")
+    pointers += ["workspace"] if plan.grid_splits > 1 else []
     out.lines(f"    {name}: cute.Pointer," for name in pointers)
     out.lines(("    clusters: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
@@ -220,10 +226,13 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
                 )
         arguments = [name for made in objects for name, _ in made.parameters]
         arguments += [f"vector_{name}" for name in _vectors(plan)]
+        if plan.grid_splits > 1:
+            out.lines(workspace.tensors(plan))
+            arguments += [name for name, _ in workspace.PARAMETERS]
         out.line("kernel(")
         out.lines(f"    {name}," for name in arguments)
         with out.block(").launch("):
-            out.line(f"grid=({plan.ctas}, cutlass.min(clusters, {plan.work[0] * plan.work[1]}), 1),")
+            out.line(f"grid=({plan.ctas}, cutlass.min(clusters, {plan.pieces}), 1),")
             out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
             out.line(f"cluster=({plan.ctas}, 1, 1),")
             out.line(f"smem={shared_bytes(plan)},")

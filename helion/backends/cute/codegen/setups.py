@@ -8,7 +8,7 @@ from ..plan.counts import counts
 from ..plan.dtypes import DTYPES
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..roles.grammar import Role
-from . import exchange
+from . import exchange, workspace
 from .epilogue import fragment
 
 
@@ -155,6 +155,7 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         f"stage_copy = cute.make_tiled_copy_C(cute.make_copy_atom({atom}), subtile_mma)",
         *_store_views(plan),
         *(exchange.view(plan) if plan.splits > 1 else []),
+        *(workspace.view(plan) if plan.grid_splits > 1 else []),
     ]
 
 
@@ -202,6 +203,7 @@ def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
         f"    blackwell.get_smem_store_op(LayoutEnum.ROW_MAJOR, {output}, cutlass.Float32, sums_copy), sums_copy",
         ")",
         *_store_views(plan),
+        *(workspace.view(plan) if plan.grid_splits > 1 else []),
     ]
 
 

@@ -8,7 +8,7 @@ from ..plan.counts import counts
 from ..plan.dtypes import LARGEST_E4M3
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
-from . import exchange
+from . import exchange, workspace
 from .epilogue import evaluate, fragment, sum_of
 from .setups import SETUPS, dsl, rows_of, second_b, stage_of
 from .writer import Writer
@@ -49,10 +49,14 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
     rows, columns = plan.work
     every = "work_step" if step.every == 1 else f"work_step * {step.every}"
     out.line(f"work = first_work + work_step * {step.first}" if step.first else "work = first_work")
-    with out.block(f"while work < {rows * columns}:"):
-        out.line(f"band = work // {plan.group * columns} * {plan.group}")
+    number = "work"
+    with out.block(f"while work < {plan.pieces}:"):
+        if plan.grid_splits > 1:
+            number = "tile"
+            out.lines(workspace.parts_of(plan))
+        out.line(f"band = {number} // {plan.group * columns} * {plan.group}")
         out.line(f"band_rows = cutlass.min({rows} - band, {plan.group})")
-        out.line(f"within = work % {plan.group * columns}")
+        out.line(f"within = {number} % {plan.group * columns}")
         out.line(f"tile_m = (band + within % band_rows) * {plan.cluster_tiles[0]} + place[1]")
         out.line(f"tile_n = within // band_rows * {plan.cluster_tiles[1]} + place[2]")
         _body(step.body, out, names)
@@ -61,9 +65,9 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
-    start, end = ("k_begin", "k_end") if names.plan.splits > 1 else ("", str(names.plan.k_tiles))
+    start, end = ("k_begin", "k_end") if names.plan.parts > 1 else ("", str(names.plan.k_tiles))
     if names.group:
-        whole = names.plan.splits == 1 and names.plan.k_tiles % names.group == 0
+        whole = names.plan.parts == 1 and names.plan.k_tiles % names.group == 0
         start, behind = "group", f"group + {names.group}"
         end = behind if whole else f"cutlass.min({behind}, {end})"
     first = " + ".join(part for part in (start, str(step.first)) if part not in ("", "0")) or "0"
@@ -73,7 +77,7 @@ def _(step: g.KLoop, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.KGroups, out: Writer, names: Names) -> None:
-    first, end = ("k_begin", "k_end") if names.plan.splits > 1 else ("0", str(names.plan.k_tiles))
+    first, end = ("k_begin", "k_end") if names.plan.parts > 1 else ("0", str(names.plan.k_tiles))
     names.group = step.size
     with out.block(f"for group in cutlass.range({first}, {end}, {step.size}, unroll=1):"):
         _body(step.body, out, names)
@@ -95,6 +99,8 @@ def _(step: g.Gate, out: Writer, names: Names) -> None:
         "last_subtile": f"subtile == {names.plan.subtiles - 1}",
         "owner": f"place[3] == subtile % {names.plan.splits}",
         "others": f"place[3] != subtile % {names.plan.splits}",
+        "last_part": f"shared_count[0] == {names.plan.grid_splits - 1}",
+        "earlier_part": f"shared_count[0] != {names.plan.grid_splits - 1}",
     }[step.who]
     with out.block(f"if {condition}:"):
         _body(step.body, out, names)
@@ -269,6 +275,36 @@ def _(step: g.SendSums, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.AddSums, out: Writer, names: Names) -> None:
     out.lines(exchange.add(names.plan))
+
+
+@_print.register
+def _(step: g.PutSums, out: Writer, names: Names) -> None:
+    out.lines(workspace.put(names.plan))
+
+
+@_print.register
+def _(step: g.ReleaseSums, out: Writer, names: Names) -> None:
+    out.line("cute.arch.fence_acq_rel_gpu()")
+
+
+@_print.register
+def _(step: g.CountPart, out: Writer, names: Names) -> None:
+    out.lines(workspace.count(names.plan))
+
+
+@_print.register
+def _(step: g.AcquireSums, out: Writer, names: Names) -> None:
+    out.line("cute.arch.fence_acq_rel_gpu()")
+
+
+@_print.register
+def _(step: g.TakeSums, out: Writer, names: Names) -> None:
+    out.lines(workspace.take(names.plan))
+
+
+@_print.register
+def _(step: g.ResetCount, out: Writer, names: Names) -> None:
+    out.lines(workspace.reset(names.plan))
 
 
 @_print.register

@@ -9,6 +9,7 @@ from ...._compiler.host.print import SOURCE_IMPORT, print_comparisons, print_hos
 from ...._compiler.host.program import Form, HostProgram, Import, Module
 from ..plan.kernel import CutePlan
 from ..plan.records import WARP_THREADS
+from ..plan.workspace import workspace_bytes
 from ..toolchain.kernel import GemmKernel
 from .module import pointer_dtypes, render
 
@@ -55,6 +56,7 @@ def kernel_of(plan: CutePlan) -> GemmKernel:
         shared_bytes=plan.shared_bytes,
         problem=repr(plan.gemm.problem),
         source=render(plan.roles),
+        workspace_bytes=workspace_bytes(plan.gemm),
     )
 
 
@@ -62,6 +64,8 @@ def _kernel(kernel: GemmKernel) -> list[str]:
     assert "'''" not in kernel.source and "\\" not in kernel.source, "the text of a kernel is a plain literal"
     described = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
     del described["source"]
+    if not kernel.workspace_bytes:
+        del described["workspace_bytes"]
     return [
         f"{kernel.name} = gemm_kernel(",
         *(f"    {name}={value!r}," for name, value in described.items()),

@@ -57,7 +57,11 @@ class _Launches:
         unusual = [f"({' | '.join(pointers)}) & {ALIGNMENT_BYTES - 1}"]
         if entry.current_device is not None:
             unusual.append(f"{prefix}current() != {entry.device}")
-        given = f"{', '.join(pointers)}, {entry.clusters}, {prefix}stream({entry.device})"
+        stream = f"{prefix}stream({entry.device})"
+        if entry.workspace is not None:
+            self.cells[f"{prefix}workspace"] = entry.workspace
+            pointers.append(f"{prefix}workspace({stream})")
+        given = f"{', '.join(pointers)}, {entry.clusters}, {stream}"
         unusual.append(f"{prefix}launch({given})")
         slow = ast.unparse(launch.call(f"{self.prefix}launcher"))
         return parse("\n".join([*before, f"if {' or '.join(unusual)}:", f"    {slow}"])).body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ... import stub
 from ..toolchain.kernel import GemmKernel
 from ..toolchain.library import SHARED_OBJECT, Library, folder
 from .evaluate import evaluate
+from .workspace import workspaces
 
 ALIGNMENT_BYTES = 16
 
@@ -23,7 +25,10 @@ class LaunchFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
-    """A kernel on one device: ``launch`` takes addresses, the clusters that run at once, and a stream."""
+    """A kernel on one device: ``launch`` takes addresses, the clusters that run at once, and a stream.
+
+    The last address is that of its workspace, if it has one, which ``workspace`` gives for a stream.
+    """
 
     launch: Callable[..., int]
     clusters: int
@@ -31,6 +36,7 @@ class Entry:
     current_stream: Callable[[int], int]
     current_device: Callable[[], int] | None
     """None where there is but one."""
+    workspace: Callable[[int], int] | None = None
 
 
 _LOCK = threading.Lock()
@@ -60,7 +66,10 @@ def _launch(kernel: GemmKernel, tensors: tuple[torch.Tensor, ...]) -> None:
     with torch.cuda.device(device):
         entry = entry_of(kernel, device)
         stream = entry.current_stream(device)
-        status = entry.launch(*(tensor.data_ptr() for tensor in tensors), entry.clusters, stream)
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if entry.workspace is not None:
+            addresses.append(entry.workspace(stream))
+        status = entry.launch(*addresses, entry.clusters, stream)
     check_status(kernel, "launched", status)
 
 
@@ -104,6 +113,9 @@ def _loaded(kernel: GemmKernel, device: int) -> Entry:
         device=device,
         current_stream=torch._C._cuda_getCurrentRawStream,
         current_device=torch._C._cuda_getDevice if torch.cuda.device_count() > 1 else None,
+        workspace=functools.partial(workspaces(device).address, kernel.workspace_bytes)
+        if kernel.workspace_bytes
+        else None,
     )
 
 

@@ -6,6 +6,7 @@ no such GPU was at hand.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -15,6 +16,8 @@ from ..plan.records import Choice
 from ..resources.shape import ProductShape, shape_of
 from ..settle import ctas_per_mma
 from .tiles import options, proposals, tiles
+
+GRID_SPLITS = (2, 3, 4, 6, 8, 16, 32)
 
 
 class CuteTcgen05MatmulHeuristic(Heuristic):
@@ -35,5 +38,10 @@ def _choices(shape: ProductShape, target: Target) -> list[Choice]:
     found = []
     for tile in tiles(shape, target):
         pair = ctas_per_mma(tile[0], target)
-        found.append(Choice(tile=tile, cluster=(pair, 1), ctas_per_mma=pair, epilogue_n=min(32, tile[1] // 2)))
+        choice = Choice(tile=tile, cluster=(pair, 1), ctas_per_mma=pair, epilogue_n=min(32, tile[1] // 2))
+        found.append(choice)
+        ctas = pair * -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1])
+        for clusters in GRID_SPLITS:
+            if target.num_sms < 2 * clusters * ctas <= 2 * target.num_sms:
+                found.append(dataclasses.replace(choice, grid_splits=clusters))
     return found

@@ -75,6 +75,7 @@ def _proposal(shape: ProductShape, target: Target, option: Option) -> CutePropos
         "epilogue_columns": plan.epilogue_n,
         "pingpong": choice.pingpong if plan.unit == "wgmma" else None,
         "k_splits": choice.splits if plan.unit == "wgmma" else None,
+        "grid_splits": choice.grid_splits,
     }
     return CuteProposal(
         reason=reason(option, group, target),
@@ -88,10 +89,12 @@ def reason(option: Option, group: int, target: Target) -> str:
     plan, time = option.plan, option.time
     tile = "x".join(map(str, plan.tile))
     shared = f", clusters of {plan.cluster[0]}x{plan.cluster[1]}" if plan.cluster != (1, 1) else ""
-    shared += f", K in {plan.splits} parts" if plan.splits > 1 else ""
+    shared += f", K in {plan.parts} parts" if plan.parts > 1 else ""
+    shared += f" of {plan.grid_splits} clusters" if plan.grid_splits > 1 else ""
     shared += ", ping-pong" if plan.teams > 1 else ""
+    k_tiles = -(-plan.k_tiles // plan.grid_splits) if plan.grid_splits > 1 else plan.k_tiles
     return (
-        f"{time.tiles} tiles of {tile} in {time.waves} rounds on {target.num_sms} SMs, {plan.k_tiles} K tiles of"
+        f"{time.tiles} tiles of {tile} in {time.waves} rounds on {target.num_sms} SMs, {k_tiles} K tiles of"
         f" {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each: {time.total_us:.0f} us;"
         f" {plan.ab_stages} stages fit{shared}; groups of {group} for the L2 cache"
     )

@@ -4,11 +4,12 @@ Tiles of 128 x 256 and 256 x 128 feed the unit from the L2 cache at nearly its r
 larger tiles would leave SMs without work. Two CTAs of a cluster that share B save loads: 4096^3 in bf16 takes 177 us
 instead of 181 with them in the largest tiles, and 183 instead of 231 in tiles of 128 x 128. Two warpgroups in turn hide the
 epilogues of short main loops: 131072 x 512 x 512 takes 108 us instead of 118. Where even small tiles leave SMs without
-work, CTAs of a cluster share the K of a tile (an H200, 2026-11-22, benchmarks/cute.py).
+work, CTAs of a cluster share the K of a tile, and clusters do where one is not enough (an H200, 2026-11-22, benchmarks/cute.py).
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -20,6 +21,7 @@ from .tiles import options, proposals, tiles
 
 WIDE = (128, 256)
 SPLITS = (2, 4, 8)
+GRID_SPLITS = (2, 3, 4, 6, 8, 16)
 
 
 class CuteWgmmaMatmulHeuristic(Heuristic):
@@ -46,7 +48,9 @@ def _choices(shape: ProductShape, target: Target) -> list[Choice]:
         found.append(Choice(tile=tile, epilogue_n=width))
         if rows * columns > target.num_sms:
             found.append(Choice(tile=tile, epilogue_n=width, pingpong=True))
-        for splits in SPLITS:
-            if rows * columns * splits <= target.num_sms:
-                found.append(Choice(tile=tile, epilogue_n=min(width, tile[1] // splits), splits=splits))
+        for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
+            narrow, ctas = min(width, tile[1] // splits), rows * columns * splits * clusters
+            fills = clusters == 1 or 2 * ctas > target.num_sms
+            if splits * clusters > 1 and fills and ctas <= target.num_sms:
+                found.append(Choice(tile=tile, epilogue_n=narrow, splits=splits, grid_splits=clusters))
     return found

@@ -13,10 +13,9 @@ from ..plan.kernel import CutePlan
 def host_program(plan: CutePlan) -> HostProgram:
     """The host function of a plan: one launch over its clusters' worth of tiles."""
     host = HostBuilder(plan.program.host, plan.sizes.__getitem__, {})
-    rows, columns = plan.gemm.work
     call = KernelCall(
         kernel=plan.kernel_names[0],
-        grid=[str(rows * columns)],
+        grid=[str(plan.gemm.pieces)],
         arguments=[host.source(tensor.source) for tensor in plan.tensors],
         options=(),
     )

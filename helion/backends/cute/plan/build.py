@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ....hardware import Target
+from . import workspace
 from .counts import counts
 from .dtypes import COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
 from .epilogue import EpilogueOperand
@@ -23,6 +24,7 @@ MAX_CLUSTER = 8
 """CTAs of a cluster that every device can schedule (CUDA programming guide)."""
 MAX_SPLITS = 16
 """CTAs of a cluster that Hopper can schedule where the kernel says that it may (CUDA programming guide, non-portable)."""
+MAX_GRID_SPLITS = 64
 MAX_RESIDUAL_STAGES = 8
 MAX_PROMOTE_K_TILES = 8
 IMPRECISE_K_TILES = 4
@@ -60,6 +62,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         promote_k_tiles=choice.promote_k_tiles or _promote_k_tiles(problem),
         teams=2 if choice.pingpong else 1,
         splits=choice.splits,
+        grid_splits=choice.grid_splits,
         residual_stages=choice.residual_stages,
         shared_limit_bytes=target.smem_per_block_bytes,
         tensor_memory_limit_columns=target.tensor_memory_columns,
@@ -208,6 +211,7 @@ def _check_splits(plan: GemmPlan) -> None:
     """CTAs that split K hand sums to one another through their cluster's shared memory."""
     if not 1 <= plan.splits <= MAX_SPLITS:
         raise Refusal(f"K in {plan.splits} parts; 1 to {MAX_SPLITS} are implemented")
+    _check_grid_splits(plan)
     if plan.splits == 1:
         return
     if plan.unit != "wgmma" or plan.teams > 1:
@@ -218,8 +222,28 @@ def _check_splits(plan: GemmPlan) -> None:
         )
     if plan.splits > plan.subtiles:
         raise Refusal(f"K in {plan.splits} parts with {plan.subtiles} sub-tiles: some have none to store")
-    if plan.splits > plan.k_tiles:
-        raise Refusal(f"K in {plan.splits} parts of {plan.k_tiles} K tiles: some have none")
+    if plan.parts > plan.k_tiles:
+        raise Refusal(f"K in {plan.parts} parts of {plan.k_tiles} K tiles: some have none")
+
+
+def _check_grid_splits(plan: GemmPlan) -> None:
+    """Clusters that split K hand sums to one another through a workspace."""
+    if not 1 <= plan.grid_splits <= MAX_GRID_SPLITS:
+        raise Refusal(f"K of a tile by {plan.grid_splits} clusters; 1 to {MAX_GRID_SPLITS} are implemented")
+    if plan.grid_splits == 1:
+        return
+    if plan.teams > 1 or plan.products > 1:
+        raise Refusal("K is split among clusters without ping-pong and of one product")
+    if not plan.parts <= plan.k_tiles <= MAX_EXTENT // plan.parts:
+        raise Refusal(
+            f"K in {plan.parts} parts of {plan.k_tiles} K tiles: some have none, or their numbers exceed 32 bits"
+        )
+    if workspace.counters(plan) > workspace.MAX_COUNTERS or workspace.sums_bytes(plan) > workspace.MAX_SUMS_BYTES:
+        raise Refusal(
+            f"K of {plan.work[0] * plan.work[1]} tiles by {plan.grid_splits} clusters each, with"
+            f" {workspace.counters(plan)} counters and {workspace.sums_bytes(plan)} bytes of sums in global memory; up to"
+            f" {workspace.MAX_COUNTERS} and {workspace.MAX_SUMS_BYTES} are implemented"
+        )
 
 
 def _check_slices(plan: GemmPlan) -> None:

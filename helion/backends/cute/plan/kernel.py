@@ -12,6 +12,7 @@ from ..roles.programs import kernel_program
 from .counts import counts
 from .records import GemmPlan
 from .shared import shared_bytes, shared_memory
+from .workspace import workspace_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,11 @@ def _product_lines(plan: CutePlan) -> list[str]:
         + (f"; sums promoted to fp32 every {gemm.promote_k_tiles} K tiles" if gemm.promote else ""),
     ]
     operands = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.epilogue.operands]
+    if gemm.grid_splits > 1:
+        lines.append(
+            f"  K in {gemm.parts} parts, {gemm.grid_splits} of them by clusters that hand sums to the last one in"
+            f" {workspace_bytes(gemm)} bytes of global memory"
+        )
     chain = [each.op for each in problem.epilogue.instructions]
     if chain or operands:
         lines.append(f"  epilogue: {', '.join(chain) or 'none'}; operands: {', '.join(operands) or 'none'}")

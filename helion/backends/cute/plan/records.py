@@ -87,6 +87,9 @@ class Choice:
     splits: int = 1
     """CTAs that share the K of one tile, times ``cluster`` up to 16, no more than the tile has sub-tiles; wgmma only, without
     ping-pong."""
+    grid_splits: int = 1
+    """Clusters that share the K of their tiles, up to 64, without ping-pong: all write their sums to a workspace in global
+    memory, and the one that comes last adds them."""
     residual_stages: int = 2
     """Sub-tiles of exact operands that are loaded ahead, 2 to 8."""
 
@@ -116,6 +119,8 @@ class GemmPlan:
     """Groups of storing warps that take tiles in turn."""
     splits: int
     """CTAs of the cluster that each take a range of the K tiles of every tile."""
+    grid_splits: int
+    """Clusters that each take a range of the K tiles of the same tiles."""
     residual_stages: int
     shared_limit_bytes: int
     tensor_memory_limit_columns: int
@@ -145,6 +150,11 @@ class GemmPlan:
     def ctas(self) -> int:
         """Of one cluster."""
         return self.cluster[0] * self.cluster[1] * self.splits
+
+    @property
+    def parts(self) -> int:
+        """Ranges of K tiles that a tile's are cut into."""
+        return self.splits * self.grid_splits
 
     @property
     def warpgroups(self) -> int:
@@ -199,6 +209,12 @@ class GemmPlan:
         """Clusters' worth of tiles along M and N."""
         rows, columns = self.cluster_tiles
         return -(-self.problem.m // (self.tile[0] * rows)), -(-self.problem.n // (self.tile[1] * columns))
+
+    @property
+    def pieces(self) -> int:
+        """Of work that clusters take in turn."""
+        rows, columns = self.work
+        return rows * columns * self.grid_splits
 
     @property
     def operand_bytes(self) -> int:

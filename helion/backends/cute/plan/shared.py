@@ -48,6 +48,8 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     ):
         if pipeline is not None:
             wanted.append((name, pipeline.barrier_words * WORD_BYTES, WORD_BYTES))
+    if plan.grid_splits > 1:
+        wanted.append(("shared_count", 4, 4))
     if plan.unit == "tcgen05":
         if plan.ctas_per_mma == 2:
             wanted.append(("free_barrier", WORD_BYTES, WORD_BYTES))

@@ -30,6 +30,8 @@ MULTICAST_GAIN = 0.75
 LEAST_K_TILE_US = 0.15
 #: What it takes CTAs that split K to wait for each other, in microseconds for each of them.
 SPLIT_US = 0.75
+#: Two fences and a counter in global memory, about four times the latency of memory.
+GRID_SPLIT_US = 2.5
 #: What an SM stores and reads in an epilogue for each byte of its share of the memory bandwidth.
 EPILOGUE_PER_BANDWIDTH = 1.1
 #: Launch, first loads and last stores, in microseconds.
@@ -51,22 +53,21 @@ class Timing:
 
 def timing(shape: ProductShape, plan: GemmPlan, target: Target) -> Timing:
     """A roofline of one tile, times the rounds of tiles that as many clusters as fit the GPU take."""
-    rows, columns = plan.work
-    clusters = rows * columns
+    clusters = plan.pieces
     resident = max(1, target.num_sms // plan.ctas)
     waves = -(-clusters // resident)
     busy = min(clusters * plan.ctas, target.num_sms)
     k_tile_us = _k_tile_us(plan, busy, target)
     epilogue_us = _epilogue_us(plan, target)
     overlapped = plan.accumulator_stages > 1 or plan.teams > 1
-    tile_us = -(-plan.k_tiles // plan.splits) * k_tile_us
+    tile_us = -(-plan.k_tiles // plan.parts) * k_tile_us
     body = waves * max(tile_us, epilogue_us) + epilogue_us if overlapped else waves * (tile_us + epilogue_us)
     memory_us = shape.bytes_moved / (busy * _share(target))
     return Timing(
         k_tile_us=k_tile_us,
         epilogue_us=epilogue_us,
         waves=waves,
-        tiles=clusters * plan.cluster_tiles[0] * plan.cluster_tiles[1],
+        tiles=math.prod(plan.work) * math.prod(plan.cluster_tiles),
         total_us=OVERHEAD_US + max(body, memory_us),
     )
 
@@ -98,6 +99,9 @@ def _epilogue_us(plan: GemmPlan, target: Target) -> float:
     stored = rows * columns * (plan.output_bytes + exact) / plan.splits
     exchanged = 2 * rows * columns * SUM_BYTES * (plan.splits - 1) / plan.splits
     waited = SPLIT_US * plan.splits if plan.splits > 1 else 0.0
+    if plan.grid_splits > 1:  # every cluster writes its sums, and the last one reads those of all
+        exchanged += rows * columns * SUM_BYTES * (1 + plan.grid_splits) / plan.splits
+        waited += GRID_SPLIT_US
     return waited + (stored / EPILOGUE_PER_BANDWIDTH + exchanged / L2_PER_BANDWIDTH) / _share(target)
 
 
@@ -123,7 +127,7 @@ def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predict
         spill_risk=0.0,
         shared_bytes=shared_bytes(plan),
         tensor_memory_columns=counts(plan).tensor_memory_columns,
-        waves=math.prod(plan.work) * plan.ctas / target.num_sms,
+        waves=plan.pieces * plan.ctas / target.num_sms,
         occupancy_blocks=1,
         fits=True,
         bytes_moved=shape.bytes_moved,

@@ -10,7 +10,7 @@ from ..plan.records import GemmPlan
 
 PipelineKind = Literal["tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue", "exchange"]
 Side = Literal["producer", "consumer"]
-Who = Literal["leader", "first_warp", "last_subtile", "owner", "others"]
+Who = Literal["leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part"]
 Slots = Literal["k_tiles", "subtiles"]
 
 
@@ -58,7 +58,8 @@ class SubtileLoop(Step):
 class Gate(Step):
     """Only the CTA of a pair that issues for both (``leader``), the first warp of the role, or the last sub-tile.
 
-    Where CTAs split K: the one that stores the sub-tile (``owner``) or the ``others``.
+    Where CTAs split K: the one that stores the sub-tile (``owner``) or the ``others``. Where clusters do: the CTA that has
+    found the sums of all others of the tile in the workspace (``last_part``), or one that has not.
     """
 
     who: Who
@@ -196,6 +197,36 @@ class AddSums(Step):
     """What the other CTAs sent of the sub-tile, in a fixed order, to the registers of the epilogue."""
 
     cursor: str
+
+
+@dataclass(frozen=True)
+class PutSums(Step):
+    """The registers of the epilogue, before it, to the place of this part of K in the workspace."""
+
+
+@dataclass(frozen=True)
+class ReleaseSums(Step):
+    """Who learns of what comes behind this sees in the workspace what the warps have put there before the last barrier."""
+
+
+@dataclass(frozen=True)
+class CountPart(Step):
+    """One more part of the tile is in the workspace: how many there were goes to shared memory."""
+
+
+@dataclass(frozen=True)
+class AcquireSums(Step):
+    """Behind the next barrier, warps see what all parts that were counted have put into the workspace."""
+
+
+@dataclass(frozen=True)
+class TakeSums(Step):
+    """The sums of all parts, from the workspace, in the order of K, into the registers of the epilogue."""
+
+
+@dataclass(frozen=True)
+class ResetCount(Step):
+    """The tile's counter back to zero, for the next launch."""
 
 
 @dataclass(frozen=True)

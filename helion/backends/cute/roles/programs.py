@@ -31,6 +31,7 @@ from .grammar import (
     TmaLoad,
     Wait,
 )
+from .grid_splits import with_grid_splits
 from .splits import with_splits
 from .teams import with_teams
 
@@ -44,6 +45,8 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
         program = with_residuals(program)
     if plan.splits > 1:
         program = with_splits(program)
+    if plan.grid_splits > 1:
+        program = with_grid_splits(program)
     if plan.teams > 1:
         program = with_teams(program)
     if plan.ctas > 1:

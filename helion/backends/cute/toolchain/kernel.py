@@ -7,7 +7,7 @@ import hashlib
 import platform
 from dataclasses import dataclass
 
-VERSION = 1
+VERSION = 2
 """Of what is made of a kernel and kept; another one is kept apart."""
 
 
@@ -27,6 +27,8 @@ class GemmKernel:
     shared_bytes: int
     problem: str
     source: str
+    workspace_bytes: int = 0
+    """Of global memory that a launch takes behind its tensors (``plan.workspace``)."""
 
     @functools.cached_property
     def key(self) -> str:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from ...execution import CompileError
+from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from .kernel import GemmKernel
 from .offline import ToolMissing, compile_source, runtime_libraries
 
@@ -62,7 +63,13 @@ int32_t helion_clusters(void) {{
   return cudaOccupancyMaxActiveClusters(&found, kernel, &configuration) ? 0 : found;
 }}
 
-/* One launch: addresses of the tensors in device memory, clusters that run at once, the stream. 0 is success. */
+/* Bytes of the workspace that a launch takes behind its tensors, none if 0. Its counters, the first {counter_bytes} bytes, are to be
+   zero before the first launch; each launch leaves them so. Launches that may overlap need one each. */
+int64_t helion_workspace(void) {{
+  return {workspace};
+}}
+
+/* One launch: addresses of the tensors in device memory, and of the workspace, clusters that run at once, the stream. 0 is success. */
 int32_t helion_launch({parameters}int32_t clusters, void *stream) {{
   int32_t status = 0;
   void *given[] = {{{addresses}&clusters, &stream, &status}};
@@ -104,6 +111,8 @@ def source(symbol: str, kernel: GemmKernel) -> str:
         ctas=kernel.ctas,
         threads=kernel.threads,
         shared=kernel.shared_bytes,
+        workspace=kernel.workspace_bytes,
+        counter_bytes=MAX_COUNTERS * COUNTER_BYTES,
         parameters="".join(f"void *{name}, " for name in names),
         addresses="".join(f"&{name}, " for name in names),
         count=len(names) + 3,

@@ -90,6 +90,20 @@ class Buffer:
     stores: int = 0
 
 
+Put = tuple[int, int, int, int, int]
+"""Sums in the workspace: tile, CTA of its cluster, part of K, sub-tile, warp."""
+
+
+@dataclass
+class Workspace:
+    """Global memory that clusters share."""
+
+    released: dict[Put, int] = field(default_factory=dict)
+    """What a fence has made visible to who learns of it, and its place in the order of that."""
+    counters: dict[Tag, int] = field(default_factory=dict)
+    """By tile and CTA."""
+
+
 @dataclass
 class Cta:
     rank: int
@@ -98,6 +112,12 @@ class Cta:
     buffers: list[Buffer]
     meetings: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By barrier: (warps waiting, meetings so far)."""
+    coming: dict[str, list[Warp]] = field(default_factory=dict)
+    """By barrier: the warps that wait there."""
+    put: list[Put] = field(default_factory=list)
+    """What its warps had put into the workspace when they last met."""
+    count: int | None = None
+    """Parts of the tile that were in the workspace before its own."""
     vectors: dict[int, dict[int, int]] = field(default_factory=dict)
     """By team and warp: the tile whose part of the row operands is in shared memory."""
     allocated: bool = False
@@ -124,6 +144,12 @@ class Warp:
     group: range | None = None
     """The K tiles that a loop over them has, where not all."""
     subtile: int = 0
+    part: int = 0
+    """Which of the clusters that split K it works for."""
+    seen: int = 0
+    """Of what is in the workspace, how much is visible to the warp: so much of ``Workspace.released``."""
+    put: list[Put] = field(default_factory=list)
+    """What it has put there since it last came to a barrier."""
     sums: Sums = field(default_factory=Sums)
     total: list[Tag] = field(default_factory=list)
     stage: int = 0
@@ -135,6 +161,8 @@ class Warp:
     """The sub-tile whose sums are in the registers of the epilogue."""
     gathered: Tag | None = None
     """The sub-tile whose sums of other CTAs have been added to them."""
+    taken: Tag | None = None
+    """The sub-tile whose sums of all clusters they are."""
     vectors: int | None = None
     residual: Tag | None = None
     stores: list[Store] = field(default_factory=list)
@@ -149,6 +177,9 @@ class Leaf(NamedTuple):
     tile: int
     k_tile: int
     subtile: int
+    part: int
+    guard: Callable[[Warp], bool] | None = None
+    """Whether the warp takes the step at all, where that is not known before."""
 
 
 _is_generator = functools.cache(inspect.isgeneratorfunction)
@@ -157,15 +188,15 @@ _is_generator = functools.cache(inspect.isgeneratorfunction)
 class Agent:
     """A warp on its way through its steps."""
 
-    __slots__ = ("at", "inner", "leaves", "ready", "speed", "warp")
+    __slots__ = ("at", "cluster", "inner", "leaves", "ready", "speed", "warp")
 
-    def __init__(self, warp: Warp, leaves: list[Leaf], speed: float) -> None:
-        self.warp, self.leaves, self.speed = warp, leaves, speed
+    def __init__(self, cluster: Cluster, warp: Warp, leaves: list[Leaf], speed: float) -> None:
+        self.cluster, self.warp, self.leaves, self.speed = cluster, warp, leaves, speed
         self.at = 0
         self.ready: Ready | None = None
         self.inner: Running | None = None
 
-    def go_on(self, cluster: Cluster) -> bool:
+    def go_on(self) -> bool:
         """One step further; False behind the last."""
         if self.inner is not None:
             try:
@@ -177,32 +208,53 @@ class Agent:
             return False
         leaf, warp = self.leaves[self.at], self.warp
         self.at += 1
-        warp.tile, warp.k_tile, warp.subtile = leaf.tile, leaf.k_tile, leaf.subtile
-        if not leaf.waits:
-            self.ready = leaf.run(cluster, leaf.step, warp)
+        warp.tile, warp.k_tile, warp.subtile, warp.part = leaf.tile, leaf.k_tile, leaf.subtile, leaf.part
+        if leaf.guard is not None and not leaf.guard(warp):
             return True
-        self.inner = leaf.run(cluster, leaf.step, warp)
-        return self.go_on(cluster)
+        if not leaf.waits:
+            self.ready = leaf.run(self.cluster, leaf.step, warp)
+            return True
+        self.inner = leaf.run(self.cluster, leaf.step, warp)
+        return self.go_on()
 
 
 class Cluster:
-    """One cluster that works on `tiles` tiles of `k_tiles` K tiles each, under the schedule of `seed`."""
+    """One cluster that works on `tiles` tiles of `k_tiles` K tiles each, under the schedule of `seed`.
 
-    def __init__(self, program: g.KernelProgram, *, tiles: int, k_tiles: int, seed: int) -> None:
+    Where clusters split K, it is the ``number``-th of some that take the parts of all tiles in turn, which share a
+    workspace: those beside the ``first`` are made by that.
+    """
+
+    def __init__(
+        self,
+        program: g.KernelProgram,
+        *,
+        tiles: int,
+        k_tiles: int,
+        seed: int,
+        first: Cluster | None = None,
+        number: int = 0,
+    ) -> None:
         self.program, self.plan = program, program.plan
-        self.tiles, self.k_tiles = tiles, k_tiles
-        self.random = random.Random(seed)
+        self.tiles, self.k_tiles, self.number = tiles, k_tiles, number
+        self.random: random.Random = first.random if first else random.Random(seed)
+        self.workspace: Workspace = first.workspace if first else Workspace()
         self.newest_first = self.random.choice((0.0, 0.9))  # of messages, which starves the oldest
-        self.messages: list[tuple[int, Callable[[], None]]] = []
-        self.queues: dict[int, list[Callable[[], None]]] = {}
-        """Per leading CTA: what its tensor core does, in order."""
+        self.messages: list[tuple[Cta, Callable[[], None]]] = first.messages if first else []
+        self.queues: dict[tuple[int, int], list[Callable[[], None]]] = first.queues if first else {}
+        """Per cluster and leading CTA: what its tensor core does, in order."""
         self.ctas = [self._cta(rank) for rank in range(self.plan.ctas)]
-        self.stored: dict[tuple[int, Tag], int] = {}
+        self.stored: dict[tuple[int, Tag], int] = first.stored if first else {}
         self.counts = counts(self.plan)
         self._ctas: dict[tuple[str, int], list[Cta]] = {}
         self._parts: dict[int, set[tuple[str, int]]] = {}
         self.exits = 0
         self.exiting = sum(role.warps for role in program.roles) * self.plan.ctas
+        self.clusters: list[Cluster] = first.clusters if first else []
+        self.clusters.append(self)
+        if first is None and self.plan.grid_splits > 1:
+            for beside in range(1, self.random.randint(1, self.plan.grid_splits)):
+                Cluster(program, tiles=tiles, k_tiles=k_tiles, seed=seed, first=self, number=beside)
 
     def _cta(self, rank: int) -> Cta:
         rings = {}
@@ -225,18 +277,32 @@ class Cluster:
 
     def run(self) -> None:
         """Raises ``Fault`` unless every sub-tile of every CTA is stored once and all warps end."""
-        self._schedule([agent for cta in self.ctas for role in self.program.roles for agent in self._agents(cta, role)])
+        self._schedule([agent for cluster in self.clusters for agent in cluster.agents()])
         for cta in self.ctas:
             for tile in range(self.tiles):
                 for subtile in self.own(cta):
                     if self.stored.get((cta.rank, (tile, subtile))) != 1:
                         raise Fault(f"sub-tile {subtile} of tile {tile} is not stored once")
+        for (tile, rank), count in self.workspace.counters.items():
+            if count:
+                raise Fault(f"the counter of tile {tile} of CTA {rank} is left at {count}")
+        for cluster in self.clusters:
+            cluster.check_rings()
+
+    def check_rings(self) -> None:
+        """Raises ``Fault`` for a barrier in the midst of a phase."""
+        for cta in self.ctas:
             for ring in cta.rings.values():
                 for barrier in (*ring.full, *ring.empty):
                     if barrier.pending != barrier.count or barrier.bytes:
                         raise Fault(
                             f"{barrier.name}: {barrier.count - barrier.pending} arrivals of a phase are left over"
                         )
+
+    def agents(self) -> Iterator[Agent]:
+        for cta in self.ctas:
+            for role in self.program.roles:
+                yield from self._agents(cta, role)
 
     def _agents(self, cta: Cta, role: g.Role) -> Iterator[Agent]:
         """The warps of a role: all but the first take the same steps."""
@@ -247,7 +313,7 @@ class Cluster:
             if number < 2:
                 shared = list(self.steps(steps, Warp(cta=cta, role=role, number=number)))
             cta.running += 1
-            yield Agent(warp, shared, 0.05 + self.random.random() ** 2)
+            yield Agent(self, warp, shared, 0.05 + self.random.random() ** 2)
 
     def _schedule(self, agents: list[Agent]) -> None:
         """Steps and transfers at random; warps that wait look again from time to time, and when nothing else can go on."""
@@ -303,7 +369,7 @@ class Cluster:
     def _burst(self, agent: Agent, most: int) -> int:
         """Steps that `agent` has taken, until it has to wait, or has ended, which its place tells."""
         for taken in range(most):
-            if not agent.go_on(self):
+            if not agent.go_on():
                 self._leave(agent)
                 return taken + 1
             if agent.ready is not None:
@@ -331,9 +397,9 @@ class Cluster:
             if draw() >= self.newest_first:
                 at = int(draw() * len(messages))
                 messages[at], messages[-1] = messages[-1], messages[at]
-            rank, deliver = messages.pop()
-            if self.ctas[rank].running == 0:
-                raise Fault(f"something arrives at CTA {rank}, which has left")
+            cta, deliver = messages.pop()
+            if cta.running == 0:
+                raise Fault(f"something arrives at CTA {cta.rank}, which has left")
             deliver()
         return most
 
@@ -350,7 +416,7 @@ class Cluster:
             if hasattr(step, "body"):
                 yield from run(self, step, warp)
             else:
-                yield Leaf(run, _is_generator(run), step, warp.tile, warp.k_tile, warp.subtile)
+                yield Leaf(run, _is_generator(run), step, warp.tile, warp.k_tile, warp.subtile, warp.part)
 
     def own(self, cta: Cta) -> list[int]:
         """The sub-tiles of a tile that `cta` stores."""
@@ -426,10 +492,10 @@ class Cluster:
             raise Fault(f"stale operands: a slot holds {sorted(set(slot.held.values()))}, to be read is {tag}")
 
     def send(self, cta: Cta, deliver: Callable[[], None]) -> None:
-        self.messages.append((cta.rank, deliver))
+        self.messages.append((cta, deliver))
 
     def queue(self, cta: Cta) -> list[Callable[[], None]]:
-        return self.queues.setdefault(cta.rank, [])
+        return self.queues.setdefault((self.number, cta.rank), [])
 
 
 Rule = Callable[..., Any]

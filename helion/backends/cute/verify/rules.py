@@ -24,27 +24,35 @@ from .cluster import (
     Warp,
     rule,
 )
+from .workspace import share
 
 # Control ---------------------------------------------------------------------------------------------------------------
 
 
 @rule(g.TileLoop)
 def _(cluster: Cluster, step: g.TileLoop, warp: Warp) -> Iterator[Leaf]:
-    for warp.tile in range(step.first, cluster.tiles, step.every):
-        warp.k_tile = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles).start
+    parts, clusters = cluster.plan.grid_splits, len(cluster.clusters)
+    for work in range(cluster.number + step.first, cluster.tiles * parts, step.every * clusters):
+        warp.tile, warp.part = divmod(work, parts)
+        warp.k_tile = _k_tiles(cluster, warp).start
         yield from cluster.steps(step.body, warp)
+
+
+def _k_tiles(cluster: Cluster, warp: Warp) -> range:
+    """Those that are the warp's to multiply."""
+    return k_range(cluster.plan, warp.cta.rank, cluster.k_tiles, warp.part)
 
 
 @rule(g.KLoop)
 def _(cluster: Cluster, step: g.KLoop, warp: Warp) -> Iterator[Leaf]:
-    k_tiles = warp.group or k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
+    k_tiles = warp.group or _k_tiles(cluster, warp)
     for warp.k_tile in k_tiles[step.first :]:
         yield from cluster.steps(step.body, warp)
 
 
 @rule(g.KGroups)
 def _(cluster: Cluster, step: g.KGroups, warp: Warp) -> Iterator[Leaf]:
-    k_tiles = k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)
+    k_tiles = _k_tiles(cluster, warp)
     for first in range(0, len(k_tiles), step.size):
         warp.group = k_tiles[first : first + step.size]
         warp.k_tile = warp.group.start
@@ -60,7 +68,10 @@ def _(cluster: Cluster, step: g.SubtileLoop, warp: Warp) -> Iterator[Leaf]:
 
 @rule(g.Gate)
 def _(cluster: Cluster, step: g.Gate, warp: Warp) -> Iterator[Leaf]:
-    if GATES[step.who](cluster, warp):
+    if step.who in GUARDS:
+        guard = functools.partial(GUARDS[step.who], cluster)
+        yield from (leaf._replace(guard=guard) for leaf in cluster.steps(step.body, warp))
+    elif GATES[step.who](cluster, warp):
         yield from cluster.steps(step.body, warp)
 
 
@@ -71,6 +82,11 @@ GATES: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
     "owner": lambda cluster, warp: cluster.owner(warp) is warp.cta,
     "others": lambda cluster, warp: cluster.owner(warp) is not warp.cta,
 }
+GUARDS: Mapping[g.Who, Callable[[Cluster, Warp], bool]] = {
+    "last_part": lambda cluster, warp: warp.cta.count == cluster.plan.grid_splits - 1,
+    "earlier_part": lambda cluster, warp: warp.cta.count != cluster.plan.grid_splits - 1,
+}
+"""Gates that only the run shows to be open."""
 
 
 @rule(g.SetUp)
@@ -307,7 +323,7 @@ def _(cluster: Cluster, step: g.SelectSums, warp: Warp) -> None:
 
 @rule(g.ReadSums)
 def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> None:
-    wanted = [(warp.tile, k_tile) for k_tile in k_range(cluster.plan, warp.cta.rank, cluster.k_tiles)]
+    wanted = [(warp.tile, k_tile) for k_tile in _k_tiles(cluster, warp)]
     if step.cursor is None:
         if warp.groups or warp.open_group:
             raise Fault("sums are read while the matrix unit still adds to them")
@@ -357,7 +373,10 @@ def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> None:
     epilogue, tag = cluster.plan.problem.epilogue, (warp.tile, warp.subtile)
     if warp.held != tag:
         raise Fault(f"the epilogue of {tag} has the sums of {warp.held}")
-    if cluster.plan.splits > 1 and warp.gathered != tag:
+    if cluster.plan.grid_splits > 1:
+        if warp.taken != tag:
+            raise Fault(f"the epilogue of {tag} lacks sums of other clusters")
+    elif cluster.plan.splits > 1 and warp.gathered != tag:
         raise Fault(f"the epilogue of {tag} lacks sums of other CTAs")
     if epilogue.of_kind("exact") and warp.residual != tag:
         raise Fault(f"the epilogue of {tag} has the residual of {warp.residual}")
@@ -407,23 +426,25 @@ def _(cluster: Cluster, step: g.StoreWait, warp: Warp) -> Ready:
 # Meetings ----------------------------------------------------------------------------------------------------------------
 
 
-def _come(cluster: Cluster, cta: Cta, name: str) -> Ready:
+def _come(cluster: Cluster, warp: Warp, name: str) -> Ready:
     """Comes to a barrier. Gives whether all have come this time."""
-    barrier = next(barrier for barrier in cluster.program.barriers if barrier.name == name)
+    cta, barrier = warp.cta, next(barrier for barrier in cluster.program.barriers if barrier.name == name)
     there, meetings = cta.meetings.get(name, (0, 0))
     complete = (there + 1) * 32 >= barrier.threads
     cta.meetings[name] = (0, meetings + 1) if complete else (there + 1, meetings)
+    if cluster.plan.grid_splits > 1:
+        share(cta, warp, name, complete)
     return lambda: cta.meetings[name][1] > meetings
 
 
 @rule(g.Meet)
 def _(cluster: Cluster, step: g.Meet, warp: Warp) -> Ready:
-    return _come(cluster, warp.cta, step.barrier)
+    return _come(cluster, warp, step.barrier)
 
 
 @rule(g.Signal)
 def _(cluster: Cluster, step: g.Signal, warp: Warp) -> None:
-    _come(cluster, warp.cta, step.barrier)
+    _come(cluster, warp, step.barrier)
 
 
 @rule(g.AllocateSums)
@@ -438,7 +459,7 @@ def _(cluster: Cluster, step: g.AllocateSums, warp: Warp) -> Ready | None:
 
 @rule(g.FindSums)
 def _(cluster: Cluster, step: g.FindSums, warp: Warp) -> Running:
-    yield _come(cluster, warp.cta, "tensor_memory")
+    yield _come(cluster, warp, "tensor_memory")
     if not warp.cta.allocated:
         raise Fault("tensor memory is looked for before it is allocated")
 

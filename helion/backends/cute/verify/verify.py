@@ -8,12 +8,14 @@ import functools
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from ..roles.grammar import KernelProgram, Pipeline
-from . import rules  # noqa: F401  (fills the table of rules)
+from . import rules, workspace  # noqa: F401  (fill the table of rules)
 from .cluster import Cluster
 from .structure import check_structure
 
 FEW_SPLITS = 4
-"""CTAs that split K are simulated in full up to so many."""
+"""CTAs of a cluster that split K are simulated in full up to so many."""
+FEW_CLUSTERS = 3
+"""Clusters that do."""
 
 
 def verify(program: KernelProgram) -> None:
@@ -32,7 +34,7 @@ def trips(plan: GemmPlan) -> list[tuple[int, int]]:
     """
     rounds = max(plan.accumulator_stages, plan.teams)
     return [
-        (tiles, plan.splits * k_tiles + k_tiles % plan.splits)
+        (tiles, plan.parts * k_tiles + k_tiles % plan.parts)
         for tiles in range(3 * rounds + 1)
         for k_tiles in range(1, 3 * plan.ab_stages + 1)
     ]
@@ -45,18 +47,22 @@ def _without_extents(plan: GemmPlan) -> GemmPlan:
 
 
 def smaller(program: KernelProgram) -> KernelProgram:
-    """`program` with fewer CTAs that split K, each of which stores as many sub-tiles of a tile as before.
+    """`program` with fewer CTAs that split K, each of which stores as many sub-tiles of a tile as before, and with fewer
+    clusters that do.
 
     These CTAs differ in nothing but which sub-tiles are theirs, and each of them talks to every other in the same way: with
-    ``FEW_SPLITS`` of them there are one that sends, one that owns, and two that come before and behind either. Steps
-    stay as they are. So does by how much a count of arrivals or bytes is off from the plan's.
+    ``FEW_SPLITS`` of them there are one that sends, one that owns, and two that come before and behind either. Clusters
+    differ in nothing but who comes last: with ``FEW_CLUSTERS`` there are one that comes first, one between and one last.
+    Steps stay as they are. So does by how much a count of arrivals or bytes is off from the plan's.
     """
     plan = program.plan
-    if plan.splits <= FEW_SPLITS:
+    few = dataclasses.replace(plan, grid_splits=min(plan.grid_splits, FEW_CLUSTERS))
+    if plan.splits > FEW_SPLITS:
+        subtiles = plan.rounds * FEW_SPLITS - (1 if plan.subtiles % plan.splits else 0)
+        tile = (plan.tile[0], subtiles * plan.epilogue_n, plan.tile[2])
+        few = dataclasses.replace(few, splits=FEW_SPLITS, tile=tile)
+    if few == plan:
         return program
-    subtiles = plan.rounds * FEW_SPLITS - (1 if plan.subtiles % plan.splits else 0)
-    tile = (plan.tile[0], subtiles * plan.epilogue_n, plan.tile[2])
-    few = dataclasses.replace(plan, splits=FEW_SPLITS, tile=tile)
     return dataclasses.replace(
         program, plan=few, pipelines=tuple(_recounted(each, plan, few) for each in program.pipelines)
     )
@@ -76,6 +82,6 @@ def _simulate(program: KernelProgram) -> None:
     """A sample of ``trips``, all of which tests run: no work, more tiles than sums have stages, a wrap within a tile."""
     plan = program.plan
     rounds = max(plan.accumulator_stages, plan.teams)
-    sampled = [(0, plan.splits), (rounds + 2, plan.splits), (2, plan.splits * plan.ab_stages + 1)]
+    sampled = [(0, plan.parts), (rounds + 2, plan.parts), (2, plan.parts * plan.ab_stages + 1)]
     for seed, (tiles, k_tiles) in enumerate(sampled):
         Cluster(program, tiles=tiles, k_tiles=k_tiles, seed=seed).run()

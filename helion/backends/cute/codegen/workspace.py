@@ -1,0 +1,82 @@
+"""Sums that clusters hand to one another through global memory: counters, and words of four sums by thread."""
+
+from __future__ import annotations
+
+from ..plan.records import GemmPlan
+from ..plan.workspace import MAX_COUNTERS, WORDS, sums_shape
+from .epilogue import fragment
+
+PARAMETERS = (("counters", "cute.Tensor"), ("part_sums", "cute.Tensor"))
+"""What the kernel takes of the workspace."""
+
+
+def tensors(plan: GemmPlan) -> list[str]:
+    """Of the host function: views of the workspace."""
+    shape, strides = sums_shape(plan), [1]
+    for extent in shape[:-1]:
+        strides.append(strides[-1] * extent)
+    return [
+        f"counters = cute.make_tensor(cute.recast_ptr(workspace, dtype=cutlass.Int32), cute.make_layout({MAX_COUNTERS}))",
+        f"part_sums = cute.make_tensor(workspace + {MAX_COUNTERS}, cute.make_layout({shape}, stride={tuple(strides)}))",
+    ]
+
+
+def parts_of(plan: GemmPlan) -> list[str]:
+    """The tile and the K tiles of one piece of work: clusters that share a tile stand side by side."""
+    return [
+        f"tile = work // {plan.grid_splits}",
+        f"grid_part = work % {plan.grid_splits}",
+        f"k_begin = {plan.k_tiles} * (grid_part * {plan.splits} + place[3]) // {plan.parts}",
+        f"k_end = {plan.k_tiles} * (grid_part * {plan.splits} + place[3] + 1) // {plan.parts}",
+    ]
+
+
+def view(plan: GemmPlan) -> list[str]:
+    return [f"moved = cute.make_rmem_tensor({WORDS}, cutlass.Float32)"]
+
+
+def put(plan: GemmPlan) -> list[str]:
+    return [
+        f"for i in cutlass.range_constexpr({fragment(plan).values // WORDS}):",
+        f"    for j in cutlass.range_constexpr({WORDS}):",
+        f"        moved[j] = values[i * {WORDS} + j]",
+        f"    cute.autovec_copy(moved, {_word(plan, 'grid_part')})",
+    ]
+
+
+def count(plan: GemmPlan) -> list[str]:
+    """The fences around it order what is read and written."""
+    return [
+        "if lane == 0:",
+        "    counted = cute.arch.atomic_add("
+        f'counters.iterator + (tile * {plan.ctas} + rank), cutlass.Int32(1), sem="relaxed", scope="gpu")',
+        "    shared_count[0] = counted",
+    ]
+
+
+def take(plan: GemmPlan) -> list[str]:
+    """One part after another, so that it does not matter who comes last."""
+    values = fragment(plan).values // WORDS
+
+    def add(part: str, how: str) -> list[str]:
+        return [
+            f"for i in cutlass.range_constexpr({values}):",
+            f"    cute.autovec_copy({_word(plan, part)}, moved)",
+            f"    for j in cutlass.range_constexpr({WORDS}):",
+            f"        values[i * {WORDS} + j] = {how}moved[j]",
+        ]
+
+    return [
+        *add("0", ""),
+        f"for other_part in cutlass.range(1, {plan.grid_splits}, unroll=2):",
+        *(f"    {line}" for line in add("other_part", f"values[i * {WORDS} + j] + ")),
+    ]
+
+
+def reset(plan: GemmPlan) -> list[str]:
+    return ["if lane == 0:", f"    counters[tile * {plan.ctas} + rank] = cutlass.Int32(0)"]
+
+
+def _word(plan: GemmPlan, part: str) -> str:
+    subtile = "subtile" if plan.splits == 1 else f"subtile // {plan.splits}"
+    return f"part_sums[None, store_thread, i, {subtile}, {part}, rank, tile]"

@@ -1,0 +1,43 @@
+"""Global memory through which clusters that split K hand their sums to the one that adds them.
+
+First ``MAX_COUNTERS`` counters, one for each tile of a CTA, which are zero between launches; behind them fp32 sums. Kernels
+that follow one another on a stream share one workspace: all of them have their counters in the same place.
+"""
+
+from __future__ import annotations
+
+from .records import SUM_BYTES, WARP_THREADS, GemmPlan
+
+COUNTER_BYTES = 4
+MAX_COUNTERS = 4096
+"""Of one launch. K is split where tiles are few."""
+MAX_SUMS_BYTES = 2**30
+WORDS = 4
+"""fp32 sums that a thread moves at a time, 16 bytes."""
+
+
+def counters(plan: GemmPlan) -> int:
+    """Tiles of all CTAs, each with the sums of every part of K."""
+    rows, columns = plan.work
+    return rows * columns * plan.ctas
+
+
+def sums_shape(plan: GemmPlan) -> tuple[int, ...]:
+    """Words, threads, words of a thread in a sub-tile, sub-tiles that a CTA stores, parts of K, CTAs, clusters' worth of
+    tiles; the first is contiguous."""
+    threads = plan.consumer_warps * WARP_THREADS
+    values = plan.cta_tile[0] * plan.epilogue_n // threads
+    rows, columns = plan.work
+    return (WORDS, threads, values // WORDS, plan.rounds, plan.grid_splits, plan.ctas, rows * columns)
+
+
+def sums_bytes(plan: GemmPlan) -> int:
+    size = SUM_BYTES
+    for extent in sums_shape(plan):
+        size *= extent
+    return size
+
+
+def workspace_bytes(plan: GemmPlan) -> int:
+    """Of a launch; 0 for plans that need none."""
+    return MAX_COUNTERS * COUNTER_BYTES + sums_bytes(plan) if plan.grid_splits > 1 else 0
