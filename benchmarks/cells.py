@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.general import KERNELS, SUMMED
+from benchmarks.unseen.table import ALL as UNSEEN
+from benchmarks.unseen.table import Maker
 from helion._testing import EXAMPLES_DIR, as_meta, import_path, map_tensors
 
 if TYPE_CHECKING:
@@ -78,7 +80,8 @@ class Cell:
 
     ``high`` is what integer tensors stay below; ``logarithms`` asks for rows that are log-probabilities. ``summed`` is
     the dimension over which every second matrix is multiplied, None where there are no products. ``baseline`` is the same
-    computation in eager PyTorch, without autograd; None where nothing is compared.
+    computation in eager PyTorch, without autograd; None where nothing is compared. ``library`` is the fastest call of a
+    library for it, where that is another. ``made`` makes the arguments on a device, where they are not just random.
     """
 
     suite: str
@@ -91,6 +94,8 @@ class Cell:
     high: int = 2
     logarithms: bool = False
     summed: int | None = None
+    library: Callable[..., Any] | None = None
+    made: Callable[[str, int], tuple[Any, ...]] | None = None
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -328,6 +333,27 @@ def general_cells() -> Iterator[Cell]:
         )
 
 
+def unseen_cells() -> Iterator[Cell]:
+    """Families of kernels that no rule was made for."""
+    for one in UNSEEN:
+        for dtype, shape in one.shapes:
+
+            def made(device: str, seed: int, one=one, dtype=dtype, shape=shape) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
+                return one.arguments(Maker(device, seed), dtype, *shape)
+
+            yield Cell(
+                suite="unseen",
+                kernel=one.kernel.name,
+                case=" by ".join(map(str, shape)),
+                dtype=_name(dtype),
+                function=one.kernel,
+                args=made("meta", 0),
+                baseline=one.reference,
+                library=one.library,
+                made=made,
+            )
+
+
 def table_cells() -> list[Cell]:
     """All of the table of seeds, in its order; no two have the same key."""
     return [*example_cells(), *epilogue_cells(), *row_cells(), *matmul_cells(), *pointwise_cells()]
@@ -335,7 +361,7 @@ def table_cells() -> list[Cell]:
 
 def timed_cells() -> list[Cell]:
     """All that is timed on a GPU."""
-    return [cell for cell in (*table_cells(), *general_cells()) if cell.baseline is not None]
+    return [cell for cell in (*table_cells(), *general_cells(), *unseen_cells()) if cell.baseline is not None]
 
 
 def inputs(cell: Cell, device: str, seed: int = 0) -> tuple[Any, ...]:
@@ -343,6 +369,8 @@ def inputs(cell: Cell, device: str, seed: int = 0) -> tuple[Any, ...]:
 
     Matrices that are multiplied are scaled down by the root of their common extent, so that results are of order 1.
     """
+    if cell.made is not None:
+        return cell.made(device, seed)
     generator = torch.Generator(device).manual_seed(seed)
     made = 0
 

@@ -38,7 +38,7 @@ from helion._testing import map_tensors  # noqa: E402
 from helion.backends import BACKENDS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general")
+SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general", "unseen")
 
 #: Largest relative distance from fp64, by the least precise dtype of inputs and outputs. Products of fp32 run in TF32.
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -77,7 +77,8 @@ class Variants:
 
 def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, compiled: bool = True) -> Variants:
     """The functions of one cell on ``args``: ``seed``, further seeds if asked for, ``default`` where that is another
-    config, ``conservative``, ``cute`` (see ``on_cute``), ``eager``, and ``compile`` for torch.compile."""
+    config, ``conservative``, ``cute`` (see ``on_cute``), ``eager``, ``library`` where one has a call of its own for it (flash
+    and cuDNN attention, cuBLAS on narrow numbers), and ``compile`` for torch.compile."""
     bound = cell.function.bind(args)
     chosen = {"seed" if at == 0 else f"seed {at}": seed.config for at, seed in enumerate(bound.seeds)}
     if not alternates:
@@ -92,6 +93,8 @@ def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, com
     functions.update(on_cute(cell, args))
     assert cell.baseline is not None
     functions["eager"] = functools.partial(cell.baseline, *args)
+    if cell.library is not None:
+        functions["library"] = functools.partial(cell.library, *args)
     if compiled:
         torch._dynamo.reset()
         functions["compile"] = functools.partial(torch.compile(cell.baseline, dynamic=False), *args)

@@ -5,7 +5,9 @@ The same fragment validates a user's config, gives the default, and (in the auto
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import Any
 
 
 def _check_range(fragment: PowerOfTwoFragment | IntegerFragment) -> None:
@@ -132,3 +134,18 @@ class ListOf:
         if not isinstance(value, (list, tuple)) or len(value) != self.length:
             return f"must be a list of {self.length} values, got {value!r}"
         return next((f"entry {i} {why}" for i, v in enumerate(value) if (why := self.inner.why_not(v))), None)
+
+
+def values_of(fragment: Fragment) -> tuple[Any, ...]:
+    """Every value, in order of size where there is one."""
+    match fragment:
+        case PowerOfTwoFragment(low, high):
+            return tuple(1 << bit for bit in range(low.bit_length() - 1, high.bit_length()))
+        case IntegerFragment(low, high):
+            return tuple(range(low, high + 1))
+        case EnumFragment(choices):
+            return choices
+        case BooleanFragment():
+            return (False, True)
+        case PermutationFragment(length):
+            return tuple(list(order) for order in itertools.permutations(range(length)))

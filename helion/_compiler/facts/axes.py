@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..._shapes import Expr, Number, cdiv, hint_of, next_power_of_2
+from ...fields import Fragment, values_of
 from .records import AxisFact, AxisKind, MemoryOpFact, RegionFact
 from .walk import Walk
 
@@ -19,8 +20,10 @@ def axis_facts(walk: Walk, rollable: tuple[int, ...]) -> tuple[AxisFact, ...]:
     for region in walk.regions:
         for axis in region.axes if region.kind == "root" else ():
             roots.setdefault(axis, []).append(region.root)
+    fragments = dict(walk.program.tunables)
     facts = []
     for block in walk.program.blocks:
+        chosen_by, choices = _choices(block.size, fragments)
         extent = None if block.extent is None else max(1, int(hint_of(block.extent)))
         facts.append(
             AxisFact(
@@ -37,20 +40,49 @@ def axis_facts(walk: Walk, rollable: tuple[int, ...]) -> tuple[AxisFact, ...]:
                 outer=walk.outer.get(block.id),
                 min_size=block.min_size,
                 max_size=block.max_size,
+                chosen_by=chosen_by,
+                choices=choices,
             )
         )
     return tuple(facts)
 
 
+def _choices(size: Number | None, fragments: Mapping[str, Fragment]) -> tuple[str, tuple[tuple[object, int], ...]]:
+    """The one tunable that a size follows from, and its values with the sizes that they give; nothing where it is none."""
+    if not isinstance(size, Expr) or not size.leaves_are("tunable", "host"):
+        return "", ()
+    names = {leaf.args[0] for leaf in size.leaves() if leaf.op == "tunable"}
+    if len(names) != 1:
+        return "", ()
+    (name,) = names
+
+    def sized(value: object) -> int:
+        return int(size.evaluate(lambda leaf: value if leaf.op == "tunable" else leaf.hint))
+
+    return name, tuple((value, sized(value)) for value in values_of(fragments[name]))
+
+
 def with_means(
-    axes: tuple[AxisFact, ...], regions: Sequence[RegionFact], memory_ops: Sequence[MemoryOpFact]
+    axes: tuple[AxisFact, ...],
+    regions: Sequence[RegionFact],
+    memory_ops: Sequence[MemoryOpFact],
+    diagonal: Mapping[int, int],
 ) -> tuple[AxisFact, ...]:
-    """``axes`` with an estimate of the extents that depend on data."""
+    """``axes`` with an estimate of the extents that depend on data, and half of those that end or begin at a tile."""
     unknown = [axis for axis in axes if axis.extent is None and axis.outer is None]
     if not unknown:
         return axes
-    means = {axis.block_id: _mean(axis.block_id, axes, regions, memory_ops) for axis in unknown}
+    means = {
+        axis.block_id: _half(axes[diagonal[axis.block_id]])
+        if axis.block_id in diagonal
+        else _mean(axis.block_id, axes, regions, memory_ops)
+        for axis in unknown
+    }
     return tuple(replace(axis, mean=means.get(axis.block_id)) for axis in axes)
+
+
+def _half(axis: AxisFact) -> int | None:
+    return None if axis.extent is None else max(1, cdiv(axis.extent, 2))
 
 
 def _mean(

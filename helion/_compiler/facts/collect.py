@@ -8,7 +8,7 @@ from .axes import axis_facts, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
 from .liveness import maximal, sweep
-from .matmuls import attention_fact, matmul_facts, operand_roles
+from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles
 from .memory import atomic_facts, memory_facts
 from .records import KernelFacts, MatmulFact, ScanFact
 from .reductions import accumulator_facts, reduction_facts
@@ -25,7 +25,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
     liveness = sweep(walk, direct)
     looped = {block: loads_in_chunks(program, block) for block in rollable}
     memory_ops = memory_facts(walk, flow, axes, operand_roles(staged), looped)
-    axes = with_means(axes, walk.regions, memory_ops)
+    axes = with_means(axes, walk.regions, memory_ops, walk.diagonal)
     accumulators = accumulator_facts(walk, _dot_results(walk, matmuls))
     reductions = reduction_facts(walk, flow, liveness, axes, memory_ops, accumulators)
     products = reduced_products(walk, flow)
@@ -52,6 +52,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),
         attention=attention_fact(matmuls, reductions, regions),
+        attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
     )
 
 

@@ -9,7 +9,16 @@ from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Value, accumulator_
 from ..ir.ops import OPS
 from .axes import count
 from .flow import Flow
-from .records import AttentionFact, AxisFact, Layout, MatmulFact, ReductionFact, RegionFact, StagedOperand
+from .records import (
+    AttentionFact,
+    AttentionGradientFact,
+    AxisFact,
+    Layout,
+    MatmulFact,
+    ReductionFact,
+    RegionFact,
+    StagedOperand,
+)
 from .walk import MAX_HOPS, Walk
 
 
@@ -108,6 +117,7 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         lhs_prologue=sides[0].prologue,
         rhs_prologue=sides[1].prologue,
         accumulator_loop=_accumulator_loop(op, walk),
+        chained=_is_chained(op, walk),
         consumes=tuple(i for i, other in enumerate(walk.dots) if other is not op and flow.of(other.results[0]) & own),
     )
 
@@ -143,6 +153,12 @@ def _accumulator_loop(op: Op, walk: Walk) -> int | None:
     return region if reached & carried else None
 
 
+def _is_chained(op: Op, walk: Walk) -> bool:
+    added = accumulator_of(op)
+    maker = None if added is None else walk.makers.of(added)
+    return maker is not None and maker.kind == "dot" and walk.homes[maker.number] == walk.homes[op.number]
+
+
 def attention_fact(
     matmuls: tuple[MatmulFact, ...], reductions: tuple[ReductionFact, ...], regions: tuple[RegionFact, ...]
 ) -> AttentionFact | None:
@@ -152,11 +168,38 @@ def attention_fact(
             scores = matmuls[at]
             key, query = scores.n_axis, scores.m_axis
             together = scores.region == output.region and output.k_axis == key and output.m_axis == query
-            if key is None or query is None or not together or key not in regions[output.region].axes:
+            if key is None or not together or key not in regions[output.region].axes:
                 continue
             if any(r.axis == key and r.region == output.region for r in reductions):
-                return AttentionFact(query_axis=query, key_axis=key)
+                return AttentionFact(query_axis=query, key_axis=key, region=output.region)
     return None
+
+
+def attention_gradient_facts(
+    matmuls: tuple[MatmulFact, ...],
+    reductions: tuple[ReductionFact, ...],
+    regions: tuple[RegionFact, ...],
+    axes: tuple[AxisFact, ...],
+) -> tuple[AttentionGradientFact, ...]:
+    """The loops in which a dot takes what is made of two others there, tiles of the loop's axis and of one that a program
+    holds. Where the loop's axis is reduced as well, they are scores of two parts, of the forward pass."""
+    found: dict[int, AttentionGradientFact] = {}
+    softmax = {(fact.region, fact.axis) for fact in reductions}
+    for fact in matmuls:
+        walked = set(regions[fact.region].axes)
+        sides = [
+            frozenset((matmuls[at].m_axis, matmuls[at].n_axis))
+            for at in fact.consumes
+            if matmuls[at].region == fact.region and matmuls[at].k_axis not in walked
+        ]
+        for both in set(sides):
+            held = [axis for axis in both if axis is not None and axis not in walked]
+            if sides.count(both) < 2 or len(held) != 1 or not both & walked:
+                continue
+            (walk,) = both & walked
+            if walk is not None and axes[held[0]].on_grid and (fact.region, walk) not in softmax:
+                found[fact.region] = AttentionGradientFact(region=fact.region, held_axis=held[0], walked_axis=walk)
+    return tuple(found.values())
 
 
 def operand_roles(staged: tuple[StagedOperand, ...]) -> dict[int, Literal["lhs", "rhs"]]:

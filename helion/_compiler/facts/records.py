@@ -36,9 +36,12 @@ class AxisFact:
     False), None when it depends on data or on another tile. No elements count as one: nothing runs then, but a config is
     chosen all the same. ``padded`` is its next power of two, at least ``min_size`` (0 when unknown).
     ``mean`` is an estimate where the extent depends on data: how far the tensors reach that the axis walks over, shared
-    among the programs that walk over parts of them; None where there are none.
+    among the programs that walk over parts of them; None where there are none. Half of the other axis where the extent
+    depends on one tile alone, as below or above a diagonal (``hl.tile(other.end)``, ``hl.tile(other.begin, n)``).
     ``outer`` is the axis whose tile bounds this one (``hl.tile(outer.begin, outer.end)``). ``roots`` are
     the numbers of the grid loops that walk over the axis; ``min_size`` and ``max_size`` are the kernel's own bounds.
+    Where a fixed size follows from a tunable of the kernel, ``chosen_by`` is its name, and ``choices`` has its values with
+    the size for each.
     """
 
     block_id: int
@@ -55,6 +58,8 @@ class AxisFact:
     min_size: int
     max_size: int | None
     mean: int | None = None
+    chosen_by: str = ""
+    choices: tuple[tuple[object, int], ...] = ()
 
     @property
     def tunable(self) -> bool:
@@ -126,7 +131,8 @@ class MatmulFact:
     like name the axis whatever its kind, and ``batch_axes`` those in front. ``static_*`` are problem extents in
     elements, not tile sizes, None if not known when compiling. ``*_prologue`` says whether ops other than views stand
     between load and dot. ``accumulator_loop``: the region of the loop that carries the accumulator. ``consumes``:
-    numbers of the dots whose results reach this one's operands. ``*_format`` are the microscaling formats of a scaled
+    numbers of the dots whose results reach this one's operands. ``chained``: the accumulator is the result of another dot
+    of the region. ``*_format`` are the microscaling formats of a scaled
     dot, "" for others; ``static_k`` then counts numbers, where the tile of a packed ``e2m1`` operand counts bytes.
     """
 
@@ -155,6 +161,7 @@ class MatmulFact:
     rhs_prologue: bool
     accumulator_loop: int | None
     consumes: tuple[int, ...]
+    chained: bool = False
     lhs_format: str = ""
     rhs_format: str = ""
 
@@ -293,11 +300,27 @@ class MatmulWithTiledReductionEpilogueFact:
 class AttentionFact:
     """Two dots in one loop, the second fed by the first through a reduction over the loop's axis.
 
-    ``query_axis`` is M of both, ``key_axis`` N of the first and K of the second.
+    ``query_axis`` is M of both, None where the kernel's queries are a constant number; ``key_axis`` is N of the first
+    and K of the second. ``region`` is the loop.
     """
 
-    query_axis: int
+    query_axis: int | None
     key_axis: int
+    region: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionGradientFact:
+    """One loop of a backward pass of attention: two dots there give tiles of the same two axes, scores and their
+    gradient, and another one takes what is made of both.
+
+    A program holds a tile of ``held_axis`` (queries for their gradient, keys for theirs) while the loop walks over
+    ``walked_axis``.
+    """
+
+    region: int
+    held_axis: int
+    walked_axis: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -357,6 +380,7 @@ class KernelFacts:
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None
     matmul_with_tiled_reduction_epilogue: MatmulWithTiledReductionEpilogueFact | None = None
     attention: AttentionFact | None = None
+    attention_gradients: tuple[AttentionGradientFact, ...] = ()
 
     @property
     def tunable_axes(self) -> tuple[AxisFact, ...]:
@@ -378,6 +402,12 @@ class KernelFacts:
         return max(
             self.sized_reductions, key=lambda r: (r.extent * max(1, r.input_load_itemsize), r.extent), default=None
         )
+
+    @property
+    def attention_root(self) -> int:
+        """The grid loop that has the attention; there must be one."""
+        assert self.attention is not None
+        return self.regions[self.attention.region].root
 
     def enclosing_axes(self, region: int) -> tuple[int, ...]:
         """The axes of the grid and of the loops around the ops of ``region``, outermost first."""
@@ -404,6 +434,8 @@ class KernelFacts:
             parts.append(f"matmul with reduction epilogue over tiles of axis {columns}{applied}")
         if self.attention is not None:
             parts.append("attention")
+        if self.attention_gradients:
+            parts.append("gradients of attention")
         parts += [f"{fact.kind} over axis {fact.axis}" for fact in self.scans]
         parts += [f"{len(self.atomics)} atomics"] * bool(self.atomics)
         loads = sum(op.kind == "load" for op in self.memory_ops)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..._shapes import Dims
-from ..ir.grammar import ForAttrs, LoopAxis, Op, OperandRef, Program, Region, TileAttrs, Value
+from ..ir.grammar import Bound, ForAttrs, LoopAxis, Op, OperandRef, PointwiseAttrs, Program, Region, TileAttrs, Value
 from ..ir.ops import OPS
 from ..ir.rewrite import Makers
 from .records import LiveTile, RegionFact
@@ -20,7 +20,7 @@ class Walk:
 
     ``makers`` has the op that makes a value, ``homes`` the region of an op.
     ``order`` numbers the ops. ``inner`` and ``captured`` have, for loops and branches, their regions and the values
-    those read.
+    those read. ``outer`` and ``diagonal`` name the block whose tile bounds a loop on both sides, or on one.
     """
 
     program: Program
@@ -40,6 +40,7 @@ class Walk:
     pointwise: list[Op] = field(default_factory=list)
     other: list[Op] = field(default_factory=list)
     outer: dict[int, int] = field(default_factory=dict)
+    diagonal: dict[int, int] = field(default_factory=dict)
     tiles: dict[Dims, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
 
     def tile(self, value: Value) -> LiveTile:
@@ -117,10 +118,22 @@ def _region(
 
 
 def _note_outer(walk: Walk, op: Op, axes: tuple[LoopAxis, ...]) -> None:
-    """Which tile bounds each nested loop, as in ``hl.tile(outer.begin, outer.end)``."""
+    """Which tile bounds each nested loop: on both sides, as in ``hl.tile(outer.begin, outer.end)``, or on one, as in
+    ``hl.tile(outer.end)`` and ``hl.tile(outer.begin, n)``."""
     for axis in axes:
-        if isinstance(axis.begin, OperandRef):
-            begin = op.operands[axis.begin.at]
-            maker = walk.makers.of(begin)
-            if maker is not None and isinstance(maker.attrs, TileAttrs) and maker.attrs.field == "begin":
-                walk.outer[axis.block] = maker.attrs.block
+        begin, end = _tile_bound(walk, op, axis.begin, "begin"), _tile_bound(walk, op, axis.end, "end")
+        if begin is not None and isinstance(axis.end, OperandRef):
+            walk.outer[axis.block] = begin
+        elif begin is not None or (end is not None and not isinstance(axis.begin, OperandRef)):
+            walk.diagonal[axis.block] = begin if begin is not None else end  # type: ignore[assignment]
+
+
+def _tile_bound(walk: Walk, op: Op, bound: Bound, field: str) -> int | None:
+    """The block whose tile's ``field`` a bound is, or at most that."""
+    maker = walk.makers.of(op.operands[bound.at]) if isinstance(bound, OperandRef) else None
+    if maker is not None and isinstance(maker.attrs, PointwiseAttrs) and maker.attrs.name == "minimum":
+        makers = [walk.makers.of(each) for each in maker.operands]
+        maker = next((m for m in makers if m is not None and isinstance(m.attrs, TileAttrs)), None)
+    if maker is not None and isinstance(maker.attrs, TileAttrs) and maker.attrs.field == field:
+        return maker.attrs.block
+    return None

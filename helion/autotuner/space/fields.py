@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from ... import exc
 from ..._shapes import previous_power_of_2
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
+from ...fields import values_of as values_of
 from ..decisions import Place
 from ..proposal import Proposal
 
@@ -26,21 +26,6 @@ _ANY_POWER_OF_TWO = PowerOfTwoFragment(1, 2**31)
 
 
 # --- fragments as sets to move in ----------------------------------------------------------------------------------
-
-
-def values_of(fragment: Fragment) -> tuple[Any, ...]:
-    """Every value, in order of size where there is one."""
-    match fragment:
-        case PowerOfTwoFragment(low, high):
-            return tuple(1 << bit for bit in range(low.bit_length() - 1, high.bit_length()))
-        case IntegerFragment(low, high):
-            return tuple(range(low, high + 1))
-        case EnumFragment(choices):
-            return choices
-        case BooleanFragment():
-            return (False, True)
-        case PermutationFragment(length):
-            return tuple(list(order) for order in itertools.permutations(range(length)))
 
 
 def nearest(fragment: Fragment, value: Any, default: Any) -> Any:

@@ -86,12 +86,14 @@ class Triton:
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         ways = decisions.accesses("indexing")
         descriptor_slots = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
+        own_stages = max(0, *decisions.entries["range_num_stages"].values())
         taken = predict.predict(
             facts,
             decisions.sizes,
             num_warps=decisions.values["num_warps"],
-            num_stages=max(decisions.values["num_stages"], *decisions.entries["range_num_stages"].values()),
+            num_stages=max(decisions.values["num_stages"], own_stages),
             target=target,
+            prefetch_stages=max(1, own_stages),
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
         )

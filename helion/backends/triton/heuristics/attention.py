@@ -1,40 +1,60 @@
-"""Attention: two dots in one loop, joined by a softmax over the loop's axis.
+"""Attention: two dots in one loop, joined by a softmax over the loop's axis, for tiles of queries.
 
-Takes the first of a few tiles, from large to small, that fits in shared memory without spilling: what flash attention
-kernels for A100 and H100 use. Not measured on a GPU.
+Of each height the first tile that fits without spilling, from the one that flash attention kernels for A100 and H100 use
+for heads of 64 and 128 down to what heads of 576 leave room for; then the height whose programs come out best: an SM
+works through its share of them, and rows beyond the last query and SMs without a program count as work. Not measured on
+a GPU; offline for sm_80 to sm_120, gfx942 and gfx950 first seeds for heads of 64 to 576 fit and do not spill.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
-from ...._compiler.facts.records import AttentionFact, KernelFacts
+from ...._compiler.facts.records import KernelFacts
+from ...._shapes import cdiv
 from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
-from .sizing import clamp, estimate
+from .attention_tiles import Tile, cost_of, fits, programs_of
+from .sizing import clamp, extent_of
 
-#: Queries, keys, stages and warps.
+#: Queries, keys, stages and warps; of one height, the first that fits is taken.
 _CANDIDATES = (
-    (128, 128, 3, 8),
-    (128, 128, 2, 8),
-    (128, 64, 3, 8),
-    (128, 64, 3, 4),
-    (128, 64, 2, 8),
-    (64, 64, 3, 4),
-    (64, 64, 2, 4),
-    (64, 32, 3, 4),
-    (64, 32, 2, 4),
-    (32, 64, 3, 4),
-    (32, 32, 2, 4),
-    (16, 32, 2, 4),
-    (16, 16, 1, 4),
+    Tile(128, 128, 3, 8),
+    Tile(128, 128, 2, 8),
+    Tile(128, 64, 3, 8),
+    Tile(128, 64, 3, 4),
+    Tile(128, 64, 2, 8),
+    Tile(128, 32, 3, 8),
+    Tile(64, 64, 3, 4),
+    Tile(64, 64, 2, 4),
+    Tile(64, 64, 2, 8),
+    Tile(64, 32, 3, 4),
+    Tile(64, 32, 2, 4),
+    Tile(64, 32, 2, 8),
+    Tile(64, 16, 2, 8),
+    Tile(64, 32, 1, 8),
+    Tile(32, 64, 3, 4),
+    Tile(32, 32, 2, 4),
+    Tile(32, 64, 2, 8),
+    Tile(32, 32, 2, 8),
+    Tile(32, 16, 2, 8),
+    Tile(16, 64, 2, 4),
+    Tile(16, 32, 2, 4),
+    Tile(16, 16, 1, 4),
 )
 #: Proposals given.
 _KEPT = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    tile: Tile
+    cost: float
+    proposal: TritonProposal
 
 
 class TritonAttentionHeuristic(Heuristic):
@@ -45,21 +65,37 @@ class TritonAttentionHeuristic(Heuristic):
         fact = facts.attention
         if fact is None:
             return Declined("no two matrix products joined by a softmax")
-        if not (facts.axes[fact.query_axis].tunable and facts.axes[fact.key_axis].tunable):
+        if fact.query_axis is None or not (facts.axes[fact.query_axis].tunable and facts.axes[fact.key_axis].tunable):
             return Declined("queries or keys are not tiles")
-        for percent in (safety.ATTENTION, safety.ALL):
-            found = tuple(itertools.islice(_feasible(facts, fact, target, percent), _KEPT))
+        for percent in (safety.attention(target), safety.ALL):
+            found = tuple(_feasible(facts, fact.query_axis, fact.key_axis, target, percent))
             if found:
-                return found
+                best = min(found, key=lambda choice: choice.cost)
+                rest = (choice for choice in found if choice is not best)
+                ordered = (best, *sorted(rest, key=lambda choice: choice.tile.held != best.tile.held))
+                return tuple(choice.proposal for choice in ordered[:_KEPT])
         return Declined("no tile of queries and keys fits without spilling")
 
 
-def _feasible(facts: KernelFacts, fact: AttentionFact, target: Target, percent: int) -> Iterator[TritonProposal]:
-    for queries, keys, stages, warps in _CANDIDATES:
+def _feasible(facts: KernelFacts, query: int, key: int, target: Target, percent: int) -> Iterator[_Choice]:
+    extent = extent_of(facts.axes[query])
+    for tile in _CANDIDATES:
         sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
-        for block, size in ((fact.query_axis, queries), (fact.key_axis, keys)):
+        for block, size in ((query, tile.held), (key, tile.walked)):
             sizes[block] = clamp(size, facts.axes[block])
-        predicted = estimate(facts, target, sizes, warps, stages)
-        if predicted.fits and not predicted.spill_risk and safety.within(predicted, percent):
-            reason = f"{sizes[fact.query_axis]} queries by {sizes[fact.key_axis]} keys, {predicted.registers_per_thread} registers"
-            yield TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
+        predicted = fits(facts, target, sizes, tile, percent)
+        if predicted is None:
+            continue
+        programs = programs_of(facts, facts.attention_root, sizes)
+        walks = 1 if facts.axes[query].on_grid else cdiv(extent, sizes[query])
+        reason = f"{sizes[query]} queries by {sizes[key]} keys, {predicted.registers_per_thread} registers"
+        yield _Choice(
+            tile=tile,
+            cost=cost_of(tile, programs, walks * sizes[query], target),
+            proposal=TritonProposal(
+                reason=f"{reason}, {programs} programs on {target.num_sms} SMs",
+                block_sizes=sizes,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+            ),
+        )

@@ -12,7 +12,8 @@ contiguous dimension is not K cannot be read by the asynchronous matrix unit and
 warps (2.2 times as fast); rows that do not begin at multiples of 16 bytes are loaded element by element, by eight warps
 (1.4 times); products of three waves or more take a persistent grid with tensor descriptors (1.01 to 1.15 times), and those
 whose right operand is contiguous along K take descriptors on any grid; products with a K of at most 128 take smaller
-tiles; and 8-bit integers whose right operand must be transposed take tall ones.
+tiles; and 8-bit integers whose right operand must be transposed take tall ones. One measured product, not a sweep, says
+that those of few tiles and a long K want smaller ones, which are an alternate elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..proposal import TritonProposal
 from ..resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
 from ..resources.predict import predict
 from .product_extents import Extents, product_extents
-from .sizing import all_sizes, clamp, estimate, wave_efficiency
+from .sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 
 #: Caps of the starting tile, and of K.
 _START_M, _START_N, _MAX_K = 128, 256, 256
@@ -73,6 +74,10 @@ _ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS, _UNALIGNED_TILE = 16, 128,
 _PERSISTENT_WAVES, _PERSISTENT_GROUP, _PERSISTENT_STAGES = 3, 8, 3
 #: Up to this K a product is as much its output as its operands: smaller tiles, of which more run at once.
 _SHORT_K, _SHORT_TILE = 128, (64, 128)
+#: From this K on, a product of fewer tiles than half of the SMs is bound by what an SM reads of the L2 cache: 117 us for 256 x
+#: 65536 x 256 in tiles of 64 x 64 are 143 GB/s for each of 16 (H200, 2026-11-20, benchmarks/results), and the cache serves
+#: about 40 of them at that rate.
+_LONG_K, _FED_SMS = 2048, 40
 #: Elements of K that a program sums up at least, when K is split.
 _LEAST_SPAN = 256
 #: Elements of the tiles of other grid loops, such as one that sums up parts.
@@ -147,8 +152,10 @@ class _Sizer:
         self.descriptors_pay = self.descriptors_fit and fact.rhs_layout == "k_major"
 
     def proposals(self) -> tuple[TritonProposal, ...]:
-        first = self.tile()
+        first = self.tile(spread=self.swept)
         found = [self.proposal(first, grouped=True)]
+        if not self.swept and (spread := self.tile(spread=True)) != first:
+            found.append(self.proposal(spread, grouped=True))
         persistent = self.persistent(first)
         if persistent is not None:
             found.insert(0, persistent)
@@ -159,8 +166,11 @@ class _Sizer:
                 found.append(self.proposal(replace(transposed, stages=transposed.stages - 1), grouped=False))
         return tuple(found)
 
-    def tile(self) -> _Tile:
+    def tile(self, *, spread: bool) -> _Tile:
+        """The tile of the formula, or one for products of few tiles and a long K (``spread``)."""
         m, n = self.fill_waves(*self.start())
+        if spread:
+            m, n = self.spread_reads(m, n)
         warps = self.warps(m, n)
         while True:
             k, stages = self.pipeline(m, n)
@@ -226,6 +236,19 @@ class _Sizer:
                 break
         return m, n
 
+    def spread_reads(self, m: int, n: int) -> tuple[int, int]:
+        """Smaller tiles where K is long and most SMs have none: all of them together read more, each one less."""
+        few = 2 * self.blocks(m, n) <= self.target.num_sms
+        if self.span is not None or self.looped or not few or self.extents[2] < _LONG_K or self.target.kind != "cuda":
+            return m, n
+
+        def cost(sides: tuple[int, int]) -> float:
+            blocks = self.blocks(*sides)
+            return sum(sides) * max(cdiv(blocks, self.target.num_sms), blocks / _FED_SMS)
+
+        options = [(a, b) for a in _halves(m) for b in _halves(n)]
+        return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
+
     def warps(self, m: int, n: int) -> int:
         if self.saturated and self.target.has("tcgen05"):
             return _SATURATED_MMA_WARPS
@@ -265,7 +288,7 @@ class _Sizer:
             sizes[block] = max(axes[block].min_size, size)
         sizes.update((block, clamp(_BESIDE * tile.k, axes[block])) for block in _beside(self.facts))
         if self.span is not None:
-            sizes[self.span] = clamp(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
+            sizes[self.span] = nearest_size(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
         self.rest(sizes)
         return sizes
 
@@ -317,13 +340,15 @@ class _Sizer:
         splits = self.splits(tile.m, tile.n)
         parts = f"K in {splits} parts, " if splits > 1 else ""
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
+        sizes = self.sizes(tile)
+        descriptors = {"indexing": "tensor_descriptor"} if self.descriptors_pay and tile.m >= ASYNC_ROWS else {}
         return TritonProposal(
             reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {tile.stages} stages, {parts}{filled}",
-            block_sizes=self.sizes(tile),
+            block_sizes=tiles(self.facts, sizes),
             l2_groupings=group,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            launch={"indexing": "tensor_descriptor"} if self.descriptors_pay and tile.m >= ASYNC_ROWS else {},
+            launch=tunables(self.facts, sizes) | descriptors,
         )
 
 
@@ -337,6 +362,11 @@ def _beside(facts: KernelFacts) -> tuple[int, ...]:
         for axis in facts.tunable_axes
         if axis.block_id not in own and not axis.on_grid and k.extent is not None and axis.extent == k.extent
     )
+
+
+def _halves(side: int) -> list[int]:
+    """A side of a tile and its halves, down to the smallest that matrix units take."""
+    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, _MIN_SIDE)]
 
 
 def _cap(extent: int) -> int:

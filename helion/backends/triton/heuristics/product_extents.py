@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ...._shapes import cdiv
-from .sizing import extent_of
+from .sizing import extent_of, is_chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def product_extents(facts: KernelFacts) -> Extents | str:
         found[side] = extent
     assert fact.k_block_id is not None
     outer = facts.axes[fact.k_block_id].outer
-    span = outer if outer in grid and outer is not None and facts.axes[outer].tunable else None
+    span = outer if outer in grid and outer is not None and is_chosen(facts.axes[outer]) else None
     others = grid - {fact.m_block_id, fact.n_block_id, span}
     batch = math.prod(cdiv(extent_of(facts.axes[axis]), facts.axes[axis].size or 1) for axis in others)
     return Extents(m=found["M"], n=found["N"], k=found["K"], batch=batch, span=span)

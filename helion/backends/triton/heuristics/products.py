@@ -1,7 +1,9 @@
 """Matrix products for which no rule promotes a seed: chains of them, sums over their rows, scans along their columns.
 
 Takes the first of a few tiles, from large to small, that fits without spilling and gives every SM a program, else the one
-that leaves the fewest idle. Products have a default of their own because the conservative config gives the matrix unit
+that leaves the fewest idle; where SMs have few bytes on their way from memory, as many stages as bring more. A chunk
+whose rows are multiplied by themselves (linear attention, scans by chunks) is kept short: what a longer one computes more of
+is masked away. Products have a default of their own because the conservative config gives the matrix unit
 single rows: it takes 16 of them, or 64, whatever it is given. Not measured on a GPU; the seeds are proved offline like
 all others.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -19,13 +22,18 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
 from .moderate_sizes import moderate_sizes
-from .sizing import estimate, extent_of, wave_efficiency
+from .sizing import all_sizes, estimate, extent_of, most_warps, wave_efficiency
 
 #: M and N of the tiles, from large to small.
 _SIDES = ((128, 128), (128, 64), (64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32), (16, 16))
 #: Bytes of the tiles along K (a line of the swizzle in which matrix units read shared memory, or half) and stages.
 _PIPELINES = ((128, 3), (128, 2), (64, 3), (64, 2), (64, 1))
 _WARPS = (4, 8, 16)
+#: Rows of a chunk that are multiplied by one another, at most.
+_CHUNK = 64
+#: Bytes on their way to an SM that hide the latency of memory: 4.8 TB/s times a microsecond, for each of 132 SMs. Stages at
+#: most.
+_IN_FLIGHT, _MOST_STAGES = 36 * 1024, 6
 #: Waves are full enough at this efficiency.
 _WAVE_TARGET = 0.8
 
@@ -44,7 +52,50 @@ class TritonProductsHeuristic(Heuristic):
         sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
         full = (p for p in sure if wave_efficiency(_programs(facts, p), target) >= _WAVE_TARGET)
         best = next(full, None) or max(sure, key=lambda p: wave_efficiency(_programs(facts, p), target))
-        return (best,)
+        deep = _deepened(facts, best, target)
+        return (best,) if deep is None else (deep, best)
+
+
+def _deepened(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal | None:
+    """The proposal with more stages, where those it has do not hide the latency of memory."""
+    sizes, warps = dict(proposal.block_sizes), proposal.num_warps or _WARPS[0]
+    stages = first = proposal.num_stages or 1
+    if target.kind != "cuda" or first < _PIPELINES[0][1]:
+        return None
+    while stages < min(_MOST_STAGES, _steps(facts, sizes)):
+        resident = min(cdiv(_programs(facts, proposal), target.num_sms), _resident(facts, target, sizes, warps, stages))
+        if (stages - 1) * resident * _staged_bytes(facts, sizes) >= _IN_FLIGHT:
+            break
+        predicted = estimate(facts, target, sizes, warps, stages + 1)
+        if not predicted.fits or predicted.spill_risk:
+            break
+        stages += 1
+    if stages == first:
+        return None
+    return replace(proposal, num_stages=stages, reason=f"{proposal.reason}; {stages} stages for bytes in flight")
+
+
+def _steps(facts: KernelFacts, sizes: dict[int, int]) -> int:
+    """Steps of the longest loop with an operand, as far as is known."""
+    every = all_sizes(facts, sizes)
+    loops = {facts.regions[operand.region] for operand in facts.staged if facts.regions[operand.region].kind == "loop"}
+    axes = ([facts.axes[a] for a in loop.axes] for loop in loops)
+    return max((math.prod(cdiv(a.extent or a.mean or 1, every[a.block_id]) for a in each) for each in axes), default=1)
+
+
+def _resident(facts: KernelFacts, target: Target, sizes: dict[int, int], warps: int, stages: int) -> int:
+    return max(1, estimate(facts, target, sizes, warps, stages).occupancy_blocks)
+
+
+def _staged_bytes(facts: KernelFacts, sizes: dict[int, int]) -> int:
+    """Bytes of one stage of the loop that stages the most, as they are in memory."""
+    every = all_sizes(facts, sizes)
+    found: dict[int, dict[int, int]] = {}
+    for operand in facts.staged:
+        if facts.regions[operand.region].kind == "loop":
+            stored = next((op.itemsize for op in facts.memory_ops if op.slot == operand.slot), operand.itemsize)
+            found.setdefault(operand.region, {})[operand.slot] = stored * math.prod(every[a] for a in operand.axes)
+    return max((sum(slots.values()) for slots in found.values()), default=0)
 
 
 def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonProposal, bool]]:
@@ -57,6 +108,7 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonPropos
         for line, stages in _PIPELINES:
             k = max(least, line // itemsize)
             sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
+            sizes |= {axis: min(sizes[axis], _CHUNK) for axis in _chunks(facts) if axis in sizes}
             warps = _fewest_warps(facts, target, sizes, stages)
             if warps is not None:
                 predicted = estimate(facts, target, sizes, warps, stages)
@@ -66,9 +118,15 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonPropos
                 break
 
 
+def _chunks(facts: KernelFacts) -> set[int]:
+    """Tiles of a loop that are both sides of a product."""
+    square = {fact.m_block_id for fact in facts.matmuls if fact.m_block_id == fact.n_block_id}
+    return {axis for axis in square if axis is not None and not facts.axes[axis].on_grid}
+
+
 def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], stages: int) -> int | None:
     """The fewest warps that spill nothing; None where no number of them does, or the tile does not fit."""
-    for warps in _WARPS:
+    for warps in (w for w in _WARPS if w <= most_warps(facts, sizes, target)):
         predicted = estimate(facts, target, sizes, warps, stages)
         if not predicted.fits:
             return None

@@ -221,7 +221,8 @@ class _Allocator:
         if not any(axis.block_id in axes for axes, _ in tiles):
             self.result.reduced_away |= floor > 1
             # each program sums up its share, and what is left is about one wave of partial results
-            return max(floor, min(next_power_of_2(cdiv(rows, self.target.num_sms)), whole))
+            others = math.prod(self.seated[a.block_id] for a in self.together(axis) if a != axis)
+            return max(floor, min(next_power_of_2(cdiv(rows, self.target.num_sms * others)), whole))
         if any(fact.carried_2d for fact in facts.reductions):
             return floor
         scale, flat = self.worst(axis.block_id)

@@ -15,6 +15,11 @@ ALL = 100
 #: Scores, their softmax and the output: of eleven seeds of 88 % and more seven spill 24 to 264 bytes, of fourteen of at
 #: most 86 % none.
 ATTENTION = 87
+#: The same where operands reach the matrix unit through registers: for sm_80 216 planned with spill 64 and 104 bytes.
+ATTENTION_FRAGMENTS = 80
+#: Backward passes of attention, whose scores and gradients are there at once: for sm_90 232 planned with spill 48 bytes and
+#: 180 none; through fragments, for sm_80, 199 spill 132 and 161 none.
+GRADIENT, GRADIENT_FRAGMENTS = 75, 65
 #: Several products: 251 of 255 planned with spill 272 to 508 bytes, 238 up to 88, 224 none.
 PRODUCTS = 92
 #: The same where a thread has more than 256, half of them for matrix products alone: 329 of 512 planned with take 506,
@@ -26,6 +31,18 @@ FRAGMENTS = 95
 RAGGED = 70
 
 
+def attention(target: Target) -> int:
+    """Percent for scores, their softmax and the output on ``target``."""
+    return ATTENTION_FRAGMENTS if _has_fragments(target) else ATTENTION
+
+
+def gradient(target: Target) -> int:
+    """Percent for backward passes of attention on ``target``."""
+    if target.has("tcgen05") or target.kind != "cuda":
+        return products(target)
+    return GRADIENT_FRAGMENTS if _has_fragments(target) else GRADIENT
+
+
 def products(target: Target) -> int:
     """Percent for several products on ``target``."""
     return PRODUCTS_WIDE if target.max_registers_per_thread > _WIDE_REGISTERS else PRODUCTS
@@ -34,3 +51,8 @@ def products(target: Target) -> int:
 def within(predicted: Predicted, percent: int) -> bool:
     """Whether ``percent`` of the registers that a thread may have hold what is predicted."""
     return predicted.registers_per_thread <= predicted.register_limit * percent // 100
+
+
+def _has_fragments(target: Target) -> bool:
+    """Whether operands reach the matrix unit through registers."""
+    return target.kind == "cuda" and not (target.has("wgmma") or target.has("tcgen05"))

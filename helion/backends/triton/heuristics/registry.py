@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ....autotuner.proposal import Heuristic
 from .attention import TritonAttentionHeuristic
+from .attention_decode import TritonAttentionDecodeHeuristic
+from .attention_gradient import TritonAttentionGradientHeuristic
 from .column_reduction import TritonColumnReductionHeuristic
 from .fallback import TritonFallbackHeuristic
 from .feature_gradient import TritonFeatureGradientHeuristic
@@ -12,6 +14,7 @@ from .matmul_reduction_epilogue import TritonMatmulReductionEpilogueHeuristic
 from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueHeuristic
 from .pointwise import TritonPointwiseHeuristic
 from .products import TritonProductsHeuristic
+from .recurrence import TritonRecurrenceHeuristic
 from .reduction import TritonReductionHeuristic
 from .row_epilogue import TritonRowEpilogueHeuristic
 from .scatter import TritonScatterHeuristic
@@ -24,6 +27,8 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonRowEpilogueHeuristic(),
     TritonMatmulTiledReductionEpilogueHeuristic(),
     TritonAttentionHeuristic(),
+    TritonAttentionDecodeHeuristic(),
+    TritonAttentionGradientHeuristic(),
     TritonMatmulHeuristic(),
     TritonSkinnyGemmHeuristic(),
     TritonProductsHeuristic(),
@@ -33,6 +38,7 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonReductionHeuristic(),
     TritonUserTiledReductionHeuristic(),
     TritonPointwiseHeuristic(),
+    TritonRecurrenceHeuristic(),
     TritonScatterHeuristic(),
     TritonFallbackHeuristic(),
 )

@@ -15,7 +15,7 @@ from ...._shapes import previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
-from .sizing import clamp, estimate, extent_of, grid_extent
+from .sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
 
 #: Elements of a tile at most and at least, and at most of one that a loop walks over.
 _MOST, _LEAST, _WALKED = 2048, 128, 4096
@@ -63,7 +63,7 @@ def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
     axes = facts.tunable_axes
     sizes = {axis.block_id: axis.min_size for axis in axes}
     for axis in sorted(axes, key=lambda axis: _rank(axis, facts)):
-        run = longest if len(axes) > 1 and _is_contiguous(axis, facts) else _MOST
+        run = longest if len(axes) > 1 and is_contiguous(axis, facts) else _MOST
         # what is left of the whole tile, and of the part of it that lies on the grid
         most = min(room[False], room[True]) if axis.on_grid else room[False]
         size = clamp(min(run, most, axis.padded or most), axis)
@@ -75,13 +75,4 @@ def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
 
 
 def _rank(axis: AxisFact, facts: KernelFacts) -> tuple[bool, bool, int, int]:
-    return not _is_contiguous(axis, facts), axis.on_grid, -extent_of(axis), axis.block_id
-
-
-def _is_contiguous(axis: AxisFact, facts: KernelFacts) -> bool:
-    accesses = (*facts.memory_ops, *facts.atomics)
-    return any(
-        found == axis.block_id and stride == 1 and op.rank > 1
-        for op in accesses
-        for found, stride in zip(op.subscript_axes, op.strides, strict=True)
-    )
+    return not is_contiguous(axis, facts), axis.on_grid, -extent_of(axis), axis.block_id

@@ -10,6 +10,7 @@ from ...._compiler.facts.records import AxisFact, KernelFacts
 from ...._shapes import cdiv, previous_power_of_2
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
+from ..resources.matrix import tile_shape
 from ..resources.predict import predict
 
 
@@ -22,7 +23,8 @@ def clamp(size: int, axis: AxisFact) -> int:
 def all_sizes(
     facts: KernelFacts, block_sizes: Mapping[int, int], chunks: Mapping[int, int | None] | None = None
 ) -> dict[int, int]:
-    """The size of every axis: tiles as given, else their smallest; whole dimensions in ``chunks``, else padded."""
+    """The size of every axis: tiles as given, else their smallest; whole dimensions in ``chunks``, else padded; those that
+    a tunable of the kernel decides as given, else as it is by default."""
     sizes: dict[int, int] = {}
     for axis in facts.axes:
         if axis.tunable:
@@ -31,8 +33,34 @@ def all_sizes(
             chunk = (chunks or {}).get(axis.block_id)
             sizes[axis.block_id] = max(1, axis.padded) if chunk is None else chunk
         else:
-            sizes[axis.block_id] = axis.size or 1
+            sizes[axis.block_id] = block_sizes.get(axis.block_id, axis.size or 1) if axis.choices else axis.size or 1
     return sizes
+
+
+def is_chosen(axis: AxisFact) -> bool:
+    """Whether a config decides the size: a tile, or a size that follows from a tunable of the kernel."""
+    return axis.tunable or bool(axis.choices)
+
+
+def nearest_size(size: int, axis: AxisFact) -> int:
+    """``size`` within what the kernel allows, or the nearest that its tunable gives."""
+    if not axis.choices:
+        return clamp(size, axis)
+    return min((given for _, given in axis.choices), key=lambda given: abs(math.log2(max(1, given) / size)))
+
+
+def tiles(facts: KernelFacts, sizes: Mapping[int, int]) -> dict[int, int]:
+    """The sizes that are slots of ``block_sizes``; ``tunables`` gives the others."""
+    return {axis: size for axis, size in sizes.items() if facts.axes[axis].tunable}
+
+
+def tunables(facts: KernelFacts, sizes: Mapping[int, int]) -> dict[str, object]:
+    """The values of the kernel's tunables that give the sizes: of those for one size, the first."""
+    return {
+        axis.chosen_by: next(value for value, size in axis.choices if size == sizes[axis.block_id])
+        for axis in facts.axes
+        if axis.choices and axis.block_id in sizes
+    }
 
 
 def estimate(
@@ -45,6 +73,19 @@ def estimate(
 ) -> Predicted:
     """What a launch with these sizes is predicted to take."""
     return predict(facts, all_sizes(facts, block_sizes, chunks), num_warps, num_stages, target)
+
+
+#: Rows of a warp of the asynchronous matrix unit, and the fewest warps that it takes.
+_WARP_ROWS, _GROUP_WARPS = 16, 4
+
+
+def most_warps(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> int:
+    """The warps beyond which products that add to each other's sums would be given fewer rows than each warp takes."""
+    most = target.max_threads_per_block // target.warp_size
+    if not target.has("wgmma"):
+        return most
+    rows = (tile_shape(fact, all_sizes(facts, sizes))[0] for fact in facts.matmuls if fact.chained)
+    return min((most, *(n // _WARP_ROWS for n in rows if n >= _WARP_ROWS * _GROUP_WARPS)))
 
 
 Sizes = dict[int, int]
@@ -91,6 +132,16 @@ def wave_efficiency(blocks: int, target: Target) -> float:
 def extent_of(axis: AxisFact) -> int:
     """Elements along the axis; its size, or 1, where the extent is not known."""
     return axis.extent if axis.extent is not None else axis.size or 1
+
+
+def is_contiguous(axis: AxisFact, facts: KernelFacts) -> bool:
+    """Whether some tensor of two dimensions or more is contiguous along the axis."""
+    accesses = (*facts.memory_ops, *facts.atomics)
+    return any(
+        found == axis.block_id and stride == 1 and op.rank > 1
+        for op in accesses
+        for found, stride in zip(op.subscript_axes, op.strides, strict=True)
+    )
 
 
 def grid_extent(facts: KernelFacts, root: int | None = None) -> int:

@@ -11,7 +11,7 @@ from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from .matrix import tensor_memory_columns
 from .registers import pressure, register_limit
-from .shared import descriptor_bytes, shared_bytes, stored_behind_loops
+from .shared import descriptor_bytes, prefetched_bytes, shared_bytes, stored_behind_loops
 from .traffic import Work, time_us, work
 
 #: What a CUDA driver takes of an SM's shared memory for every resident block.
@@ -31,14 +31,25 @@ def predict(
     *,
     descriptor_slots: frozenset[int] = frozenset(),
     once: bool = False,
+    prefetch_stages: int = 1,
 ) -> Predicted:
     """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk).
 
+    ``prefetch_stages`` are those that a loop asks for by itself, which Triton gives loops without a product too.
     ``descriptor_slots`` are the memory slots that tensor descriptors move; ``once``: a program does not go on to another tile, so
     that what it stores behind its loops may lie where operands were. Asked again for the same, it answers the same object:
     heuristics and the legaliser look at one launch several times.
     """
-    return _predict(_Same(facts), tuple(sorted(sizes.items())), num_warps, num_stages, target, descriptor_slots, once)
+    return _predict(
+        _Same(facts),
+        tuple(sorted(sizes.items())),
+        num_warps,
+        num_stages,
+        target,
+        descriptor_slots,
+        once,
+        prefetch_stages,
+    )
 
 
 class _Same:
@@ -65,6 +76,7 @@ def _predict(
     target: Target,
     descriptor_slots: frozenset[int],
     once: bool,
+    prefetch_stages: int,
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
     registers, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
@@ -72,6 +84,7 @@ def _predict(
     shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
     shared += descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
     shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
+    shared += prefetched_bytes(facts, sizes, prefetch_stages, target)
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
     limit = register_limit(num_warps, target)
     occupancy = _occupancy(min(registers, limit), shared, columns, num_warps, target)

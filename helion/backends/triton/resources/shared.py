@@ -277,6 +277,15 @@ def _width_rounds(op: MemoryOpFact, widths: set[int], itemsize: int, sizes: Mapp
     return min((rounds(one, other, itemsize) for one, other in itertools.combinations(held, 2)), default=1)
 
 
+def prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], stages: int, target: Target) -> int:
+    """What loads of loops without a product take that are under way for ``stages`` steps: a tile each but the last."""
+    if facts.matmuls or stages < 2 or target.kind != "cuda":
+        return 0
+    loops = {fact.region for fact in facts.regions if fact.kind == "loop"}
+    loads = (op for op in facts.memory_ops if op.kind == "load" and op.region in loops and op.tile_axes)
+    return (stages - 1) * sum(tile_bytes((op.tile_axes, op.itemsize), sizes) for op in loads)
+
+
 def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
     """Running combinations pass on one number for each warp, lane beside it, and part of the axis that all threads
     together cover at once."""

@@ -1,0 +1,73 @@
+"""Recurrences and sums step by step: a loop over single indices that carries a tile, without a product or reduction.
+
+Each step waits for what the one before it has loaded, unless loads are under way for several steps: the loop is a pipeline
+of its own, with as many stages as there is little else to do. Tiles lie along contiguous memory, and become as small as
+copies to shared memory allow while that gives SMs more programs. Not measured on a GPU; offline for sm_80 to sm_120 the
+loads of such loops are asynchronous copies.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ...._compiler.facts.records import AxisFact, KernelFacts
+from ...._shapes import previous_power_of_2
+from ....autotuner.proposal import Declined, Heuristic
+from ....hardware import Target
+from ..proposal import TritonProposal
+from .sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
+
+#: Programs for each SM, and elements of a tile at most.
+_PROGRAMS, _MOST = 4, 2048
+#: Elements of a thread, such that each copies 4 bytes at least of 16-bit numbers, and warps at most.
+_THREAD_ELEMENTS, _MOST_WARPS = 2, 8
+#: Elements of a thread where there are enough of them: a load of 16 bytes of 16-bit numbers.
+_VECTOR_ELEMENTS = 8
+#: Stages where tiles are small, and from this many elements for each SM on, where other programs hide the latency.
+_STAGES, _FEW_STAGES, _MANY_ELEMENTS = 4, 3, 4096
+
+
+class TritonRecurrenceHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonRecurrenceHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if facts.matmuls or facts.scans or facts.primary_reduction is not None:
+            return Declined("the kernel has a matrix product, a reduction of known extent or a scan")
+        steps = [axis for axis in facts.axes if axis.kind == "scalar" and not axis.on_grid]
+        if not steps or not facts.accumulators:
+            return Declined("no loop over single indices carries a tile")
+        if any(not axis.on_grid for axis in facts.tunable_axes) or not facts.tunable_axes:
+            return Declined("the tiles of the kernel are not those of its grid")
+        room = max(target.warp_size * _THREAD_ELEMENTS, grid_extent(facts) // (_PROGRAMS * target.num_sms))
+        sizes = _sizes(facts, min(_MOST, previous_power_of_2(room)))
+        threads = math.prod(sizes.values()) // _VECTOR_ELEMENTS
+        warps = max(1, min(_MOST_WARPS, previous_power_of_2(threads // target.warp_size)))
+        many = grid_extent(facts) >= _MANY_ELEMENTS * target.num_sms
+        stages = _FEW_STAGES if many else _STAGES
+        if estimate(facts, target, sizes, warps, 1).spill_risk:
+            return Declined("the smallest tiles along contiguous memory spill")
+        return (
+            TritonProposal(
+                reason=f"tiles of {' x '.join(map(str, sizes.values()))}, loads of {stages} steps at once, {warps} warps",
+                block_sizes=sizes,
+                range_num_stages={axis.block_id: stages for axis in steps},
+                num_warps=warps,
+                num_stages=1,
+            ),
+        )
+
+
+def _sizes(facts: KernelFacts, elements: int) -> dict[int, int]:
+    """So many elements, given to contiguous axes first."""
+    sizes: dict[int, int] = {}
+    for axis in sorted(facts.tunable_axes, key=lambda axis: _rank(axis, facts)):
+        size = clamp(min(elements, axis.padded or elements), axis)
+        sizes[axis.block_id] = size
+        elements = max(1, elements // size)
+    return sizes
+
+
+def _rank(axis: AxisFact, facts: KernelFacts) -> tuple[bool, int]:
+    return not is_contiguous(axis, facts), -extent_of(axis)

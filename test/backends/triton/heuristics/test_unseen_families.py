@@ -1,0 +1,222 @@
+"""Kernels that no rule was made for (benchmarks/unseen): right in the interpreter, and what the heuristics make of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.unseen.table import ALL, ATTENTION, BF16, Maker, Unseen
+from helion._shapes import cdiv
+from helion._testing import map_tensors
+from helion.backends.triton.toolchain.offline import compile_offline
+from helion.backends.triton.toolchain.signature import offline_signature
+from helion.runtime.bound import BoundKernel
+
+#: Every so many kernels run unless everything is asked for.
+STRIDE = 1 if os.environ.get("HELION_PROVE") == "1" else 9
+BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+GPUS = ("sm_80", "sm_90", "sm_100", "gfx942")
+BY_NAME = {one.kernel.name: one for one in ALL}
+
+
+def flat(values: Any) -> list[torch.Tensor]:
+    return [values] if isinstance(values, torch.Tensor) else [t for each in values for t in flat(each)]
+
+
+def small_cases() -> Iterator[Any]:
+    for one in ALL:
+        for dtype, shape in one.small:
+            yield pytest.param(one, dtype, shape, id=f"{one.kernel.name}-{dtype}-{'x'.join(map(str, shape))}")
+
+
+def bound(name: str, gpu: str, shape: int = 0) -> BoundKernel:
+    one = BY_NAME[name]
+    dtype, extents = one.shapes[shape]
+    return one.kernel.bind(one.arguments(Maker("meta"), dtype, *extents), target=gpu)
+
+
+def programs(kernel: BoundKernel) -> int:
+    sizes = kernel.config_spec.sizes(kernel.default_config())
+    grid = (kernel.facts.axes[axis] for axis in kernel.facts.grid_axes)
+    return math.prod(cdiv(axis.extent or 1, sizes[axis.block_id]) for axis in grid)
+
+
+def first(kernel: BoundKernel) -> str:
+    config = kernel.default_config()
+    return next((seed.heuristic for seed in kernel.seeds if seed.config == config), "")
+
+
+def instructions(kernel: BoundKernel) -> str:
+    config = kernel.default_config()
+    plan = kernel._analysis.code(config).plan
+    function = kernel.compile_config(config).__globals__[plan.kernel_names[0]]
+    return str(compile_offline(function, **offline_signature(plan, kernel.target)).asm["ptx"])
+
+
+# --- what they compute -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("one", "dtype", "shape"), list(small_cases())[::STRIDE])
+def test_the_kernels_are_right(one: Unseen, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    args = one.arguments(Maker("cpu"), dtype, *shape)
+    wide = map_tensors(args, lambda t: t.double() if t.is_floating_point() and t.dtype.itemsize > 1 else t)
+    for mine, exact in zip(flat(one.kernel(*args)), flat(one.reference(*wide)), strict=True):
+        assert mine.shape == exact.shape
+        distance = float((mine.double() - exact.double()).norm() / exact.double().norm())
+        assert distance <= max(BOUNDS.get(mine.dtype, 0.0), BOUNDS.get(dtype, 2e-5))
+
+
+def test_references_take_every_shape_that_is_timed() -> None:
+    """What moves at least is counted on meta tensors."""
+    for one in ALL:
+        for dtype, shape in one.shapes:
+            assert all(t.device.type == "meta" for t in flat(one.reference(*_meta(one, dtype, shape))))
+
+
+def _meta(one: Unseen, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    return tuple(map_tensors(one.arguments(Maker("meta"), dtype, *shape), lambda t: t.to("meta")))
+
+
+# --- what is known of them -------------------------------------------------------------------------------------------
+
+
+def test_a_loop_up_to_a_diagonal_has_half_of_the_axis() -> None:
+    facts = bound("causal_backward", "sm_90").facts
+    loops = [axis for axis in facts.axes if not axis.on_grid and axis.kind == "tile"]
+    assert [(axis.extent, axis.outer, axis.mean) for axis in loops] == [(None, None, 2048)] * 2
+
+
+def test_a_tile_of_another_tile_is_no_diagonal() -> None:
+    facts = bound("decode_split_keys", "sm_90").facts
+    (part,) = (axis for axis in facts.axes if axis.on_grid and axis.tunable)
+    (keys,) = (axis for axis in facts.axes if axis.outer is not None)
+    assert (keys.outer, keys.mean) == (part.block_id, None)
+
+
+def test_both_loops_of_a_backward_pass_are_found() -> None:
+    facts = bound("causal_backward", "sm_90").facts
+    names = [(facts.axes[f.held_axis].name, facts.axes[f.walked_axis].name) for f in facts.attention_gradients]
+    assert names == [("tile_m", "tile_n"), ("tile_n", "tile_m")] and facts.attention is None
+    fused = bound("fused_backward", "sm_90").facts
+    assert [fused.axes[f.held_axis].name for f in fused.attention_gradients] == ["tile_n"]
+
+
+def test_scores_of_two_products_are_no_backward_pass() -> None:
+    facts = bound("latent_decode", "sm_90").facts
+    assert facts.attention is not None and facts.attention_gradients == ()
+    assert [fact.chained for fact in facts.matmuls] == [False, True, False]
+
+
+@pytest.mark.parametrize("one", ATTENTION[:8], ids=lambda one: str(one.kernel.name))
+def test_attention_is_found_however_it_is_written(one: Unseen) -> None:
+    assert all(bound(one.kernel.name, "sm_90", at).facts.attention is not None for at in range(len(one.shapes)))
+
+
+def test_a_size_that_follows_from_a_tunable_is_known_for_each_of_its_values() -> None:
+    (axis,) = (axis for axis in bound("tuned_split", "sm_90").facts.axes if axis.choices)
+    assert axis.chosen_by == "parts" and axis.choices[0] == (1, 16384) and axis.choices[-1] == (256, 64)
+
+
+# --- what is proposed ------------------------------------------------------------------------------------------------
+
+EXPECTED = {
+    "TritonAttentionHeuristic": ("flash_forward", "causal_gqa", "softcapped_window", "varlen_forward", "latent_decode"),
+    "TritonAttentionDecodeHeuristic": ("decode_one_token", "decode_split_keys", "paged_decode"),
+    "TritonAttentionGradientHeuristic": ("causal_backward", "fused_backward"),
+    "TritonRecurrenceHeuristic": ("selective_scan", "embedding_mean"),
+    "TritonColumnReductionHeuristic": ("column_sums_in_parts",),
+}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("rule", EXPECTED)
+def test_each_family_has_its_rule(rule: str, gpu: str) -> None:
+    for name in EXPECTED[rule]:
+        kernel = bound(name, gpu)
+        assert first(kernel) == rule, name
+        seed = next(seed for seed in kernel.seeds if seed.config == kernel.default_config())
+        assert seed.predicted.fits and not seed.predicted.spills, name
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("shape", [0, 1, 2])
+def test_parts_of_keys_give_every_sm_a_program(shape: int, gpu: str) -> None:
+    kernel = bound("decode_split_keys", gpu, shape)
+    sizes = kernel.config_spec.sizes(kernel.default_config())
+    (part,) = (axis for axis in kernel.facts.axes if axis.on_grid and axis.tunable)
+    assert programs(kernel) >= 0.8 * kernel.target.num_sms and sizes[part.block_id] >= 256
+
+
+@pytest.mark.parametrize(("heads", "queries", "expected"), [(128, 4096, 128), (1, 8192, 64), (1, 4096, 64)])
+def test_few_queries_are_cut_into_more_programs(heads: int, queries: int, expected: int) -> None:
+    one = BY_NAME["flash_forward"]
+    args = one.arguments(Maker("meta"), BF16, 1, heads, queries, queries, 128)
+    kernel = one.kernel.bind(args, target="sm_90")
+    assert kernel.default_config()["block_sizes"][1] == expected
+
+
+def test_a_tunable_of_the_kernel_splits_k() -> None:
+    kernel = bound("tuned_split", "sm_90", 1)
+    assert kernel.default_config()["parts"] == 128 and programs(kernel) >= 128
+
+
+@pytest.mark.parametrize("gpu", ["sm_90", "h200", "gfx942"])
+def test_columns_summed_in_parts_are_read_in_lines(gpu: str) -> None:
+    kernel = bound("column_sums_in_parts", gpu)
+    sizes = kernel.config_spec.sizes(kernel.default_config())
+    (columns,) = (axis.block_id for axis in kernel.facts.axes if axis.name == "columns")
+    assert 2 * sizes[columns] >= 32 and programs(kernel) >= 0.8 * kernel.target.num_sms
+
+
+def test_few_tiles_of_a_long_product_are_smaller() -> None:
+    few, many = bound("weight_gradient", "h200"), bound("weight_gradient", "h200", 1)
+    assert programs(few) == 32 and few.default_config()["block_sizes"][:2] == [64, 32]
+    assert many.default_config()["block_sizes"][:2] == [64, 64]
+    elsewhere = [seed.config["block_sizes"][:2] for seed in bound("weight_gradient", "sm_90").seeds]
+    assert elsewhere[:2] == [[64, 64], [64, 32]]
+
+
+def test_chunks_that_are_multiplied_by_themselves_are_short() -> None:
+    kernel = bound("decayed_linear_attention", "sm_90")
+    (chunk,) = (axis.block_id for axis in kernel.facts.axes if axis.name == "chunk")
+    assert kernel.config_spec.sizes(kernel.default_config())[chunk] == 64 and kernel.default_config()["num_stages"] >= 3
+
+
+@pytest.mark.parametrize("name", ["blockwise_fp8", "sum_of_two"])
+def test_few_programs_have_more_bytes_in_flight(name: str) -> None:
+    assert bound(name, "sm_90", 0).default_config()["num_stages"] <= 3
+    assert bound(name, "sm_90", 1).default_config()["num_stages"] > 3
+
+
+# --- what the compilers make of it -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def compiled(name: str, gpu: str) -> Any:
+    kernel = bound(name, gpu)
+    return kernel, kernel.resources(kernel.default_config())
+
+
+@pytest.mark.parametrize("name", ["latent_decode", "causal_backward", "selective_scan", "tuned_split"])
+def test_first_seeds_fit_without_spilling(name: str) -> None:
+    _, real = compiled(name, "sm_90")
+    assert not real.overflow and real.spill_bytes == 0
+
+
+def test_a_backward_pass_runs_on_the_asynchronous_unit() -> None:
+    text = instructions(compiled("causal_backward", "sm_90")[0])
+    assert re.search(r"wgmma\.mma_async", text) and "mma.sync" not in text
+
+
+def test_steps_of_a_recurrence_are_loaded_ahead() -> None:
+    kernel, real = compiled("selective_scan", "sm_90")
+    assert "cp.async" in instructions(kernel)
+    seed = next(seed for seed in kernel.seeds if seed.config == kernel.default_config())
+    assert real.shared_bytes == seed.predicted.shared_bytes
