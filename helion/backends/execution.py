@@ -177,6 +177,10 @@ class Toolchain(Protocol):
         starting a process that a launch would not start."""
         ...
 
+    def prepare(self, target: Target) -> None:
+        """Read what every compilation for ``target`` needs: processes forked afterwards need not."""
+        ...
+
     def versions(self) -> Sequence[tuple[str, str]]:
         """Names and versions of what it consists of."""
         ...

@@ -95,6 +95,9 @@ class ToyToolchain:
     def shared_object(self, names: Mapping[str, Any], plan: ToyPlan) -> bytes:
         raise exc.InvalidAPIUsage("a toy stays where it is")
 
+    def prepare(self, target: Target) -> None:
+        pass
+
     def compiler(self, target: Target) -> str:
         return "toy 1"
 

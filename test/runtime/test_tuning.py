@@ -20,10 +20,10 @@ from helion.autotuner.cache.rows import Entry, exported
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.measure.accuracy import Tolerance, difference
 from helion.autotuner.outcome import Status
-from helion.autotuner.pool.children import Nursery, shared_nursery
+from helion.autotuner.pool.children import Nursery
 from helion.runtime.tuning import loaded
 from helion.runtime.tuning.bench import Bench, DirectBench
-from helion.runtime.tuning.session import NEEDED, Candidate, Task
+from helion.runtime.tuning.session import NEEDED, Candidate, Task, nursery_of
 
 
 def scale_in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -266,7 +266,7 @@ def test_helpers_that_are_killed_are_started_again(empty_store: None) -> None:
 
     def spoil(config: helion.Config) -> bool:
         if len(killed) < 2:
-            os.kill(shared_nursery(NEEDED).pid, signal.SIGKILL)
+            os.kill(nursery_of("triton", bound.target).pid, signal.SIGKILL)
             killed.append(config)
         return True
 

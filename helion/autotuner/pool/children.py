@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -40,15 +41,22 @@ class Raised(Exception):
 
 
 class Nursery:
-    """Starts one process, in which the modules of the functions ``needed`` are imported, and forks others from it.
+    """Starts one process, in which the modules of the functions ``needed`` are imported and ``prepare`` is called with
+    ``arguments``, and forks others from it.
 
     None of them outlives this process, or ``close``; interrupts from the keyboard reach none of them.
     """
 
-    def __init__(self, needed: Sequence[Callable[..., Any]] = ()) -> None:
+    def __init__(
+        self,
+        needed: Sequence[Callable[..., Any]] = (),
+        prepare: Callable[..., object] | None = None,
+        arguments: tuple[Any, ...] = (),
+    ) -> None:
         ours, theirs = socket.socketpair()
         self._control = ours
         self._lock = threading.Lock()
+        self._imported = False
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, _ROOT, str(theirs.fileno())],
@@ -60,7 +68,7 @@ class Nursery:
             )
         self._finalizer = weakref.finalize(self, _end, self._control, self._process)
         frames.send(self._control, _paths())
-        frames.send(self._control, tuple(needed))
+        frames.send(self._control, (tuple(needed), prepare, arguments))
 
     @property
     def pid(self) -> int:
@@ -70,6 +78,19 @@ class Nursery:
     def is_alive(self) -> bool:
         return self._finalizer.alive and self._process.poll() is None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has imported what it is to; forking waits for that."""
+        with self._lock, contextlib.suppress(OSError, frames.Closed):
+            if self._imported or select.select([self._control], [], [], 0)[0]:
+                self._await_imports()
+        return self._imported
+
+    def _await_imports(self) -> None:
+        if not self._imported:
+            frames.receive(self._control, _STARTING)
+            self._imported = True
+
     def child(self, factory: Callable[..., Any], *arguments: Any, megabytes: int = 0) -> Child:
         """A process that makes ``factory(*arguments)``, with at most so much memory of its own (0: any).
 
@@ -78,6 +99,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         try:
             with theirs, self._lock:
+                self._await_imports()
                 socket.send_fds(self._control, [f"fork {megabytes}".encode()], [theirs.fileno()])
                 pid = frames.receive(self._control, _STARTING)
             child = Child(self, pid, ours)
@@ -108,14 +130,16 @@ _SHARED: dict[tuple[Any, ...], Nursery] = {}
 _SHARED_LOCK = threading.Lock()
 
 
-def shared_nursery(needed: tuple[Callable[..., Any], ...]) -> Nursery:
-    """One for the whole process, so that its imports are waited for once; it ends with the process. Another one where it
-    was killed."""
+def shared_nursery(
+    needed: tuple[Callable[..., Any], ...], prepare: Callable[..., object] | None = None, *arguments: Any
+) -> Nursery:
+    """One for the whole process and its arguments, so that its imports are waited for once; it ends with the process.
+    Another one where it was killed."""
     with _SHARED_LOCK:
-        key = (os.getpid(), *needed)  # a forked process has one of its own
+        key = (os.getpid(), *needed, prepare, *arguments)  # a forked process has one of its own
         found = _SHARED.get(key)
         if found is None or not found.is_alive:
-            found = _SHARED[key] = Nursery(needed)
+            found = _SHARED[key] = Nursery(needed, prepare, arguments)
         return found
 
 

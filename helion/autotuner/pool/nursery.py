@@ -31,7 +31,11 @@ def main(descriptor: int) -> None:
     """Serves requests on a socket until its other end is closed."""
     control = socket.socket(fileno=descriptor)
     sys.path[:] = frames.receive(control)
-    frames.receive(control)  # reading functions imports the modules that they stand in
+    _, prepare, arguments = frames.receive(control)  # reading functions imports the modules that they stand in
+    if prepare is not None:
+        with contextlib.suppress(Exception):  # what is wrong, those who need it will find
+            prepare(*arguments)
+    frames.send(control, None)
     children: set[int] = set()
     while True:
         ready = select.select([control], [], [], 0.2)[0]

@@ -19,7 +19,7 @@ from ...autotuner.measure.accuracy import Tolerance
 from ...autotuner.measure.protocol import Evaluator as AnyEvaluator
 from ...autotuner.options import Options
 from ...autotuner.outcome import Status
-from ...autotuner.pool.children import Nursery, shared_nursery
+from ...autotuner.pool.children import Nursery
 from ...autotuner.pool.compiling import CompilePool, Patience
 from ...autotuner.progress import listeners
 from ...autotuner.search.domain import Domain
@@ -33,9 +33,9 @@ from ..signature import tensors_in
 from ..specialized import Specialized
 from .bench import AnyBench, Bench, DirectBench
 from .candidates import admitted, domain_of, legal, start_configs
-from .evaluator import Evaluator
+from .evaluator import Evaluator, job_of
 from .keys import key_of
-from .session import NEEDED, Task, copied
+from .session import Task, copied, nursery_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +132,15 @@ def keep(store: Store, key: Key, result: Result, options: Options) -> None:
 def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iterator[Evaluator]:
     """Tries configs on ``args``; ends what runs afterwards, also when interrupted."""
     direct = not options.isolated or options.effort == "minimal" or _needs_its_module(of)
+    nursery = functools.partial(nursery_of, of.analysis.backend.name, of.target)
     if not direct:
-        shared_nursery(NEEDED)  # it imports what it needs while the reference is computed
+        nursery()  # it imports what it needs while the reference is computed
     task = _task(of, args, options)
+    if not direct and not nursery().is_ready:
+        _compiled_here(of)
     with contextlib.ExitStack() as stack:
         pool, bench = None, None
         if not direct:
-            nursery = functools.partial(shared_nursery, NEEDED)
             patience = Patience(most=options.compile_seconds, adaptive=options.adaptive)
             pool = CompilePool(nursery, options.workers, patience)
             # functions of the user's may need what only this process has
@@ -147,6 +149,12 @@ def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iter
         evaluator = Evaluator(of, bench or DirectBench(task), pool, options.workers)
         stack.callback(evaluator.close)
         yield evaluator
+
+
+def _compiled_here(of: Specialized) -> None:
+    """Compiles what would run untuned, which other processes then find on disk. What is wrong with it they will find, too."""
+    with contextlib.suppress(Exception):
+        job_of(of, of.analysis.default_config).run()
 
 
 def _isolated(nursery: Callable[[], Nursery], task: Task, options: Options) -> AnyBench | None:

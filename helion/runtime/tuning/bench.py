@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ...autotuner.outcome import Status
@@ -23,7 +25,8 @@ class Bench:
         self._seconds = seconds
         self._folder = tempfile.TemporaryDirectory(prefix="helion-tune-")
         self._path = saved(task, pathlib.Path(self._folder.name))
-        self._child: Child | None = None
+        self._starter = ThreadPoolExecutor(1)
+        self._child: Future[Child] | None = self._starter.submit(self._forked)  # it starts while others compile
 
     def run(self, candidate: Candidate, best: float) -> Trial:
         try:
@@ -52,19 +55,25 @@ class Bench:
             self._stop()
         return answer
 
+    def _forked(self) -> Child:
+        return self._nursery().child(Session.loaded, self._path)
+
     def _started(self) -> Child:
         if self._child is None:
-            self._child = self._nursery().child(Session.loaded, self._path)
-            self._child.ready(_STARTING)
-        return self._child
+            self._child = self._starter.submit(self._forked)
+        child = self._child.result()
+        child.ready(_STARTING)
+        return child
 
     def _stop(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(Died):
+                child.result().kill()
 
     def close(self) -> None:
         self._stop()
+        self._starter.shutdown()
         self._folder.cleanup()
 
 

@@ -16,6 +16,14 @@ from .bench import AnyBench
 from .session import Candidate, OfflineJob
 
 
+def job_of(of: Specialized, config: Config) -> OfflineJob:
+    """What compiles a config for its target. Raises ``exc.Base`` where no code can be made."""
+    code = of.analysis.code(config)
+    return OfflineJob(
+        name=of.kernel.name, backend=of.analysis.backend.name, text=code.text, plan=code.plan, target=of.target
+    )
+
+
 class Evaluator:
     """``pool`` is None where nothing is compiled ahead: each config is then compiled when it is run."""
 
@@ -32,18 +40,14 @@ class Evaluator:
     def start(self, config: Config) -> None:
         self._order.append(config)
         try:
-            code = self._of.analysis.code(config)
+            job = job_of(self._of, config)
         except exc.Base as error:
             self._fail(config, Status.FAILED, str(error))
             return
         if self._pool is None:
             self._compiled.append((config, 0.0))
-            return
-        backend = self._of.analysis.backend.name
-        name = self._of.kernel.name
-        self._pool.submit(
-            config, OfflineJob(name=name, backend=backend, text=code.text, plan=code.plan, target=self._of.target)
-        )
+        else:
+            self._pool.submit(config, job)
 
     def finish(self) -> Outcome:
         head = self._order.popleft()

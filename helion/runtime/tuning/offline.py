@@ -13,7 +13,6 @@ from ... import exc
 from ...autotuner.cache.rows import Entry, Row
 from ...autotuner.options import Options
 from ...autotuner.outcome import Outcome, Status
-from ...autotuner.pool.children import shared_nursery
 from ...autotuner.pool.compiling import Built, CompilePool, Patience
 from ...autotuner.search.domain import SpaceDomain
 from ...autotuner.search.time_model import PredictedTime
@@ -21,8 +20,9 @@ from ...backends.execution import Resources
 from ...config import Config
 from ..specialized import Specialized
 from .candidates import admission, start_configs
+from .evaluator import job_of
 from .keys import key_of
-from .session import NEEDED, OfflineJob
+from .session import nursery_of
 
 #: Mutations of the seeds that are ranked by predicted time before the first of them are compiled.
 _DRAWN = 100
@@ -45,7 +45,9 @@ def ranked(of: Specialized, options: Options, configs: int) -> Ranked:
     model = PredictedTime(of.analysis.predict)
     candidates = _candidates(of, model, options, configs)
     pool = CompilePool(
-        functools.partial(shared_nursery, NEEDED), options.workers, Patience(most=options.compile_seconds)
+        functools.partial(nursery_of, of.analysis.backend.name, of.target),
+        options.workers,
+        Patience(most=options.compile_seconds),
     )
     try:
         outcomes = _compiled(of, pool, candidates)
@@ -89,17 +91,7 @@ def _candidates(of: Specialized, model: PredictedTime, options: Options, configs
 
 def _compiled(of: Specialized, pool: CompilePool, candidates: Sequence[Config]) -> list[Outcome]:
     for config in candidates:
-        code = of.analysis.code(config)
-        pool.submit(
-            config,
-            OfflineJob(
-                name=of.kernel.name,
-                backend=of.analysis.backend.name,
-                text=code.text,
-                plan=code.plan,
-                target=of.target,
-            ),
-        )
+        pool.submit(config, job_of(of, config))
     outcomes = []
     while pool.busy:
         outcomes += [_outcome(of, built) for built in pool.poll(1.0)]

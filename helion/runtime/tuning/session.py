@@ -15,6 +15,7 @@ import torch
 from ...autotuner.measure.accuracy import Tolerance, difference
 from ...autotuner.measure.guarded import Guards, Inputs, poisoned
 from ...autotuner.outcome import Status
+from ...autotuner.pool.children import Nursery, shared_nursery
 from ...backends import BACKENDS
 from ...backends.execution import Resources
 from .. import codecache
@@ -223,6 +224,16 @@ class OfflineJob:
         backend = BACKENDS[self.backend]
         module: types.ModuleType = codecache.load(self.text, self.name, backend.executor.prepare)
         return backend.toolchain.resources(vars(module), self.plan, self.target)
+
+
+def prepare(backend: str, target: Any) -> None:
+    """What a nursery does before it forks."""
+    BACKENDS[backend].toolchain.prepare(target)
+
+
+def nursery_of(backend: str, target: Any) -> Nursery:
+    """The one for candidates of a backend for a target, which begins with its imports when it is first asked for."""
+    return shared_nursery(NEEDED, prepare, backend, target)
 
 
 #: What a nursery reads in advance.

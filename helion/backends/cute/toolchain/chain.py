@@ -46,6 +46,9 @@ class CuteToolchain:
     def compiler(self, target: Target) -> str:
         return f"CuTe DSL {installed_version()}"
 
+    def prepare(self, target: Target) -> None:
+        """The DSL is imported where it is used: it starts threads, which forked processes do not have."""
+
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("CuTe DSL", installed_version() or "not installed: pip install 'helion[cute]'"),)
 

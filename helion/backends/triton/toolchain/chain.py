@@ -11,7 +11,7 @@ from .... import exc
 from ....hardware import Target
 from ...execution import Resources
 from ..plan.records import Plan
-from .offline import compile_offline, compiler_of, ptxas_version
+from .offline import compile_offline, compiler_of, prepare, ptxas_version
 from .report import measure
 from .signature import offline_signature
 
@@ -35,6 +35,9 @@ class TritonToolchain:
 
     def compiler(self, target: Target) -> str:
         return compiler_of(target)
+
+    def prepare(self, target: Target) -> None:
+        prepare(target)
 
     def versions(self) -> tuple[tuple[str, str], ...]:
         return (("triton", triton.__version__), ("ptxas", ptxas_version().strip().splitlines()[-1]))
