@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from backends.cute import rows
+
 from helion import hardware
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction, constant
@@ -60,16 +62,17 @@ def product(
     b_major: Major = "k",
     epilogue: Epilogue | None = None,
 ) -> GemmProblem:
-    """A problem without gaps between lines."""
+    """A problem without gaps between lines; ``output`` is the type of D where the epilogue names no outputs."""
+    named = epilogue.outputs if epilogue else ()
     return GemmProblem(
         m=m,
         n=n,
         k=k,
         operand_dtype=operands,
-        output_dtype=output,
+        output_dtype=named[0].dtype if named else output,
         a_pitch=k if a_major == "k" else m,
         b_pitch=k if b_major == "k" else n,
-        d_pitch=n,
+        d_pitch=named[0].pitch if named else n,
         a_major=a_major,
         b_major=b_major,
         epilogue=epilogue or Epilogue(),
@@ -86,6 +89,15 @@ E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 
 def _with(choice: Choice, **changes: object) -> Choice:
     return dataclasses.replace(choice, **changes)  # type: ignore[arg-type]
+
+
+def whole_rows(name: str, m: int, n: int, k: int, *, operands: str = "bfloat16") -> GemmProblem:
+    return product(m, n, k, operands=operands, epilogue=rows.ROWS[name](n))
+
+
+def clusters(tile: tuple[int, int, int], ctas: int, **changes: object) -> Choice:
+    """As many CTAs along N."""
+    return _with(Choice(tile=tile, cluster=(1, ctas)), **changes)
 
 
 # Name -> (problem, choice); odd extents end in the middle of a tile of M, N and K.
@@ -187,6 +199,48 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
         Choice(tile=(64, 128, 128)),
     ),
 }
+BIG, SMALL_ROWS, PAIR_TILE = (128, 256, 64), (64, 128, 64), (256, 256, 64)
+ON_HOPPER |= {
+    "several_outputs": (product(1000, 520, 136, epilogue=rows.gelu_and_more(520)), SQUARE),
+    "several_outputs_pingpong": (product(1000, 520, 136, epilogue=rows.gelu_and_its_input(520)), PINGPONG),
+    "several_outputs_splits": (
+        product(256, 256, 8200, epilogue=rows.gelu_and_its_input(256)),
+        _with(SQUARE, splits=4),
+    ),
+    "rows_of_one_tile": (whole_rows("rms_norm", 1000, 256, 136), WIDE),
+    "rows_rms_norm": (whole_rows("rms_norm", 8192, 1024, 512), clusters(BIG, 4)),
+    "rows_rms_norm_2048": (whole_rows("rms_norm", 8192, 2048, 512), clusters(BIG, 8)),
+    "rows_rms_norm_4096": (whole_rows("rms_norm", 8192, 4096, 512), clusters(BIG, 16)),
+    "rows_rms_norm_two_per_sm": (
+        whole_rows("rms_norm", 8192, 1024, 512),
+        clusters((128, 128, 64), 8, epilogue_n=16, ctas_per_sm=2),
+    ),
+    "rows_rms_norm_64": (whole_rows("rms_norm", 1024, 1024, 4096), clusters(SMALL_ROWS, 8)),
+    "rows_silu_rms_norm": (whole_rows("silu_rms_norm", 8192, 1024, 512), clusters(BIG, 4)),
+    "rows_layer_norm_odd": (whole_rows("layer_norm", 1000, 1536, 136), clusters((128, 192, 64), 8)),
+    "rows_residual_layer_norm_odd": (
+        whole_rows("residual_layer_norm", 1000, 1000, 136),
+        clusters((128, 128, 64), 8),
+    ),
+    "rows_softmax": (whole_rows("softmax", 8192, 4096, 1024), clusters(BIG, 16)),
+    "rows_softmax_odd": (whole_rows("softmax", 1000, 3000, 136), clusters((128, 192, 64), 16)),
+    "rows_log_softmax_multicast_b": (
+        whole_rows("log_softmax", 1000, 520, 136),
+        _with(SQUARE, cluster=(2, 4), tile=(128, 144, 64), epilogue_n=16, store_stages=3),
+    ),
+    "rows_logsumexp_odd": (whole_rows("logsumexp", 1000, 1000, 136), clusters(SMALL_ROWS, 8)),
+    "rows_l2_normalize": (whole_rows("l2_normalize", 131077, 512, 512), clusters(BIG, 2)),
+    "rows_quantized_odd": (whole_rows("quantized", 1000, 1008, 136), clusters(BIG, 4)),
+    "rows_argmax_odd": (whole_rows("argmax", 1000, 1000, 136), clusters((256, 128, 64), 8)),
+    "rows_swiglu_norm": (
+        product(1000, 1040, 136, epilogue=rows.swiglu_rms_norm(1040, 136)),
+        clusters((128, 80, 64), 16, epilogue_n=16, store_stages=5),
+    ),
+    "fp8_rows": (
+        product(1000, 1040, 528, operands=E4M3, epilogue=rows.scaled_rms_norm(1040)),
+        clusters((128, 80, 128), 16, epilogue_n=16, store_stages=5),
+    ),
+}
 ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16": (product(), WIDE),
     "bf16_one_subtile": (product(72, 8, 72, epilogue=scaled_residual(8)), _with(PAIR, cluster=(2, 2))),
@@ -227,6 +281,27 @@ ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
     "fp8_pair": (product(operands=E4M3), _with(FP8_PAIR, ab_stages=8)),
     "fp8_pair_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), _with(FP8_PAIR, ab_stages=8)),
     "fp8_e5m2_odd": (product(1000, 528, 144, operands=E5M2), Choice(tile=(128, 128, 128))),
+}
+ON_BLACKWELL |= {
+    "several_outputs": (product(1000, 520, 136, epilogue=rows.gelu_and_more(520)), SQUARE),
+    "rows_of_one_tile": (whole_rows("layer_norm", 1000, 256, 136), WIDE),
+    "rows_rms_norm": (whole_rows("rms_norm", 8192, 1024, 512), clusters(BIG, 4)),
+    "rows_rms_norm_4096": (whole_rows("rms_norm", 8192, 4096, 512), clusters(BIG, 16)),
+    "rows_rms_norm_pair": (whole_rows("rms_norm", 8192, 1024, 512), _with(PAIR, cluster=(2, 4))),
+    "rows_layer_norm_pair": (whole_rows("layer_norm", 1000, 2048, 136), _with(PAIR, cluster=(2, 8))),
+    "rows_residual_layer_norm_odd": (
+        whole_rows("residual_layer_norm", 1000, 1000, 136),
+        clusters((128, 128, 64), 8),
+    ),
+    "rows_softmax_64_odd": (whole_rows("softmax", 1000, 1000, 136), clusters(SMALL_ROWS, 8)),
+    "rows_log_softmax": (whole_rows("log_softmax", 8192, 1024, 512), clusters(BIG, 4)),
+    "rows_logsumexp_odd": (whole_rows("logsumexp", 1000, 1000, 136), clusters(BIG, 4)),
+    "rows_quantized_odd": (whole_rows("quantized", 1000, 1008, 136), clusters(BIG, 4)),
+    "rows_argmax_odd": (whole_rows("argmax", 1000, 1000, 136), clusters(BIG, 4)),
+    "fp8_rows_pair": (
+        product(1000, 1040, 528, operands=E4M3, epilogue=rows.scaled_rms_norm(1040)),
+        _with(FP8_PAIR, cluster=(2, 8), tile=(256, 160, 128), store_stages=5),
+    ),
 }
 
 

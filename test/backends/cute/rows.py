@@ -125,6 +125,43 @@ def argmax(n: int) -> Epilogue:
     return e.done(("index", first, "column", "int64", 1), ("largest", largest, "column", "bfloat16", 1))
 
 
+def swiglu_rms_norm(n: int, pitch: int) -> Epilogue:
+    e = Chain(("up", "product", "bfloat16", pitch), ("weight", "row", "bfloat16", 1))
+    x = e("mul", e("silu", 0), 1)
+    mean = e("mul", e("row_sum", e("mul", x, x)), 1.0 / n)
+    e("mul", e("mul", x, e("rsqrt", e("add", mean, 1e-6))), 2)
+    return e.done()
+
+
+def scaled_rms_norm(n: int) -> Epilogue:
+    """Of 8-bit operands with a scale for each row and each column, quantised again with a scale of its own."""
+    e = Chain(("row_scale", "column", "float32", 1), ("column_scale", "row", "float32", 1))
+    x = e("mul", e("mul", 0, 1), 2)
+    mean = e("mul", e("row_sum", e("mul", x, x)), 1.0 / n)
+    y = e("mul", x, e("rsqrt", e("add", mean, 1e-6)))
+    scale = e("div", e("row_maximum", e("abs", y)), 448.0)
+    q = e("div", y, scale)
+    return e.done(("d", q, "exact", "float8_e4m3fn", n), ("scale", scale, "column", "float32", 1))
+
+
+def gelu_and_its_input(n: int) -> Epilogue:
+    e = Chain(("bias", "row", "bfloat16", 1))
+    x = e("add", 0, 1)
+    return e.done(("d", e("gelu", x), "exact", "bfloat16", n), ("x", x, "exact", "float32", n))
+
+
+def gelu_and_more(n: int) -> Epilogue:
+    """Two matrices, and numbers per row that no reduction gives."""
+    e = Chain(("row_scale", "column", "float32", 1))
+    scale = e("mul", 1, 0.5)
+    x = e("mul", 0, scale)
+    return e.done(
+        ("scale", scale, "column", "float32", 1),
+        ("x", x, "exact", "float16", n),
+        ("y", e("gelu_tanh", x), "exact", "bfloat16", n),
+    )
+
+
 ROWS: dict[str, Callable[[int], Epilogue]] = {
     "rms_norm": rms_norm,
     "silu_rms_norm": silu_rms_norm,

@@ -47,7 +47,7 @@ CUTLASS = types.SimpleNamespace(
     select_=_lift(torch.where),
 )
 MATH = types.SimpleNamespace(**{name: _lift(getattr(torch, name)) for name in ("exp", "log", "sqrt", "rsqrt", "tanh")})
-MATH.erf, MATH.abs, MATH.exp2 = _lift(torch.erf), _lift(torch.abs), _lift(torch.exp2)
+MATH.erf, MATH.abs, MATH.exp2, MATH.roundeven = map(_lift, (torch.erf, torch.abs, torch.exp2, torch.round))
 ARCH = types.SimpleNamespace(rcp_approx=_lift(torch.reciprocal), fmax=_lift(torch.maximum), fmin=_lift(torch.minimum))
 CUTE = types.SimpleNamespace(math=MATH, arch=ARCH)
 

@@ -47,6 +47,7 @@ def _rows_and_columns(plan: GemmPlan) -> np.ndarray:
         for i in range(places.values):
             row = eval(places.first_row, names) + eval(places.row_offset, {"i": eval(places.row_of, {"i": i})})
             column = eval(places.first_column, names) + held[eval(places.column_of, {"i": i})]
+            assert column == eval(places.first_column, names) + eval(places.column_offset, {"i": i})
             known[thread, i] = row, columns[column]
     return known
 

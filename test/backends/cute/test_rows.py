@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import re
 
 import pytest
 import torch
-from backends.cute import gemms, rows
+from backends.cute import gemms, lockstep
 from backends.cute.rows import ROWS, Chain
+from backends.cute.test_verify import drop, drop_kind, first_fault, with_counts
 
+from helion.backends.cute.codegen.module import render
 from helion.backends.cute.execute.evaluate import evaluate
-from helion.backends.cute.plan.build import check_problem
-from helion.backends.cute.plan.epilogue import Epilogue
-from helion.backends.cute.plan.records import GemmProblem
+from helion.backends.cute.plan.build import check_problem, plan_gemm
+from helion.backends.cute.plan.counts import counts, row_peers
+from helion.backends.cute.plan.passes import exchanges, passes, per_row
+from helion.backends.cute.plan.records import Choice, GemmProblem
 from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.plan.shared import shared_memory
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.edits import Rewrite, edit_role
+from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.kernel import GemmKernel
+from helion.backends.cute.toolchain.shared_object import source
+from helion.backends.cute.verify.cluster import Cluster
+from helion.backends.cute.verify.verify import smaller, trips, verify
 
-
-def problem(m: int, n: int, k: int, epilogue: Epilogue) -> GemmProblem:
-    found = gemms.product(m, n, k, epilogue=epilogue)
-    if not epilogue.outputs:
-        return found
-    first = epilogue.outputs[0]
-    return dataclasses.replace(found, output_dtype=first.dtype, d_pitch=first.pitch)
+PROVE = os.environ.get("HELION_PROVE") == "1"
 
 
 def kernel(asked: GemmProblem) -> GemmKernel:
@@ -67,31 +73,40 @@ def _reference(name: str, x: torch.Tensor, given: dict[str, torch.Tensor]) -> li
 @pytest.mark.parametrize("name", ROWS)
 def test_evaluated_as_torch_does(name: str) -> None:
     m, n, k = 63, 1008, 40
-    asked = problem(m, n, k, ROWS[name](n))
+    asked = gemms.whole_rows(name, m, n, k)
     check_problem(asked)
     generator = torch.Generator().manual_seed(n)
     a = (torch.randn(m, k, generator=generator) + 0.5).bfloat16()
     b = torch.randn(n, k, generator=generator).bfloat16()
-    given = {}
-    for operand in asked.epilogue.operands:
-        shape = {"exact": (m, n), "row": (n,), "column": (m,)}[operand.kind]
-        given[operand.name] = torch.randn(*shape, generator=generator).to(getattr(torch, operand.dtype))
+    given = operands(asked, generator)
     outputs = [
         torch.zeros((m, n) if output.kind == "exact" else (m,), dtype=getattr(torch, output.dtype))
         for output in asked.outputs
     ]
     evaluate(kernel(asked), [a, b, *outputs, *given.values()])
+    compare(name, a.double() @ b.double().t(), given, outputs)
+
+
+def operands(asked: GemmProblem, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    given = {}
+    for operand in asked.epilogue.operands:
+        shape = {"exact": (asked.m, asked.n), "row": (asked.n,), "column": (asked.m,)}[operand.kind]
+        given[operand.name] = torch.randn(*shape, generator=generator).to(getattr(torch, operand.dtype))
+    return given
+
+
+def compare(name: str, sums: torch.Tensor, given: dict[str, torch.Tensor], outputs: list[torch.Tensor]) -> None:
     wide = {key: value.double() for key, value in given.items()}
-    for found, wanted in zip(outputs, _reference(name, a.double() @ b.double().t(), wide), strict=True):
-        if found.dtype == torch.int64:
-            assert torch.equal(found, wanted)
+    for found, wanted in zip(outputs, _reference(name, sums, wide), strict=True):
+        if wanted.dtype == torch.int64:
+            assert torch.equal(found.long(), wanted)
         else:
             assert float((found.double() - wanted).norm()) <= 4e-3 * float(wanted.norm())
 
 
 def test_the_first_of_equal_columns() -> None:
     """And the first that is not a number, as torch's argmax finds them."""
-    asked = problem(4, 32, 16, rows.argmax(32))
+    asked = gemms.whole_rows("argmax", 4, 32, 16)
     sums = torch.zeros(4, 32)
     sums[1, 5], sums[1, 9], sums[2, 3], sums[2, 30] = 2, 2, float("nan"), float("inf")
     a = torch.eye(4, 16).bfloat16()
@@ -148,10 +163,295 @@ def test_what_is_no_output_is_refused(output: tuple[str, int, str, str, int], me
     e = Chain()
     e("row_sum", 0)
     with pytest.raises(Refusal, match=message):
-        check_problem(problem(64, 64, 64, e.done(output)))  # type: ignore[arg-type]
+        check_problem(gemms.product(64, 64, 64, epilogue=e.done(output)))  # type: ignore[arg-type]
 
 
 def test_d_is_the_first_output() -> None:
-    asked = problem(64, 64, 64, rows.layer_norm(64))
+    asked = gemms.whole_rows("layer_norm", 64, 64, 64)
     with pytest.raises(Refusal, match="the first output is of bfloat16 and pitch 64"):
         check_problem(dataclasses.replace(asked, d_pitch=128))
+
+
+# Plans -------------------------------------------------------------------------------------------------------------------
+
+
+def test_walks_compute_as_little_as_they_can() -> None:
+    """Registers keep what the next walk begins with; sums in tensor memory stay what they are."""
+    softmax = [(walk.held, walk.computes, walk.keeps) for walk in passes(gemms.hopper("rows_softmax"))]
+    assert softmax == [(0, (), 0), (0, (2, 3), 3), (3, (5,), 3)]
+    again = passes(
+        plan_gemm(gemms.whole_rows("softmax", 64, 1024, 64), gemms.clusters((128, 256, 64), 4), gemms.BLACKWELL)
+    )
+    assert [(walk.held, walk.computes) for walk in again] == [(0, ()), (0, (2, 3)), (0, (2, 3, 5))]
+    norm = passes(gemms.hopper("rows_residual_layer_norm_odd"))
+    assert [walk.reads for walk in norm] == [(1,), ()], "the residual is read once"
+
+
+def test_reductions_that_do_not_wait_for_each_other_are_exchanged_at_once() -> None:
+    plan = gemms.hopper("rows_residual_layer_norm_odd")
+    assert exchanges(plan) == ((3, 6),)
+    assert counts(plan).rows_stage_bytes == 2 * 8 * 128 * 4
+    assert exchanges(gemms.hopper("rows_layer_norm_odd")) == ((5,), (9,))
+    assert per_row(gemms.hopper("rows_layer_norm_odd"), 1) == (6,)
+
+
+# By hand: two slots of a number per row of each CTA of the cluster.
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("rows_rms_norm", 2 * 4 * 128 * 4),
+        ("rows_rms_norm_4096", 2 * 16 * 128 * 4),
+        ("rows_rms_norm_64", 2 * 8 * 64 * 4),
+    ],
+)
+def test_an_exchange_has_two_slots(name: str, size: int) -> None:
+    sizes = {allocation.name: allocation.size_bytes for allocation in shared_memory(gemms.hopper(name))}
+    assert sizes["shared_rows"] == size
+    assert sizes["rows_barriers"] == 2 * 8
+
+
+def test_ctas_that_share_an_sm_ask_for_all_of_its_memory() -> None:
+    alone = kernel(gemms.whole_rows("rms_norm", 64, 64, 64))
+    assert "SetAttribute" not in source("entry", alone)
+    assert "cudaKernelSetAttributeForDevice(kernel, 9, 100, device)" in source(
+        "entry", dataclasses.replace(alone, ctas_per_sm=2)
+    )
+    plan = gemms.hopper("rows_rms_norm_two_per_sm")
+    assert plan.shared_limit_bytes == 233472 // 2 - 1024
+    program = kernel_program(plan)
+    assert program.warps == 9 and not program.registers
+    text = render(program)
+    assert "min_blocks_per_mp=2," in text and "preferred_smem_carveout=100," in text
+
+
+def test_sixteen_ctas_keep_four_stages() -> None:
+    for name in ("rms_norm", "softmax", "layer_norm"):
+        plan = plan_gemm(gemms.whole_rows(name, 8192, 4096, 512), gemms.clusters((128, 256, 64), 16), gemms.HOPPER)
+        assert plan.ab_stages == (3 if name == "layer_norm" else 4), name
+
+
+def test_rows_are_held_by_the_ctas_along_n() -> None:
+    plan = gemms.blackwell("rows_layer_norm_pair")
+    assert row_peers(plan, 5) == [1, 3, 5, 7, 9, 11, 13, 15]
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "choice", "message"),
+    [
+        ("rms_norm", 1024, Choice(tile=(128, 256, 64), cluster=(1, 2)), "2 tiles of 256 hold 512"),
+        ("rms_norm", 1024, Choice(tile=(128, 256, 64)), "1 tiles of 256 hold 256"),
+        ("rms_norm", 256, Choice(tile=(64, 256, 64), pingpong=True), "without ping-pong"),
+        ("rms_norm", 256, Choice(tile=(64, 256, 64), splits=2), "without splitting K"),
+        ("rms_norm", 8192, gemms.clusters((128, 256, 64), 32), "up to 16"),
+        ("rms_norm", 4096, gemms.clusters((64, 256, 64), 16), "16 CTAs cannot load slices of A"),
+        ("rms_norm", 1024, gemms.clusters((128, 256, 64), 4, ctas_per_sm=2), "128 sums per thread"),
+        ("rms_norm", 1024, gemms.clusters((128, 256, 64), 4, ctas_per_sm=3), "3 CTAs on an SM"),
+        ("rms_norm", 1024, gemms.clusters((128, 128, 64), 8, ctas_per_sm=2, ab_stages=4), "stages need"),
+    ],
+)
+def test_plans_that_hold_no_row_are_refused(name: str, n: int, choice: Choice, message: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(message)):
+        plan_gemm(gemms.whole_rows(name, 1024, n, 512), choice, gemms.HOPPER)
+
+
+def test_places_are_looked_for_among_the_values_that_were_compared() -> None:
+    """A product in a sum may be rounded in two ways; registers that keep it have it once."""
+    e = Chain(("scale", "row", "float32", 1), ("bias", "row", "float32", 1))
+    x = e("add", e("mul", 0, 1), 2)
+    epilogue = e.done(("index", e("row_first", x, e("row_maximum", x)), "column", "int64", 1))
+    asked, choice = gemms.product(64, 256, 64, epilogue=epilogue), Choice(tile=(128, 256, 64))
+    assert passes(plan_gemm(asked, choice, gemms.HOPPER))[1].held == x
+    with pytest.raises(Refusal, match="computes a second time"):
+        plan_gemm(asked, choice, gemms.BLACKWELL)
+
+
+def test_a_matrix_that_nothing_reads_is_refused() -> None:
+    e = Chain(("residual", "exact", "float32", 256))
+    epilogue = e.done(("total", e("row_sum", 0), "column", "float32", 1))
+    with pytest.raises(Refusal, match="residual is read by nothing"):
+        plan_gemm(gemms.product(64, 256, 64, epilogue=epilogue), Choice(tile=(128, 256, 64)), gemms.HOPPER)
+
+
+# The printed text ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["wgmma", "wgmma_64", "wgmma_tall", "wgmma_two", "tcgen05", "tcgen05_64"])
+@pytest.mark.parametrize("name", ROWS)
+def test_the_text_computes_what_torch_does(name: str, unit: str) -> None:
+    """All threads of a cluster in lockstep; the last CTA has columns behind the end of the rows."""
+    tile, ctas, n = {
+        "wgmma": ((128, 64, 64), 4, 240),
+        "wgmma_64": ((64, 32, 64), 8, 240),
+        "wgmma_tall": ((256, 32, 64), 4, 112),
+        "wgmma_two": ((128, 64, 64), 2, 128),
+        "tcgen05": ((128, 64, 64), 4, 240),
+        "tcgen05_64": ((64, 64, 64), 4, 240),
+    }[unit]
+    target = gemms.HOPPER if unit.startswith("wgmma") else gemms.BLACKWELL
+    asked = gemms.whole_rows(name, tile[0] - 1, n, 64)
+    plan = plan_gemm(asked, Choice(tile=tile, cluster=(1, ctas), epilogue_n=16), target)
+    generator = torch.Generator().manual_seed(n)
+    sums = torch.randn(tile[0], n, generator=generator) * 3 + 1
+    given = operands(dataclasses.replace(asked, m=tile[0]), generator)
+    cluster = lockstep.Cluster(plan, [sums], given)
+    cluster.run()
+    outputs = []
+    for output in asked.outputs:
+        if output.kind == "exact":
+            outputs.append(cluster.matrix(output.name)[: asked.m])
+        else:
+            column = cluster.columns[output.name]
+            assert bool((column.stores == 1).all()), "each number per row is stored once"
+            outputs.append(column.values)
+    kept = {key: x[: asked.m] if x.dim() == 2 else x for key, x in given.items()}
+    compare(name, sums[: asked.m].double(), kept, outputs)
+
+
+# The protocol ------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def program(name: str) -> g.KernelProgram:
+    """Rows of few sub-tiles in a cluster of two CTAs along N, unless said."""
+    small = Choice(tile=(64, 64, 64), cluster=(1, 2), ab_stages=3)
+    pair = Choice(tile=(256, 64, 64), cluster=(2, 2), ctas_per_mma=2, ab_stages=3)
+    cases = {
+        "wgmma": ("rms_norm", 128, small, gemms.HOPPER),
+        "wgmma_two": ("softmax", 256, dataclasses.replace(small, tile=(128, 128, 64)), gemms.HOPPER),
+        "wgmma_four": ("layer_norm", 256, dataclasses.replace(small, cluster=(1, 4)), gemms.HOPPER),
+        "wgmma_grid": ("argmax", 128, dataclasses.replace(small, cluster=(2, 2)), gemms.HOPPER),
+        "wgmma_residual": ("residual_layer_norm", 128, small, gemms.HOPPER),
+        "wgmma_alone": ("softmax", 64, dataclasses.replace(small, cluster=(1, 1)), gemms.HOPPER),
+        "wgmma_two_per_sm": ("quantized", 128, dataclasses.replace(small, ctas_per_sm=2), gemms.HOPPER),
+        "tcgen05": ("layer_norm", 128, dataclasses.replace(small, tile=(128, 64, 64)), gemms.BLACKWELL),
+        "tcgen05_column": ("logsumexp", 128, dataclasses.replace(small, tile=(128, 64, 64)), gemms.BLACKWELL),
+        "tcgen05_pair": ("residual_layer_norm", 128, pair, gemms.BLACKWELL),
+    }
+    name, n, choice, target = cases[name]
+    return kernel_program(plan_gemm(gemms.whole_rows(name, 4096, n, 4096), choice, target))
+
+
+PROGRAMS = (
+    "wgmma",
+    "wgmma_two",
+    "wgmma_four",
+    "wgmma_grid",
+    "wgmma_residual",
+    "wgmma_alone",
+    "wgmma_two_per_sm",
+    "tcgen05",
+    "tcgen05_column",
+    "tcgen05_pair",
+)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_run_under_random_schedules(name: str) -> None:
+    kernel = program(name)
+    for seed, (tiles, k_tiles) in enumerate(trips(kernel.plan)[:: 1 if PROVE else 7]):
+        Cluster(kernel, tiles=tiles, k_tiles=k_tiles, seed=seed).run()
+
+
+FAULTS: list[tuple[str, Rewrite, str]] = [
+    ("wgmma", drop(g.Advance("rows_place")), "overwrite others|stale reductions|deadlock|arrivals"),
+    ("wgmma", drop(g.ArmRows("rows_place", 0)), "deadlock|stale reductions"),
+    ("wgmma", drop(g.SendRows("rows_place", 0)), "deadlock"),
+    ("wgmma", drop(g.Wait("rows_place")), "stale reductions"),
+    ("wgmma", drop(g.GatherRows("rows_place", 0)), "made of reductions of"),
+    ("wgmma", drop(g.ClearRows(0)), "reduced over sub-tiles"),
+    ("wgmma", drop(g.AddTerms(0)), "reduced over sub-tiles"),
+    ("wgmma", drop(g.JoinLanes(0)), "are sent as those of"),
+    ("wgmma", drop(g.EvaluateRows(1)), "numbers per row of"),
+    ("wgmma_two", drop(g.ArmRows("rows_place", 1)), "deadlock|stale reductions"),
+    ("wgmma_two", drop(g.SendRows("rows_place", 1)), "deadlock"),
+    ("wgmma_two", drop(g.EvaluateRows(2)), "numbers per row of"),
+    ("wgmma_four", drop(g.Wait("rows_place")), "stale reductions"),
+    ("wgmma_four", drop(g.Meet("epilogue")), "is stored while|reads vectors of tiles"),
+    ("wgmma_grid", drop(g.StoreRows()), "not stored once by each warp"),
+    ("wgmma_residual", drop(g.WriteStage(1)), "is stored while"),
+    ("wgmma_residual", drop(g.TmaStore(1)), "not stored once"),
+    ("wgmma_residual", drop_kind(g.StoreWait), "being stored|has left"),
+    ("wgmma_residual", drop(g.Wait("residual_read")), "stale residual"),
+    ("wgmma_alone", drop(g.JoinLanes(1)), "made of reductions of"),
+    ("wgmma_two_per_sm", drop(g.Release("ab_free")), "deadlock"),
+    ("tcgen05", drop(g.Release("sums_read")), "deadlock"),
+    ("tcgen05", drop(g.Wait("sums_read")), "sums of tile"),
+    ("tcgen05_column", drop(g.Release("sums_read")), "deadlock"),
+    ("tcgen05_pair", drop(g.Advance("rows_place")), "overwrite others|stale reductions|deadlock|arrivals"),
+]
+
+
+@pytest.mark.parametrize(("name", "rewrite", "message"), FAULTS)
+def test_a_missing_step_is_found(name: str, rewrite: Rewrite, message: str) -> None:
+    kernel = edit_role(program(name), "store", rewrite)
+    assert kernel != program(name)
+    found = first_fault(kernel)
+    assert any(part in found for part in message.split("|")), found
+
+
+@pytest.mark.parametrize("name", ["wgmma_two", "wgmma_four", "wgmma_grid", "tcgen05", "tcgen05_column"])
+def test_a_single_slot_of_an_exchange_is_found(name: str) -> None:
+    """A CTA that has all parts of one row may send those of the next while another still reads."""
+    assert "reductions" in first_fault(with_counts(program(name), "rows", stages=1))
+
+
+def test_a_cta_that_leaves_before_others_have_written_is_found() -> None:
+    """Who does not wait for an exchange may be gone when it arrives."""
+    kernel = edit_role(program("wgmma_four"), "store", drop(g.Wait("rows_place"), g.GatherRows("rows_place", 0)))
+    assert first_fault(dataclasses.replace(kernel, exit=())) != "nothing"
+    kernel = edit_role(program("wgmma_four"), "load", drop(g.Tail("ab_fill")))
+    assert "has left" in first_fault(dataclasses.replace(kernel, exit=()), schedules=60)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("field", ["full_arrivals", "transaction_bytes"])
+@pytest.mark.parametrize("by", [-4, 1])
+def test_a_wrong_count_is_found(name: str, field: str, by: int) -> None:
+    kernel = program(name)
+    for pipeline in kernel.pipelines:
+        right = getattr(pipeline.counts, field)
+        if right and right + by > 0:
+            wrong = with_counts(kernel, pipeline.name, **{field: right + by})
+            assert first_fault(wrong) != "nothing", (pipeline.name, field, right + by)
+
+
+@functools.cache
+def of_eight() -> g.KernelProgram:
+    choice = Choice(tile=(64, 32, 64), cluster=(1, 8), ab_stages=2, epilogue_n=16)
+    return kernel_program(plan_gemm(gemms.whole_rows("layer_norm", 4096, 256, 4096), choice, gemms.HOPPER))
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        drop(g.Advance("rows_place")),
+        drop(g.ArmRows("rows_place", 1)),
+        drop(g.SendRows("rows_place", 0)),
+        drop(g.Wait("rows_place")),
+        drop(g.Release("ab_free")),
+        drop(g.Wait("ab_read")),
+        drop(g.Meet("epilogue")),
+        drop_kind(g.StoreWait),
+        drop_kind(g.EvaluateRows),
+    ],
+)
+def test_what_is_wrong_with_eight_ctas_is_wrong_with_few(rewrite: Rewrite) -> None:
+    """As many schedules of the smaller cluster find it, which is the one that is simulated."""
+    faulty = edit_role(of_eight(), "store", rewrite)
+    assert smaller(faulty).plan.cluster == (1, 4)
+    assert first_fault(smaller(faulty)) != "nothing"
+    assert first_fault(faulty) != "nothing"
+
+
+@pytest.mark.parametrize("name", ["ab", "rows"])
+@pytest.mark.parametrize("field", ["full_arrivals", "empty_arrivals", "transaction_bytes"])
+@pytest.mark.parametrize("by", [-4, 1])
+def test_a_wrong_count_of_eight_ctas_is_found_with_few(name: str, field: str, by: int) -> None:
+    right = getattr(of_eight().pipeline(name).counts, field)
+    if right and right + by > 0:
+        assert first_fault(smaller(with_counts(of_eight(), name, **{field: right + by}))) != "nothing"
+
+
+@pytest.mark.parametrize("name", [name for name in gemms.all_plans() if "rows" in name or "several" in name])
+def test_every_plan_is_verified(name: str) -> None:
+    verify(kernel_program(gemms.all_plans()[name]))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..plan.epilogue import Constant, EpilogueOperand
+from ..plan.dtypes import itemsize
+from ..plan.epilogue import Constant, EpilogueOperand, EpilogueOutput
+from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan
 
 
@@ -24,6 +27,8 @@ class Fragment:
     """Shape and strides of the columns of the thread."""
     first_column: str
     column_of: str
+    column_offset: str
+    """Of value ``i`` from the first column."""
 
 
 def fragment(plan: GemmPlan) -> Fragment:
@@ -40,6 +45,7 @@ def fragment(plan: GemmPlan) -> Fragment:
         columns=f"({plan.epilogue_n},), stride=(1,)",
         first_column="0",
         column_of="i",
+        column_offset="i",
     )
 
 
@@ -56,6 +62,7 @@ def _paired_fragment(plan: GemmPlan) -> Fragment:
         columns=f"(2, {plan.epilogue_n // 8}), stride=(1, 8)",
         first_column="lane % 4 * 2",
         column_of="i // 4 * 2 + i % 2" if single else f"i % {atom} // 4 * 2 + i % 2",
+        column_offset="i // 4 * 8 + i % 2" if single else f"i % {atom} // 4 * 8 + i % 2",
     )
 
 
@@ -66,6 +73,7 @@ def sum_of(plan: GemmPlan) -> str:
     return f"subtile * {atom} + {place}"
 
 
+INFINITY = 'cutlass.Float32(float("inf"))'
 EXPRESSIONS: Mapping[str, Callable[..., str]] = {
     "add": lambda x, y: f"{x} + {y}",
     "sub": lambda x, y: f"{x} - {y}",
@@ -110,25 +118,94 @@ def _sigmoid(x: str) -> str:
     return f"cute.arch.rcp_approx(1.0 + cute.math.exp2({x} * -1.4426950408889634, fastmath=True))"
 
 
-def evaluate(plan: GemmPlan) -> list[str]:
-    """The epilogue of value ``i``, from ``values[i]`` to ``values[i]``."""
-    epilogue = plan.problem.epilogue
-    if not epilogue.instructions:
+def value_name(plan: GemmPlan, value: int) -> str:
+    """Of a value in the text that computes one element."""
+    epilogue, places = plan.problem.epilogue, fragment(plan)
+    if plan.by_rows and epilogue.per_row[value]:
+        return f"{column_registers(plan, value)}[{places.row_of}]"
+    if 0 < value <= len(epilogue.operands):
+        return f"{epilogue.operands[value - 1].label}_value"
+    return f"x{max(0, value - len(epilogue.operands))}"
+
+
+def row_registers(plan: GemmPlan, value: int) -> str:
+    """Of an instruction of one number per row: a register for each row of the thread."""
+    return f"x{value - len(plan.problem.epilogue.operands)}_rows"
+
+
+def column_registers(plan: GemmPlan, value: int) -> str:
+    """Registers that have a number per row, of an instruction or of a column operand."""
+    operands = plan.problem.epilogue.operands
+    return row_registers(plan, value) if value > len(operands) else f"{operands[value - 1].label}_rows"
+
+
+def expression(plan: GemmPlan, value: int, names: Callable[[int], str]) -> str:
+    """What instruction number `value` computes of the values called `names`."""
+    made = plan.problem.epilogue.instruction(value)
+    arguments = [
+        f"cutlass.Float32({argument.text})" if isinstance(argument, Constant) else names(argument)
+        for argument in made.arguments
+    ]
+    short = all(itemsize(output.dtype) <= 2 for output in plan.problem.outputs)
+    expressions = {**EXPRESSIONS, **SHORT} if short else EXPRESSIONS
+    return expressions[made.op](*arguments)
+
+
+def compute(plan: GemmPlan, walk: Pass) -> list[str]:
+    """The values of element ``i`` that `walk` computes, from ``values[i]`` on."""
+    operands = plan.problem.epilogue.operands
+    names = functools.partial(value_name, plan)
+    lines = [f"{names(walk.held)} = values[i]"]
+    for value in walk.reads:
+        lines.append(f"{names(value)} = {_operand_value(plan, operands[value - 1])}")
+    for value in walk.computes:
+        lines += _quotient(plan, value) or [f"{names(value)} = {expression(plan, value, names)}"]
+    return lines
+
+
+def _quotient(plan: GemmPlan, value: int) -> list[str]:
+    """A quotient by a number of the row from its reciprocal: one step of Newton's method leaves the error of one rounding,
+    and what is not finite is what multiplying gives. An eighth of the instructions of a division each."""
+    over = divisor_of(plan, value)
+    if over is None:
         return []
-    expressions = EXPRESSIONS if plan.output_bytes > 2 else {**EXPRESSIONS, **SHORT}
-    names = ["x0"]
-    lines = ["x0 = values[i]"]
-    for operand in epilogue.operands:
-        names.append(f"{operand.label}_value")
-        lines.append(f"{operand.label}_value = {_operand_value(plan, operand)}")
-    for number, instruction in enumerate(epilogue.instructions, start=1):
-        arguments = [
-            f"cutlass.Float32({argument.text})" if isinstance(argument, Constant) else names[argument]
-            for argument in instruction.arguments
-        ]
-        names.append(f"x{number}")
-        lines.append(f"x{number} = {expressions[instruction.op](*arguments)}")
-    return [*lines, f"values[i] = {names[-1]}"]
+    x, place = plan.problem.epilogue.instruction(value).arguments[0], fragment(plan).row_of
+    name, (scale, scaled, inverse) = value_name(plan, value), divisor_registers(plan, over)
+    numerator = f"cutlass.Float32({x.text})" if isinstance(x, Constant) else value_name(plan, x)
+    return [
+        f"scaled_up = {numerator} * {scale}[{place}]",
+        f"{name} = scaled_up * {inverse}[{place}]",
+        f"left_over = cute.math.fma(-{name}, {scaled}[{place}], scaled_up)",
+        f"nearer = cute.math.fma(left_over, {inverse}[{place}], {name})",
+        f"{name} = cutlass.Float32(cutlass.select_(cute.math.abs({name}) < {INFINITY}, nearer, {name}))",
+    ]
+
+
+def divisor_registers(plan: GemmPlan, value: int) -> tuple[str, str, str]:
+    """Of a number per row that elements are divided by: a power of two that brings it near 1, it times that, and the
+    reciprocal of the product."""
+    name = column_registers(plan, value)
+    return f"{name}_scale", f"{name}_scaled", f"{name}_inverse"
+
+
+def evaluate(plan: GemmPlan) -> list[str]:
+    """The epilogue of value ``i``, from ``values[i]`` to the values of each matrix among the outputs."""
+    walk = passes(plan)[-1]
+    if not walk.computes and [output.value for output in walk.outputs] == [walk.held]:
+        return []
+    outputs = [f"{values_of(plan, o)}[i] = {value_name(plan, o.value)}" for o in reversed(walk.outputs)]
+    return [*compute(plan, walk), *outputs]
+
+
+def values_of(plan: GemmPlan, output: EpilogueOutput) -> str:
+    """The registers of an output's values, those of the sums for the first."""
+    return suffixed(plan, "values", output)
+
+
+def suffixed(plan: GemmPlan, name: str, output: EpilogueOutput) -> str:
+    """A name of the text that each matrix among the outputs has for itself."""
+    label = plan.problem.label_of(output)
+    return name if label == "d" else f"{label}_{name}"
 
 
 def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:

@@ -161,10 +161,13 @@ def _row_tiles(plan: GemmPlan, name: str, dtype: str, pitch: int, stages: int, o
 
 
 def _output(plan: GemmPlan) -> HostObjects:
-    problem = plan.problem
     stages = plan.teams * plan.store_stages
-    lines = _row_tiles(plan, "d", problem.output_dtype, problem.d_pitch, stages, "CopyBulkTensorTileS2GOp")
-    return HostObjects(lines=tuple(lines), parameters=_parameters("d"))
+    lines: list[str] = []
+    names = []
+    for output in plan.problem.outputs_of("exact"):
+        names.append(plan.problem.label_of(output))
+        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, stages, "CopyBulkTensorTileS2GOp")
+    return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 
 def _residuals(plan: GemmPlan) -> HostObjects:

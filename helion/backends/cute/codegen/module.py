@@ -7,15 +7,15 @@ from ..plan.shared import Allocation, shared_bytes, shared_memory
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
-from . import exchange, workspace
+from . import exchange, rows, workspace
 from .host import HOST, HostObjects
 from .setups import dsl, operand_dsl
 from .steps import print_steps
 from .writer import Writer
 
 ENTRY = "gemm"
-"""The host function: pointers of A, B, D, the epilogue's operands and the workspace, if any, the most clusters that run at
-once, a stream."""
+"""The host function: pointers of A, B, the outputs, the epilogue's operands and the workspace, if any, the most clusters that
+run at once, a stream."""
 
 IMPORTS = {
     "wgmma": (
@@ -40,11 +40,12 @@ IMPORTS = {
 
 
 def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
-    """Of A, B, D, the epilogue's operands and the workspace, if any: the pointers that ``ENTRY`` takes."""
+    """Of A, B, the outputs, the epilogue's operands and the workspace, if any: the pointers that ``ENTRY`` takes."""
     problem = plan.problem
+    outputs = (output.dtype for output in problem.outputs)
     extra = (operand.dtype for operand in problem.epilogue.operands)
     shared = ("float32",) if plan.grid_splits > 1 else ()
-    return problem.operand_dtype, problem.operand_dtype, problem.output_dtype, *extra, *shared
+    return problem.operand_dtype, problem.operand_dtype, *outputs, *extra, *shared
 
 
 def build(plan: GemmPlan) -> str:
@@ -67,8 +68,15 @@ def render(program: KernelProgram) -> str:
     return out.text()
 
 
-def _vectors(plan: GemmPlan) -> list[str]:
-    return [operand.label for operand in plan.problem.epilogue.operands if operand.kind in ("row", "column")]
+def _vectors(plan: GemmPlan) -> dict[str, tuple[int, int]]:
+    """(elements, pitch) of operands and outputs of one dimension, by label."""
+    problem = plan.problem
+    found = {
+        operand.label: (problem.n if operand.kind == "row" else problem.m, operand.pitch)
+        for operand in problem.epilogue.operands
+        if operand.kind in ("row", "column")
+    }
+    return found | {output.label: (problem.m, output.pitch) for output in problem.outputs_of("column")}
 
 
 def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
@@ -141,6 +149,10 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
         return (
             f"{name} = memory.allocate_array(cutlass.Float32, {allocation.size_bytes // 4}, byte_alignment={alignment})"
         )
+    if name == "shared_rows":
+        word = "Int64" if plan.paired else "Int32"
+        size = allocation.size_bytes // (8 if plan.paired else 4)
+        return f"{name} = memory.allocate_array(cutlass.{word}, {size}, byte_alignment={alignment})"
     held = name.removeprefix("shared_")
     operands = {operand.label: operand for operand in plan.problem.epilogue.operands}
     if held in operands and operands[held].kind == "row":
@@ -148,7 +160,8 @@ def _allocation(plan: GemmPlan, allocation: Allocation) -> str:
     if held in ("a", "b"):
         dtype = operand_dsl(plan)
     else:
-        dtype = dsl(operands[held].dtype if held in operands else plan.problem.output_dtype)
+        outputs = {plan.problem.label_of(output): output for output in plan.problem.outputs_of("exact")}
+        dtype = dsl((operands[held] if held in operands else outputs[held]).dtype)
     return f"{name} = memory.allocate_tensor({dtype}, layout_{held}.outer, {alignment}, layout_{held}.inner)"
 
 
@@ -165,6 +178,9 @@ def _pipeline(out: Writer, program: KernelProgram, pipeline: Pipeline) -> None:
     numbers = pipeline.counts
     if pipeline.kind == "exchange":
         out.lines(exchange.make(pipeline))
+        return
+    if pipeline.kind == "rows":
+        out.lines(rows.make(pipeline))
         return
     with out.block(f"{pipeline.name} = pipeline.{CLASSES[pipeline.kind]}.create("):
         out.line(f"num_stages={numbers.stages},")
@@ -208,7 +224,8 @@ def _warps(first: int, number: int, total: int) -> str:
 
 def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
     plan = program.plan
-    pointers = ["a", "b", "d", *(operand.label for operand in plan.problem.epilogue.operands)]
+    outputs = [plan.problem.label_of(output) for output in plan.problem.outputs]
+    pointers = ["a", "b", *outputs, *(operand.label for operand in plan.problem.epilogue.operands)]
     out.lines(("", "", "@cute.jit"))
     out.line(f"def {ENTRY}(")
     pointers += ["workspace"] if plan.grid_splits > 1 else []
@@ -217,13 +234,9 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     with out.block(") -> None:"):
         for made in objects:
             out.lines(made.lines)
-        for operand in plan.problem.epilogue.operands:
-            if operand.kind in ("row", "column"):
-                extent = plan.problem.n if operand.kind == "row" else plan.problem.m
-                step = f", stride={operand.pitch}" if operand.pitch != 1 else ""
-                out.line(
-                    f"vector_{operand.label} = cute.make_tensor({operand.label}, cute.make_layout({extent}{step}))"
-                )
+        for name, (extent, pitch) in _vectors(plan).items():
+            step = f", stride={pitch}" if pitch != 1 else ""
+            out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({extent}{step}))")
         arguments = [name for made in objects for name, _ in made.parameters]
         arguments += [f"vector_{name}" for name in _vectors(plan)]
         if plan.grid_splits > 1:
@@ -236,5 +249,8 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
             out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
             out.line(f"cluster=({plan.ctas}, 1, 1),")
             out.line(f"smem={shared_bytes(plan)},")
+            if plan.ctas_per_sm > 1:
+                out.line(f"min_blocks_per_mp={plan.ctas_per_sm},")
+                out.line("preferred_smem_carveout=100,")
             out.line("stream=stream,")
         out.line(")")

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 
 from ..plan.counts import counts
 from ..plan.dtypes import DTYPES
+from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..roles.grammar import Role
-from . import exchange, workspace
-from .epilogue import fragment
+from . import exchange, rows, workspace
+from .epilogue import fragment, suffixed, values_of
 
 
 def dsl(dtype: str) -> str:
@@ -106,16 +107,21 @@ def _umma_loads(plan: GemmPlan, role: Role) -> list[str]:
     return [*lines, *_tiles(plan), *_partitions(plan, 3, "half_{side}.partition_{side}({tiles})")]
 
 
-def _store_views(plan: GemmPlan) -> list[str]:
+def _store_views(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
     """From registers to a buffer in shared memory, and from there to global memory."""
-    rows = plan.cta_tile[0]
+    rows, label = plan.cta_tile[0], plan.problem.label_of(output)
+    copy, thread, part, registers, rounded = (
+        suffixed(plan, name, output)
+        for name in ("stage_copy", "thread_stage", "stage_part", "stage_registers", "rounded")
+    )
     return [
-        "thread_stage = stage_copy.get_slice(store_thread)",
-        "stage_part = thread_stage.partition_D(shared_d)",
-        "stage_registers = stage_copy.retile(rounded)",
-        f"tiles_d = cute.local_tile(tensor_d, ({rows}, {plan.epilogue_n}), (None, None))",
-        "from_d, to_d = cpasync.tma_partition(",
-        "    tma_d, 0, cute.make_layout(1), cute.group_modes(shared_d, 0, 2), cute.group_modes(tiles_d, 0, 2)",
+        f"{thread} = {copy}.get_slice(store_thread)",
+        f"{part} = {thread}.partition_D(shared_{label})",
+        f"{registers} = {copy}.retile({rounded})",
+        f"tiles_{label} = cute.local_tile(tensor_{label}, ({rows}, {plan.epilogue_n}), (None, None))",
+        f"from_{label}, to_{label} = cpasync.tma_partition(",
+        f"    tma_{label}, 0, cute.make_layout(1),"
+        f" cute.group_modes(shared_{label}, 0, 2), cute.group_modes(tiles_{label}, 0, 2)",
         ")",
     ]
 
@@ -129,13 +135,6 @@ def _thread_numbers(role: Role) -> list[str]:
 
 
 def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
-    output = plan.problem.output_dtype
-    wide = plan.output_bytes == 2
-    atom = (
-        f"cute.nvgpu.warp.StMatrix8x8x16bOp(False, {4 if plan.epilogue_n >= 16 else 2}), {dsl(output)}"
-        if wide
-        else f"cute.nvgpu.CopyUniversalOp(), {dsl(output)}, num_bits_per_copy={16 * plan.output_bytes}"
-    )
     return [
         *_thread_numbers(role),
         f"group_layout = cute.make_layout({plan.warpgroups}, stride={WARPGROUP_THREADS})",
@@ -149,14 +148,32 @@ def _wgmma_sums(plan: GemmPlan, role: Role) -> list[str]:
         f"subtile_shape = subtile_mma.partition_shape_C(({plan.cta_tile[0]}, {plan.epilogue_n}))",
         *(
             f"{name} = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)"
-            for name in ("values", *(f"{label}_values" for label in second_b(plan)))
+            for name in ("values", *(f"{label}_values" for label in second_b(plan)), *_more_values(plan))
         ),
-        f"rounded = cute.make_rmem_tensor(subtile_shape, {dsl(output)})",
-        f"stage_copy = cute.make_tiled_copy_C(cute.make_copy_atom({atom}), subtile_mma)",
-        *_store_views(plan),
+        *(line for output in plan.problem.outputs_of("exact") for line in _wgmma_store(plan, output)),
         *(exchange.view(plan) if plan.splits > 1 else []),
         *(workspace.view(plan) if plan.grid_splits > 1 else []),
     ]
+
+
+def _wgmma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
+    dtype, size = dsl(output.dtype), DTYPES[output.dtype].itemsize_bytes
+    atom = (
+        f"cute.nvgpu.warp.StMatrix8x8x16bOp(False, {4 if plan.epilogue_n >= 16 else 2}), {dtype}"
+        if size == 2
+        else f"cute.nvgpu.CopyUniversalOp(), {dtype}, num_bits_per_copy={16 * size}"
+    )
+    copy = f"cute.make_tiled_copy_C(cute.make_copy_atom({atom}), subtile_mma)"
+    return [
+        f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dtype})",
+        f"{suffixed(plan, 'stage_copy', output)} = {copy}",
+        *_store_views(plan, output),
+    ]
+
+
+def _more_values(plan: GemmPlan) -> list[str]:
+    """Registers of the values of outputs behind the first, which has those of the sums."""
+    return [values_of(plan, output) for output in plan.problem.outputs_of("exact")[1:]]
 
 
 def _all_sums(plan: GemmPlan) -> list[str]:
@@ -177,7 +194,6 @@ def _umma_fragments(plan: GemmPlan, role: Role) -> list[str]:
 
 def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
     rows, columns = plan.cta_tile[0], plan.epilogue_n
-    output = dsl(plan.problem.output_dtype)
     read = (
         f"Ld16x256bOp(tcgen05.Repetition.x{columns // 8})"
         if plan.paired
@@ -196,14 +212,21 @@ def _umma_sums(plan: GemmPlan, role: Role) -> list[str]:
         f"subtile_shape = thread_sums.partition_D(cute.make_identity_tensor(({rows}, {columns}))).shape",
         *(
             f"{name} = cute.make_rmem_tensor(subtile_shape, cutlass.Float32)"
-            for name in ("values", *(f"{label}_values" for label in second_b(plan)))
+            for name in ("values", *(f"{label}_values" for label in second_b(plan)), *_more_values(plan))
         ),
-        f"rounded = cute.make_rmem_tensor(subtile_shape, {output})",
-        "stage_copy = cute.make_tiled_copy_D(",
-        f"    blackwell.get_smem_store_op(LayoutEnum.ROW_MAJOR, {output}, cutlass.Float32, sums_copy), sums_copy",
-        ")",
-        *_store_views(plan),
+        *(line for output in plan.problem.outputs_of("exact") for line in _umma_store(plan, output)),
         *(workspace.view(plan) if plan.grid_splits > 1 else []),
+    ]
+
+
+def _umma_store(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
+    dtype = dsl(output.dtype)
+    return [
+        f"{suffixed(plan, 'rounded', output)} = cute.make_rmem_tensor(subtile_shape, {dtype})",
+        f"{suffixed(plan, 'stage_copy', output)} = cute.make_tiled_copy_D(",
+        f"    blackwell.get_smem_store_op(LayoutEnum.ROW_MAJOR, {dtype}, cutlass.Float32, sums_copy), sums_copy",
+        ")",
+        *_store_views(plan, output),
     ]
 
 
@@ -266,6 +289,7 @@ SETUPS: Mapping[str, Callable[[GemmPlan, Role], list[str]]] = {
     "umma_fragments": _umma_fragments,
     "umma_sums": _umma_sums,
     "vectors": _vectors,
+    "rows": rows.set_up,
     "residual_loads": _residual_loads,
     "residual_reads": _residual_reads,
 }

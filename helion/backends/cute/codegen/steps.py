@@ -6,10 +6,11 @@ import functools
 
 from ..plan.counts import counts
 from ..plan.dtypes import LARGEST_E4M3
+from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
-from . import exchange, workspace
-from .epilogue import evaluate, fragment, sum_of
+from . import exchange, rows, workspace
+from .epilogue import evaluate, fragment, suffixed, sum_of, values_of
 from .setups import SETUPS, dsl, rows_of, second_b, stage_of
 from .writer import Writer
 
@@ -152,6 +153,10 @@ def _(step: g.Commit, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.Wait, out: Writer, names: Names) -> None:
+    pipeline = names.program.pipeline(names.pipeline(step.cursor))
+    if pipeline.kind == "rows":
+        out.lines(rows.wait(pipeline, step.cursor))
+        return
     if ring := _exchange(step.cursor, names):
         out.lines(exchange.wait(ring, step.cursor))
         return
@@ -355,43 +360,101 @@ def _(step: g.ReadResiduals, out: Writer, names: Names) -> None:
 
 
 @_print.register
-def _(step: g.Evaluate, out: Writer, names: Names) -> None:
-    plan, places = names.plan, fragment(names.plan)
-    for operand in plan.problem.epilogue.of_kind("row"):
+def _(step: g.ClearRows, out: Writer, names: Names) -> None:
+    out.lines(rows.clear(names.plan, step.number))
+
+
+@_print.register
+def _(step: g.AddTerms, out: Writer, names: Names) -> None:
+    _read_columns(out, names.plan, passes(names.plan)[step.number])
+    out.lines(rows.first_column(names.plan, step.number))
+    with out.block(f"for i in cutlass.range_constexpr({fragment(names.plan).values}):"):
+        out.lines(rows.add_terms(names.plan, step.number))
+
+
+@_print.register
+def _(step: g.JoinLanes, out: Writer, names: Names) -> None:
+    out.lines(rows.join(names.plan, step.number))
+
+
+@_print.register
+def _(step: g.ArmRows, out: Writer, names: Names) -> None:
+    pipeline = names.program.pipeline(names.pipeline(step.cursor))
+    out.lines(rows.arm(names.plan, names.role, pipeline, step.cursor, step.number))
+
+
+@_print.register
+def _(step: g.SendRows, out: Writer, names: Names) -> None:
+    pipeline = names.program.pipeline(names.pipeline(step.cursor))
+    out.lines(rows.send(names.plan, pipeline, step.cursor, step.number))
+
+
+@_print.register
+def _(step: g.GatherRows, out: Writer, names: Names) -> None:
+    out.lines(rows.gather(names.plan, step.cursor, step.number))
+
+
+@_print.register
+def _(step: g.EvaluateRows, out: Writer, names: Names) -> None:
+    out.lines(rows.evaluate_rows(names.plan, step.level))
+
+
+@_print.register
+def _(step: g.StoreRows, out: Writer, names: Names) -> None:
+    out.lines(rows.store_rows(names.plan, rows_of(names.plan), dsl))
+
+
+def _read_columns(out: Writer, plan: GemmPlan, walk: Pass) -> None:
+    """Row operands that `walk` reads, at the columns of the sub-tile."""
+    read = [plan.problem.epilogue.operands[value - 1] for value in walk.reads]
+    for operand in (operand for operand in read if operand.kind == "row"):
         source = f"{operand.label}_view[{'None, None' if plan.paired else 'None'}, subtile]"
         out.line(f"cute.autovec_copy({source}, {operand.label}_columns)")
+
+
+@_print.register
+def _(step: g.Evaluate, out: Writer, names: Names) -> None:
+    plan, places = names.plan, fragment(names.plan)
+    _read_columns(out, plan, passes(plan)[-1])
+    outputs = plan.problem.outputs_of("exact")
     body = evaluate(plan)
-    body += _in_range(plan.problem.output_dtype)
+    for output in outputs:
+        body += _in_range(output.dtype, values_of(plan, output))
     if body:
         with out.block(f"for i in cutlass.range_constexpr({places.values}):"):
             out.lines(body)
-    out.line(f"rounded.store(values.load().to({dsl(plan.problem.output_dtype)}))")
+    for output in outputs:
+        rounded = suffixed(plan, "rounded", output)
+        out.line(f"{rounded}.store({values_of(plan, output)}.load().to({dsl(output.dtype)}))")
 
 
-def _in_range(dtype: str) -> list[str]:
+def _in_range(dtype: str, values: str) -> list[str]:
     """Numbers that are too large for e4m3 are not, as in torch."""
     if dtype != "float8_e4m3fn":
         return []
     nan = 'cutlass.Float32(float("nan"))'
     return [
-        f"values[i] = cutlass.Float32(cutlass.select_(cute.math.abs(values[i]) > {LARGEST_E4M3}, {nan}, values[i]))"
+        f"{values}[i] = cutlass.Float32(cutlass.select_(cute.math.abs({values}[i]) > {LARGEST_E4M3}, {nan}, {values}[i]))"
     ]
 
 
 @_print.register
 def _(step: g.WriteStage, out: Writer, names: Names) -> None:
-    out.line(
-        f"cute.copy(stage_copy, stage_registers, stage_part[None, None, None, {stage_of(names.plan, names.role)}])"
+    output = names.plan.problem.outputs_of("exact")[step.output]
+    copy, registers, part = (
+        suffixed(names.plan, name, output) for name in ("stage_copy", "stage_registers", "stage_part")
     )
+    out.line(f"cute.copy({copy}, {registers}, {part}[None, None, None, {stage_of(names.plan, names.role)}])")
     out.line('cute.arch.fence_proxy("async.shared", space="cta")')
 
 
 @_print.register
 def _(step: g.TmaStore, out: Writer, names: Names) -> None:
     plan = names.plan
+    label = plan.problem.label_of(plan.problem.outputs_of("exact")[step.output])
     copy = (
-        f"cute.copy(tma_d, from_d[None, {stage_of(plan, names.role)}],"
-        f" to_d[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile])"
+        f"cute.copy(tma_{label}, from_{label}[None, {stage_of(plan, names.role)}],"
+        f" to_{label}[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile])"
     )
     inside = _inside(plan)
     if inside:

@@ -57,6 +57,7 @@ def kernel_of(plan: CutePlan) -> GemmKernel:
         problem=repr(plan.gemm.problem),
         source=render(plan.roles),
         workspace_bytes=workspace_bytes(plan.gemm),
+        ctas_per_sm=plan.gemm.ctas_per_sm,
     )
 
 
@@ -66,6 +67,8 @@ def _kernel(kernel: GemmKernel) -> list[str]:
     del described["source"]
     if not kernel.workspace_bytes:
         del described["workspace_bytes"]
+    if kernel.ctas_per_sm == 1:
+        del described["ctas_per_sm"]
     return [
         f"{kernel.name} = gemm_kernel(",
         *(f"    {name}={value!r}," for name, value in described.items()),

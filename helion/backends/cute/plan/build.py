@@ -9,6 +9,7 @@ from . import workspace
 from .counts import counts
 from .dtypes import COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
 from .epilogue import EpilogueOperand
+from .passes import check_passes
 from .records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
 from .shared import shared_bytes
@@ -22,6 +23,11 @@ MAX_STAGES = 8
 about 1600 with 10 to 12."""
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device can schedule (CUDA programming guide)."""
+MAX_ROW_CLUSTER = 16
+"""CTAs of a cluster that Hopper and Blackwell can schedule where the kernel says that it may (CUDA programming guide,
+non-portable)."""
+RESERVED_SHARED_BYTES = 1024
+"""Of each resident CTA (CUDA programming guide, compute capability 9.0 and 10.0)."""
 MAX_SPLITS = 16
 """CTAs of a cluster that Hopper can schedule where the kernel says that it may (CUDA programming guide, non-portable)."""
 MAX_GRID_SPLITS = 64
@@ -30,6 +36,8 @@ MAX_PROMOTE_K_TILES = 8
 IMPRECISE_K_TILES = 4
 MAX_SUM_REGISTERS = 128
 """Accumulators of one thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
+MAX_RESIDENT_SUM_REGISTERS = 64
+"""Where two CTAs share the registers of an SM."""
 MAX_SPLIT_SUM_REGISTERS = 64
 """Beside what comes from other CTAs."""
 
@@ -41,8 +49,6 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """
     unit = unit_of(target)
     check_problem(problem)
-    if problem.epilogue.reduces_rows or problem.epilogue.outputs or problem.output_dtype == "int8":
-        raise Refusal("reductions of rows, several outputs and outputs of int8 are not implemented")
     if unit == "wgmma" and problem.operand_dtype == "float32":
         raise Refusal(
             "products of float32 are implemented on tcgen05; the CuTe DSL has no instruction of wgmma for them"
@@ -64,7 +70,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         splits=choice.splits,
         grid_splits=choice.grid_splits,
         residual_stages=choice.residual_stages,
-        shared_limit_bytes=target.smem_per_block_bytes,
+        ctas_per_sm=choice.ctas_per_sm,
+        shared_limit_bytes=_shared_limit(target, choice.ctas_per_sm),
         tensor_memory_limit_columns=target.tensor_memory_columns,
         registers_per_sm=target.registers_per_sm,
         registers_per_thread=target.max_registers_per_thread,
@@ -76,6 +83,13 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         plan = dataclasses.replace(plan, ab_stages=_most_stages(plan))
     _check_fits(plan)
     return plan
+
+
+def _shared_limit(target: Target, ctas: int) -> int:
+    """Of one CTA where `ctas` of them run on an SM."""
+    if ctas == 1:
+        return target.smem_per_block_bytes
+    return target.smem_per_sm_bytes // max(1, ctas) - RESERVED_SHARED_BYTES
 
 
 def unit_of(target: Target) -> Unit:
@@ -171,14 +185,16 @@ def _check_tile(plan: GemmPlan) -> None:
     if k * plan.operand_bytes not in (SWIZZLE_BYTES, 2 * SWIZZLE_BYTES):
         widths = [width // plan.operand_bytes for width in (SWIZZLE_BYTES, 2 * SWIZZLE_BYTES)]
         raise Refusal(f"a K tile of {k} {problem.operand_dtype}; {widths[0]} and {widths[1]} are implemented")
-    if plan.cluster[0] * plan.cluster[1] > MAX_CLUSTER:
-        raise Refusal(f"a cluster of {plan.cluster} CTAs; up to {MAX_CLUSTER} are implemented")
+    largest = MAX_ROW_CLUSTER if problem.epilogue.reduces_rows else MAX_CLUSTER
+    if plan.cluster[0] * plan.cluster[1] > largest:
+        raise Refusal(f"a cluster of {plan.cluster} CTAs; up to {largest} are implemented")
     if n % plan.epilogue_n or plan.epilogue_n not in (8, 16, 32, 64):
         raise Refusal(
             f"sub-tiles of {plan.epilogue_n} columns of a tile of {n}; 8, 16, 32 and 64 that divide it are implemented"
         )
-    if plan.epilogue_n * plan.output_bytes % TMA_ALIGNMENT_BYTES:
-        raise Refusal(f"sub-tiles of {plan.epilogue_n} columns of {problem.output_dtype} are no multiple of 16 bytes")
+    for output in problem.outputs_of("exact"):
+        if plan.epilogue_n * itemsize(output.dtype) % TMA_ALIGNMENT_BYTES:
+            raise Refusal(f"sub-tiles of {plan.epilogue_n} columns of {output.dtype} are no multiple of 16 bytes")
     if plan.store_stages < 2 or (plan.splits == 1 and plan.subtiles % plan.store_stages):
         raise Refusal(
             f"{plan.store_stages} buffers for {plan.subtiles} sub-tiles; at least 2 that divide them are implemented"
@@ -191,6 +207,9 @@ def _check_tile(plan: GemmPlan) -> None:
         raise Refusal(f"{plan.residual_stages} stages of exact operands; 2 to {MAX_RESIDUAL_STAGES} are implemented")
     _check_splits(plan)
     _check_slices(plan)
+    _check_residents(plan)
+    if plan.by_rows:
+        _check_rows(plan)
     if plan.products > 1:
         _check_two_products(plan)
 
@@ -243,6 +262,32 @@ def _check_grid_splits(plan: GemmPlan) -> None:
             f"K of {plan.work[0] * plan.work[1]} tiles by {plan.grid_splits} clusters each, with"
             f" {workspace.counters(plan)} counters and {workspace.sums_bytes(plan)} bytes of sums in global memory; up to"
             f" {workspace.MAX_COUNTERS} and {workspace.MAX_SUMS_BYTES} are implemented"
+        )
+
+
+def _check_rows(plan: GemmPlan) -> None:
+    """A row lies in the registers of the CTAs of a cluster along N."""
+    if plan.teams > 1 or plan.splits > 1 or plan.grid_splits > 1:
+        raise Refusal("numbers per row are implemented without ping-pong and without splitting K")
+    if plan.problem.epilogue.reduces_rows and plan.work[1] > 1:
+        held = plan.cluster[1] * plan.tile[1]
+        raise Refusal(
+            f"rows of {plan.problem.n} columns are reduced, of which {plan.cluster[1]} tiles of {plan.tile[1]} hold {held}"
+        )
+    check_passes(plan)
+
+
+def _check_residents(plan: GemmPlan) -> None:
+    if plan.ctas_per_sm not in (1, 2):
+        raise Refusal(f"{plan.ctas_per_sm} CTAs on an SM; 1 and 2 are implemented")
+    if plan.ctas_per_sm == 1:
+        return
+    if plan.unit != "wgmma" or plan.teams > 1 or plan.splits > 1:
+        raise Refusal("two CTAs on an SM are implemented on wgmma, without ping-pong and without splitting K")
+    sums = plan.sum_columns // 2 * plan.row_atoms * (2 if plan.promote else 1)
+    if sums > MAX_RESIDENT_SUM_REGISTERS:
+        raise Refusal(
+            f"two CTAs on an SM with {sums} sums per thread; up to {MAX_RESIDENT_SUM_REGISTERS} leave room for both"
         )
 
 

@@ -6,7 +6,11 @@ import functools
 from dataclasses import dataclass
 
 from .dtypes import itemsize
+from .passes import exchanges
 from .records import SUM_BYTES, WARP_THREADS, GemmPlan
+
+ROW_SLOTS = 2
+"""Of exchanges of rows: CTAs that have the result of one may begin the next while others still read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +24,8 @@ class PipelineCounts:
 
     @property
     def barrier_words(self) -> int:
-        """64-bit barriers: one that says full and one that says empty per slot."""
-        return 2 * self.stages
+        """64-bit barriers: one that says full per slot, and one that says empty unless nobody has to."""
+        return (2 if self.empty_arrivals else 1) * self.stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,6 @@ class Counts:
     """One slot of A in the shared memory of one CTA."""
     b_stage_bytes: int
     """Of both products, where there are two."""
-    d_stage_bytes: int
     ab: PipelineCounts
     accumulator: PipelineCounts | None
     residual: PipelineCounts | None
@@ -39,6 +42,12 @@ class Counts:
     """One slot holds the sums of every other CTA that shares the K, of all sub-tiles that this one stores; its bytes are
     those of one such sub-tile."""
     parts_stage_bytes: int
+    rows: PipelineCounts | None
+    """One slot holds what all CTAs of a row found of it; its bytes are those of one reduction. Nobody says that a slot is
+    empty: who fills it has seen the exchange before the one that it takes part in, which everybody sent to who had read
+    the slot."""
+    rows_stage_bytes: int
+    """Of as many reductions as the exchange with the most of them has."""
     a_multicast: int
     """CTAs of the cluster that read one A tile: those along N."""
     b_multicast: int
@@ -59,11 +68,12 @@ def counts(plan: GemmPlan) -> Counts:
     a_multicast, b_multicast = plan.cluster[1], plan.cluster_tiles[0]
     sharers = a_multicast + b_multicast - 1
     tcgen05 = plan.unit == "tcgen05"
+    exchanged = exchanges(plan)
+    row_bytes = plan.cluster[1] * rows * SUM_BYTES
     parts_bytes = (plan.splits - 1) * rows * plan.epilogue_n * SUM_BYTES
     return Counts(
         a_stage_bytes=a_bytes,
         b_stage_bytes=b_bytes,
-        d_stage_bytes=rows * plan.epilogue_n * plan.output_bytes,
         ab=PipelineCounts(
             stages=plan.ab_stages,
             full_arrivals=1,
@@ -81,7 +91,7 @@ def counts(plan: GemmPlan) -> Counts:
             full_arrivals=1,
             empty_arrivals=plan.consumer_warps,
             transaction_bytes=sum(
-                residual_stage_bytes(plan, operand.dtype) for operand in plan.problem.epilogue.of_kind("exact")
+                subtile_bytes(plan, operand.dtype) for operand in plan.problem.epilogue.of_kind("exact")
             ),
         )
         if plan.has_residual
@@ -95,6 +105,10 @@ def counts(plan: GemmPlan) -> Counts:
         if plan.splits > 1
         else None,
         parts_stage_bytes=parts_bytes,
+        rows=PipelineCounts(stages=ROW_SLOTS, full_arrivals=1, empty_arrivals=0, transaction_bytes=row_bytes)
+        if exchanged and plan.cluster[1] > 1
+        else None,
+        rows_stage_bytes=row_bytes * max(map(len, exchanged), default=0),
         a_multicast=a_multicast,
         b_multicast=b_multicast,
         consumer_threads=plan.consumer_warps * WARP_THREADS,
@@ -103,8 +117,8 @@ def counts(plan: GemmPlan) -> Counts:
     )
 
 
-def residual_stage_bytes(plan: GemmPlan, dtype: str) -> int:
-    """A sub-tile of an exact operand of `dtype`."""
+def subtile_bytes(plan: GemmPlan, dtype: str) -> int:
+    """A sub-tile of an exact operand, or of an output, of `dtype`."""
     return plan.cta_tile[0] * plan.epilogue_n * itemsize(dtype)
 
 
@@ -146,6 +160,12 @@ def k_range(plan: GemmPlan, rank: int, k_tiles: int, grid_part: int = 0) -> rang
     than to take them in turn. ``grid_part`` says which of the clusters that split K it is."""
     part = grid_part * plan.splits + part_of(plan, rank)
     return range(k_tiles * part // plan.parts, k_tiles * (part + 1) // plan.parts)
+
+
+def row_peers(plan: GemmPlan, rank: int) -> list[int]:
+    """Ranks of the CTAs that hold the rows of CTA `rank` together with it, itself among them, from the first column on."""
+    half, pair_m, _ = place(plan, rank)
+    return [rank_at(plan, half, pair_m, n) for n in range(plan.cluster_tiles[1])]
 
 
 def owner(plan: GemmPlan, subtile: int) -> int:

@@ -129,6 +129,15 @@ class Epilogue:
         """Number of the last value that is computed: of the accumulator where nothing is."""
         return len(self.operands) + len(self.instructions) if self.instructions else 0
 
+    def made(self, value: int) -> Instruction | None:
+        """The instruction that gives `value`; None for the accumulator and operands."""
+        at = value - 1 - len(self.operands)
+        return self.instructions[at] if at >= 0 else None
+
+    def instruction(self, value: int) -> Instruction:
+        """The instruction that gives `value`, which is no operand."""
+        return self.instructions[value - 1 - len(self.operands)]
+
     @property
     def reduces_rows(self) -> bool:
         return any(instruction.op in REDUCTIONS for instruction in self.instructions)

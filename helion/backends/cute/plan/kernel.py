@@ -10,6 +10,7 @@ from ...._compiler.ir.grammar import HostTensor, Program
 from ..roles.grammar import KernelProgram
 from ..roles.programs import kernel_program
 from .counts import counts
+from .passes import exchanges
 from .records import GemmPlan
 from .shared import shared_bytes, shared_memory
 from .workspace import workspace_bytes
@@ -55,7 +56,7 @@ class CutePlan:
 
 
 def _product_lines(plan: CutePlan) -> list[str]:
-    gemm, problem = plan.gemm, plan.gemm.problem
+    gemm, problem, epilogue = plan.gemm, plan.gemm.problem, plan.gemm.problem.epilogue
     rows, columns = gemm.work
     dtypes = f"{problem.operand_dtype} to {problem.output_dtype}"
     majors = f"A {problem.a_major}-major, B {problem.b_major}-major"
@@ -77,6 +78,12 @@ def _product_lines(plan: CutePlan) -> list[str]:
     chain = [each.op for each in problem.epilogue.instructions]
     if chain or operands:
         lines.append(f"  epilogue: {', '.join(chain) or 'none'}; operands: {', '.join(operands) or 'none'}")
+    if problem.epilogue.outputs:
+        named = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.outputs]
+        lines.append(f"  outputs: {', '.join(named)}")
+    if exchanges(gemm):
+        reduced = [", ".join(epilogue.instruction(value).op for value in exchange) for exchange in exchanges(gemm)]
+        lines.append(f"  rows held by {gemm.cluster[1]} CTAs, reduced in turn: {'; '.join(reduced)}")
     return lines
 
 

@@ -53,6 +53,10 @@ class GemmProblem:
     def outputs_of(self, kind: OutputKind) -> tuple[EpilogueOutput, ...]:
         return tuple(output for output in self.outputs if output.kind == kind)
 
+    def label_of(self, output: EpilogueOutput) -> str:
+        """Its name in the text: that of the first matrix is ``d``."""
+        return "d" if self.outputs_of("exact")[:1] == (output,) else output.label
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -65,7 +69,7 @@ class Choice:
     """wgmma: 64, 128 or 256 rows; tcgen05: 64 or 128 rows per CTA. Columns a multiple of 16 up to 256, K of 128 or 256
     bytes."""
     cluster: tuple[int, int] = (1, 1)
-    """CTAs along M, which share B, and along N, which share A; up to 8."""
+    """CTAs along M, which share B, and along N, which share A; up to 8, and 16 where they hold rows that are reduced."""
     ctas_per_mma: int = 1
     """2 lets a pair of CTAs along M issue instructions together; tcgen05 only."""
     ab_stages: int | None = None
@@ -92,6 +96,8 @@ class Choice:
     memory, and the one that comes last adds them."""
     residual_stages: int = 2
     """Sub-tiles of exact operands that are loaded ahead, 2 to 8."""
+    ctas_per_sm: int = 1
+    """2 lets one CTA store and exchange while another multiplies; wgmma only, with room for half as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +128,7 @@ class GemmPlan:
     grid_splits: int
     """Clusters that each take a range of the K tiles of the same tiles."""
     residual_stages: int
+    ctas_per_sm: int
     shared_limit_bytes: int
     tensor_memory_limit_columns: int
     registers_per_sm: int
@@ -223,6 +230,11 @@ class GemmPlan:
     @property
     def output_bytes(self) -> int:
         return itemsize(self.problem.output_dtype)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether numbers per row are kept in registers: reductions, or what is stored as one per row."""
+        return self.problem.epilogue.reduces_rows or bool(self.problem.outputs_of("column"))
 
     @property
     def has_residual(self) -> bool:

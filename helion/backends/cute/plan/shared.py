@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from .counts import counts, residual_stage_bytes
+from .counts import ROW_SLOTS, counts, subtile_bytes
 from .records import SUM_BYTES, GemmPlan
 
 RING_ALIGNMENT_BYTES = 1024
@@ -30,14 +30,18 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
     wanted: list[tuple[str, int, int]] = [
         ("shared_a", plan.ab_stages * counts(plan).a_stage_bytes, RING_ALIGNMENT_BYTES),
         ("shared_b", plan.ab_stages * counts(plan).b_stage_bytes, RING_ALIGNMENT_BYTES),
-        ("shared_d", plan.teams * plan.store_stages * counts(plan).d_stage_bytes, RING_ALIGNMENT_BYTES),
     ]
+    for output in plan.problem.outputs_of("exact"):
+        size = plan.teams * plan.store_stages * subtile_bytes(plan, output.dtype)
+        wanted.append((f"shared_{plan.problem.label_of(output)}", size, RING_ALIGNMENT_BYTES))
     epilogue = plan.problem.epilogue
     for operand in epilogue.of_kind("exact"):
-        size = plan.residual_stages * residual_stage_bytes(plan, operand.dtype)
+        size = plan.residual_stages * subtile_bytes(plan, operand.dtype)
         wanted.append((f"shared_{operand.label}", size, RING_ALIGNMENT_BYTES))
     if plan.splits > 1:
         wanted.append(("shared_parts", plan.rounds * counts(plan).parts_stage_bytes, VECTOR_ALIGNMENT_BYTES))
+    if counts(plan).rows is not None:
+        wanted.append(("shared_rows", ROW_SLOTS * counts(plan).rows_stage_bytes, VECTOR_ALIGNMENT_BYTES))
     for operand in epilogue.of_kind("row"):
         wanted.append((f"shared_{operand.label}", plan.teams * plan.tile[1] * SUM_BYTES, VECTOR_ALIGNMENT_BYTES))
     for name, pipeline in (
@@ -45,6 +49,7 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
         ("accumulator_barriers", counts(plan).accumulator),
         ("residual_barriers", counts(plan).residual),
         ("parts_barriers", counts(plan).parts),
+        ("rows_barriers", counts(plan).rows),
     ):
         if pipeline is not None:
             wanted.append((name, pipeline.barrier_words * WORD_BYTES, WORD_BYTES))

@@ -55,12 +55,13 @@ def load_role(plan: GemmPlan, warp: int, views: str) -> Role:
 
 
 def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
-    """From registers to global memory with one barrier: the first warp sees to it before the barrier that the buffer of
-    the *next* sub-tile has been read, that is all stores but the last ``store_stages`` - 2."""
+    """From registers to global memory with one barrier: the first warp sees to it before the barrier that the buffers of
+    the *next* sub-tile have been read, that is all stores but those of the last ``store_stages`` - 2."""
+    outputs = range(len(plan.problem.outputs_of("exact")))
     return (
         Evaluate(),
-        WriteStage(),
-        Gate("first_warp", (StoreWait(plan.store_stages - 2),)),
+        *(WriteStage(output) for output in outputs),
+        Gate("first_warp", (StoreWait((plan.store_stages - 2) * len(outputs)),)),
         Meet("epilogue"),
-        Gate("first_warp", (TmaStore(),)),
+        Gate("first_warp", tuple(TmaStore(output) for output in outputs)),
     )

@@ -8,7 +8,7 @@ from typing import Literal
 from ..plan.counts import PipelineCounts
 from ..plan.records import GemmPlan
 
-PipelineKind = Literal["tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue", "exchange"]
+PipelineKind = Literal["tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue", "exchange", "rows"]
 Side = Literal["producer", "consumer"]
 Who = Literal["leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part"]
 Slots = Literal["k_tiles", "subtiles"]
@@ -247,18 +247,79 @@ class ReadResiduals(Step):
 
 
 @dataclass(frozen=True)
+class ClearRows(Step):
+    """What nothing reduces to, for the reductions of pass number ``number``."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class AddTerms(Step):
+    """Pass number ``number`` on the registers of a sub-tile: the terms of its reductions are added up."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class JoinLanes(Step):
+    """The reductions of pass ``number`` over all columns of the CTA's tile, in every lane that has a part of the row."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class ArmRows(Step):
+    """The first warp says how many bytes the exchange behind pass ``number`` brings to the slot of ``cursor``."""
+
+    cursor: str
+    number: int
+
+
+@dataclass(frozen=True)
+class SendRows(Step):
+    """The reductions of the CTA's tile to the slot of ``cursor`` in every CTA that holds a part of the rows."""
+
+    cursor: str
+    number: int
+
+
+@dataclass(frozen=True)
+class GatherRows(Step):
+    """The reductions over whole rows, of all CTAs that hold a part of them, in a fixed order."""
+
+    cursor: str
+    number: int
+
+
+@dataclass(frozen=True)
+class EvaluateRows(Step):
+    """What is made of the reductions of so many exchanges, ``level``, of column operands and of numbers per row."""
+
+    level: int
+
+
+@dataclass(frozen=True)
+class StoreRows(Step):
+    """Outputs of one number per row to global memory, by the CTA of the first columns."""
+
+
+@dataclass(frozen=True)
 class Evaluate(Step):
-    """The epilogue on the registers of a sub-tile, rounded to the type of the output."""
+    """The last pass on the registers of a sub-tile, rounded to the types of the outputs."""
 
 
 @dataclass(frozen=True)
 class WriteStage(Step):
-    """The sub-tile into its buffer in shared memory, made visible to TMA."""
+    """The sub-tile of a matrix among the outputs into its buffer in shared memory, made visible to TMA."""
+
+    output: int = 0
 
 
 @dataclass(frozen=True)
 class TmaStore(Step):
-    """The buffer of the sub-tile to global memory, as one group."""
+    """That buffer to global memory, as one group."""
+
+    output: int = 0
 
 
 @dataclass(frozen=True)

@@ -90,15 +90,18 @@ def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
 
 
 def program(plan: GemmPlan) -> KernelProgram:
-    """The roles for `plan`, without what its epilogue asks for."""
-    warps = plan.consumer_warps
+    """The roles for `plan`, without what its epilogue asks for.
+
+    Two CTAs share the registers of an SM evenly: no warp has a warpgroup to itself there, and none gives any back.
+    """
+    warps, shared_sm = plan.consumer_warps, plan.ctas_per_sm > 1
     mainloop = _mainloop(plan)
     cursors = [Cursor("ab_read", "ab", "consumer")]
     if mainloop is not PROMOTED_MAINLOOP:
         cursors.append(Cursor("ab_free", "ab", "consumer"))
     store = Role(
         name="store",
-        first_warp=LOADING_WARPS,
+        first_warp=0 if shared_sm else LOADING_WARPS,
         warps=warps,
         program=(
             SetUp("wgmma_sums"),
@@ -112,15 +115,16 @@ def program(plan: GemmPlan) -> KernelProgram:
             Gate("first_warp", (StoreWait(0),)),
         ),
     )
-    two = warps * plan.teams > LOADING_WARPS
-    launched = LOADING_WARPS + warps * plan.teams
+    two = warps * plan.teams > LOADING_WARPS and not shared_sm
+    loading = warps if shared_sm else 0
+    launched = warps + 1 if shared_sm else LOADING_WARPS + warps * plan.teams
     return KernelProgram(
         plan=plan,
         warps=launched,
-        spare_warp=1,
+        spare_warp=loading + 1,
         pipelines=(Pipeline(name="ab", kind="tma_wgmma", counts=counts(plan).ab, barriers="ab_barriers"),),
         barriers=(NamedBarrier(name="epilogue", number=1, threads=counts(plan).consumer_threads),),
-        roles=(load_role(plan, 0, "wgmma_loads"), store),
+        roles=(load_role(plan, loading, "wgmma_loads"), store),
         host=("wgmma", "output"),
         registers=(
             register_limit(plan, launched, 0, LOADING_WARPS, LOADING_REGISTERS),

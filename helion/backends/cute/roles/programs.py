@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from ..plan.counts import counts
+from ..plan.passes import passes, reads_matrices
 from ..plan.records import GemmPlan
 from . import blackwell, hopper
 from .edits import add_role, before, edit_role
 from .grammar import (
     Acquire,
+    AddTerms,
     Advance,
     ClusterExit,
     Commit,
@@ -32,6 +34,7 @@ from .grammar import (
     Wait,
 )
 from .grid_splits import with_grid_splits
+from .rows import with_rows
 from .splits import with_splits
 from .teams import with_teams
 
@@ -41,6 +44,8 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
     program = hopper.program(plan) if plan.unit == "wgmma" else blackwell.program(plan)
     if plan.problem.epilogue.of_kind("row") or plan.problem.epilogue.of_kind("column"):
         program = with_vectors(program)
+    if plan.by_rows:
+        program = with_rows(program)
     if plan.has_residual:
         program = with_residuals(program)
     if plan.splits > 1:
@@ -72,9 +77,11 @@ def with_vectors(program: KernelProgram) -> KernelProgram:
 
 
 def with_residuals(program: KernelProgram) -> KernelProgram:
-    """Exact operands come through TMA by a warp of their own, which runs ahead of the storing warps by its ring."""
+    """Exact operands come through TMA by a warp of their own, which runs ahead of the storing warps by its ring: once for
+    each walk over the sub-tiles that reads them."""
     residual = counts(program.plan).residual
     assert residual is not None
+    readers = [each for each in passes(program.plan) if reads_matrices(program.plan, each)]
     loads = tuple(TmaLoad(operand.label, "residual_fill") for operand in program.plan.problem.epilogue.of_kind("exact"))
     steps = (Acquire("residual_fill"), *loads, Commit("residual_fill"), Advance("residual_fill"))
     first = program.spare_warp
@@ -87,7 +94,7 @@ def with_residuals(program: KernelProgram) -> KernelProgram:
             program=(
                 SetUp("residual_loads"),
                 Cursor("residual_fill", "residual", "producer"),
-                TileLoop((SubtileLoop(steps, rolled=True),)),
+                TileLoop((SubtileLoop(steps, rolled=True),) * len(readers)),
                 Tail("residual_fill"),
             ),
         ),
@@ -106,6 +113,13 @@ def with_residuals(program: KernelProgram) -> KernelProgram:
         Release("residual_read"),
         Advance("residual_read"),
     )
-    program = edit_role(program, "store", before(Evaluate, read))
+    numbers = [each.number for each in readers if not each.outputs]
+
+    def rule(step: Step) -> tuple[Step, ...]:
+        stores = isinstance(step, Evaluate) and len(readers) > len(numbers)
+        adds = isinstance(step, AddTerms) and step.number in numbers
+        return (*read, step) if stores or adds else (step,)
+
+    program = edit_role(program, "store", rule)
     cursor = Cursor("residual_read", "residual", "consumer")
     return edit_role(program, "store", before(TileLoop, (SetUp("residual_reads"), cursor)))

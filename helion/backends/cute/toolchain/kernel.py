@@ -16,7 +16,8 @@ class GemmKernel:
     """``source`` is the module that the DSL compiles for ``unit``.
 
     ``pointers`` are the dtypes of the tensors that a launch takes, in order. ``ctas`` are those of one cluster, ``threads``
-    and ``shared_bytes`` those of one CTA. ``problem`` is the text of the ``GemmProblem`` that it computes.
+    and ``shared_bytes`` those of one CTA, of which ``ctas_per_sm`` share an SM. ``problem`` is the text of the
+    ``GemmProblem`` that it computes.
     """
 
     name: str
@@ -27,6 +28,7 @@ class GemmKernel:
     shared_bytes: int
     problem: str
     source: str
+    ctas_per_sm: int = 1
     workspace_bytes: int = 0
     """Of global memory that a launch takes behind its tensors (``plan.workspace``)."""
 

@@ -35,7 +35,7 @@ typedef struct {{
 extern int cudaLibraryEnumerateKernels(void **, uint32_t, void *);
 extern int cudaOccupancyMaxActiveClusters(int *, void *, const Configuration *);
 
-static void *library;
+{declared}static void *library;
 
 /* Loads the kernel on a device. Calls must not overlap. */
 int32_t helion_load(int32_t device) {{
@@ -48,7 +48,7 @@ int32_t helion_load(int32_t device) {{
   }}
   void *given[] = {{&handle, &device, &status}};
   module_load(given, 3);
-  return status;
+{residents}  return status;
 }}
 
 /* The most clusters of the kernel that run at once on the current device; 0 if the driver does not say. */
@@ -76,6 +76,14 @@ int32_t helion_launch({parameters}int32_t clusters, void *stream) {{
   entry(given, {count});
   return status;
 }}
+"""
+
+_DECLARED = "extern int cudaKernelSetAttributeForDevice(void *, int, int, int);\n"
+_RESIDENTS = """\
+  /* All of an SM's memory is shared memory (attribute 9, percent): CTAs that share an SM fit no other way. */
+  void *kernel = 0;
+  if (!status) status = cudaLibraryEnumerateKernels(&kernel, 1, library);
+  if (!status) status = cudaKernelSetAttributeForDevice(kernel, 9, 100, device);
 """
 
 
@@ -116,6 +124,8 @@ def source(symbol: str, kernel: GemmKernel) -> str:
         parameters="".join(f"void *{name}, " for name in names),
         addresses="".join(f"&{name}, " for name in names),
         count=len(names) + 3,
+        declared=_DECLARED if kernel.ctas_per_sm > 1 else "",
+        residents=_RESIDENTS if kernel.ctas_per_sm > 1 else "",
     )
 
 

@@ -165,6 +165,14 @@ class Warp:
     """The sub-tile whose sums of all clusters they are."""
     vectors: int | None = None
     residual: Tag | None = None
+    terms: list[int] = field(default_factory=list)
+    """Sub-tiles whose terms of reductions have been added up."""
+    joined: Tag | None = None
+    """(tile, pass) whose reductions of the CTA's columns are in the registers."""
+    whole: Tag | None = None
+    """(tile, pass) whose reductions of whole rows are."""
+    level: Tag | None = None
+    """(tile, exchanges) up to which numbers per row are computed."""
     stores: list[Store] = field(default_factory=list)
 
 
@@ -243,8 +251,12 @@ class Cluster:
         self.messages: list[tuple[Cta, Callable[[], None]]] = first.messages if first else []
         self.queues: dict[tuple[int, int], list[Callable[[], None]]] = first.queues if first else {}
         """Per cluster and leading CTA: what its tensor core does, in order."""
+        self.matrices = len(self.plan.problem.outputs_of("exact"))
         self.ctas = [self._cta(rank) for rank in range(self.plan.ctas)]
-        self.stored: dict[tuple[int, Tag], int] = first.stored if first else {}
+        self.stored: dict[tuple[int, Tag, int], int] = first.stored if first else {}
+        """By CTA, tile and sub-tile, and number of the matrix among the outputs."""
+        self.stored_rows: dict[tuple[int, int], int] = {}
+        """By CTA and tile: the warps that have stored numbers per row."""
         self.counts = counts(self.plan)
         self._ctas: dict[tuple[str, int], list[Cta]] = {}
         self._parts: dict[int, set[tuple[str, int]]] = {}
@@ -270,7 +282,7 @@ class Cluster:
             rank=rank,
             rings=rings,
             stages=[Sums() for _ in range(self.plan.accumulator_stages)],
-            buffers=[Buffer() for _ in range(self.plan.teams * self.plan.store_stages)],
+            buffers=[Buffer() for _ in range(self.plan.teams * self.plan.store_stages * self.matrices)],
         )
 
     # Schedule ---------------------------------------------------------------------------------------------------------
@@ -280,9 +292,7 @@ class Cluster:
         self._schedule([agent for cluster in self.clusters for agent in cluster.agents()])
         for cta in self.ctas:
             for tile in range(self.tiles):
-                for subtile in self.own(cta):
-                    if self.stored.get((cta.rank, (tile, subtile))) != 1:
-                        raise Fault(f"sub-tile {subtile} of tile {tile} is not stored once")
+                self._check_stored(cta, tile)
         for (tile, rank), count in self.workspace.counters.items():
             if count:
                 raise Fault(f"the counter of tile {tile} of CTA {rank} is left at {count}")
@@ -303,6 +313,16 @@ class Cluster:
         for cta in self.ctas:
             for role in self.program.roles:
                 yield from self._agents(cta, role)
+
+    def _check_stored(self, cta: Cta, tile: int) -> None:
+        for output in range(self.matrices):
+            for subtile in self.own(cta):
+                if self.stored.get((cta.rank, (tile, subtile), output)) != 1:
+                    raise Fault(f"sub-tile {subtile} of tile {tile} is not stored once")
+        if self.plan.problem.outputs_of("column"):
+            warps = self.program.role("store").warps
+            if self.stored_rows.get((cta.rank, tile)) != warps:
+                raise Fault(f"numbers per row of tile {tile} are not stored once by each warp")
 
     def _agents(self, cta: Cta, role: g.Role) -> Iterator[Agent]:
         """The warps of a role: all but the first take the same steps."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from ..plan.counts import k_range, multicast_masks, residual_stage_bytes
+from ..plan.counts import k_range, multicast_masks, row_peers, subtile_bytes
+from ..plan.passes import Pass, exchanges, passes, reads_matrices
 from ..roles import grammar as g
 from .cluster import (
     Barrier,
@@ -193,7 +194,7 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> None:
     if ring.pipeline.kind == "tma_epilogue":
         tag, mask, sharers = (warp.tile, warp.subtile), 1 << own, 1
         operand = next(o for o in cluster.plan.problem.epilogue.operands if o.label == step.operand)
-        size = residual_stage_bytes(cluster.plan, operand.dtype)
+        size = subtile_bytes(cluster.plan, operand.dtype)
     else:
         numbers, tag = cluster.counts, (warp.tile, warp.k_tile)
         masks = multicast_masks(cluster.plan, own)
@@ -368,33 +369,124 @@ def _(cluster: Cluster, step: g.AddSums, warp: Warp) -> None:
     warp.gathered = tag
 
 
+# Numbers per row ---------------------------------------------------------------------------------------------------------
+
+
+@rule(g.ClearRows)
+def _(cluster: Cluster, step: g.ClearRows, warp: Warp) -> None:
+    warp.terms = []
+
+
+@rule(g.AddTerms)
+def _(cluster: Cluster, step: g.AddTerms, warp: Warp) -> None:
+    _check_walk(cluster, warp, passes(cluster.plan)[step.number])
+    warp.terms.append(warp.subtile)
+
+
+@rule(g.JoinLanes)
+def _(cluster: Cluster, step: g.JoinLanes, warp: Warp) -> None:
+    if warp.terms != list(range(cluster.plan.subtiles)):
+        raise Fault(f"rows of tile {warp.tile} are reduced over sub-tiles {warp.terms}")
+    warp.joined = (warp.tile, step.number)
+
+
+@rule(g.ArmRows)
+def _(cluster: Cluster, step: g.ArmRows, warp: Warp) -> None:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    if warp.number == 0:
+        ring.full[index].arrive(ring.pipeline.counts.transaction_bytes * len(exchanges(cluster.plan)[step.number]))
+
+
+@rule(g.SendRows)
+def _(cluster: Cluster, step: g.SendRows, warp: Warp) -> None:
+    """Each warp of the others finds what the same warp of this CTA sent."""
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    tag, key = (warp.tile, step.number), (f"rows of warp {warp.number}", warp.cta.rank)
+    if warp.joined != tag:
+        raise Fault(f"reductions of {warp.joined} are sent as those of {tag}")
+    numbers, peers = cluster.counts.rows, row_peers(cluster.plan, warp.cta.rank)
+    assert numbers is not None
+    size = numbers.transaction_bytes // len(peers) // warp.role.warps * len(exchanges(cluster.plan)[step.number])
+
+    def land(slot: Slot, full: Barrier) -> None:
+        if key in slot.held:
+            raise Fault(f"reductions of tile {tag[0]} overwrite others that nobody has read")
+        slot.held[key] = tag
+        full.complete(size)
+
+    for rank in peers:
+        to = cluster.ctas[rank].rings[ring.pipeline.name]
+        cluster.send(cluster.ctas[rank], functools.partial(land, to.slots[index], to.full[index]))
+
+
+@rule(g.GatherRows)
+def _(cluster: Cluster, step: g.GatherRows, warp: Warp) -> None:
+    ring, index, _ = cluster.slot(warp, step.cursor)
+    tag = (warp.tile, step.number)
+    for rank in row_peers(cluster.plan, warp.cta.rank):
+        found = ring.slots[index].held.pop((f"rows of warp {warp.number}", rank), None)
+        if found != tag:
+            raise Fault(f"stale reductions: of CTA {rank} there are those of {found}, to be read are those of {tag}")
+    warp.whole = tag
+
+
+@rule(g.EvaluateRows)
+def _(cluster: Cluster, step: g.EvaluateRows, warp: Warp) -> None:
+    reached, tag = (warp.whole if cluster.counts.rows else warp.joined), (warp.tile, step.level - 1)
+    if step.level and reached != tag:
+        raise Fault(f"numbers per row of {tag} are made of reductions of {reached}")
+    if cluster.plan.problem.epilogue.of_kind("column") and warp.vectors != warp.tile:
+        raise Fault(f"numbers per row of tile {warp.tile} are made of the vectors of tile {warp.vectors}")
+    warp.level = (warp.tile, step.level)
+
+
+@rule(g.StoreRows)
+def _(cluster: Cluster, step: g.StoreRows, warp: Warp) -> None:
+    if warp.level != (warp.tile, len(exchanges(cluster.plan))):
+        raise Fault(f"numbers per row of tile {warp.tile} are stored while those of {warp.level} are there")
+    key = (warp.cta.rank, warp.tile)
+    cluster.stored_rows[key] = cluster.stored_rows.get(key, 0) + 1
+
+
+# Stores ------------------------------------------------------------------------------------------------------------------
+
+
 @rule(g.Evaluate)
 def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> None:
-    epilogue, tag = cluster.plan.problem.epilogue, (warp.tile, warp.subtile)
-    if warp.held != tag:
-        raise Fault(f"the epilogue of {tag} has the sums of {warp.held}")
+    tag = (warp.tile, warp.subtile)
     if cluster.plan.grid_splits > 1:
         if warp.taken != tag:
             raise Fault(f"the epilogue of {tag} lacks sums of other clusters")
     elif cluster.plan.splits > 1 and warp.gathered != tag:
         raise Fault(f"the epilogue of {tag} lacks sums of other CTAs")
-    if epilogue.of_kind("exact") and warp.residual != tag:
+    _check_walk(cluster, warp, passes(cluster.plan)[-1])
+
+
+def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:
+    """That all is there which `walk` reads of a sub-tile."""
+    epilogue, tag = cluster.plan.problem.epilogue, (warp.tile, warp.subtile)
+    if warp.held != tag:
+        raise Fault(f"the epilogue of {tag} has the sums of {warp.held}")
+    if reads_matrices(cluster.plan, walk) and warp.residual != tag:
         raise Fault(f"the epilogue of {tag} has the residual of {warp.residual}")
     if epilogue.of_kind("column") and warp.vectors != warp.tile:
         raise Fault(f"the epilogue of tile {warp.tile} has the vectors of tile {warp.vectors}")
     shared = warp.cta.vectors.get(warp.role.team, {})
     if epilogue.of_kind("row") and shared != dict.fromkeys(range(warp.role.warps), warp.tile):
         raise Fault(f"the epilogue of tile {warp.tile} reads vectors of tiles {sorted(set(shared.values()))}")
+    if cluster.plan.by_rows and warp.level != (warp.tile, walk.number):
+        raise Fault(f"the epilogue of tile {warp.tile} has the numbers per row of {warp.level}")
 
 
-def _buffer(cluster: Cluster, warp: Warp) -> Buffer:
+def _buffer(cluster: Cluster, warp: Warp, output: int) -> Buffer:
     stages = cluster.plan.store_stages
-    return warp.cta.buffers[warp.role.team * stages + warp.subtile // cluster.plan.splits % stages]
+    first = (warp.role.team * cluster.matrices + output) * stages
+    return warp.cta.buffers[first + warp.subtile // cluster.plan.splits % stages]
 
 
 @rule(g.WriteStage)
 def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> None:
-    buffer = _buffer(cluster, warp)
+    buffer = _buffer(cluster, warp, step.output)
     if buffer.stores:
         raise Fault(f"sub-tile {warp.subtile} of tile {warp.tile} overwrites a buffer that is being stored")
     buffer.written[warp.number] = (warp.tile, warp.subtile)
@@ -402,7 +494,7 @@ def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> None:
 
 @rule(g.TmaStore)
 def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
-    tag, buffer = (warp.tile, warp.subtile), _buffer(cluster, warp)
+    tag, buffer = (warp.tile, warp.subtile), _buffer(cluster, warp, step.output)
     if buffer.written != dict.fromkeys(range(warp.role.warps), tag):
         raise Fault(f"sub-tile {tag} is stored while a buffer holds {sorted(buffer.written.values())}")
     store = Store()
@@ -413,7 +505,8 @@ def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
         buffer.stores -= 1
         store.done = True
 
-    cluster.stored[warp.cta.rank, tag] = cluster.stored.get((warp.cta.rank, tag), 0) + 1
+    key = (warp.cta.rank, tag, step.output)
+    cluster.stored[key] = cluster.stored.get(key, 0) + 1
     cluster.send(warp.cta, read)
 
 

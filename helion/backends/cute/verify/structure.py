@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..plan.counts import counts
+from ..plan.counts import counts, subtile_bytes
 from ..plan.dtypes import itemsize
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.shared import WORD_BYTES, shared_bytes, shared_memory
@@ -49,8 +49,10 @@ def _memory(plan: GemmPlan) -> None:
             raise Fault(f"{allocation.name} overlaps what lies before it, or is not aligned")
         end = allocation.offset_bytes + allocation.size_bytes
     problem, numbers = plan.problem, counts(plan)
+    matrices = problem.outputs_of("exact")
+    stored = [subtile_bytes(plan, output.dtype) for output in matrices]
     lines = [("A", problem.a_pitch, problem.operand_dtype), ("B", problem.b_pitch, problem.operand_dtype)]
-    lines.append(("D", problem.d_pitch, problem.output_dtype))
+    lines += [(output.name, output.pitch, output.dtype) for output in matrices]
     lines += [
         (operand.name, operand.pitch, operand.dtype)
         for operand in problem.epilogue.operands
@@ -59,7 +61,7 @@ def _memory(plan: GemmPlan) -> None:
     for name, pitch, dtype in lines:
         if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
             raise Fault(f"TMA cannot step {pitch * itemsize(dtype)} bytes from line to line of {name}")
-    for size in (numbers.a_stage_bytes, numbers.b_stage_bytes, numbers.d_stage_bytes):
+    for size in (numbers.a_stage_bytes, numbers.b_stage_bytes, *stored):
         if size % TMA_BOX_ALIGNMENT_BYTES:
             raise Fault(f"a slot of {size} bytes leaves the next one where TMA cannot write")
 
@@ -107,7 +109,7 @@ def _met(role: g.Role) -> set[str]:
 def _pipelines(program: g.KernelProgram) -> None:
     words = {allocation.name: allocation.size_bytes // WORD_BYTES for allocation in shared_memory(program.plan)}
     for pipeline in program.pipelines:
-        if words.get(pipeline.barriers) != 2 * pipeline.counts.stages:
+        if words.get(pipeline.barriers) != pipeline.counts.barrier_words:
             raise Fault(
                 f"{pipeline.name} has {pipeline.counts.stages} slots and {words.get(pipeline.barriers)} barriers"
             )

@@ -14,8 +14,10 @@ from .structure import check_structure
 
 FEW_SPLITS = 4
 """CTAs of a cluster that split K are simulated in full up to so many."""
+FEW_COLUMNS = 4
+"""So are CTAs of a cluster along N."""
 FEW_CLUSTERS = 3
-"""Clusters that do."""
+"""So are clusters that split K."""
 
 
 def verify(program: KernelProgram) -> None:
@@ -32,12 +34,18 @@ def trips(plan: GemmPlan) -> list[tuple[int, int]]:
 
     CTAs that split K have so many each, some one more.
     """
-    rounds = max(plan.accumulator_stages, plan.teams)
+    rounds = _rounds(plan)
     return [
         (tiles, plan.parts * k_tiles + k_tiles % plan.parts)
         for tiles in range(3 * rounds + 1)
         for k_tiles in range(1, 3 * plan.ab_stages + 1)
     ]
+
+
+def _rounds(plan: GemmPlan) -> int:
+    """Tiles after which each slot that a tile takes has been taken once."""
+    rows = counts(plan).rows
+    return max(plan.accumulator_stages, plan.teams, rows.stages if rows else 1)
 
 
 def _without_extents(plan: GemmPlan) -> GemmPlan:
@@ -47,25 +55,37 @@ def _without_extents(plan: GemmPlan) -> GemmPlan:
 
 
 def smaller(program: KernelProgram) -> KernelProgram:
-    """`program` with fewer CTAs that split K, each of which stores as many sub-tiles of a tile as before, and with fewer
-    clusters that do.
-
-    These CTAs differ in nothing but which sub-tiles are theirs, and each of them talks to every other in the same way: with
-    ``FEW_SPLITS`` of them there are one that sends, one that owns, and two that come before and behind either. Clusters
-    differ in nothing but who comes last: with ``FEW_CLUSTERS`` there are one that comes first, one between and one last.
-    Steps stay as they are. So does by how much a count of arrivals or bytes is off from the plan's.
-    """
+    """`program` in a cluster of fewer CTAs, if it has many. Steps stay as they are, and so does by how much a count of
+    arrivals or bytes is off from the plan's."""
     plan = program.plan
-    few = dataclasses.replace(plan, grid_splits=min(plan.grid_splits, FEW_CLUSTERS))
-    if plan.splits > FEW_SPLITS:
-        subtiles = plan.rounds * FEW_SPLITS - (1 if plan.subtiles % plan.splits else 0)
-        tile = (plan.tile[0], subtiles * plan.epilogue_n, plan.tile[2])
-        few = dataclasses.replace(few, splits=FEW_SPLITS, tile=tile)
+    few = _fewer_clusters(_fewer_splits(_fewer_columns(plan)))
     if few == plan:
         return program
     return dataclasses.replace(
         program, plan=few, pipelines=tuple(_recounted(each, plan, few) for each in program.pipelines)
     )
+
+
+def _fewer_clusters(plan: GemmPlan) -> GemmPlan:
+    """Clusters that split K differ in nothing but who comes last: with ``FEW_CLUSTERS`` there are one that comes first, one
+    between and one last."""
+    return dataclasses.replace(plan, grid_splits=min(plan.grid_splits, FEW_CLUSTERS))
+
+
+def _fewer_columns(plan: GemmPlan) -> GemmPlan:
+    """CTAs along N differ in nothing but their columns: all load a slice of A for all, and tell all what they found of
+    their rows. With ``FEW_COLUMNS`` of them there are the first, which alone stores numbers per row, the last and others."""
+    return dataclasses.replace(plan, cluster=(plan.cluster[0], min(plan.cluster[1], FEW_COLUMNS)))
+
+
+def _fewer_splits(plan: GemmPlan) -> GemmPlan:
+    """CTAs that split K differ in nothing but which sub-tiles are theirs, as many as before, and each of them talks to every
+    other in the same way: with ``FEW_SPLITS`` of them there are one that sends, one that owns, and two that come before and
+    behind either."""
+    if plan.splits <= FEW_SPLITS:
+        return plan
+    subtiles = plan.rounds * FEW_SPLITS - (1 if plan.subtiles % plan.splits else 0)
+    return dataclasses.replace(plan, splits=FEW_SPLITS, tile=(plan.tile[0], subtiles * plan.epilogue_n, plan.tile[2]))
 
 
 def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan) -> Pipeline:
@@ -80,8 +100,7 @@ def _recounted(pipeline: Pipeline, plan: GemmPlan, few: GemmPlan) -> Pipeline:
 @functools.lru_cache(maxsize=256)
 def _simulate(program: KernelProgram) -> None:
     """A sample of ``trips``, all of which tests run: no work, more tiles than sums have stages, a wrap within a tile."""
-    plan = program.plan
-    rounds = max(plan.accumulator_stages, plan.teams)
+    plan, rounds = program.plan, _rounds(program.plan)
     sampled = [(0, plan.parts), (rounds + 2, plan.parts), (2, plan.parts * plan.ab_stages + 1)]
     for seed, (tiles, k_tiles) in enumerate(sampled):
         Cluster(program, tiles=tiles, k_tiles=k_tiles, seed=seed).run()

@@ -1,0 +1,345 @@
+"""Reductions of rows: of the columns of a thread, of its neighbours, and of all CTAs that hold a part of the row."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..plan.counts import ROW_SLOTS, counts
+from ..plan.passes import divisors, exchanges, passes, per_row
+from ..plan.records import GemmPlan
+from ..roles.grammar import Pipeline, Role
+from .epilogue import (
+    INFINITY,
+    column_registers,
+    compute,
+    divisor_registers,
+    expression,
+    fragment,
+    row_registers,
+    sum_of,
+    value_name,
+)
+from .exchange import WAIT
+
+NEAR_ONE = (2.0**-64, 2.0**64)
+"""Divisors in between have reciprocals that are as precise as they are."""
+_THERE = (
+    "{ .reg .b32 there, bar; mapa.shared::cluster.u32 there, {$r0}, {$r2}; mapa.shared::cluster.u32 bar, {$r1}, {$r2};"
+    " st.async.shared::cluster.mbarrier::complete_tx::bytes"
+)
+SEND = {
+    1: f"{_THERE}.b32 [there], {{$r3}}, [bar]; }}",
+    2: f"{_THERE}.v2.b32 [there], {{ {{$r3}}, {{$r4}} }}, [bar]; }}",
+}
+"""One or two numbers to a place in another CTA's memory, whose barrier counts their bytes. Addresses of all CTAs, which do
+not change, would otherwise be kept in registers from tile to tile."""
+QUAD = 4
+"""Neighbouring lanes that hold the columns of a row where a thread holds pairs of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """``identity`` is what nothing reduces to, ``join`` the text that joins two."""
+
+    identity: str
+    join: Callable[[str, str], str]
+
+
+REDUCTIONS: Mapping[str, Reduction] = {
+    "row_sum": Reduction(identity="0.0", join=lambda x, y: f"{x} + {y}"),
+    "row_maximum": Reduction(identity='float("-inf")', join=lambda x, y: f"cute.arch.fmax({x}, {y}, nan=True)"),
+    "row_minimum": Reduction(identity='float("inf")', join=lambda x, y: f"cute.arch.fmin({x}, {y}, nan=True)"),
+    "row_first": Reduction(identity='float("inf")', join=lambda x, y: f"cute.arch.fmin({x}, {y})"),
+}
+
+
+def _reduction(plan: GemmPlan, value: int) -> Reduction:
+    return REDUCTIONS[plan.problem.epilogue.instruction(value).op]
+
+
+def _chains(plan: GemmPlan) -> int:
+    """Partial results of a row in one thread, so that one need not wait for the other."""
+    return 2 if plan.paired else 4
+
+
+def _terms(plan: GemmPlan, value: int) -> str:
+    return f"x{value - len(plan.problem.epilogue.operands)}_terms"
+
+
+def set_up(plan: GemmPlan, role: Role) -> list[str]:
+    """Registers of numbers per row, and the view of what other CTAs send."""
+    places = fragment(plan)
+    reduced = [value for exchange in exchanges(plan) for value in exchange]
+    made = sorted({*reduced, *(v for level in range(len(exchanges(plan)) + 1) for v in per_row(plan, level))})
+    lines = [f"{row_registers(plan, v)} = cute.make_rmem_tensor({places.rows}, cutlass.Float32)" for v in made]
+    lines += [
+        f"{_terms(plan, v)} = cute.make_rmem_tensor({places.rows * _chains(plan)}, cutlass.Float32)" for v in reduced
+    ]
+    for value in (v for level in range(len(exchanges(plan)) + 1) for v in divisors(plan, level)):
+        lines += [
+            f"{name} = cute.make_rmem_tensor({places.rows}, cutlass.Float32)" for name in divisor_registers(plan, value)
+        ]
+    return lines + (_view(plan) if counts(plan).rows else [])
+
+
+def _view(plan: GemmPlan) -> list[str]:
+    """(rows of a thread that are sent together, these, reduction, source, slot)."""
+    shape = (_together(plan), _senders(plan), _most(plan), plan.cluster[1], ROW_SLOTS)
+    strides = [1]
+    for extent in shape[:-1]:
+        strides.append(strides[-1] * extent)
+    return [
+        "rows_view = cute.make_tensor(",
+        f"    cute.recast_ptr(shared_rows, dtype=cutlass.Float32), cute.make_layout({shape}, stride={tuple(strides)})",
+        ")",
+    ]
+
+
+def _together(plan: GemmPlan) -> int:
+    """Rows of a thread that it sends as one word: two that lie 8 apart, where it has pairs of columns."""
+    return 2 if plan.paired else 1
+
+
+def _senders(plan: GemmPlan) -> int:
+    """Such words of one reduction in a CTA's tile."""
+    return plan.cta_tile[0] // _together(plan)
+
+
+def _most(plan: GemmPlan) -> int:
+    """Reductions of one exchange."""
+    return max(map(len, exchanges(plan)))
+
+
+def _words(plan: GemmPlan) -> int:
+    """Such words of one thread."""
+    return fragment(plan).rows // _together(plan)
+
+
+def _sender(plan: GemmPlan, word: str) -> str:
+    """The place of a thread's word among those of the tile."""
+    threads = counts(plan).consumer_threads
+    first = f"store_thread // {QUAD}" if plan.paired else "store_thread"
+    return first if _words(plan) == 1 else f"{word} * {threads // QUAD if plan.paired else threads} + {first}"
+
+
+def clear(plan: GemmPlan, number: int) -> list[str]:
+    return [f"{_terms(plan, v)}.fill({_reduction(plan, v).identity})" for v in exchanges(plan)[number]]
+
+
+def add_terms(plan: GemmPlan, number: int) -> list[str]:
+    """The body of a loop over the values of a sub-tile, number ``i``."""
+    walk, chains, places = passes(plan)[number], _chains(plan), fragment(plan)
+    lines = compute(plan, walk)
+    if _masked(plan):
+        lines.append(f"inside = first_column + {places.column_offset} < {plan.problem.n}")
+    for value in walk.reduces:
+        term = _term(plan, value)
+        if _masked(plan):
+            identity = f"cutlass.Float32({_reduction(plan, value).identity})"
+            term = f"cutlass.Float32(cutlass.select_(inside, {term}, {identity}))"
+        place = f"{_terms(plan, value)}[({places.row_of}) * {chains} + i % {chains}]"
+        lines.append(f"{place} = {_reduction(plan, value).join(place, term)}")
+    if walk.keeps != walk.held:
+        held = "total" if plan.promote else "sums"
+        lines.append(f"{held}[{sum_of(plan)}] = {value_name(plan, walk.keeps)}")
+    return lines
+
+
+def _term(plan: GemmPlan, value: int) -> str:
+    made = plan.problem.epilogue.instruction(value)
+    x, *others = (value_name(plan, argument) for argument in made.arguments if isinstance(argument, int))
+    if made.op != "row_first":
+        return x
+    (sought,) = others
+    places = fragment(plan)
+    found = f"(({x} == {sought}) | (({x} != {x}) & ({sought} != {sought})))"
+    column = f"cutlass.Float32(first_column + {places.column_offset})"
+    return f'cutlass.Float32(cutlass.select_({found}, {column}, cutlass.Float32(float("inf"))))'
+
+
+def first_column(plan: GemmPlan, number: int) -> list[str]:
+    """Of the thread in the sub-tile, where it matters."""
+    looks = any(plan.problem.epilogue.instruction(value).op == "row_first" for value in passes(plan)[number].reduces)
+    if not looks and not _masked(plan):
+        return []
+    return [
+        f"first_column = tile_n * {plan.tile[1]} + subtile * {plan.epilogue_n} + {fragment(plan).first_column}",
+    ]
+
+
+def _masked(plan: GemmPlan) -> bool:
+    """Whether tiles have columns behind the last, which are no part of a row."""
+    return plan.problem.n < plan.cluster[1] * plan.tile[1]
+
+
+def join(plan: GemmPlan, number: int) -> list[str]:
+    """The partial results of a thread, then those of the lanes beside it: in all of them the same, bit by bit."""
+    chains, lines = _chains(plan), []
+    for value in exchanges(plan)[number]:
+        reduction, registers, terms = _reduction(plan, value), row_registers(plan, value), _terms(plan, value)
+        lines.append(f"for i in cutlass.range_constexpr({fragment(plan).rows}):")
+        parts = [f"{terms}[i * {chains} + {chain}]" for chain in range(chains)]
+        lines.append(f"    part = {functools.reduce(lambda x, y: reduction.join(x, y), parts)}")
+        lines += _butterfly(plan, reduction)
+        lines.append(f"    {registers}[i] = part")
+    return lines
+
+
+def _butterfly(plan: GemmPlan, reduction: Reduction) -> list[str]:
+    if not plan.paired:
+        return []
+    return [
+        f"    part = {reduction.join('part', f'cute.arch.shuffle_sync_bfly(part, offset={offset})')}"
+        for offset in (1, 2)
+    ]
+
+
+def make(pipeline: Pipeline) -> list[str]:
+    """Initialises the barriers: all say full."""
+    numbers = pipeline.counts
+    return [
+        "if warp == 0:",
+        "    with cute.arch.elect_one():",
+        *(
+            f"        cute.arch.mbarrier_init({pipeline.barriers} + {slot}, {numbers.full_arrivals})"
+            for slot in range(numbers.stages)
+        ),
+    ]
+
+
+def arm(plan: GemmPlan, role: Role, pipeline: Pipeline, cursor: str, number: int) -> list[str]:
+    size = pipeline.counts.transaction_bytes * len(exchanges(plan)[number])
+    return [
+        f"if warp == {role.first_warp}:",
+        "    with cute.arch.elect_one():",
+        f"        cute.arch.mbarrier_arrive_and_expect_tx({pipeline.barriers} + {cursor}.index, {size})",
+    ]
+
+
+def wait(pipeline: Pipeline, cursor: str) -> list[str]:
+    return [
+        "cute.arch.inline_ptx(",
+        f'    "{WAIT}",',
+        f"    read_only_args=[({pipeline.barriers} + {cursor}.index).toint().to(cutlass.Int32), {cursor}.phase],",
+        ")",
+    ]
+
+
+def send(plan: GemmPlan, pipeline: Pipeline, cursor: str, number: int) -> list[str]:
+    """Where lanes share a row each of them sends it to every fourth CTA."""
+    together, lines = _together(plan), []
+    for place, value in enumerate(exchanges(plan)[number]):
+        registers = row_registers(plan, value)
+        words = ", ".join(f"{registers}[word * {together} + {i}].bitcast(cutlass.Int32)" for i in range(together))
+        slot = f"({cursor}.index * {plan.cluster[1]} + place[2]) * {_most(plan)} + {place}"
+        body = [
+            "cute.arch.inline_ptx(",
+            f'    "{SEND[together]}",',
+            f"    read_only_args=[sent_word, full_barrier, cutlass.Int32({_rank(plan)}), {words}],",
+            ")",
+        ]
+        lines += [
+            f"full_barrier = ({pipeline.barriers} + {cursor}.index).toint().to(cutlass.Int32)",
+            f"for word in cutlass.range_constexpr({_words(plan)}):",
+            f"    sent_word = shared_rows + (({slot}) * {_senders(plan)} + {_sender(plan, 'word')})",
+            "    sent_word = sent_word.toint().to(cutlass.Int32)",
+            *(f"    {line}" for line in _peers(plan, body)),
+        ]
+    return lines
+
+
+def _rank(plan: GemmPlan) -> str:
+    """Of the CTA with the columns of number ``peer``."""
+    rows = plan.cluster[0]
+    return "peer" if rows == 1 else f"rank + (peer - place[2]) * {rows}"
+
+
+def _peers(plan: GemmPlan, body: list[str]) -> list[str]:
+    """`body` for the CTAs that this lane serves, ``peer`` one after the other."""
+    ctas = plan.cluster[1]
+    if not plan.paired:
+        return [f"for peer in cutlass.range_constexpr({ctas}):", *(f"    {line}" for line in body)]
+    lines = [
+        f"for turn in cutlass.range_constexpr({-(-ctas // QUAD)}):",
+        f"    peer = lane % {QUAD} + turn * {QUAD}",
+    ]
+    if ctas % QUAD == 0:
+        return [*lines, *(f"    {line}" for line in body)]
+    return [*lines, f"    if peer < {ctas}:", *(f"        {line}" for line in body)]
+
+
+def gather(plan: GemmPlan, cursor: str, number: int) -> list[str]:
+    """In the order of the columns within each lane's share, and the lanes' shares in one order."""
+    together, lines = _together(plan), []
+    for place, value in enumerate(exchanges(plan)[number]):
+        reduction, registers = _reduction(plan, value), row_registers(plan, value)
+        source = f"rows_view[None, {_sender(plan, 'word')}, {place}, peer, {cursor}.index].load()"
+        join = [
+            f"{registers}[word * {together} + {i}] = {reduction.join(f'{registers}[word * {together} + {i}]', f'received[{i}]')}"
+            for i in range(together)
+        ]
+        lines += [
+            f"{registers}.fill({reduction.identity})",
+            f"for word in cutlass.range_constexpr({_words(plan)}):",
+            *(f"    {line}" for line in _peers(plan, [f"received = {source}", *join])),
+        ]
+        if plan.paired:
+            lines += [
+                f"for i in cutlass.range_constexpr({fragment(plan).rows}):",
+                f"    part = {registers}[i]",
+                *_butterfly(plan, reduction),
+                f"    {registers}[i] = part",
+            ]
+    return lines
+
+
+def evaluate_rows(plan: GemmPlan, level: int) -> list[str]:
+    """Instructions of one number per row, of those before, and the reciprocals of those that elements are divided by."""
+    lines = [
+        f"{row_registers(plan, value)}[i] = {expression(plan, value, lambda x: f'{column_registers(plan, x)}[i]')}"
+        for value in per_row(plan, level)
+    ]
+    for value in divisors(plan, level):
+        lines += _inverse(plan, value)
+    if not lines:
+        return []
+    return [f"for i in cutlass.range_constexpr({fragment(plan).rows}):", *(f"    {line}" for line in lines)]
+
+
+def _inverse(plan: GemmPlan, value: int) -> list[str]:
+    """Scaled so that it is no subnormal number; of an infinite divisor nothing is left over."""
+    scale, scaled, inverse = divisor_registers(plan, value)
+    over = f"{column_registers(plan, value)}[i]"
+    small = f"cutlass.select_(cute.math.abs({over}) < {NEAR_ONE[0]}, {_factor(0)}, cutlass.Float32(1.0))"
+    return [
+        f"{scale}[i] = cutlass.Float32(cutlass.select_(cute.math.abs({over}) > {NEAR_ONE[1]}, {_factor(1)}, {small}))",
+        f"product = {over} * {scale}[i]",
+        f"{inverse}[i] = 1.0 / product",
+        f"{scaled}[i] = cutlass.Float32("
+        f"cutlass.select_(cute.math.abs(product) < {INFINITY}, product, cutlass.Float32(0.0)))",
+    ]
+
+
+def _factor(side: int) -> str:
+    """The factor of what lies below or above ``NEAR_ONE``."""
+    return f"cutlass.Float32({1 / NEAR_ONE[side]!r})"
+
+
+def store_rows(plan: GemmPlan, rows: str, dsl: Callable[[str], str]) -> list[str]:
+    """`rows` numbers the CTA's rows of tiles; one lane of those that share a row stores it."""
+    places, problem = fragment(plan), plan.problem
+    lane = f" and lane % {QUAD} == 0" if plan.paired else ""
+    row = f"{rows} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
+    return [
+        f"if tile_n == 0{lane}:",
+        f"    for i in cutlass.range_constexpr({places.rows}):",
+        f"        row = {row}",
+        f"        if row < {problem.m}:",
+        *(
+            f"            {problem.label_of(output)}[row] = "
+            f"{column_registers(plan, output.value)}[i].to({dsl(output.dtype)})"
+            for output in problem.outputs_of("column")
+        ),
+    ]

@@ -1,0 +1,185 @@
+"""The walks over the sub-tiles of a tile that an epilogue takes: one per reduction of rows that waits for another, one that
+stores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOutput
+from .records import GemmPlan
+from .refusal import Refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One walk: what it computes of each element, by numbers of values.
+
+    ``held`` is the value that the registers of the sums hold when it begins, ``keeps`` the one that it leaves there.
+    ``computes`` are instructions in their order, ``reads`` operands, ``reduces`` reductions whose terms it adds up.
+    """
+
+    number: int
+    held: int
+    keeps: int
+    computes: tuple[int, ...]
+    reads: tuple[int, ...]
+    reduces: tuple[int, ...]
+    outputs: tuple[EpilogueOutput, ...] = ()
+
+
+@functools.lru_cache(maxsize=1024)
+def passes(plan: GemmPlan) -> tuple[Pass, ...]:
+    """The walks of `plan` in their order; all but the one that stores are followed by an exchange of what they reduce.
+
+    Registers of wgmma keep what a walk has computed where later ones need nothing else; sums in tensor memory stay, and
+    are computed with again.
+    """
+    epilogue, exact = plan.problem.epilogue, plan.problem.outputs_of("exact")
+    if not plan.by_rows:
+        # One number per row is computed for each element here, which costs less than registers.
+        operands = tuple(range(1, 1 + len(epilogue.operands)))
+        computed = tuple(1 + len(epilogue.operands) + i for i in range(len(epilogue.instructions)))
+        return (Pass(number=0, held=0, keeps=0, computes=computed, reads=operands, reduces=(), outputs=exact),)
+    targets = [_terms(epilogue, reduced) for reduced in exchanges(plan)]
+    if exact:
+        targets.append(tuple(output.value for output in exact))
+    held, found = 0, []
+    for number, wanted in enumerate(targets):
+        values = _walk(epilogue, wanted, held)
+        later = [value for target in targets[number + 1 :] for value in target]
+        keeps = _kept(epilogue, values, held, later) if plan.unit == "wgmma" else held
+        last = number == len(exchanges(plan))
+        found.append(
+            Pass(
+                number=number,
+                held=held,
+                keeps=keeps,
+                computes=tuple(value for value in values if value > len(epilogue.operands) and value != held),
+                reads=tuple(value for value in values if 0 < value <= len(epilogue.operands)),
+                reduces=() if last else exchanges(plan)[number],
+                outputs=exact if last else (),
+            )
+        )
+        held = keeps
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def exchanges(plan: GemmPlan) -> tuple[tuple[int, ...], ...]:
+    """The reductions, by numbers of values, that CTAs exchange at once: those that wait for as many others."""
+    epilogue = plan.problem.epilogue
+    wanted = _needed(epilogue, (output.value for output in plan.problem.outputs))
+    reductions = [value for value in wanted if (made := epilogue.made(value)) and made.op in REDUCTIONS]
+    last = max((epilogue.levels[value] for value in reductions), default=0)
+    return tuple(
+        tuple(value for value in reductions if epilogue.levels[value] == level) for level in range(1, last + 1)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def per_row(plan: GemmPlan, level: int) -> tuple[int, ...]:
+    """Instructions of one number per row that can be computed behind exchange number `level`, reductions left out."""
+    epilogue = plan.problem.epilogue
+    return tuple(
+        value
+        for value in _needed(epilogue, (output.value for output in plan.problem.outputs))
+        if epilogue.per_row[value] and epilogue.levels[value] == level
+        if (made := epilogue.made(value)) and made.op not in REDUCTIONS
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def divisors(plan: GemmPlan, level: int) -> tuple[int, ...]:
+    """Numbers per row that elements are divided by, and that are known behind exchange number `level`."""
+    epilogue = plan.problem.epilogue
+    found = {divisor_of(plan, value) for walk in passes(plan) for value in walk.computes}
+    return tuple(sorted(value for value in found if value is not None and epilogue.levels[value] == level))
+
+
+def divisor_of(plan: GemmPlan, value: int) -> int | None:
+    """The number per row that `value`, which is one per element, is a quotient of."""
+    epilogue, made = plan.problem.epilogue, plan.problem.epilogue.made(value)
+    if made is None or made.op != "div" or not plan.by_rows or epilogue.per_row[value]:
+        return None
+    _, over = made.arguments
+    return None if isinstance(over, Constant) or not epilogue.per_row[over] else over
+
+
+def reads_matrices(plan: GemmPlan, walk: Pass) -> bool:
+    """Whether `walk` reads exact operands."""
+    return any(plan.problem.epilogue.operands[value - 1].kind == "exact" for value in walk.reads)
+
+
+def check_passes(plan: GemmPlan) -> None:
+    """Raises ``Refusal`` where a matrix is read in vain, and where a place in a row is looked for among values that are computed anew: they might be rounded
+    in another way than those whose maximum was taken, if the compiler joins a product and a sum in one of both."""
+    epilogue = plan.problem.epilogue
+    if plan.has_residual and not any(reads_matrices(plan, each) for each in passes(plan)):
+        raise Refusal(f"epilogue operand {epilogue.of_kind('exact')[0].name} is read by nothing")
+    for each in passes(plan):
+        for value in each.reduces:
+            made = epilogue.instruction(value)
+            for x in _terms(epilogue, (value,)) if made.op == "row_first" else ():
+                if any(
+                    _joins(epilogue, computed) for computed in _walk(epilogue, (x,), each.held) if computed != each.held
+                ):
+                    raise Refusal(
+                        f"row_first of a value with a product in a sum, which {plan.unit} computes a second time here"
+                    )
+
+
+def _joins(epilogue: Epilogue, value: int) -> bool:
+    """Whether `value` is a sum with a product in it, which one instruction may compute with one rounding."""
+    made = epilogue.made(value)
+    if made is None or made.op not in ("add", "sub"):
+        return False
+    parts = [epilogue.made(x) for x in made.arguments if not isinstance(x, Constant)]
+    return any(part is not None and part.op == "mul" for part in parts)
+
+
+def _terms(epilogue: Epilogue, reductions: Iterable[int]) -> tuple[int, ...]:
+    """What each of `reductions` reduces."""
+    found = []
+    for value in reductions:
+        term = epilogue.instruction(value).arguments[0]
+        assert not isinstance(term, Constant)
+        found.append(term)
+    return tuple(found)
+
+
+def _needed(epilogue: Epilogue, values: Iterable[int]) -> list[int]:
+    """`values` and all that they are made of, in order."""
+    found: set[int] = set()
+    left = list(values)
+    while left:
+        value = left.pop()
+        if value not in found:
+            found.add(value)
+            made = epilogue.made(value)
+            left += [x for x in made.arguments if not isinstance(x, Constant)] if made else []
+    return sorted(found)
+
+
+def _walk(epilogue: Epilogue, values: Iterable[int], held: int) -> list[int]:
+    """Values of single elements that `values` are made of, down to `held` and to operands, in order."""
+    found: set[int] = set()
+    left = list(values)
+    while left:
+        value = left.pop()
+        if value not in found and not epilogue.per_row[value]:
+            found.add(value)
+            made = epilogue.made(value) if value != held else None
+            left += [x for x in made.arguments if not isinstance(x, Constant)] if made else []
+    return sorted(found)
+
+
+def _kept(epilogue: Epilogue, values: list[int], held: int, later: list[int]) -> int:
+    """The last of `values` from which everything `later` can be computed without `held`."""
+    for value in reversed(values):
+        if value <= len(epilogue.operands) or value == held:
+            continue
+        if held not in _walk(epilogue, later, value) and value in _walk(epilogue, later, value):
+            return value
+    return held

@@ -1,0 +1,99 @@
+"""Numbers per row: walks over the sub-tiles that reduce, exchanges between the CTAs of a row, and a walk that stores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..plan.counts import counts
+from ..plan.passes import exchanges
+from ..plan.records import GemmPlan
+from .edits import contains, edit_role
+from .grammar import (
+    AddTerms,
+    Advance,
+    ArmRows,
+    ClearRows,
+    Cursor,
+    EvaluateRows,
+    Gate,
+    GatherRows,
+    JoinLanes,
+    KernelProgram,
+    Meet,
+    Pipeline,
+    ReadSums,
+    Release,
+    SendRows,
+    SetUp,
+    Step,
+    StoreRows,
+    StoreWait,
+    SubtileLoop,
+    TileLoop,
+    Wait,
+)
+
+CURSOR = "rows_place"
+
+
+def with_rows(program: KernelProgram) -> KernelProgram:
+    """The walk that stores is the last of several, or none where no output is a matrix."""
+    plan, ring = program.plan, counts(program.plan).rows
+
+    def rule(step: Step) -> tuple[Step, ...]:
+        if isinstance(step, SubtileLoop):
+            return _walks(plan, step)
+        if isinstance(step, TileLoop):
+            cursor = (Cursor(CURSOR, "rows", "consumer"),) if ring else ()
+            return (SetUp("rows"), *cursor, step)
+        if isinstance(step, Gate) and step.body == (StoreWait(0),) and not plan.problem.outputs_of("exact"):
+            return ()
+        return (step,)
+
+    program = edit_role(program, "store", rule)
+    if not contains(TileLoop(program.role("store").program), Meet):
+        program = dataclasses.replace(program, barriers=tuple(b for b in program.barriers if b.name != "epilogue"))
+    if ring is None:
+        return program
+    pipeline = Pipeline(name="rows", kind="rows", counts=ring, barriers="rows_barriers")
+    return dataclasses.replace(program, pipelines=(*program.pipelines, pipeline))
+
+
+def _walks(plan: GemmPlan, loop: SubtileLoop) -> tuple[Step, ...]:
+    (read, *_) = loop.body
+    assert isinstance(read, ReadSums)
+    steps: list[Step] = [EvaluateRows(0)]
+    for number in range(len(exchanges(plan))):
+        reducing = dataclasses.replace(loop, body=(read, AddTerms(number)))
+        steps += [ClearRows(number), reducing, JoinLanes(number)]
+        if counts(plan).rows:
+            steps += _exchange(number)
+        steps.append(EvaluateRows(number + 1))
+    if plan.problem.outputs_of("column"):
+        steps.append(StoreRows())
+    if plan.problem.outputs_of("exact"):
+        return (*steps, loop)
+    return tuple(_given_back(steps, loop))
+
+
+def _exchange(number: int) -> tuple[Step, ...]:
+    return (
+        ArmRows(CURSOR, number),
+        SendRows(CURSOR, number),
+        Wait(CURSOR),
+        GatherRows(CURSOR, number),
+        Advance(CURSOR),
+    )
+
+
+def _given_back(steps: Sequence[Step], loop: SubtileLoop) -> list[Step]:
+    """The last walk over sums in tensor memory gives them back, as the one that stores would have done."""
+    release = [step for step in loop.body if isinstance(step, Gate) and any(isinstance(s, Release) for s in step.body)]
+    last = max((i for i, step in enumerate(steps) if isinstance(step, SubtileLoop)), default=None)
+    if last is None or not release:
+        return list(steps)
+    walk = steps[last]
+    assert isinstance(walk, SubtileLoop)
+    (read, *rest) = walk.body
+    return [*steps[:last], dataclasses.replace(walk, body=(read, *release, *rest)), *steps[last + 1 :]]

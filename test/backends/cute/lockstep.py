@@ -1,0 +1,411 @@
+"""The printed text of a kernel's epilogue, executed on the CPU: every name stands for all threads of all CTAs of a cluster at
+once, so that shuffles and stores into other CTAs' memory are what they are on the GPU.
+
+Left out are waiting and copies to global memory; the fragments of the matrix units are laid out as ``fragment`` says, which
+``test_partitions`` holds to the DSL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from helion.backends.cute.codegen import rows
+from helion.backends.cute.codegen.epilogue import fragment
+from helion.backends.cute.codegen.steps import print_steps
+from helion.backends.cute.codegen.writer import Writer
+from helion.backends.cute.plan.counts import counts
+from helion.backends.cute.plan.records import GemmPlan
+from helion.backends.cute.roles import grammar as g
+from helion.backends.cute.roles.edits import rewrite
+from helion.backends.cute.roles.programs import kernel_program
+
+WAITING = (
+    *(g.Acquire, g.Wait, g.Release, g.Tail, g.ArmRows, g.Meet, g.StoreWait, g.LoadVectors, g.ShareVectors),
+    *(g.WgmmaFence, g.WgmmaCommit, g.WgmmaWait, g.Mma, g.KLoop, g.AllocateSums, g.FindSums, g.FreeSums),
+    *(g.WriteStage, g.TmaStore),
+)
+"""Steps that have no part in what is computed."""
+
+
+class Lanes:
+    """One number for each (CTA, thread)."""
+
+    def __init__(self, held: Any) -> None:
+        self.held: torch.Tensor = held.held if isinstance(held, Lanes) else torch.as_tensor(held)
+
+    def to(self, kind: Callable[[Any], Any]) -> Any:
+        return kind(self)
+
+    def bitcast(self, kind: object) -> Lanes:
+        return self
+
+
+def _plain(value: Any) -> Any:
+    return value.held if isinstance(value, Lanes) else value
+
+
+def lifted(function: Callable[..., Any]) -> Callable[..., Lanes]:
+    return lambda *values, **named: Lanes(function(*map(_plain, values), **named))
+
+
+def _reverse(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda x, y: function(torch.as_tensor(y), x)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "gt", "eq", "ne", "and_", "or_"):
+    _function = getattr(operator, _name)
+    setattr(Lanes, f"__{_name.rstrip('_')}__", lifted(_function))
+    setattr(Lanes, f"__r{_name.rstrip('_')}__", lifted(_reverse(_function)))
+Lanes.__neg__ = lifted(torch.neg)  # type: ignore[attr-defined]
+
+
+class Registers:
+    """A tensor in registers; what it is set to takes the place of those for which all conditions hold."""
+
+    def __init__(self, cluster: Cluster, values: int) -> None:
+        self.cluster, self.values = cluster, [Lanes(torch.zeros(cluster.shape)) for _ in range(values)]
+
+    def __getitem__(self, at: int) -> Lanes:
+        return self.values[at]
+
+    def __setitem__(self, at: int, value: Any) -> None:
+        kept = self.values[at].held
+        self.values[at] = Lanes(torch.where(self.cluster.active, _plain(value) + torch.zeros(()), kept))
+
+    def fill(self, value: float) -> None:
+        self.values = [Lanes(torch.full(self.cluster.shape, value)) for _ in self.values]
+
+    def load(self) -> Registers:
+        return self
+
+    def to(self, kind: Callable[[Any], Any]) -> list[Lanes]:
+        return [kind(value) for value in self.values]
+
+
+class View:
+    """Something that is read by the numbers of its place."""
+
+    def __init__(self, read: Callable[..., Any]) -> None:
+        self.read = read
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.read(*at)
+
+
+class Rounded:
+    """Where values of an output end."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster, self.name = cluster, name
+
+    def store(self, values: list[Lanes]) -> None:
+        self.cluster.outputs[self.name][self.cluster.names["subtile"]] = values
+
+
+class Column:
+    """An output of one number per row, in global memory."""
+
+    def __init__(self, cluster: Cluster, extent: int) -> None:
+        self.cluster, self.values, self.stores = cluster, torch.zeros(extent, dtype=torch.float64), torch.zeros(extent)
+
+    def __setitem__(self, row: Lanes, value: Any) -> None:
+        active, rows = self.cluster.active, row.held.expand(self.cluster.shape)
+        self.values[rows[active]] = _plain(value)[active].double()
+        self.stores[rows[active]] += 1
+
+
+class Place:
+    """A cursor of the exchange."""
+
+    def __init__(self, stages: int) -> None:
+        self.index, self.stages = 0, stages
+
+    def advance(self) -> None:
+        self.index = (self.index + 1) % self.stages
+
+
+class Address:
+    """A place in shared memory, counted in words."""
+
+    def __init__(self, at: Any = 0) -> None:
+        self.at = at
+
+    def __add__(self, more: Any) -> Address:
+        return Address(self.at + more)
+
+    def toint(self) -> Address:
+        return self
+
+    def to(self, kind: object) -> Address:
+        return self
+
+
+def _integer(value: Any) -> Lanes:
+    return Lanes(torch.as_tensor(_plain(value)).trunc().long())
+
+
+def _exactly(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda x, fastmath=False: function(x)
+
+
+def _fma(x: Any, y: Any, z: Any) -> torch.Tensor:
+    return (torch.as_tensor(x).double() * torch.as_tensor(y).double() + torch.as_tensor(z).double()).float()
+
+
+def _largest(x: Any, y: Any, nan: bool = False) -> torch.Tensor:
+    return (torch.maximum if nan else torch.fmax)(x, torch.as_tensor(y))
+
+
+def _smallest(x: Any, y: Any, nan: bool = False) -> torch.Tensor:
+    return (torch.minimum if nan else torch.fmin)(x, torch.as_tensor(y))
+
+
+def _rounded(dtype: torch.dtype) -> Callable[[Any], Lanes]:
+    return lifted(lambda x: x.to(dtype).float())
+
+
+CONVERSIONS = {
+    "Float32": lifted(lambda x: torch.as_tensor(x, dtype=torch.float32)),
+    "Float16": _rounded(torch.float16),
+    "BFloat16": _rounded(torch.bfloat16),
+    "Float8E4M3FN": _rounded(torch.float8_e4m3fn),
+    "Int8": lifted(lambda x: x.to(torch.int8).float()),
+    "Int32": _integer,
+    "Int64": _integer,
+    "Int128": _integer,
+}
+FUNCTIONS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "abs", "exp2")
+
+
+class Cluster:
+    """One cluster and its first tile. ``sums`` are (M tile, N) of each product, operands by name."""
+
+    def __init__(self, plan: GemmPlan, sums: list[torch.Tensor], operands: Mapping[str, torch.Tensor]) -> None:
+        self.plan, self.sums, self.operands = plan, sums, operands
+        self.shape = (plan.cluster[1], counts(plan).consumer_threads)
+        self.active = torch.ones(self.shape, dtype=torch.bool)
+        self.memory = torch.full((plan.cluster[1], max(1, 2 * counts(plan).rows_stage_bytes // 4)), float("nan"))
+        self.outputs: dict[str, dict[int, list[Lanes]]] = {}
+        self.columns = {output.name: Column(self, plan.problem.m) for output in plan.problem.outputs_of("column")}
+        self.names: dict[str, Any] = {}
+
+    # Who holds what ---------------------------------------------------------------------------------------------------
+
+    def _threads(self) -> tuple[Lanes, dict[str, Any]]:
+        thread = torch.arange(self.shape[1]).expand(self.shape)
+        names = {"store_thread": Lanes(thread), "store_warp": Lanes(thread // 32), "lane": Lanes(thread % 32)}
+        return Lanes(torch.arange(self.shape[0])[:, None].expand(self.shape)), names
+
+    def place(self, i: int, subtile: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row and column, within the tile of the whole cluster, of value `i` of a sub-tile."""
+        places = fragment(self.plan)
+        cta, names = self._threads()
+        row = eval(places.first_row, names) + eval(places.row_offset, {"i": eval(places.row_of, {"i": i})})
+        held = self._columns()[eval(places.column_of, {"i": i})]
+        first = cta * self.plan.tile[1] + subtile * self.plan.epilogue_n
+        column = first + held + eval(places.first_column, names)
+        return _plain(row).expand(self.shape), _plain(column)
+
+    def _columns(self) -> list[int]:
+        shape, strides = eval(f"(lambda shape, stride: (shape, stride))(shape={fragment(self.plan).columns})")
+        held = [0]
+        for extent, stride in zip(shape, strides, strict=True):
+            held = [x + at * stride for at in range(extent) for x in held]
+        return held
+
+    def _of_subtile(self, matrix: torch.Tensor, subtile: int) -> list[Lanes]:
+        """The values of a sub-tile of `matrix` (M tile, N), with zeros behind its end."""
+        values = []
+        for i in range(fragment(self.plan).values):
+            row, column = self.place(i, subtile)
+            inside = (row < matrix.shape[0]) & (column < matrix.shape[1])
+            found = matrix[row.clamp(max=matrix.shape[0] - 1), column.clamp(max=matrix.shape[1] - 1)]
+            values.append(Lanes(torch.where(inside, found.float(), torch.zeros(()))))
+        return values
+
+    # The text ---------------------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """Of one tile, from the sums on; conditions of single threads are those of ``only``."""
+        program = kernel_program(self.plan)
+        role = program.role("store")
+
+        def rule(step: g.Step) -> tuple[g.Step, ...]:
+            if isinstance(step, WAITING) or (isinstance(step, g.SetUp) and step.name != "rows"):
+                return ()
+            if isinstance(step, (g.TileLoop, g.Gate)):
+                return step.body if isinstance(step, g.TileLoop) else ()
+            ab = isinstance(step, (g.Cursor, g.Advance)) and "rows" not in getattr(
+                step, "name", getattr(step, "cursor", "")
+            )
+            return () if ab and not (isinstance(step, g.Cursor) and step.pipeline != "ab") else (step,)
+
+        out = Writer()
+        print_steps(
+            out, program, g.Role(name="store", first_warp=0, warps=role.warps, program=rewrite(role.program, rule))
+        )
+        return re.sub(
+            r"^(\s*)if (.+):$",
+            lambda found: f"{found[1]}with only(({found[2].replace(' and ', ') & (')})):",
+            out.text(),
+            flags=re.MULTILINE,
+        )
+
+    def run(self) -> None:
+        """Executes it; what is stored is in ``matrix`` and ``columns`` then."""
+        cta, names = self._threads()
+        self.names = {
+            **names,
+            "cutlass": types.SimpleNamespace(
+                **CONVERSIONS, range_constexpr=range, range=lambda n, unroll: range(n), select_=lifted(_select)
+            ),
+            "cute": self._cute(),
+            "pipeline": types.SimpleNamespace(
+                make_pipeline_state=lambda user, stages: Place(stages),
+                PipelineUserType=types.SimpleNamespace(Consumer=0, Producer=1),
+            ),
+            "only": self._only,
+            "rank": cta,
+            "place": (0, 0, cta, 0),
+            "tile_m": 0,
+            "tile_n": cta,
+            "shared_rows": Address(),
+            "rows_barriers": Address(),
+            **self._held(),
+        }
+        exec(self.text(), self.names)
+
+    def matrix(self, name: str) -> torch.Tensor:
+        """(M tile, N) of an output."""
+        found = torch.full(self.sums[0].shape, float("nan"))
+        for subtile, values in self.outputs[name].items():
+            for i, value in enumerate(values):
+                row, column = self.place(i, subtile)
+                inside = column < found.shape[1]
+                found[row[inside], column[inside]] = value.held.expand(self.shape)[inside]
+        return found
+
+    def _held(self) -> dict[str, Any]:
+        """Sums, operands and outputs, by their names in the text."""
+        plan, problem = self.plan, self.plan.problem
+        values = fragment(plan).values
+        names: dict[str, Any] = {"values": Registers(self, values)}
+        names |= self._sums()
+        for operand in problem.epilogue.operands:
+            label, tensor = operand.label, self.operands[operand.name]
+            if operand.kind == "row":
+                names[f"{label}_view"] = View(lambda *at, held=tensor: self._row_operand(held, at[-1]))
+                names[f"{label}_columns"] = Registers(self, len(self._columns()))
+            elif operand.kind == "column":
+                names[f"{label}_rows"] = [Lanes(tensor.float()[self.row_of(i)]) for i in range(fragment(plan).rows)]
+            elif operand.kind == "exact":
+                names[f"{label}_values"] = names[f"{label}_registers"] = Registers(self, values)
+                names[f"{label}_part"] = View(lambda *at, held=tensor: self._of_subtile(held, self.names["subtile"]))
+                names[f"{label}_copy"] = None
+        for output in problem.outputs_of("exact"):
+            label = problem.label_of(output)
+            prefix = "" if label == "d" else f"{label}_"
+            self.outputs[output.name] = {}
+            names[f"{prefix}rounded"] = Rounded(self, output.name)
+            names.setdefault(f"{prefix}values", Registers(self, values))
+        return names | {output.label: self.columns[output.name] for output in problem.outputs_of("column")}
+
+    def _sums(self) -> dict[str, Any]:
+        plan, values = self.plan, fragment(self.plan).values
+        products = [operand.label for operand in plan.problem.epilogue.of_kind("product")]
+        names: dict[str, Any] = {f"{label}_values": Registers(self, values) for label in products}
+        if plan.unit == "tcgen05":
+            names["sums_copy"] = None
+            names["sums_read"] = types.SimpleNamespace(index=0)
+            names["sums_part"] = View(
+                lambda *at: self._of_subtile(self.sums[at[4] // plan.subtiles], at[4] % plan.subtiles)
+            )
+            return names
+        sums = Registers(self, plan.sum_columns // 2 * plan.row_atoms)
+        atom = plan.epilogue_n // 2
+        for subtile in range(plan.subtiles):
+            for number, held in enumerate(self.sums):
+                for i, value in enumerate(self._of_subtile(held, subtile)):
+                    first = number * plan.tile[1] // 2 + subtile * atom
+                    sums.values[first + i // atom * (plan.sum_columns // 2) + i % atom] = value
+        return names | {"total" if plan.promote else "sums": sums}
+
+    def row_of(self, i: int) -> torch.Tensor:
+        """The row of each thread's row number `i`."""
+        places, (_, names) = fragment(self.plan), self._threads()
+        return _plain(eval(places.first_row, names) + eval(places.row_offset, {"i": i})).expand(self.shape)
+
+    def _row_operand(self, held: torch.Tensor, subtile: int) -> list[Lanes]:
+        cta, names = self._threads()
+        first = cta * self.plan.tile[1] + subtile * self.plan.epilogue_n + eval(fragment(self.plan).first_column, names)
+        return [Lanes(held.float()[_plain(first + at).clamp(max=len(held) - 1)]) for at in self._columns()]
+
+    @contextlib.contextmanager
+    def _only(self, condition: Any) -> Iterator[None]:
+        before = self.active
+        self.active = before & _plain(condition)
+        yield
+        self.active = before
+
+    # What the DSL has -------------------------------------------------------------------------------------------------
+
+    def _cute(self) -> Any:
+        math = {name: lifted(_exactly(getattr(torch, name))) for name in FUNCTIONS}
+        arch = types.SimpleNamespace(
+            fmax=lifted(_largest),
+            fmin=lifted(_smallest),
+            rcp_approx=lifted(torch.reciprocal),
+            shuffle_sync_bfly=lambda value, offset: Lanes(
+                value.held.expand(self.shape)[:, torch.arange(self.shape[1]) ^ offset]
+            ),
+            inline_ptx=self._inline_ptx,
+            sync_warp=lambda: None,
+            fence_view_async_tmem_load=lambda: None,
+        )
+        return types.SimpleNamespace(
+            math=types.SimpleNamespace(**math, fma=lifted(_fma), roundeven=lifted(torch.round)),
+            arch=arch,
+            make_rmem_tensor=lambda values, kind: Registers(self, values),
+            make_layout=lambda shape, stride: stride,
+            recast_ptr=lambda pointer, dtype: pointer,
+            make_tensor=lambda pointer, strides: View(lambda *at: self._received(at, strides)),
+            copy=lambda how, source, to: self._copy(source, to),
+            autovec_copy=self._copy,
+        )
+
+    def _copy(self, source: list[Lanes], to: Registers) -> None:
+        to.values = list(source)
+
+    def _inline_ptx(self, text: str, read_only_args: list[Any]) -> None:
+        """A store into the memory of other CTAs, the only one that is left."""
+        assert text in rows.SEND.values()
+        address, _, peer, *words = read_only_args
+        first = (address.at * len(words)).held.expand(self.shape)[self.active]
+        to = peer.held.expand(self.shape)[self.active]
+        for number, word in enumerate(words):
+            self.memory[to, first + number] = word.held.expand(self.shape)[self.active]
+
+    def _received(self, at: tuple[Any, ...], strides: tuple[int, ...]) -> Registers:
+        """What each thread finds in the memory of its own CTA."""
+        cta, _ = self._threads()
+        _, *rest = at
+        first = sum(
+            (x * stride for x, stride in zip(rest, strides[1:], strict=True)), Lanes(torch.zeros(self.shape).long())
+        )
+        together = 2 if self.plan.paired else 1
+        found = Registers(self, together)
+        for word in range(together):
+            place = _plain(first + word).clamp(max=self.memory.shape[1] - 1)
+            found.values[word] = Lanes(self.memory[cta.held, place])
+        return found
+
+
+def _select(condition: Any, x: Any, y: Any) -> torch.Tensor:
+    return torch.where(condition, torch.as_tensor(x), torch.as_tensor(y))
