@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..._shapes import Dim
-from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, Value, accumulator_of
+from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, Value, accumulator_of
 from ..ir.ops import OPS
 from .axes import count
 from .flow import Flow
@@ -118,6 +118,7 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         rhs_prologue=sides[1].prologue,
         accumulator_loop=_accumulator_loop(op, walk),
         chained=_is_chained(op, walk),
+        added=_is_added(op, walk),
         consumes=tuple(i for i, other in enumerate(walk.dots) if other is not op and flow.of(other.results[0]) & own),
     )
 
@@ -157,6 +158,18 @@ def _is_chained(op: Op, walk: Walk) -> bool:
     added = accumulator_of(op)
     maker = None if added is None else walk.makers.of(added)
     return maker is not None and maker.kind == "dot" and walk.homes[maker.number] == walk.homes[op.number]
+
+
+def _is_added(op: Op, walk: Walk) -> bool:
+    """Whether the product has an accumulator, or an addition takes it as it is."""
+    if accumulator_of(op) is not None:
+        return True
+    body = walk.bodies[walk.homes[op.number]].ops
+    return any(later.kind == "pointwise" and _adds(later) and op.results[0] in later.values() for later in body)
+
+
+def _adds(op: Op) -> bool:
+    return op.attributes(PointwiseAttrs).name == "add"
 
 
 def attention_fact(

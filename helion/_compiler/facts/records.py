@@ -132,7 +132,7 @@ class MatmulFact:
     elements, not tile sizes, None if not known when compiling. ``*_prologue`` says whether ops other than views stand
     between load and dot. ``accumulator_loop``: the region of the loop that carries the accumulator. ``consumes``:
     numbers of the dots whose results reach this one's operands. ``chained``: the accumulator is the result of another dot
-    of the region. ``*_format`` are the microscaling formats of a scaled
+    of the region. ``added``: the product goes to a sum, as its accumulator or as a term. ``*_format`` are the microscaling formats of a scaled
     dot, "" for others; ``static_k`` then counts numbers, where the tile of a packed ``e2m1`` operand counts bytes.
     """
 
@@ -162,6 +162,7 @@ class MatmulFact:
     accumulator_loop: int | None
     consumes: tuple[int, ...]
     chained: bool = False
+    added: bool = True
     lhs_format: str = ""
     rhs_format: str = ""
 

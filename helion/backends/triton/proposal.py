@@ -20,6 +20,7 @@ class TritonProposal(Proposal):
     range_unroll_factors: Mapping[int, int] = field(default_factory=dict)
     range_multi_buffers: Mapping[int, bool] = field(default_factory=dict)
     range_flattens: Mapping[int, bool] = field(default_factory=dict)
+    range_warp_specializes: Mapping[int, bool] = field(default_factory=dict)
     num_warps: int | None = None
     num_stages: int | None = None
     pid_type: str | None = None
@@ -34,6 +35,7 @@ class TritonProposal(Proposal):
             "range_unroll_factors": self.range_unroll_factors,
             "range_multi_buffers": self.range_multi_buffers,
             "range_flattens": self.range_flattens,
+            "range_warp_specializes": self.range_warp_specializes,
         }
 
     @property

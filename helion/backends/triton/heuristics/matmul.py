@@ -147,9 +147,9 @@ class _Sizer:
         computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
         narrow = self.itemsize < _WIDE_ITEMSIZE
         #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
-        movable = all(op.static and not op.gathered for op in operands)
-        self.descriptors_fit = self.swept and plain and movable and self.aligned and narrow and not computed
-        self.descriptors_pay = self.descriptors_fit and fact.rhs_layout == "k_major"
+        movable = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
+        self.descriptors_fit = plain and movable and self.aligned and narrow and not computed
+        self.descriptors_pay = self.swept and self.descriptors_fit and fact.rhs_layout == "k_major"
 
     def proposals(self) -> tuple[TritonProposal, ...]:
         first = self.tile(spread=self.swept)
@@ -157,13 +157,17 @@ class _Sizer:
         if not self.swept and (spread := self.tile(spread=True)) != first:
             found.append(self.proposal(spread, grouped=True))
         persistent = self.persistent(first)
-        if persistent is not None:
+        if persistent is not None and self.swept:
             found.insert(0, persistent)
         transposed = self.transposed(first)
         if transposed is not None:
             found.append(self.proposal(transposed, grouped=False))
             if transposed.stages > 2:
                 found.append(self.proposal(replace(transposed, stages=transposed.stages - 1), grouped=False))
+        if persistent is not None and not self.swept:
+            found.append(persistent)
+            if (specialized := self.specialized(first)) is not None:
+                found.append(specialized)
         return tuple(found)
 
     def tile(self, *, spread: bool) -> _Tile:
@@ -304,16 +308,14 @@ class _Sizer:
 
     def persistent(self, tile: _Tile) -> TritonProposal | None:
         """The tile on a persistent grid, with tensor descriptors, loops fused so that the next tile's loads begin while
-        the last one is stored. None where that has not been measured or does not apply."""
+        the last one is stored. None where that does not apply; an alternate where it has not been measured."""
         fact, facts = self.fact, self.facts
         if not self.descriptors_fit:
             return None
         if self.blocks(tile.m, tile.n) < _PERSISTENT_WAVES * self.target.num_sms:
             return None
-        shorter = replace(tile, stages=min(tile.stages, _PERSISTENT_STAGES))
-        slots = frozenset(op.slot for op in facts.memory_ops)
-        sizes = all_sizes(facts, self.sizes(shorter))
-        if not predict(facts, sizes, shorter.warps, shorter.stages, self.target, descriptor_slots=slots).fits:
+        shorter = self.boxed(tile)
+        if shorter is None:
             return None
         return replace(
             self.proposal(shorter, grouped=False),
@@ -323,6 +325,41 @@ class _Sizer:
             pid_type="persistent_interleaved",
             launch={"indexing": "tensor_descriptor"},
         )
+
+    def boxed(self, tile: _Tile) -> _Tile | None:
+        """The tile with as many stages as descriptors of all accesses leave room for; None where that is none."""
+        most = min(tile.stages, _PERSISTENT_STAGES)
+        slots = frozenset(op.slot for op in self.facts.memory_ops)
+        for stages in (most,) if self.swept else range(most, 1, -1):
+            found = replace(tile, stages=stages)
+            sizes = all_sizes(self.facts, self.sizes(found))
+            if predict(self.facts, sizes, found.warps, stages, self.target, descriptor_slots=slots).fits:
+                return found
+        return None
+
+    def specialized(self, tile: _Tile) -> TritonProposal | None:
+        """The same with warps of a role each, where the accumulator is in tensor memory: loads and products do not wait for
+        the warps that store, which read half of the columns so as not to spill."""
+        if not (self.target.has("tcgen05") and self.target.has("warp_specialize")) or self.computes_after():
+            return None
+        smaller = replace(tile, n=min(tile.n, _PROMOTED_N), warps=_WARPS)
+        found = self.persistent(smaller)
+        if found is None:
+            return None
+        block = self.fact.m_block_id
+        assert block is not None
+        return replace(
+            found,
+            reason=f"{found.reason}, warps of a role each",
+            range_flattens={},
+            range_warp_specializes={block: True},
+        )
+
+    def computes_after(self) -> bool:
+        """Whether what follows the product needs registers beside it: offline for sm_100 the error function of a
+        product spills 172 bytes in the warps that store, two scales none."""
+        both = {self.fact.m_axis, self.fact.n_axis}
+        return any(work.sfu_ops for work in self.facts.work if both <= set(work.axes))
 
     def transposed(self, tile: _Tile) -> _Tile | None:
         """The alternate with rows doubled and columns halved, where that is possible."""

@@ -108,9 +108,11 @@ def is_transposed(fact: MatmulFact, unit: Unit) -> bool:
     return unit == "wgmma" and narrow and fact.rhs_layout not in (None, "k_major")
 
 
-def is_promoted(fact: MatmulFact, unit: Unit) -> bool:
-    """Whether partial sums leave the matrix unit to be added to a second accumulator, in fp32."""
-    return unit == "wgmma" and not fact.lhs_format and are_float8((fact.lhs_dtype, fact.rhs_dtype))
+def is_promoted(fact: MatmulFact, unit: Unit, depth: int, target: Target) -> bool:
+    """Whether partial sums leave the matrix unit to be added to a second accumulator, in fp32: where a product of ``depth``
+    along K is added to others, or is more than the unit may add up by itself."""
+    narrow = unit == "wgmma" and not fact.lhs_format and are_float8((fact.lhs_dtype, fact.rhs_dtype))
+    return narrow and (fact.added or depth > target.fp8_partial_sum)
 
 
 def is_waiting(unit: Unit) -> bool:

@@ -259,8 +259,8 @@ def _promoted_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
     """Registers of partial sums that stand beside the accumulator they are added to."""
     most = 0.0
     for fact in facts.matmuls:
-        if is_promoted(fact, unit_of(fact, sizes, num_warps, target)):
-            m, n, _ = tile_shape(fact, sizes)
+        m, n, depth = tile_shape(fact, sizes)
+        if is_promoted(fact, unit_of(fact, sizes, num_warps, target), depth, target):
             most = max(most, m * n / (num_warps * target.warp_size))
     return most
 

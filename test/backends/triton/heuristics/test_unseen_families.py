@@ -195,6 +195,21 @@ def test_few_programs_have_more_bytes_in_flight(name: str) -> None:
     assert bound(name, "sm_90", 1).default_config()["num_stages"] > 3
 
 
+def test_partial_sums_that_nothing_is_added_to_need_no_second_accumulator() -> None:
+    """Each product of 128 along K is scaled by itself: larger tiles fit than where it goes to a sum."""
+    alone, summed = bound("blockwise_fp8", "sm_90"), bound("rowwise_fp8", "sm_90")
+    assert [fact.added for kernel in (alone, summed) for fact in kernel.facts.matmuls] == [False, True]
+    assert alone.default_config()["block_sizes"] == [128, 128]
+
+
+@pytest.mark.parametrize("gpu", ["sm_90", "sm_100", "sm_120"])
+def test_persistent_grids_are_alternates_where_they_are_not_measured(gpu: str) -> None:
+    kernel = bound("rowwise_fp8", gpu)
+    kinds = [seed.config["pid_type"] for seed in kernel.seeds]
+    assert kinds[0] == "flat" and "persistent_interleaved" in kinds
+    assert kernel.default_config()["pid_type"] == "flat"
+
+
 # --- what the compilers make of it -----------------------------------------------------------------------------------
 
 
@@ -213,6 +228,13 @@ def test_first_seeds_fit_without_spilling(name: str) -> None:
 def test_a_backward_pass_runs_on_the_asynchronous_unit() -> None:
     text = instructions(compiled("causal_backward", "sm_90")[0])
     assert re.search(r"wgmma\.mma_async", text) and "mma.sync" not in text
+
+
+def test_warps_of_a_role_each_compile_where_accumulators_are_in_tensor_memory() -> None:
+    kernel = bound("rowwise_fp8", "sm_100")
+    (seed,) = (seed for seed in kernel.seeds if any(seed.config["range_warp_specializes"]))
+    real = kernel.resources(seed.config)
+    assert not real.overflow and real.spill_bytes == 0
 
 
 def test_steps_of_a_recurrence_are_loaded_ahead() -> None:
