@@ -1,0 +1,118 @@
+"""The tuner on a GPU: its clock, what it chooses, and candidates that spoil the device."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion.autotuner.measure.accuracy import Tolerance
+from helion.autotuner.measure.comparison import log_ratios, median_interval
+from helion.autotuner.outcome import Status
+from helion.autotuner.pool.children import Nursery
+from helion.runtime.tuning.bench import Bench
+from helion.runtime.tuning.clocks import DeviceClock
+from helion.runtime.tuning.session import NEEDED, Candidate, Task
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELION_CACHE_DIR", str(tmp_path))
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] - torch.amax(x[tile, :], dim=-1, keepdim=True)
+    return out
+
+
+def test_rounds_tell_no_difference_where_there_is_none() -> None:
+    x = torch.randn(8192, 8192, device="cuda")
+    clock = DeviceClock(x.device, 0)
+    functions = [(lambda: torch.exp(x), 1.0), (lambda: torch.exp(x), 1.0), (lambda: torch.exp(x[:7000]), 1.0)]
+    rounds = [dict(enumerate(row)) for _ in range(4) for row in clock.rounds(functions, 40)]
+    low, high = median_interval(log_ratios(rounds, 0, 1))
+    assert -0.01 < low <= high < 0.01
+    assert median_interval(log_ratios(rounds, 2, 0))[1] < -0.05
+    alone = statistics.median(clock.time(functions[0][0], 1.0, float("inf")))
+    assert alone == pytest.approx(statistics.median(row[0] for row in rounds), rel=0.05)
+
+
+def test_host_code_that_waits_is_timed_without_a_graph() -> None:
+    x = torch.randn(1000, 1000, device="cuda")
+
+    def waits() -> torch.Tensor:
+        return x * x[0, 0].item()
+
+    clock = DeviceClock(x.device, 0)
+    rows = clock.rounds([(waits, 1.0), (lambda: x * 2, 1.0)], 10)
+    assert len(rows) == 10 and all(0 < time < 1e4 for row in rows for time in row)
+    assert torch.equal(torch.ones(3, device="cuda") * 2, torch.full((3,), 2.0, device="cuda"))
+
+
+@pytest.mark.parametrize("effort", ["minimal", "quick"])
+def test_a_kernel_is_tuned(effort: str) -> None:
+    x = torch.randn(4097, 1000, device="cuda").bfloat16() + 3
+    kernel = helion.kernel(shifted)
+    more: dict[str, Any] = {"seconds": 10.0} if effort == "quick" else {}
+    kernel.autotune((x,), effort=effort, progress=False, **more)
+    torch.testing.assert_close(kernel(x), x - x.amax(-1, keepdim=True))
+
+
+def test_a_slow_config_is_never_chosen() -> None:
+    """One warp for a row of 4096."""
+    x = torch.randn(16384, 4096, device="cuda")
+    bound = helion.kernel(shifted).bind((x,))
+    seed, slow = (
+        bound.default_config(),
+        bound.config_spec.normalize({"block_sizes": [1], "num_warps": 1, "maxnreg": 32}),
+    )
+    listed = helion.kernel(shifted, configs=[seed, slow])
+    for _ in range(3):
+        assert listed.autotune((x,), progress=False) == seed
+
+
+TEXT = """
+import torch
+def kernel(x, *, _launcher=None):
+    {first}
+    return x + 1
+"""
+LINES = {
+    "reads nowhere": "x.gather(0, torch.full_like(x, 2**40, dtype=torch.int64)); torch.cuda.synchronize()",
+    "takes all memory": "torch.empty(2**45, dtype=torch.uint8, device='cuda')",
+    "never ends": "torch.cuda._sleep(2**60); torch.cuda.synchronize()",
+}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery(NEEDED) as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_candidate_that_spoils_the_device_costs_itself(nursery: Nursery, name: str) -> None:
+    x = torch.randn(1000, device="cuda")
+    task = Task(
+        name="kernel", backend="triton", args=(x,), expected=x + 1, changed=(x,), tolerance=Tolerance(),
+        device=x.device, seed=0,
+    )  # fmt: skip
+    bench = Bench(lambda: nursery, task, 20.0)
+    try:
+        bad = bench.run(Candidate(text=TEXT.format(first=LINES[name]), expected=5.0), 1e9)
+        assert bad.status in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT), bad
+        good = bench.run(Candidate(text=TEXT.format(first="pass"), expected=5.0), 1e9)
+        assert good.status is Status.OK and good.microseconds is not None, good
+    finally:
+        bench.close()
+    assert torch.equal(x + 0, x)
