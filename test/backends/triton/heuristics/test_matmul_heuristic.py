@@ -91,11 +91,12 @@ def test_many_small_products(shape: tuple[int, ...], gpu: Target, expected: tupl
 def test_matmul_alternates_are_transposed_and_shorter() -> None:
     facts = facts_of(matmul_to_bf16, tensor(4096, 4096), tensor(4096, 4096))
     found = proposed(TritonMatmulHeuristic(), facts, H100)
-    tiles = [(dict(p.block_sizes), p.num_stages) for p in found]
+    tiles = [(dict(p.block_sizes), p.num_stages, p.pid_type) for p in found]
     assert tiles == [
-        ({0: 128, 1: 256, 2: 64}, 4),
-        ({0: 256, 1: 128, 2: 64}, 4),
-        ({0: 256, 1: 128, 2: 64}, 3),
+        ({0: 128, 1: 256, 2: 64}, 4, None),
+        ({0: 256, 1: 128, 2: 64}, 4, None),
+        ({0: 256, 1: 128, 2: 64}, 3, None),
+        ({0: 128, 1: 256, 2: 64}, 3, "persistent_interleaved"),
     ]
 
 
