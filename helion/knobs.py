@@ -33,6 +33,10 @@ def _natural(text: str) -> int:
     return number
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in _names(text))
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -106,6 +110,8 @@ class Knob:
             return isinstance(value, (str, int, enum.Enum)) and not isinstance(value, bool)
         if self.parse is _names:
             return isinstance(value, (tuple, list)) and all(isinstance(item, (str, type)) for item in value)
+        if self.parse is _sizes:
+            return isinstance(value, (tuple, list)) and all(type(item) is int for item in value)
         if self.parse is _json_or_file:
             return isinstance(value, Mapping)
         if not isinstance(value, str):
@@ -126,6 +132,7 @@ class Knob:
             float: "a number",
             str: "a string",
             _names: "a list of names",
+            _sizes: "a list of sizes",
             _name: "a name",
             _json_or_file: "a dict",
         }
@@ -228,6 +235,7 @@ SETTINGS: dict[str, Knob] = {
     "dot_precision": Knob("TRITON_F32_DEFAULT", _choice("tf32", "tf32x3", "ieee", "default", "high", "highest"), "tf32", "precision of fp32 matrix products"),
     "fast_math": Knob("HELION_FAST_MATH", _bool, False, "allow approximate transcendental functions"),
     "static_shapes": Knob("HELION_STATIC_SHAPES", _bool, True, "compile once per shape instead of passing sizes as arguments"),
+    "size_hints": Knob("HELION_SIZE_HINTS", _sizes, (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536), "with static_shapes=False, ascending sizes that configs are made for: a call runs that of the first which is not below its own, or of the last; with one there is one config, with none that of the first call"),
     "persistent_reserved_sms": Knob("HELION_PERSISTENT_RESERVED_SMS", _natural, 0, "SMs that persistent grids leave free"),
     "checked": Knob("HELION_CHECKED", _bool, False, "report indices out of range, races and reads of what nobody wrote, with the user's line; slow"),
     "print_output_code": Knob("HELION_PRINT_OUTPUT_CODE", _bool, False, "print generated modules to stderr"),

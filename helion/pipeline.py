@@ -15,6 +15,7 @@ from ._compiler.context import CompileContext, Observed
 from ._compiler.frontend.trace import Traced, index_dtype
 from ._compiler.host.program import PLAIN, Form, HostProgram, Module
 from ._compiler.ir.grammar import Program
+from ._compiler.ir.hints import sizes_of_blocks, with_hints
 from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
 from ._lazy import lazy
@@ -81,6 +82,17 @@ class Analysis:
     @property
     def program(self) -> Program:
         return self.traced.program
+
+    @property
+    def sizes(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+        """The numbers among the arguments that extents of blocks are made of, by name, and the paths that lead to them."""
+        origins = self.traced.origins
+        return tuple((name, origins[name]) for name in sizes_of_blocks(self.program) if name in origins)
+
+    def hinted(self, hints: Mapping[str, int]) -> Analysis:
+        """The same with facts, space and seeds for these values of its run-time numbers."""
+        program = with_hints(self.program, hints)
+        return self if program is self.program else replace(self, traced=replace(self.traced, program=program))
 
     def full_config(self, config: Config | Mapping[str, Any]) -> Config:
         """The normal form of a user's config. What it asks for and does not get is said once for a kernel and config."""

@@ -68,6 +68,15 @@ def _ignore_warnings(value: Any) -> tuple[str, ...]:
     return tuple(item if isinstance(item, str) else item.__name__ for item in items)
 
 
+def _size_hints(value: Any) -> tuple[int, ...]:
+    items = value if isinstance(value, (list, tuple)) else (None,)
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item > 0 for item in items):
+        raise TypeError(f"size_hints must be a tuple of sizes above 0, got {value!r}.")
+    if list(items) != sorted(set(items)):
+        raise ValueError(f"size_hints must ascend, got {value!r}.")
+    return tuple(items)
+
+
 def _function(name: str) -> Callable[[Any], Any]:
     def form(value: Any) -> Any:
         if value is not None and not callable(value):
@@ -126,6 +135,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "index_dtype": _index_dtype,
     "ref_mode": _ref_mode,
     "ignore_warnings": _ignore_warnings,
+    "size_hints": _size_hints,
     **_OBJECT_FIELDS,
 }
 

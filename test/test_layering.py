@@ -88,6 +88,7 @@ INNER = {
         "remembered",
         "codecache",
         "signature",
+        "size_buckets",
         "modelled",
         "sources",
         "targets",

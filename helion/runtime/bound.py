@@ -25,6 +25,7 @@ from .inputs import check_call
 from .output_code import OutputCodeOptions
 from .remembered import described
 from .signature import Key, any_device, class_of, pick
+from .size_buckets import Bucket
 from .specialized import Specialized
 from .targets import target_of
 
@@ -58,6 +59,14 @@ else:
 _LOG = _logging.logger(__name__)
 
 
+class Peers:
+    """The bound kernels that stand for different sizes of one class, and the config that was set for all of them."""
+
+    def __init__(self) -> None:
+        self.members: weakref.WeakSet[BoundKernel] = weakref.WeakSet()
+        self.config: Config | None = None
+
+
 class BoundKernel:
     """A kernel for one specialization and one target, made by ``Kernel.bind``: its analysis, and its compiled configs.
 
@@ -76,9 +85,12 @@ class BoundKernel:
         self.target = target
         self.configs = kernel.configs
         self._of = Specialized(kernel, values, key, target)
-        #: Others of its class, whose sizes and strides take other code, and the one that it follows itself.
+        #: Others of its class and sizes, whose equal dimensions or strides take other code, and the one that it follows itself.
         self.followers: weakref.WeakSet[BoundKernel] = weakref.WeakSet()
         self._first: BoundKernel | None = None
+        #: What it shares with others of its class that are for other sizes.
+        self._peers = Peers()
+        self._is_own = False
         self.compiled = Compiled(self._of, self._run_others)
         self._choice = Choice(self.compiled, lambda: kernel.calls.forget(self))
         if self.is_eager:  # an eager kernel need not compile
@@ -107,9 +119,15 @@ class BoundKernel:
         return run(*args)
 
     def follow(self, first: BoundKernel) -> None:
-        """Run the config that somebody asks ``first`` for, the bound kernel that stands for the class."""
+        """Run the config that somebody asks ``first`` for, the bound kernel that stands for its class and sizes."""
         self._first = first
         first.followers.add(self)
+
+    def join(self, others: Sequence[BoundKernel]) -> None:
+        """Stand for other sizes of the class that ``others`` stand for: one config may be set for all of them."""
+        if others:
+            self._peers = others[0]._peers
+        self._peers.members.add(self)
 
     def _adopt(self, config: Config) -> bool:
         """Use a config of the bound kernel that this one follows, if it can have that."""
@@ -134,8 +152,14 @@ class BoundKernel:
         return self._of.is_eager
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
-        """Whether the numbers that the compiled code depends on are in these arguments what they were at binding."""
-        return self._of.has_numbers_of(values)
+        """Whether the numbers that the compiled code depends on are in these arguments what they were at binding, and sizes
+        are among those that its seeds are made for."""
+        return self._of.has_numbers_of(values) and self._of.is_of_bucket(values)
+
+    @property
+    def bucket(self) -> tuple[Bucket, ...]:
+        """The sizes that its seeds are made for, of those that tell configs apart."""
+        return self._of.bucket
 
     def is_current(self) -> bool:
         """Whether the globals that were compiled in still are what they were."""
@@ -326,13 +350,26 @@ class BoundKernel:
     def set_config(self, config: ConfigLike) -> None:
         """Use a config for all later calls.
 
+        With ``static_shapes=False`` it is that of all sizes, but for those that a config was tuned or set for.
+
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
         full = self._full(config)
-        self._choice.use(full)
+        self.use(full)
+        self._peers.config = full
+        for other in tuple(self._peers.members):
+            if other is not self and not other._is_own:
+                other._adopt(full)
+                for follower in other.followers:
+                    follower._adopt(full)
+
+    def use(self, config: Config) -> None:
+        """Use a full config for all later calls with such sizes."""
+        self._choice.use(config)
+        self._is_own = True
         for other in self.followers:
-            other._adopt(full)
+            other._adopt(config)
 
     def short_config(self, config: ConfigLike = None) -> Config:
         """Return a config without the keys at their defaults, but for tile sizes, warps and stages."""
@@ -435,7 +472,7 @@ class BoundKernel:
         if not self._analysis.program.roots:  # host loops over nothing: nothing to compile, and nothing is launched
             self._choice.run = self.run_ref
             return
-        asked = None if self._first is None else self._first._choice.asked
+        asked = self._peers.config if self._first is None else self._first._choice.asked
         if asked is not None and self._adopt(asked):
             return
         if not self.configs and self.kernel.aot is not None and aot.collecting(self.kernel):
@@ -516,7 +553,7 @@ class BoundKernel:
         """
         if self.settings.autotuner_fn is not None:
             self.settings.check_autotuning_disabled()
-            self.set_config(self.settings.autotuner_fn(self, args, **options).autotune())
+            self.use(self._full(self.settings.autotuner_fn(self, args, **options).autotune()))
             return self._in_use()
         wanted = search_options.Options.of(self.settings, "full", options)
         if not self.configs:
@@ -526,9 +563,9 @@ class BoundKernel:
             self.settings.check_autotuning_disabled()
         on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
         if len(given) == 1 or not (on_gpu or wanted.simulated) or (wanted.effort == "none" and not given):
-            self.set_config(given[0] if given else self.default_config())
+            self.use(given[0] if given else self.default_config())
             return self._in_use()
-        self.set_config(tuning.tuned(self._of, args, wanted, given, force=force).config)
+        self.use(self._full(tuning.tuned(self._of, args, wanted, given, force=force).config))
         return self._in_use()
 
     def _legal_configs(self) -> list[Config]:
@@ -584,7 +621,7 @@ def tune_together(
         pairs = [(bound._of, values) for bound, values in sets]
         config = several.tuned_for_all(pairs, options, aggregation, relative_to, cache_tag, force)
     for bound, _ in sets:
-        bound.set_config(config)
+        bound.use(bound._full(config))
     return config
 
 

@@ -35,6 +35,7 @@ from ..language.constants import ConstExpr
 from .compiled import Compiled
 from .definition import Definition
 from .signature import Key, TensorGuards, TensorSignature, ask, signature_of, size_table
+from .size_buckets import Bucket, SizeBuckets
 
 if TYPE_CHECKING:
     from .._compiler.frontend.guards import Guard
@@ -69,6 +70,10 @@ class Bound(Protocol):
     def compiled(self) -> Compiled: ...
     @property
     def config(self) -> Config | None: ...
+    @property
+    def bucket(self) -> tuple[Bucket, ...]:
+        """The sizes that the config is for, of those that tell configs apart."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,8 +94,12 @@ class Calls:
         self._full_way = full_way
         self._lock = threading.Lock()
         self._lines: dict[Key, DispatchEntry] = {}
+        # the same as a set, which is asked without a hash of their keys
+        self._known: set[DispatchEntry] = set()
         self._recent: tuple[DispatchEntry, ...] = ()
         self._versions: dict[Key, int] = {}
+        # by what signatures have in common, the sizes that tell functions with different configs apart
+        self._buckets: dict[Key, SizeBuckets] = {}
         self.generation = 0
         with _LIVE_LOCK:
             _LIVE.add(self)
@@ -101,7 +110,8 @@ class Calls:
             self.generation += 1
             kept = {} if bound is None else {k: line for k, line in self._lines.items() if line.bound is not bound}
             self._versions = {k: self._versions[k] for k in kept}
-            self._lines = kept
+            self._buckets = {k[:-1]: self._buckets[k[:-1]] for k in kept}
+            self._lines, self._known = kept, set(kept.values())
             self._recent = tuple(line for line in self._recent if kept.get(line.key) is line)
             self._kernel.__call__ = self._recent[0].run if self._recent else self._full_way
 
@@ -118,7 +128,9 @@ class Calls:
                 self._use(line)
                 return result
         if len(self._lines) > len(recent) and len(args) == len(self._kernel.signature.parameters):
-            found = self._lines.get(signature_key(self._kernel.arguments_key(args), args))
+            key = signature_key(self._kernel.arguments_key(args), args)
+            buckets = self._buckets.get(key)
+            found = None if buckets is None else self._lines.get((*key, buckets.of(args)))
             result = MISSED if found is None else found.probe(*args)
             if found is not None and result is not MISSED:
                 self._use(found)
@@ -128,7 +140,7 @@ class Calls:
     def _use(self, line: DispatchEntry) -> None:
         """Let the next call try this one first, unless everything was forgotten meanwhile."""
         with self._lock:
-            if self._lines.get(line.key) is line:
+            if line in self._known:
                 self._kernel.__call__ = line.run
                 if line not in self._recent:
                     self._recent = (line, *self._recent[: _PROBED - 1])
@@ -142,14 +154,16 @@ class Calls:
         kept = {line.key for line in self._recent}
         spare = [key for key in self._lines if key not in kept][: len(self._lines) - MAX_SIGNATURES + 1]
         for key in spare:
-            del self._lines[key]
+            self._known.discard(self._lines.pop(key))
             self._versions.pop(key, None)
         if len(self._versions) > 4 * MAX_SIGNATURES:
             self._versions = {key: self._versions.get(key, 1) for key in self._lines}
+            self._buckets = {key[:-1]: self._buckets[key[:-1]] for key in self._lines}
 
     def learn(self, bound: Bound, values: tuple[Any, ...], arguments: Key, generation: int) -> None:
         """Write a function for calls like this one, which has just gone the full way with ``generation`` read before."""
-        key = signature_key(arguments, values)
+        signature = signature_key(arguments, values)
+        key = (*signature, bound.bucket)
         version = self._versions.get(key, 0)
         if version >= MAX_VERSIONS or generation != self.generation:
             return
@@ -162,8 +176,10 @@ class Calls:
             self._make_room()
             self._versions[key] = MAX_VERSIONS if line is None else version + 1
             if line is not None:
+                self._buckets[signature] = bound.compiled.specialized.buckets
                 former = self._lines.pop(key, None)
                 self._lines[key] = line
+                self._known = set(self._lines.values())
                 self._recent = (line, *[r for r in self._recent if r is not former][: _PROBED - 1])
                 self._kernel.__call__ = line.run
 
@@ -265,8 +281,8 @@ class _Guards:
                 return False
         return True
 
-    def all_tensors(self, static: bool) -> bool:
-        """Conditions on the tensors together, which come first."""
+    def all_tensors(self, static: bool, ranges: Sequence[_Range] = ()) -> bool:
+        """Conditions on the tensors together, which come first; ``ranges`` are those on sizes that are not as they were."""
         classes = SizeClasses()
         shapes = {
             n: _Shape(n, t, signature_of(t, classes, static=static or n in self.captured))
@@ -279,8 +295,10 @@ class _Guards:
             return True
         # sizes as they were are checked in one call; others by their classes
         of_classes = self.native_checks(shapes, exactly=False)
+        read = of_classes is None
         if of_classes is None:
             of_classes = " and ".join([self.tensor_checks(shapes, exactly=False), *self.extents(list(shapes.values()))])
+        of_classes = " and ".join([of_classes, *(each.text(read) for each in ranges)])
         self.first.append(f"({self.tensor_checks(shapes, exactly=True)} or {of_classes})")
         for name, shape in shapes.items():
             if name in self.captured:
@@ -369,6 +387,20 @@ class _Guards:
             self.conditions.append(f"{text} == {self.cell(value)}")
         return True
 
+    def ranges(self, buckets: Mapping[str, tuple[Any, Bucket]], names: Sequence[str]) -> list[_Range] | None:
+        """Conditions on the sizes of tensors to be in their buckets, None if there are none to be written. Those on numbers
+        among the arguments always have to hold."""
+        found = []
+        for (_, at, *steps), bucket in buckets.values():
+            match steps:
+                case []:
+                    self.conditions += [bucket.condition(names[at])] if bucket.is_limited else []
+                case [("size", dim)]:
+                    found += [_Range(names[at], dim, bucket)] if bucket.is_limited else []
+                case _:
+                    return None
+        return found
+
     def world(self, guards: Sequence[Guard]) -> bool:
         """What must still hold of globals: the very same objects, or else the full way decides."""
         for guard in guards:
@@ -390,6 +422,19 @@ def _numbers(shapes: Mapping[str, _Shape], exactly: bool) -> tuple[list[list[int
     if not exactly:
         return [s.sizes for s in shapes.values()], [s.strides for s in shapes.values()]
     return [[*s.tensor.shape] for s in shapes.values()], [[*s.tensor.stride()] for s in shapes.values()]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Range:
+    """What the size of one dimension of a tensor has to be."""
+
+    name: str
+    dim: int
+    bucket: Bucket
+
+    def text(self, read: bool) -> str:
+        """A condition; ``read`` if ``_Shape.reads`` stands before it."""
+        return self.bucket.condition(f"{_PREFIX}{self.name}_n{self.dim}" if read else f"{self.name}.size({self.dim})")
 
 
 class _Shape:
@@ -444,7 +489,12 @@ def write_entry(key: Key, bound: Bound, values: tuple[Any, ...], miss: Callable[
         if isinstance(value, ConstExpr) or not guards.argument(name, value, constant):
             return None
     static = kernel.settings.static_shapes
-    if not guards.all_tensors(static) or not guards.numbers(traced.specialized, names, values):
+    ranges = guards.ranges(of.buckets.by_name(of.bucket), names)
+    if (
+        ranges is None
+        or not guards.all_tensors(static, ranges)
+        or not guards.numbers(traced.specialized, names, values)
+    ):
         return None
     if not guards.world(traced.guards):
         return None

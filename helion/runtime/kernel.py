@@ -185,6 +185,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
             key = (class_of(arguments), *rest)
             first = self._classes.find(key, values)
             if first is None:
+                found.join(self._classes.of(key))
                 self._classes.add(key, found, self.calls.served)
             elif first is not found:
                 found.follow(first)
@@ -267,7 +268,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         bound, first = self.variant(self.normalize_args(*args)), self.bind(args)
         config = bound.autotune(args, force=force, **options)
         if first is not bound:
-            first.set_config(config)
+            first.use(config)
         return config
 
     def autotune_multi(

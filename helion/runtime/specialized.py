@@ -16,6 +16,7 @@ from . import codecache
 from .definition import Definition
 from .remembered import recall, remember
 from .signature import Key, pick
+from .size_buckets import Bucket, SizeBuckets, buckets_of
 
 if TYPE_CHECKING:
     from .. import pipeline
@@ -43,14 +44,22 @@ class Specialized:
         #: Configs for which a script was printed.
         self.reproduced: set[Config | None] = set()
         self._warned: set[str] = set()
+        #: What tells sizes apart that have configs of their own, and those of this one; nothing before it is analysed.
+        self.buckets = SizeBuckets()
+        self.bucket: tuple[Bucket, ...] = ()
 
     @functools.cached_property
     def analysis(self) -> pipeline.Analysis:
-        kernel = self.kernel
-        arguments = dict(zip(kernel.signature.parameters, self.sample(), strict=True))
-        return pipeline.analyse(
+        kernel, values = self.kernel, self.sample()
+        arguments = dict(zip(kernel.signature.parameters, values, strict=True))
+        found = pipeline.analyse(
             kernel.fn, kernel.name, arguments, self.settings, self.target, kernel.constants, configs=kernel.configs
         )
+        if self.settings.static_shapes or len(kernel.configs) == 1:
+            return found
+        self.buckets = buckets_of(found.sizes, values, self.settings.size_hints)
+        self.bucket = self.buckets.of(values)
+        return found.hinted({name: bucket.hint for name, (_, bucket) in self.buckets.by_name(self.bucket).items()})
 
     @functools.cached_property
     def tabled(self) -> Config | None:
@@ -87,6 +96,10 @@ class Specialized:
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
         """Whether the numbers that the compiled code depends on are in these arguments what they were at binding."""
         return all(pick(values, at) == number for _, at, number in self.numbers)
+
+    def is_of_bucket(self, values: tuple[Any, ...]) -> bool:
+        """Whether the sizes in these arguments are among those that its seeds are made for."""
+        return self.buckets.of(values) == self.bucket
 
     def is_current(self) -> bool:
         """Whether the globals that were compiled in still are what they were."""

@@ -16,7 +16,7 @@ class Entry(Protocol):
     """One of several that were compiled for one key."""
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
-        """Whether the numbers that it depends on are in these arguments what they were."""
+        """Whether the numbers that it depends on are in these arguments what they were, or near enough."""
         ...
 
     def is_current(self) -> bool:
@@ -56,6 +56,10 @@ class BoundKernels(Generic[E]):
                 held.used = next(_TICKS)
                 return held.entry
         return None
+
+    def of(self, key: Hashable) -> list[E]:
+        """All of one key."""
+        return [held.entry for held in self._variants.get(key, ())]
 
     def add(self, key: Hashable, entry: E, in_use: Callable[[], Collection[object]]) -> list[E]:
         """Take one in, and give those that had to leave for it: never it, and others before those ``in_use``."""

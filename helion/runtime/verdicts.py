@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Collection
 
 from .. import _files, _logging, knobs
+from .._shapes import hint_of
 from ..config import Config
 from .specialized import Specialized
 from .verdict import Verdict
@@ -47,11 +48,14 @@ def _path(of: Specialized) -> pathlib.Path:
 
 
 def _key(of: Specialized) -> str:
-    """The code of the default config says all that the kernel and its specialization contribute to any binary."""
+    """The code of the default config says all that the kernel and its specialization contribute to any binary, but for the
+    sizes of dimensions that differ from call to call."""
     analysis, target = of.analysis, of.target
+    extents = [None if block.extent is None else hint_of(block.extent) for block in analysis.program.blocks]
     parts = (
         str(_VERSION),
         analysis.code(analysis.default_config).text,
+        repr(extents),
         repr(target),
         analysis.backend.toolchain.compiler(target),
     )

@@ -321,7 +321,7 @@ def test_only_what_is_certain_is_refused_ahead(available: int, refused: bool) ->
 
 
 def test_rows_that_differ_from_call_to_call_are_refused_when_they_do_not_fit(failing: Callable[..., Failing]) -> None:
-    kernel = helion.kernel(softmax_of_product, static_shapes=False)
+    kernel = helion.kernel(softmax_of_product, static_shapes=False, size_hints=())
     bound = kernel.bind(wide(8192))
     assert not bound.seeds and bound._analysis.refusal() is None and kernel.bind(wide(100)) is bound
     failing(TOO_BIG)

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[helion.Kernel, Callable[..., Any], Callable[..., Any], li
 @pytest.mark.parametrize("name", CASES)
 def test_one_compilation_serves_the_class(name: str, dtype: torch.dtype) -> None:
     given, arguments, expected, sizes = CASES[name]
-    kernel = helion.kernel(given.fn, static_shapes=False, dot_precision="ieee")
+    kernel = helion.kernel(given.fn, static_shapes=False, dot_precision="ieee", size_hints=(4096,))
     bound = kernel.bind(arguments(strided((128, 128), "plain", dtype)))
     run = bound.compile_config(Config(block_sizes=sizes))
     for shape, layout in itertools.product(SHAPES[1:], LAYOUTS):
@@ -126,7 +126,7 @@ def test_what_tells_classes_apart() -> None:
 
 
 def test_a_config_that_somebody_asks_for_is_that_of_the_class() -> None:
-    kernel = helion.kernel(add.fn, static_shapes=False)
+    kernel = helion.kernel(add.fn, static_shapes=False, size_hints=(128,))
     square, wide, tall = (torch.randn(n, m) for n, m in ((64, 64), (8, 96), (96, 8)))
     assert torch.equal(kernel(wide, wide), wide + wide)
     bound = kernel.bind((square, square))

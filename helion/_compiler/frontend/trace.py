@@ -6,7 +6,7 @@ import ast
 import copy
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ _MAX_INT32 = 2**31 - 1
 
 @dataclass(frozen=True)
 class Traced:
-    """``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name.
+    """``specialized``: origins (paths into the arguments) of numbers the program depends on, by host name; ``origins``:
+    those of the numbers that are read at run time.
     ``warnings``: what to tell the user. ``guards``: what must still hold of globals. ``seeds``: how many each launch that
     draws some draws from torch's generator, in order. ``detached``: where device code says ``detach()``, which has no trace
     in the program."""
@@ -40,6 +41,7 @@ class Traced:
     guards: tuple[Guard, ...]
     seeds: tuple[int, ...] = ()
     detached: Location | None = None
+    origins: Mapping[str, Any] = field(default_factory=dict)
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
@@ -94,6 +96,7 @@ def trace(
         tuple(t.world.guards.values()),
         tuple(count for _, count in t.tensors.seeds.values()),
         t.world.detached,
+        {s.name: s.origin for s in t.numbers.symbols.values() if s.name not in t.numbers.specialized},
     )
 
 

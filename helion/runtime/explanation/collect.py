@@ -24,6 +24,7 @@ def collect(compiled: Compiled) -> dict[str, Any]:
         "target": analysis.target.name,
         "device": analysis.target.device,
         "kind": kind_of(analysis.facts),
+        "sizes": _sizes(compiled),
         "roofline": _plain(roofline(analysis.facts, runs, analysis.target)),
         "facts": _plain(analysis.facts),
         "summary": analysis.facts.summary(),
@@ -66,6 +67,14 @@ def _adjusted(compiled: Compiled) -> list[str]:
     for config in compiled.specialized.kernel.configs:
         analysis.full_config(config)
     return [str(change) for changes in analysis.adjusted.values() for change in changes]
+
+
+def _sizes(compiled: Compiled) -> list[dict[str, Any]]:
+    """Which sizes share this config, where they differ from call to call."""
+    of = compiled.specialized
+    sources = of.analysis.program.host.symbols
+    buckets = ((sources[name], bucket) for name, (_, bucket) in of.buckets.by_name(of.bucket).items())
+    return [{"size": source, **_plain(bucket)} for source, bucket in buckets]
 
 
 def _verdict(compiled: Compiled) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def overview(data: Data) -> list[tuple[str, str]]:
     share = f", {bounds['predicted_us'] / least:.2f} times its bound" if least else ""
     return [
         ("kind", data["kind"]),
+        *((("sizes", ", ".join(map(_bucket, data["sizes"]))),) if data["sizes"] else ()),
         ("axes", ", ".join(map(_axis, data["facts"]["axes"]))),
         (
             "moves",
@@ -80,6 +81,11 @@ def overview(data: Data) -> list[tuple[str, str]]:
         ("runs", _named(data, data["verdict"]["config"])),
         *(("not run", f"{_named(data, each['config'])}: {each['reason']}") for each in data["verdict"]["rejected"]),
     ]
+
+
+def _bucket(size: Data) -> str:
+    low = "" if size["above"] is None else f" from {size['above'] + 1}"
+    return f"{size['size']}{low}" + (f" to {size['most']}" if size["most"] is not None else "")
 
 
 def _named(data: Data, config: Data) -> str:
