@@ -108,8 +108,9 @@ class Bar:
 class Log:
     """A file of JSON lines, which is written as things happen: a header, a line per config, the result."""
 
-    def __init__(self, path: pathlib.Path, name: str, options: Options, baseline: Config) -> None:
+    def __init__(self, path: pathlib.Path, name: str, options: Options, baseline: Config, decorator: Decorator) -> None:
         self._path = path
+        self._decorator = decorator
         self._began = time.monotonic()
         self._write(
             {
@@ -134,6 +135,7 @@ class Log:
                 "event": "end",
                 "at": self._elapsed(),
                 "config": result.config.to_dict(),
+                "decorator": self._decorator(result.config),
                 "microseconds": result.microseconds,
                 "baseline_microseconds": result.baseline_microseconds,
                 "why": result.why,
@@ -168,7 +170,7 @@ def listeners(
     if options.progress:
         found.append(_shown(name, Tally(budget, baseline), decorator, sys.stderr))
     if options.log:
-        found.append(Log(pathlib.Path(options.log), name, options, baseline))
+        found.append(Log(pathlib.Path(options.log), name, options, baseline, decorator))
     return found
 
 

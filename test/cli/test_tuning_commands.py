@@ -57,7 +57,7 @@ def test_what_is_kept(
 
 
 def written_log(path: pathlib.Path) -> None:
-    log = Log(path, "softmax <b>", Options(), Config(num_warps=4, num_stages=1))
+    log = Log(path, "softmax <b>", Options(), Config(num_warps=4, num_stages=1), lambda config: f"@paste <{config!r}>")
     outcomes = []
     for warps, time in ((4, 20.0), (8, 12.0), (16, 15.0), (2, 40.0)):
         config = Config(num_warps=warps, num_stages=1)
@@ -80,6 +80,9 @@ def test_a_log_as_a_page(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
     assert main(["report", str(log)]) == 0
     text = (tmp_path / "tune.html").read_text()
     assert text.count("1.67 times as fast as the seed") == 2 and "softmax &lt;b&gt;" in text
+    assert "@paste &lt;helion.Config(num_warps=8" in text and "softmax &lt;b&gt;, effort full" in text
+    fastest = text.split("<h3>The fastest</h3>")[1].split("<h3>")[0]
+    assert "<code>num_warps=8</code>" in fastest and "<code>the seed</code>" in fastest and "num_stages" not in fastest
     assert "5 configs: 4 ok, 1 crashed" in text and "num_stages" not in text.split("Which keys mattered")[2]
     assert "src=" in text and 'src="http' not in text and "<script" not in text and "<link" not in text
     names = sorted(path.name for path in tmp_path.glob("*.png"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,15 @@ class History:
     @property
     def name(self) -> str:
         return str(self.begin.get("name", "?"))
+
+    @property
+    def effort(self) -> str:
+        return str(self.begin.get("effort", "?"))
+
+    def changed(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a config is not as in the one that would have run untuned."""
+        seed = self.begin.get("baseline") or {}
+        return {key: value for key, value in config.items() if key not in seed or seed[key] != value}
 
     @property
     def working(self) -> list[Step]:

@@ -37,7 +37,7 @@ def _search(history: History, pictures: Mapping[str, bytes]) -> str:
     )
     return "\n".join(
         (
-            f"<section><h2>{html.escape(history.name)}</h2>",
+            f"<section><h2>{html.escape(history.name)}, effort {html.escape(history.effort)}</h2>",
             _answer(history),
             *figures,
             "<h3>The fastest</h3>",
@@ -58,7 +58,7 @@ def _answer(history: History) -> str:
     best, untuned = end.get("microseconds"), end.get("baseline_microseconds")
     gain = f", {untuned / best:.2f} times as fast as the seed ({untuned:.1f} µs)" if best and untuned else ""
     time = f"{best:.1f} µs{gain}" if best else "no time was measured"
-    config = html.escape(repr(Config.from_dict(end["config"])))
+    config = html.escape(str(end.get("decorator") or repr(Config.from_dict(end["config"]))))
     return f"<p><strong>{time}</strong>; {html.escape(str(end.get('why', '')))}.</p>{tried}<p><code>{config}</code></p>"
 
 
@@ -68,15 +68,15 @@ def _fastest(history: History) -> str:
         (
             f"{step.outcome.time:.1f}",
             f"{step.seconds:.1f}",
-            f"<code>{html.escape(_varied(step.outcome.config, history))}</code>",
+            f"<code>{html.escape(_changed(step.outcome.config, history))}</code>",
         )
         for step in fastest
     )
-    return _table(("µs", "at s", "what was varied"), rows)
+    return _table(("µs", "at s", "changed from the seed"), rows, numbers=2)
 
 
-def _varied(config: Mapping[str, Any], history: History) -> str:
-    return ", ".join(f"{each.key}={config.get(each.key)!r}" for each in history.matters())
+def _changed(config: Mapping[str, Any], history: History) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in history.changed(config).items()) or "the seed"
 
 
 def _matters(history: History) -> str:
@@ -88,14 +88,15 @@ def _matters(history: History) -> str:
         )
         for each in history.matters()
     )
-    return _table(("worst / best", "key", "mean time over that of the best value (configs)"), rows)
+    return _table(("worst / best", "key", "mean time over that of the best value (configs)"), rows, numbers=1)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int) -> str:
+    """The first ``numbers`` columns are aligned as numbers."""
     head = "".join(f"<th>{each}</th>" for each in heads)
     lines = (
         "<tr>"
-        + "".join(f'<td class="{"" if cell[:1].isalpha() or cell[:1] == "<" else "n"}">{cell}</td>' for cell in row)
+        + "".join(f"<td{' class=n' if at < numbers else ''}>{cell}</td>" for at, cell in enumerate(row))
         + "</tr>"
         for row in rows
     )

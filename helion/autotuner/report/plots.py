@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+from collections.abc import Sequence
 from typing import Any
 
 from ..outcome import Status
@@ -11,6 +12,8 @@ from .history import History
 
 #: Keys that are shown.
 _KEYS = 8
+#: How many times the least time the largest may be on a linear scale.
+_LINEAR = 4.0
 
 
 def _axes(title: str, x: str, y: str, height: float) -> tuple[Any, Any]:
@@ -37,7 +40,7 @@ def trajectory(history: History) -> bytes:
         axes.step(
             [*(x for x, _ in best), last], [*(y for _, y in best), best[-1][1]], where="post", label="best so far"
         )
-        axes.set_yscale("log")
+        _scaled(axes, [step.outcome.time for step in working])
     failed = [s.seconds for s in history.steps if s.outcome.status not in (Status.OK, Status.PRUNED)]
     if failed:
         top = axes.get_ylim()[1]
@@ -47,6 +50,16 @@ def trajectory(history: History) -> bytes:
         axes.axhline(untuned, color="tab:orange", linestyle="--", label="seed")
     axes.legend()
     return _png(figure)
+
+
+def _scaled(axes: Any, times: Sequence[float]) -> None:
+    """A logarithmic scale with plain numbers where times differ much."""
+    if max(times) > _LINEAR * min(times):
+        ticker = importlib.import_module("matplotlib.ticker")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
 
 
 def matters(history: History) -> bytes:
