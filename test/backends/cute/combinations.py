@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from backends.cute import gemms
+from backends.cute import gemms, rows
 
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction
@@ -20,6 +20,33 @@ def random_plans(number: int, seed: int = 0) -> dict[str, GemmPlan]:
     """So many plans, as ``random_0`` and so on."""
     plans = _plans(random.Random(seed))
     return {f"random_{i}": next(plans) for i in range(number)}
+
+
+def random_row_plans(number: int, seed: int = 0) -> dict[str, GemmPlan]:
+    """So many plans that reduce rows, as ``random_rows_0`` and so on."""
+    plans = _row_plans(random.Random(seed))
+    return {f"random_rows_{i}": next(plans) for i in range(number)}
+
+
+def _row_plans(draw: random.Random) -> Iterator[GemmPlan]:
+    while True:
+        name, dtype = draw.choice(tuple(rows.ROWS)), draw.choice(OPERANDS)
+        m, k = draw.choice((1, 63, 200, 1000, 4097)), 16 * draw.randint(1, 70)
+        n = 16 * draw.randint(1, 256)
+        columns = 16 * draw.randint(4, 16)
+        choice = Choice(
+            tile=(draw.choice((64, 128, 128, 256)), columns, 128 if dtype == gemms.E4M3 else 64),
+            cluster=(draw.choice((1, 1, 2)), draw.choice((1, 2, 4, 8, 16))),
+            store_stages=draw.choice((2, 3, 4, 5)),
+            epilogue_n=draw.choice((16, 32, 64)),
+            ctas_per_sm=draw.choice((1, 1, 2)),
+        )
+        try:
+            plan = plan_gemm(gemms.whole_rows(name, m, n, k, operands=dtype), choice, gemms.HOPPER)
+        except Refusal:
+            continue
+        if (plan.cluster[1] - 1) * plan.tile[1] < n:  # every CTA has a part of the row
+            yield plan
 
 
 def _plans(draw: random.Random) -> Iterator[GemmPlan]:

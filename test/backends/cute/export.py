@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2])]
 
 from backends.cute import gemms
-from backends.cute.combinations import random_plans
+from backends.cute.combinations import random_plans, random_row_plans
 
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
@@ -202,7 +202,7 @@ def exported_plans() -> dict[str, GemmPlan]:
     plans = {name: gemms.hopper(name) for name in gemms.ON_HOPPER}
     for cell, (problem, choices) in CELLS.items():
         plans |= {label(cell, choice): plan_gemm(problem, choice, gemms.HOPPER) for choice in choices}
-    return plans | random_plans(RANDOM)
+    return plans | random_plans(RANDOM) | random_row_plans(RANDOM)
 
 
 def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
@@ -213,6 +213,9 @@ def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
         "extents": [problem.m, problem.n, problem.k],
         "dtypes": [problem.operand_dtype, problem.output_dtype],
         "majors": [problem.a_major, problem.b_major],
+        "outputs": [
+            {"name": each.name, "value": each.value, "kind": each.kind, "dtype": each.dtype} for each in problem.outputs
+        ],
         "operands": [dataclasses.asdict(operand) for operand in problem.epilogue.operands],
         "instructions": [
             [each.op, [float(x.text) if isinstance(x, Constant) else x for x in each.arguments]]
@@ -223,6 +226,7 @@ def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
         "cluster": list(plan.cluster),
         "teams": plan.teams,
         "splits": plan.splits,
+        "ctas_per_sm": plan.ctas_per_sm,
         "workspace_bytes": workspace_bytes(plan),
         "imprecise": plan.operand_bytes == 1 and plan.unit == "wgmma" and not plan.promote,
         "threads": kernel_program(plan).warps * 32,

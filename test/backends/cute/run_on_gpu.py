@@ -1,9 +1,10 @@
 """Launches the kernels that `export.py` compiled, checks them against fp32 and times them. Needs torch and a Hopper GPU.
 
-    python run_on_gpu.py FOLDER [--seconds N] [--check-only] [NAME ...]
+    python run_on_gpu.py FOLDER [--seconds N] [--check-only] [--launches N] [--sanitizer TOOL] [NAME ...]
 
 Prints one line of JSON per kernel: the largest error of a row, whether runs differ, microseconds beside torch's. A
-kernel that hangs is given up after a while, and the rest goes on in a new process.
+kernel that hangs is given up after a while, and the rest goes on in a new process. ``--launches 10000`` repeats each kernel
+so often before its result is compared with the first one; ``--sanitizer memcheck`` runs it under compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ FIRST_LINE_SECONDS = 60.0  # importing torch and making a context
 SILENT_SECONDS = 20.0
 FLUSH_BYTES = 256 << 20
 REPEATS = 20
-ROW_ERROR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2, "float8_e4m3fn": 4e-2}
+SANITIZED_SECONDS = 200.0
+ROW_ERROR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2, "float8_e4m3fn": 4e-2, "int8": 4e-2}
 """Of the norm of a row, against sums in fp32; outputs of less than 32 bits are rounded once."""
+COLUMN_ERROR = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2, "int32": 1e-5, "int64": 1e-5}
+"""Of the norm of a whole column of numbers per row; of a place in a row, how far its value may lie from the largest."""
 IMPRECISE_ROW_ERROR = 0.1
 """Where 8-bit products are summed within the matrix unit alone, which keeps 14 bits."""
 PROMOTED_ROW_ERROR = 1e-3
@@ -60,6 +64,13 @@ class Kernel:
             self._call(load, ctypes.pointer(handle), ctypes.pointer(device), ctypes.pointer(status))
         if status.value:
             raise RuntimeError(f"loading returned {status.value}")
+
+    def share_sms(self, runtime: ctypes.CDLL) -> None:
+        """All of an SM's memory is shared memory (attribute 9), so that several CTAs fit."""
+        kernel = ctypes.c_void_p(0)
+        failed = runtime.cudaLibraryEnumerateKernels(ctypes.byref(kernel), ctypes.c_uint(1), self.handle)
+        if failed or runtime.cudaKernelSetAttributeForDevice(kernel, 9, 100, 0):
+            raise RuntimeError("the share of shared memory could not be set")
 
     @staticmethod
     def _call(function: Any, *pointers: Any) -> None:
@@ -115,57 +126,77 @@ class Kernel:
         return launch
 
 
-def inputs(plan: dict[str, Any], torch: Any) -> list[Any]:
-    """A, B, D and the operands. Rows and columns differ in scale, so that a wrong row or column shows."""
+def inputs(plan: dict[str, Any], torch: Any, device: str = "cuda") -> list[Any]:
+    """A, B, the outputs and the operands. Rows and columns differ in scale, so that a wrong row or column shows."""
     m, n, k = plan["extents"]
-    operand, output = (getattr(torch, name) for name in plan["dtypes"])
-    generator = torch.Generator(device="cuda").manual_seed(m + 3 * n + 7 * k)
+    operand = getattr(torch, plan["dtypes"][0])
+    generator = torch.Generator(device=device).manual_seed(m + 3 * n + 7 * k)
 
     def matrix(rows: int, columns: int, major: str, scale: Any) -> Any:
-        values = (torch.randn(rows, columns, device="cuda", generator=generator) * scale).to(operand)
+        values = (torch.randn(rows, columns, device=device, generator=generator) * scale).to(operand)
         return values if major == "k" else values.t().contiguous().t()
 
-    rows = 0.5 + torch.rand(m, 1, device="cuda", generator=generator)
+    rows = 0.5 + torch.rand(m, 1, device=device, generator=generator)
     tensors = [matrix(m, k, plan["majors"][0], rows), matrix(n, k, plan["majors"][1], 1.0)]
-    tensors.append(torch.empty(m, n, device="cuda", dtype=output))
+    for each in plan["outputs"]:
+        shape = (m, n) if each["kind"] == "exact" else (m,)
+        tensors.append(torch.zeros(*shape, device=device, dtype=getattr(torch, each["dtype"])))
     for each in plan["operands"]:
         if each["kind"] == "product":
             tensors.append(matrix(n, k, plan["majors"][1], 1.0))
             continue
         shape = {"exact": (m, n), "row": (n,), "column": (m,)}[each["kind"]]
         scale = k**0.5 if each["kind"] == "exact" else 1.0
-        values = torch.randn(*shape, device="cuda", generator=generator) * scale
+        values = torch.randn(*shape, device=device, generator=generator) * scale
         tensors.append(values.to(getattr(torch, each["dtype"])))
     return tensors
 
 
-def epilogue(plan: dict[str, Any], sums: Any, operands: list[Any], torch: Any) -> Any:
-    """The epilogue of `sums` in fp32; of a second product `operands` has the sums."""
+def epilogue(plan: dict[str, Any], sums: Any, operands: list[Any], torch: Any) -> list[Any]:
+    """All values of the epilogue of `sums` in fp32; of a second product `operands` has the sums."""
     functional = torch.nn.functional
     operations: dict[str, Callable[..., Any]] = {
         "add": lambda x, y: x + y,
         "sub": lambda x, y: x - y,
         "mul": lambda x, y: x * y,
         "div": lambda x, y: x / y,
+        "maximum": lambda x, y: x.clamp_min(y) if isinstance(y, float) else torch.maximum(x, y),
+        "abs": torch.abs,
+        "exp": torch.exp,
+        "log": torch.log,
+        "sqrt": torch.sqrt,
+        "rsqrt": torch.rsqrt,
         "relu": torch.relu,
         "silu": functional.silu,
         "gelu": functional.gelu,
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "round": torch.round,
         "round_bfloat16": lambda x: x.bfloat16().float(),
         "round_float16": lambda x: x.half().float(),
+        "row_sum": lambda x: x.sum(1, keepdim=True),
+        "row_maximum": lambda x: x.amax(1, keepdim=True),
+        "row_minimum": lambda x: x.amin(1, keepdim=True),
+        "row_first": lambda x, at: (x == at).float().argmax(1, keepdim=True),
     }
     values = [sums]
     for described, tensor in zip(plan["operands"], operands, strict=True):
         values.append(tensor.float()[:, None] if described["kind"] == "column" else tensor.float())
     for name, arguments in plan["instructions"]:
         values.append(operations[name](*(values[x] if isinstance(x, int) else x for x in arguments)))
-    return values[-1]
+    return values
 
 
-def compare(plan: dict[str, Any], tensors: list[Any], torch: Any) -> tuple[float, int]:
-    """The largest error of a row relative to its norm, and the number of values that are finite in one of both only."""
-    a, b, d, *operands = tensors
-    worst, bad = 0.0, 0
+def parts(plan: dict[str, Any], tensors: list[Any]) -> tuple[Any, Any, list[Any], list[Any]]:
+    """A, B, the outputs and the operands."""
+    behind = 2 + len(plan["outputs"])
+    return tensors[0], tensors[1], tensors[2:behind], tensors[behind:]
+
+
+def compare(plan: dict[str, Any], tensors: list[Any], torch: Any) -> tuple[float, float, int]:
+    """The largest error of a row relative to its norm, that of numbers per row in parts of what is allowed, and the number
+    of values that are finite in one of both only."""
+    a, b, outputs, operands = parts(plan, tensors)
+    worst, columns, bad = 0.0, 0.0, 0
     for start in range(0, a.shape[0], 1024):
         rows = slice(start, start + 1024)
         kinds = [each["kind"] for each in plan["operands"]]
@@ -173,16 +204,44 @@ def compare(plan: dict[str, Any], tensors: list[Any], torch: Any) -> tuple[float
         local = []
         for kind, x in zip(kinds, operands, strict=True):
             local.append(left @ x.float().t() if kind == "product" else x if kind == "row" else x[rows])
-        wanted = epilogue(plan, left @ b.float().t(), local, torch)
-        rounded = wanted.to(d.dtype).float()
-        got, finite = d[rows].float(), torch.isfinite(rounded)
-        # Rounding to 8 bits is up to all of a small number; what is left then are numbers at the edge of two others.
-        wanted = rounded if d.element_size() == 1 else wanted
-        bad += int((torch.isfinite(got) != finite).sum())
-        got, wanted = got.where(finite, 0), wanted.where(finite, 0)
-        norms = wanted.norm(dim=1).clamp_min(1e-20)
-        worst = max(worst, float(((got - wanted).norm(dim=1) / norms).max()))
-    return worst, bad
+        values = epilogue(plan, left @ b.float().t(), local, torch)
+        for described, output in zip(plan["outputs"], outputs, strict=True):
+            wanted, got = values[described["value"]], output[rows]
+            if described["kind"] == "exact":
+                error, here = compare_rows(wanted.expand(got.shape), got, torch)
+                worst, bad = max(worst, error), bad + here
+            else:
+                error = compare_numbers(plan, described, values, got, torch)
+                eight_bits = plan["dtypes"][0].startswith("float8")
+                allowed = max(COLUMN_ERROR[described["dtype"]], PROMOTED_ROW_ERROR if eight_bits else 0.0)
+                columns = max(columns, error / allowed)
+    return worst, columns, bad
+
+
+def compare_rows(wanted: Any, d: Any, torch: Any) -> tuple[float, int]:
+    rounded = wanted.to(d.dtype).float()
+    got, finite = d.float(), torch.isfinite(rounded)
+    # Rounding to 8 bits is up to all of a small number; what is left then are numbers at the edge of two others.
+    wanted = rounded if d.element_size() == 1 else wanted
+    bad = int((torch.isfinite(got) != finite).sum())
+    got, wanted = got.where(finite, 0), wanted.where(finite, 0)
+    norms = wanted.norm(dim=1).clamp_min(1e-20)
+    return float(((got - wanted).norm(dim=1) / norms).max()), bad
+
+
+def compare_numbers(plan: dict[str, Any], described: dict[str, Any], values: list[Any], got: Any, torch: Any) -> float:
+    """Relative to the norm of the column. Of places in a row, which may be others where sums differ in their last bits, it
+    is what stands there that is compared."""
+    wanted = values[described["value"]][:, 0]
+    name, arguments = plan["instructions"][described["value"] - 1 - len(plan["operands"])]
+    if name == "row_first":
+        row, largest = values[arguments[0]], values[arguments[1]][:, 0]
+        if not bool(((got >= 0) & (got < row.shape[1])).all()):
+            return float("inf")
+        got, wanted = row.gather(1, got.long()[:, None])[:, 0], largest
+    scale = wanted.square().mean().sqrt().clamp_min(1e-20)
+    error = (got.float() - wanted).abs().max() / scale
+    return float(error) if bool(torch.isfinite(error)) else float("inf")
 
 
 def timed(function: Callable[[], Any], torch: Any, flush: Any) -> float:
@@ -203,7 +262,9 @@ def timed(function: Callable[[], Any], torch: Any, flush: Any) -> float:
 
 def baseline(plan: dict[str, Any], tensors: list[Any], torch: Any) -> Callable[[], Any] | None:
     """torch's own product of the same operands, without the epilogue unless it is one of row and column scales."""
-    a, b, d, *operands = tensors
+    a, b, (d, *_), operands = parts(plan, tensors)
+    if d.dim() == 1:
+        return None
     if a.element_size() == 1:
         if plan["dtypes"][0] != "float8_e4m3fn":
             return None
@@ -220,29 +281,36 @@ def baseline(plan: dict[str, Any], tensors: list[Any], torch: Any) -> Callable[[
 def run(name: str, kernel: Kernel, options: argparse.Namespace, torch: Any, runtime: Any, flush: Any) -> dict[str, Any]:
     plan = kernel.plan
     tensors = inputs(plan, torch)
-    ctas = ctas_of(plan)
+    _, _, outputs, _ = parts(plan, tensors)
+    if plan["ctas_per_sm"] > 1:
+        kernel.share_sms(runtime)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    clusters, known = kernel.clusters(runtime, sms // ctas)
-    d = tensors[2]
+    clusters, known = kernel.clusters(runtime, sms * plan["ctas_per_sm"] // ctas_of(plan))
     space = [torch.zeros(plan["workspace_bytes"], dtype=torch.uint8, device="cuda")] if plan["workspace_bytes"] else []
     launch = kernel.launcher([*tensors, *space], clusters, torch.cuda.current_stream().cuda_stream)
-    d.fill_(float("nan"))
+    for output in outputs:
+        output.view(torch.uint8).fill_(255)  # not a number, or -1
     launch()
     torch.cuda.synchronize()
-    error, bad = compare(plan, tensors, torch)
-    first = d.clone()
-    for _ in range(10_000 if space else 10):
+    error, columns, bad = compare(plan, tensors, torch)
+    first = [output.clone() for output in outputs]
+    for _ in range(options.launches or (10_000 if space else 10)):
         launch()
     torch.cuda.synchronize()
-    moved = int((first.view(torch.uint8) != d.view(torch.uint8)).sum())
+    moved = sum(
+        int((before.view(torch.uint8) != output.view(torch.uint8)).sum())
+        for before, output in zip(first, outputs, strict=True)
+    )
     counted = int(space[0][:COUNTER_BYTES].count_nonzero()) if space else 0
-    bound = IMPRECISE_ROW_ERROR if plan["imprecise"] else ROW_ERROR[plan["dtypes"][1]]
+    stored = [ROW_ERROR[each["dtype"]] for each in plan["outputs"] if each["kind"] == "exact"]
+    bound = IMPRECISE_ROW_ERROR if plan["imprecise"] else max(stored, default=1.0)
     if plan["dtypes"][0].startswith("float8"):
         bound = max(bound, PROMOTED_ROW_ERROR)
     row = {
         "name": name,
-        "ok": bad == 0 and moved == 0 and error < bound and counted == 0,
+        "ok": bad == 0 and moved == 0 and error < bound and columns < 1 and counted == 0,
         "row_error": float(f"{error:.3g}"),
+        "column_error_of_allowed": float(f"{columns:.3g}"),
         "not_finite": bad,
         "moved_bytes": moved,
         "clusters": clusters,
@@ -283,8 +351,11 @@ def child(folder: Path, plans: dict[str, Any], options: argparse.Namespace) -> N
 def watch(options: argparse.Namespace) -> None:
     deadline, left = time.monotonic() + options.seconds, list(options.names)
     while left and time.monotonic() < deadline:
-        command = [sys.executable, __file__, str(options.folder), "--child", *left]
-        command += ["--check-only"] if options.check_only else []
+        tool = ["compute-sanitizer", "--tool", options.sanitizer, "--error-exitcode", "9"] if options.sanitizer else []
+        command = [*tool, sys.executable, __file__, str(options.folder), "--child", *left]
+        command += ["--check-only"] if options.check_only or options.sanitizer else []
+        command += ["--launches", str(options.launches)] if options.launches else []
+        silent = SANITIZED_SECONDS if options.sanitizer else SILENT_SECONDS
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1)
         heard = [time.monotonic() + FIRST_LINE_SECONDS - SILENT_SECONDS]
         begun: list[str] = []
@@ -302,12 +373,13 @@ def watch(options: argparse.Namespace) -> None:
         while process.poll() is None:
             time.sleep(0.2)
             now = time.monotonic()
-            if now > heard[0] + SILENT_SECONDS or now > deadline:
+            if now > heard[0] + silent or now > deadline:
                 process.kill()
                 why = "hangs" if now <= deadline else "no time left"
                 print(json.dumps({"name": begun[-1] if begun else None, "ok": False, "error": why}), flush=True)
                 break
-        process.wait()
+        if process.wait() == 9 and options.sanitizer:
+            print(json.dumps({"ok": False, "error": f"{options.sanitizer} found something"}), flush=True)
         listener.join(timeout=5)
         if not begun:
             return
@@ -320,6 +392,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--check-only", action="store_true")
+    parser.add_argument("--launches", type=int, default=0)
+    parser.add_argument("--sanitizer", choices=("memcheck", "racecheck", "synccheck", "initcheck"))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()
     plans = json.loads((options.folder / "plans.json").read_text())
