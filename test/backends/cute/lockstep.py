@@ -29,7 +29,7 @@ from helion.backends.cute.roles.programs import kernel_program
 WAITING = (
     *(g.Acquire, g.Wait, g.Release, g.Tail, g.ArmRows, g.Meet, g.StoreWait, g.LoadVectors, g.ShareVectors),
     *(g.WgmmaFence, g.WgmmaCommit, g.WgmmaWait, g.Mma, g.KLoop, g.AllocateSums, g.FindSums, g.FreeSums),
-    *(g.WriteStage, g.TmaStore),
+    *(g.WriteStage, g.TmaStore, g.ClearSums, g.KGroups, g.Promote),
 )
 """Steps that have no part in what is computed."""
 
@@ -272,7 +272,7 @@ class Cluster:
                 PipelineUserType=types.SimpleNamespace(Consumer=0, Producer=1),
             ),
             "only": self._only,
-            "rank": cta,
+            "rank": cta * self.plan.cluster[0],
             "place": (0, 0, cta, 0),
             "tile_m": 0,
             "tile_n": cta,
@@ -388,7 +388,7 @@ class Cluster:
         assert text in rows.SEND.values()
         address, _, peer, *words = read_only_args
         first = (address.at * len(words)).held.expand(self.shape)[self.active]
-        to = peer.held.expand(self.shape)[self.active]
+        to = peer.held.expand(self.shape)[self.active] // self.plan.cluster[0]
         for number, word in enumerate(words):
             self.memory[to, first + number] = word.held.expand(self.shape)[self.active]
 
