@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ....._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
+from ....._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, ReductionFact
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
 from ..matrix import tile_shape, unit_of
@@ -21,12 +21,11 @@ _L2_SHARE = 0.6
 #: Rows of one instruction of the asynchronous unit and of the other one.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
+#: Values that are reduced together: an index goes with its value, and is compared too.
+_VALUES = {"argmax": 3, "argmin": 3}
 _ACCUMULATOR_BYTES = 4
-#: A tile's bytes that lie together, of which fewer cost the memory more.
-_RUN_BYTES = 4096
-_MOST_RUNS = 8.0
-#: Rows of many programs that follow each other make one run.
-_LONG_RUN = 65536.0
+#: Bytes that lie together, or are read by programs next to each other: each halving below this costs the memory as much.
+_RUN_BYTES = 16384.0
 
 
 class Demand(NamedTuple):
@@ -48,7 +47,7 @@ class Demand(NamedTuple):
     row_bytes: float
     """Bytes that one program has to find in the cache for that."""
     scattered_bytes: float
-    """Bytes from memory, each counted as often as short runs make it cost."""
+    """Bytes from memory, each as often as its run is a halving of a long one."""
     asked_bytes: float
     """Bytes through the L2 cache."""
     sector_bytes: float
@@ -200,8 +199,8 @@ class _Count:
         sums["again_bytes"] += again / programs
         if again:
             sums["row_bytes"] += first
-        together = self._run_bytes(op, run)
-        sums["scattered_bytes"] += (total + again) / programs * min(_MOST_RUNS, _RUN_BYTES / max(together, _SECTOR))
+        halvings = math.log2(_RUN_BYTES / min(_RUN_BYTES, max(_SECTOR, self._run_bytes(op, run))))
+        sums["scattered_bytes"] += (total + again) / programs * halvings
 
     def _at_once(self) -> float:
         return self.target.num_sms * self.sums["resident"]
@@ -212,7 +211,7 @@ class _Count:
         joined = self.root in self.launch.flattened or any(
             axis in fastest and stride == 1 for axis, stride in zip(op.subscript_axes, op.strides, strict=True)
         )
-        return _LONG_RUN if joined else run * op.itemsize
+        return _RUN_BYTES if joined else run * op.itemsize
 
     def _wait(self) -> None:
         for (_, _, pipelined), times in self.waits.items():
@@ -240,20 +239,31 @@ class _Count:
         for fact in self.facts.reductions:
             if not self._mine(fact.region):
                 continue
-            times = self.nest.times(fact.region) * len(fact.names)
+            times = self.nest.times(fact.region) * sum(_VALUES.get(name, 1) for name in fact.names)
             numel = math.prod([sizes[axis] for axis in fact.tile])
-            width = max(1, min(VECTOR_BYTES // max(1, fact.itemsize), numel // self.threads))
-            along = min(self.threads, max(1, sizes[fact.axis] // width))
-            rows = max(1.0, numel / sizes[fact.axis] * along / self.threads)
-            steps = math.log2(max(2, min(_WARP, along)))
-            sums["shuffles"] += times * steps * rows
-            if along > _WARP:
-                sums["exchanges"] += times * rows
+            along, of_warp = self._threads_along(fact, numel)
+            results = max(1.0, numel / sizes[fact.axis] * along / self.threads)
+            steps = math.log2(of_warp)
+            sums["shuffles"] += times * steps * results
+            if along > of_warp:
+                sums["exchanges"] += times * results
                 sums["barriers"] += times
             chunks = self.nest.chunks((fact.axis,))
             issued = times * chunks * max(1.0, numel / self.threads) * self.launch.warps
             sums["looped_issue" if times * chunks > 1 else "straight_issue"] += issued
-            sums["accesses"] += times * rows * self.launch.warps * steps * 0.5
+            sums["accesses"] += times * results * self.launch.warps * steps * 0.5
+
+    def _threads_along(self, fact: ReductionFact, numel: int) -> tuple[int, int]:
+        """Threads of a program, and of one warp, that share a row which is reduced: neighbours in memory go to neighbours."""
+        sizes = self.launch.sizes
+        width = max(1, min(VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize), numel // self.threads))
+        inside = math.prod([sizes[axis] for axis in fact.tile[fact.tile.index(fact.axis) + 1 :]])
+        if inside == 1:
+            along = min(self.threads, max(1, sizes[fact.axis] // width))
+            return along, min(_WARP, along)
+        lanes = min(self.threads, max(1, inside // width))
+        along = min(sizes[fact.axis], max(1, self.threads // lanes))
+        return along, min(along, max(1, _WARP // lanes))
 
     def _product(self, fact: MatmulFact) -> None:
         sums, launch, target = self.sums, self.launch, self.target
