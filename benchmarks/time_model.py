@@ -69,6 +69,7 @@ RANGES: Mapping[str, tuple[float, float, float]] = {
     "barrier_us": (0.1, 0.005, 1),
     "shuffle_us": (0.01, 5e-4, 0.1),
     "store_us": (0.05, 0.001, 1),
+    "descriptor_us": (0.5, 0.01, 3),
     "hidden": (0.5, 0.01, 1),
     "matrix": (1.2, 1.05, 2),
     "synchronous": (2, 1, 4),

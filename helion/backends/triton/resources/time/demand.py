@@ -83,6 +83,8 @@ class Demand(NamedTuple):
     shuffles: float
     barriers: float
     stores: float
+    descriptors: float
+    """Descriptors of tensors that a program makes before it can load; one that goes on to other tiles makes them once."""
     atomics: float
     fused: float
     """1 where the next tile's loads begin before the last one is stored."""
@@ -149,7 +151,9 @@ class _Count:
         per_thread = max(1.0, numel / self.threads)
         if op.kind == "atomic":
             sums["atomics"] += times * per_thread * self.launch.warps
-        elif op.slot not in self.launch.boxed:
+        elif op.slot in self.launch.boxed:
+            sums["descriptors"] += not self.launch.persistent
+        else:
             sums["accesses"] += times * max(1.0, per_thread / width) * self.launch.warps
         if op.kind == "store":
             sums["stores"] += times

@@ -24,6 +24,7 @@ class Launch:
     groupings: Mapping[int, int]
     flattened: frozenset[int]
     fused: frozenset[int]
+    persistent: bool
 
 
 def launch_of(decisions: Decisions) -> Launch:
@@ -40,5 +41,6 @@ def launch_of(decisions: Decisions) -> Launch:
         orders={root: tuple(order) for root, order in orders.items() if order},
         groupings={root: decisions.at("l2_groupings", loop) or 1 for root, loop in roots},
         flattened=frozenset(root for root, loop in roots if decisions.at("flatten_loops", loop)),
+        persistent=persistent,
         fused=frozenset(root for root, loop in roots if persistent and decisions.at("range_flattens", loop)),
     )

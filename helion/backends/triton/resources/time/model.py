@@ -182,7 +182,7 @@ class _Formula:
         pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait / self.m.maximum(1.0, d.stages - 1)
         looped_bytes, straight_bytes = d.looped_bytes * p.byte_us, d.straight_bytes * p.byte_us
         exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
-        fixed = p.start_us + exchanged + d.stores * p.store_us + straight_bytes
+        fixed = p.start_us + exchanged + d.stores * p.store_us + straight_bytes + d.descriptors * p.descriptor_us
         repeats = d.looped_rounds + d.pipelined_rounds > 0
         loop = self._norm((waits + own * 0.5, instructions, looped_bytes, matrix + pipelined), p.together)
         fixed = (fixed + d.fills * p.wait_us) * (1 - d.fused * p.hidden)

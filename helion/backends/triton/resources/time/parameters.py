@@ -64,6 +64,8 @@ class Parameters:
     barrier_us: float
     shuffle_us: float
     store_us: float
+    descriptor_us: float
+    """A tensor descriptor that a program makes."""
     hidden: float
     """Of what a program does once, what is hidden where its loops are one with the loop over tiles."""
     matrix: float
