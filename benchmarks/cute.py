@@ -41,6 +41,13 @@ from benchmarks.timing import GraphTimer  # noqa: E402
 
 SILENT_SECONDS = 40.0
 SWIGLU = "swiglu"
+#: Kernels of products side by side, by name: the batch as tiles, as a scalar index, as a loop around one right operand.
+BATCHED = {
+    "bmm": products.bmm,
+    "bmm one by one": products.bmm_one_by_one,
+    "bmm shared": products.bmm_shared,
+    "bmm fused": products.bmm_fused,
+}
 RANDOM_CONFIGS = 16
 #: M, N, K of plain products: squares, layers of language models, few rows, long K.
 SHAPES = (
@@ -123,10 +130,13 @@ class Case:
     layouts: tuple[str, str] = ("row", "row")
     epilogue: str = ""
     configs: int = 0
+    batch: int = 0
 
     def arguments(self, device: str) -> tuple[helion.Kernel, tuple[Any, ...]]:
         """The kernel and what it is called with."""
         how: dict[str, Any] = {"device": device}
+        if self.batch:
+            return BATCHED[self.epilogue], self._batched(device)
         x = products.operand(self.m, self.k, self.layouts[0], dtype=FP32, **how).to(self.dtype)
         y = products.operand(self.k, self.n, self.layouts[1], dtype=FP32, seed=1, **how).to(self.dtype)
         if not self.epilogue:
@@ -136,7 +146,28 @@ class Case:
             return products.swiglu, (x, y * self.k**-0.5, up)
         return products.fused, (x, y, *products.epilogues(self.m, self.n, device)[self.epilogue])
 
+    def _batched(self, device: str) -> tuple[torch.Tensor, ...]:
+        b, m, n, k = self.batch, self.m, self.n, self.k
+        x = products.values(b, m, k, dtype=BF16, device=device)
+        if self.epilogue == "bmm shared":
+            return x, products.values(k, n, dtype=BF16, device=device, seed=1)
+        y = products.values(b, k, n, dtype=BF16, device=device, seed=1)
+        if self.epilogue != "bmm fused":
+            return x, y
+        row, residual = (
+            products.values(b, n, dtype=BF16, device=device, seed=2),
+            products.values(b, m, n, dtype=BF16, device=device, seed=3),
+        )
+        return x, y, row, products.values(m, dtype=FP32, device=device, seed=4), residual
+
     def expected(self, args: tuple[Any, ...]) -> torch.Tensor:
+        if self.batch:
+            sums = args[0].double() @ args[1].double()
+            if self.epilogue != "bmm fused":
+                return sums.float()
+            row, column, residual = (each.double() for each in args[2:])
+            value = torch.nn.functional.silu(sums * column[:, None] + row[:, None, :]) + residual
+            return value.transpose(0, 1).float()
         if self.epilogue == SWIGLU:
             x, gate, up = (each.double() for each in args)
             return (torch.nn.functional.silu(x @ gate) * (x @ up)).float()
@@ -162,6 +193,9 @@ def checked_cases() -> Iterator[Case]:
     yield Case(
         name="long K scale_residual", m=250, n=248, k=8200, epilogue="scale_residual", configs=RANDOM_CONFIGS // 2
     )
+    for name in BATCHED:
+        for b, m, n, k in ((5, 100, 72, 136), (2, 1, 8, 64), (33, 513, 264, 200), (1, 64, 64, 64)):
+            yield Case(name=f"{name} {b}x{m}x{n}x{k}", batch=b, m=m, n=n, k=k, epilogue=name, configs=4)
     for epilogue in products.epilogues(8, 8, "cpu"):
         yield Case(name=f"{epilogue} odd", epilogue=epilogue, **odd)
         yield Case(name=f"{epilogue} 2048", epilogue=epilogue, m=2048, n=1024, k=512)
@@ -187,6 +221,8 @@ def timed_cases() -> Iterator[Case]:
     for m, n, k in FP8_SHAPES:
         name = f"fp8 {m}x{n}x{k}"
         yield Case(name=name, m=m, n=n, k=k, dtype=E4M3, layouts=("row", "column"), epilogue="row_column_scales")
+    for b, m, n, k in ((64, 512, 512, 512), (16, 1024, 1024, 1024), (128, 128, 128, 4096), (8, 4096, 512, 512)):
+        yield Case(name=f"bmm {b}x{m}x{n}x{k}", batch=b, m=m, n=n, k=k, epilogue="bmm")
     yield Case(name="swiglu 4096x4096x4096", m=4096, n=4096, k=4096, epilogue=SWIGLU)
     for epilogue, m, n, k in FUSED:
         yield Case(name=f"{epilogue} {m}x{n}x{k}", m=m, n=n, k=k, epilogue=epilogue)
@@ -320,7 +356,8 @@ def checked(case: Case) -> Iterator[dict[str, Any]]:
         run = bound.compile_config(config)
         outputs = [run(*args) for _ in range(3)]
         torch.cuda.synchronize()
-        error = products.row_error(outputs[0], expected)
+        rows = expected.size(-1)
+        error = products.row_error(outputs[0].reshape(-1, rows), expected.reshape(-1, rows))
         same = all(torch.equal(outputs[0].view(torch.uint8), other.view(torch.uint8)) for other in outputs[1:])
         row = {"config": label, "ok": error < bound_of and same, "error": float(f"{error:.3g}"), "same": same}
         yield row if row["ok"] else {**row, "short": repr(bound.short_config(config))}
@@ -428,13 +465,14 @@ def timed_configs(case: Case, bound: Any) -> dict[str, helion.Config]:
     for name, keys in TRIED.items():
         m, n, k = keys["block_sizes"]
         try:
-            config = bound.config_spec.normalize({**keys, "block_sizes": [m, n, k * depth // 64]})
+            sizes = [*[1] * bool(case.batch), m, n, k * depth // 64]
+            config = bound.config_spec.normalize({**keys, "block_sizes": sizes})
         except helion.exc.InvalidConfig:
             continue
-        ctas = -(-case.m // m) * -(-case.n // n) * keys.get("wgmma_k_splits", 1)
+        ctas = max(1, case.batch) * -(-case.m // m) * -(-case.n // n) * keys.get("wgmma_k_splits", 1)
         ctas *= keys.get("wgmma_grid_splits", 1)
         small = m * n < SMALL or {"wgmma_k_splits", "wgmma_grid_splits"} & set(keys)
-        tried = name in TRIED_FUSED if case.epilogue else ctas <= MANY or not small
+        tried = name in TRIED_FUSED if case.epilogue and not case.batch else ctas <= MANY or not small
         if tried and config not in found.values() and m < 8 * case.m and n < 8 * case.n:
             found[name] = config
     return found
@@ -453,7 +491,7 @@ def baselines(case: Case, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]
         row, column = torch.ones(x.size(0), 1, device=x.device), torch.ones(1, y.size(1), device=x.device)
         found["scaled_mm"] = lambda: torch._scaled_mm(x, y, scale_a=row, scale_b=column, out_dtype=BF16)
         return found
-    if not case.epilogue:
+    if not case.epilogue or case.batch:
         found["cublas"] = lambda: x @ y
         return found
     torch._dynamo.reset()
@@ -467,6 +505,8 @@ def baselines(case: Case, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]
 
 
 def _kernel(case: Case) -> helion.Kernel:
+    if case.batch:
+        return BATCHED[case.epilogue]
     return {SWIGLU: products.swiglu, "": products.matmul}.get(case.epilogue, products.fused)
 
 

@@ -76,7 +76,10 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         absent={**_absent(product.problem, unit), **{name: why.format(unit=unit) for name, why in _ELSEWHERE.items()}},
         verbatim=VERBATIM_PREFIX,
         rules=settling.rules(),
-        sizes=dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True)),
+        sizes={
+            **dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True)),
+            **({product.batch_block: (1, 1)} if product.batch_block is not None else {}),
+        },
     )
 
 

@@ -9,7 +9,7 @@ from backends.cute import rows
 from helion import hardware
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction, constant
-from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem, Major
+from helion.backends.cute.plan.records import Batch, Choice, GemmPlan, GemmProblem, Major
 
 HOPPER = hardware.target("sm_90")
 BLACKWELL = hardware.target("sm_100")
@@ -305,6 +305,35 @@ ON_BLACKWELL |= {
 }
 
 
+def batched(problem: GemmProblem, size: int = 5, **strides: int) -> GemmProblem:
+    """`size` products whose matrices and rows lie one behind the other, unless `strides` says otherwise; columns are shared."""
+    pitches = {"exact": problem.m * problem.n, "product": problem.n * problem.k, "row": problem.n, "column": 0}
+    known = {"a": problem.m * problem.k, "b": problem.n * problem.k, "d": problem.m * problem.n, **strides}
+    operands = tuple(pitches[operand.kind] for operand in problem.epilogue.operands)
+    return dataclasses.replace(problem, batch=Batch(size=size, operands=operands, **known))
+
+
+INTERLEAVED = dataclasses.replace(product(1000, 520, 136), a_pitch=5 * 136, d_pitch=5 * 520)
+BATCHES: dict[str, tuple[GemmProblem, Choice, hardware.Target]] = {
+    "sm_90/batch": (batched(product(1000, 520, 136)), SQUARE, HOPPER),
+    "sm_90/batch_interleaved": (batched(INTERLEAVED, a=136, d=520), SQUARE, HOPPER),
+    "sm_90/batch_shared": (
+        batched(product(1000, 520, 136, b_major="mn", epilogue=scaled_residual(520)), b=0),
+        _with(SQUARE, cluster=(2, 1)),
+        HOPPER,
+    ),
+    "sm_90/batch_swiglu_pingpong": (
+        batched(product(65, 72, 72, epilogue=swiglu(72))), Choice(tile=(64, 64, 64), pingpong=True), HOPPER,
+    ),
+    "sm_90/batch_splits": (
+        batched(product(64, 64, 1000), 3), Choice(tile=(64, 64, 64), splits=2, grid_splits=2), HOPPER,
+    ),
+    "sm_100/batch_pair": (
+        batched(product(250, 248, 136, epilogue=scaled_residual(248))), _with(PAIR, tile=(256, 128, 64)), BLACKWELL,
+    ),
+}  # fmt: skip
+
+
 def hopper(name: str) -> GemmPlan:
     return plan_gemm(*ON_HOPPER[name], HOPPER)
 
@@ -316,4 +345,5 @@ def blackwell(name: str) -> GemmPlan:
 def all_plans() -> dict[str, GemmPlan]:
     """Every plan of this file, as ``sm_90/bf16`` and so on."""
     plans = {f"sm_90/{name}": hopper(name) for name in ON_HOPPER}
-    return plans | {f"sm_100/{name}": blackwell(name) for name in ON_BLACKWELL}
+    plans |= {f"sm_100/{name}": blackwell(name) for name in ON_BLACKWELL}
+    return plans | {name: plan_gemm(*case) for name, case in BATCHES.items()}

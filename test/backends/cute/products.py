@@ -57,6 +57,67 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tenso
     return out
 
 
+@helion.kernel(backend="cute", static_shapes=True)
+def bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The batch as a dimension of tiles."""
+    b, m, k = x.size()
+    n = y.size(2)
+    out = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
+    for tile_b, tile_m, tile_n in hl.tile([b, m, n]):
+        acc = hl.zeros([tile_b, tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.baddbmm(acc, x[tile_b, tile_m, tile_k], y[tile_b, tile_k, tile_n])
+        out[tile_b, tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def bmm_one_by_one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The batch as a scalar index, in tiles of one."""
+    b, m, k = x.size()
+    n = y.size(2)
+    out = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
+    for tile_b, tile_m, tile_n in hl.tile([b, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_b.begin, tile_m, tile_k], y[tile_b.begin, tile_k, tile_n])
+        out[tile_b.begin, tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def bmm_shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A loop over the batch, of one right operand."""
+    b, m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
+    for i in hl.grid(b):
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[i, tile_m, tile_k], y[tile_k, tile_n])
+            out[i, tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def bmm_fused(
+    x: torch.Tensor, y: torch.Tensor, row: torch.Tensor, column: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    """A row and a matrix for each product, a column for all; D is (M, batch, N)."""
+    b, m, k = x.size()
+    n = y.size(2)
+    out = torch.empty([m, b, n], dtype=x.dtype, device=x.device)
+    for tile_b, tile_m, tile_n in hl.tile([b, m, n]):
+        acc = hl.zeros([tile_b, tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.baddbmm(acc, x[tile_b, tile_m, tile_k], y[tile_b, tile_k, tile_n])
+        value = acc * column[tile_m][None, :, None] + row[tile_b, tile_n][:, None, :]
+        value = torch.nn.functional.silu(value) + residual[tile_b, tile_m, tile_n]
+        out[tile_m, tile_b, tile_n] = value.to(x.dtype).permute(1, 0, 2)
+    return out
+
+
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BOUNDS = {FP32: 2e-5, FP16: 1e-3, BF16: 6e-3}

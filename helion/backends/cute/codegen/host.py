@@ -24,9 +24,16 @@ class HostObjects:
 def _operand_tensor(plan: GemmPlan, name: str, lines: int, pitch: int, k_major: bool) -> str:
     held = plan.problem.operand_dtype
     pointer = f"cute.recast_ptr({name}, dtype={operand_dsl(plan)})" if dsl(held) != operand_dsl(plan) else name
-    stride = f"({pitch}, 1)" if k_major else f"(1, {pitch})"
-    shape = f"({_extent(lines)}, {_extent(plan.problem.k, 1)})"  # nobody goes behind the end of K
+    stride = f"({pitch}, 1" if k_major else f"(1, {pitch}"
+    shape = f"({_extent(lines)}, {_extent(plan.problem.k, 1)}"  # nobody goes behind the end of K
+    shape, stride = _with_batch(plan, name, shape, stride)
     return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"
+
+
+def _with_batch(plan: GemmPlan, name: str, shape: str, stride: str) -> tuple[str, str]:
+    """The third dimension of what each product of a batch has for itself."""
+    pitch = plan.problem.batch_pitch(name)
+    return (f"{shape}, {plan.problem.batches})", f"{stride}, {pitch})") if pitch else (f"{shape})", f"{stride})")
 
 
 def _extent(size: int, most: int = LARGEST_SIDE) -> str:
@@ -150,9 +157,10 @@ def _row_tiles(plan: GemmPlan, name: str, dtype: str, pitch: int, stages: int, o
     """A matrix of D's shape that moves in sub-tiles."""
     library = "hopper" if plan.unit == "wgmma" else "blackwell"
     tile = f"({plan.cta_tile[0]}, {plan.epilogue_n})"
+    extents = f"({_extent(plan.problem.m)}, {_extent(plan.problem.n)}"
+    shape, stride = _with_batch(plan, name, extents, f"({pitch}, 1")
     return [
-        f"matrix_{name} = cute.make_tensor("
-        f"{name}, cute.make_layout(({_extent(plan.problem.m)}, {_extent(plan.problem.n)}), stride=({pitch}, 1)))",
+        f"matrix_{name} = cute.make_tensor({name}, cute.make_layout({shape}, stride={stride}))",
         f"layout_{name} = {library}.make_smem_layout_epi({dsl(dtype)}, LayoutEnum.ROW_MAJOR, {tile}, {stages})",
         f"tma_{name}, tensor_{name} = cpasync.make_tiled_tma_atom(",
         f"    cpasync.{op}(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {tile}",

@@ -235,8 +235,10 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
         for made in objects:
             out.lines(made.lines)
         for name, (extent, pitch) in _vectors(plan).items():
-            step = f", stride={pitch}" if pitch != 1 else ""
-            out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({extent}{step}))")
+            shape, step = str(extent), f", stride={pitch}" if pitch != 1 else ""
+            if behind := plan.problem.batch_pitch(name):
+                shape, step = f"({extent}, {plan.problem.batches})", f", stride=({pitch}, {behind})"
+            out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({shape}{step}))")
         arguments = [name for made in objects for name, _ in made.parameters]
         arguments += [f"vector_{name}" for name in _vectors(plan)]
         if plan.grid_splits > 1:

@@ -36,6 +36,16 @@ def rows_of(plan: GemmPlan) -> str:
     return "tile_m" if plan.ctas_per_mma == 1 else f"(tile_m * {plan.ctas_per_mma} + place[0])"
 
 
+def batched(plan: GemmPlan, name: str) -> str:
+    """The last coordinate of what each product of a batch has for itself."""
+    return ", batch" if plan.problem.batch_pitch(name) else ""
+
+
+def _modes(plan: GemmPlan, name: str) -> str:
+    """The tiles of an operand, or an output, all of them."""
+    return "(None, None, None)" if plan.problem.batch_pitch(name) else "(None, None)"
+
+
 def mma_arguments(plan: GemmPlan, columns: int) -> str:
     """Arguments of the DSL's constructor of a tiled matrix instruction of `columns`."""
     operand = operand_dsl(plan)
@@ -58,9 +68,9 @@ def second_b(plan: GemmPlan) -> list[str]:
 def _tiles(plan: GemmPlan) -> list[str]:
     m, n, k = plan.tile
     return [
-        f"tiles_a = cute.local_tile(tensor_a, ({m}, {k}), (None, None))",
+        f"tiles_a = cute.local_tile(tensor_a, ({m}, {k}), {_modes(plan, 'a')})",
         *(
-            f"tiles_{name} = cute.local_tile(tensor_{name}, ({n}, {k}), (None, None))"
+            f"tiles_{name} = cute.local_tile(tensor_{name}, ({n}, {k}), {_modes(plan, name)})"
             for name in ("b", *second_b(plan))
         ),
     ]
@@ -118,7 +128,7 @@ def _store_views(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
         f"{thread} = {copy}.get_slice(store_thread)",
         f"{part} = {thread}.partition_D(shared_{label})",
         f"{registers} = {copy}.retile({rounded})",
-        f"tiles_{label} = cute.local_tile(tensor_{label}, ({rows}, {plan.epilogue_n}), (None, None))",
+        f"tiles_{label} = cute.local_tile(tensor_{label}, ({rows}, {plan.epilogue_n}), {_modes(plan, label)})",
         f"from_{label}, to_{label} = cpasync.tma_partition(",
         f"    tma_{label}, 0, cute.make_layout(1),"
         f" cute.group_modes(shared_{label}, 0, 2), cute.group_modes(tiles_{label}, 0, 2)",
@@ -254,7 +264,7 @@ def _residual_loads(plan: GemmPlan, role: Role) -> list[str]:
     for operand in plan.problem.epilogue.of_kind("exact"):
         name = operand.label
         lines += [
-            f"tiles_{name} = cute.local_tile(tensor_{name}, ({plan.cta_tile[0]}, {plan.epilogue_n}), (None, None))",
+            f"tiles_{name} = cute.local_tile(tensor_{name}, ({plan.cta_tile[0]}, {plan.epilogue_n}), {_modes(plan, name)})",
             f"to_{name}, from_{name} = cpasync.tma_partition(",
             f"    tma_{name}, 0, cute.make_layout(1), cute.group_modes(shared_{name}, 0, 2), cute.group_modes(tiles_{name}, 0, 2)",
             ")",

@@ -11,7 +11,7 @@ from ..plan.records import GemmPlan
 from ..roles import grammar as g
 from . import exchange, rows, workspace
 from .epilogue import evaluate, fragment, suffixed, sum_of, values_of
-from .setups import SETUPS, dsl, rows_of, second_b, stage_of
+from .setups import SETUPS, batched, dsl, rows_of, second_b, stage_of
 from .writer import Writer
 
 
@@ -55,6 +55,10 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
         if plan.grid_splits > 1:
             number = "tile"
             out.lines(workspace.parts_of(plan))
+        if plan.problem.batch:
+            out.line(f"batch = {number} // {rows * columns}")
+            out.line(f"batch_tile = {number} % {rows * columns}")
+            number = "batch_tile"
         out.line(f"band = {number} // {plan.group * columns} * {plan.group}")
         out.line(f"band_rows = cutlass.min({rows} - band, {plan.group})")
         out.line(f"within = {number} % {plan.group * columns}")
@@ -193,15 +197,15 @@ def _(step: g.Advance, out: Writer, names: Names) -> None:
 def _(step: g.TmaLoad, out: Writer, names: Names) -> None:
     plan, slot, mask = names.plan, f"{step.cursor}.index", ""
     if step.operand == "a":
-        source = "[None, tile_m, k_tile]"
+        source = f"[None, tile_m, k_tile{batched(plan, step.operand)}]"
         mask = ", mcast_mask=mask_a" if counts(plan).a_multicast > 1 else ""
     elif step.operand in ("b", *second_b(plan)):
-        source = "[None, tile_n, k_tile]"
+        source = f"[None, tile_n, k_tile{batched(plan, step.operand)}]"
         mask = ", mcast_mask=mask_b" if counts(plan).b_multicast > 1 else ""
         part = ("b", *second_b(plan)).index(step.operand)
         slot = slot if plan.products == 1 else f"{slot} * {plan.products} + {part}"
     else:
-        source = f"[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile]"
+        source = f"[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile{batched(plan, step.operand)}]"
     barrier = f"{names.pipeline(step.cursor)}.producer_get_barrier({step.cursor})"
     out.line(
         f"cute.copy(tma_{step.operand}, from_{step.operand}{source}, to_{step.operand}[None, {slot}],"
@@ -325,13 +329,13 @@ def _(step: g.LoadVectors, out: Writer, names: Names) -> None:
         with out.block(f"for i in cutlass.range_constexpr({places.rows}):"):
             row = f"{rows_of(plan)} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
             out.line(
-                f"{operand.label}_rows[i] = {operand.label}[cutlass.min({row}, {plan.problem.m - 1})].to(cutlass.Float32)"
+                f"{operand.label}_rows[i] = {operand.label}[cutlass.min({row}, {plan.problem.m - 1}){batched(plan, operand.label)}].to(cutlass.Float32)"
             )
     for operand in plan.problem.epilogue.of_kind("row"):
         with out.block(f"for i in cutlass.range_constexpr({-(-columns // threads)}):"):
             column = f"tile_n * {columns} + store_thread + i * {threads}"
             out.line(
-                f"{operand.label}_loaded[i] = {operand.label}[cutlass.min({column}, {plan.problem.n - 1})].to(cutlass.Float32)"
+                f"{operand.label}_loaded[i] = {operand.label}[cutlass.min({column}, {plan.problem.n - 1}){batched(plan, operand.label)}].to(cutlass.Float32)"
             )
 
 
@@ -454,7 +458,7 @@ def _(step: g.TmaStore, out: Writer, names: Names) -> None:
     label = plan.problem.label_of(plan.problem.outputs_of("exact")[step.output])
     copy = (
         f"cute.copy(tma_{label}, from_{label}[None, {stage_of(plan, names.role)}],"
-        f" to_{label}[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile])"
+        f" to_{label}[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile{batched(plan, label)}])"
     )
     inside = _inside(plan)
     if inside:

@@ -52,6 +52,22 @@ _RECORDS = {
 def evaluate(kernel: GemmKernel, tensors: Sequence[torch.Tensor]) -> None:
     """Run ``kernel`` on what a launch takes: A, B, the outputs and the operands of the epilogue."""
     problem: GemmProblem = eval(kernel.problem, dict(_RECORDS))
+    batch = problem.batch
+    if batch is None:
+        _evaluate(problem, tensors)
+        return
+    pitches = (batch.a, batch.b, batch.d, *batch.operands)
+    for at in range(batch.size):
+        _evaluate(problem, [_behind(tensor, at * pitch) for tensor, pitch in zip(tensors, pitches, strict=True)])
+
+
+def _behind(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    """What begins so many elements behind the start of `tensor`; what is read of it is asked for by strides."""
+    return torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + elements)
+
+
+def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
+    """One product."""
     a, b, *others = tensors
     outputs, operands = others[: len(problem.outputs)], others[len(problem.outputs) :]
     left = _matrix(a, problem.m, problem.k, problem.a_major, problem.a_pitch).float()

@@ -40,7 +40,7 @@ def _choices(shape: ProductShape, target: Target) -> list[Choice]:
         pair = ctas_per_mma(tile[0], target)
         choice = Choice(tile=tile, cluster=(pair, 1), ctas_per_mma=pair, epilogue_n=min(32, tile[1] // 2))
         found.append(choice)
-        ctas = pair * -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1])
+        ctas = shape.problem.batches * pair * -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1])
         for clusters in GRID_SPLITS:
             if target.num_sms < 2 * clusters * ctas <= 2 * target.num_sms:
                 found.append(dataclasses.replace(choice, grid_splits=clusters))

@@ -79,8 +79,11 @@ def _proposal(shape: ProductShape, target: Target, option: Option) -> CutePropos
     }
     return CuteProposal(
         reason=reason(option, group, target),
-        block_sizes=dict(zip(shape.blocks, choice.tile, strict=True)),
-        l2_groupings={shape.root: group},
+        block_sizes={
+            **dict(zip(shape.blocks, choice.tile, strict=True)),
+            **({} if shape.batch_block is None else {shape.batch_block: 1}),
+        },
+        l2_groupings={} if shape.root is None else {shape.root: group},
         unit={key(name, target): value for name, value in values.items() if value is not None},
     )
 
@@ -104,7 +107,7 @@ def grouping(shape: ProductShape, plan: GemmPlan, target: Target) -> int:
     """Tiles along M swept together, a power of two: that with which clusters that run at once read the fewest lines of
     A and B, so that these stay in the L2 cache. Of equals the smallest."""
     rows, columns = plan.work
-    running = min(rows * columns, max(1, target.num_sms // plan.ctas))
+    running = min(rows * columns, max(1, target.num_sms // plan.ctas))  # of one product of a batch
     height, width = (plan.tile[at] * plan.cluster_tiles[at] for at in (0, 1))
 
     def lines(group: int) -> int:

@@ -43,13 +43,14 @@ def _choices(shape: ProductShape, target: Target) -> list[Choice]:
     found: list[Choice] = []
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
+        together = rows * columns * shape.problem.batches
         width = min(32, tile[1] // 2)
         found += [Choice(tile=tile, cluster=(2, 1), epilogue_n=width)] if rows > 1 else []
         found.append(Choice(tile=tile, epilogue_n=width))
-        if rows * columns > target.num_sms:
+        if together > target.num_sms:
             found.append(Choice(tile=tile, epilogue_n=width, pingpong=True))
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
-            narrow, ctas = min(width, tile[1] // splits), rows * columns * splits * clusters
+            narrow, ctas = min(width, tile[1] // splits), together * splits * clusters
             fills = clusters == 1 or 2 * ctas > target.num_sms
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
                 found.append(Choice(tile=tile, epilogue_n=narrow, splits=splits, grid_splits=clusters))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from .... import exc
 from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import Program
@@ -10,8 +12,10 @@ from ....hardware import Target
 from ....settings import Settings
 from ..plan.build import plan_gemm
 from ..plan.kernel import CutePlan
+from ..plan.records import Batch
 from ..plan.refusal import Refusal
 from ..settle import choice_of
+from .batch import without_batch
 from .product import Product, product_of
 
 KEPT = 64
@@ -24,8 +28,22 @@ def known_product(program: Program) -> Product:
     if known is None or known[0] is not program:
         if len(_PRODUCTS) >= KEPT:
             _PRODUCTS.clear()
-        known = _PRODUCTS[id(program)] = (program, product_of(program))
+        known = _PRODUCTS[id(program)] = (program, _product(program))
     return known[1]
+
+
+def _product(program: Program) -> Product:
+    batched = without_batch(program)
+    product = product_of(batched.program)
+    if batched.block is None:
+        return product
+    a, b, d, *operands = (batched.strides.get(at, 0) for at in (product.a, product.b, product.d, *product.operands))
+    if batched.size > 1 and not d:
+        raise Refusal("all products of the batch are stored in the same place")
+    batch = Batch(size=batched.size, a=a, b=b, d=d, operands=tuple(operands)) if batched.size > 1 else None
+    return dataclasses.replace(
+        product, problem=dataclasses.replace(product.problem, batch=batch), batch_block=batched.block
+    )
 
 
 def build_plan(program: Program, decisions: Decisions, target: Target, settings: Settings) -> CutePlan:

@@ -41,6 +41,8 @@ class Product:
     d: int
     operands: tuple[int, ...]
     blocks: tuple[int, int, int]
+    batch_block: int | None = None
+    """That of products side by side, of which a program takes one."""
 
 
 def product_of(program: Program) -> Product:

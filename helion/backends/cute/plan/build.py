@@ -110,6 +110,7 @@ def check_problem(problem: GemmProblem) -> None:
     _check_pitch("A", problem.operand_dtype, problem.a_pitch, _line(problem.a_major, problem.m, problem.k))
     _check_pitch("B", problem.operand_dtype, problem.b_pitch, _line(problem.b_major, problem.n, problem.k))
     problem.epilogue.check()
+    _check_batch(problem)
     _check_outputs(problem)
     for operand in problem.epilogue.operands:
         if operand.kind == "product":
@@ -140,6 +141,37 @@ def _check_outputs(problem: GemmProblem) -> None:
             _check_pitch("D" if output.name == "d" else output.name, output.dtype, output.pitch, problem.n)
         elif output.pitch < 1:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
+
+
+def _check_batch(problem: GemmProblem) -> None:
+    """Matrices of a batch lie a multiple of 16 bytes apart, as TMA needs it, and those of D are no part of each other."""
+    batch = problem.batch
+    if batch is None:
+        return
+    if not 2 <= batch.size <= MAX_EXTENT or len(batch.operands) != len(problem.epilogue.operands):
+        raise Refusal(f"a batch of {batch.size} products with {len(batch.operands)} operands of the epilogue")
+    if problem.epilogue.reduces_rows or len(problem.outputs) > 1 or problem.outputs_of("column"):
+        raise Refusal("batches with reductions of rows or with several outputs are not implemented")
+    moved = [
+        ("A", problem.operand_dtype, batch.a),
+        ("B", problem.operand_dtype, batch.b),
+        ("D", problem.output_dtype, batch.d),
+    ]
+    for operand, pitch in zip(problem.epilogue.operands, batch.operands, strict=True):
+        if operand.kind in ("exact", "product"):
+            moved.append((operand.name, operand.dtype, pitch))
+        elif pitch < 0:
+            raise Refusal(f"{operand.name} has a stride of {pitch} elements from one product to the next")
+    for name, dtype, pitch in moved:
+        if pitch < 0 or pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
+            raise Refusal(
+                f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes, from one product to the next; TMA"
+                f" needs a multiple of {TMA_ALIGNMENT_BYTES} bytes"
+            )
+    inside = batch.d >= (problem.m - 1) * problem.d_pitch + problem.n
+    outside = batch.d >= problem.n and problem.d_pitch >= (batch.size - 1) * batch.d + problem.n
+    if not (inside or outside):
+        raise Refusal(f"D has strides of {batch.d} and {problem.d_pitch} elements, with which products overlap")
 
 
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:
@@ -205,6 +237,8 @@ def _check_tile(plan: GemmPlan) -> None:
         raise Refusal(f"sums promoted every {plan.promote_k_tiles} K tiles; 1 to {MAX_PROMOTE_K_TILES} are implemented")
     if not 2 <= plan.residual_stages <= MAX_RESIDUAL_STAGES:
         raise Refusal(f"{plan.residual_stages} stages of exact operands; 2 to {MAX_RESIDUAL_STAGES} are implemented")
+    if plan.pieces > MAX_EXTENT:
+        raise Refusal(f"{plan.pieces} pieces of work; up to {MAX_EXTENT} are implemented")
     _check_splits(plan)
     _check_slices(plan)
     _check_residents(plan)
@@ -251,15 +285,15 @@ def _check_grid_splits(plan: GemmPlan) -> None:
         raise Refusal(f"K of a tile by {plan.grid_splits} clusters; 1 to {MAX_GRID_SPLITS} are implemented")
     if plan.grid_splits == 1:
         return
-    if plan.teams > 1 or plan.products > 1:
-        raise Refusal("K is split among clusters without ping-pong and of one product")
+    if plan.teams > 1 or plan.products > 1 or plan.by_rows:
+        raise Refusal("K is split among clusters without ping-pong, of one product, and without numbers per row")
     if not plan.parts <= plan.k_tiles <= MAX_EXTENT // plan.parts:
         raise Refusal(
             f"K in {plan.parts} parts of {plan.k_tiles} K tiles: some have none, or their numbers exceed 32 bits"
         )
     if workspace.counters(plan) > workspace.MAX_COUNTERS or workspace.sums_bytes(plan) > workspace.MAX_SUMS_BYTES:
         raise Refusal(
-            f"K of {plan.work[0] * plan.work[1]} tiles by {plan.grid_splits} clusters each, with"
+            f"K of {plan.tiles} tiles by {plan.grid_splits} clusters each, with"
             f" {workspace.counters(plan)} counters and {workspace.sums_bytes(plan)} bytes of sums in global memory; up to"
             f" {workspace.MAX_COUNTERS} and {workspace.MAX_SUMS_BYTES} are implemented"
         )

@@ -57,14 +57,14 @@ class CutePlan:
 
 def _product_lines(plan: CutePlan) -> list[str]:
     gemm, problem, epilogue = plan.gemm, plan.gemm.problem, plan.gemm.problem.epilogue
-    rows, columns = gemm.work
+    batch = f"{problem.batches} of " if problem.batch else ""
     dtypes = f"{problem.operand_dtype} to {problem.output_dtype}"
     majors = f"A {problem.a_major}-major, B {problem.b_major}-major"
     tile, cluster = (" x ".join(map(str, each)) for each in (gemm.tile, gemm.cluster))
     pair = " by pairs of CTAs" if gemm.ctas_per_mma == 2 else ""
     lines = [
-        f"{plan.kernel_names[0]}: {problem.m} x {problem.n} x {problem.k}, {dtypes}, {majors}",
-        f"  {gemm.unit}, tiles of {tile}{pair}, clusters of {cluster}, {rows * columns} of them in groups of {gemm.group}",
+        f"{plan.kernel_names[0]}: {batch}{problem.m} x {problem.n} x {problem.k}, {dtypes}, {majors}",
+        f"  {gemm.unit}, tiles of {tile}{pair}, clusters of {cluster}, {gemm.tiles} of them in groups of {gemm.group}",
         f"  {gemm.ab_stages} stages of A and B, {gemm.store_stages} of D, {gemm.accumulator_stages} of sums;"
         f" {gemm.subtiles} sub-tiles of {gemm.epilogue_n} columns"
         + (f"; sums promoted to fp32 every {gemm.promote_k_tiles} K tiles" if gemm.promote else ""),

@@ -22,6 +22,21 @@ SUM_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Products of one launch that lie side by side: ``size`` of them, 2 or more.
+
+    ``a``, ``b`` and ``d`` are the elements from one matrix to the next, ``operands`` those of the epilogue's operands, in
+    their order; 0 where all products read the same.
+    """
+
+    size: int
+    a: int
+    b: int
+    d: int
+    operands: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class GemmProblem:
     """D (M, N) = epilogue(A (M, K) @ B (K, N)), summed in fp32; D has contiguous rows.
 
@@ -42,6 +57,23 @@ class GemmProblem:
     a_major: Major = "k"
     b_major: Major = "k"
     epilogue: Epilogue = field(default_factory=Epilogue)
+    batch: Batch | None = None
+
+    def __repr__(self) -> str:
+        shown = [each.name for each in dataclasses.fields(self) if each.name != "batch" or self.batch is not None]
+        return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    @property
+    def batches(self) -> int:
+        return 1 if self.batch is None else self.batch.size
+
+    def batch_pitch(self, name: str) -> int:
+        """Elements from one matrix, or vector, to the next: of ``a``, ``b``, ``d`` or an operand of the epilogue, by label."""
+        if self.batch is None:
+            return 0
+        labels = [operand.label for operand in self.epilogue.operands]
+        pitches = {"a": self.batch.a, "b": self.batch.b, "d": self.batch.d}
+        return pitches[name] if name in pitches else self.batch.operands[labels.index(name)]
 
     @property
     def outputs(self) -> tuple[EpilogueOutput, ...]:
@@ -220,8 +252,13 @@ class GemmPlan:
     @property
     def pieces(self) -> int:
         """Of work that clusters take in turn."""
+        return self.tiles * self.grid_splits
+
+    @property
+    def tiles(self) -> int:
+        """Clusters' worth of tiles, of all products of a batch."""
         rows, columns = self.work
-        return rows * columns * self.grid_splits
+        return rows * columns * self.problem.batches
 
     @property
     def operand_bytes(self) -> int:

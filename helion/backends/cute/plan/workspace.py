@@ -18,8 +18,7 @@ WORDS = 4
 
 def counters(plan: GemmPlan) -> int:
     """Tiles of all CTAs, each with the sums of every part of K."""
-    rows, columns = plan.work
-    return rows * columns * plan.ctas
+    return plan.tiles * plan.ctas
 
 
 def sums_shape(plan: GemmPlan) -> tuple[int, ...]:
@@ -27,8 +26,7 @@ def sums_shape(plan: GemmPlan) -> tuple[int, ...]:
     tiles; the first is contiguous."""
     threads = plan.consumer_warps * WARP_THREADS
     values = plan.cta_tile[0] * plan.epilogue_n // threads
-    rows, columns = plan.work
-    return (WORDS, threads, values // WORDS, plan.rounds, plan.grid_splits, plan.ctas, rows * columns)
+    return (WORDS, threads, values // WORDS, plan.rounds, plan.grid_splits, plan.ctas, plan.tiles)
 
 
 def sums_bytes(plan: GemmPlan) -> int:

@@ -67,7 +67,7 @@ def timing(shape: ProductShape, plan: GemmPlan, target: Target) -> Timing:
         k_tile_us=k_tile_us,
         epilogue_us=epilogue_us,
         waves=waves,
-        tiles=math.prod(plan.work) * math.prod(plan.cluster_tiles),
+        tiles=plan.tiles * math.prod(plan.cluster_tiles),
         total_us=OVERHEAD_US + max(body, memory_us),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,17 +10,19 @@ from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
 from ...._shapes import dtype_name
 from ..plan.dtypes import itemsize
 from ..plan.epilogue import Epilogue, EpilogueOperand, OperandKind
-from ..plan.records import GemmProblem, Major
+from ..plan.records import Batch, GemmProblem, Major
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProductShape:
     """``problem`` has the right extents, dtypes, majors and operands, and no instructions in its epilogue. ``blocks`` are
-    those of M, N and K; ``root`` is the number of the grid loop."""
+    those of M, N and K; ``root`` is the number of the grid loop, None where that has one dimension. ``batch_block`` is that
+    of tiles of a batch, which are of one product each."""
 
     problem: GemmProblem
     blocks: tuple[int, int, int]
-    root: int
+    root: int | None
+    batch_block: int | None = None
 
     @property
     def products(self) -> int:
@@ -28,15 +31,16 @@ class ProductShape:
 
     @property
     def flops(self) -> int:
-        return 2 * self.problem.m * self.problem.n * self.problem.k * self.products
+        return 2 * self.problem.batches * self.problem.m * self.problem.n * self.problem.k * self.products
 
     @property
     def bytes_moved(self) -> int:
         """From and to memory, each tensor once."""
         problem = self.problem
-        operands = (problem.m + self.products * problem.n) * problem.k * itemsize(problem.operand_dtype)
+        a, b = (problem.batches if problem.batch_pitch(name) or not problem.batch else 1 for name in ("a", "b"))
+        operands = (a * problem.m + b * self.products * problem.n) * problem.k * itemsize(problem.operand_dtype)
         exact = sum(itemsize(each.dtype) for each in problem.epilogue.of_kind("exact"))
-        return operands + problem.m * problem.n * (itemsize(problem.output_dtype) + exact)
+        return operands + problem.batches * problem.m * problem.n * (itemsize(problem.output_dtype) + exact)
 
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
@@ -55,7 +59,9 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     if len(stores) != 1:
         return f"the kernel has {len(stores)} stores, not one"
     axes = (fact.m_block_id, fact.n_block_id)
-    if stores[0].subscript_axes == axes[::-1]:  # the product is that of the transposed factors
+    if (
+        tuple(axis for axis in stores[0].subscript_axes if axis in axes) == axes[::-1]
+    ):  # the product is that of the transposed factors
         axes, (m, n) = axes[::-1], (n, m)
     swapped = axes[0] != fact.m_block_id
     layouts = (fact.rhs_layout, fact.lhs_layout) if swapped else (fact.lhs_layout, fact.rhs_layout)
@@ -73,7 +79,37 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         b_major=majors[1],
         epilogue=Epilogue(operands=(*_second(others, _pitch(majors[1], n, k)), *_operands(facts, axes))),
     )
-    return ProductShape(problem=problem, blocks=(*axes, fact.k_block_id), root=facts.regions[fact.region].root)
+    blocks = (*axes, fact.k_block_id)
+    slots = (fact.rhs_slot, fact.lhs_slot) if swapped else (fact.lhs_slot, fact.rhs_slot)
+    number = facts.regions[fact.region].root
+    dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
+    batch = [axis for axis in facts.axes if axis.block_id not in blocks]
+    if len(batch) > 1 or any(axis.extent is None for axis in batch):
+        return "beside M, N and K there are more dimensions than that of a batch"
+    size = (batch[0].extent or 1) if batch else 1
+    return ProductShape(
+        problem=dataclasses.replace(problem, batch=_batch(facts, slots, problem, size) if size > 1 else None),
+        blocks=blocks,
+        root=number if dimensions > 1 else None,
+        batch_block=batch[0].block_id if batch and batch[0].kind == "tile" else None,
+    )
+
+
+def _batch(facts: KernelFacts, slots: tuple[int | None, int | None], problem: GemmProblem, size: int) -> Batch:
+    """Operands, loaded in ``slots``, of which all products read one matrix have a stride of 0."""
+
+    def pitch(slot: int | None, matrix: int) -> int:
+        op = next((op for op in facts.memory_ops if op.slot == slot and op.kind == "load"), None)
+        return 0 if op is not None and op.accessed_numel <= matrix else _even(matrix)
+
+    m, n, k = problem.m, problem.n, problem.k
+    return Batch(
+        size=size,
+        a=pitch(slots[0], m * k),
+        b=pitch(slots[1], n * k),
+        d=_even(m * problem.d_pitch),
+        operands=tuple(0 for _ in problem.epilogue.operands),
+    )
 
 
 def _blocks(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:

@@ -58,6 +58,8 @@ def _memory(plan: GemmPlan) -> None:
         for operand in problem.epilogue.operands
         if operand.kind in _MATRICES
     ]
+    for operand, dtype in (("a", problem.operand_dtype), ("b", problem.operand_dtype), ("d", problem.output_dtype)):
+        lines.append((f"{operand.upper()}, product by product,", problem.batch_pitch(operand), dtype))
     for name, pitch, dtype in lines:
         if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
             raise Fault(f"TMA cannot step {pitch * itemsize(dtype)} bytes from line to line of {name}")

@@ -1,0 +1,191 @@
+"""Products side by side: the batch as a dimension of tiles, as a scalar index, as a loop, and what each of them reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from backends.cute import gemms, products
+from backends.cute.products import BF16, BOUNDS
+
+import helion
+import helion.language as hl
+from helion.backends.cute.codegen.module import build
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.records import Batch, GemmProblem
+from helion.backends.cute.plan.refusal import Refusal
+from helion.backends.cute.toolchain.offline import compile_text
+
+SIZES = (5, 100, 72, 136)
+
+
+def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
+    return products.values(*shape, dtype=BF16, device="cpu", seed=seed)
+
+
+def problem_of(kernel: helion.Kernel, *args: torch.Tensor) -> GemmProblem:
+    return kernel.bind(args, target="sm_90").plan().gemm.problem
+
+
+def check(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    rows = expected.size(-1)
+    assert products.row_error(actual.reshape(-1, rows), expected.reshape(-1, rows)) < BOUNDS[BF16]
+
+
+SPELLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "tiles": products.bmm,
+    "one by one": products.bmm_one_by_one,
+}
+LEFT: dict[str, Callable[[int, int, int], torch.Tensor]] = {
+    "contiguous": lambda b, m, k: tensor(b, m, k),
+    "columns": lambda b, m, k: tensor(b, k, m + 4).transpose(1, 2)[:, :m],
+    "interleaved": lambda b, m, k: tensor(m, b, k).transpose(0, 1),
+    "shared": lambda b, m, k: tensor(1, m, k).expand(b, m, k),
+    "padded": lambda b, m, k: tensor(b, m + 3, k + 8)[:, :m, :k],
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize("size", [1, 5])
+def test_products_of_a_batch(spelling: str, left: str, size: int) -> None:
+    m, n, k = SIZES[1:]
+    x, y = LEFT[left](size, m, k), tensor(size, k, n, seed=1)
+    check(SPELLINGS[spelling](x, y), x.double() @ y.double())
+    problem = problem_of(SPELLINGS[spelling], x, y)
+    wanted = Batch(size=size, a=x.stride(0), b=n * k, d=m * n) if size > 1 else None
+    assert problem.batch == wanted
+    assert (problem.m, problem.n, problem.k) == (m, n, k)
+
+
+def test_a_loop_over_the_batch_shares_the_right_operand() -> None:
+    b, m, n, k = SIZES
+    x, y = tensor(b, m, k), tensor(k, n, seed=1)
+    check(products.bmm_shared(x, y), x.double() @ y.double())
+    assert problem_of(products.bmm_shared, x, y).batch == Batch(size=b, a=m * k, b=0, d=m * n)
+
+
+def test_an_epilogue_reads_what_is_of_each_product_and_what_is_of_all() -> None:
+    b, m, n, k = SIZES
+    x, y, row, residual = tensor(b, m, k), tensor(b, k, n, seed=1), tensor(b, n, seed=2), tensor(b, m, n, seed=4)
+    column = products.values(m, dtype=torch.float32, device="cpu", seed=3)
+    args = (x, y, row, column, residual)
+    value = (x.double() @ y.double()) * column.double()[:, None] + row.double()[:, None, :]
+    check(products.bmm_fused(*args), (torch.nn.functional.silu(value) + residual.double()).transpose(0, 1))
+    problem = problem_of(products.bmm_fused, *args)
+    assert [each.kind for each in problem.epilogue.operands] == ["column", "row", "exact"]
+    assert problem.batch == Batch(size=b, a=m * k, b=n * k, d=n, operands=(0, n, m * n))
+    assert problem.d_pitch == b * n
+
+
+def test_a_seed_takes_one_product_of_a_batch_at_a_time() -> None:
+    x, y = (torch.empty(64, 512, 512, dtype=BF16, device="meta") for _ in range(2))
+    bound = products.bmm.bind((x, y), target="h200")
+    assert all(seed.config["block_sizes"][0] == 1 for seed in bound.seeds)
+    assert "64 of 512 x 512 x 512" in str(bound.plan())
+    rows, columns = bound.plan().gemm.work
+    assert bound.plan().gemm.pieces == 64 * rows * columns
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def all_into_one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    b, m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_b, tile_m, tile_n in hl.tile([b, m, n], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_b.begin, tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def neighbours(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    b, m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
+    for i in hl.grid(b):
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[(i + 1) % b, tile_m, tile_k], y[tile_k, tile_n])
+            out[i, tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def scaled_by_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    b, m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
+    for i in hl.grid(b):
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[i, tile_m, tile_k], y[tile_k, tile_n])
+            out[i, tile_m, tile_n] = (acc * i).to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (all_into_one, "stored in the same place"),
+        (neighbours, "picks matrices, and is used for nothing else"),
+        (scaled_by_number, "picks matrices, and is used for nothing else"),
+    ],
+)
+def test_a_batch_that_is_used_otherwise_is_refused(kernel: helion.Kernel, message: str) -> None:
+    b, m, n, k = SIZES
+    with pytest.raises(helion.exc.CuteUnsupported, match=message):
+        kernel.bind((tensor(b, m, k), tensor(k, n)), target="sm_90").plan()
+
+
+def test_strides_of_a_batch_that_tma_cannot_step_are_refused() -> None:
+    b, m, n, k = SIZES
+    x = torch.as_strided(tensor(b * m * k + 64), (b, m, k), (m * k + 4, k, 1))
+    with pytest.raises(
+        helion.exc.CuteUnsupported, match="A has a stride of 13604 elements, 27208 bytes, from one product"
+    ):
+        products.bmm.bind((x, tensor(b, k, n)), target="sm_90")
+
+
+@pytest.mark.parametrize(
+    ("strides", "message"),
+    [
+        ({"d": 1000 * 520 - 8}, "with which products overlap"),
+        ({"d": 0}, "with which products overlap"),
+        ({"a": -136}, "A has a stride of -136"),
+    ],
+)
+def test_batches_that_have_no_plan(strides: dict[str, int], message: str) -> None:
+    with pytest.raises(Refusal, match=message):
+        plan_gemm(gemms.batched(gemms.product(1000, 520, 136), **strides), gemms.SQUARE, gemms.HOPPER)
+
+
+def test_the_text_of_a_problem_names_a_batch_where_there_is_one() -> None:
+    plain = gemms.product()
+    names = {each.__name__: each for each in (GemmProblem, Batch)} | {"Epilogue": type(plain.epilogue)}
+    assert "batch" not in repr(plain)
+    assert eval(repr(plain), names) == plain
+    many = gemms.batched(plain)
+    assert eval(repr(many), names) == many != dataclasses.replace(many, batch=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "flat"),
+    [("sm_90/batch", 0), ("sm_90/batch_interleaved", 0), ("sm_90/batch_shared", 1), ("sm_100/batch_pair", 0)],
+)
+def test_all_that_is_of_one_product_has_three_coordinates(name: str, flat: int) -> None:
+    """In the binary's own instructions: what all products share has two."""
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    plan = gemms.all_plans()[name]
+    ptx = compile_text(build(plan), plan).ptx
+    copies = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d\S* \S+ ?\[?[^{]*\{([^}]*)\}", ptx)
+    assert len(copies) >= 3
+    assert all(int(rank) == len(coordinates.split(",")) for rank, coordinates in copies)
+    assert sum(rank == "2" for rank, _ in copies) == flat * (2 if name == "sm_90/batch_shared" else 1)
