@@ -100,7 +100,7 @@ class Options:
             compile_seconds=float(settings.autotune_compile_timeout),
             adaptive=settings.autotune_adaptive_timeout,
             run_seconds=float(settings.autotune_benchmark_timeout),
-            workers=max(1, (os.cpu_count() or 2) - 1) if jobs is None else jobs,
+            workers=max(1, cpus() - 1) if jobs is None else jobs,
             isolated=settings.autotune_benchmark_subprocess,
             accuracy=settings.autotune_accuracy_check,
             atol=settings.autotune_baseline_atol,
@@ -131,6 +131,11 @@ class Options:
         for name in ("filter", "benchmark", "check"):
             if not (getattr(self, name) is None or callable(getattr(self, name))):
                 raise exc.InvalidAPIUsage(f"{name} must be a function or None, got {getattr(self, name)!r}.")
+
+
+def cpus() -> int:
+    """The CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
 
 
 def _check(name: str, value: Any, kinds: tuple[type, ...], least: int) -> None:

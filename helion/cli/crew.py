@@ -38,7 +38,7 @@ class Crew(Protocol):
         ...
 
     def ready(self, busy: Sequence[Hand]) -> Sequence[Hand]:
-        """Waits until some of ``busy`` have a result or are lost, or new ones may be had; gives the former."""
+        """Waits until some of ``busy`` may have a result or be lost, or new ones may be had; gives the former."""
         ...
 
     def dismiss(self, hand: Hand) -> None:
@@ -134,7 +134,7 @@ class LocalCrew:
     def ready(self, busy: Sequence[Hand]) -> Sequence[Hand]:
         by_channel = {process.child: process for process in self._gpus if process in busy}
         readable, _, _ = select.select(list(by_channel), [], [])
-        return [by_channel[child] for child in readable]
+        return [by_channel[child] for child in readable if child.has_answer()]
 
     def dismiss(self, hand: Hand) -> None:
         """Another process takes its GPU."""

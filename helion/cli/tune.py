@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ import torch
 
 from ..autotuner.cache.rows import Entry, exported, imported
 from ..autotuner.cache.store import Store, default_store
-from ..autotuner.options import Options
+from ..autotuner.options import Options, cpus
 from .arguments import find_kernel, parse_arguments
 from .command import Command
 from .crew import Crew, LocalCrew, distributed
@@ -96,7 +95,7 @@ def _each(works: Sequence[Work], options: argparse.Namespace, measuring: bool) -
             yield work, worker.run(work)
         return
     if options.ray is None:
-        share = max(1, ((os.cpu_count() or 2) - 1) // gpus)
+        share = max(1, (cpus() - 1) // gpus)
         works = [replace(work, options={"workers": share, **work.options}) for work in works]
     crew: Crew = LocalCrew(range(gpus)) if options.ray is None else RayCrew(options.ray, measuring)
     with contextlib.closing(crew):

@@ -94,6 +94,17 @@ def test_jobs_that_fail_lose_themselves_only(nursery: Nursery, monkeypatch: pyte
     assert not pool.busy
 
 
+def test_a_job_that_takes_long_is_not_waited_for(nursery: Nursery) -> None:
+    """The first thing that a process says is that it has its job."""
+    pool = CompilePool(lambda: nursery, workers=3, patience=Patience(most=15.0))
+    pool.submit("hang", Work("hang"))
+    time.sleep(0.3)
+    for at in range(5):
+        pool.submit(at, Work("quick"))
+    assert set(collected(pool, 5)) == set(range(5))
+    pool.close()
+
+
 def test_a_pool_that_is_closed_leaves_no_process(nursery: Nursery) -> None:
     pool = CompilePool(lambda: nursery, workers=2, patience=Patience(most=60.0))
     for at in range(4):

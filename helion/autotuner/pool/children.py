@@ -164,6 +164,7 @@ class Child:
         self._nursery = nursery
         self._channel = channel
         self._made = False
+        self._failure: Raised | None = None
 
     def fileno(self) -> int:
         """For ``select``: readable when there is something to collect."""
@@ -179,8 +180,22 @@ class Child:
         except frames.Closed as error:
             raise Died(f"the process has ended: {error}") from error
 
+    def has_answer(self) -> bool:
+        """Whether ``collect`` gives the answer, or raises, at once. What says that the object is made is none."""
+        try:
+            while not self._made and select.select([self._channel], [], [], 0)[0]:
+                self._make(None)
+        except Raised as error:
+            self._failure = error
+            return True
+        except frames.Closed:
+            return True
+        return bool(select.select([self._channel], [], [], 0)[0])
+
     def collect(self, seconds: float | None = None) -> Any:
         """The answer. Raises ``Raised``, ``Died``, and ``TimedOut`` after ``seconds``, with the process killed."""
+        if self._failure is not None:
+            raise self._failure
         try:
             self._make(seconds)
             return self._answer(seconds)

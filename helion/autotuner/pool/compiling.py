@@ -104,8 +104,10 @@ class CompilePool:
         wait = max(0.0, min([seconds, *deadlines]))
         readable, _, _ = select.select([run.child for run in self._running], [], [], wait)
         now = time.monotonic()
-        ended = [run for run in self._running if run.child in readable or now - run.began >= self._patience.seconds]
-        built = [self._built(run, run.child in readable) for run in ended]
+        answered = [run for run in self._running if run.child in readable and run.child.has_answer()]
+        late = [run for run in self._running if now - run.began >= self._patience.seconds]
+        ended = [run for run in self._running if run in answered or run in late]
+        built = [self._built(run, run in answered) for run in ended]
         self._running = [run for run in self._running if run not in ended]
         self._fill()
         return built
