@@ -30,6 +30,7 @@ from helion.backends.cute.toolchain.kernel import GemmKernel
 from helion.backends.cute.toolchain.shared_object import source
 from helion.backends.cute.verify.cluster import Cluster
 from helion.backends.cute.verify.verify import smaller, trips, verify
+from helion.hardware import Target
 
 PROVE = os.environ.get("HELION_PROVE") == "1"
 
@@ -310,6 +311,23 @@ def test_the_text_computes_what_torch_does(name: str, unit: str) -> None:
             outputs.append(column.values)
     kept = {key: x[: asked.m] if x.dim() == 2 else x for key, x in given.items()}
     compare(name, sums[: asked.m].double(), kept, outputs)
+
+
+@pytest.mark.parametrize("target", [gemms.HOPPER, gemms.BLACKWELL])
+def test_quotients_by_a_number_of_the_row_are_rounded_once(target: Target) -> None:
+    """By reciprocals: of zero, of what is not finite and of subnormal numbers as well."""
+    e = Chain(("divisor", "column", "float32", 1))
+    epilogue = e.done(("d", e("div", 0, 1), "exact", "float32", 64), ("same", 1, "column", "float32", 1))
+    plan = plan_gemm(gemms.product(64, 64, 64, epilogue=epilogue), Choice(tile=(64, 64, 64)), target)
+    special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, 1e-45, 3e38, -2e-38, 1.0])
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(64, generator=generator) * 2.0 ** torch.randint(-120, 120, (64,), generator=generator)
+    divisor = torch.cat([special, wide])[:64]
+    sums = torch.randn(64, 64, generator=generator) * 2.0 ** torch.randint(-60, 60, (64, 64), generator=generator)
+    sums[:, :10] = special
+    cluster = lockstep.Cluster(plan, [sums], {"divisor": divisor})
+    cluster.run()
+    torch.testing.assert_close(cluster.matrix("d"), sums / divisor[:, None], rtol=2.0**-23, atol=1e-37, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ("rows_layer_norm_odd", "rows_quantized_odd", "rows_argmax_odd", "several_outputs"))
