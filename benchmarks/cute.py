@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 
 import torch  # noqa: E402
-from backends.cute import products  # noqa: E402
+from backends.cute import products, row_kernels  # noqa: E402
 from backends.cute.products import BF16, BOUNDS, E4M3, E5M2, FP16, FP32  # noqa: E402
 
 import helion  # noqa: E402
@@ -74,6 +74,17 @@ FUSED = (
     ("scale_residual", 8192, 5120, 5120),
     ("relu_scaled", 4096, 4096, 1024),
     ("row_column_scales", 4096, 4096, 4096),
+)
+#: Chains with reductions of whole rows that the suite of epilogues (benchmarks/seeds.py) does not have.
+ROWS = (
+    ("silu before rms_norm", 131072, 1024, 512),
+    ("silu before rms_norm", 8192, 4096, 4096),
+    ("two norms", 131072, 1024, 1024),
+    ("softmax of scaled sums", 8192, 2048, 1024),
+    ("layer_norm by hand", 65536, 1536, 2048),
+    ("residual and norm", 131072, 3000, 512),
+    ("argmax as a factor", 8192, 1024, 512),
+    ("minus logsumexp", 1024, 1024, 1024),
 )
 #: Configs whose times say how a seed should choose, by name.
 TRIED: dict[str, dict[str, Any]] = {
@@ -141,6 +152,10 @@ class Case:
         y = products.operand(self.k, self.n, self.layouts[1], dtype=FP32, seed=1, **how).to(self.dtype)
         if not self.epilogue:
             return products.matmul, (x, y)
+        if self.epilogue in row_kernels.CASES:
+            rows = row_kernels.CASES[self.epilogue]
+            given = row_kernels.operands(self.m, self.n, self.k, self.dtype, device)
+            return row_kernels.whole_rows, (*given, rows.dtype, rows.chain)
         if self.epilogue == SWIGLU:  # the gate is scaled so that its sums are of order one
             up = products.operand(self.k, self.n, self.layouts[1], dtype=FP32, seed=2, **how).to(self.dtype)
             return products.swiglu, (x, y * self.k**-0.5, up)
@@ -168,6 +183,8 @@ class Case:
             row, column, residual = (each.double() for each in args[2:])
             value = torch.nn.functional.silu(sums * column[:, None] + row[:, None, :]) + residual
             return value.transpose(0, 1).float()
+        if self.epilogue in row_kernels.CASES:
+            return row_kernels.expected(row_kernels.CASES[self.epilogue], *args[:6]).float()
         if self.epilogue == SWIGLU:
             x, gate, up = (each.double() for each in args)
             return (torch.nn.functional.silu(x @ gate) * (x @ up)).float()
@@ -206,6 +223,7 @@ def checked_cases() -> Iterator[Case]:
     for layouts in (("row", "row"), ("column", "column")):
         name = f"swiglu {'/'.join(layouts)}"
         yield Case(name=name, m=1000, n=520, k=136, layouts=layouts, epilogue=SWIGLU, configs=RANDOM_CONFIGS // 2)
+    yield from _checked_rows()
     how = {"m": 1000, "n": 776, "k": 1096, "configs": RANDOM_CONFIGS}
     yield Case(name="random bf16", **how)
     yield Case(name="random fp16 columns", dtype=FP16, layouts=("column", "column"), **how)
@@ -213,6 +231,15 @@ def checked_cases() -> Iterator[Case]:
     yield Case(name="random bias", epilogue="bias_gelu", **how)
     how["k"] = 1104
     yield Case(name="random fp8", dtype=E4M3, layouts=("row", "column"), epilogue="row_column_scales", **how)
+
+
+def _checked_rows() -> Iterator[Case]:
+    """Whole rows of every length that a cluster holds, and each chain of a kernel."""
+    for name in row_kernels.CASES:
+        yield Case(name=f"rows {name}", m=1000, n=1000, k=264, epilogue=name, configs=2)
+    for m, n, k in ((1, 512, 64), (63, 8, 8), (1000, 1536, 520), (131, 3000, 72), (4097, 2048, 1000), (65, 4096, 4096)):
+        for name in ("softmax", "two norms", "silu before rms_norm"):
+            yield Case(name=f"rows {name} {m}x{n}x{k}", m=m, n=n, k=k, epilogue=name, configs=2)
 
 
 def timed_cases() -> Iterator[Case]:
@@ -224,6 +251,8 @@ def timed_cases() -> Iterator[Case]:
     for b, m, n, k in ((64, 512, 512, 512), (16, 1024, 1024, 1024), (128, 128, 128, 4096), (8, 4096, 512, 512)):
         yield Case(name=f"bmm {b}x{m}x{n}x{k}", batch=b, m=m, n=n, k=k, epilogue="bmm")
     yield Case(name="swiglu 4096x4096x4096", m=4096, n=4096, k=4096, epilogue=SWIGLU)
+    for epilogue, m, n, k in ROWS:
+        yield Case(name=f"rows {epilogue} {m}x{n}x{k}", m=m, n=n, k=k, epilogue=epilogue)
     for epilogue, m, n, k in FUSED:
         yield Case(name=f"{epilogue} {m}x{n}x{k}", m=m, n=n, k=k, epilogue=epilogue)
 
@@ -350,7 +379,7 @@ def checked(case: Case) -> Iterator[dict[str, Any]]:
     kernel, args = case.arguments("cuda")
     bound = kernel.bind(args)
     expected = case.expected(args)
-    written = args[2] if kernel is products.fused else case.dtype
+    written = args[2] if kernel is products.fused else args[6] if kernel is row_kernels.whole_rows else case.dtype
     bound_of = max(BOUNDS[expected.dtype], BOUNDS[written])
     for label, config in configs_of(case, bound).items():
         run = bound.compile_config(config)
@@ -499,6 +528,10 @@ def baselines(case: Case, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]
         up = args[2]
         found["compile"] = torch.compile(lambda: torch.nn.functional.silu(x @ y) * (x @ up), dynamic=False)
         return found
+    if case.epilogue in row_kernels.CASES:
+        rows, others = row_kernels.CASES[case.epilogue], [*args[2:4], args[4][:, None], args[5]]
+        found["compile"] = torch.compile(lambda: rows.reference(x @ y, *others).to(rows.dtype), dynamic=False)
+        return found
     dtype, epilogue = args[2:]
     found["compile"] = torch.compile(lambda: epilogue(x @ y, (slice(None), slice(None))).to(dtype), dynamic=False)
     return found
@@ -507,6 +540,8 @@ def baselines(case: Case, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]
 def _kernel(case: Case) -> helion.Kernel:
     if case.batch:
         return BATCHED[case.epilogue]
+    if case.epilogue in row_kernels.CASES:
+        return row_kernels.whole_rows
     return {SWIGLU: products.swiglu, "": products.matmul}.get(case.epilogue, products.fused)
 
 

@@ -267,7 +267,8 @@ def config_fields() -> dict[str, Field]:
 def product_fields() -> dict[str, Field]:
     """The fields of the backend for products alone, on the GPUs it is for."""
     x = torch.empty([256, 256], dtype=torch.bfloat16, device="meta")
-    return _fields((_residual, (x, x, x), target) for target in ("sm_90", "sm_100"))
+    subjects = ((_residual, (x, x, x)), (_softmax, (x, x)))
+    return _fields((kernel, args, target) for target in ("sm_90", "sm_100") for kernel, args in subjects)
 
 
 def _fields(subjects: Iterable[tuple[helion.Kernel, tuple[torch.Tensor, ...], str]]) -> dict[str, Field]:
@@ -300,6 +301,17 @@ def _residual(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor
         for tile_k in hl.tile(x.size(1)):
             acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
         out[tile_m, tile_n] = acc + z[tile_m, tile_n]
+    return out
+
+
+@helion.kernel(backend="cute")
+def _softmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile_m in hl.tile(x.size(0)):
+        acc = hl.zeros([tile_m, y.size(1)])
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        out[tile_m, :] = torch.softmax(acc, dim=-1)
     return out
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from backends.cute.row_kernels import softmax_with_statistics
 
 from helion._compiler.facts import records
 from helion._testing import EXAMPLES_DIR, import_path
@@ -72,6 +74,8 @@ def first_cells() -> list:
 def test_every_fact_is_read() -> None:
     cells = first_cells()
     bound = [SEEDS.bind(cell, target) for cell in cells for target in TARGETS]
+    rows = torch.empty([1024, 1024], dtype=torch.bfloat16, device="meta")
+    bound += [softmax_with_statistics.bind((rows, rows), target=target) for target in TARGETS]
     with watched(*FACTS) as collecting:
         for each in bound:
             assert each.facts

@@ -184,7 +184,8 @@ class ReductionFact:
 
     ``live_tiles`` is the snapshot at the step with the most simultaneously live tiles (highest rank first), each op's
     operands and results together; ``body_live_tiles`` counts those that span the axis. ``per_feature_accumulator``: the
-    reduction feeds a loop-carried accumulator that spans other, whole axes only (``grad_weight[N]``).
+    reduction feeds a loop-carried accumulator that spans other, whole axes only (``grad_weight[N]``). ``stages`` names every
+    reduction, by how many of the others it needs one after the other: those of one stage can be done at once.
     """
 
     axis: int
@@ -204,6 +205,7 @@ class ReductionFact:
     body_live_tiles: int
     live_tiles: LiveTiles
     per_feature_accumulator: bool
+    stages: tuple[tuple[str, ...], ...] = ()
 
     @property
     def sized(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ir.grammar import Op, Value
+from ..ir.grammar import Op, ReduceAttrs, Value
 from ..ir.ops import OPS
 from .flow import Flow
 from .liveness import Liveness
@@ -51,9 +51,23 @@ def reduction_facts(
                 body_live_tiles=sum(axis in tile_axes for tile_axes, _ in tiles),
                 live_tiles=tiles,
                 per_feature_accumulator=any(_feeds_features(op, walk, axes) for op, _ in found),
+                stages=_stages(found, flow),
             )
         )
     return tuple(facts)
+
+
+def _stages(found: list[tuple[Op, int]], flow: Flow) -> tuple[tuple[str, ...], ...]:
+    """In program order a reduction comes after those that it needs."""
+    levels: list[int] = []
+    for at, (_, bit) in enumerate(found):
+        needed = [levels[i] for i, (op, _) in enumerate(found[:at]) if flow.of(op.result) & bit]
+        levels.append(1 + max(needed, default=-1))
+    count = 1 + max(levels)
+    return tuple(
+        tuple(op.attributes(ReduceAttrs).name for (op, _), level in zip(found, levels, strict=True) if level == stage)
+        for stage in range(count)
+    )
 
 
 def _category(axis: AxisFact) -> Category:

@@ -1,12 +1,15 @@
-"""The sides that tiles of a product can have."""
+"""The sides that tiles of a product can have, and how many CTAs hold a row."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ...hardware import Target
 from .limits import LEAST_COLUMNS, TCGEN05_ROWS
-from .plan.build import MAX_SUM_REGISTERS
+from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.dtypes import itemsize
 from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmProblem
+from .plan.refusal import Refusal
 
 MOST_COLUMNS = 256
 
@@ -24,7 +27,47 @@ def tile_bounds(problem: GemmProblem, target: Target) -> tuple[tuple[int, int], 
     return (WGMMA_ROWS, 4 * WGMMA_ROWS // products), (least, columns), (line, depth)
 
 
-def smallest(problem: GemmProblem, target: Target) -> Choice:
-    """The choice that takes least; what has no plan with it has none."""
+def columns_of(problem: GemmProblem, ctas: int, target: Target) -> int:
+    """Columns of a tile where the ``ctas`` of a cluster along N share the columns there are, as far as one can hold them."""
+    least, most = tile_bounds(problem, target)[1]
+    wanted = -(-problem.n // ctas)
+    columns = -(-wanted // least) * least
+    return columns if problem.epilogue.reduces_rows else min(columns, most)
+
+
+def row_clusters(problem: GemmProblem, target: Target) -> tuple[int, ...]:
+    """Powers of two of CTAs along N that share the columns there are, each of which has some; whole rows that are reduced
+    have to fit in one cluster. At least one, whether it has a plan or not."""
+    most = tile_bounds(problem, target)[1][1]
+    largest = MAX_ROW_CLUSTER if problem.epilogue.reduces_rows else MAX_CLUSTER
+    ctas = [1 << bit for bit in range(largest.bit_length())]
+    widths = {each: columns_of(problem, each, target) for each in ctas}
+    rows = tile_bounds(problem, target)[0][1]
+    found = [each for each in ctas if widths[each] <= most and (each - 1) * widths[each] < problem.n]
+    return tuple(each for each in found if least_rows(problem, each) <= rows) or (largest,)
+
+
+def least_rows(problem: GemmProblem, ctas: int) -> int:
+    """Of a tile, of which each of ``ctas`` loads a slice of A: 8 lines of K, or 128 bytes along M."""
+    atom = 8 if problem.a_major == "k" else SWIZZLE_BYTES // itemsize(problem.operand_dtype)
+    return max(WGMMA_ROWS, atom * ctas)
+
+
+def smallest(problem: GemmProblem, whole_rows: bool, target: Target) -> Iterator[Choice]:
+    """The choices that take least; what has no plan with any of them has none. Raises ``Refusal`` for rows that no cluster
+    holds."""
     tile = tuple(least for least, _ in tile_bounds(problem, target))
-    return Choice(tile=(tile[0], tile[1], tile[2]), epilogue_n=LEAST_COLUMNS // 2, ab_stages=2)
+    narrow = LEAST_COLUMNS // 2
+    if not whole_rows:
+        yield Choice(tile=(tile[0], tile[1], tile[2]), epilogue_n=narrow, ab_stages=2)
+        return
+    most = tile_bounds(problem, target)[1][1]
+    if problem.epilogue.reduces_rows and problem.n > MAX_ROW_CLUSTER * most:
+        raise Refusal(
+            f"rows of {problem.n} columns are reduced, of which the {MAX_ROW_CLUSTER} CTAs of a cluster hold"
+            f" {MAX_ROW_CLUSTER * most}"
+        )
+    for ctas in row_clusters(problem, target):
+        columns = columns_of(problem, ctas, target)
+        rows = least_rows(problem, ctas)
+        yield Choice(tile=(rows, columns, tile[2]), cluster=(1, ctas), epilogue_n=narrow, ab_stages=2)

@@ -8,16 +8,31 @@ from ...hardware import Target
 from .bounds import smallest
 from .lower.kernel import known_product
 from .plan.build import plan_gemm, unit_of
+from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
 
 
 def refusal(program: Program, target: Target) -> exc.Base | None:
-    """It takes programs that are one matrix product with a pointwise epilogue, on GPUs with wgmma or tcgen05, of which the
-    smallest tile has a plan."""
+    """It takes programs that are one matrix product with an epilogue, on GPUs with wgmma or tcgen05, of which some smallest
+    tile has a plan."""
+    reason: Refusal | None = None
     try:
         unit_of(target)
-        problem = known_product(program).problem
-        plan_gemm(problem, smallest(problem, target), target)
+        product = known_product(program)
+        for choice in smallest(product.problem, product.whole_rows, target):
+            refused = _refused(product.problem, choice, target)
+            if refused is None:
+                return None
+            reason = reason or refused
     except Refusal as error:
-        return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=error)
+        reason = error
+    assert reason is not None
+    return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=reason)
+
+
+def _refused(problem: GemmProblem, choice: Choice, target: Target) -> Refusal | None:
+    try:
+        plan_gemm(problem, choice, target)
+    except Refusal as error:
+        return error
     return None

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ... import exc
 from ...autotuner.decisions import Decisions
 from ...autotuner.space.own import Rule
 from ...hardware import Target
+from .bounds import columns_of, least_rows, row_clusters
 from .limits import TCGEN05_ROWS
 from .plan.build import plan_gemm, unit_of
 from .plan.records import Choice, GemmPlan, GemmProblem
 from .plan.refusal import Refusal
 
+STORE_STAGES = (2, 4, 8)
+"""Sub-tiles of a result on their way to memory."""
 ONE_WARP_COLUMNS = 16
 """The fewest columns of a sub-tile."""
+
+
+class Asked(Protocol):
+    """What is known of a product before anything is decided; ``blocks`` are those of M, N and K. Of ``whole_rows`` the
+    columns are no tile of the config's: the CTAs of a cluster share them."""
+
+    @property
+    def problem(self) -> GemmProblem: ...
+    @property
+    def blocks(self) -> tuple[int, int, int]: ...
+    @property
+    def whole_rows(self) -> bool: ...
 
 
 def key(name: str, target: Target) -> str:
@@ -24,15 +39,15 @@ def key(name: str, target: Target) -> str:
     return f"{unit_of(target)}_{name}"
 
 
-def choice_of(decisions: Decisions, blocks: Sequence[int], target: Target) -> Choice:
-    """The decisions about a product whose M, N and K are ``blocks``, as its planner takes them."""
+def choice_of(decisions: Decisions, asked: Asked, target: Target) -> Choice:
+    """The decisions about a product, as its planner takes them."""
 
     def value(name: str, default: Any = None) -> Any:
         return decisions.values.get(key(name, target), default)
 
-    m, n, k = (decisions.sizes[block] for block in blocks)
+    m, _, k = (decisions.sizes[block] for block in asked.blocks)
     return Choice(
-        tile=(m, n, k),
+        tile=(m, width_of(decisions, asked, target), k),
         cluster=(value("cluster_m"), value("cluster_n")),
         ctas_per_mma=ctas_per_mma(m, target),
         ab_stages=value("ab_stages"),
@@ -42,9 +57,25 @@ def choice_of(decisions: Decisions, blocks: Sequence[int], target: Target) -> Ch
         pingpong=value("pingpong", False),
         splits=value("k_splits", 1),
         grid_splits=value("grid_splits", 1),
+        ctas_per_sm=value("ctas_per_sm", 1),
         residual_stages=value("residual_stages", 2),
         group=next(iter(decisions.entries.get("l2_groupings", {}).values()), 1),
     )
+
+
+def width_of(decisions: Decisions, asked: Asked, target: Target) -> int:
+    """Columns of a tile."""
+    if asked.whole_rows:
+        return columns_of(asked.problem, decisions.values[key("cluster_n", target)], target)
+    return decisions.sizes[asked.blocks[1]]
+
+
+def subtile_of(width: int, wanted: int) -> int:
+    """Columns of a sub-tile, ``wanted`` at most: a tile of ``width`` has an even number of them."""
+    columns = min(wanted, max(width // 2, ONE_WARP_COLUMNS))
+    while width % (2 * columns) and columns > ONE_WARP_COLUMNS:
+        columns //= 2
+    return columns
 
 
 def ctas_per_mma(rows: int, target: Target) -> int:
@@ -57,13 +88,13 @@ class Settling:
     """The rules of one product on one target."""
 
     kernel: str
-    problem: GemmProblem
-    blocks: tuple[int, ...]
+    product: Asked
     target: Target
 
     def rules(self) -> tuple[Rule, ...]:
         return (
             Rule(why="the plan of a product sweeps its tiles in groups along M", settle=self._order),
+            Rule(why="the CTAs of a cluster hold whole rows", settle=self._rows),
             Rule(why="an epilogue is divided by its sub-tiles' columns", settle=self._subtile),
             Rule(
                 why="a tile has at least two sub-tiles, and a whole number of times the buffers", settle=self._sub_tiles
@@ -79,17 +110,26 @@ class Settling:
         entries = decisions.entries.get("loop_orders", {})
         return decisions.having("loop_orders", {place: sorted(order) for place, order in entries.items()})
 
+    def _rows(self, decisions: Decisions, repair: bool) -> Decisions:
+        if not repair or not self.product.whole_rows:
+            return decisions
+        problem, name = self.product.problem, self._key("cluster_n")
+        rows, wanted = decisions.sizes[self.product.blocks[0]], decisions.values[name]
+        known = [each for each in row_clusters(problem, self.target) if least_rows(problem, each) <= rows] or [wanted]
+        return decisions.valued(**{name: min(known, key=lambda each: abs(each - wanted))})
+
     def _subtile(self, decisions: Decisions, repair: bool) -> Decisions:
         return decisions.valued(epilogue_subtile=None)
 
     def _sub_tiles(self, decisions: Decisions, repair: bool) -> Decisions:
-        width = decisions.sizes[self.blocks[1]]
-        columns = min(decisions.values[self._key("epilogue_columns")], max(width // 2, ONE_WARP_COLUMNS))
-        stages = min(decisions.values[self._key("c_stages")], max(width // columns, 2))
+        width = width_of(decisions, self.product, self.target)
+        columns = subtile_of(width, decisions.values[self._key("epilogue_columns")])
+        wanted, parts = decisions.values[self._key("c_stages")], width // columns
+        stages = max((each for each in STORE_STAGES if each <= wanted and parts % each == 0), default=STORE_STAGES[0])
         return decisions.valued(**{self._key("epilogue_columns"): columns, self._key("c_stages"): stages})
 
     def _pairs(self, decisions: Decisions, repair: bool) -> Decisions:
-        least = ctas_per_mma(decisions.sizes[self.blocks[0]], self.target)
+        least = ctas_per_mma(decisions.sizes[self.product.blocks[0]], self.target)
         rows = decisions.values[self._key("cluster_m")]
         return decisions.valued(**{self._key("cluster_m"): max(least, rows)})
 
@@ -98,9 +138,8 @@ class Settling:
         refusal: Refusal | None = None
         for tried in self._simpler(decisions) if repair else [decisions]:
             try:
-                return self._filled(
-                    tried, plan_gemm(self.problem, choice_of(tried, self.blocks, self.target), self.target)
-                )
+                choice = choice_of(tried, self.product, self.target)
+                return self._filled(tried, plan_gemm(self.product.problem, choice, self.target))
             except Refusal as error:
                 refusal = refusal or error
         if repair:  # the tile is too large; who made the config asks what it takes
@@ -110,14 +149,16 @@ class Settling:
     def _simpler(self, decisions: Decisions) -> Iterator[Decisions]:
         """The decisions, and each with less than the one before."""
         yield decisions
-        pair = ctas_per_mma(decisions.sizes[self.blocks[0]], self.target)
-        width = decisions.sizes[self.blocks[1]]
+        pair = ctas_per_mma(decisions.sizes[self.product.blocks[0]], self.target)
+        whole = self.product.whole_rows
+        least = row_clusters(self.product.problem, self.target)[0] if whole else 1
         for changes in (
             {"ab_stages": None, "acc_stages": None, "residual_stages": 2},
-            {"pingpong": False, "k_splits": 1, "grid_splits": 1},
-            {"cluster_m": pair, "cluster_n": 1},
+            {"pingpong": False, "k_splits": 1, "grid_splits": 1, "ctas_per_sm": 1},
+            {"cluster_m": pair},
+            {"cluster_n": least},
             {"c_stages": 2},
-            {"epilogue_columns": min(ONE_WARP_COLUMNS, width)},
+            {"epilogue_columns": ONE_WARP_COLUMNS},
             {"ab_stages": 2},
         ):
             known = {self._key(name): value for name, value in changes.items()}

@@ -9,11 +9,12 @@ from ...autotuner.space.survey import Survey
 from ...fields import BooleanFragment, EnumFragment
 from ...hardware import Target
 from ...settings import Settings
-from .bounds import tile_bounds
+from .bounds import least_rows, row_clusters, tile_bounds
+from .limits import LEAST_COLUMNS
 from .lower.kernel import known_product
 from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_SPLITS, MAX_STAGES, unit_of
 from .plan.records import GemmProblem, Unit
-from .settle import Settling, key
+from .settle import STORE_STAGES, Asked, Settling, key
 
 #: Options under any name that begins so; there are none.
 VERBATIM_PREFIX = "_cute_config_"
@@ -59,6 +60,7 @@ DOCS: dict[str, str] = {
     "pingpong": "Whether two groups of warps take turns: one multiplies while the other stores.",
     "k_splits": "Parts of K, each of which a CTA of a cluster sums up.",
     "grid_splits": "Clusters that each sum up a part of the K of the same tiles; the last one adds their sums, in the order of K.",
+    "ctas_per_sm": "CTAs that share an SM where whole rows are reduced: one stores while the other multiplies.",
     "residual_stages": "Sub-tiles of tensors of the result's shape, which the epilogue reads, that are loaded ahead.",
 }  # fmt: skip
 #: Clusters that share tiles.
@@ -70,33 +72,42 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, MAX_SPLITS)
 def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """The keys of a product, the bounds of its tiles, and the rules that settle what goes together."""
     product, unit = known_product(program), unit_of(target)
-    settling = Settling(program.host.name, product.problem, product.blocks, target)
+    settling = Settling(program.host.name, product, target)
+    sizes = dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True))
+    if product.batch_block is not None:
+        sizes[product.batch_block] = (1, 1)
+    if product.whole_rows:
+        del sizes[product.blocks[1]]
+        sizes |= dict.fromkeys(product.undecided, (LEAST_COLUMNS, LEAST_COLUMNS))
+        rows = product.blocks[0]
+        fewest = least_rows(product.problem, row_clusters(product.problem, target)[0])
+        sizes[rows] = (fewest, max(fewest, sizes[rows][1]))
     return OwnKeys(
-        fields=tuple(_fields(product.problem, unit, target)),
+        fields=tuple(_fields(product, unit, target)),
         absent={**_absent(product.problem, unit), **{name: why.format(unit=unit) for name, why in _ELSEWHERE.items()}},
         verbatim=VERBATIM_PREFIX,
         rules=settling.rules(),
-        sizes={
-            **dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True)),
-            **({product.batch_block: (1, 1)} if product.batch_block is not None else {}),
-        },
+        sizes=sizes,
     )
 
 
-def _fields(problem: GemmProblem, unit: Unit, target: Target) -> list[Field]:
-    clusters = EnumFragment(tuple(1 << bit for bit in range(MAX_CLUSTER.bit_length())))
+def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
+    problem = product.problem
     stages = EnumFragment((None, *range(2, MAX_STAGES + 1)))
     fields: list[Field] = [
-        Scalar(key=key("cluster_m", target), fragment=clusters, initial=1, searched=EnumFragment((1, 2, 4))),
-        Scalar(key=key("cluster_n", target), fragment=clusters, initial=1, searched=EnumFragment((1, 2, 4))),
+        _clusters_field("cluster_m", target),
+        _columns_field(product, target) if product.whole_rows else _clusters_field("cluster_n", target),
         Scalar(key=key("ab_stages", target), fragment=stages, initial=None),
-        Scalar(key=key("c_stages", target), fragment=EnumFragment((2, 4, 8)), initial=2),
+        Scalar(key=key("c_stages", target), fragment=EnumFragment(STORE_STAGES), initial=2),
         Scalar(key=key("epilogue_columns", target), fragment=EnumFragment((8, 16, 32, 64)), initial=32),
     ]
-    fields.append(Scalar(key=key("grid_splits", target), fragment=EnumFragment(GRID_SPLITS), initial=1))
+    if not problem.epilogue.reduces_rows:
+        fields.append(Scalar(key=key("grid_splits", target), fragment=EnumFragment(GRID_SPLITS), initial=1))
     if unit == "tcgen05":
         sums = EnumFragment((None, 1, 2, 4))
         fields.append(Scalar(key=key("acc_stages", target), fragment=sums, initial=None))
+    elif problem.epilogue.reduces_rows:
+        fields.append(Scalar(key=key("ctas_per_sm", target), fragment=EnumFragment((1, 2)), initial=1))
     else:
         fields.append(Scalar(key=key("pingpong", target), fragment=BooleanFragment(), initial=False))
         fields.append(Scalar(key=key("k_splits", target), fragment=EnumFragment(SPLITS), initial=1))
@@ -106,6 +117,17 @@ def _fields(problem: GemmProblem, unit: Unit, target: Target) -> list[Field]:
     return fields
 
 
+def _clusters_field(name: str, target: Target) -> Field:
+    clusters = EnumFragment(tuple(1 << bit for bit in range(MAX_CLUSTER.bit_length())))
+    return Scalar(key=key(name, target), fragment=clusters, initial=1, searched=EnumFragment((1, 2, 4)))
+
+
+def _columns_field(product: Asked, target: Target) -> Field:
+    """CTAs that share the columns of whole rows: as many as there have to be, and more."""
+    known = row_clusters(product.problem, target)
+    return Scalar(key=key("cluster_n", target), fragment=EnumFragment(known), initial=known[0])
+
+
 def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
     """The keys of the other matrix unit, and what only some products have."""
     other = "wgmma" if unit == "tcgen05" else "tcgen05"
@@ -113,7 +135,13 @@ def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
     absent = {f"{other}_{name}": f"the matrix unit is {unit}, and the key {unit}_{name}" for name in names}
     if not problem.epilogue.of_kind("exact"):
         absent[f"{unit}_residual_stages"] = "the epilogue reads no tensor of the output's shape"
+    if problem.epilogue.reduces_rows:
+        for name in ("wgmma_pingpong", "wgmma_k_splits", f"{unit}_grid_splits"):
+            absent[name] = "whole rows are reduced in the registers of the CTAs that hold them"
+    else:
+        absent["wgmma_ctas_per_sm"] = "two CTAs share an SM where whole rows are reduced"
     if unit == "wgmma":
         return {**absent, "tcgen05_acc_stages": "sums of wgmma stay in registers"}
     why = "is for wgmma, whose sums are in registers"
-    return {**absent, "wgmma_pingpong": f"ping-pong {why}", "wgmma_k_splits": f"splitting K {why}"}
+    others = {"pingpong": "ping-pong", "k_splits": "splitting K", "ctas_per_sm": "sharing an SM"}
+    return {**absent, **{f"wgmma_{name}": f"{what} {why}" for name, what in others.items()}}

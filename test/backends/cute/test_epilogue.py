@@ -38,7 +38,9 @@ for _name in ("add", "sub", "mul", "truediv"):
     setattr(Number, f"__{_name}__", _lift(_function))
     setattr(Number, f"__r{_name}__", _lift(lambda x, y, f=_function: f(y, x)))
 Number.__neg__ = _lift(torch.neg)  # type: ignore[attr-defined]
-Number.__lt__ = _lift(torch.lt)  # type: ignore[attr-defined]
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+for _name in COMPARISONS:
+    setattr(Number, f"__{_name}__", _lift(getattr(torch, _name)))
 
 CUTLASS = types.SimpleNamespace(
     Float32=_lift(lambda x: x.float()),
@@ -46,10 +48,29 @@ CUTLASS = types.SimpleNamespace(
     BFloat16=_lift(lambda x: x.bfloat16().float()),
     select_=_lift(torch.where),
 )
-MATH = types.SimpleNamespace(**{name: _lift(getattr(torch, name)) for name in ("exp", "log", "sqrt", "rsqrt", "tanh")})
-MATH.erf, MATH.abs, MATH.exp2, MATH.roundeven = map(_lift, (torch.erf, torch.abs, torch.exp2, torch.round))
+UNARY = (
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "expm1",
+    "log2",
+    "log10",
+    "log1p",
+    "floor",
+    "ceil",
+    "trunc",
+)
+MATH = types.SimpleNamespace(**{name: _lift(getattr(torch, name)) for name in UNARY}, roundeven=_lift(torch.round))
+MATH.erf, MATH.abs, MATH.exp2 = _lift(torch.erf), _lift(torch.abs), _lift(torch.exp2)
 ARCH = types.SimpleNamespace(rcp_approx=_lift(torch.reciprocal), fmax=_lift(torch.maximum), fmin=_lift(torch.minimum))
 CUTE = types.SimpleNamespace(math=MATH, arch=ARCH)
+
+
+def _truth(name: str) -> Callable[..., torch.Tensor]:
+    return lambda *values: getattr(torch, name)(*values).float()
+
 
 functional = torch.nn.functional
 EAGER: dict[str, Callable[..., torch.Tensor]] = {
@@ -57,6 +78,8 @@ EAGER: dict[str, Callable[..., torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "one_plus_tanh": lambda x: (1.0 + torch.tanh(x.double())).float(),
+    **{name: _truth(name) for name in (*COMPARISONS, "isnan", "isinf", "isfinite")},
+    "where": lambda condition, x, y: torch.where(condition != 0, x, y),
     "round_float16": lambda x: x.half().float(),
     "round_bfloat16": lambda x: x.bfloat16().float(),
 }
@@ -73,10 +96,11 @@ def run(epilogue: Epilogue, values: torch.Tensor, output: str = "bfloat16") -> t
 @pytest.mark.parametrize("output", ["bfloat16", "float32"])
 @pytest.mark.parametrize("op", ARITY)
 def test_every_operation_is_torchs(op: str, output: str) -> None:
-    values = VALUES.abs() if op in ("log", "sqrt", "rsqrt") else VALUES
-    found = run(Epilogue(instructions=(Instruction(op, (0, constant(0.7))[: ARITY[op]]),)), values, output)
+    values = VALUES.abs() if op in ("sqrt", "rsqrt") or op.startswith("log") else VALUES
+    given = (0, constant(0.7), constant(-2.0))[: ARITY[op]]
+    found = run(Epilogue(instructions=(Instruction(op, given),)), values, output)
     eager = EAGER.get(op) or getattr(torch, op)
-    wanted = eager(*(values, torch.tensor(0.7))[: ARITY[op]])
+    wanted = eager(*(values, torch.tensor(0.7), torch.tensor(-2.0))[: ARITY[op]])
     # gelu cancels for negative values in torch too: there the sum 1 + erf is what is compared.
     floor = VALUES.abs().max() * 1e-7 if op in ("gelu", "gelu_tanh", "one_plus_tanh") else 1e-30
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=float(floor))
@@ -88,6 +112,14 @@ def test_nan_stays_nan(op: str) -> None:
         Epilogue(instructions=(Instruction(op, (0, constant(0.7))[: ARITY[op]]),)), torch.tensor([float("nan")])
     )
     assert found.isnan().all()
+
+
+def test_truth_of_special_numbers() -> None:
+    """Nothing equals what is not a number, which is no infinity and not finite."""
+    values = torch.tensor([float("nan"), float("inf"), -float("inf"), 3.0])
+    for op in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite"):
+        found = run(Epilogue(instructions=(Instruction(op, (0, 0)[: ARITY[op]]),)), values)
+        assert torch.equal(found, EAGER[op](*(values, values)[: ARITY[op]])), op
 
 
 def test_arguments_keep_their_order() -> None:

@@ -192,7 +192,7 @@ def test_shared_objects_launch_what_was_planned(tmp_path: Path) -> None:
         config = {"block_sizes": [128, 64, 64], **keys}
         path = bound.export_shared_object(tmp_path / f"matmul_{number}.so", config)
         runtime = runtime or FakeRuntime(tmp_path, path, clusters=3, parameters=4)
-        kernel = library.Library(path, 3)
+        kernel = library.Library(path, kernel_of(bound).pointers)
         assert kernel.load(0) == 0 and kernel.load(0) == 0
         assert kernel.clusters() == 3 and runtime.loads == number
         check_launch(runtime, kernel, bound.plan(config))

@@ -107,7 +107,7 @@ def test_names_of_operands_meet_none_of_the_kernel() -> None:
 
 @pytest.mark.parametrize("op", ARITY)
 def test_every_operation_prints(op: str) -> None:
-    arguments = (0, constant(0.5))[: ARITY[op]]
+    arguments = (0, constant(0.5), constant(-1.0))[: ARITY[op]]
     epilogue = Epilogue(instructions=(Instruction(op, arguments),))
     plan = dataclasses.replace(gemms.hopper("bf16"), problem=gemms.product(epilogue=epilogue))
     assert "x1 = " in build(plan)

@@ -74,6 +74,9 @@ def sum_of(plan: GemmPlan) -> str:
 
 
 INFINITY = 'cutlass.Float32(float("inf"))'
+LARGEST_FLOAT = "3.4028234663852886e+38"
+"""Of the finite numbers in fp32."""
+
 EXPRESSIONS: Mapping[str, Callable[..., str]] = {
     "add": lambda x, y: f"{x} + {y}",
     "sub": lambda x, y: f"{x} - {y}",
@@ -97,17 +100,39 @@ EXPRESSIONS: Mapping[str, Callable[..., str]] = {
     "gelu": lambda x: f"0.5 * {x} * (1.0 + cute.math.erf({x} * 0.7071067811865476))",
     # 0.5 * (1 + tanh(u)) is the logistic function of 2u, which keeps its precision where tanh comes close to -1.
     "gelu_tanh": lambda x: f"{x} * {_sigmoid(f'({x} * (1.5957691216057308 + 0.07135481282623503 * {x} * {x}))')}",
+    "exp2": lambda x: f"cute.math.exp2({x})",
+    "expm1": lambda x: f"cute.math.expm1({x})",
+    "log2": lambda x: f"cute.math.log2({x})",
+    "log10": lambda x: f"cute.math.log10({x})",
+    "log1p": lambda x: f"cute.math.log1p({x})",
+    "floor": lambda x: f"cute.math.floor({x})",
+    "ceil": lambda x: f"cute.math.ceil({x})",
+    "trunc": lambda x: f"cute.math.trunc({x})",
+    "eq": lambda x, y: _select(f"{x} == {y}", "1.0", "0.0"),
+    "ne": lambda x, y: _select(f"{x} != {y}", "1.0", "0.0"),
+    "lt": lambda x, y: _select(f"{x} < {y}", "1.0", "0.0"),
+    "le": lambda x, y: _select(f"{x} <= {y}", "1.0", "0.0"),
+    "gt": lambda x, y: _select(f"{x} > {y}", "1.0", "0.0"),
+    "ge": lambda x, y: _select(f"{x} >= {y}", "1.0", "0.0"),
+    "isnan": lambda x: _select(f"{x} != {x}", "1.0", "0.0"),
+    "isinf": lambda x: _select(f"cute.math.abs({x}) > {LARGEST_FLOAT}", "1.0", "0.0"),
+    "isfinite": lambda x: _select(f"cute.math.abs({x}) <= {LARGEST_FLOAT}", "1.0", "0.0"),
+    "where": lambda condition, x, y: _select(f"{condition} != 0.0", x, y),
     "round": lambda x: f"cute.math.roundeven({x})",
     "round_float16": lambda x: f"({x}).to(cutlass.Float16).to(cutlass.Float32)",
     "round_bfloat16": lambda x: f"({x}).to(cutlass.BFloat16).to(cutlass.Float32)",
 }
 
 
+def _select(condition: str, x: str, y: str) -> str:
+    return f"cutlass.Float32(cutlass.select_({condition}, {x}, {y}))"
+
+
 def _tanh(x: str) -> str:
     """1 - 2 / (1 + e^2x), which cancels near 0, where the series stands in: within 2e-6 of the value everywhere."""
     large = f"1.0 - 2.0 * cute.arch.rcp_approx(1.0 + cute.math.exp2({x} * 2.8853900817779268, fastmath=True))"
     small = f"{x} * (1.0 - {x} * {x} * (0.3333333333333333 - 0.13333333333333333 * {x} * {x}))"
-    return f"cutlass.Float32(cutlass.select_(cute.math.abs({x}) < 0.1, {small}, {large}))"
+    return _select(f"cute.math.abs({x}) < 0.1", small, large)
 
 
 SHORT: Mapping[str, Callable[..., str]] = {"tanh": _tanh}
@@ -134,7 +159,7 @@ def row_registers(plan: GemmPlan, value: int) -> str:
 
 
 def column_registers(plan: GemmPlan, value: int) -> str:
-    """Registers that have a number per row, of an instruction or of a column operand."""
+    """Registers that have a number per row, of an instruction, of a column operand or of a number."""
     operands = plan.problem.epilogue.operands
     return row_registers(plan, value) if value > len(operands) else f"{operands[value - 1].label}_rows"
 
@@ -214,6 +239,8 @@ def _operand_value(plan: GemmPlan, operand: EpilogueOperand) -> str:
         return f"{operand.label}_values[i].to(cutlass.Float32)"
     if operand.kind == "product":
         return f"{operand.label}_values[i]"
+    if operand.kind == "number":
+        return operand.label
     if operand.kind == "row":
         return f"{operand.label}_columns[{places.column_of}]"
     return f"{operand.label}_rows[{places.row_of}]"

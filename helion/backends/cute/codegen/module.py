@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..plan.dtypes import NUMBER
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.shared import Allocation, shared_bytes, shared_memory
 from ..roles.grammar import KernelProgram, Pipeline, Role
@@ -14,8 +15,8 @@ from .steps import print_steps
 from .writer import Writer
 
 ENTRY = "gemm"
-"""The host function: pointers of A, B, the outputs, the epilogue's operands and the workspace, if any, the most clusters that
-run at once, a stream."""
+"""The host function: pointers of A, B, the outputs, the epilogue's operands (or numbers) and the workspace, if any, the most
+clusters that run at once, a stream."""
 
 IMPORTS = {
     "wgmma": (
@@ -40,10 +41,11 @@ IMPORTS = {
 
 
 def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
-    """Of A, B, the outputs, the epilogue's operands and the workspace, if any: the pointers that ``ENTRY`` takes."""
+    """Of A, B, the outputs, the epilogue's operands and the workspace, if any: the pointers that ``ENTRY`` takes, with
+    ``NUMBER`` for a number."""
     problem = plan.problem
     outputs = (output.dtype for output in problem.outputs)
-    extra = (operand.dtype for operand in problem.epilogue.operands)
+    extra = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
     shared = ("float32",) if plan.grid_splits > 1 else ()
     return problem.operand_dtype, problem.operand_dtype, *outputs, *extra, *shared
 
@@ -79,12 +81,17 @@ def _vectors(plan: GemmPlan) -> dict[str, tuple[int, int]]:
     return found | {output.label: (problem.m, output.pitch) for output in problem.outputs_of("column")}
 
 
+def _numbers(plan: GemmPlan) -> list[str]:
+    return [operand.label for operand in plan.problem.epilogue.of_kind("number")]
+
+
 def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
     plan = program.plan
     out.lines(("", "", "@cute.kernel"))
     parameters = [
         *(p for made in objects for p in made.parameters),
         *((name, "cute.Tensor") for name in _vectors(plan)),
+        *((name, "cutlass.Float32") for name in _numbers(plan)),
         *(workspace.PARAMETERS if plan.grid_splits > 1 else ()),
     ]
     out.line("def kernel(")
@@ -229,7 +236,8 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     out.lines(("", "", "@cute.jit"))
     out.line(f"def {ENTRY}(")
     pointers += ["workspace"] if plan.grid_splits > 1 else []
-    out.lines(f"    {name}: cute.Pointer," for name in pointers)
+    numbers = _numbers(plan)
+    out.lines(f"    {name}: {'cutlass.Float32' if name in numbers else 'cute.Pointer'}," for name in pointers)
     out.lines(("    clusters: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
         for made in objects:
@@ -240,7 +248,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
                 shape, step = f"({extent}, {plan.problem.batches})", f", stride=({pitch}, {behind})"
             out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({shape}{step}))")
         arguments = [name for made in objects for name, _ in made.parameters]
-        arguments += [f"vector_{name}" for name in _vectors(plan)]
+        arguments += [*(f"vector_{name}" for name in _vectors(plan)), *numbers]
         if plan.grid_splits > 1:
             out.lines(workspace.tensors(plan))
             arguments += [name for name, _ in workspace.PARAMETERS]

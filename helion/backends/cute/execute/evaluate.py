@@ -12,6 +12,13 @@ from ..plan.epilogue import Constant, EpilogueOperand, EpilogueOutput
 from ..plan.records import GemmProblem, Major
 from ..toolchain.kernel import GemmKernel
 
+
+def _truth(name: str) -> Callable[..., torch.Tensor]:
+    """A comparison of torch's as 1 or 0."""
+    compare = getattr(torch, name)
+    return lambda *values: compare(*values).float()
+
+
 OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
@@ -33,6 +40,9 @@ OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    **{name: getattr(torch, name) for name in ("exp2", "expm1", "log2", "log10", "log1p", "floor", "ceil", "trunc")},
+    **{name: _truth(name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite")},
+    "where": lambda condition, x, y: torch.where(condition != 0, x, y),
     "round": torch.round,
     "round_float16": lambda x: x.half().float(),
     "round_bfloat16": lambda x: x.bfloat16().float(),
@@ -49,9 +59,10 @@ _RECORDS = {
 }
 
 
-def evaluate(kernel: GemmKernel, tensors: Sequence[torch.Tensor]) -> None:
+def evaluate(kernel: GemmKernel, passed: Sequence[torch.Tensor | float]) -> None:
     """Run ``kernel`` on what a launch takes: A, B, the outputs and the operands of the epilogue."""
     problem: GemmProblem = eval(kernel.problem, dict(_RECORDS))
+    tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
     batch = problem.batch
     if batch is None:
         _evaluate(problem, tensors)
@@ -103,6 +114,8 @@ def _matrix(tensor: torch.Tensor, lines: int, k: int, major: Major, pitch: int) 
 
 
 def _operand(described: EpilogueOperand, tensor: torch.Tensor, problem: GemmProblem) -> torch.Tensor:
+    if described.kind == "number":
+        return tensor
     if described.kind == "exact":
         return torch.as_strided(tensor, (problem.m, problem.n), (described.pitch, 1))
     if described.kind == "row":

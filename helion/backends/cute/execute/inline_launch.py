@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...._compiler.host.program import LAUNCHER, OTHERWISE, HostProgram, KernelLaunch
 from ...._syntax import parse
 from ...execution import InlineBody
+from ..plan.dtypes import NUMBER
 from .launcher import ALIGNMENT_BYTES, Entry
 from .seen import SeenLauncher
 
@@ -42,19 +43,29 @@ class _Launches:
         self.count = 0
 
     def launch(self, launch: KernelLaunch) -> list[ast.stmt]:
-        entry = self.seen.last(self.namespace.get(launch.kernel))
-        if entry is None or not all(isinstance(node, ast.Constant) and node.value for node in launch.grid):
+        kernel = self.namespace.get(launch.kernel)
+        entry = self.seen.last(kernel)
+        if (
+            kernel is None
+            or entry is None
+            or not all(isinstance(node, ast.Constant) and node.value for node in launch.grid)
+        ):
             return [launch.call(f"{self.prefix}launcher")]
         self.count += 1
-        return self.written(launch, entry, f"{self.prefix}{self.count}")
+        numbers = [dtype == NUMBER for dtype in kernel.pointers[: len(launch.arguments)]]
+        return self.written(launch, entry, numbers, f"{self.prefix}{self.count}")
 
-    def written(self, launch: KernelLaunch, entry: Entry, prefix: str) -> list[ast.stmt]:
+    def written(self, launch: KernelLaunch, entry: Entry, numbers: Sequence[bool], prefix: str) -> list[ast.stmt]:
         cells = {"launch": entry.launch, "stream": entry.current_stream, "current": entry.current_device}
         self.cells.update({f"{prefix}{name}": value for name, value in cells.items()})
         names = [ast.unparse(node) for node in launch.arguments]
         pointers = [f"{prefix}p{at}" for at in range(len(names))]
-        before = [f"{pointer} = {name}.data_ptr()" for pointer, name in zip(pointers, names, strict=True)]
-        unusual = [f"({' | '.join(pointers)}) & {ALIGNMENT_BYTES - 1}"]
+        before = [
+            f"{pointer} = {name}" + ("" if number else ".data_ptr()")
+            for pointer, name, number in zip(pointers, names, numbers, strict=True)
+        ]
+        addresses = [pointer for pointer, number in zip(pointers, numbers, strict=True) if not number]
+        unusual = [f"({' | '.join(addresses)}) & {ALIGNMENT_BYTES - 1}"]
         if entry.current_device is not None:
             unusual.append(f"{prefix}current() != {entry.device}")
         stream = f"{prefix}stream({entry.device})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ class LaunchFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
-    """A kernel on one device: ``launch`` takes addresses, the clusters that run at once, and a stream.
+    """A kernel on one device: ``launch`` takes addresses and numbers, the clusters that run at once, and a stream.
 
     The last address is that of its workspace, if it has one, which ``workspace`` gives for a stream.
     """
@@ -44,7 +44,11 @@ _LIBRARIES: dict[str, Library] = {}
 _ENTRIES: dict[tuple[str, int], Entry] = {}
 
 
-def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *tensors: torch.Tensor) -> None:
+#: What a launch is given: tensors, and numbers in fp32.
+Given = torch.Tensor | float
+
+
+def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> None:
     """Launch ``kernel`` over ``grid`` clusters of tiles. Empty grids launch nothing. On CPU tensors it is evaluated.
 
     Raises ``LaunchFailed``, and what compiling raises where nobody has compiled the kernel.
@@ -53,30 +57,37 @@ def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *tensors: torch.Tenso
         return
     if stub.active():
         folder(kernel)
-        stub.recorder(kernel.name, len(tensors))(*(*grid, 1, 1)[:3])
-    elif tensors[0].device.type == "cpu":
-        evaluate(kernel, tensors)
+        stub.recorder(kernel.name, len(given))(*(*grid, 1, 1)[:3])
+    elif left_of(given).device.type == "cpu":
+        evaluate(kernel, given)
     else:
-        _launch(kernel, tensors)
+        _launch(kernel, given)
 
 
-def _launch(kernel: GemmKernel, tensors: tuple[torch.Tensor, ...]) -> None:
-    check_alignment(kernel, tensors)
-    device = tensors[0].get_device()
+def left_of(given: Sequence[Given]) -> torch.Tensor:
+    """The left operand, which is the first that a launch is given."""
+    left = given[0]
+    assert isinstance(left, torch.Tensor)
+    return left
+
+
+def _launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
+    check_alignment(kernel, given)
+    device = left_of(given).get_device()
     with torch.cuda.device(device):
         entry = entry_of(kernel, device)
         stream = entry.current_stream(device)
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        passed = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in given]
         if entry.workspace is not None:
-            addresses.append(entry.workspace(stream))
-        status = entry.launch(*addresses, entry.clusters, stream)
+            passed.append(entry.workspace(stream))
+        status = entry.launch(*passed, entry.clusters, stream)
     check_status(kernel, "launched", status)
 
 
-def check_alignment(kernel: GemmKernel, tensors: tuple[torch.Tensor, ...]) -> None:
+def check_alignment(kernel: GemmKernel, given: Sequence[Given]) -> None:
     """Raises ``LaunchFailed`` for a tensor that the copy engine cannot address."""
-    for at, tensor in enumerate(tensors):
-        if tensor.data_ptr() % ALIGNMENT_BYTES:
+    for at, tensor in enumerate(given):
+        if isinstance(tensor, torch.Tensor) and tensor.data_ptr() % ALIGNMENT_BYTES:
             raise LaunchFailed(
                 f"tensor {at} of the launch, of shape {tuple(tensor.shape)}, begins {tensor.data_ptr() % ALIGNMENT_BYTES} bytes"
                 f" behind a multiple of {ALIGNMENT_BYTES}, where the copy engine cannot begin; clone it, or use another backend"
@@ -103,7 +114,7 @@ def _loaded(kernel: GemmKernel, device: int) -> Entry:
     library = _LIBRARIES.get(kernel.key)
     if library is None:
         make_runtime_visible()
-        library = _LIBRARIES[kernel.key] = Library(folder(kernel) / SHARED_OBJECT, len(kernel.pointers))
+        library = _LIBRARIES[kernel.key] = Library(folder(kernel) / SHARED_OBJECT, kernel.pointers)
     torch.cuda.current_stream(device)  # makes the context that the kernel is loaded in
     check_status(kernel, "loaded", library.load(device))
     sms = torch.cuda.get_device_properties(device).multi_processor_count

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ... import stub
 from ..toolchain.kernel import GemmKernel
 from ..toolchain.library import folder
-from .launcher import Entry, entry_of
+from .launcher import Entry, Given, entry_of, left_of
 
 
 class SeenLauncher:
@@ -21,14 +19,14 @@ class SeenLauncher:
         self._entries: dict[str, Entry] = {}
         self._stubs: dict[tuple[str, int], Entry] = {}
 
-    def __call__(self, kernel: GemmKernel, grid: tuple[int, ...], *tensors: torch.Tensor) -> None:
+    def __call__(self, kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> None:
         if stub.active():
             folder(kernel)
-            self._stub(kernel, grid, len(tensors)).launch()
+            self._stub(kernel, grid, len(given)).launch()
             return
-        self.ordinary(kernel, grid, *tensors)
-        if 0 not in grid and tensors[0].is_cuda:
-            self._entries[kernel.key] = entry_of(kernel, tensors[0].get_device())
+        self.ordinary(kernel, grid, *given)
+        if 0 not in grid and left_of(given).is_cuda:
+            self._entries[kernel.key] = entry_of(kernel, left_of(given).get_device())
 
     def last(self, kernel: Any) -> Entry | None:
         """The launch of ``kernel`` that was seen last, with the driver now in use."""

@@ -1,9 +1,14 @@
-"""Which heuristics there are, one for each matrix unit."""
+"""Which heuristics there are: for rows that a cluster holds, and one for each matrix unit."""
 
 from __future__ import annotations
 
 from ....autotuner.proposal import Heuristic
+from .cluster_epilogue import CuteClusterEpilogueHeuristic
 from .tcgen05_matmul import CuteTcgen05MatmulHeuristic
 from .wgmma_matmul import CuteWgmmaMatmulHeuristic
 
-HEURISTICS: tuple[Heuristic, ...] = (CuteTcgen05MatmulHeuristic(), CuteWgmmaMatmulHeuristic())
+HEURISTICS: tuple[Heuristic, ...] = (
+    CuteClusterEpilogueHeuristic(),
+    CuteTcgen05MatmulHeuristic(),
+    CuteWgmmaMatmulHeuristic(),
+)

@@ -30,6 +30,8 @@ class CuteTcgen05MatmulHeuristic(Heuristic):
         shape = shape_of(facts)
         if isinstance(shape, str):
             return Declined(shape)
+        if shape.whole_rows:
+            return Declined("N is no tile of the kernel's")
         ranked = options(shape, target, _choices(shape, target))
         return proposals(shape, target, ranked) or Declined("no tile of the product fits")
 

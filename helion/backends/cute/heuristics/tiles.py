@@ -10,7 +10,7 @@ from ....hardware import Target
 from ..bounds import tile_bounds
 from ..plan.records import Choice, GemmPlan
 from ..proposal import CuteProposal
-from ..resources.predict import Timing, plan_of, timing
+from ..resources.predict import Timing, plan_of, resident, timing
 from ..resources.shape import ProductShape
 from ..settle import key
 
@@ -76,14 +76,18 @@ def _proposal(shape: ProductShape, target: Target, option: Option) -> CutePropos
         "pingpong": choice.pingpong if plan.unit == "wgmma" else None,
         "k_splits": choice.splits if plan.unit == "wgmma" else None,
         "grid_splits": choice.grid_splits,
+        "ctas_per_sm": choice.ctas_per_sm if plan.unit == "wgmma" else None,
     }
+    reduces = shape.problem.epilogue.reduces_rows
+    for name in ("pingpong", "k_splits", "grid_splits") if reduces else ("ctas_per_sm",):
+        del values[name]
+    blocks = {block: size for block, size in zip(shape.blocks, choice.tile, strict=True)}
+    if shape.whole_rows:
+        del blocks[shape.blocks[1]]
     return CuteProposal(
         reason=reason(option, group, target),
-        block_sizes={
-            **dict(zip(shape.blocks, choice.tile, strict=True)),
-            **({} if shape.batch_block is None else {shape.batch_block: 1}),
-        },
-        l2_groupings={} if shape.root is None else {shape.root: group},
+        block_sizes={**blocks, **({} if shape.batch_block is None else {shape.batch_block: 1})},
+        l2_groupings={} if shape.root is None or shape.whole_rows else {shape.root: group},
         unit={key(name, target): value for name, value in values.items() if value is not None},
     )
 
@@ -95,11 +99,24 @@ def reason(option: Option, group: int, target: Target) -> str:
     shared += f", K in {plan.parts} parts" if plan.parts > 1 else ""
     shared += f" of {plan.grid_splits} clusters" if plan.grid_splits > 1 else ""
     shared += ", ping-pong" if plan.teams > 1 else ""
+    shared += ", two CTAs on an SM" if plan.ctas_per_sm > 1 else ""
+    if plan.problem.epilogue.reduces_rows:
+        return _reason_of_rows(option, shared, target)
     k_tiles = -(-plan.k_tiles // plan.grid_splits) if plan.grid_splits > 1 else plan.k_tiles
     return (
         f"{time.tiles} tiles of {tile} in {time.waves} rounds on {target.num_sms} SMs, {k_tiles} K tiles of"
         f" {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each: {time.total_us:.0f} us;"
         f" {plan.ab_stages} stages fit{shared}; groups of {group} for the L2 cache"
+    )
+
+
+def _reason_of_rows(option: Option, shared: str, target: Target) -> str:
+    plan, time = option.plan, option.time
+    return (
+        f"rows of {plan.problem.n} columns in {plan.cluster[1]} CTAs of {plan.tile[0]}x{plan.tile[1]}x{plan.tile[2]}:"
+        f" {plan.work[0]} clusters, {resident(plan, target)} at once, in {time.waves} rounds on {target.num_sms} SMs,"
+        f" {plan.k_tiles} K tiles of {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each:"
+        f" {time.total_us:.0f} us; {plan.ab_stages} stages fit beside {plan.store_stages} sub-tiles{shared}"
     )
 
 

@@ -1,43 +1,68 @@
-"""From a stored value back to the sums: the epilogue of a product, one instruction per op."""
+"""From stored values back to the sums: the epilogue of a product, one instruction per op."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 import torch
 
-from ...._compiler.ir.grammar import HostTensor, Op, Operand, PointwiseAttrs, Value, ViewAttrs
-from ...._shapes import Dim, dtype_name
-from ..plan.epilogue import ARITY, Constant, Epilogue, EpilogueOperand, Instruction, constant
+from ...._compiler.ir.grammar import HostTensor, NumberAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Value, ViewAttrs
+from ...._shapes import Expr, dtype_name
+from ..plan.epilogue import ARITY, Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from ..plan.refusal import Refusal
-from .frame import Frame, kind_of
+from .frame import Frame, Place, kind_of, place_of
 
 ROUNDED = {torch.bfloat16: "round_bfloat16", torch.float16: "round_float16"}
 """Types that eager rounds every result to; arithmetic itself is in fp32."""
 EXACT_INTEGERS = 2**24
 """Integers up to here are what they are in fp32."""
+INDICES = (torch.int32, torch.int64)
+"""Types of positions, which are counted in fp32."""
+
+#: A number, the name of an operand, or the position of a step.
+Reference = Constant | str | int
+SUMS = "sums"
+"""The name of the sums among operands; theirs have more than letters in them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    op: str
+    arguments: tuple[Reference, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """An output before values have numbers."""
+
+    place: Place
+    value: Reference
+    kind: str
+    pitch: int
 
 
 class Chain:
-    """Walks from the stored value back to the sums, and numbers what it meets as ``Epilogue`` does.
+    """Walks from stored values back to the sums, and numbers what it meets as ``Epilogue`` does.
 
-    Operands come first there, so instructions refer to them by name until ``finish``.
+    Operands come first there, so steps refer to them by name until ``epilogue`` is asked for.
     """
 
     def __init__(self, frame: Frame, sums: Value) -> None:
         self.frame = frame
-        self.known: dict[int, object] = {sums.number: "sums"}
-        self.loads: dict[str, tuple[EpilogueOperand, int]] = {}
-        self.steps: list[tuple[str, tuple[object, ...]]] = []
-        self.instructions: tuple[Instruction, ...] = ()
+        self.known: dict[int, Reference] = {sums.number: SUMS}
+        self.loads: dict[str, tuple[EpilogueOperand, int | Expr]] = {}
+        self.steps: list[Step] = []
+        self.outputs: list[Written] = []
+        #: What a loop leaves in a value that it carries, where loops over tiles are read.
+        self.carried: Callable[[Op, Value], Reference] | None = None
 
     def add_product(self, sums: Value, tensor: HostTensor, pitch: int) -> None:
         """The sums of a second product are read like an operand."""
-        name = _name_of(tensor)
-        operand = EpilogueOperand(name=name, kind="product", dtype=dtype_name(tensor.dtype), pitch=pitch)
-        self.known[sums.number] = name
-        self.loads[name] = (operand, tensor.id)
+        operand = EpilogueOperand(name=_name_of(tensor), kind="product", dtype=dtype_name(tensor.dtype), pitch=pitch)
+        self.known[sums.number] = self._loaded(operand, tensor.id)
 
-    def read(self, value: Operand) -> object:
-        """A number, the name of an operand, or the position of an instruction."""
+    def read(self, value: Operand) -> Reference:
         if not isinstance(value, Value):
             return _constant(value)
         if value.number not in self.known:
@@ -45,16 +70,24 @@ class Chain:
             self.known[value.number] = self._made(value)
         return self.known[value.number]
 
-    def _made(self, value: Value) -> object:
+    def _made(self, value: Value) -> Reference:
         op = self.frame.maker(value)
         if op is None:
-            raise Refusal("the epilogue reads a value of the loop over K")
+            raise Refusal("the epilogue reads a value that a loop hands on")
         if op.kind == "load":
             return self._load(op)
+        if op.kind == "for" and self.carried is not None:
+            return self.carried(op, value)
+        if op.kind == "mask":  # reductions and stores leave out what lies beyond the end of a row
+            return self.read(op.operands[0])
         if op.kind == "view" and isinstance(op.attrs, ViewAttrs) and op.attrs.name != "permute":
             return self.read(op.operands[0])
+        if op.kind == "number":
+            return self._number(op)
         if op.kind == "full":
             return _constant(op.operands[0])
+        if op.kind == "reduce":
+            return self._reduced(op, value.dtype)
         if op.kind == "pointwise":
             return self._pointwise(op, value.dtype)
         raise Refusal(f"{op.kind} in an epilogue is not implemented")
@@ -63,94 +96,248 @@ class Chain:
         """Values may lack a dimension of the tile, but none is transposed or merged."""
         allowed = {2: ({self.frame.m, None}, {self.frame.n, None}), 1: ({self.frame.m, self.frame.n, None},), 0: ()}
         dims = allowed.get(len(value.dims))
-        if dims is None or not all(_block(dim) in known for dim, known in zip(value.dims, dims, strict=True)):
+        if dims is None or not all(self.frame.block(dim) in known for dim, known in zip(value.dims, dims, strict=True)):
             raise Refusal("values of an epilogue have the dimensions of the output's tile, or some of them")
 
-    def _load(self, op: Op) -> str:
-        tensor, (kind, pitch) = self.frame.tensor(op), kind_of(self.frame, op)
+    def _load(self, op: Op) -> Reference:
+        place = place_of(self.frame, op)
+        kind, pitch = kind_of(self.frame, place)
+        tensor = place.tensor
         name = _name_of(tensor)
         if name in self.loads and self.loads[name][0].kind == "product":
             raise Refusal(f"{tensor.name} is multiplied, and read by the epilogue as well")
+        if name in self.loads and self.loads[name][0].kind != kind:
+            name = f"{name}_{kind}"
         operand = EpilogueOperand(name=name, kind=kind, dtype=dtype_name(tensor.dtype), pitch=pitch)
-        self.loads[name] = (operand, tensor.id)
-        return name
+        return self._loaded(operand, tensor.id)
 
-    def _pointwise(self, op: Op, dtype: torch.dtype) -> object:
-        assert isinstance(op.attrs, PointwiseAttrs)
-        name = op.attrs.name
-        if dtype != torch.float32 and dtype not in ROUNDED:
+    def _number(self, op: Op) -> Reference:
+        """A number that only the launch knows, which is passed in fp32 as eager takes it."""
+        expr = op.attributes(NumberAttrs).expr
+        if expr.kind is bool:
+            raise Refusal("truth values of an epilogue that are known only at run time are not implemented")
+        return self._loaded(EpilogueOperand(name=f"number_{op.result.number}", kind="number", dtype="float32"), expr)
+
+    def _loaded(self, operand: EpilogueOperand, source: int | Expr) -> str:
+        self.loads[operand.name] = (operand, source)
+        return operand.name
+
+    # Reductions ----------------------------------------------------------------------------------------------------------
+
+    def _reduced(self, op: Op, dtype: torch.dtype) -> Reference:
+        """One number per row. Its type is that of what is reduced: sums in fp32 are rounded to it."""
+        _check_reduction(op, self.frame)
+        return self.reduce(op, dtype)
+
+    def reduce(self, op: Op, dtype: torch.dtype) -> Reference:
+        """What ``op`` does with all columns."""
+        name, source = op.attributes(ReduceAttrs).name, op.operands[0]
+        if name not in _REDUCTIONS or (name not in _POSITIONS and dtype != torch.float32 and dtype not in ROUNDED):
+            raise Refusal(f"a reduction by {name} to {dtype_name(dtype)} in an epilogue is not implemented")
+        value = self.read(source)
+        result = self.step(_REDUCTIONS[name], (value,))
+        if name in _POSITIONS:
+            return self.step("row_first", (value, result))
+        return self.rounded(result, dtype)
+
+    # Elementwise ---------------------------------------------------------------------------------------------------------
+
+    def _pointwise(self, op: Op, dtype: torch.dtype) -> Reference:
+        name = op.attributes(PointwiseAttrs).name
+        if name == "cast":
+            return self._cast(op, dtype)
+        if name not in (_TRUTH if dtype == torch.bool else _ARITHMETIC):
+            raise Refusal(f"{name} in an epilogue is not implemented")
+        if dtype not in (torch.bool, torch.float32, *ROUNDED):
             raise Refusal(f"{name} of {dtype_name(dtype)} in an epilogue is not implemented")
         _check_ranks(op, self.frame)
         arguments = tuple(self.read(operand) for operand in op.operands)
-        if name == "cast":
-            source = op.operands[0]
-            same = isinstance(source, Value) and (source.dtype == dtype or dtype == torch.float32)
-            return arguments[0] if same else self._step(ROUNDED[dtype], arguments)
         tanh_of = self._tanh_plus_one(name, arguments)
         if tanh_of is not None and dtype == torch.float32:
-            return self._step("one_plus_tanh", (tanh_of,))
-        if name not in ARITY or name.startswith("round_"):
-            raise Refusal(f"{name} in an epilogue is not implemented")
-        result = self._step(name, arguments)
-        return result if dtype == torch.float32 else self._step(ROUNDED[dtype], (result,))
+            return self.step("one_plus_tanh", (tanh_of,))
+        if name in _SPELLED:
+            return self.rounded(_SPELLED[name](self, arguments), dtype)
+        return self.rounded(self.step(name, arguments), dtype)
 
-    def _tanh_plus_one(self, name: str, arguments: tuple[object, ...]) -> object | None:
+    def _cast(self, op: Op, dtype: torch.dtype) -> Reference:
+        """Widening changes nothing, and positions are small enough for every type that holds them."""
+        source = op.operands[0]
+        from_dtype = source.dtype if isinstance(source, Value) else torch.float32
+        if dtype in INDICES and from_dtype in INDICES:
+            return self.read(source)
+        if dtype != torch.float32 and dtype not in ROUNDED:
+            raise Refusal(f"cast of {dtype_name(dtype)} in an epilogue is not implemented")
+        value = self.read(source)
+        return value if dtype in (from_dtype, torch.float32) else self.rounded(value, dtype)
+
+    def _tanh_plus_one(self, name: str, arguments: tuple[Reference, ...]) -> Reference | None:
         """The argument of a tanh that 1 is added to: twice a logistic function, which does not cancel and is shorter."""
         rest = [argument for argument in arguments if argument != constant(1.0)]
-        if name == "add" and len(rest) == 1 and isinstance(rest[0], int) and self.steps[rest[0]][0] == "tanh":
-            return self.steps[rest[0]][1][0]
+        if name == "add" and len(rest) == 1 and isinstance(rest[0], int) and self.steps[rest[0]].op == "tanh":
+            return self.steps[rest[0]].arguments[0]
         return None
 
-    def _step(self, name: str, arguments: tuple[object, ...]) -> int:
-        self.steps.append((name, arguments))
+    def rounded(self, value: Reference, dtype: torch.dtype) -> Reference:
+        return self.step(ROUNDED[dtype], (value,)) if dtype in ROUNDED else value
+
+    def step(self, name: str, arguments: tuple[Reference, ...]) -> int:
+        step = Step(name, arguments)
+        self.steps.append(step)
         return len(self.steps) - 1
 
-    def finish(self, result: object) -> None:
-        """Numbers operands and the instructions that `result` needs; it has to depend on the sums."""
-        if result != "sums" and not any("sums" in arguments for _, arguments in self.steps):
-            raise Refusal("what is stored does not come from the product")
-        names: dict[object, int] = {"sums": 0}
+    # Outputs -------------------------------------------------------------------------------------------------------------
+
+    def store(self, op: Op) -> None:
+        """What ``op`` stores is an output."""
+        place = place_of(self.frame, op)
+        kind, pitch = _output_kind(self.frame, place)
+        self.outputs.append(Written(place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
+
+    def _unrounded(self, store: Op) -> Operand:
+        """What is stored, before a cast to the type that storing rounds to anyway."""
+        value = store.operands[0]
+        maker = self.frame.maker(value)
+        casts = maker is not None and maker.kind == "pointwise" and maker.attrs == PointwiseAttrs("cast")
+        if maker is not None and casts and maker.results[0].dtype == self.frame.tensor(store).dtype:
+            return maker.operands[0]
+        return value
+
+    def epilogue(self) -> Epilogue:
+        """Operands and the instructions that outputs need, numbered; each output has to depend on the sums."""
+        names: dict[Reference, int] = {SUMS: 0}
         names |= {name: number for number, name in enumerate(self.loads, start=1)}
         instructions: list[Instruction] = []
-        for position in self._needed(result):
-            op, arguments = self.steps[position]
-            numbers = tuple(x if isinstance(x, Constant) else names[x] for x in arguments)
+        for position in self._needed():
+            step = self.steps[position]
+            numbers = tuple(x if isinstance(x, Constant) else names[x] for x in step.arguments)
             names[position] = 1 + len(self.loads) + len(instructions)
-            instructions.append(Instruction(op, numbers))
-        self.instructions = tuple(instructions)
+            instructions.append(Instruction(step.op, numbers))
+        operands = tuple(operand for operand, _ in self.loads.values())
+        written = tuple(self._output(output, names) for output in self.outputs)
+        epilogue = Epilogue(operands=operands, instructions=tuple(instructions))
+        plain = len(written) == 1 and written[0].kind == "exact" and written[0].value == epilogue.last
+        return epilogue if plain else Epilogue(operands=operands, instructions=tuple(instructions), outputs=written)
 
-    def _needed(self, result: object) -> list[int]:
+    def _output(self, output: Written, names: Mapping[Reference, int]) -> EpilogueOutput:
+        tensor = output.place.tensor
+        if isinstance(output.value, Constant) or not self._has_sums(output.value):
+            raise Refusal(f"what is stored to {tensor.name} does not come from the product")
+        return EpilogueOutput(
+            name=_name_of(tensor),
+            value=names[output.value],
+            kind="exact" if output.kind == "exact" else "column",
+            dtype=dtype_name(tensor.dtype),
+            pitch=output.pitch,
+        )
+
+    def _has_sums(self, value: Reference) -> bool:
+        return SUMS in (value, *(x for position in self._behind([value]) for x in self.steps[position].arguments))
+
+    def _needed(self) -> list[int]:
+        return sorted(self._behind([output.value for output in self.outputs]))
+
+    def _behind(self, values: list[Reference]) -> set[int]:
+        """The steps that ``values`` are made by."""
         needed: set[int] = set()
-        waiting = [result]
+        waiting = list(values)
         while waiting:
             position = waiting.pop()
             if isinstance(position, int) and position not in needed:
                 needed.add(position)
-                waiting += self.steps[position][1]
-        return sorted(needed)
+                waiting += self.steps[position].arguments
+        return needed
 
-    @property
-    def epilogue(self) -> Epilogue:
-        operands = tuple(operand for operand, _ in self.loads.values())
-        return Epilogue(operands=operands, instructions=self.instructions)
+
+# What ops are spelled as ---------------------------------------------------------------------------------------------------
+
+_REDUCTIONS = {
+    "sum": "row_sum",
+    "max": "row_maximum",
+    "min": "row_minimum",
+    "argmax": "row_maximum",
+    "argmin": "row_minimum",
+}
+"""The reduction of a row by that of the program; positions are looked for behind it."""
+_POSITIONS = ("argmax", "argmin")
+
+
+def _power(chain: Chain, arguments: tuple[Reference, ...]) -> Reference:
+    """Powers that are products and roots, as eager computes them."""
+    base, exponent = arguments
+    known = float(exponent.text) if isinstance(exponent, Constant) else None
+    if known == 2:
+        return chain.step("mul", (base, base))
+    if known == 3:
+        return chain.step("mul", (chain.step("mul", (base, base)), base))
+    if known == 1:
+        return base
+    if known == 0.5:
+        return chain.step("sqrt", (base,))
+    if known == -0.5:
+        return chain.step("rsqrt", (base,))
+    if known == -1:
+        return chain.step("div", (constant(1.0), base))
+    if known == -2:
+        return chain.step("div", (constant(1.0), chain.step("mul", (base, base))))
+    raise Refusal(
+        f"powers of {'an exponent that varies' if known is None else known} in an epilogue are not implemented"
+    )
+
+
+_SPELLED: Mapping[str, Callable[[Chain, tuple[Reference, ...]], Reference]] = {
+    "log1p_unit": lambda chain, x: chain.step("log1p", x),
+    "logical_and": lambda chain, x: chain.step("minimum", x),
+    "logical_or": lambda chain, x: chain.step("maximum", x),
+    "logical_xor": lambda chain, x: chain.step("ne", x),
+    "logical_not": lambda chain, x: chain.step("eq", (*x, constant(0.0))),
+    "bitwise_and": lambda chain, x: chain.step("minimum", x),
+    "bitwise_or": lambda chain, x: chain.step("maximum", x),
+    "bitwise_xor": lambda chain, x: chain.step("ne", x),
+    "bitwise_not": lambda chain, x: chain.step("eq", (*x, constant(0.0))),
+    "pow": _power,
+    "reciprocal": lambda chain, x: chain.step("div", (constant(1.0), *x)),
+}
+"""Operations that are made of others."""
+_ARITHMETIC = {*_SPELLED, *(name for name in ARITY if not name.startswith("round_"))}
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite")
+_TRUTH = (*_COMPARISONS, *(name for name in _SPELLED if name.startswith(("logical", "bitwise"))))
+"""Operations whose result is a truth value, here 1 or 0."""
 
 
 def _name_of(tensor: HostTensor) -> str:
     return f"{tensor.name}_{tensor.id}" if tensor.name.isidentifier() else f"operand_{tensor.id}"
 
 
-def _block(dim: Dim) -> int | None:
-    if dim.is_one:
-        return None
-    return -1 if dim.block is None else dim.block
-
-
 def _check_ranks(op: Op, frame: Frame) -> None:
     """A vector along M would be taken for one along N where the other operand has both dimensions."""
     values = [operand for operand in op.operands if isinstance(operand, Value)]
-    along_m = any(len(value.dims) == 1 and _block(value.dims[0]) == frame.m for value in values)
-    if along_m and any(len(value.dims) != 1 for value in values):
+    along_m = any(len(value.dims) == 1 and frame.block(value.dims[0]) == frame.m for value in values)
+    if along_m and any(len(value.dims) > 1 for value in values):
         raise Refusal("a vector along M without its second dimension")
+
+
+def _check_reduction(op: Op, frame: Frame) -> None:
+    source = op.operands[0]
+    assert isinstance(source, Value)
+    reduced = {frame.block(source.dims[dim]) for dim in op.attributes(ReduceAttrs).dims}
+    if (frame.by_tiles or not frame.whole_rows) and reduced == {frame.n}:
+        raise Refusal(
+            "reductions of a tile's columns are implemented where a program holds whole rows, hl.tile over M alone"
+        )
+    if reduced != {frame.n} or frame.block(source.dims[0]) != frame.m:
+        raise Refusal("reductions of whole rows, along N, are implemented")
+
+
+def _output_kind(frame: Frame, place: Place) -> tuple[str, int]:
+    if place.blocks == (frame.m, frame.n):
+        if place.strides[1] != 1:
+            raise Refusal(
+                f"{place.tensor.name} has a stride of {place.strides[1]} along N; contiguous rows are implemented"
+            )
+        return "exact", place.strides[0]
+    if place.blocks == (frame.m,) and frame.whole_rows:
+        return "column", place.strides[0]
+    raise Refusal(f"{place.tensor.name} is not tiled by the grid")
 
 
 def _constant(value: object) -> Constant:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from ...._compiler.ir.grammar import HostTensor, MemoryAttrs, Op, Operand, Program, Value
+from ...._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, Program, Value
+from ...._shapes import Dim
 from ..plan.epilogue import OperandKind
 from ..plan.records import Major
 from ..plan.refusal import Refusal
@@ -13,13 +14,30 @@ from ..plan.refusal import Refusal
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """The loops of the program, and which op gives each value."""
+    """The loops of the program, and which op gives each value.
+
+    ``whole_rows``: a program has all columns of its rows, and ``n`` is either a block of all of them or walked over in each
+    program, ``by_tiles``. ``same`` are blocks of later loops over what ``n`` and ``k`` are those of the first over.
+    """
 
     program: Program
     makers: Mapping[int, Op]
     m: int
     n: int
     k: int
+    whole_rows: bool = False
+    by_tiles: bool = False
+    same: Mapping[int, int] = field(default_factory=dict)
+
+    def named(self, block: int) -> int:
+        """M, N or K for a block that stands for it."""
+        return self.same.get(block, block)
+
+    def block(self, dim: Dim) -> int | None:
+        """Of a dimension; None for one of a single element."""
+        if dim.is_one:
+            return None
+        return -1 if dim.block is None else self.named(dim.block)
 
     def maker(self, value: Operand) -> Op | None:
         return self.makers.get(value.number) if isinstance(value, Value) else None
@@ -31,62 +49,73 @@ class Frame:
         return integer(self.program.blocks[block].extent, "an extent")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What an access reaches: a tensor, the blocks that walk over its dimensions, and the strides of these."""
+
+    tensor: HostTensor
+    blocks: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
 def integer(number: object, what: str) -> int:
     if not isinstance(number, int):
         raise Refusal(f"{what} is known only at run time")
     return number
 
 
-def blocks_of(op: Op) -> tuple[int, ...]:
-    """Which block walks over each dimension of the tensor that `op` addresses."""
-    attrs = op.attrs
-    assert isinstance(attrs, MemoryAttrs)
-    plain = all(
-        i.kind == "block" and isinstance(i.shift, int) and i.shift == 0 and i.operand is None for i in attrs.indices
-    )
-    if not plain or attrs.mask is not None:
+def blocks_of(frame: Frame, op: Op) -> tuple[int, ...]:
+    """Which block walks over each dimension of the tensor that `op` addresses; an index of 0 walks over none."""
+    attrs = op.attributes(MemoryAttrs)
+    if attrs.mask is not None or not all(_is_plain(index) for index in attrs.indices):
         raise Refusal("loads and stores of whole tiles, without offsets and masks, are implemented")
-    return tuple(index.block for index in attrs.indices if index.block is not None)
+    return tuple(frame.named(index.block) for index in attrs.indices if index.block is not None)
 
 
-def covered(frame: Frame, op: Op, blocks: Sequence[int]) -> HostTensor:
-    """The tensor of `op`, whose extents are those of the loops over it."""
-    tensor = frame.tensor(op)
-    wanted = tuple(frame.extent(block) for block in blocks)
+def _is_plain(index: Index) -> bool:
+    unmoved = isinstance(index.shift, int) and index.shift == 0 and index.operand is None
+    return index.kind in ("block", "scalar") and unmoved
+
+
+def place_of(frame: Frame, op: Op) -> Place:
+    """What `op` reaches: the extents of the tensor are those of the loops over it."""
+    blocks, tensor = blocks_of(frame, op), frame.tensor(op)
     if not all(isinstance(number, int) for number in (*tensor.shape, *tensor.strides)):
         raise Refusal(f"{tensor.name} has a shape that is known only at run time")
-    if tensor.shape != wanted:
+    walked = [at for at, index in enumerate(op.attributes(MemoryAttrs).indices) if index.kind == "block"]
+    shape, wanted = tuple(tensor.shape[at] for at in walked), tuple(frame.extent(block) for block in blocks)
+    if shape != wanted:
         raise Refusal(f"{tensor.name} is {tuple(tensor.shape)}, of which tiles cover {wanted}")
     if not tensor.aligned:
         raise Refusal(f"{tensor.name} may begin at an address that is no multiple of 16 bytes")
-    return tensor
+    return Place(tensor=tensor, blocks=blocks, strides=tuple(integer(tensor.strides[at], "a stride") for at in walked))
 
 
-def major_of(frame: Frame, tensor: HostTensor, blocks: tuple[int, ...]) -> tuple[Major, int]:
+def major_of(frame: Frame, place: Place) -> tuple[Major, int]:
     """Which dimension is contiguous, and the stride of the other; K where both strides are 1."""
-    along_k = blocks.index(frame.k)
-    k_stride, other = (integer(tensor.strides[at], "a stride") for at in (along_k, 1 - along_k))
+    along_k = place.blocks.index(frame.k)
+    k_stride, other = place.strides[along_k], place.strides[1 - along_k]
     if k_stride == 1:
         return "k", other
     if other == 1:
         return "mn", k_stride
-    raise Refusal(f"{tensor.name} has strides {tuple(tensor.strides)}, of which none is 1")
+    raise Refusal(f"{place.tensor.name} has strides {place.strides}, of which none is 1")
 
 
-def kind_of(frame: Frame, op: Op) -> tuple[OperandKind, int]:
-    """The kind of an operand and its pitch. A stride of 0 is looked for before an exact operand: an expanded vector is read as the vector that it is."""
-    blocks = blocks_of(op)
-    tensor = covered(frame, op, blocks)
-    step = max((integer(stride, "a stride") for stride in tensor.strides), default=0)
+def kind_of(frame: Frame, place: Place) -> tuple[OperandKind, int]:
+    """The kind of an operand and its pitch. A stride of 0 is looked for before an exact operand: an expanded vector is
+    read as the vector that it is."""
+    blocks, strides = place.blocks, place.strides
+    step = max(strides, default=0)
     if blocks == (frame.n,) and step:
         return "row", step
     if blocks == (frame.m,) and step:
         return "column", step
     if blocks == (frame.m, frame.n):
-        if tensor.strides[0] == 0 and step:
+        if strides[0] == 0 and step:
             return "row", step
-        if tensor.strides[1] == 0 and step:
+        if strides[1] == 0 and step:
             return "column", step
-        if tensor.strides[1] == 1:
-            return "exact", integer(tensor.strides[0], "a stride")
-    raise Refusal(f"{tensor.name} with strides {tuple(tensor.strides)} is no matrix, row or column of the epilogue")
+        if strides[1] == 1:
+            return "exact", strides[0]
+    raise Refusal(f"{place.tensor.name} with strides {strides} is no matrix, row or column of the epilogue")

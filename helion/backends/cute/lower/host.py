@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...._compiler.host.analysis import written
 from ...._compiler.host.build import HostBuilder, KernelCall
 from ...._compiler.host.program import HostProgram
+from ...._shapes import Expr
 from ..plan.kernel import CutePlan
 
 
@@ -16,7 +17,9 @@ def host_program(plan: CutePlan) -> HostProgram:
     call = KernelCall(
         kernel=plan.kernel_names[0],
         grid=[str(plan.gemm.pieces)],
-        arguments=[host.source(tensor.source) for tensor in plan.tensors],
+        arguments=[
+            host.number(each) if isinstance(each, Expr) else host.source(each.source) for each in plan.arguments
+        ],
         options=(),
     )
     host.launch(list(_before(plan, host)), [call])

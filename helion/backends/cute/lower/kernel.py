@@ -7,6 +7,7 @@ import dataclasses
 from .... import exc
 from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import Program
+from ...._shapes import Expr
 from ....autotuner.decisions import Decisions
 from ....hardware import Target
 from ....settings import Settings
@@ -37,7 +38,9 @@ def _product(program: Program) -> Product:
     product = product_of(batched.program)
     if batched.block is None:
         return product
-    a, b, d, *operands = (batched.strides.get(at, 0) for at in (product.a, product.b, product.d, *product.operands))
+    if len(product.outputs) > 1:
+        raise Refusal("several outputs of products side by side are not implemented")
+    a, b, d, *operands = (0 if isinstance(at, Expr) else batched.strides.get(at, 0) for at in product.arguments)
     if batched.size > 1 and not d:
         raise Refusal("all products of the batch are stored in the same place")
     batch = Batch(size=batched.size, a=a, b=b, d=d, operands=tuple(operands)) if batched.size > 1 else None
@@ -50,13 +53,13 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
     """Raises ``exc.InvalidConfig`` for decisions that the plan refuses."""
     product = known_product(program)
     try:
-        gemm = plan_gemm(product.problem, choice_of(decisions, product.blocks, target), target)
+        gemm = plan_gemm(product.problem, choice_of(decisions, product, target), target)
     except Refusal as refusal:
         raise exc.InvalidConfig(f"{program.host.name} on {target}: {refusal}.") from refusal
     return CutePlan(
         program=program,
         gemm=gemm,
-        tensors=tuple(program.tensors[at] for at in (product.a, product.b, product.d, *product.operands)),
+        arguments=tuple(at if isinstance(at, Expr) else program.tensors[at] for at in product.arguments),
         sizes=tuple(decisions.sizes[block.id] for block in program.blocks),
         overwritten=tuple(dict.fromkeys(tensor.source for tensor in overwritten(program, program))),
         origin_lines=settings.output_origin_lines,

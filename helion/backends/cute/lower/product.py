@@ -1,4 +1,4 @@
-"""``product_of``: a program that is one matrix product with a pointwise epilogue, as a ``GemmProblem``.
+"""``product_of``: a program that is one matrix product with an epilogue of arithmetic and reductions of rows, as a ``GemmProblem``.
 
 Everything else is refused by name, and so is everything that the kernel would compute differently from eager torch.
 """
@@ -6,80 +6,148 @@ Everything else is refused by name, and so is everything that the kernel would c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ...._compiler.ir.grammar import (
     DotAttrs,
     ForAttrs,
-    HostTensor,
     LoopAxis,
     Op,
     Operand,
     PointwiseAttrs,
     Program,
     Region,
+    Root,
     Value,
     ViewAttrs,
 )
 from ...._compiler.ir.ops import OPS
-from ...._shapes import dtype_name
+from ...._shapes import Expr, dtype_name
 from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
 from .chain import Chain
-from .frame import Frame, blocks_of, covered, integer, major_of
+from .frame import Frame, Place, blocks_of, major_of, place_of
+from .tiled import TiledRows, loops_over_columns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """``a``, ``b``, ``d`` and ``operands`` are ids of host tensors, ``blocks`` those of the tiles of M, N and K."""
+    """``a``, ``b``, ``outputs`` and ``operands`` are ids of host tensors, operands that are numbers expressions of the host;
+    ``blocks`` are those of M, N and K. Where a program holds ``whole_rows``, the block of N is no tile."""
 
     problem: GemmProblem
     a: int
     b: int
-    d: int
-    operands: tuple[int, ...]
+    outputs: tuple[int, ...]
+    operands: tuple[int | Expr, ...]
     blocks: tuple[int, int, int]
+    whole_rows: bool
+    undecided: tuple[int, ...] = ()
+    """Tiles of the program that mean nothing here: of columns where it has whole rows."""
     batch_block: int | None = None
     """That of products side by side, of which a program takes one."""
+
+    @property
+    def arguments(self) -> tuple[int | Expr, ...]:
+        """What a launch takes, in order."""
+        return (self.a, self.b, *self.outputs, *self.operands)
 
 
 def product_of(program: Program) -> Product:
     """The product that `program` is. Raises ``Refusal``."""
-    if len(program.roots) != 1 or len(program.roots[0].axes) != 2:
-        raise Refusal("products over one grid of two tiled dimensions are implemented")
+    if len(program.roots) != 1 or len(program.roots[0].axes) not in (1, 2):
+        raise Refusal("products over one grid, of tiles of M and N or of whole rows, are implemented")
     root = program.roots[0]
-    loops = [op for op in root.body.ops if op.regions]
-    if len(loops) != 1 or loops[0].kind != "for":
-        raise Refusal("one loop over K between the grid and the store is implemented")
-    loop = loops[0]
-    axes = [*root.axes, *_axes(loop)]
-    for axis in axes:
+    outer = loops_over_columns(root) if len(root.axes) == 1 else ()
+    loop = _loop(outer[0].regions[0] if outer else root.body)
+    for axis in (*root.axes, *_axes(loop)):
         _check_axis(axis, program)
-    frame = Frame(
-        program=program,
-        makers={result.number: op for op in program.walk() for result in op.results},
-        m=axes[0].block,
-        n=axes[1].block,
-        k=axes[2].block,
-    )
+    stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
+    frame = _tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop), stores)
     dots = [_dot(frame, loop, at) for at in range(len(loop.results))]
-    store = _store(frame, root.body)
-    frame = _oriented(frame, store)
     a, *others = (_operand(frame, dot.operands[0], (frame.m, frame.k)) for dot in dots)
     if any(other != a for other in others):
         raise Refusal("products that share an epilogue share their first operand as well")
     b, *second = (_operand(frame, dot.operands[1], (frame.k, frame.n)) for dot in dots)
-    epilogue = Chain(frame, loop.results[0])
-    for (tensor, blocks), sums in zip(second, loop.results[1:], strict=True):
-        epilogue.add_product(sums, tensor, _second_pitch(frame, b, (tensor, blocks)))
-    result = epilogue.read(_unrounded(frame, store))
-    epilogue.finish(result)
-    return _product(frame, a, b, store, epilogue)
+    chain = Chain(frame, loop.results[0])
+    for place, sums in zip(second, loop.results[1:], strict=True):
+        chain.add_product(sums, place.tensor, _second_pitch(frame, b, place))
+    if outer:
+        stores = TiledRows(frame, chain, loop, lambda other: _is_same(frame, other, (a, b, *second))).stores(root)
+    for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
+        chain.store(store)
+    return _product(frame, a, b, chain)
 
 
 # Loops -----------------------------------------------------------------------------------------------------------------
+
+
+def _loop(body: Region) -> Op:
+    others = [op.kind for op in body.ops if op.regions and op.kind != "for"]
+    if others:
+        raise Refusal(f"{others[0]} in an epilogue is not implemented")
+    loops = [op for op in body.ops if op.kind == "for"]
+    if len(loops) != 1:
+        raise Refusal("one loop over K between the grid and the store is implemented")
+    return loops[0]
+
+
+def _frame(program: Program, root: Root, loop: Op) -> Frame:
+    """Rows are whole where the sums have a dimension that nothing walks over."""
+    blocks = [axis.block for axis in root.axes]
+    whole = len(blocks) == 1
+    if whole:
+        blocks.append(_whole_block(program, loop, blocks[0]))
+    (k,) = (axis.block for axis in _axes(loop))
+    makers = {result.number: op for op in program.walk() for result in op.results}
+    return Frame(program=program, makers=makers, m=blocks[0], n=blocks[1], k=k, whole_rows=whole)
+
+
+def _tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> Frame:
+    """Rows are walked over in tiles of columns, by every loop from the first column to the last."""
+    n, *others = (each.attributes(ForAttrs).axes[0] for each in outer)
+    (k,) = _axes(loop)
+    same = {axis.block: n.block for axis in others}
+    for axis in (n, *others):
+        _check_axis(axis, program)
+        if program.blocks[axis.block].extent != program.blocks[n.block].extent:
+            raise Refusal("loops over columns go over different numbers of them")
+    for inner in (op for each in outer[1:] for op in each.regions[0].ops if op.kind == "for"):
+        (again,) = _axes(inner)
+        _check_axis(again, program)
+        if program.blocks[again.block].extent == program.blocks[k.block].extent:
+            same[again.block] = k.block
+    makers = {result.number: op for op in program.walk() for result in op.results}
+    return Frame(
+        program=program,
+        makers=makers,
+        m=root.axes[0].block,
+        n=n.block,
+        k=k.block,
+        whole_rows=True,
+        by_tiles=True,
+        same=same,
+    )
+
+
+def _is_same(frame: Frame, loop: Op, places: Sequence[Place]) -> bool:
+    """Whether a loop adds up the products of the same tensors once more."""
+    dots = [_dot(frame, loop, at) for at in range(len(loop.results))]
+    left = [_operand(frame, dot.operands[0], (frame.m, frame.k)) for dot in dots]
+    right = [_operand(frame, dot.operands[1], (frame.k, frame.n)) for dot in dots]
+    return all(each == places[0] for each in left) and right == list(places[1:])
+
+
+def _whole_block(program: Program, loop: Op, rows: int) -> int:
+    """The block of N, all of which is in the sums of each program."""
+    blocks = [dim.block for value in loop.results for dim in value.dims if dim.block != rows]
+    if not blocks or blocks[0] is None or any(block != blocks[0] for block in blocks):
+        raise Refusal("sums of tiles of rows, as wide as the output, are implemented")
+    if program.blocks[blocks[0]].kind != "full":
+        raise Refusal("sums of whole rows, over all columns at once, are implemented")
+    return blocks[0]
 
 
 def _axes(loop: Op) -> Sequence[LoopAxis]:
@@ -103,7 +171,7 @@ def _dot(frame: Frame, loop: Op, at: int) -> Op:
     """The dot of `loop` that adds to its carried value number `at`, from zero on."""
     body = loop.regions[0]
     dots = [op for op in body.ops if op.kind == "dot"]
-    others = [op.kind for op in body.ops if op.kind not in ("dot", "load", "view")]
+    others = [_name(op) for op in body.ops if op.kind not in ("dot", "load", "view")]
     if len(dots) != len(loop.results) or others:
         raise Refusal(
             f"a loop over K with one dot of two loads per sum is implemented, not with {', '.join(others) or 'more'}"
@@ -126,91 +194,92 @@ def _dot(frame: Frame, loop: Op, at: int) -> Op:
     return dot
 
 
+def _name(op: Op) -> str:
+    return op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else op.kind
+
+
 # Memory -----------------------------------------------------------------------------------------------------------------------
 
 
-def _operand(frame: Frame, value: Operand, wanted: tuple[int, int]) -> tuple[HostTensor, tuple[int, ...]]:
-    """The tensor that an operand of the dot is loaded from, and the blocks over its dimensions."""
+def _operand(frame: Frame, value: Operand, wanted: tuple[int, int]) -> Place:
+    """Where an operand of the dot is loaded from."""
     op = frame.maker(value)
     if op is not None and op.kind == "view" and op.attrs == ViewAttrs("permute", (1, 0)):
         op, wanted = frame.maker(op.operands[0]), (wanted[1], wanted[0])
     if op is None or op.kind != "load":
         raise Refusal("operands of the dot that are loaded as they are are implemented")
-    blocks = blocks_of(op)
-    if blocks != wanted:
+    if blocks_of(frame, op) != wanted:
         raise Refusal(f"{frame.tensor(op).name} is not tiled by the dimensions of the dot")
-    return covered(frame, op, blocks), blocks
+    return place_of(frame, op)
 
 
-def _store(frame: Frame, body: Region) -> Op:
-    effects = [op for op in frame.program.walk() if OPS[op.kind].stays]
-    if len(effects) != 1 or effects[0].kind != "store" or effects[0] not in body.ops:
-        raise Refusal("one store behind the loop over K is implemented, and no other effect")
-    store = effects[0]
-    if set(blocks_of(store)) != {frame.m, frame.n} or len(blocks_of(store)) != 2:
-        raise Refusal(f"{frame.tensor(store).name} is not tiled by the grid")
-    return store
+def _stores(program: Program, bodies: Sequence[Region]) -> list[Op]:
+    effects = [op for op in program.walk() if OPS[op.kind].stays]
+    known = {op.number for body in bodies for op in body.ops if op.kind == "store"}
+    if not effects or any(op.number not in known for op in effects):
+        raise Refusal("stores behind the loop over K are implemented, and no other effect")
+    return effects
 
 
-def _oriented(frame: Frame, store: Op) -> Frame:
+def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:
     """M is the first dimension of the output, whatever the order of the grid."""
-    m, n = blocks_of(store)
-    return Frame(program=frame.program, makers=frame.makers, m=m, n=n, k=frame.k)
-
-
-def _unrounded(frame: Frame, store: Op) -> Operand:
-    """What is stored, before a cast to the type that storing rounds to anyway."""
-    value = store.operands[0]
-    maker = frame.maker(value)
-    casts = maker is not None and maker.kind == "pointwise" and maker.attrs == PointwiseAttrs("cast")
-    if maker is not None and casts and maker.results[0].dtype == frame.tensor(store).dtype:
-        return maker.operands[0]
-    return value
+    first = next((blocks_of(frame, store) for store in stores if len(blocks_of(frame, store)) == 2), (frame.m, frame.n))
+    if set(first) != {frame.m, frame.n}:
+        raise Refusal(f"{frame.tensor(stores[0]).name} is not tiled by the grid")
+    if frame.whole_rows or first == (frame.m, frame.n):
+        return frame
+    return replace(frame, m=first[0], n=first[1])
 
 
 # The whole -----------------------------------------------------------------------------------------------------------------
 
 
-def _product(
-    frame: Frame,
-    a: tuple[HostTensor, tuple[int, ...]],
-    b: tuple[HostTensor, tuple[int, ...]],
-    store: Op,
-    chain: Chain,
-) -> Product:
-    d = covered(frame, store, (frame.m, frame.n))
-    if d.strides[1] != 1:
-        raise Refusal(f"{d.name} has a stride of {d.strides[1]} along N; contiguous rows are implemented")
-    operands = tuple(tensor for _, tensor in chain.loads.values())
-    for tensor in (a[0].id, b[0].id, *operands):
-        if frame.program.tensors[tensor].storage == d.storage:
-            raise Refusal(f"{frame.program.tensors[tensor].name} shares memory with the output {d.name}")
-    if a[0].dtype != b[0].dtype:
-        raise Refusal(f"a product of {dtype_name(a[0].dtype)} and {dtype_name(b[0].dtype)} is not implemented")
-    a_major, a_pitch = major_of(frame, *a)
-    b_major, b_pitch = major_of(frame, *b)
+def _product(frame: Frame, a: Place, b: Place, chain: Chain) -> Product:
+    operands = tuple(source for _, source in chain.loads.values())
+    outputs = tuple(output.place.tensor.id for output in chain.outputs)
+    read = [each for each in (a.tensor.id, b.tensor.id, *operands) if isinstance(each, int)]
+    _check_memory(frame, read, outputs)
+    if a.tensor.dtype != b.tensor.dtype:
+        raise Refusal(f"a product of {dtype_name(a.tensor.dtype)} and {dtype_name(b.tensor.dtype)} is not implemented")
+    a_major, a_pitch = major_of(frame, a)
+    b_major, b_pitch = major_of(frame, b)
     problem = GemmProblem(
         m=frame.extent(frame.m),
         n=frame.extent(frame.n),
         k=frame.extent(frame.k),
-        operand_dtype=dtype_name(a[0].dtype),
-        output_dtype=dtype_name(d.dtype),
+        operand_dtype=dtype_name(a.tensor.dtype),
+        output_dtype=dtype_name(chain.outputs[0].place.tensor.dtype),
         a_pitch=a_pitch,
         b_pitch=b_pitch,
-        d_pitch=integer(d.strides[0], "a stride"),
+        d_pitch=chain.outputs[0].pitch,
         a_major=a_major,
         b_major=b_major,
-        epilogue=chain.epilogue,
+        epilogue=chain.epilogue(),
     )
-    return Product(problem=problem, a=a[0].id, b=b[0].id, d=d.id, operands=operands, blocks=(frame.m, frame.n, frame.k))
+    return Product(
+        problem=problem,
+        a=a.tensor.id,
+        b=b.tensor.id,
+        outputs=outputs,
+        operands=operands,
+        blocks=(frame.m, frame.n, frame.k),
+        whole_rows=frame.whole_rows,
+        undecided=(frame.n, *frame.same) if frame.by_tiles else (),
+    )
 
 
-def _second_pitch(
-    frame: Frame, first: tuple[HostTensor, tuple[int, ...]], second: tuple[HostTensor, tuple[int, ...]]
-) -> int:
+def _check_memory(frame: Frame, read: Sequence[int], written: Sequence[int]) -> None:
+    """Tiles are written while others are still read, in no order."""
+    tensors = frame.program.tensors
+    for at, output in enumerate(written):
+        for other in (*read, *written[:at]):
+            if tensors[other].storage == tensors[output].storage:
+                raise Refusal(f"{tensors[other].name} shares memory with the output {tensors[output].name}")
+
+
+def _second_pitch(frame: Frame, first: Place, second: Place) -> int:
     """Of the second product's B, which lies like the first one's."""
-    (tensor, _), (other, _) = first, second
-    major, pitch = major_of(frame, *second)
-    if tensor.dtype != other.dtype or major != major_of(frame, *first)[0]:
-        raise Refusal(f"{tensor.name} and {other.name} differ in type or in what is contiguous")
+    major, pitch = major_of(frame, second)
+    if second.tensor.dtype != first.tensor.dtype or major != major_of(frame, first)[0]:
+        raise Refusal(f"{second.tensor.name} and {first.tensor.name} differ in type or in what is contiguous")
     return pitch

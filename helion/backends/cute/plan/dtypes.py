@@ -26,6 +26,8 @@ DTYPES: dict[str, Dtype] = {
     "int32": Dtype(itemsize_bytes=4, dsl="Int32"),
     "int64": Dtype(itemsize_bytes=8, dsl="Int64"),
 }
+NUMBER = "number"
+"""In the place of a dtype: not a tensor of it, but a number in fp32."""
 OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
 EPILOGUE_DTYPES = ("float32", "float16", "bfloat16")
 """Of what epilogues read."""

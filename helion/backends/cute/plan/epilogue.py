@@ -10,7 +10,7 @@ from typing import Literal
 
 from .refusal import Refusal
 
-OperandKind = Literal["exact", "row", "column", "product"]
+OperandKind = Literal["exact", "row", "column", "product", "number"]
 OutputKind = Literal["exact", "column"]
 
 ARITY: Mapping[str, int] = {
@@ -34,12 +34,31 @@ ARITY: Mapping[str, int] = {
     "silu": 1,
     "gelu": 1,
     "gelu_tanh": 1,
+    "exp2": 1,
+    "expm1": 1,
+    "log2": 1,
+    "log10": 1,
+    "log1p": 1,
+    "floor": 1,
+    "ceil": 1,
+    "trunc": 1,
     "round": 1,
+    "eq": 2,
+    "ne": 2,
+    "lt": 2,
+    "le": 2,
+    "gt": 2,
+    "ge": 2,
+    "isnan": 1,
+    "isinf": 1,
+    "isfinite": 1,
+    "where": 3,
     "round_float16": 1,
     "round_bfloat16": 1,
 }
 """Number of arguments by operation. ``round`` gives the nearest integer, of two the even one; ``round_*`` rounds to the type
-and widens again, as a cast within the chain does."""
+and widens again, as a cast within the chain does. What compares gives 1 or 0, and ``where`` takes the second argument unless
+the first is 0."""
 REDUCTIONS: Mapping[str, int] = {"row_sum": 1, "row_maximum": 1, "row_minimum": 1, "row_first": 2}
 """Number of arguments by operation on the N values of a whole row, whose result is one number per row.
 
@@ -52,7 +71,8 @@ MAX_CHAIN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueOperand:
-    """A tensor read beside the accumulator: ``exact`` (M, N), ``row`` (N,) or ``column`` (M,).
+    """A tensor read beside the accumulator: ``exact`` (M, N), ``row`` (N,) or ``column`` (M,); or a ``number`` that each launch
+    is given, in fp32.
 
     ``pitch`` counts elements from one row to the next of an exact operand, and from one element to the next of a vector.
     ``product`` is a
@@ -144,8 +164,8 @@ class Epilogue:
 
     @functools.cached_property
     def per_row(self) -> tuple[bool, ...]:
-        """By value: whether it is one number per row, as column operands and reductions are, and what is made of such."""
-        found = [False, *(operand.kind == "column" for operand in self.operands)]
+        """By value: whether it is one number per row, as numbers, column operands and reductions are, and what is made of such."""
+        found = [False, *(operand.kind in ("column", "number") for operand in self.operands)]
         for instruction in self.instructions:
             values = [x for x in instruction.arguments if not isinstance(x, Constant)]
             found.append(instruction.op in REDUCTIONS or (bool(values) and all(found[x] for x in values)))

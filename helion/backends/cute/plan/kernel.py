@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .... import exc
 from ...._compiler.ir.grammar import HostTensor, Program
+from ...._shapes import Expr
 from ..roles.grammar import KernelProgram
 from ..roles.programs import kernel_program
 from .counts import counts
@@ -18,7 +19,8 @@ from .workspace import workspace_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class CutePlan:
-    """``gemm`` is the plan of the matrix product that ``program`` is; ``tensors`` are what its launch takes, in order.
+    """``gemm`` is the plan of the matrix product that ``program`` is; ``arguments`` are what its launch takes, in order:
+    tensors, and numbers of the host.
 
     ``sizes`` are elements by block. ``overwritten`` are host expressions of tensors that the launch writes and that
     something else may have seen. Printed, it says what the kernel consists of and what it takes.
@@ -26,7 +28,7 @@ class CutePlan:
 
     program: Program
     gemm: GemmPlan
-    tensors: tuple[HostTensor, ...]
+    arguments: tuple[HostTensor | Expr, ...]
     sizes: tuple[int, ...]
     overwritten: tuple[str, ...]
     origin_lines: bool

@@ -34,6 +34,10 @@ SPLIT_US = 0.75
 GRID_SPLIT_US = 2.5
 #: What an SM stores and reads in an epilogue for each byte of its share of the memory bandwidth.
 EPILOGUE_PER_BANDWIDTH = 1.1
+#: Clusters of this many CTAs and more reach only this part of the SMs: on an H200, 30 of 4 run at once, 15 of 8 and 7 of 16.
+LARGE_CLUSTER, IN_WHOLE_GROUPS = 4, 10 / 11
+#: What it takes the CTAs of a row to tell each other what they found, in microseconds for each of them and each time.
+EXCHANGE_US = 0.04
 #: Launch, first loads and last stores, in microseconds.
 OVERHEAD_US = 4.5
 #: Registers of a thread that holds sums in them; the kernels of tcgen05 hold a sub-tile of them.
@@ -54,8 +58,7 @@ class Timing:
 def timing(shape: ProductShape, plan: GemmPlan, target: Target) -> Timing:
     """A roofline of one tile, times the rounds of tiles that as many clusters as fit the GPU take."""
     clusters = plan.pieces
-    resident = max(1, target.num_sms // plan.ctas)
-    waves = -(-clusters // resident)
+    waves = -(-clusters // resident(plan, target))
     busy = min(clusters * plan.ctas, target.num_sms)
     k_tile_us = _k_tile_us(plan, busy, target)
     epilogue_us = _epilogue_us(plan, target)
@@ -70,6 +73,14 @@ def timing(shape: ProductShape, plan: GemmPlan, target: Target) -> Timing:
         tiles=plan.tiles * math.prod(plan.cluster_tiles),
         total_us=OVERHEAD_US + max(body, memory_us),
     )
+
+
+def resident(plan: GemmPlan, target: Target) -> int:
+    """Clusters that run at once. CTAs of a large cluster share a group of SMs, and some groups have SMs left over."""
+    sms = target.num_sms
+    if plan.problem.epilogue.reduces_rows and plan.ctas >= LARGE_CLUSTER:
+        sms = int(sms * IN_WHOLE_GROUPS)
+    return max(1, sms * plan.ctas_per_sm // plan.ctas)
 
 
 def _share(target: Target) -> float:
@@ -89,19 +100,23 @@ def _k_tile_us(plan: GemmPlan, busy: int, target: Target) -> float:
     ) * numbers.b_stage_bytes
     loaded = numbers.a_stage_bytes + numbers.b_stage_bytes - MULTICAST_GAIN * shared
     from_l2 = min(L2_OF_FEW, L2_PER_BANDWIDTH * target.num_sms / busy)
-    return max(flops / rate, loaded / (from_l2 * _share(target)), LEAST_K_TILE_US)
+    # CTAs that share an SM share its unit and its loads, and wait at the same time
+    return max(plan.ctas_per_sm * max(flops / rate, loaded / (from_l2 * _share(target))), LEAST_K_TILE_US)
 
 
 def _epilogue_us(plan: GemmPlan, target: Target) -> float:
     """Storing a tile and reading what its epilogue needs; CTAs that split K share that, and hand each other sums."""
     rows, columns = plan.cta_tile
     exact = sum(itemsize(each.dtype) for each in plan.problem.epilogue.of_kind("exact"))
-    stored = rows * columns * (plan.output_bytes + exact) / plan.splits
+    written = sum(itemsize(each.dtype) for each in plan.problem.outputs_of("exact"))
+    stored = plan.ctas_per_sm * rows * columns * (written + exact) / plan.splits
     exchanged = 2 * rows * columns * SUM_BYTES * (plan.splits - 1) / plan.splits
     waited = SPLIT_US * plan.splits if plan.splits > 1 else 0.0
     if plan.grid_splits > 1:  # every cluster writes its sums, and the last one reads those of all
         exchanged += rows * columns * SUM_BYTES * (1 + plan.grid_splits) / plan.splits
         waited += GRID_SPLIT_US
+    if plan.cluster[1] > 1:
+        waited += EXCHANGE_US * plan.cluster[1] * max(plan.problem.epilogue.levels)
     return waited + (stored / EPILOGUE_PER_BANDWIDTH + exchanged / L2_PER_BANDWIDTH) / _share(target)
 
 
@@ -117,7 +132,7 @@ def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predict
     """What one launch takes; ``fits`` is what the plan says."""
     shape = shape_of(facts)
     assert not isinstance(shape, str), shape
-    plan = plan_of(shape, choice_of(decisions, shape.blocks, target), target)
+    plan = plan_of(shape, choice_of(decisions, shape, target), target)
     if isinstance(plan, str):
         return _refused(shape, target, plan)
     time = timing(shape, plan, target)
@@ -127,8 +142,8 @@ def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predict
         spill_risk=0.0,
         shared_bytes=shared_bytes(plan),
         tensor_memory_columns=counts(plan).tensor_memory_columns,
-        waves=plan.pieces * plan.ctas / target.num_sms,
-        occupancy_blocks=1,
+        waves=plan.pieces * plan.ctas / (target.num_sms * plan.ctas_per_sm),
+        occupancy_blocks=plan.ctas_per_sm,
         fits=True,
         bytes_moved=shape.bytes_moved,
         flops=shape.flops,

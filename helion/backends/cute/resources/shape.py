@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
 from ...._shapes import dtype_name
 from ..plan.dtypes import itemsize
-from ..plan.epilogue import Epilogue, EpilogueOperand, OperandKind
+from ..plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, OperandKind
 from ..plan.records import Batch, GemmProblem, Major
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProductShape:
-    """``problem`` has the right extents, dtypes, majors and operands, and no instructions in its epilogue. ``blocks`` are
-    those of M, N and K; ``root`` is the number of the grid loop, None where that has one dimension. ``batch_block`` is that
+    """``problem`` has the right extents, dtypes, majors, operands and outputs, and of the instructions of its epilogue
+    the reductions, as they need each other. ``blocks`` are those of M, N and K, of which N is no tile where programs
+    hold ``whole_rows``; ``root`` is the number of the grid loop, None where that has one dimension. ``batch_block`` is that
     of tiles of a batch, which are of one product each."""
 
     problem: GemmProblem
     blocks: tuple[int, int, int]
     root: int | None
+    whole_rows: bool = False
     batch_block: int | None = None
 
     @property
@@ -40,7 +42,8 @@ class ProductShape:
         a, b = (problem.batches if problem.batch_pitch(name) or not problem.batch else 1 for name in ("a", "b"))
         operands = (a * problem.m + b * self.products * problem.n) * problem.k * itemsize(problem.operand_dtype)
         exact = sum(itemsize(each.dtype) for each in problem.epilogue.of_kind("exact"))
-        return operands + problem.batches * problem.m * problem.n * (itemsize(problem.output_dtype) + exact)
+        stored = sum(itemsize(each.dtype) for each in problem.outputs_of("exact"))
+        return operands + problem.batches * problem.m * problem.n * (stored + exact)
 
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:
@@ -51,17 +54,19 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     if any((each.m_block_id, each.n_block_id, each.k_block_id) != _blocks(fact) for each in others):
         return "the two products of the kernel have different tiles"
     m, n, k = fact.static_m, fact.static_n, fact.static_k
-    if fact.m_block_id is None or fact.n_block_id is None or fact.k_block_id is None:
-        return "M, N and K of the product are not three tiles"
+    whole = _whole_axis(fact, facts)
+    columns = fact.n_block_id if whole is None else whole
+    if fact.m_block_id is None or columns is None or fact.k_block_id is None:
+        return "M, N and K of the product are not three tiles, nor is N a whole dimension"
     if m is None or n is None or k is None:
         return "an extent of the product is not known when the kernel is compiled"
-    stores = [op for op in facts.memory_ops if op.kind == "store"]
-    if len(stores) != 1:
-        return f"the kernel has {len(stores)} stores, not one"
-    axes = (fact.m_block_id, fact.n_block_id)
-    if (
-        tuple(axis for axis in stores[0].subscript_axes if axis in axes) == axes[::-1]
-    ):  # the product is that of the transposed factors
+    axes = (fact.m_block_id, columns)
+    facts = _with_rows(facts, columns) if whole is not None else facts
+    stores = [*{op.storage: op for op in facts.memory_ops if op.kind == "store"}.values()]
+    stores.sort(key=lambda store: len(_walked(store, axes)), reverse=True)
+    if not stores or any(_walked(store, axes) not in (axes, axes[::-1], axes[:1]) for store in stores):
+        return "the kernel stores something else than tiles of the product, or numbers per row"
+    if _walked(stores[0], axes) == axes[::-1]:  # the product is that of the transposed factors
         axes, (m, n) = axes[::-1], (n, m)
     swapped = axes[0] != fact.m_block_id
     layouts = (fact.rhs_layout, fact.lhs_layout) if swapped else (fact.lhs_layout, fact.rhs_layout)
@@ -74,15 +79,19 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         output_dtype=dtype_name(stores[0].dtype),
         a_pitch=_pitch(majors[0], m, k),
         b_pitch=_pitch(majors[1], n, k),
-        d_pitch=_even(n),
+        d_pitch=_pitches(stores[0], axes, n),
         a_major=majors[0],
         b_major=majors[1],
-        epilogue=Epilogue(operands=(*_second(others, _pitch(majors[1], n, k)), *_operands(facts, axes))),
+        epilogue=_epilogue(
+            (*_second(others, _pitch(majors[1], n, k)), *_operands(facts, axes)), facts, stores, axes, n
+        ),
     )
     blocks = (*axes, fact.k_block_id)
     slots = (fact.rhs_slot, fact.lhs_slot) if swapped else (fact.lhs_slot, fact.rhs_slot)
     number = facts.regions[fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
+    if whole is not None:
+        return ProductShape(problem=problem, blocks=blocks, root=None, whole_rows=True)
     batch = [axis for axis in facts.axes if axis.block_id not in blocks]
     if len(batch) > 1 or any(axis.extent is None for axis in batch):
         return "beside M, N and K there are more dimensions than that of a batch"
@@ -112,6 +121,77 @@ def _batch(facts: KernelFacts, slots: tuple[int | None, int | None], problem: Ge
     )
 
 
+def _whole_axis(fact: MatmulFact, facts: KernelFacts) -> int | None:
+    """The axis of N where programs hold all of it, at once or by walking over tiles of it."""
+    if fact.n_axis is None:
+        return None
+    axis = facts.axes[fact.n_axis]
+    walked = axis.kind == "tile" and not axis.on_grid and fact.m_axis is not None and facts.axes[fact.m_axis].on_grid
+    return fact.n_axis if axis.kind == "full" or walked else None
+
+
+def _with_rows(facts: KernelFacts, columns: int) -> KernelFacts:
+    """With the axis of N in the place of those of later loops over the columns."""
+    tiled = facts.matmul_with_tiled_reduction_epilogue
+    again = (*tiled.apply_axes, *tiled.n_block_ids) if tiled is not None else ()
+
+    def renamed(op: MemoryOpFact) -> MemoryOpFact:
+        return replace(op, subscript_axes=tuple(columns if axis in again else axis for axis in op.subscript_axes))
+
+    return replace(facts, memory_ops=tuple(map(renamed, facts.memory_ops)))
+
+
+def _walked(store: MemoryOpFact, axes: tuple[int, int]) -> tuple[int, ...]:
+    """Which of M and N walk over the tensor."""
+    return tuple(axis for axis in store.subscript_axes if axis in axes)
+
+
+def _pitches(store: MemoryOpFact, axes: tuple[int, int], n: int) -> int:
+    return _even(n) if len(_walked(store, axes)) == len(axes) else 1
+
+
+#: Reductions of rows by those of the program; positions are looked for behind the number that is there.
+_REDUCTIONS = {"max": "row_maximum", "argmax": "row_maximum", "min": "row_minimum", "argmin": "row_minimum"}
+
+
+def _epilogue(
+    operands: tuple[EpilogueOperand, ...],
+    facts: KernelFacts,
+    stores: Sequence[MemoryOpFact],
+    axes: tuple[int, int],
+    n: int,
+) -> Epilogue:
+    """Reductions of the sums, each behind one of those that it needs, and what is stored."""
+    instructions: list[Instruction] = []
+
+    def step(op: str, *arguments: int) -> int:
+        instructions.append(Instruction(op, arguments))
+        return len(operands) + len(instructions)
+
+    value, found = 0, None
+    stages = [stage for fact in facts.reductions if fact.axis == axes[1] for stage in fact.stages]
+    for number, operand in enumerate(operands, start=1) if stages else ():
+        value = step("add", value, number) if operand.kind in ("exact", "product") else value
+    for stage in stages:
+        for name in stage:
+            found = step(_REDUCTIONS.get(name, "row_sum"), value)
+            found = step("row_first", value, found) if name.startswith("arg") else found
+        assert found is not None
+        value = step("sub", 0, found)
+    outputs = tuple(
+        EpilogueOutput(
+            name=f"output_{store.slot}",
+            value=value if len(_walked(store, axes)) == len(axes) or found is None else found,
+            kind="exact" if len(_walked(store, axes)) == len(axes) else "column",
+            dtype=dtype_name(store.dtype),
+            pitch=_pitches(store, axes, n),
+        )
+        for store in stores
+    )
+    plain = len(outputs) == 1 and outputs[0].kind == "exact"
+    return Epilogue(operands=operands, instructions=tuple(instructions), outputs=() if plain else outputs)
+
+
 def _blocks(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:
     return fact.m_block_id, fact.n_block_id, fact.k_block_id
 
@@ -134,9 +214,10 @@ def _second(others: Sequence[MatmulFact], pitch: int) -> Iterator[EpilogueOperan
 def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOperand]:
     seen: set[tuple[int, tuple[int | None, ...]]] = set()
     multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
+    written = {op.storage for op in facts.memory_ops if op.kind == "store"}
     for op in facts.memory_ops:
         key = (op.storage, op.subscript_axes)
-        if op.kind == "load" and op.slot not in multiplied and key not in seen:
+        if op.kind == "load" and op.slot not in multiplied and op.storage not in written and key not in seen:
             seen.add(key)
             kind = _kind(op, axes)
             pitch = _even(facts.axes[axes[1]].extent or 0) if kind == "exact" else 1

@@ -15,9 +15,9 @@ VERSION = 2
 class GemmKernel:
     """``source`` is the module that the DSL compiles for ``unit``.
 
-    ``pointers`` are the dtypes of the tensors that a launch takes, in order. ``ctas`` are those of one cluster, ``threads``
-    and ``shared_bytes`` those of one CTA, of which ``ctas_per_sm`` share an SM. ``problem`` is the text of the
-    ``GemmProblem`` that it computes.
+    ``pointers`` are the dtypes of the tensors that a launch takes, in order, and ``number`` where it takes a number. ``ctas``
+    are those of one cluster, ``threads`` and ``shared_bytes`` those of one CTA, of which ``ctas_per_sm`` share an SM.
+    ``problem`` is the text of the ``GemmProblem`` that it computes.
     """
 
     name: str

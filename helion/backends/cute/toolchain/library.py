@@ -6,11 +6,12 @@ import ctypes
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .... import _files, _logging
+from ..plan.dtypes import NUMBER
 from .kernel import GemmKernel
 from .offline import installed_version
 from .shared_object import NAME, build_shared_object
@@ -72,11 +73,11 @@ def _is_good(place: Path) -> bool:
 class Library:
     """The functions of one shared object. Loading it needs CUDA's runtime library in the process, as torch brings it."""
 
-    def __init__(self, path: Path, pointers: int) -> None:
+    def __init__(self, path: Path, pointers: Sequence[str]) -> None:
         self.path = path
         self._library = ctypes.CDLL(str(path))
-        #: Addresses of the tensors, clusters that run at once, stream: gives CUDA's status, 0 for success.
-        self.launch: Callable[..., int] = self._function("helion_launch", *[ctypes.c_void_p] * pointers, _INT, _POINTER)
+        #: Addresses of the tensors, and numbers; clusters that run at once, stream: gives CUDA's status, 0 for success.
+        self.launch: Callable[..., int] = self._function("helion_launch", *map(_argument, pointers), _INT, _POINTER)
         self._load = self._function("helion_load", _INT)
         self._clusters = self._function("helion_clusters")
         self._lock = threading.Lock()
@@ -95,6 +96,10 @@ class Library:
     def clusters(self) -> int:
         """The most clusters that run at once on the current device; 0 where the driver does not say."""
         return self._clusters()
+
+
+def _argument(dtype: str) -> Any:
+    return ctypes.c_float if dtype == NUMBER else ctypes.c_void_p
 
 
 _INT, _POINTER = ctypes.c_int32, ctypes.c_void_p

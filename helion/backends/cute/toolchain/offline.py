@@ -16,7 +16,7 @@ from typing import Any
 from .... import exc
 from ...execution import CompileError
 from ..codegen.module import ENTRY, pointer_dtypes
-from ..plan.dtypes import DTYPES
+from ..plan.dtypes import DTYPES, NUMBER
 from ..plan.records import GemmPlan
 
 ARCHITECTURES = {"wgmma": "sm_90a", "tcgen05": "sm_100a"}
@@ -49,7 +49,7 @@ def compile_text(text: str, plan: GemmPlan) -> Compiled:
 
 
 def compile_source(text: str, unit: str, pointers: Sequence[str]) -> Compiled:
-    """A printed module compiled for a matrix unit; ``pointers`` are the dtypes of the tensors that ``ENTRY`` takes."""
+    """A printed module compiled for a matrix unit; ``pointers`` are those of a ``GemmKernel``."""
     dsl = _dsl()
     from cutlass.cute.runtime import make_fake_stream, make_ptr
 
@@ -57,12 +57,14 @@ def compile_source(text: str, unit: str, pointers: Sequence[str]) -> Compiled:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module = _load(Path(folder) / "gemm_module.py", text)
-        pointers = [
-            make_ptr(getattr(dsl, DTYPES[dtype].dsl), 4096, dsl.AddressSpace.gmem, assumed_align=ALIGNMENT_BYTES)
+        arguments = [
+            dsl.Float32(1.0)
+            if dtype == NUMBER
+            else make_ptr(getattr(dsl, DTYPES[dtype].dsl), 4096, dsl.AddressSpace.gmem, assumed_align=ALIGNMENT_BYTES)
             for dtype in pointers
         ]
         options = f"--gpu-arch {ARCHITECTURES[unit]} --keep-ptx --keep-cubin --dump-dir {folder}"
-        kernel = dsl.cute.compile(getattr(module, ENTRY), *pointers, dsl.Int32(1), make_fake_stream(), options=options)
+        kernel = dsl.cute.compile(getattr(module, ENTRY), *arguments, dsl.Int32(1), make_fake_stream(), options=options)
         return Compiled(kernel=kernel, cubin=bytes(kernel.__cubin__), ptx=str(kernel.__ptx__))
 
 

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from ...execution import CompileError
+from ..plan.dtypes import NUMBER
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from .kernel import GemmKernel
 from .offline import ToolMissing, compile_source, runtime_libraries
@@ -69,7 +70,8 @@ int64_t helion_workspace(void) {{
   return {workspace};
 }}
 
-/* One launch: addresses of the tensors in device memory, and of the workspace, clusters that run at once, the stream. 0 is success. */
+/* One launch: addresses of the tensors in device memory, or numbers, and of the workspace, clusters that run at once, the
+   stream. 0 is success. */
 int32_t helion_launch({parameters}int32_t clusters, void *stream) {{
   int32_t status = 0;
   void *given[] = {{{addresses}&clusters, &stream, &status}};
@@ -112,7 +114,7 @@ def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
 
 def source(symbol: str, kernel: GemmKernel) -> str:
     """The C functions around what the DSL exports under ``symbol``."""
-    names = [f"p{at}" for at in range(len(kernel.pointers))]
+    names = {f"p{at}": "float " if dtype == NUMBER else "void *" for at, dtype in enumerate(kernel.pointers)}
     return _SOURCE.format(
         name=NAME,
         symbol=symbol,
@@ -121,7 +123,7 @@ def source(symbol: str, kernel: GemmKernel) -> str:
         shared=kernel.shared_bytes,
         workspace=kernel.workspace_bytes,
         counter_bytes=MAX_COUNTERS * COUNTER_BYTES,
-        parameters="".join(f"void *{name}, " for name in names),
+        parameters="".join(f"{kind}{name}, " for name, kind in names.items()),
         addresses="".join(f"&{name}, " for name in names),
         count=len(names) + 3,
         declared=_DECLARED if kernel.ctas_per_sm > 1 else "",

@@ -1,0 +1,89 @@
+"""A product whose whole rows a cluster of CTAs along N holds, to reduce them in registers or to leave no tile of N to choose.
+
+Tiles of 128 x 256 feed the unit best, and a CTA of a larger cluster loads less of A: with rms_norm, 131072 x 1024 x 512 takes
+247 us in clusters of 4, where torch.compile takes 341, and 131072 x 4096 x 512 takes 1091 us in clusters of 16 instead of
+1374. Up to clusters of 8, whose exchange is small, it is best to have a whole tile wait for its stores while the next one is
+loaded, in the place of one stage. Two CTAs of 128 x 128 on an SM hide each other's epilogue where there are few rounds of
+tiles (8192 x 1024: 27.0 us with K = 512), and tiles of 64 rows are for so few rows that larger ones would leave SMs without
+work (1024 x 1024 x 1024: 14.7 us; an H200, 2026-11-22, a prototype of the same roles).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ....autotuner.proposal import Declined, Heuristic, Proposal
+from ....hardware import Target
+from ..bounds import columns_of, row_clusters, tile_bounds
+from ..plan.build import unit_of
+from ..plan.records import Choice, Unit
+from ..resources.shape import ProductShape, shape_of
+from ..settle import STORE_STAGES, ctas_per_mma, subtile_of
+from .tiles import options, proposals
+
+#: Columns of a tile below which clusters do not grow, and of sub-tiles.
+LEAST_COLUMNS, WIDTHS = 128, (32, 16)
+#: Rounds of tiles in which two CTAs on an SM are better than one of twice the columns.
+FEW_ROUNDS = 4
+#: Rows of a tile, the best first where it makes no difference; 256 are those of a pair of CTAs.
+ROWS: dict[Unit, tuple[int, ...]] = {"wgmma": (128, 64), "tcgen05": (256, 128, 64)}
+#: Clusters up to which a whole tile waits for its stores; larger ones exchange through the shared memory that it takes.
+WHOLE_STORES = 8
+#: Main loops of so many K tiles are short.
+SHORT_LOOP = 16
+#: The stages that a main loop needs beside such stores.
+LEAST_STAGES = 3
+
+
+class CuteClusterEpilogueHeuristic(Heuristic):
+    name: ClassVar[str] = "CuteClusterEpilogueHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
+        if not target.has("wgmma") and not target.has("tcgen05"):
+            return Declined(f"{target} has neither wgmma nor tcgen05")
+        shape = shape_of(facts)
+        if isinstance(shape, str):
+            return Declined(shape)
+        if not shape.whole_rows:
+            return Declined("N is a tile of the kernel's, whose rows no cluster has to hold")
+        return proposals(shape, target, options(shape, target, [*_choices(shape, target)])) or Declined(
+            f"rows of {shape.problem.n} columns fit no cluster, of {row_clusters(shape.problem, target)} CTAs with tiles of"
+            f" {' or '.join(map(str, ROWS[unit_of(target)]))} rows"
+        )
+
+
+def _choices(shape: ProductShape, target: Target) -> Iterator[Choice]:
+    """What has a plan or not; of equally fast ones the first is taken."""
+    least, *more = row_clusters(shape.problem, target)
+    for ctas in (least, *more):
+        columns = columns_of(shape.problem, ctas, target)
+        if ctas > least and columns < LEAST_COLUMNS:
+            continue
+        for rows in ROWS[unit_of(target)]:
+            tile = (rows, columns, tile_bounds(shape.problem, target)[2][0])
+            pair = ctas_per_mma(rows, target)
+            width = subtile_of(columns, WIDTHS[0])
+            plain = Choice(tile=tile, cluster=(pair, ctas), ctas_per_mma=pair, epilogue_n=width)
+            few = -(-shape.problem.m // rows) * ctas <= FEW_ROUNDS * target.num_sms
+            sharing, storing = _sharing(plain, shape, target), _storing(plain, shape)
+            yield from (*sharing, *storing) if few else (*storing, *sharing)
+
+
+def _sharing(plain: Choice, shape: ProductShape, target: Target) -> Iterator[Choice]:
+    """Two CTAs on an SM, with the widest sub-tiles beside which enough stages fit."""
+    if target.has("wgmma") and shape.problem.epilogue.reduces_rows:
+        for width in WIDTHS:
+            columns = subtile_of(plain.tile[1], width)
+            yield replace(plain, ctas_per_sm=2, ab_stages=LEAST_STAGES, epilogue_n=columns)
+
+
+def _storing(plain: Choice, shape: ProductShape) -> Iterator[Choice]:
+    short = -(-shape.problem.k // plain.tile[2]) <= SHORT_LOOP
+    if short and plain.cluster[1] <= WHOLE_STORES:
+        stages = max(stages for stages in STORE_STAGES if plain.tile[1] // plain.epilogue_n % stages == 0)
+        yield replace(plain, store_stages=stages, ab_stages=LEAST_STAGES)
+    yield plain

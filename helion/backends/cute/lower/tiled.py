@@ -1,0 +1,241 @@
+"""Rows that a program walks over in tiles of their columns, where that comes to having all columns at once.
+
+::
+
+    for tile_n:                              row = sum of x over all columns
+        total = total + sum(x)         →     (and so for the largest and the smallest)
+
+    for tile_n:                              top = largest x of all columns
+        raised = maximum(top, max(x))  →     total = sum of exp(x - top) over all columns
+        total = total * exp(top - raised) + sum(exp(x - raised))
+
+    for tile_n: out[...] = x                 y of the rounded x, which is read where it was
+    for tile_n: y of out[...]          →     written
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ...._compiler.ir.grammar import ForAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Region, Root, Value
+from ...._compiler.ir.ops import OPS
+from ...._shapes import dtype_name
+from ..plan.epilogue import constant
+from ..plan.refusal import Refusal
+from .chain import ROUNDED, Chain, Reference
+from .frame import Frame, blocks_of
+
+#: The reduction of a tile that each step of a running one takes in, and what it begins with.
+RUNNING = {"add": ("sum", 0.0), "maximum": ("max", -math.inf), "minimum": ("min", math.inf)}
+
+
+class TiledRows:
+    """Reads the loops over tiles of columns in a root; ``is_sums`` checks a loop over K, and whether it is that of the sums
+    once more."""
+
+    def __init__(self, frame: Frame, chain: Chain, sums: Op, is_sums: Callable[[Op], bool]) -> None:
+        self.frame = frame
+        self.chain = chain
+        self.sums = sums
+        self.is_sums = is_sums
+        self.stored: dict[int, Op] = {}
+        chain.carried = self.carried
+
+    def stores(self, root: Root) -> list[Op]:
+        """What is left in memory: of each tensor, what is stored to it last."""
+        for op in root.body.ops:
+            if op.kind == "for":
+                self._loop(op.regions[0])
+            elif op.kind == "store":
+                self._keep({op.attrs.tensor: op})
+        return list(self.stored.values())
+
+    def _keep(self, stores: dict[int, Op]) -> None:
+        for tensor, store in stores.items():
+            self.stored.pop(tensor, None)
+            self.stored[tensor] = store
+
+    def _loop(self, body: Region) -> None:
+        here: dict[int, Op] = {}
+        for op in body.ops:
+            if op.kind == "load" and op.attrs.tensor in {**self.stored, **here}:
+                if op.attrs.tensor in here:
+                    raise Refusal(f"{self.frame.tensor(op).name} is stored and read in one loop")
+                self._read_back(op)
+            elif op.kind == "store":
+                here[op.attrs.tensor] = self._whole(op)
+            elif op.kind == "for":
+                self._product(op)
+            elif op.regions or OPS[op.kind].stays:
+                raise Refusal(f"{op.kind} in a loop over tiles of columns is not implemented")
+        self._keep(here)
+
+    def _whole(self, store: Op) -> Op:
+        if blocks_of(self.frame, store) != (self.frame.m, self.frame.n):
+            raise Refusal(f"{self.frame.tensor(store).name} is stored tile by tile, and not by rows and columns")
+        return store
+
+    def _read_back(self, load: Op) -> None:
+        """What an earlier loop has stored, rounded to the type of the tensor."""
+        tensor, store = self.frame.tensor(load), self.stored[load.attrs.tensor]
+        if blocks_of(self.frame, load) != blocks_of(self.frame, store):
+            raise Refusal(f"{tensor.name} is read in another way than it was stored")
+        if tensor.dtype != torch.float32 and tensor.dtype not in ROUNDED:
+            raise Refusal(f"{tensor.name} is stored as {dtype_name(tensor.dtype)} and read back")
+        value = store.operands[0]
+        known = self.chain.read(value)
+        if not isinstance(value, Value) or value.dtype != tensor.dtype:
+            known = self.chain.rounded(known, tensor.dtype)
+        self.chain.known[load.result.number] = known
+
+    def _product(self, loop: Op) -> None:
+        if loop is self.sums:
+            return
+        if not self.is_sums(loop):
+            raise Refusal("a second product over the same rows is not implemented")
+        for result, known in zip(loop.results, self.sums.results, strict=True):
+            self.chain.known[result.number] = self.chain.known[known.number]
+
+    # Carried values --------------------------------------------------------------------------------------------------------
+
+    def carried(self, loop: Op, result: Value) -> Reference:
+        """What a loop over all tiles of columns leaves in one of the values that it carries."""
+        at = next(at for at, each in enumerate(loop.results) if each is result)
+        plain = self._running(loop, at)
+        if plain is not None:
+            reduce, start = plain
+            assert isinstance(reduce.operands[0], Value)
+            return self._from(self.chain.reduce(reduce, result.dtype), loop, at, start)
+        rescaled = self._rescaled(loop, at)
+        if rescaled is None:
+            raise Refusal("values that tiles of columns hand on are implemented as running sums, maxima and minima")
+        return rescaled
+
+    def _running(self, loop: Op, at: int) -> tuple[Op, float] | None:
+        """The reduction that each tile adds to a carried value, and what that begins with; None where it does not."""
+        body = loop.regions[0]
+        made = self._pointwise(body.results[at])
+        if made is None or made.name not in RUNNING:
+            return None
+        first, second = made.operands
+        reduction, start = RUNNING[made.name]
+        other = second if first is body.params[at] else first if second is body.params[at] else None
+        reduce = self._maker(other)
+        if reduce is None or reduce.kind != "reduce" or reduce.attributes(ReduceAttrs).name != reduction:
+            return None
+        return reduce, start
+
+    def _from(self, value: Reference, loop: Op, at: int, neutral: float) -> Reference:
+        """``value`` behind what the carried value begins with."""
+        start = self._start(loop, at)
+        if start == neutral:
+            return value
+        if not math.isfinite(start):
+            raise Refusal(f"a running reduction that begins with {start}")
+        name = next(name for name, (_, each) in RUNNING.items() if each == neutral)
+        return self.chain.step(name, (value, constant(start)))
+
+    def _start(self, loop: Op, at: int) -> float:
+        made = self.frame.maker(loop.operands[at])
+        if made is None or made.kind != "full" or not isinstance(made.operands[0], (int, float)):
+            raise Refusal("running reductions that begin with a number are implemented")
+        return float(made.operands[0])
+
+    def _rescaled(self, loop: Op, at: int) -> Reference | None:
+        """A sum of exponentials about the largest number so far, which is rescaled with every larger one."""
+        body = loop.regions[0]
+        made = self._pointwise(body.results[at])
+        if made is None or made.name != "add":
+            return None
+        for kept, added in (made.operands, made.operands[::-1]):
+            scaled = self._scaled(kept, loop, at)
+            if scaled is None:
+                continue
+            power, top = scaled
+            term = self._shifted(added, loop, power, top)
+            if term is not None:
+                if self._start(loop, at) != 0 or self._start(loop, top) != -math.inf:
+                    raise Refusal("a rescaled sum that does not begin with 0, or its maximum not with -inf")
+                shifted = self.chain.step("sub", (term, self.chain.read(loop.results[top])))
+                return self.chain.step("row_sum", (self.chain.step(power, (shifted,)),))
+        return None
+
+    def _scaled(self, kept: Operand, loop: Op, at: int) -> tuple[str, int] | None:
+        """``kept`` is the carried sum times exp(top - raised): exp, and the position of ``top`` among the carried values."""
+        body = loop.regions[0]
+        made = self._pointwise(kept)
+        factors = [each for each in made.operands if each is not body.params[at]] if made is not None else []
+        if made is None or made.name != "mul" or len(factors) != 1:
+            return None
+        power = self._exponential(factors[0])
+        for top, (param, raised) in enumerate(zip(body.params, body.results, strict=True)):
+            if power is not None and power.operands[0] is param and power.operands[1] is raised:
+                running = self._running(loop, top)
+                return (power.name, top) if running is not None and running[1] == -math.inf else None
+        return None
+
+    def _shifted(self, added: Operand, loop: Op, name: str, top: int) -> Reference | None:
+        """``added`` is the sum of exp(x - raised) over a tile, and ``raised`` takes in the largest x: x."""
+        reduce = self._maker(added)
+        if reduce is None or reduce.kind != "reduce" or reduce.attributes(ReduceAttrs).name != "sum":
+            return None
+        power = self._exponential(reduce.operands[0])
+        if power is None or power.name != name or power.operands[1] is not loop.regions[0].results[top]:
+            return None
+        running = self._running(loop, top)
+        assert running is not None
+        x = self.chain.read(power.operands[0])
+        return x if self.chain.read(running[0].operands[0]) == x else None
+
+    def _plain(self, value: Operand | None) -> Operand | None:
+        """Behind views and masks, which change no column that is there."""
+        made = self.frame.maker(value) if value is not None else None
+        while made is not None and (made.kind == "mask" or (made.kind == "view" and made.attrs.name != "permute")):
+            value = made.operands[0]
+            made = self.frame.maker(value)
+        return value
+
+    def _maker(self, value: Operand | None) -> Op | None:
+        plain = self._plain(value)
+        return self.frame.maker(plain) if plain is not None else None
+
+    def _pointwise(self, value: Operand | None) -> _Made | None:
+        made = self._maker(value)
+        if made is None or made.kind != "pointwise" or made.results[0].dtype != torch.float32:
+            return None
+        operands = tuple(plain for each in made.operands if (plain := self._plain(each)) is not None)
+        return _Made(name=made.attributes(PointwiseAttrs).name, operands=operands)
+
+    def _exponential(self, value: Operand | None) -> _Made | None:
+        """Of a difference: the name of the exponential function, and minuend and subtrahend."""
+        power = self._pointwise(value)
+        if power is None or power.name not in ("exp", "exp2"):
+            return None
+        difference = self._pointwise(power.operands[0])
+        if difference is None or difference.name != "sub":
+            return None
+        return _Made(name=power.name, operands=difference.operands)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """An elementwise operation and its operands, behind views."""
+
+    name: str
+    operands: tuple[Operand, ...]
+
+
+def loops_over_columns(root: Root) -> tuple[Op, ...]:
+    """The loops of a root inside of which there are others, and those behind them; none where its loop is that over K."""
+    loops = tuple(op for op in root.body.ops if op.kind == "for")
+    tiled = bool(loops) and any(op.kind == "for" for op in loops[0].regions[0].ops)
+    if not tiled:
+        return ()
+    for loop in loops:
+        if len(loop.attributes(ForAttrs).axes) != 1:
+            raise Refusal("loops over tiles of columns, and over nothing else, are implemented")
+    return loops
