@@ -24,6 +24,10 @@ _LEAST_COLUMNS = 8
 #: Values that are reduced together: an index goes with its value, and is compared too.
 _VALUES = {"argmax": 3, "argmin": 3}
 _ACCUMULATOR_BYTES = 4
+#: Bytes of an operand that one instruction of a warp brings to registers for the synchronous unit.
+_FRAGMENT_BYTES = 256
+#: Of an access to memory, what an exchange within a warp costs.
+_SHUFFLE_ACCESSES = 0.5
 #: Bytes that lie together, or are read by programs next to each other: each halving below this costs the memory as much.
 _RUN_BYTES = 16384.0
 
@@ -85,7 +89,6 @@ class Demand(NamedTuple):
     stores: float
     descriptors: float
     """Descriptors of tensors that a program makes before it can load; one that goes on to other tiles makes them once."""
-    atomics: float
     fused: float
     """1 where the next tile's loads begin before the last one is stored."""
 
@@ -150,7 +153,7 @@ class _Count:
         sums["looped_bytes" if times > 1 else "straight_bytes"] += asked
         per_thread = max(1.0, numel / self.threads)
         if op.kind == "atomic":
-            sums["atomics"] += times * per_thread * self.launch.warps
+            sums["accesses"] += times * per_thread * self.launch.warps
         elif op.slot in self.launch.boxed:
             sums["descriptors"] += not self.launch.persistent
         else:
@@ -255,7 +258,7 @@ class _Count:
             chunks = self.nest.chunks((fact.axis,))
             issued = times * chunks * max(1.0, numel / self.threads) * self.launch.warps
             sums["looped_issue" if times * chunks > 1 else "straight_issue"] += issued
-            sums["accesses"] += times * results * self.launch.warps * steps * 0.5
+            sums["accesses"] += times * results * self.launch.warps * steps * _SHUFFLE_ACCESSES
 
     def _threads_along(self, fact: ReductionFact, numel: int) -> tuple[int, int]:
         """Threads of a program, and of one warp, that share a row which is reduced: neighbours in memory go to neighbours."""
@@ -279,9 +282,8 @@ class _Count:
         took = times * flops / (target.matrix_tflops_for(_rate(fact)) * 1e6) * target.num_sms
         sums["matrix_us"] += took
         if unit == "mma":
-            sums["accesses"] += (
-                times * (rows * fact.lhs_dtype.itemsize + columns * fact.rhs_dtype.itemsize) * depth / 256
-            )
+            operands = (rows * fact.lhs_dtype.itemsize + columns * fact.rhs_dtype.itemsize) * depth
+            sums["accesses"] += times * operands / _FRAGMENT_BYTES
             if target.has("wgmma") or target.has("tcgen05"):
                 sums["synchronous_us"] += took
         elif fact.lhs_dtype.itemsize == 4 and fact.rhs_layout != "k_major":

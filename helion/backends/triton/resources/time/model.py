@@ -22,7 +22,16 @@ _SHARED_BYTES_PER_CYCLE = 128
 _REGISTER_BYTES = 4
 #: What a launch leaves each thread of a program at least.
 _LEAST_REGISTERS = 16
+#: Warps that reach the matrix units of all schedulers.
 _WARPS_FOR_ALL_UNITS = 4
+#: Predicted registers are off by as much.
+_REGISTER_ERROR = 0.15
+#: Of the L2 cache, spilled registers in flight that stay there.
+_SPILLS_KEPT = 0.25
+#: One SM in this many can saturate memory.
+_SMS_TO_SATURATE = 2.0
+#: Of a warp's own instructions in an iteration, what others do not hide while it waits for loads.
+_DRIFTED = 0.5
 #: Over the limit by one over this, an accumulator is stored and loaded as a whole.
 _ALL_SPILLED = 10.0
 #: Exponent of the norm of what hides the other almost completely.
@@ -114,7 +123,8 @@ class _Formula:
 
     def _resident(self) -> Value:
         """Programs of an SM, smoothed over the error of the predicted registers where these decide."""
-        mean = (self._by_registers(0.85) + 2 * self._by_registers(1.0) + self._by_registers(1.15)) / 4
+        fewer, more = self._by_registers(1 - _REGISTER_ERROR), self._by_registers(1 + _REGISTER_ERROR)
+        mean = (fewer + 2 * self._by_registers(1.0) + more) / 4
         decide = self.d.resident >= self._by_registers(1.0)
         return self.m.where(decide, mean, self.m.minimum(self.d.resident, mean))
 
@@ -140,7 +150,7 @@ class _Formula:
         d, p, l2 = self.d, self.p, self.target.l2_bytes
         in_flight = self.m.minimum(d.programs, self.target.num_sms * self.resident)
         lost = self._ramp(d.row_bytes * in_flight, p.kept_share * l2, p.lost_share * l2)
-        missed = self._ramp(spilled / self.m.maximum(1.0, d.iterations) * in_flight, 0.25 * l2, l2)
+        missed = self._ramp(spilled / self.m.maximum(1.0, d.iterations) * in_flight, _SPILLS_KEPT * l2, l2)
         return d.new_bytes + d.again_bytes * lost + p.run_share * d.scattered_bytes + spilled * p.spill_misses * missed
 
     def _crowding(self) -> Value:
@@ -152,7 +162,7 @@ class _Formula:
 
     def _reachable(self) -> Value:
         """Bytes per microsecond that the SMs at work can ask memory for: about half of them are enough."""
-        return self.bandwidth * self.m.minimum(1.0, 2.0 * self.m.minimum(1.0, self.per_sm))
+        return self.bandwidth * self.m.minimum(1.0, _SMS_TO_SATURATE * self.m.minimum(1.0, self.per_sm))
 
     def _cache_bytes(self, spilled: Value) -> Value:
         d = self.d
@@ -184,7 +194,7 @@ class _Formula:
         exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
         fixed = p.start_us + exchanged + d.stores * p.store_us + straight_bytes + d.descriptors * p.descriptor_us
         repeats = d.looped_rounds + d.pipelined_rounds > 0
-        loop = self._norm((waits + own * 0.5, instructions, looped_bytes, matrix + pipelined), p.together)
+        loop = self._norm((waits + own * _DRIFTED, instructions, looped_bytes, matrix + pipelined), p.together)
         fixed = (fixed + d.fills * p.wait_us) * (1 - d.fused * p.hidden)
         return fixed + self.m.where(repeats, loop, waits + instructions + matrix)
 
