@@ -127,7 +127,7 @@ def device(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> Iterator[Devi
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: fake.stream, raising=False)
     monkeypatch.setattr(stub, "on_gpu", lambda value: isinstance(value, torch.Tensor))
-    monkeypatch.setattr(launcher, "interpret", ordinary)
+    monkeypatch.setattr(launcher.interpreter, "interpret", ordinary)
     load = CompiledKernel._init_handles
     monkeypatch.setattr(CompiledKernel, "_init_handles", lambda self: (fake.compiled.append(self), load(self))[1])
     yield fake

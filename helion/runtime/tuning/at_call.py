@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import _logging, exc, knobs
+from ..._lazy import lazy
 from ...autotuner.cache.rows import Key, Row
 from ...autotuner.cache.store import Store, default_store
-from ...autotuner.options import Options
 from ...backends import stub
 from ...config import Config
 from ..signature import tensors_in
 from ..specialized import Specialized
-from .autotune import tuned
-from .candidates import legal
-from .keys import key_of
 from .loaded import loaded_config
+
+if TYPE_CHECKING:
+    from ...autotuner import options as search_options
+    from . import autotune, candidates, keys
+else:
+    # a call where nothing was tuned needs no search
+    search_options = lazy("helion.autotuner.options")
+    autotune = lazy("helion.runtime.tuning.autotune")
+    candidates = lazy("helion.runtime.tuning.candidates")
+    keys = lazy("helion.runtime.tuning.keys")
 
 
 def is_forced(of: Specialized, args: Sequence[Any]) -> bool:
@@ -58,9 +65,9 @@ def _kept(of: Specialized, args: Sequence[Any]) -> Config | None:
         )
     if store is None or not (store.path.is_file() or store.url or asserted):
         return None
-    key = key_of(of, args)
+    key = keys.key_of(of, args)
     row = None if key is None else store.get(key)
-    config = None if row is None else legal(of, row.config)
+    config = None if row is None else candidates.legal(of, row.config)
     if config is None and asserted:
         raise exc.CacheAssertionError(_missing(of, store, key))
     return config
@@ -81,7 +88,7 @@ def _missing(of: Specialized, store: Store, key: Key | None) -> str:
 
 def _tuned_now(of: Specialized, args: Sequence[Any], given: Sequence[Config]) -> Config | None:
     try:
-        return tuned(of, args, Options.of(of.settings, "full", {}), given, only=False).config
+        return autotune.tuned(of, args, search_options.Options.of(of.settings, "full", {}), given, only=False).config
     except exc.AutotuningDisallowedInEnvironment:
         raise
     except Exception as error:  # a call does not fail for want of a better config

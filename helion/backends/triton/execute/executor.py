@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.errors import TritonError
@@ -13,11 +13,16 @@ from triton.runtime.errors import OutOfResources
 
 from .... import exc, knobs
 from ...._compiler.host.program import HostProgram
+from ...._lazy import lazy
 from ....hardware import Target
 from ...execution import InlineBody, Lack, Launcher, SizeTable
 from ..plan.records import Plan
 from . import compilable, fast_launch, inline_launch, native
-from .interpreter import races
+
+if TYPE_CHECKING:
+    from .interpreter import races
+else:
+    races = lazy("helion.backends.triton.execute.interpreter.races")
 
 #: What Triton says when a pass of its compiler gives up; such errors have no class of their own.
 _PASS_FAILED = "PassManager::run failed"

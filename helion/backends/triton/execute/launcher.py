@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 from triton.runtime import _allocation
 
 from .... import knobs
+from ...._lazy import lazy
 from ....hardware import DEFAULT_TARGET, from_device_properties
 from ... import stub
 from .fast_launch import launch_stub
-from .host_copies import interpret_copies
-from .interpreter import interpret
+
+if TYPE_CHECKING:
+    from . import host_copies, interpreter
+else:
+    # calls on a GPU need no interpreter
+    host_copies = lazy("helion.backends.triton.execute.host_copies")
+    interpreter = lazy("helion.backends.triton.execute.interpreter")
 
 
 def get_num_sm(device: torch.device, reserved_sms: int = 0) -> int:
@@ -51,10 +57,10 @@ def default_launcher(kernel: triton.JITFunction, grid: tuple[int, ...], *args: A
     for arg in args:
         if isinstance(arg, torch.Tensor):
             if arg.device.type == "cpu":
-                interpret(kernel, grid, args, options)
+                interpreter.interpret(kernel, grid, args, options)
                 return
             if knobs.TRITON_INTERPRET.read():
-                interpret_copies(kernel, grid, args, options)
+                host_copies.interpret_copies(kernel, grid, args, options)
                 return
             break
     kernel[grid](*args, **options)
