@@ -50,10 +50,17 @@ class TritonProductsHeuristic(Heuristic):
         if not found:
             return Declined("no tile of the products fits without spilling")
         sure = tuple(proposal for proposal, certain in found if certain) or tuple(proposal for proposal, _ in found)
+        if _chunks(facts):  # programs that share a chunk each multiply it by itself: more of them are no gain as such
+            return (min(sure, key=lambda p: _time(facts, p, target)),)
         full = (p for p in sure if wave_efficiency(_programs(facts, p), target) >= _WAVE_TARGET)
         best = next(full, None) or max(sure, key=lambda p: wave_efficiency(_programs(facts, p), target))
         deep = _deepened(facts, best, target)
         return (best,) if deep is None else (deep, best)
+
+
+def _time(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
+    warps, stages = proposal.num_warps or _WARPS[0], proposal.num_stages or 1
+    return estimate(facts, target, proposal.block_sizes, warps, stages).time_us
 
 
 def _deepened(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal | None:
@@ -103,13 +110,13 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonPropos
     whether it leaves registers."""
     itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
     least = target.min_dot(itemsize)[2]
-    percent = safety.products(target)
+    percent = min(safety.products(target), safety.STATE) if _chunks(facts) else safety.products(target)
     for m, n in _SIDES:
         for line, stages in _PIPELINES:
             k = max(least, line // itemsize)
             sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
             sizes |= {axis: min(sizes[axis], _CHUNK) for axis in _chunks(facts) if axis in sizes}
-            warps = _fewest_warps(facts, target, sizes, stages)
+            warps = _fewest_warps(facts, target, sizes, stages, percent if _chunks(facts) else safety.ALL)
             if warps is not None:
                 predicted = estimate(facts, target, sizes, warps, stages)
                 reason = f"{m} x {n} x {k} tiles, {stages} stages, {predicted.registers_per_thread} registers"
@@ -124,15 +131,19 @@ def _chunks(facts: KernelFacts) -> set[int]:
     return {axis for axis in square if axis is not None and not facts.axes[axis].on_grid}
 
 
-def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], stages: int) -> int | None:
-    """The fewest warps that spill nothing; None where no number of them does, or the tile does not fit."""
+def _fewest_warps(facts: KernelFacts, target: Target, sizes: dict[int, int], stages: int, percent: int) -> int | None:
+    """The fewest warps whose registers hold it within ``percent``, else that spill nothing; None where no number of them
+    does, or the tile does not fit."""
+    found = None
     for warps in (w for w in _WARPS if w <= most_warps(facts, sizes, target)):
         predicted = estimate(facts, target, sizes, warps, stages)
         if not predicted.fits:
-            return None
-        if not predicted.spill_risk:
+            break
+        if not predicted.spill_risk and safety.within(predicted, percent):
             return warps
-    return None
+        if not predicted.spill_risk and found is None:
+            found = warps
+    return found
 
 
 def _programs(facts: KernelFacts, proposal: TritonProposal) -> int:

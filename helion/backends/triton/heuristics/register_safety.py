@@ -20,6 +20,11 @@ ATTENTION_FRAGMENTS = 80
 #: Backward passes of attention, whose scores and gradients are there at once: for sm_90 232 planned with spill 48 bytes and
 #: 180 none; through fragments, for sm_80, 199 spill 132 and 161 none.
 GRADIENT, GRADIENT_FRAGMENTS = 75, 65
+#: The same with accumulators in tensor memory: for sm_100 226 planned with spill 544 bytes, 180 none.
+GRADIENT_TENSOR_MEMORY = 85
+#: A state that products add to from chunk to chunk: 182 planned with spill 648 bytes for sm_90, 198 spill 308 for sm_100.
+#: 122 spill 80 through fragments, for sm_80.
+STATE = 70
 #: Several products: 251 of 255 planned with spill 272 to 508 bytes, 238 up to 88, 224 none.
 PRODUCTS = 92
 #: The same where a thread has more than 256, half of them for matrix products alone: 329 of 512 planned with take 506,
@@ -38,8 +43,10 @@ def attention(target: Target) -> int:
 
 def gradient(target: Target) -> int:
     """Percent for backward passes of attention on ``target``."""
-    if target.has("tcgen05") or target.kind != "cuda":
+    if target.kind != "cuda":
         return products(target)
+    if target.has("tcgen05"):
+        return GRADIENT_TENSOR_MEMORY
     return GRADIENT_FRAGMENTS if _has_fragments(target) else GRADIENT
 
 
