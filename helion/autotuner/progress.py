@@ -74,7 +74,7 @@ class Lines:
     def tried(self, outcome: Outcome) -> None:
         self._tally.add(outcome)
         if outcome.status is Status.INACCURATE:
-            print(f"helion: {self._name}: a config was left out, its result {outcome.detail}", file=self._stream)
+            print(f"helion: {self._name}: a config was left out: {outcome.detail}", file=self._stream)
         if time.monotonic() - self._last >= _INTERVAL:
             self._last = time.monotonic()
             print(f"helion: tuning {self._name}: {self._tally.text()}", file=self._stream)

@@ -4,6 +4,7 @@ die, and times are simulated."""
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -276,3 +277,29 @@ def test_helpers_that_are_killed_are_started_again(empty_store: None) -> None:
     assert len(killed) == 2
     torch.testing.assert_close(kernel(x), torch.softmax(x, -1))
     assert bound.config == config
+
+
+def relu_of_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for rows, columns in hl.tile(out.size()):
+        acc = hl.zeros([rows, columns], dtype=torch.float32)
+        for inner in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[rows, inner], y[inner, columns])
+        out[rows, columns] = torch.relu(acc + 1).to(x.dtype)
+    return out
+
+
+@pytest.mark.prove
+def test_kernels_of_the_cute_backend_are_tuned(empty_store: None) -> None:
+    """With the DSL candidates are compiled in the pool; without it the reason says how to get it."""
+    x, y = torch.randn(200, 128).bfloat16(), torch.randn(128, 192).bfloat16()
+    kernel = helion.kernel(relu_of_product, backend="cute")
+    options = {**QUIET, "configs": 2}
+    if importlib.util.find_spec("cutlass") is None:
+        with pytest.raises(exc.NoConfigFound, match="pip install"):
+            kernel.autotune((x, y), **options)
+    else:
+        config = kernel.autotune((x, y), **options)
+        assert kernel.bind((x, y)).config == config
+    expected = torch.relu(x.float() @ y.float() + 1)
+    torch.testing.assert_close(kernel(x, y).float(), expected, atol=0.2, rtol=0.02)
