@@ -14,6 +14,7 @@ from backends.cute import export, gemms, lockstep, run_on_gpu
 from backends.cute.combinations import random_row_plans
 from backends.cute.rows import ROWS, Chain
 from backends.cute.test_verify import drop, drop_kind, first_fault, with_counts
+from timing import seconds
 
 from helion.backends.cute.codegen.module import render
 from helion.backends.cute.execute.evaluate import evaluate
@@ -29,7 +30,7 @@ from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.kernel import GemmKernel
 from helion.backends.cute.toolchain.shared_object import source
 from helion.backends.cute.verify.cluster import Cluster
-from helion.backends.cute.verify.verify import smaller, trips, verify
+from helion.backends.cute.verify.verify import _simulate, smaller, trips, verify
 from helion.hardware import Target
 
 PROVE = os.environ.get("HELION_PROVE") == "1"
@@ -491,6 +492,16 @@ def test_a_wrong_count_of_eight_ctas_is_found_with_few(name: str, field: str, by
     right = getattr(of_eight().pipeline(name).counts, field)
     if right and right + by > 0:
         assert first_fault(smaller(with_counts(of_eight(), name, **{field: right + by}))) != "nothing"
+
+
+def test_large_clusters_are_verified_in_tens_of_milliseconds() -> None:
+    kernel = kernel_program(gemms.hopper("rows_softmax"))
+
+    def first() -> None:
+        _simulate.cache_clear()
+        verify(kernel)
+
+    assert seconds(first, repeats=3) <= 0.08
 
 
 RANDOM = random_row_plans(60 if PROVE else 12)
