@@ -18,25 +18,28 @@ BF16, FP16, FP32, E4M3 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 Arguments = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Maker:
-    """Makes the tensors of a cell: random ones, or none on ``meta``."""
+    """Makes the tensors of a cell, one after another: random ones, each from a stream of its own, or none on ``meta``."""
 
     device: str
     seed: int = 0
+    made: int = 0
+
+    def stream(self) -> torch.Generator:
+        self.made += 1
+        return torch.Generator(self.device).manual_seed(1000 * self.seed + self.made)
 
     def normal(self, *shape: int, dtype: torch.dtype, mean: float = 0.25, scale: float = 1.0) -> torch.Tensor:
         if self.device == "meta":
             return torch.empty(shape, dtype=dtype, device="meta")
-        generator = torch.Generator(self.device).manual_seed(self.seed + sum(shape))
-        values = torch.randn(shape, generator=generator, device=self.device) + mean
+        values = torch.randn(shape, generator=self.stream(), device=self.device) + mean
         return (values * scale).to(dtype)
 
     def integers(self, *shape: int, low: int = 0, high: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         if self.device == "meta":
             return torch.empty(shape, dtype=dtype, device="meta")
-        generator = torch.Generator(self.device).manual_seed(self.seed + sum(shape))
-        return torch.randint(low, high, shape, generator=generator, device=self.device, dtype=dtype)
+        return torch.randint(low, high, shape, generator=self.stream(), device=self.device, dtype=dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
