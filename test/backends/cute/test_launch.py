@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ import pytest
 import torch
 from backends.cute import products
 from backends.cute.products import BF16, matmul
+from backends.cute.row_kernels import scaled_norm
 from fake_cudart import FakeRuntime
 
 import helion
 from helion import exc
 from helion.backends.cute import backend
 from helion.backends.cute.execute import launcher, seen
+from helion.backends.cute.plan.dtypes import NUMBER
 from helion.backends.cute.plan.kernel import CutePlan
 from helion.backends.cute.toolchain import library
 from helion.backends.cute.toolchain.kernel import GemmKernel
@@ -196,6 +199,23 @@ def test_shared_objects_launch_what_was_planned(tmp_path: Path) -> None:
         assert kernel.load(0) == 0 and kernel.load(0) == 0
         assert kernel.clusters() == 3 and runtime.loads == number
         check_launch(runtime, kernel, bound.plan(config))
+    assert runtime is not None
+    check_numbers(runtime, tmp_path / "scaled_norm.so")
+
+
+def check_numbers(runtime: FakeRuntime, path: Path) -> None:
+    """Numbers of a call stand behind descriptors and vectors among what the kernel gets, in fp32."""
+    x, y, weight = (torch.empty(shape, dtype=BF16, device="meta") for shape in ((1000, 264), (264, 1000), (1000,)))
+    bound = scaled_norm.bind((x, y, weight, 1e-6, 1.0), target="sm_90")
+    kinds = bound.compile_config().__globals__["_helion_scaled_norm"].pointers
+    kernel = library.Library(bound.export_shared_object(path), kinds)
+    assert kernel.load(0) == 0
+    numbers = iter((0.1, 2.5))
+    given = [next(numbers) if kind == NUMBER else 0x7F0000000000 + 0x100 * at for at, kind in enumerate(kinds)]
+    runtime.parameters = 7
+    assert kernel.launch(*given, 3, 0xABC) == 0
+    passed = [struct.unpack("f", each[:4])[0] for each in runtime.launches[-1].parameters[-2:]]
+    assert passed == [pytest.approx(0.1), 2.5]
 
 
 def check_launch(runtime: FakeRuntime, kernel: library.Library, plan: CutePlan) -> None:
