@@ -93,7 +93,8 @@ def test_what_is_chosen_is_never_slower_than_the_seed() -> None:
     assert max(ratios) <= 1.01
     assert statistics.fmean(gains) < 0.01
     in_a_row = [world.ratio(fastest_in_a_row(world.device())) for world in worlds]
-    assert max(in_a_row) > 1.1 and sum(ratio > 1.01 for ratio in in_a_row) > len(worlds) // 50
+    # one config after the other, on the same devices: one in 20 is chosen wrongly
+    assert max(in_a_row) > 1.03 and sum(ratio > 1.01 for ratio in in_a_row) > len(worlds) // 25
 
 
 def test_a_device_that_warms_up_does_not_favour_who_comes_later() -> None:
