@@ -130,7 +130,7 @@ def test_sums_that_one_output_needs_alone() -> None:
     assert epilogue.outputs[1].value == 0
 
 
-@pytest.mark.parametrize("name", ["softmax", "silu before rms_norm", "two norms", "no reduction"])
+@pytest.mark.parametrize("name", ["softmax", "two norms"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (63, 1000, 136), (129, 1536, 72)])
 def test_odd_sizes(name: str, m: int, n: int, k: int) -> None:
     case = CASES[name]
