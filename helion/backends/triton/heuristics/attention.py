@@ -8,8 +8,8 @@ a GPU; offline for sm_80 to sm_120, gfx942 and gfx950 first seeds for heads of 6
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
@@ -19,7 +19,7 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
 from .attention_tiles import Tile, cost_of, fits, programs_of
-from .sizing import clamp, extent_of
+from .sizing import Sizes, clamp, extent_of
 
 #: Queries, keys, stages and warps; of one height, the first that fits is taken.
 _CANDIDATES = (
@@ -50,13 +50,6 @@ _CANDIDATES = (
 _KEPT = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Choice:
-    tile: Tile
-    cost: float
-    proposal: TritonProposal
-
-
 class TritonAttentionHeuristic(Heuristic):
     name: ClassVar[str] = "TritonAttentionHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
@@ -68,34 +61,33 @@ class TritonAttentionHeuristic(Heuristic):
         if fact.query_axis is None or not (facts.axes[fact.query_axis].tunable and facts.axes[fact.key_axis].tunable):
             return Declined("queries or keys are not tiles")
         for percent in (safety.attention(target), safety.ALL):
-            found = tuple(_feasible(facts, fact.query_axis, fact.key_axis, target, percent))
+            found = tuple(itertools.islice(_feasible(facts, fact.query_axis, fact.key_axis, target, percent), _KEPT))
             if found:
-                best = min(found, key=lambda choice: choice.cost)
-                rest = (choice for choice in found if choice is not best)
-                ordered = (best, *sorted(rest, key=lambda choice: choice.tile.held != best.tile.held))
-                return tuple(choice.proposal for choice in ordered[:_KEPT])
+                return found
         return Declined("no tile of queries and keys fits without spilling")
 
 
-def _feasible(facts: KernelFacts, query: int, key: int, target: Target, percent: int) -> Iterator[_Choice]:
-    extent = extent_of(facts.axes[query])
-    for tile in _CANDIDATES:
+def _feasible(facts: KernelFacts, query: int, key: int, target: Target, percent: int) -> Iterator[TritonProposal]:
+    """Those that fit, the least that an SM works through first, and of one height in the order of the table."""
+
+    def sizes_of(tile: Tile) -> Sizes:
         sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
-        for block, size in ((query, tile.held), (key, tile.walked)):
-            sizes[block] = clamp(size, facts.axes[block])
+        return sizes | {query: clamp(tile.held, facts.axes[query]), key: clamp(tile.walked, facts.axes[key])}
+
+    def cost(tile: Tile) -> float:
+        sizes = sizes_of(tile)
+        walks = 1 if facts.axes[query].on_grid else cdiv(extent_of(facts.axes[query]), sizes[query])
+        return cost_of(tile, programs_of(facts, facts.attention_root, sizes), walks * sizes[query], target)
+
+    for tile in sorted(_CANDIDATES, key=cost):
+        sizes = sizes_of(tile)
         predicted = fits(facts, target, sizes, tile, percent)
-        if predicted is None:
-            continue
-        programs = programs_of(facts, facts.attention_root, sizes)
-        walks = 1 if facts.axes[query].on_grid else cdiv(extent, sizes[query])
-        reason = f"{sizes[query]} queries by {sizes[key]} keys, {predicted.registers_per_thread} registers"
-        yield _Choice(
-            tile=tile,
-            cost=cost_of(tile, programs, walks * sizes[query], target),
-            proposal=TritonProposal(
-                reason=f"{reason}, {programs} programs on {target.num_sms} SMs",
+        if predicted is not None:
+            programs = programs_of(facts, facts.attention_root, sizes)
+            yield TritonProposal(
+                reason=f"{sizes[query]} queries by {sizes[key]} keys, {predicted.registers_per_thread} registers, "
+                f"{programs} programs on {target.num_sms} SMs",
                 block_sizes=sizes,
                 num_warps=tile.warps,
                 num_stages=tile.stages,
-            ),
-        )
+            )

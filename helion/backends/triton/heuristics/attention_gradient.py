@@ -8,6 +8,7 @@ proved offline.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
 from .attention_tiles import Tile, cost_of, fits, programs_of
-from .sizing import clamp
+from .sizing import Sizes, clamp
 
 _CANDIDATES = (
     Tile(128, 64, 3, 8),
@@ -50,33 +51,38 @@ class TritonAttentionGradientHeuristic(Heuristic):
         if not all(facts.axes[a].tunable for fact in loops for a in (fact.held_axis, fact.walked_axis)):
             return Declined("queries or keys are not tiles")
         for percent in (safety.gradient(target), safety.ALL):
-            found = sorted(_feasible(facts, target, percent), key=lambda each: each[0])
+            found = tuple(itertools.islice(_feasible(facts, target, percent), _KEPT))
             if found:
-                return tuple(proposal for _, proposal in found[:_KEPT])
+                return found
         return Declined("no tile of queries and keys fits without spilling")
 
 
-def _feasible(facts: KernelFacts, target: Target, percent: int) -> Iterator[tuple[float, TritonProposal]]:
-    for tile in _CANDIDATES:
+def _feasible(facts: KernelFacts, target: Target, percent: int) -> Iterator[TritonProposal]:
+    """Those that fit, the least that an SM works through first, and of one height in the order of the table."""
+
+    def sizes_of(tile: Tile) -> Sizes:
         sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
         for fact in facts.attention_gradients:
             sizes[fact.held_axis] = clamp(tile.held, facts.axes[fact.held_axis])
             sizes[fact.walked_axis] = clamp(tile.walked, facts.axes[fact.walked_axis])
+        return sizes
+
+    def programs(sizes: Sizes) -> list[int]:
+        return [programs_of(facts, facts.regions[fact.region].root, sizes) for fact in facts.attention_gradients]
+
+    def cost(tile: Tile) -> float:
+        sizes = sizes_of(tile)
+        loops = zip(facts.attention_gradients, programs(sizes), strict=True)
+        return sum(cost_of(tile, made, sizes[fact.held_axis], target) for fact, made in loops)
+
+    for tile in sorted(_CANDIDATES, key=cost):
+        sizes = sizes_of(tile)
         predicted = fits(facts, target, sizes, tile, percent)
-        if predicted is None:
-            continue
-        cost, programs = 0.0, 0
-        for fact in facts.attention_gradients:
-            made = programs_of(facts, facts.regions[fact.region].root, sizes)
-            cost += cost_of(tile, made, sizes[fact.held_axis], target)
-            programs += made
-        yield (
-            cost,
-            TritonProposal(
+        if predicted is not None:
+            yield TritonProposal(
                 reason=f"{tile.held} rows held and {tile.walked} walked over at once, "
-                f"{predicted.registers_per_thread} registers, {programs} programs on {target.num_sms} SMs",
+                f"{predicted.registers_per_thread} registers, {sum(programs(sizes))} programs on {target.num_sms} SMs",
                 block_sizes=sizes,
                 num_warps=tile.warps,
                 num_stages=tile.stages,
-            ),
-        )
+            )
