@@ -15,7 +15,18 @@ import re
 from . import exc
 
 FEATURES = frozenset(
-    {"cp_async", "tensor_descriptor", "wgmma", "tcgen05", "warp_specialize", "fp8", "clusters", "mfma", "scaled_mma"}
+    {
+        "cp_async",
+        "tensor_descriptor",
+        "wgmma",
+        "tcgen05",
+        "warp_specialize",
+        "fp8",
+        "clusters",
+        "mfma",
+        "scaled_mma",
+        "lds_copy",
+    }
 )
 """Every name that ``Target.features`` may hold."""
 DESCRIPTOR_RANKS = range(2, 6)
@@ -206,6 +217,7 @@ def _cdna(
     memory: MemoryClass = MemoryClass.MODERATE,
     fp32_tflops: float,
     matrix_tflops: tuple[tuple[str, float], ...],
+    features: frozenset[str] = frozenset({"fp8", "mfma"}),
 ) -> Target:
     """A CDNA 3 or 4 row: per compute unit 4 SIMDs x 512 registers x 64 lanes, and 8 waves per SIMD."""
     return Target(
@@ -231,7 +243,7 @@ def _cdna(
         memory=memory,
         fp32_tflops=fp32_tflops,
         matrix_tflops=matrix_tflops,
-        features=frozenset({"fp8", "mfma"}),
+        features=features,
         min_dot_mn=(16, 16),
     )
 
@@ -432,6 +444,8 @@ _ROWS: tuple[tuple[tuple[str, ...], Target], ...] = (
             bandwidth_gb_per_s=8000,
             fp32_tflops=157,
             matrix_tflops=_rates(half=2500, fp8=5000, fp4=10000, int8=5000, fp64=78.6),
+            # copies of up to 16 bytes a lane from memory to shared memory
+            features=frozenset({"fp8", "mfma", "lds_copy"}),
         ),
     ),
     (

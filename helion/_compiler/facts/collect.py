@@ -63,6 +63,7 @@ def _scan(op: Op, walk: Walk) -> ScanFact:
         axis=values[0].dims[op.attrs.dim].block,
         tile=walk.tile(values[0])[0],
         itemsize=sum(max(walk.tile(value)[1] for value in values) for _ in values),
+        ops=sum(inner.kind == "pointwise" for inner in op.walk()),
     )
 
 

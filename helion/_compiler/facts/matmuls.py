@@ -27,8 +27,9 @@ def matmul_facts(
 ) -> tuple[tuple[MatmulFact, ...], tuple[StagedOperand, ...], frozenset[int]]:
     """The dots, the loads that feed them, and the numbers of the loaded values that no register needs to hold."""
     facts, staged, direct = [], [], set()
-    for number, op in enumerate(walk.dots):
-        sides = [_Side(op.operands[at], walk) for at in (0, 1)]
+    both = [[_Side(op.operands[at], walk) for at in (0, 1)] for op in walk.dots]
+    shared = _shared_loads(walk, both)
+    for number, (op, sides) in enumerate(zip(walk.dots, both, strict=True)):
         facts.append(_fact(number, op, sides, walk, flow, axes))
         for role, side in zip(("lhs", "rhs"), sides, strict=True):
             if side.load is None:
@@ -45,9 +46,11 @@ def matmul_facts(
                     itemsize=walk.tile(value)[1],
                     direct=not side.prologue,
                     after=sum(walk.order[dot.number] < walk.order[side.load.number] for dot in walk.dots),
+                    shared=value.number in shared,
                 )
             )
-            direct.add(value.number)
+            if value.number not in shared:
+                direct.add(value.number)
     return tuple(facts), tuple(staged), frozenset(direct)
 
 
@@ -57,10 +60,12 @@ class _Side:
     def __init__(self, operand: Operand, walk: Walk) -> None:
         self.load: Op | None = None
         self.prologue = False
+        self.passed: list[Op] = []
         for _ in range(MAX_HOPS):
             op = walk.makers.of(operand)
             if op is None:
                 return
+            self.passed.append(op)
             if op.kind == "load":
                 self.load = op
                 return
@@ -70,6 +75,31 @@ class _Side:
             if not OPS[op.kind].is_view:
                 self.prologue = True
             operand = values[0]
+
+
+def _shared_loads(walk: Walk, sides: list[list[_Side]]) -> set[int]:
+    """The loaded values behind operands that are also read for something else than an operand."""
+    staged = [side for pair in sides for side in pair if side.load is not None]
+    if not staged:
+        return set()
+    inside = {op.number for op in walk.dots} | _makers_of_operands(walk)
+    read = {value.number for body in walk.bodies for op in body.ops if op.number not in inside for value in op.values()}
+    read.update(value.number for body in walk.bodies for value in body.results if isinstance(value, Value))
+    return {
+        side.passed[-1].results[0].number for side in staged if any(op.results[0].number in read for op in side.passed)
+    }
+
+
+def _makers_of_operands(walk: Walk) -> set[int]:
+    """The numbers of the ops from loads to operands of dots that keep elements where they are."""
+    found: set[int] = set()
+    waiting = [operand for dot in walk.dots for operand in dot.operands[:2]]
+    while waiting:
+        op = walk.makers.of(waiting.pop())
+        if op is not None and op.number not in found and OPS[op.kind].keeps_lanes:
+            found.add(op.number)
+            waiting += op.values()
+    return found
 
 
 def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> MatmulFact:

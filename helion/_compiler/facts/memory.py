@@ -22,12 +22,23 @@ def memory_facts(
 ) -> tuple[MemoryOpFact, ...]:
     """``operands`` says, by slot, which loads are dot operands; ``looped`` how often each is done, by axis that can
     be walked in chunks."""
-    facts = [_fact(op, walk, flow, axes, operands, looped) for op in (*walk.loads, *walk.stores)]
+    casts = _casts(walk)
+    facts = [_fact(op, walk, flow, axes, operands, looped, casts) for op in (*walk.loads, *walk.stores)]
     return tuple(sorted(facts, key=lambda fact: fact.slot))
 
 
 def atomic_facts(walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> tuple[MemoryOpFact, ...]:
-    return tuple(_fact(op, walk, flow, axes, {}, {}) for op in walk.atomics)
+    return tuple(_fact(op, walk, flow, axes, {}, {}, {}) for op in walk.atomics)
+
+
+def _casts(walk: Walk) -> dict[int, list[Op]]:
+    """The conversions of each value that has some, by its number."""
+    found: dict[int, list[Op]] = {}
+    for op in walk.pointwise:
+        if isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "cast":
+            for value in op.values():
+                found.setdefault(value.number, []).append(op)
+    return found
 
 
 def _fact(
@@ -37,6 +48,7 @@ def _fact(
     axes: tuple[AxisFact, ...],
     operands: dict[int, Literal["lhs", "rhs"]],
     looped: Mapping[int, Mapping[int, int]],
+    casts: Mapping[int, list[Op]],
 ) -> MemoryOpFact:
     attrs = op.attributes(MemoryAttrs)
     tensor = walk.program.tensors[attrs.tensor]
@@ -50,6 +62,8 @@ def _fact(
         for _, axis, bit in flow.reduce_bits:
             if bits & bit:
                 fed[axis] = fed.get(axis, 0) + 1
+    converted = casts.get(op.results[0].number, ()) if op.kind == "load" else ()
+    widened = max((use.results[0].dtype.itemsize for use in converted), default=0)
     return MemoryOpFact(
         slot=attrs.slot,
         load_slot=attrs.load_slot,
@@ -71,6 +85,7 @@ def _fact(
         reductions_fed=tuple(sorted(fed.items())),
         feeds_store=bool(bits & flow.stores),
         looped=tuple((axis, looped[axis][attrs.slot]) for axis in tile_axes if axis in looped and op.kind == "load"),
+        cast_itemsize=max(tensor.dtype.itemsize, widened),
         static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
     )
 
@@ -93,11 +108,11 @@ def _accessed(
 
 
 def _subscript(index: Index, op: Op, walk: Walk) -> tuple[int | None, int]:
-    """The axis behind a subscript and the factor on its index."""
+    """The axis behind a subscript and the factor on its index; of a constant, how far it is from the first element."""
     if index.kind == "block":
         return index.block, 1
     if index.operand is None:
-        return None, 1
+        return None, abs(index.shift) if isinstance(index.shift, int) else 1
     return _affine(op.operands[index.operand], walk)
 
 

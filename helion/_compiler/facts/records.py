@@ -84,12 +84,13 @@ class MemoryOpFact:
     """One load, store or atomic, in program order (``slot`` is its number there; atomics are numbered by themselves).
 
     Per subscript: ``subscript_axes`` (the axis whose indices it holds, through affine arithmetic too; None for scalars
-    and gathers), ``strides`` and ``extents`` of the host tensor in elements, and ``scales`` (2 for ``x[2 * tile.index]``).
+    and gathers), ``strides`` and ``extents`` of the host tensor in elements, and ``scales`` (2 for ``x[2 * tile.index]`` and ``x[2]``).
     ``tile_axes`` are the axes of the accessed tile. ``accessed_numel`` is the number of different elements in reach:
     dimensions of stride 0 count once. ``matmul_operand`` is ``lhs`` or ``rhs`` when the load feeds a dot through at most
     casts, views and one-operand ops. ``reductions_fed`` counts the reductions the value reaches without crossing another
     reduction, per axis; ``feeds_store``: it reaches a store that way.
     ``looped``: how often a load of a row is done when the row is walked in chunks, per axis that can be.
+    ``cast_itemsize``: bytes of an element in memory, or of what a loaded one is converted to if that is wider.
     ``static``: strides and extents are known when compiling; if not, they are those seen when binding.
     """
 
@@ -111,6 +112,7 @@ class MemoryOpFact:
     reductions_fed: tuple[tuple[int, int], ...]
     feeds_store: bool
     looped: tuple[tuple[int, int], ...] = ()
+    cast_itemsize: int = 0
     static: bool = True
 
     @property
@@ -228,12 +230,13 @@ class AccumulatorFact:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanFact:
     """One running combination (``scan``) or combination by a function of the kernel's (``fold``) along ``axis``, of values
-    that span ``tile``: ``itemsize`` bytes for each place, of all values together."""
+    that span ``tile``: ``itemsize`` bytes for each place, of all values together. ``ops`` elementwise ones combine two."""
 
     kind: Literal["scan", "fold"]
     axis: int | None
     tile: tuple[int, ...] = ()
     itemsize: int = 0
+    ops: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,7 +333,8 @@ class AttentionGradientFact:
 class StagedOperand:
     """A load that feeds dot number ``dot``: a tile of ``axes`` that passes through shared memory. ``region`` is where it
     is loaded (one copy per pipeline stage if that is a loop), ``after`` as many dots as stand before; ``itemsize`` is in
-    memory; ``direct``: nothing but views and masks stands between load and dot."""
+    memory; ``direct``: nothing but views and masks stands between load and dot; ``shared``: something else than dots
+    reads it too."""
 
     region: int
     dot: int
@@ -340,6 +344,7 @@ class StagedOperand:
     itemsize: int
     direct: bool
     after: int
+    shared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -170,10 +170,11 @@ class _Sizer:
         fewest = max(_MIN_WARPS, m * n // (_THREAD_ELEMENTS * self.target.warp_size))
         for warps in dict.fromkeys((fewest, max(fewest, min(2 * fewest, _WARPS)))):
             hopeless: set[int] = set()  # registers do not depend on the stages
+            any_depth = self.fast and m >= ASYNC_ROWS  # nor on K, where operands go through shared memory alone
             for depths in (range(_MAX_STAGES, 2, -1), (2,), (1,)):
                 for k in self.k_tiles():
                     tile = _Tile(m=m, n=n, warps=warps, blocks=blocks, k=k, stages=_MAX_STAGES)
-                    if hopeless and (self.fast or k in hopeless):
+                    if hopeless and (any_depth or k in hopeless):
                         continue
                     if not self.holds(tile):
                         hopeless.add(k)

@@ -9,7 +9,8 @@ On AMD every operand returns to registers as soon as it is written, so that all 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
@@ -26,6 +27,8 @@ _ALIGNMENT = 128
 _WIDE_BYTES = 4
 #: Bytes of a number that a scaled operand is decoded to, and how many of them share a scale.
 _DECODED_BYTES, _SCALED_GROUP = 2, 32
+#: Bytes of numbers that change places two by two in registers.
+_TURNED_BYTES = 2
 #: Bytes of the narrowest asynchronous copy to shared memory.
 _ASYNC_COPY_BYTES = 4
 
@@ -125,8 +128,10 @@ class _Tally:
     def staged(self) -> None:
         """Operands that are loaded, and what is computed from one load alone."""
         slots = {op.slot: op for op in self.facts.memory_ops}
+        uses = Counter(operand.slot for operand in self.facts.staged)
         prefetched: set[int] = set()
         layouts: dict[int, set[str | None]] = {}
+        again: dict[int, list[int]] = {}
         for operand in self.facts.staged:
             fact, unit = self.facts.matmuls[operand.dot], self.units[operand.dot]
             loop = self.pipeline_of(operand.region)
@@ -134,17 +139,30 @@ class _Tally:
                 loaded, computed = self.sides(operand, fact)
                 self.add(operand.region, max(loaded, computed), operand.dot, operand.after, operand.axes)
                 continue
-            ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(slots[operand.slot]))
+            turned = uses[operand.slot] == 1 and self.is_turned(operand, fact, unit)
+            ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(slots[operand.slot]), turned)
             layout = fact.lhs_layout if operand.role == "lhs" else fact.rhs_layout
             if operand.slot not in prefetched:
                 self.loops[loop] = self.loops.get(loop, 0) + ahead
-            elif unit == "tcgen05" and layout not in layouts[operand.slot]:
-                # taken once along K and once across it: the unit has a copy for the second
-                self.loops[loop] = self.loops.get(loop, 0) + self.sides(operand, fact)[0]
+            elif unit == "tcgen05":
+                size = self.sides(operand, fact)[0]
+                again.setdefault(operand.dot, []).append(size)
+                if layout not in layouts[operand.slot]:
+                    # taken once along K and once across it: the unit has a copy for the second
+                    self.loops[loop] = self.loops.get(loop, 0) + size
             prefetched.add(operand.slot)
             layouts.setdefault(operand.slot, set()).add(layout)
             self.add(operand.region, own, operand.dot, operand.after, operand.axes)
+        self.outlasting(again)
         self.sources(prefetched)
+
+    def outlasting(self, again: Mapping[int, Sequence[int]]) -> None:
+        """Operands of a product both of which earlier ones take as well outlast those by an iteration. ``again`` has their
+        bytes by dot."""
+        for number, sizes in again.items():
+            loop = self.pipeline_of(self.facts.matmuls[number].region)
+            if len(sizes) > 1 and loop is not None:
+                self.loops[loop] = self.loops.get(loop, 0) + sum(sizes)
 
     def sources(self, prefetched: set[int]) -> None:
         """Whatever an operand is computed from in a loop is prefetched as well: on AMD instead of the operand's own turn,
@@ -182,13 +200,22 @@ class _Tally:
         """Whether a scaled product becomes one of 16-bit numbers, for lack of a unit of its own."""
         return bool(fact.lhs_format or fact.rhs_format) and not self.target.has("scaled_mma")
 
-    def in_loop(self, operand: StagedOperand, fact: MatmulFact, unit: Unit, narrow: bool) -> tuple[int, int]:
+    def is_turned(self, operand: StagedOperand, fact: MatmulFact, unit: Unit) -> bool:
+        """Whether a left operand of 16 bits goes through registers because memory has it along M."""
+        narrow = operand.itemsize == _TURNED_BYTES and operand.role == "lhs" and fact.lhs_layout == "mn_major"
+        return narrow and unit == "mma" and self.target.kind == "cuda" and operand.direct
+
+    def in_loop(
+        self, operand: StagedOperand, fact: MatmulFact, unit: Unit, narrow: bool, turned: bool
+    ) -> tuple[int, int]:
         """Bytes of prefetched copies of the load, and of what the dot has of its own."""
         loaded, computed = self.sides(operand, fact)
         waiting = max(1, self.num_stages - 1)
-        if narrow and self.target.kind == "hip":
+        if turned:
+            return 0, loaded
+        if self.target.kind == "hip" and (operand.shared or (narrow and not self.target.has("lds_copy"))):
             return 0, max(loaded, computed)
-        if narrow:
+        if narrow and self.target.kind != "hip":
             # ``mma`` converts behind shared memory, for every dot that reads the load
             return (
                 (loaded, 0)

@@ -1,19 +1,20 @@
 """Registers per thread, and whether they run out.
 
-The constants are a least-squares fit to 1828 kernels that were compiled offline with Triton 3.7 (ptxas 12.8, and 13.1
-for sm_100) for sm_80, sm_90 and sm_100: reductions, matrix products, epilogues, elementwise, attention. The median
-error is 12 %; of the 69 kernels that spill more than 64 bytes 65 are predicted to, and 11 of the 1759 others are. Those
-for AMD are a fit to 576 seeds compiled for gfx942 (median error 17 %): its compiler keeps addresses in scalar registers,
-and what is loaded in vector registers, of which there are plenty.
+What must be there at once takes registers one for one where products are, and much less where elementwise ops can be
+reordered: the assembler then holds as many loads in flight as it likes, which grows with the square root of what there
+is. The weights are a robust least-squares fit of the relative error to 6800 kernels that were compiled offline with
+Triton 3.7 (ptxas 12.8, and 13.1 from sm_100; LLVM for AMD): sweeps of the examples, and seeds of test/varied_kernels.py
+and test/unseen_kernels.py for nine GPUs. Fitted on half of the kernels and asked about the other half, the median error
+is 13 % without products and 12 % with them, 14 and 20 % on AMD.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
-from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles
+from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, MemoryOpFact
 from ....hardware import Target
 from .layouts import fragment_warps
 from .matrix import is_promoted, is_transposed, tile_shape, unit_of
@@ -21,48 +22,92 @@ from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 _REGISTER_BYTES = 4
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Weights:
-    """``base``: registers for addresses, masks and loop counters. The others are weights: of what must be ``held``, of
-    what is ``resident`` if there is room, and of operand ``fragments``, the part that is there with everything else."""
-
-    base: float
-    held: float
-    resident: float
-    fragments: float = 0.0
-
-
-#: Without dots and with them, and the same for AMD.
-_PLAIN, _DOTS = _Weights(base=18, held=0.70, resident=0.20), _Weights(base=26, held=1.05, resident=0.15, fragments=0.6)
-_AMD_PLAIN = _Weights(base=8, held=0.65, resident=0.57)
-_AMD_DOTS = _Weights(base=28, held=0.20, resident=0.80, fragments=1.2)
-#: Part of a product in tensor memory that is in registers twice when it is stored unnarrowed: as it is read from there,
-#: and in rows. By the assembler, for 128 x 256 in 8 warps: 43 registers of 128 more for plain products, 51 to 127 behind
-#: a reduction.
-_TRANSPOSED = 0.58
-_WIDE_BYTES = 4
-#: Registers of each access of a thread to operands in memory, beyond as many as others leave room for: addresses and
-#: masks. It matters where rows are not aligned, and one access is one element.
-_ACCESS, _FREE_ACCESSES = 1.0, 16
-#: Rows of an accumulator fragment; products of fewer rows are padded.
-_FRAGMENT_ROWS = 16
-#: Registers of those that hold a warp's rows of a left operand that is contiguous along M, over all of K, where it goes
-#: through registers. Offline for sm_80, 1.2 to 1.9 with 3 stages, more with more of them.
-_TRANSPOSED_LEFT = 2.8
-#: Part of a tile of 4-byte numbers that is loaded to meet a product and in registers twice, as it is read and as fragments.
-#: Offline, a residual of fp32 beside 128 x 256 in 8 warps spills 312 to 480 bytes on sm_90 and sm_120.
-_MET = 0.6
 #: Registers of each random number of a thread while it is made: Philox works on four words, and the assembler makes all
 #: numbers of a tile at once. Offline for sm_90 and sm_100, with 4 to 32 of them a thread, 2 to 3.5.
-_RANDOM = 3.0
-#: Registers of each value of a thread that a scan combines, besides those that hold it. Offline for sm_90 and gfx942, 0.4 to
-#: 0.9.
-_SCAN = 0.6
-#: Resident registers over the limit by this factor do not fit in what elementwise reordering can save.
-_SLACK = 1.2
+_RANDOM = 2.5
+#: Registers by what takes them, in a kernel without products; ``_features`` says what each is.
+_PLAIN: Mapping[str, float] = MappingProxyType(
+    {
+        "base": 3.7,
+        "held": 0.15,
+        "walked": 0.62,
+        "in_flight": 2.0,
+        "few": 0.93,
+        "accesses": 1.66,
+        "many_ops": 0.059,
+        "special": 0.2,
+        "scanned": 0.8,
+        "loops": 1.5,
+        "random": _RANDOM,
+    }
+)
+#: The same for AMD, whose compiler keeps addresses in scalar registers.
+_AMD_PLAIN: Mapping[str, float] = MappingProxyType(
+    {
+        "held": 0.23,
+        "walked": 0.66,
+        "in_flight": 1.95,
+        "ops": 1.45,
+        "scanned": 0.68,
+        "elements": 0.63,
+        "random": _RANDOM,
+    }
+)
+#: With products. ``transposed``: by the assembler, for 128 x 256 in 8 warps, 43 registers of 128 more for plain products,
+#: 51 to 127 behind a reduction. ``met``: a residual of fp32 beside 128 x 256 in 8 warps spills 312 to 480 bytes on sm_90
+#: and sm_120. ``transposed_left``: for sm_80, 1.2 to 1.9 with 3 stages, more with more of them.
+_DOTS: Mapping[str, float] = MappingProxyType(
+    {
+        "base": 8.3,
+        "held": 0.96,
+        "many_ops": 0.051,
+        "loops": 5.2,
+        "warps": 1.0,
+        "several": 6.3,
+        "narrow_loads": 0.32,
+        "addresses": 1.22,
+        "fragments": 0.61,
+        "promoted": 0.8,
+        "transposed": 0.58,
+        "met": 0.6,
+        "transposed_left": 2.8,
+        "scanned": 0.6,
+        "random": _RANDOM,
+    }
+)
+_AMD_DOTS: Mapping[str, float] = MappingProxyType(
+    {
+        "base": 11.9,
+        "held": 1.07,
+        "special": 0.57,
+        "several": 8.6,
+        "loads": 1.23,
+        "addresses": 0.73,
+        "fragments": 0.68,
+        "scanned": 0.6,
+        "random": _RANDOM,
+    }
+)
+#: Elementwise ops of a thread that temporaries of others have room for.
+_FREE_OPS = 100
+#: Elements of a tile whose temporaries are there together: resident ones, all on AMD, those of special functions there.
+_FEW, _MOST_ELEMENTS, _MOST_SPECIAL = 8, 64, 16
+#: Registers of loads that AMD has in flight beside products.
+_MOST_LOADS = 64
+#: A kernel of more memory accesses than this has addresses of several tensors.
+_SEVERAL = 4
+#: Bytes of a number that is stored unnarrowed.
+_WIDE_BYTES = 4
+#: Rows of an accumulator fragment; products of fewer rows are padded.
+_FRAGMENT_ROWS = 16
+#: What elementwise reordering can save of resident registers, and of those wanted where there are no products; less where
+#: rows are walked in chunks.
+_SLACK, _WALKED_SLACK = 1.2, 1.05
 #: Registers that addresses and temporaries cannot do without.
 _LEAST_BASE = 10
+#: Registers of each value of a thread that a scan combines, for the first op and for each more. Offline for sm_90, 128 sums
+#: of exponentials a thread spill 600 bytes.
+_COMBINED, _COMBINED_OP = 0.6, 0.2
 #: Over the limit by this much, spilling is certain.
 _CERTAIN = 0.25
 
@@ -71,7 +116,9 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
     """Registers one thread wants, before any limit, and from 0 (none) to 1 (certain) the risk that some are spilled."""
     resident, held = _tile_registers(facts, sizes, num_warps, target)
     wanted = round(_wanted(resident, held, facts, sizes, num_warps, target))
-    need = max(wanted, resident / _SLACK, held + _LEAST_BASE)
+    scanned = _combined_registers(facts, sizes, num_warps, target)
+    slack = 1.0 if facts.matmuls else _WALKED_SLACK if _is_walked(facts, sizes) else _SLACK
+    need = max(wanted / slack, resident / _SLACK, held + scanned + _LEAST_BASE)
     over = need / register_limit(num_warps, target) - 1
     return wanted, min(1.0, max(0.0, over / _CERTAIN))
 
@@ -79,20 +126,110 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
 def _wanted(
     resident: float, held: float, facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target
 ) -> float:
-    plain, dots = (_AMD_PLAIN, _AMD_DOTS) if target.kind == "hip" else (_PLAIN, _DOTS)
-    weights = dots if facts.matmuls else plain
-    tiles = weights.base + weights.held * held + weights.resident * resident
-    tiles += _SCAN * _scan_registers(facts, sizes, num_warps, target)
-    tiles += _RANDOM * _random_numbers(facts, sizes, num_warps, target)
-    if not facts.matmuls:
-        return tiles
-    fragments = _fragment_registers(facts, sizes, num_warps, target)
-    transposed = _transposed_registers(facts, sizes, num_warps, target)
-    accesses = max(0.0, _addresses(facts, sizes, num_warps, target) - _FREE_ACCESSES)
-    met = 0.0 if target.kind == "hip" else _met_registers(facts, sizes, num_warps, target)
-    promoted = _promoted_registers(facts, sizes, num_warps, target) + _MET * met
-    promoted += _TRANSPOSED_LEFT * _transposed_left_registers(facts, sizes, num_warps, target)
-    return tiles + weights.fragments * fragments + _TRANSPOSED * transposed + _ACCESS * accesses + promoted
+    amd = target.kind == "hip"
+    features = _features(resident, held, facts, sizes, num_warps * target.warp_size)
+    weights = _AMD_PLAIN if amd else _PLAIN
+    if facts.matmuls:
+        weights = _AMD_DOTS if amd else _DOTS
+        features |= _product_features(facts, sizes, num_warps, target)
+    return sum(weight * features[name] for name, weight in weights.items())
+
+
+def _features(
+    resident: float, held: float, facts: KernelFacts, sizes: Mapping[int, int], threads: int
+) -> dict[str, float]:
+    """What one thread has of each: tiles, loads in flight (of which there are the more, the more is ``resident``),
+    accesses, elementwise ops, elements of special functions, values that a scan combines, random numbers."""
+    loads, accesses = _accesses(facts, sizes, threads)
+    ops = _operations(facts, sizes, threads)
+    elements = _elements(facts, sizes, threads)
+    has_special = any(item.sfu_ops for item in facts.work)
+    return {
+        "base": 1.0,
+        "held": held,
+        "walked": held if _is_walked(facts, sizes) else 0.0,
+        "in_flight": math.sqrt(resident + loads),
+        "few": min(resident, _FEW),
+        "accesses": math.sqrt(accesses),
+        "ops": math.sqrt(ops),
+        "many_ops": max(0.0, ops - _FREE_OPS),
+        "special": 0.0 if not has_special else min(elements, _MOST_SPECIAL) if facts.matmuls else elements,
+        "scanned": _scan_registers(facts, sizes, threads),
+        "loops": sum(region.kind == "loop" for region in facts.regions),
+        "elements": min(elements, _MOST_ELEMENTS),
+        "loads": min(loads, _MOST_LOADS),
+        "random": max((_numel(tile, sizes) for tile in facts.random_tiles), default=0) / threads,
+    }
+
+
+def _product_features(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[str, float]:
+    """What products add to that: addresses of their operands, fragments of these, and copies of results."""
+    return {
+        "warps": num_warps,
+        "several": len(facts.memory_ops) + len(facts.atomics) > _SEVERAL,
+        "narrow_loads": _narrow_loads(facts, sizes, num_warps * target.warp_size),
+        "addresses": _addresses(facts, sizes, num_warps, target),
+        "fragments": _fragment_registers(facts, sizes, num_warps, target),
+        "promoted": _promoted_registers(facts, sizes, num_warps, target),
+        "transposed": _transposed_registers(facts, sizes, num_warps, target),
+        "met": _met_registers(facts, sizes, num_warps, target),
+        "transposed_left": _transposed_left_registers(facts, sizes, num_warps, target),
+    }
+
+
+def _accesses(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> tuple[float, float]:
+    """Registers that loads fill and accesses of all kinds that one thread makes, most of all regions."""
+    loads: dict[int, float] = {}
+    accesses: dict[int, float] = {}
+    for op in (*facts.memory_ops, *facts.atomics):
+        each = _each(op, sizes, threads)
+        width = vector_elements(op, sizes, threads) if op.tile_axes else 1
+        accesses[op.region] = accesses.get(op.region, 0.0) + max(1.0, each / width)
+        if op.kind == "load":
+            loads[op.region] = loads.get(op.region, 0.0) + max(1.0, each * op.itemsize / _REGISTER_BYTES)
+    return max(loads.values(), default=0.0), max(accesses.values(), default=0.0)
+
+
+def _narrow_loads(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
+    """Registers of a thread that loads of bytes fill, most of all regions."""
+    found: dict[int, float] = {}
+    for op in facts.memory_ops:
+        if op.kind == "load" and op.itemsize == 1:
+            found[op.region] = found.get(op.region, 0.0) + _each(op, sizes, threads) / _REGISTER_BYTES
+    return max(found.values(), default=0.0)
+
+
+def _each(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) -> float:
+    """Elements of a tile in memory for each thread, at least one."""
+    return max(1.0, _product(sizes, op.tile_axes) / threads)
+
+
+def _operations(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
+    """Elementwise ops of a thread in one iteration, most of all regions."""
+    found: dict[int, float] = {}
+    for item in facts.work:
+        found[item.region] = found.get(item.region, 0.0) + item.ops * max(1.0, _product(sizes, item.axes) / threads)
+    return max(found.values(), default=0.0)
+
+
+def _elements(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
+    """Elements of the largest resident tile for each thread."""
+    tiles = {axes for root in facts.resident_tiles for snapshot in root for axes, _ in snapshot}
+    return max(1.0, max((_product(sizes, axes) for axes in tiles), default=0) / threads)
+
+
+def _is_walked(facts: KernelFacts, sizes: Mapping[int, int]) -> bool:
+    """Whether a whole dimension is reduced in chunks."""
+    axes = (facts.axes[fact.axis] for fact in facts.reductions)
+    return any(axis.rollable and sizes[axis.block_id] < axis.padded for axis in axes)
+
+
+def _product(sizes: Mapping[int, int], axes: Iterable[int]) -> int:
+    # a loop takes half the time of math.prod, and this is most of what a prediction does
+    product = 1
+    for axis in axes:
+        product *= sizes[axis]
+    return product
 
 
 def register_limit(num_warps: int, target: Target) -> int:
@@ -108,19 +245,26 @@ def _tile_registers(
     threads = num_warps * target.warp_size
     products = frozenset(fact.axes for fact in facts.accumulators if fact.of_dot)
 
-    def most(snapshots: tuple[tuple[LiveTiles, ...], ...], least_rows: int) -> float:
-        found = (_snapshot(t, sizes, threads, products, least_rows) for root in snapshots for t in root)
-        return max(found, default=0.0)
-
-    # a row that is walked in chunks is reduced into an accumulator of the chunk's shape
+    # a row that is walked in chunks is reduced into an accumulator of the chunk's shape, there while chunks are
     walked = [fact for fact in facts.reductions if facts.axes[fact.axis].rollable]
-    sums = [(fact.tile, fact.itemsize) for fact in walked if sizes[fact.axis] < facts.axes[fact.axis].padded]
-    extra = max((_snapshot((tile,), sizes, threads, products, 1) for tile in sums), default=0.0)
-    return most(facts.resident_tiles, 1) + extra, most(facts.held_tiles, _FRAGMENT_ROWS) + extra
+    extra: dict[int, float] = {}
+    for fact in walked:
+        if sizes[fact.axis] < facts.axes[fact.axis].padded:
+            own = _snapshot(((fact.tile, fact.itemsize),), sizes, threads, products, 1)
+            extra[fact.axis] = max(extra.get(fact.axis, 0.0), own)
+
+    def most(snapshots: tuple[tuple[LiveTiles, ...], ...], least_rows: int) -> float:
+        found = 0.0
+        for tiles in (tiles for root in snapshots for tiles in root):
+            beside = max((extra[axis] for axis in extra if any(axis in tile[0] for tile in tiles)), default=0.0)
+            found = max(found, _snapshot(tiles, sizes, threads, products, least_rows) + beside)
+        return max(found, *extra.values(), 0.0)
+
+    return most(facts.resident_tiles, 1), most(facts.held_tiles, _FRAGMENT_ROWS)
 
 
 def _numel(tile: LiveTile, sizes: Mapping[int, int]) -> int:
-    return math.prod(sizes[axis] for axis in tile[0])
+    return _product(sizes, tile[0])
 
 
 def _snapshot(
@@ -220,16 +364,21 @@ def _operand_loads(
     return found
 
 
-def _scan_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+def _scan_registers(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> float:
     """Registers of the values that one scan combines, per thread."""
     scans = (tile_bytes((fact.tile, fact.itemsize), sizes) for fact in facts.scans if fact.kind == "scan")
-    return max(scans, default=0) / _REGISTER_BYTES / (num_warps * target.warp_size)
+    return max(scans, default=0) / _REGISTER_BYTES / threads
 
 
-def _random_numbers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Random numbers that a thread makes together."""
-    tiles = (_numel(tile, sizes) for tile in facts.random_tiles)
-    return max(tiles, default=0) / (num_warps * target.warp_size)
+def _combined_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
+    """Registers that one scan takes at least besides those that hold its values, per thread."""
+    most = 0.0
+    for fact in facts.scans:
+        if fact.kind == "scan":
+            values = max(1, fact.itemsize // _REGISTER_BYTES)
+            each = tile_bytes((fact.tile, fact.itemsize), sizes) / _REGISTER_BYTES / (num_warps * target.warp_size)
+            most = max(most, each * (_COMBINED + _COMBINED_OP * max(0.0, fact.ops / values - 1)))
+    return most
 
 
 def _transposed_left_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:

@@ -22,6 +22,8 @@ _GROUP_WARPS = 4
 _LANES = 128
 #: Bytes of an address.
 _POINTER_BYTES = 8
+#: Bytes of a place along an axis.
+_INDEX_BYTES = 4
 #: Bytes of the numbers that narrower ones are widened to.
 _FLOAT_BYTES = 4
 #: One barrier of the copy engine, and to what several are aligned.
@@ -108,13 +110,18 @@ def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
             warps = _sharing(fact, facts, sizes, num_warps, target)
         kept = set(fact.tile) - {fact.axis}
         stored = result > 1 and any(op.tile_axes and kept.issuperset(op.tile_axes) for op in facts.memory_ops)
-        size = result * warps * fact.itemsize if warps > 1 or stored else 0
+        size = result * warps * (fact.itemsize + _index_bytes(fact)) if warps > 1 or stored else 0
         if sizes[fact.axis] < facts.axes[fact.axis].padded and numel < threads:
             # chunks that leave threads over, which repeat them, are laid out anew behind the first one
             size = max(size, numel * fact.itemsize)
         if size:
             most[fact.region] = max(most.get(fact.region, 0), size)
     return most
+
+
+def _index_bytes(fact: ReductionFact) -> int:
+    """Bytes of the place that goes with each value where the place of the greatest or the least is wanted."""
+    return _INDEX_BYTES if any(name.startswith("arg") for name in fact.names) else 0
 
 
 def _across(fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> int:
@@ -181,7 +188,8 @@ def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, 
         across = len(wider) < len(larger) and math.prod(sizes[a] for a in own) >= threads
         moved = wider and (spread or _widths(wider, sizes, threads) != {vector_elements(op, sizes, threads)})
         # numbers may be widened first
-        for itemsize in {op.itemsize} if op.dtype == torch.bool else {op.itemsize, max(_FLOAT_BYTES, op.itemsize)}:
+        widened = op.cast_itemsize if op.dtype == torch.bool else max(_FLOAT_BYTES, op.itemsize)
+        for itemsize in {op.itemsize, widened}:
             size = tile_bytes((op.tile_axes, itemsize), sizes)
             if across:
                 most = max(most, size)

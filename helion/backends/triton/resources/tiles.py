@@ -30,7 +30,7 @@ def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) ->
         if inner is None or (axis == inner and stride == 1 and scale != 1):
             return 1
         if axis != inner:
-            width = math.gcd(width, stride)
+            width = math.gcd(width, stride * scale)
     return width
 
 
