@@ -54,9 +54,10 @@ seeds-check: ## whether that table is what the heuristics choose
 	@$(SETUP) run
 	@$(PY) scripts/seeds.py --check
 
-prove-seeds: ## compile every seed of the table offline: test/seeds/compiled.tsv
+prove-seeds: ## compile every seed of the table, and of unseen kernels for nine GPUs, offline: test/seeds/{compiled,unseen}.tsv
 	@$(SETUP) run
 	@$(PY) scripts/prove_seeds.py
+	@$(PY) scripts/prove_unseen.py
 
 bench-compile: ## how long import, bind and code generation take
 	@$(SETUP) run

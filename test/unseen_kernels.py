@@ -162,7 +162,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel()
 def log_cosh_loss(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    m, n = prediction.size()
+    m = prediction.size(0)
     out = torch.empty([m], dtype=torch.float32, device=prediction.device)
     for row in hl.tile(m):
         apart = prediction[row, :].to(torch.float32) - truth[row, :].to(torch.float32)
@@ -250,7 +250,7 @@ def weighted_variance(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel()
 def instance_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    b, c, p = x.size()
+    b, c = x.size(0), x.size(1)
     out = torch.empty_like(x)
     for batch, channel in hl.tile([b, c]):
         values = x[batch, channel, :].to(torch.float32)

@@ -1,0 +1,226 @@
+"""Compiles the first seeds of kernels that nothing was tuned on for every GPU, with the real assemblers. Needs no GPU.
+
+    python scripts/prove_unseen.py [--targets sm_90,gfx942] [--kernels entropy,narrow_mlp] [--report]
+
+Writes test/seeds/unseen.tsv, from two processes: what each binary takes and what was predicted, beside a digest of the
+config, the versions of the compilers and the date. Then, and alone with `--report`, it prints how far off the predictions are
+by GPU and by family, and exits with 1 where a seed does not compile, does not fit, or takes more shared memory than
+predicted, or where more of a GPU's registers than allowed are off or more seeds spill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "test")]
+
+from scripts.prove_seeds import digest  # noqa: E402
+
+TABLE = ROOT / "test" / "seeds" / "unseen.tsv"
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx942", "gfx950")
+TEXTS = ("kernel", "case", "target", "heuristic", "seed")
+NUMBERS = ("registers", "predicted", "limit", "spilled", "shared", "shared_predicted", "shared_limit", "products")
+PROCESSES = 2
+
+#: Median error of registers that are not spilled, on CUDA and on AMD.
+REGISTER_ERROR, AMD_REGISTER_ERROR = 0.15, 0.20
+#: Bytes that a seed may spill, and the part of all that may spill more.
+SPILLED, SPILLING = 64, 0.01
+#: Predicted shared memory is at most this times the real bytes, plus this many.
+SHARED_FACTOR, SHARED_BYTES = 1.10, 2048
+#: The part of all that may be predicted above that.
+ABOVE = 0.06
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One seed. Registers a thread, bytes spilled a thread, bytes of shared memory a block; ``products`` is the number of
+    matrix products, ``seed`` the digest of the config's text."""
+
+    kernel: str
+    case: str
+    target: str
+    heuristic: str
+    seed: str
+    registers: int
+    predicted: int
+    limit: int
+    spilled: int
+    shared: int
+    shared_predicted: int
+    shared_limit: int
+    products: int
+
+    @property
+    def text(self) -> str:
+        return "\t".join(str(getattr(self, name)) for name in (*TEXTS, *NUMBERS))
+
+    @property
+    def error(self) -> float:
+        """How far the predicted registers are off, as a part of the real ones."""
+        return abs(min(self.predicted, self.limit) - self.registers) / self.registers
+
+    @property
+    def is_above(self) -> bool:
+        return self.shared_predicted > SHARED_FACTOR * self.shared + SHARED_BYTES
+
+    def complaints(self) -> list[str]:
+        """What is wrong with it; empty if nothing is."""
+        name, found = f"{self.kernel} {self.case} {self.target}", []
+        if self.shared > self.shared_limit:
+            found.append(f"{name}: {self.shared} bytes of shared memory do not fit {self.shared_limit}")
+        if self.shared > self.shared_predicted:
+            found.append(f"{name}: {self.shared} bytes of shared memory, {self.shared_predicted} were predicted")
+        return found
+
+
+def parse(text: str) -> list[Row]:
+    """The rows of a file's text; comments and the head are left out."""
+    lines = [line.split("\t") for line in text.splitlines() if not line.startswith("#")][1:]
+    count = len(TEXTS)
+    return [
+        Row(**dict(zip(TEXTS, line, strict=False)), **dict(zip(NUMBERS, map(int, line[count:]), strict=True)))  # type: ignore[arg-type]
+        for line in lines
+    ]
+
+
+def compiled(cell: Any, target: str) -> Row | None:
+    """The row of the first seed of ``cell``, or None where the target cannot run the kernel."""
+    from helion import exc
+
+    try:
+        bound = cell.kernel.bind(cell.args, target=target)
+        seed = bound.seeds[0]
+    except exc.BackendUnsupported:
+        return None
+    real, predicted = bound.resources(seed.config), seed.predicted
+    return Row(
+        kernel=cell.kernel.name,
+        case=cell.case,
+        target=target,
+        heuristic=seed.heuristic,
+        seed=digest(str(bound.short_config(seed.config))),
+        registers=real.registers,
+        predicted=predicted.registers_per_thread,
+        limit=predicted.register_limit,
+        spilled=real.spill_bytes,
+        shared=real.shared_bytes,
+        shared_predicted=predicted.shared_bytes,
+        shared_limit=real.limit_bytes,
+        products=len(bound.facts.matmuls),
+    )
+
+
+def compile_some(at: int, targets: Sequence[str], kernels: Sequence[str]) -> list[Row]:
+    """The rows of every so many kernel, from the one at ``at``."""
+    from unseen_kernels import unseen
+
+    cells = [cell for cell in unseen() if not kernels or cell.kernel.name in kernels][at::PROCESSES]
+    return [row for cell in cells for target in targets if (row := compiled(cell, target)) is not None]
+
+
+def compile_all(targets: Sequence[str], kernels: Sequence[str]) -> list[Row]:
+    """All rows, in the order of kernels, cases and targets."""
+    from unseen_kernels import unseen
+
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        parts = pool.map(compile_some, range(PROCESSES), [targets] * PROCESSES, [kernels] * PROCESSES)
+        rows = [row for part in parts for row in part]
+    order = {(cell.kernel.name, cell.case): at for at, cell in enumerate(unseen())}
+    return sorted(rows, key=lambda row: (order[row.kernel, row.case], TARGETS.index(row.target)))
+
+
+def register_error(rows: Iterable[Row]) -> float:
+    """The median over rows that spill nothing."""
+    return statistics.median([row.error for row in rows if not row.spilled] or [0.0])
+
+
+def spilling(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row.spilled > SPILLED]
+
+
+def complaints(rows: Sequence[Row]) -> list[str]:
+    """What is wrong with all of them together, and with each."""
+    found = [complaint for row in rows for complaint in row.complaints()]
+    for target in sorted({row.target for row in rows}):
+        bound = AMD_REGISTER_ERROR if target.startswith("gfx") else REGISTER_ERROR
+        if (error := register_error(row for row in rows if row.target == target)) > bound:
+            found.append(f"{target}: registers are {error:.1%} off in the median")
+    if len(spilling(rows)) > SPILLING * len(rows):
+        found.append(f"{len(spilling(rows))} of {len(rows)} spill more than {SPILLED} bytes")
+    if (above := sum(row.is_above for row in rows)) > ABOVE * len(rows):
+        found.append(f"shared memory of {above} of {len(rows)} is predicted too high")
+    return found
+
+
+def table(rows: Sequence[Row], title: str, family: Callable[[Row], str]) -> str:
+    """The distribution of errors by family."""
+    lines = [f"{title:38} seeds  registers: median, 90 %  spill  above"]
+    for name in sorted({family(row) for row in rows}):
+        own = [row for row in rows if family(row) == name]
+        errors = sorted(row.error for row in own if not row.spilled) or [0.0]
+        tail = errors[min(len(errors) - 1, len(errors) * 9 // 10)]
+        above = sum(row.is_above for row in own)
+        lines.append(
+            f"{name:38} {len(own):5}          {statistics.median(errors):6.1%} {tail:6.1%}  {len(spilling(own)):5}  {above:5}"
+        )
+    return "\n".join(lines)
+
+
+def report(rows: Sequence[Row]) -> str:
+    return "\n\n".join(
+        (
+            table(rows, "GPU", lambda row: row.target),
+            table(rows, "family", lambda row: row.heuristic),
+            table(rows, "kind", lambda row: f"{row.target}, {'products' if row.products else 'no products'}"),
+        )
+    )
+
+
+def versions() -> str:
+    """The compilers and the day, for the first line of the file."""
+    import triton
+
+    from helion.backends.triton.toolchain.offline import ptxas_version
+    from helion.hardware import target
+
+    assemblers = f"ptxas {ptxas_version(target('sm_90'))} and {ptxas_version(target('sm_100'))}"
+    return f"# Triton {triton.__version__}, {assemblers}, {datetime.date.today().isoformat()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="compile the seeds of kernels that nothing was tuned on")
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--kernels", default="", help="these alone, by name; the file is left as it is")
+    parser.add_argument("--report", action="store_true", help="say what is in the file; nothing is compiled")
+    arguments = parser.parse_args()
+    targets, kernels = arguments.targets.split(","), arguments.kernels.split(",") if arguments.kernels else []
+    if arguments.report:
+        rows = parse(TABLE.read_text())
+    else:
+        with tempfile.TemporaryDirectory(prefix="helion-unseen-") as cache:
+            os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(cache, "triton"))
+            os.environ.setdefault("HELION_CACHE_DIR", os.path.join(cache, "helion"))
+            rows = compile_all(targets, kernels)
+        if not kernels and len(targets) == len(TARGETS):
+            lines = [versions(), "\t".join((*TEXTS, *NUMBERS)), *(row.text for row in rows)]
+            TABLE.write_text("\n".join(lines) + "\n")
+    print(report(rows))
+    if failures := complaints(rows):
+        print(*(f"FAILED {failure}" for failure in failures), sep="\n")
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
