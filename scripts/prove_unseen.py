@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import os
 import statistics
 import sys
@@ -24,8 +25,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
-
-from scripts.prove_seeds import digest  # noqa: E402
 
 TABLE = ROOT / "test" / "seeds" / "unseen.tsv"
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx942", "gfx950")
@@ -95,6 +94,11 @@ def parse(text: str) -> list[Row]:
     ]
 
 
+def digest(config: str) -> str:
+    """Eight hexadecimal digits that stand for the text of a config."""
+    return hashlib.sha256(config.encode()).hexdigest()[:8]
+
+
 def compiled(cell: Any, target: str) -> Row | None:
     """The row of the first seed of ``cell``, or None where the target cannot run the kernel."""
     from helion import exc
@@ -122,22 +126,25 @@ def compiled(cell: Any, target: str) -> Row | None:
     )
 
 
+def unseen_cells() -> tuple[Any, ...]:
+    """The kernels with their arguments."""
+    from helion._testing import import_path  # after the cache folder is chosen
+
+    return tuple(import_path(ROOT / "test" / "unseen_kernels.py").unseen())
+
+
 def compile_some(at: int, targets: Sequence[str], kernels: Sequence[str]) -> list[Row]:
     """The rows of every so many kernel, from the one at ``at``."""
-    from unseen_kernels import unseen
-
-    cells = [cell for cell in unseen() if not kernels or cell.kernel.name in kernels][at::PROCESSES]
+    cells = [cell for cell in unseen_cells() if not kernels or cell.kernel.name in kernels][at::PROCESSES]
     return [row for cell in cells for target in targets if (row := compiled(cell, target)) is not None]
 
 
 def compile_all(targets: Sequence[str], kernels: Sequence[str]) -> list[Row]:
     """All rows, in the order of kernels, cases and targets."""
-    from unseen_kernels import unseen
-
     with ProcessPoolExecutor(PROCESSES) as pool:
         parts = pool.map(compile_some, range(PROCESSES), [targets] * PROCESSES, [kernels] * PROCESSES)
         rows = [row for part in parts for row in part]
-    order = {(cell.kernel.name, cell.case): at for at, cell in enumerate(unseen())}
+    order = {(cell.kernel.name, cell.case): at for at, cell in enumerate(unseen_cells())}
     return sorted(rows, key=lambda row: (order[row.kernel, row.case], TARGETS.index(row.target)))
 
 
