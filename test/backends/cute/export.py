@@ -149,7 +149,6 @@ CELLS: dict[str, tuple[GemmProblem, tuple[Choice, ...]]] = {
             (SQUARE, 8, 4),
             (SQUARE, 2, 16),
             (SQUARE, 1, 32),
-            (WIDE, 4, 16),
             ((128, 64, 64), 4, 4),
             ((256, 64, 64), 4, 8),
             ((128, 64, 128), 4, 4),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from backends.cute import cubins, gemms
+from backends.cute import cubins, export, gemms
 
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
@@ -87,6 +87,10 @@ def test_kept_counts_are_those_of_the_plan(name: str) -> None:
 
 def test_no_counts_are_kept_of_plans_that_are_gone() -> None:
     assert set(KEPT["plans"]) == set(PLANS)
+
+
+def test_everything_that_is_exported_has_a_plan() -> None:
+    assert len(export.exported_plans()) > len(gemms.ON_HOPPER)
 
 
 # Bounds for a B200 and an H100; an existing generator needs 24 UTMALDG, 8 UTCQMMA, 1552 instructions plain, 1744 scaled.

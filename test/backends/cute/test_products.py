@@ -146,8 +146,30 @@ def test_large_products_get_large_tiles_and_small_ones_many() -> None:
     large, small = bound_of(HOPPER, 4096, 4096, 4096), bound_of(HOPPER, 512, 512, 4096)
     assert large.plan().gemm.tile == (128, 256, 64) and large.plan().gemm.cluster == (2, 1)
     rows, columns = small.plan().gemm.work
-    assert rows * columns >= 32
+    assert rows * columns * small.plan().gemm.parts >= 32
     assert bound_of(BLACKWELL, 8192, 8192, 8192).plan().gemm.ctas_per_mma == 2
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "keys"),
+    [
+        (131072, 512, 512, {"block_sizes": [128, 128, 64], "wgmma_pingpong": True, "wgmma_cluster_m": 2}),
+        (8192, 14336, 4096, {"block_sizes": [128, 128, 64], "wgmma_pingpong": True, "wgmma_cluster_m": 2}),
+        (4096, 4096, 4096, {"block_sizes": [128, 256, 64], "wgmma_pingpong": False, "wgmma_c_stages": 4}),
+        (256, 256, 65536, {"wgmma_grid_splits": 6, "wgmma_k_splits": 4}),
+    ],
+)
+def test_seeds_are_what_was_fastest_on_an_h200(m: int, n: int, k: int, keys: dict[str, Any]) -> None:
+    """Of the configs of benchmarks/results/cute/nvidia-h200-times.json; the last one has been predicted only."""
+    config = bound_of("h200", m, n, k).seeds[0].config
+    assert {name: config[name] for name in keys} == keys
+
+
+def test_times_are_predicted_in_microseconds() -> None:
+    """Within a fifth of what an H200 took for the same plan (benchmarks/results/cute/nvidia-h200-times.json)."""
+    for m, n, k, measured in ((4096, 4096, 4096, 174.5), (8192, 8192, 8192, 1555.0), (1024, 1024, 1024, 9.3)):
+        predicted = bound_of("h200", m, n, k).seeds[0].predicted.time_us
+        assert 0.8 * measured < predicted < 1.2 * measured
 
 
 def test_stages_that_are_left_open_are_the_most_that_fit() -> None:

@@ -12,7 +12,7 @@ from .epilogue import EpilogueOperand
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
-from .shared import shared_bytes
+from .shared import WORD_BYTES, shared_bytes
 
 TMA_ALIGNMENT_BYTES = 16
 """Of the base and of every pitch that a tensor map holds (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
@@ -382,10 +382,13 @@ def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
 
 
 def _most_stages(plan: GemmPlan) -> int:
-    for stages in range(MAX_STAGES, 1, -1):
-        if shared_bytes(dataclasses.replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes:
-            return stages
-    return 2
+    """By what one more takes, of the operands and two barriers; what lies behind them may be aligned otherwise."""
+    numbers = counts(plan)
+    least = dataclasses.replace(plan, ab_stages=2)
+    one = numbers.a_stage_bytes + numbers.b_stage_bytes + 2 * WORD_BYTES
+    stages = min(MAX_STAGES, 2 + max(0, plan.shared_limit_bytes - shared_bytes(least)) // one)
+    fits = shared_bytes(dataclasses.replace(plan, ab_stages=stages)) <= plan.shared_limit_bytes
+    return stages if fits else max(2, stages - 1)
 
 
 def _check_fits(plan: GemmPlan) -> None:
