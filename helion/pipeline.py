@@ -63,6 +63,15 @@ class Code:
         return self.module.host
 
 
+@dataclass(frozen=True)
+class Contender:
+    """A backend where the user leaves it open: the microseconds that it is predicted to take, or why it is not in question."""
+
+    backend: str
+    us: float | None = None
+    reason: str = ""
+
+
 @dataclass
 class Analysis:
     """Everything that is done once per specialization. The parts are computed when first asked for."""
@@ -76,6 +85,10 @@ class Analysis:
     context: CompileContext | None = None
     #: What configs that were asked for do not get, by config.
     adjusted: dict[Config, tuple[Adjustment, ...]] = field(default_factory=dict)
+    #: What every backend came to that was asked, where there was a choice.
+    contenders: tuple[Contender, ...] = ()
+    #: The same kernel for backends that are predicted to be slower.
+    slower: tuple[Analysis, ...] = ()
     _codes: dict[Config, Code] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -92,7 +105,10 @@ class Analysis:
     def hinted(self, hints: Mapping[str, int]) -> Analysis:
         """The same with facts, space and seeds for these values of its run-time numbers."""
         program = with_hints(self.program, hints)
-        return self if program is self.program else replace(self, traced=replace(self.traced, program=program))
+        if program is self.program:
+            return self
+        slower = tuple(each.hinted(hints) for each in self.slower)
+        return replace(self, traced=replace(self.traced, program=program), slower=slower)
 
     def full_config(self, config: Config | Mapping[str, Any]) -> Config:
         """The normal form of a user's config. What it asks for and does not get is said once for a kernel and config."""
@@ -108,6 +124,18 @@ class Analysis:
     def predict(self, config: Config) -> Predicted:
         """What a launch of a normalised config takes."""
         return self.backend.predict(self.facts, self.space.decode(config), self.target)
+
+    def without_first(self, reason: str) -> Analysis:
+        """The next of ``slower``, after this one has turned out not to work because of ``reason``."""
+        first, *others = self.slower
+        failed = Contender(self.backend.name, reason=reason)
+        contenders = (*(each for each in self.contenders if each.backend != failed.backend), failed)
+        return replace(first, contenders=contenders, slower=tuple(others))
+
+    def predicted_us(self, configs: Sequence[Config]) -> float:
+        """Of the fastest of ``configs``, which are those the kernel was given; of the default one where it was given none."""
+        options = [self.space.normalize(config) for config in configs] or [self.default_config]
+        return min(self.predict(config).time_us for config in options)
 
     @functools.cached_property
     def rollable(self) -> tuple[int, ...]:
@@ -230,21 +258,48 @@ def analyse(
     """Walk a kernel on its arguments. ``observed``: tensors of its host code that are known from a run, by name;
     ``backend`` is that of ``settings`` unless it is given.
 
-    With the backend ``auto`` the backends are asked in order, and one that refuses the kernel or one of ``configs``, which
-    are those it was given, leaves it to the next; the last one's reason is raised. Raises every error of the user's
-    program.
+    With the backend ``auto`` that one is taken which is predicted to be the fastest of those that refuse neither the kernel
+    nor one of ``configs``, which are those it was given; where all refuse, the last one's reason is raised. Raises every
+    error of the user's program.
     """
+
+    def analysed(asked: Backend[Any]) -> Analysis:
+        return _analysed(asked, fn, name, arguments, settings, target, constants, observed or {})
+
     *others, last = _asked(name, backend or settings.backend)
-    for each in others:
-        try:
-            found = _analysed(each, fn, name, arguments, settings, target, constants, observed or {})
-            for config in configs:
-                found.space.normalize(config)
-        except (exc.BackendUnsupported, exc.InvalidConfig) as refusal:
-            _LOG.debug("%s is not for the backend %s: %s", name, each.name, refusal)
-        else:
-            return found
-    return _analysed(last, fn, name, arguments, settings, target, constants, observed or {})
+    found = {each.name: _unless_refused(analysed, each, configs) for each in others}
+    if not any(isinstance(each, Analysis) for each in found.values()):
+        return replace(analysed(last), contenders=_refused(found))
+    return _fastest({**found, last.name: _unless_refused(analysed, last, configs)}, configs)
+
+
+def _unless_refused(
+    analysed: Callable[[Backend[Any]], Analysis], backend: Backend[Any], configs: Sequence[Config]
+) -> Analysis | str:
+    """What a backend makes of a kernel and of all configs it was given, or why it does not take them."""
+    try:
+        found = analysed(backend)
+        for config in configs:
+            found.space.normalize(config)
+    except (exc.BackendUnsupported, exc.InvalidConfig) as refusal:
+        return str(refusal)
+    refused = found.refusal()
+    return found if refused is None else refused.message
+
+
+def _refused(found: Mapping[str, Analysis | str]) -> tuple[Contender, ...]:
+    return tuple(Contender(name, reason=each) for name, each in found.items() if isinstance(each, str))
+
+
+def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> Analysis:
+    """The analysis that is predicted to take the least time, which knows of all others. There is at least one."""
+    timed = [(each.predicted_us(configs), each) for each in found.values() if isinstance(each, Analysis)]
+    timed.sort(key=lambda pair: pair[0])
+    contenders = (*(Contender(each.backend.name, us=us) for us, each in timed), *_refused(found))
+    for contender in contenders:
+        _LOG.debug("%s: %s", timed[0][1].name, contender)
+    first, *slower = (each for _, each in timed)
+    return replace(first, contenders=contenders, slower=tuple(slower))
 
 
 def _asked(name: str, wanted: str) -> Sequence[Backend[Any]]:

@@ -1,6 +1,6 @@
 """The backends, by name. Outside of this folder nobody names one.
 
-``backend="auto"`` asks them in this order: those for few kernels come first, the one for all last.
+``backend="auto"`` asks all of them: those for few kernels come first, the one for all last.
 """
 
 from __future__ import annotations

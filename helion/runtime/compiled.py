@@ -44,6 +44,12 @@ class Compiled:
         """The function of a full config, if it was asked for before."""
         return self._functions.get(config)
 
+    def forget(self) -> None:
+        """Nothing is loaded any more, because another backend is used."""
+        with self.lock:
+            self._functions.clear()
+            self.verdict = None
+
     def function(self, config: Config, allow_print: bool = True) -> Callable[..., Any]:
         """The host function for a full config."""
         found = self._functions.get(config)

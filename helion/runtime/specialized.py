@@ -88,6 +88,10 @@ class Specialized:
         """Whether calls run the Python function itself instead of compiled code."""
         return self.settings.ref_mode is RefMode.EAGER
 
+    def leave_backend(self, reason: str) -> None:
+        """Go on with the backend that is predicted to be the next fastest, because of ``reason``; there must be one."""
+        self.analysis = self.analysis.without_first(reason)
+
     def sample(self) -> tuple[Any, ...]:
         """Arguments like those of every call: the ones it was bound for as long as they live, tensors of their shapes
         without data after that."""

@@ -87,7 +87,7 @@ def toy_comes_first(registered: None) -> Iterator[None]:
     BACKENDS["toy"] = toy
 
 
-def test_auto_takes_the_first_backend_that_does_not_refuse(toy_comes_first: None) -> None:
+def test_auto_takes_another_backend_for_what_one_refuses(toy_comes_first: None) -> None:
     x, y = ARGUMENTS
     ours, theirs = helion.kernel(add, backend="auto"), helion.kernel(exponential, backend="auto")
     assert "torch.add(value_" in ours.bind((x, y)).to_code()
@@ -96,8 +96,9 @@ def test_auto_takes_the_first_backend_that_does_not_refuse(toy_comes_first: None
     torch.testing.assert_close(theirs(x), torch.exp(x))
 
 
-def test_auto_asks_in_the_order_of_the_registry() -> None:
-    assert "@triton.jit" in helion.kernel(add, backend="auto").bind(ARGUMENTS).to_code()
+def test_auto_takes_what_is_predicted_to_be_fastest_wherever_it_stands() -> None:
+    """A toy says that everything takes a microsecond."""
+    assert "torch.add(value_" in helion.kernel(add, backend="auto").bind(ARGUMENTS).to_code()
 
 
 def test_where_all_refuse_the_last_says_why(toy_comes_first: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ def collect(compiled: Compiled) -> dict[str, Any]:
         "kernel": analysis.name,
         "target": analysis.target.name,
         "device": analysis.target.device,
+        "backend": analysis.backend.name,
+        "contenders": _plain(analysis.contenders),
         "kind": kind_of(analysis.facts),
         "sizes": _sizes(compiled),
         "roofline": _plain(roofline(analysis.facts, runs, analysis.target)),

@@ -66,6 +66,7 @@ def overview(data: Data) -> list[tuple[str, str]]:
     share = f", {bounds['predicted_us'] / least:.2f} times its bound" if least else ""
     return [
         ("kind", data["kind"]),
+        *([("backend", _backend(data))] if data["contenders"] else []),
         *((("sizes", ", ".join(map(_bucket, data["sizes"]))),) if data["sizes"] else ()),
         ("axes", ", ".join(map(_axis, data["facts"]["axes"]))),
         (
@@ -81,6 +82,18 @@ def overview(data: Data) -> list[tuple[str, str]]:
         ("runs", _named(data, data["verdict"]["config"])),
         *(("not run", f"{_named(data, each['config'])}: {each['reason']}") for each in data["verdict"]["rejected"]),
     ]
+
+
+def _backend(data: Data) -> str:
+    """The backend, and what speaks against the others that were asked."""
+    others = [
+        f"{each['backend']}: {each['reason'] or 'predicted ' + _time(each['us'])}"
+        for each in data["contenders"]
+        if each["backend"] != data["backend"]
+    ]
+    own = next((each for each in data["contenders"] if each["backend"] == data["backend"]), None)
+    predicted = f", predicted {_time(own['us'])}" if own and own["us"] is not None else ""
+    return "; not ".join([f"{data['backend']}{predicted}", *others])
 
 
 def _bucket(size: Data) -> str:

@@ -14,7 +14,7 @@ from ...execution import CompileError
 from ..plan.dtypes import NUMBER
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from .kernel import GemmKernel
-from .offline import ToolMissing, compile_source, runtime_libraries
+from .offline import Compiled, ToolMissing, compile_source, runtime_libraries
 
 COMPILERS = ("gcc", "cc", "clang", "g++")
 NAME = "gemm"
@@ -101,7 +101,7 @@ def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
     """
     compiler = _compiler()
     _load_runtime()
-    compiled = compile_source(kernel.source, kernel.unit, kernel.pointers)
+    compiled = _compiled(kernel)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         compiled.kernel.export_to_c(str(folder), NAME, NAME)
@@ -110,6 +110,15 @@ def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
         if found is None:
             raise CompilationFailed("the DSL exported no function that launches the kernel")
         return _link(compiler, folder, found[1], kernel), compiled.cubin
+
+
+def _compiled(kernel: GemmKernel) -> Compiled:
+    try:
+        return compile_source(kernel.source, kernel.unit, kernel.pointers)
+    except ToolMissing:
+        raise
+    except Exception as error:  # the DSL has errors of many classes, and asserts
+        raise CompilationFailed(f"the DSL failed: {type(error).__name__}: {error}") from error
 
 
 def source(symbol: str, kernel: GemmKernel) -> str:

@@ -1,0 +1,151 @@
+"""``backend="auto"``: the fastest by prediction of those that take a kernel, and the next one where it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from backends.cute.products import BF16, matmul
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion._compiler.facts.records import KernelFacts
+from helion.autotuner.decisions import Decisions
+from helion.autotuner.proposal import Predicted
+from helion.backends import BACKENDS
+from helion.backends.cute.execute import launcher, seen
+from helion.backends.cute.toolchain.offline import ToolMissing
+from helion.backends.cute.toolchain.shared_object import CompilationFailed
+from helion.hardware import Target
+
+HOPPER = "h200"
+
+
+def tensors(*shapes: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty(shape, dtype=BF16, device="meta") for shape in shapes)
+
+
+ARGUMENTS = tensors((64, 64), (64, 64))
+
+
+@pytest.fixture(autouse=True)
+def all_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(BACKENDS["cute"]), "is_installed", True)
+
+
+def times(monkeypatch: pytest.MonkeyPatch, microseconds: dict[str, float]) -> None:
+    """Every config of a backend is predicted to take so long."""
+    for name, us in microseconds.items():
+        backend = type(BACKENDS[name])
+        real = backend.predict
+
+        def predict(
+            self: Any, facts: KernelFacts, decisions: Decisions, target: Target, us: float = us, real: Any = real
+        ) -> Predicted:
+            return replace(real(self, facts, decisions, target), time_us=us)
+
+        monkeypatch.setattr(backend, "predict", predict)
+
+
+@pytest.mark.parametrize(("cute", "triton"), [(10.0, 20.0), (20.0, 10.0), (10.0, 10.0)])
+def test_the_faster_one_is_taken_and_both_are_explained(
+    monkeypatch: pytest.MonkeyPatch, cute: float, triton: float
+) -> None:
+    times(monkeypatch, {"cute": cute, "triton": triton})
+    bound = helion.kernel(matmul.fn, backend="auto").bind(ARGUMENTS, target=HOPPER)
+    chosen, other = ("cute", "triton") if cute <= triton else ("triton", "cute")
+    assert ("gemm_kernel(" in bound.to_code()) == (chosen == "cute")
+    us = {"cute": cute, "triton": triton}
+    assert f"{chosen}, predicted {us[chosen]:g} µs; not {other}: predicted {us[other]:g} µs" in bound.explain()
+    assert f"not {other}: predicted" in bound.explain(format="html")
+    data = json.loads(bound.explain(format="json"))
+    assert [(each["backend"], each["us"]) for each in data["contenders"]] == [(chosen, us[chosen]), (other, us[other])]
+
+
+def test_one_that_refuses_says_why() -> None:
+    bound = helion.kernel(matmul.fn, backend="auto").bind(tensors((64, 64), (64, 63)), target=HOPPER)
+    assert "@triton.jit" in bound.to_code()
+    assert "triton; not cute: Kernel 'matmul' cannot be a kernel of the cute backend" in bound.explain()
+
+
+def test_a_backend_that_was_named_is_not_compared() -> None:
+    for name in ("cute", "triton"):
+        bound = helion.kernel(matmul.fn, backend=name).bind(ARGUMENTS, target=HOPPER)
+        assert "\n  backend" not in bound.explain() and json.loads(bound.explain(format="json"))["backend"] == name
+
+
+def test_given_configs_are_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    own = helion.kernel(matmul.fn, backend="auto", config=helion.Config(block_sizes=[64, 64, 64], num_warps=4))
+    assert "@triton.jit" in own.bind(ARGUMENTS, target=HOPPER).to_code()
+    both = helion.kernel(matmul.fn, backend="auto", config=helion.Config(block_sizes=[64, 64, 64]))
+    assert "gemm_kernel(" in both.bind(ARGUMENTS, target=HOPPER).to_code()
+
+
+@pytest.mark.parametrize("m", [64, 4096])
+def test_a_product_whose_rows_are_normalised_is_cutes(m: int) -> None:
+    """A program that holds 2048 columns of sums spills; a cluster does not."""
+
+    @helion.kernel(backend="auto")
+    def normalised(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        n = hl.specialize(y.size(1))
+        out = torch.empty(x.size(0), n, dtype=x.dtype, device=x.device)
+        for rows in hl.tile(x.size(0)):
+            sums = hl.zeros([rows, n], dtype=torch.float32)
+            for k in hl.tile(x.size(1)):
+                sums = torch.addmm(sums, x[rows, k], y[k, :])
+            out[rows, :] = (sums * torch.rsqrt((sums * sums).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+        return out
+
+    arguments = (torch.empty(m, 512, dtype=BF16, device="meta"), torch.empty(512, 2048, dtype=BF16, device="meta"))
+    text = normalised.bind(arguments, target=HOPPER).explain(format="json")
+    first, second = json.loads(text)["contenders"]
+    assert first["backend"] == "cute" and second["us"] > 2 * first["us"]
+
+
+# --- a backend that fails ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compiling with the DSL fails, inside of a stub."""
+
+    def fails(kernel: object) -> None:
+        raise request.param("the DSL says no")
+
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    for module in (launcher, seen):
+        monkeypatch.setattr(module, "folder", fails)
+    monkeypatch.setattr("helion.backends.cute.toolchain.chain.folder", fails)
+    with helion.runtime.stub_driver():
+        yield
+
+
+@pytest.mark.parametrize("failing", [CompilationFailed, ToolMissing], indirect=True)
+def test_the_next_backend_runs_where_the_first_cannot_compile(
+    failing: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel = helion.kernel(matmul.fn, backend="auto")
+    arguments = tuple(torch.zeros(64, 64, dtype=BF16) for _ in range(2))
+    for _ in range(3):
+        kernel(*arguments)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "backend cute failed" in line]
+    assert lines == ["helion: matmul: the backend cute failed (the DSL says no); using triton"]
+    bound = kernel.bind(arguments)
+    assert "@triton.jit" in bound.to_code() and "num_warps" in bound.config
+    assert "triton, predicted 20 µs; not cute: the DSL says no" in bound.explain()
+
+
+@pytest.mark.parametrize("failing", [CompilationFailed], indirect=True)
+def test_a_backend_or_config_that_was_asked_for_is_not_left(failing: None) -> None:
+    arguments = tuple(torch.zeros(64, 64, dtype=BF16) for _ in range(2))
+    with pytest.raises(exc.CuteError, match="the DSL says no"):
+        helion.kernel(matmul.fn, backend="cute")(*arguments)
+    config = helion.Config(block_sizes=[64, 64, 64])
+    with pytest.raises(exc.CuteError, match="the DSL says no"):
+        helion.kernel(matmul.fn, backend="auto", config=config)(*arguments)
