@@ -131,6 +131,8 @@ class BoundKernel:
 
     def _adopt(self, config: Config) -> bool:
         """Use a config of the bound kernel that this one follows, if it can have that."""
+        if not self._analysis.program.roots:  # it launches nothing
+            return False
         try:
             self._choice.use(self._full(config))
         except exc.InvalidConfig:

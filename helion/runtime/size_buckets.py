@@ -17,6 +17,9 @@ from .signature import pick
 
 Origin = tuple[Any, ...]
 
+#: Launches tell whether a number is a multiple of this, and know nothing of one that is not.
+ALIGNED = 16
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -30,6 +33,10 @@ class Bucket:
     def is_limited(self) -> bool:
         """Whether there are other buckets."""
         return self.above is not None or self.most is not None
+
+    def hint_like(self, size: int) -> int:
+        """``hint``, or one less where ``size`` is no multiple of 16: strides that are made of it are as little aligned."""
+        return self.hint - 1 if size % ALIGNED and self.hint % ALIGNED == 0 else self.hint
 
     def condition(self, size: str) -> str:
         """An expression that says whether the expression ``size`` is in a bucket that ``is_limited``."""

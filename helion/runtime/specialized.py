@@ -59,7 +59,8 @@ class Specialized:
             return found
         self.buckets = buckets_of(found.sizes, values, self.settings.size_hints)
         self.bucket = self.buckets.of(values)
-        return found.hinted({name: bucket.hint for name, (_, bucket) in self.buckets.by_name(self.bucket).items()})
+        buckets = self.buckets.by_name(self.bucket)
+        return found.hinted({name: b.hint_like(int(pick(values, at))) for name, (at, b) in buckets.items()})
 
     @functools.cached_property
     def tabled(self) -> Config | None:

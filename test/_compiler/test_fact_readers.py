@@ -17,14 +17,17 @@ import pytest
 import torch
 from backends.cute.row_kernels import softmax_with_statistics
 
+from benchmarks.unseen.table import ALL, Maker
 from helion._compiler.facts import records
 from helion._testing import EXAMPLES_DIR, import_path
+from helion.runtime.bound import BoundKernel
 
 SEEDS = import_path(EXAMPLES_DIR.parent / "scripts" / "seeds.py")
 FACTS = tuple(each for _, each in inspect.getmembers(records, dataclasses.is_dataclass))
 
 #: GPUs with asynchronous matrix units, with and without tensor memory; their heuristics differ.
 TARGETS = ("h200", "sm_100")
+AMD = "gfx942"
 #: What is read while other facts are made of it, and by nobody later.
 COMPOSED = {
     "MemoryOpFact.feeds_store": "ReductionFact.re_read and store_only_re_read",
@@ -71,11 +74,21 @@ def first_cells() -> list:
     return list(cells.values())
 
 
+def _unseen(name: str, target: str) -> BoundKernel:
+    one = next(each for each in ALL if each.kernel.name == name)
+    dtype, extents = one.shapes[0]
+    return one.kernel.bind(one.arguments(Maker("meta"), dtype, *extents), target=target)
+
+
 def test_every_fact_is_read() -> None:
     cells = first_cells()
     bound = [SEEDS.bind(cell, target) for cell in cells for target in TARGETS]
     rows = torch.empty([1024, 1024], dtype=torch.bfloat16, device="meta")
     bound += [softmax_with_statistics.bind((rows, rows), target=target) for target in TARGETS]
+    bound += [
+        _unseen(name, target)
+        for name, target in (("fused_backward", AMD), ("tuned_split", AMD), ("rowwise_fp8", TARGETS[0]))
+    ]
     with watched(*FACTS) as collecting:
         for each in bound:
             assert each.facts

@@ -35,7 +35,8 @@ class TritonRecurrenceHeuristic(Heuristic):
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
         if facts.matmuls or facts.scans or facts.primary_reduction is not None:
             return Declined("the kernel has a matrix product, a reduction of known extent or a scan")
-        steps = [axis for axis in facts.axes if axis.kind == "scalar" and not axis.on_grid]
+        walked = {axis for region in facts.regions if region.kind == "loop" for axis in region.axes}
+        steps = [axis for axis in facts.axes if axis.kind == "scalar" and axis.block_id in walked]
         if not steps or not facts.accumulators:
             return Declined("no loop over single indices carries a tile")
         if any(not axis.on_grid for axis in facts.tunable_axes) or not facts.tunable_axes:
