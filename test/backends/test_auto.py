@@ -87,8 +87,7 @@ def test_given_configs_are_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> 
     assert "gemm_kernel(" in both.bind(ARGUMENTS, target=HOPPER).to_code()
 
 
-@pytest.mark.parametrize("m", [64, 4096])
-def test_a_product_whose_rows_are_normalised_is_cutes(m: int) -> None:
+def test_a_product_whose_rows_are_normalised_is_cutes() -> None:
     """A program that holds 2048 columns of sums spills; a cluster does not."""
 
     @helion.kernel(backend="auto")
@@ -102,7 +101,7 @@ def test_a_product_whose_rows_are_normalised_is_cutes(m: int) -> None:
             out[rows, :] = (sums * torch.rsqrt((sums * sums).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
         return out
 
-    arguments = (torch.empty(m, 512, dtype=BF16, device="meta"), torch.empty(512, 2048, dtype=BF16, device="meta"))
+    arguments = (torch.empty(4096, 512, dtype=BF16, device="meta"), torch.empty(512, 2048, dtype=BF16, device="meta"))
     text = normalised.bind(arguments, target=HOPPER).explain(format="json")
     first, second = json.loads(text)["contenders"]
     assert first["backend"] == "cute" and second["us"] > 2 * first["us"]

@@ -105,8 +105,9 @@ def test_cells_are_chosen_by_suite_kernel_dtype_and_extent() -> None:
 
 
 def cute(kernel: str) -> list[str]:
-    """The variant of the cute backend: where that is installed, of a plain product."""
-    return ["cute"] * (kernel == "matmul" and importlib.util.find_spec("cutlass") is not None)
+    """The variant of the cute backend: where that is installed, of products and of those whose rows are reduced."""
+    taken = kernel in ("matmul", "matmul_layernorm")
+    return ["cute"] * (taken and importlib.util.find_spec("cutlass") is not None)
 
 
 @pytest.mark.parametrize("kernel", SAMPLE)

@@ -174,6 +174,6 @@ def test_comparisons_pass_nan_on() -> None:
 @pytest.mark.parametrize("op", ARITY)
 def test_every_operation_compiles(op: str) -> None:
     pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
-    epilogue = Epilogue(instructions=(Instruction(op, (0, constant(0.5))[: ARITY[op]]),))
+    epilogue = Epilogue(instructions=(Instruction(op, (0, constant(0.5), constant(2.0))[: ARITY[op]]),))
     plan = plan_gemm(gemms.product(epilogue=epilogue), Choice(tile=(64, 64, 64)), gemms.HOPPER)
     assert compile_text(build(plan), plan).cubin
