@@ -29,7 +29,8 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
     many registers as a program can have if that helps.
     """
     seeds = [(seed.config, seed.predicted) for seed in report.seeds]
-    preferred = next((o for o in seeds if _is_good(o[1]) and o[0] in report.promoted), None)
+    promotable = frozenset(report.promoted)
+    preferred = next((o for o in seeds if _is_good(o[1]) and o[0] in promotable), None)
     if preferred is not None:
         fastest = min((option for option in seeds if option[1].fits), key=_cost)
         return preferred[0] if _cost(preferred) <= _MARGIN * _cost(fastest) else fastest[0]
@@ -39,7 +40,7 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
     everything = [*seeds, (conservative, predict(conservative))]
     if any(_is_good(predicted) for _, predicted in everything):
         return min((option for option in everything if option[1].fits), key=_cost)[0]
-    promoted = next((config for config, _ in seeds if config in report.promoted), None)
+    promoted = next((config for config, _ in seeds if config in promotable), None)
     return promoted or _least_short(everything, space, predict, wider)
 
 

@@ -33,7 +33,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
 
     ``legalise`` turns a proposal into a full config and what it is predicted to take, or says why it cannot.
     """
-    seeds: list[Seed] = []
+    seeds: dict[Config, Seed] = {}
     declined: list[tuple[str, str]] = []
     promoted: list[Config] = []
     promoting = ""
@@ -57,14 +57,16 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
             if heuristic.promote_seed_to_default:
                 promoted.append(config)
                 promoting = promoting or heuristic.name
-            known = next((seed for seed in seeds if seed.config == config), None)
+            known = seeds.get(config)
             if known is not None:
                 refusals.append(f"same config as a seed of {known.heuristic}")
             elif len(seeds) >= MAX_SEEDS:
                 refusals.append(f"{MAX_SEEDS} seeds are ahead of it")
             else:
-                seeds.append(Seed(config=config, heuristic=heuristic.name, reason=proposal.reason, predicted=predicted))
+                seeds[config] = Seed(
+                    config=config, heuristic=heuristic.name, reason=proposal.reason, predicted=predicted
+                )
                 found += 1
         if not found:
             declined.append((heuristic.name, "; ".join(dict.fromkeys(refusals)) or "it proposed nothing"))
-    return SeedReport(seeds=tuple(seeds), declined=tuple(declined), promoted=tuple(promoted))
+    return SeedReport(seeds=tuple(seeds.values()), declined=tuple(declined), promoted=tuple(promoted))
