@@ -453,7 +453,7 @@ class BoundKernel:
             run = self._first_call(args)
         try:
             return run(*args)
-        except (self._of.executor.error, exc.BackendUnsupported) as error:
+        except self._of.executor.error as error:
             self._choice.give_up(run, error)
         return self.run_unchecked(*args)
 

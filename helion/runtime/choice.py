@@ -97,13 +97,26 @@ class Choice:
     def verified(self, args: Sequence[Any]) -> Config:
         """The config that runs where nobody asked for one: on a GPU as its binary says, else the default.
 
-        Arguments that launch nothing compile nothing.
+        Arguments that launch nothing compile nothing. Where it was left open which backend is used, one that cannot compile
+        is left for the next before anything is launched.
         """
         of = self.compiled.specialized
         compiles = (stub.active() or any(map(stub.on_gpu, args))) and of.executor.inlining is not None
         if of.tabled is not None or not compiles or of.analysis.is_empty:
             return of.default_config
-        return verification.verdict_of(self.compiled).config
+        with self.compiled.lock:  # other threads wait here, and find the backend that works
+            config = verification.verdict_of(self.compiled).config
+            while of.analysis.slower and (reason := verification.compile_failure(self.compiled, config)):
+                self._leave_backend(reason)
+                config = verification.verdict_of(self.compiled).config
+        return config
+
+    def _leave_backend(self, reason: str) -> None:
+        of, failed = self.compiled.specialized, self.compiled.specialized.analysis.backend.name
+        of.leave_backend(reason)
+        self.compiled.forget()
+        used = of.analysis.backend.name
+        print(f"helion: {of.kernel.name}: the backend {failed} failed ({reason}); using {used}", file=sys.stderr)
 
     def check_feasible(self, args: Sequence[Any]) -> None:
         """Raises ``exc.NoFeasibleConfig`` where these arguments would go to a GPU and certainly no config can launch there.
@@ -121,13 +134,9 @@ class Choice:
         Only a config that takes more than the GPU has is given up, and only if the call has changed nothing yet. The
         configs after it are the default, the seeds in their order, then the conservative one. Raises ``exc.NoFeasibleConfig`` when
         there is none, and ``error`` where none is tried.
-
-        Where the backend was left open and what compiles for it fails, the next one is used.
         """
         of = self.compiled.specialized
         lack = of.executor.lack(error.__cause__)
-        if lack is None and self._go_over(run, error):
-            return
         if lack is None or self.config is None or not self._is_repeatable(self.config):
             raise error
         with self.compiled.lock:
@@ -144,29 +153,6 @@ class Choice:
                 file=sys.stderr,
             )
             self._install(following)
-
-    def _go_over(self, run: Callable[..., Any], error: exc.Base) -> bool:
-        """Leave the backend that ``error`` is of for the next one; False where there is none or somebody asked for this."""
-        of, cause = self.compiled.specialized, error.__cause__
-        failed = isinstance(error, exc.BackendUnsupported) or (
-            isinstance(cause, Exception) and of.executor.is_failure(cause)
-        )
-        if not (failed and of.analysis.slower and self._by_default and self.config is not None):
-            return False
-        with self.compiled.lock:
-            if self.run is not run:  # another thread has been here, or somebody has set a config
-                return True
-            if not self._is_repeatable(self.config):
-                return False
-            former, reason = of.analysis.backend.name, str(cause or error).strip().splitlines()[0]
-            of.leave_backend(reason)
-            self.compiled.forget()
-            print(
-                f"helion: {of.kernel.name}: the backend {former} failed ({reason}); using {of.analysis.backend.name}",
-                file=sys.stderr,
-            )
-            self._install(verification.verdict_of(self.compiled).config)
-        return True
 
     def _is_repeatable(self, config: Config) -> bool:
         host = self.compiled.specialized.analysis.code(config).host

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import _logging
+from .. import _logging, exc
 from .._lazy import lazy
 from ..config import Config
 from .compiled import Compiled
@@ -132,12 +132,31 @@ def _taken(compiled: Compiled, config: Config) -> Taken | None:
     try:
         found = compiled.resources(config, count_opcodes=False)
     except Exception as error:  # a call does not fail for want of a better config
-        if any(isinstance(each, Exception) and of.executor.is_failure(each) for each in (error, error.__cause__)):
+        if _is_failure(of, error):
             return Taken(refusal=f"does not compile: {str(error).splitlines()[-1]}")
         _LOG.info("%s cannot be measured: %s: %s", of.kernel.name, type(error).__name__, error)
         return None
     refusal = f"does not fit: {'; '.join(found.overflow)}" if found.overflow else ""
     return Taken(spill_bytes=found.spill_bytes, refusal=refusal)
+
+
+def compile_failure(compiled: Compiled, config: Config) -> str:
+    """Why a config cannot be compiled here, in one line; "" where it can, or nobody can say."""
+    of = compiled.specialized
+    try:
+        compiled.resources(config, count_opcodes=False)
+    except exc.BackendUnsupported as error:  # what compiles for it is not whole
+        return str(error).splitlines()[0]
+    except Exception as error:  # a call does not fail for want of a better backend
+        if _is_failure(of, error):
+            return str(error).splitlines()[0]
+        _LOG.info("%s cannot be measured: %s: %s", of.kernel.name, type(error).__name__, error)
+    return ""
+
+
+def _is_failure(of: Specialized, error: Exception) -> bool:
+    """Whether the compiler refuses the kernel."""
+    return any(isinstance(each, Exception) and of.executor.is_failure(each) for each in (error, error.__cause__))
 
 
 def give_up(compiled: Compiled, config: Config, reason: str) -> Config | None:
@@ -160,6 +179,7 @@ __all__ = [
     "PATIENCE_SECONDS",
     "Taken",
     "candidates",
+    "compile_failure",
     "decide",
     "give_up",
     "verdict_of",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +140,22 @@ def test_the_next_backend_runs_where_the_first_cannot_compile(
     bound = kernel.bind(arguments)
     assert "@triton.jit" in bound.to_code() and "num_warps" in bound.config
     assert "triton, predicted 20 µs; not cute: the DSL says no" in bound.explain()
+
+
+@pytest.mark.parametrize("failing", [CompilationFailed], indirect=True)
+def test_threads_that_call_at_once_leave_it_together(failing: None, capsys: pytest.CaptureFixture[str]) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for columns in range(64, 64 + 8 * 16, 16):
+            kernel = helion.kernel(matmul.fn, backend="auto")
+            arguments = (torch.zeros(64, 64, dtype=BF16), torch.zeros(64, columns, dtype=BF16))
+            with ThreadPoolExecutor(8) as pool:
+                for call in [pool.submit(kernel, *arguments) for _ in range(8)]:
+                    call.result()
+            assert capsys.readouterr().err.count("backend cute failed") == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("failing", [CompilationFailed], indirect=True)

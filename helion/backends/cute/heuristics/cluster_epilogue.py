@@ -5,7 +5,7 @@ Tiles of 128 x 256 feed the unit best, and a CTA of a larger cluster loads less 
 1374. Up to clusters of 8, whose exchange is small, it is best to have a whole tile wait for its stores while the next one is
 loaded, in the place of one stage. Two CTAs of 128 x 128 on an SM hide each other's epilogue where there are few rounds of
 tiles (8192 x 1024: 27.0 us with K = 512), and tiles of 64 rows are for so few rows that larger ones would leave SMs without
-work (1024 x 1024 x 1024: 14.7 us; an H200, 2026-11-22, a prototype of the same roles).
+work (1024 x 1024 x 1024: 14.7 us; an H200, 2026-11-22).
 """
 
 from __future__ import annotations
