@@ -3,6 +3,7 @@
     python benchmarks/sweep.py --score                          from what is kept; needs no GPU
     python benchmarks/sweep.py --suites reductions --kernels softmax --extents 4096 \\
         --grid '{"block_sizes": [[1], [2]], "num_warps": [4, 8]}'    times all combinations, and keeps them
+    python benchmarks/sweep.py --suites unseen --sample 24 --seconds 140    configs that chance finds around the seeds
 
 The file has a line per config: kernel, case, dtype, config as JSON, microseconds (device time with a cold L2 by CUDA
 graph, the median of 11). Configs that fail, or are not right, have none.
@@ -11,13 +12,19 @@ graph, the median of 11). Configs that fail, or are not right, have none.
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import math
+import multiprocessing
+import os
+import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +37,19 @@ from benchmarks.cells import Cell, inputs, timed_cells  # noqa: E402
 from benchmarks.seeds import SUITES, Variants, bound_of, checked, chosen_cells, least_bytes  # noqa: E402
 from benchmarks.timing import LEAST_REPETITIONS, GraphTimer, Timer  # noqa: E402
 from helion import exc  # noqa: E402
+from helion.autotuner.search.domain import SpaceDomain  # noqa: E402
+from helion.autotuner.search.time_model import PredictedTime  # noqa: E402
 
 KEPT = ROOT / "benchmarks" / "results" / "nvidia-h200-sweeps.tsv"
 #: What the kept file was measured on: torch 2.11 with CUDA 13.0, Triton 3.6, 2026-11-20.
 KEPT_TARGET = "h200"
+#: Of the time that is predicted for the first seed, what a sampled config may take; of its chance to spill; and mutations
+#: that are drawn for each config that is wanted.
+_HOPELESS, _SPILLS, _DRAWS = 6.0, 0.5, 40
+#: Processes that compile, and configs that one compiles in a row. Each process has the inputs of a cell on the device.
+_WORKERS, _AT_ONCE = 14, 3
+#: Of the seconds for a sampled sweep, what compiling may take.
+_COMPILING = 0.65
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,11 +109,72 @@ def combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(grid, values, strict=True))
 
 
-def swept(cell: Cell, args: tuple[Any, ...], grid: Mapping[str, list[Any]], timer: Timer) -> Iterator[Timed]:
-    """The configs of ``grid`` that are legal, run and are right."""
+def sampled(cell: Cell, count: int, on: str = KEPT_TARGET) -> list[Mapping[str, Any]]:
+    """The seeds, and mutations of them one after another, so that all distances occur; the same in every process.
+
+    What is predicted to take ``_HOPELESS`` of the first seed's time, to spill or not to fit is left out.
+    """
+    bound = cell.function.bind(cell.args, target=on)
+    model = PredictedTime(bound._analysis.predict)
+    seeds = [seed.config for seed in bound.seeds] or [bound.default_config()]
+    domain = SpaceDomain(bound.config_spec, model, seeds)
+    rng, found = random.Random(repr(cell.key)), dict.fromkeys(seeds[: count // 3])
+    slowest = model.log_time(seeds[0]) + math.log(_HOPELESS)
+    for _ in range(_DRAWS * count):
+        if len(found) >= count:
+            break
+        config = domain.mutated(rng.choice(list(found)), rng)
+        if config and model.log_time(config) < slowest and model.predicted(config).spill_risk < _SPILLS:
+            found[config] = None
+    return [dict(config) for config in found]
+
+
+def in_turns(cells: Sequence[Cell], indices: Iterable[int]) -> list[int]:
+    """The first cell of each kernel, then the second ones."""
+    seen: collections.Counter[str] = collections.Counter()
+    turns = []
+    for index in indices:
+        turns.append((seen[cells[index].kernel], index))
+        seen[cells[index].kernel] += 1
+    return [index for _, index in sorted(turns)]
+
+
+def launched(index: int, configs: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[str, Any]]]:
+    """In a process of its own: the configs that run, whose binaries the disk caches then have."""
+    torch.set_float32_matmul_precision("high")
+    cell, running = timed_cells()[index], []
+    for config in configs:
+        with contextlib.suppress(Exception):  # of the compiler or the driver: such a config has no time
+            args = inputs(cell, "cuda")
+            cell.function.bind(args).compile_config(config)(*args)
+            torch.cuda.synchronize()
+            running.append(config)
+    return index, running
+
+
+def prepared(chosen: Mapping[int, Sequence[Mapping[str, Any]]], seconds: float) -> dict[int, list[Mapping[str, Any]]]:
+    """The configs of each cell that were compiled and ran within the time, several cells at once."""
+    found: dict[int, list[Mapping[str, Any]]] = {index: [] for index in chosen}
+    tasks = [
+        (index, configs[at : at + _AT_ONCE])
+        for index, configs in chosen.items()
+        for at in range(0, len(configs), _AT_ONCE)
+    ]
+    with multiprocessing.get_context("spawn").Pool(min(_WORKERS, os.cpu_count() or 1)) as pool:
+        waiting = [pool.apply_async(launched, task) for task in tasks]
+        end = time.monotonic() + seconds
+        for one in waiting:
+            with contextlib.suppress(multiprocessing.TimeoutError):
+                index, running = one.get(max(0.0, end - time.monotonic()))
+                found[index] += running
+    return found
+
+
+def swept(cell: Cell, args: tuple[Any, ...], wanted: Iterable[Mapping[str, Any]], timer: Timer) -> Iterator[Timed]:
+    """The configs that are legal, run and are right."""
     bound = cell.function.bind(args)
     functions, configs = {}, {}
-    for at, config in enumerate(combinations(grid)):
+    for at, config in enumerate(wanted):
         try:
             functions[str(at)] = functools.partial(bound.compile_config(config), *args)
         except exc.InvalidConfig:
@@ -136,21 +213,33 @@ def main() -> int:
     parser.add_argument("--dtypes", type=words, default=[])
     parser.add_argument("--extents", type=lambda text: list(map(int, text.split(","))), default=[])
     parser.add_argument("--grid", type=json.loads, default={}, help="JSON: the values of each config key")
+    parser.add_argument("--sample", type=int, default=0, help="configs of each cell around its seeds")
+    parser.add_argument(
+        "--seconds", type=float, default=150.0, help="for a sampled sweep; what is left then is not timed"
+    )
     parser.add_argument("--out", type=Path, default=KEPT, help="the file to score, or to add to")
     options = parser.parse_args()
     if options.score:
         print(text_of(scores(parse(options.out.read_text()))))
         return 0
-    if not options.grid:
-        parser.error("what to time? give --grid, or --score for what is kept")
+    if not options.grid and not options.sample:
+        parser.error("what to time? give --grid, --sample, or --score for what is kept")
     if not torch.cuda.is_available():
         print("not measured: torch sees no GPU", file=sys.stderr)
         return 1
     torch.set_float32_matmul_precision("high")
-    timer = GraphTimer(LEAST_REPETITIONS)
+    begin = time.monotonic()
     cells = timed_cells()
-    for index in chosen_cells(options):
-        rows = list(swept(cells[index], inputs(cells[index], "cuda"), options.grid, timer))
+    if options.sample:
+        samples = {index: sampled(cells[index], options.sample) for index in in_turns(cells, chosen_cells(options))}
+        chosen = prepared(samples, options.seconds * _COMPILING - (time.monotonic() - begin))
+    else:
+        chosen = {index: list(combinations(options.grid)) for index in chosen_cells(options)}
+    timer = GraphTimer(LEAST_REPETITIONS)
+    for index, configs in chosen.items():
+        if options.sample and time.monotonic() - begin > options.seconds:
+            break
+        rows = list(swept(cells[index], inputs(cells[index], "cuda"), configs, timer))
         with options.out.open("a") as file:
             file.writelines(f"{row.text}\n" for row in rows)
         print(*(row.text for row in sorted(rows, key=lambda row: row.microseconds)[:5]), sep="\n", flush=True)

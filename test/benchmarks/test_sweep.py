@@ -42,7 +42,7 @@ def test_a_sweep_leaves_out_what_is_illegal_and_orders_nothing() -> None:
     cell = dataclasses.replace(cell, args=small)
     timer = RecordedTimer(collections.defaultdict(lambda: [3.0, 4.0, 5.0]))
     grid = {"block_sizes": [[1], [2], [3]], "num_warps": [4, 8]}
-    found = list(sweep.swept(cell, inputs(cell, "cpu"), grid, timer))
+    found = list(sweep.swept(cell, inputs(cell, "cpu"), sweep.combinations(grid), timer))
     assert [row.config for row in found] == [c for c in sweep.combinations(grid) if c["block_sizes"] != [3]]
     assert {row.microseconds for row in found} == {4.0}
     assert sweep.parse(found[0].text) == [dataclasses.replace(found[0], config=json.loads(json.dumps(found[0].config)))]
@@ -52,3 +52,19 @@ def test_scores_of_cells_whose_seed_was_not_timed_have_no_ratio() -> None:
     row = dataclasses.replace(next(r for r in KEPT if r.kernel == "softmax"), config={"block_sizes": [64]})
     (score,) = sweep.scores([row])
     assert score.ratio is None and sweep.text_of([score]).endswith("seed / best -; 0 of 1 cells, 1 configs")
+
+
+def test_samples_are_the_same_every_time_and_are_legal() -> None:
+    (cell,) = (c for c in timed_cells() if c.kernel == "softmax" and "of 1000" in c.case and c.dtype == "float32")
+    found = sweep.sampled(cell, 12)
+    assert found == sweep.sampled(cell, 12) and len(found) == len({repr(config) for config in found}) == 12
+    bound = cell.function.bind(cell.args, target=sweep.KEPT_TARGET)
+    assert [dict(bound.config_spec.normalize(config)) for config in found] == found
+    assert found[0] == dict(bound.seeds[0].config)
+
+
+def test_sampled_cells_take_turns_by_kernel() -> None:
+    cells = timed_cells()
+    of = [index for index, cell in enumerate(cells) if cell.kernel in ("softmax", "add")]
+    order = sweep.in_turns(cells, of)
+    assert sorted(order) == of and {cells[index].kernel for index in order[:2]} == {"softmax", "add"}
