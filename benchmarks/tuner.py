@@ -1,25 +1,33 @@
 """What tuning gains and costs: ten kernels outside the examples, untuned and tuned with every effort.
 
-    python benchmarks/tuner.py [--out FILE.json] [--names A,B] [--efforts minimal,quick,full] [--full-seconds S]
+    python benchmarks/tuner.py [--out FILE.json] [--names A,B] [--parts quick,peer,full] [--gpus N] [--seconds S]
 
-Each kernel runs in a process of its own and is written to the file when it ends; what stands there already is not run
-again. Times are those of `benchmarks/timing.py`: device time in CUDA graphs with a cold L2, all efforts in turn. With
-PEER_PYTHON set to the interpreter of an environment that has another `helion`, its tuner runs on the same kernels for
-PEER_SECONDS (180) by `benchmarks/tuner_peer.py`. With no GPU, `--simulated` runs everything on small CPU tensors.
+Part ``quick`` tunes with the efforts ``minimal`` and ``quick``, ``full`` with ``full`` for ``--full-seconds``, and ``peer``
+lets another ``helion`` search the same kernels for PEER_SECONDS (180) by `benchmarks/tuner_peer.py`, with the interpreter
+that PEER_PYTHON names. Each part of a kernel runs in a process of its own, on one of N GPUs with its share of the CPUs.
+First come the first parts of all kernels, and none is begun that would not end within ``--seconds``. What ends is written
+to the file, and what stands there is not run again. Times are those of `benchmarks/timing.py`: device time in CUDA graphs
+with a cold L2, all configs in turn. With no GPU, ``--simulated`` runs everything on small CPU tensors.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import math
 import os
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,141 +40,306 @@ from benchmarks import tuner_kernels as kernels  # noqa: E402
 from benchmarks.timing import GraphTimer  # noqa: E402
 
 OUT = ROOT / "build" / "tuner.json"
-EFFORTS = ("minimal", "quick", "full")
-#: Seconds that a peer may search.
-PEER_SECONDS = 180.0
+#: The efforts that are compared, in turn, by each part of ours.
+EFFORTS: Mapping[str, tuple[str, ...]] = {"quick": ("minimal", "quick"), "full": ("full",)}
+PARTS = ("quick", "peer", "full")
+#: Seconds that a peer may search, and the fewest with which it is started.
+PEER_SECONDS, PEER_LEAST = 180.0, 45.0
+#: Seconds that a process takes beside its searches: it is started, and times what was found.
+AROUND = 40.0
+#: Seconds beside its budget after which a process of ours is ended.
+HUNG = 600.0
 #: By how much dimensions are divided with no GPU.
 SHRINK = 200
 
+Row = dict[str, Any]
+#: The processes that run, each the first of a group.
+_RUNNING: set[int] = set()
 
-def measured(name: str, efforts: Sequence[str], options: Mapping[str, Any], simulated: bool) -> dict[str, Any]:
-    """One kernel: seconds of each effort, its config, and microseconds of all of them in turn."""
+
+def measured(name: str, part: str, full_seconds: float, simulated: bool) -> Row:
+    """One part of one kernel: seconds of each effort, its config, and microseconds of all of them in turn.
+
+    ``minimal, compiled`` are the seconds of ``minimal`` where it has compiled everything before.
+    """
     device, shrink = ("cpu", SHRINK) if simulated else ("cuda", 1)
     args = kernels.arguments(name, device, shrink)
     bound = getattr(kernels, name).bind(args)
-    began = time.perf_counter()
-    bound.set_config(bound.default_config())
-    bound(*args)
-    row: dict[str, Any] = {"seconds": {"none": time.perf_counter() - began}, "failures": {}}
-    configs = {"none": bound.default_config()}
-    for effort in efforts:
-        began = time.perf_counter()
+    row: Row = {"seconds": {}, "failures": {}}
+
+    def tuned(effort: str) -> Any:
+        limit = {"seconds": full_seconds} if effort == "full" else {}
+        return bound.autotune(args, effort=effort, progress=False, random_seed=1, simulated=simulated, **limit)
+
+    def untuned() -> Any:
+        bound.set_config(bound.default_config())
+        bound(*args)
+        return bound.default_config()
+
+    configs = {"none": _clocked(row, "none", untuned)}
+    for effort in EFFORTS[part]:
         try:
-            more = {**options, "simulated": True} if simulated else options
-            limited = more if effort == "full" else {k: v for k, v in more.items() if k != "seconds"}
-            configs[effort] = bound.autotune(args, effort=effort, progress=False, random_seed=1, **limited)
+            configs[effort] = _clocked(row, effort, functools.partial(tuned, effort))
+            if effort == "minimal":
+                _clocked(row, "minimal, compiled", functools.partial(tuned, effort))
         except Exception as error:  # it belongs into the table
             row["failures"][effort] = f"{type(error).__name__}: {str(error)[:500]}"
-        row["seconds"][effort] = time.perf_counter() - began
     row["configs"] = {effort: bound.short_config(config).to_dict() for effort, config in configs.items()}
     if not simulated:
         functions = {
             effort: functools.partial(bound.compile_config(config), *args) for effort, config in configs.items()
         }
-        times, failures = GraphTimer(51).time(functions)
+        timer = GraphTimer(51)
+        timer.time(functions)  # the device warms up
+        times, failures = timer.time(functions)
         row["microseconds"] = {effort: each.median for effort, each in times.items()}
         row["failures"] |= failures
     return row
 
 
-def peer(name: str) -> dict[str, Any] | None:
-    """What the tuner of another environment finds; None without PEER_PYTHON."""
-    python = os.environ.get("PEER_PYTHON")
-    if python is None:
-        return None
-    seconds = float(os.environ.get("PEER_SECONDS", PEER_SECONDS))
+def _clocked(row: Row, effort: str, function: Callable[[], Any]) -> Any:
+    began = time.perf_counter()
+    try:
+        return function()
+    finally:
+        row["seconds"][effort] = time.perf_counter() - began
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """``ends``: when the whole run ends, on the clock of ``time.monotonic``. ``full`` and ``peer`` are the seconds of one
+    search."""
+
+    ends: float
+    full: float
+    peer: float
+
+    @property
+    def left(self) -> float:
+        """Seconds until the run ends."""
+        return self.ends - time.monotonic()
+
+    def searching(self, part: str) -> float | None:
+        """The seconds that a part's longest search may take if it is begun now; None where it would not end in time."""
+        left = self.left - AROUND
+        if part == "peer":
+            allowed = min(self.peer, left)
+            return allowed if allowed >= min(self.peer, PEER_LEAST) else None
+        needed = self.full if part == "full" else 30.0
+        return needed if left >= needed else None
+
+
+def _answer(command: Sequence[str], seconds: float, environment: Mapping[str, str], folder: str) -> Row:
+    """The JSON of the last line that a process prints, or ``failure``. None of its own processes outlives it."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=folder,
+        start_new_session=True,
+    )  # fmt: skip
+    _RUNNING.add(process.pid)
+    try:
+        said, complaint = process.communicate(timeout=seconds)
+        found: Row = json.loads(said.splitlines()[-1])
+        return found
+    except subprocess.TimeoutExpired:
+        return {"failure": f"no answer within {seconds:.0f} s"}
+    except (IndexError, json.JSONDecodeError):
+        return {"failure": complaint[-1000:] or f"exit status {process.returncode}"}
+    finally:
+        _end(process.pid)
+        process.wait()
+        _RUNNING.discard(process.pid)
+
+
+def _end(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def ours(name: str, part: str, limits: Limits, gpu: str, simulated: bool) -> Row:
+    """``measured``, which a kernel that ends its process does not end for the others."""
+    command = [sys.executable, __file__, "--one", name, "--parts", part, "--full-seconds", str(limits.full)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+    seconds = min(limits.left, HUNG + limits.full if part == "full" else HUNG)
+    found = _answer([*command, *(["--simulated"] if simulated else [])], seconds, environment, str(ROOT))
+    return {"failures": {"process": found["failure"]}} if "failure" in found else found
+
+
+def peer(name: str, seconds: float, most: float, gpu: str) -> Row:
+    """What the tuner of the environment of PEER_PYTHON finds in ``seconds``; after ``most`` it is ended."""
     script, source = ROOT / "benchmarks" / "tuner_peer.py", ROOT / "benchmarks" / "tuner_kernels.py"
     # neither this repository nor its cache is seen
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "HELION_CACHE_DIR")}
-    try:
-        done = subprocess.run(
-            [python, str(script), str(source), name, str(seconds)],
-            capture_output=True, text=True, timeout=2 * seconds + 120, env=environment, cwd="/",
-        )  # fmt: skip
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-    except subprocess.TimeoutExpired:
-        return {"failure": f"no answer within {2 * seconds + 120:.0f} s"}
-    except (IndexError, json.JSONDecodeError):
-        return {"failure": done.stderr[-1000:]}
+    command = [os.environ["PEER_PYTHON"], str(script), str(source), name, str(seconds)]
+    found = _answer(command, most, {**environment, "CUDA_VISIBLE_DEVICES": gpu}, "/")
+    return {"allowed_seconds": seconds, **found}
 
 
-def summary(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines with each kernel's speed relative to the untuned config and to the peer, and the geometric means."""
+def summary(rows: Mapping[str, Row]) -> list[str]:
+    """Lines with each kernel's times and what is faster than what, and the geometric means."""
     lines = []
     ratios: dict[str, list[float]] = {}
     for name, row in rows.items():
-        times = row.get("microseconds", {})
-        if "none" not in times:
-            lines.append(f"{name:20} {row.get('failures') or 'no times'}")
-            continue
-        relative = {effort: times["none"] / time for effort, time in times.items() if effort != "none"}
-        other = (row.get("peer") or {}).get("microseconds")
-        if other is not None:
-            relative |= {f"{effort} / peer": other / time for effort, time in times.items()}
-        for effort, ratio in relative.items():
-            ratios.setdefault(effort, []).append(ratio)
-        parts = (f"{effort} {ratio:.3f} ({row['seconds'].get(effort, 0):.1f} s)" for effort, ratio in relative.items())
-        lines.append(f"{name:20} {times['none']:8.1f} us  {', '.join(parts)}")
-    for effort, values in ratios.items():
+        times = row.get("quick", {}).get("microseconds", {})
+        relative = _relative(times, row)
+        for what, ratio in relative.items():
+            ratios.setdefault(what, []).append(ratio)
+        failed = [f"{part} failed: {text}" for part in PARTS for text in _failures(row.get(part, {}))]
+        parts = [f"{what} {ratio:.3f}" for what, ratio in relative.items()]
+        untuned = f"{times['none']:8.1f} us" if "none" in times else " " * 11
+        lines.append(f"{name:20} {untuned}  {', '.join([*parts, *failed])}")
+    for what, values in ratios.items():
         mean = math.exp(statistics.fmean(map(math.log, values)))
-        lines.append(f"{effort}: geometric mean {mean:.3f}, least {min(values):.3f}, of {len(values)} kernels")
+        lines.append(f"{what}: geometric mean {mean:.3f}, least {min(values):.3f}, of {len(values)} kernels")
+    for what in ("minimal, compiled", "quick"):
+        taken = [
+            row["quick"]["seconds"][what] for row in rows.values() if what in row.get("quick", {}).get("seconds", {})
+        ]
+        if taken:
+            lines.append(f"seconds of {what}: {statistics.median(taken):.2f}, at most {max(taken):.2f}")
     return lines
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
+def _relative(times: Mapping[str, float], row: Row) -> dict[str, float]:
+    """How many times as fast: efforts as the untuned config, that as ``full``, and all as the peer."""
+    found = {effort: times["none"] / time for effort, time in times.items() if effort != "none" and "none" in times}
+    longest = row.get("full", {}).get("microseconds", {})
+    if {"none", "full"} <= set(longest):
+        found["none / full"] = longest["full"] / longest["none"]
+    other = row.get("peer", {}).get("microseconds")
+    return found if other is None else {**found, **{f"{effort} / peer": other / t for effort, t in times.items()}}
+
+
+def _failures(part: Row) -> list[str]:
+    own = [part["failure"]] if "failure" in part else []
+    return own + [f"{effort}: {text}" for effort, text in part.get("failures", {}).items()]
+
+
+class Results:
+    """The file of results, which several threads add to."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self.found: dict[str, Any] = {"device": device, "kernels": {}}
+        with contextlib.suppress(FileNotFoundError):
+            self.found = json.loads(path.read_text())
+
+    @property
+    def kernels(self) -> dict[str, Row]:
+        found: dict[str, Row] = self.found["kernels"]
         return found
-    except FileNotFoundError:
-        return {"device": "simulated" if not torch.cuda.is_available() else torch.cuda.get_device_name(), "kernels": {}}
+
+    def lacks(self, name: str, part: str) -> bool:
+        """Whether a part is to be run: it was not, or ours ended without times."""
+        known = self.kernels.get(name, {}).get(part)
+        return known is None or "process" in known.get("failures", {})
+
+    def add(self, name: str, part: str, row: Row) -> None:
+        with self._lock:
+            self.kernels.setdefault(name, {})[part] = row
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self._path.with_suffix(".part")
+            fresh.write_text(json.dumps(self.found, indent=1) + "\n")
+            fresh.rename(self._path)
+            print(f"{part:5} {summary({name: self.kernels[name]})[0]}", flush=True)
 
 
-def _write(path: Path, found: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".part")
-    fresh.write_text(json.dumps(found, indent=1) + "\n")
-    fresh.rename(path)
+def visible_gpus(count: int | None, simulated: bool) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES is to be for each of ``count`` GPUs (None: all). Raises ValueError for more than there are."""
+    if simulated:
+        return [""] * (count or 1)
+    there = torch.cuda.device_count()
+    if not 1 <= (there if count is None else count) <= there:
+        raise ValueError(f"--gpus {count}: {there} GPUs are visible")
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return (names or [str(number) for number in range(there)])[: there if count is None else count]
 
 
-def _in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """``measured``, which a kernel that ends its process does not end for the others."""
-    command = [sys.executable, __file__, "--one", name, "--efforts", options.efforts]
-    command += ["--full-seconds", str(options.full_seconds)] + (["--simulated"] if options.simulated else [])
-    done = subprocess.run(command, capture_output=True, text=True)
+def _shares(count: int) -> Iterator[set[int]]:
+    """The CPUs of this process in ``count`` parts."""
+    cpus = sorted(os.sched_getaffinity(0))
+    size = max(1, len(cpus) // count)
+    return (set(cpus[at * size : (at + 1) * size] or cpus) for at in range(count))
+
+
+def run(
+    waiting: Sequence[tuple[str, str]],
+    results: Results,
+    limits: Limits,
+    gpus: Sequence[str],
+    simulated: bool,
+) -> None:
+    """Runs parts of kernels, in their order, on as many GPUs at once as there are."""
+    queue = deque(waiting)
+
+    def on(gpu: str, cpus: set[int]) -> None:
+        os.sched_setaffinity(0, cpus)  # of this thread, and of the processes that it starts
+        while True:
+            try:
+                name, part = queue.popleft()
+            except IndexError:
+                return
+            seconds = limits.searching(part)
+            if seconds is None:
+                continue
+            if part == "peer":
+                row = peer(name, seconds, min(1.5 * seconds + AROUND, limits.left), gpu)
+            else:
+                row = ours(name, part, limits, gpu, simulated)
+            results.add(name, part, row)
+
+    threads = [threading.Thread(target=on, args=each) for each in zip(gpus, _shares(len(gpus)), strict=True)]
+    for thread in threads:
+        thread.start()
     try:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-    except (IndexError, json.JSONDecodeError):
-        return {"failures": {"process": done.stderr[-2000:] or f"exit status {done.returncode}"}}
+        for thread in threads:
+            thread.join()
+    finally:  # an interrupt reaches this thread alone
+        queue.clear()
+        for group in list(_RUNNING):
+            _end(group)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what the file does not have yet; the exit status."""
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--names", default=",".join(kernels.CASES))
-    parser.add_argument("--efforts", default=",".join(EFFORTS))
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--gpus", type=int, default=None, help="how many are used at once (default: all there are)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="in which everything ends")
     parser.add_argument("--full-seconds", type=float, default=180.0, help="budget of the effort full")
     parser.add_argument("--simulated", action="store_true", help="small CPU tensors and predicted times")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    efforts = options.efforts.split(",")
+    for given, known in (("names", kernels.CASES), ("parts", PARTS)):
+        if unknown := set(getattr(options, given).split(",")) - set(known):
+            parser.error(f"--{given}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what the file does not have yet; the exit status. Raises ValueError for GPUs and interpreters that there are not."""
+    options = _parsed(arguments)
+    names, parts = options.names.split(","), options.parts.split(",")
     os.environ["HELION_SKIP_CACHE"] = "1"  # an answer that was kept tells nothing of the search
     if options.one is not None:
-        print(json.dumps(measured(options.one, efforts, {"seconds": options.full_seconds}, options.simulated)))
+        print(json.dumps(measured(options.one, parts[0], options.full_seconds, options.simulated)))
         return 0
-    found = _read(options.out)
-    for name in options.names.split(","):
-        row = found["kernels"].setdefault(name, {})
-        if not set(efforts) <= set(row.get("seconds", ())):
-            row.update(_in_a_process(name, options))
-        if "peer" not in row and (other := peer(name)) is not None:
-            row["peer"] = other
-        _write(options.out, found)
-        print("\n".join(summary({name: row})[:1]), flush=True)
-    print("\n".join(summary(found["kernels"])[len(found["kernels"]) :]))
-    return 1 if any(row.get("failures") for row in found["kernels"].values()) else 0
+    gpus = visible_gpus(options.gpus, options.simulated)
+    asked = [part for part in parts if part != "peer" or "PEER_PYTHON" in os.environ]
+    if "peer" in asked and shutil.which(os.environ["PEER_PYTHON"]) is None:
+        raise ValueError(f"PEER_PYTHON is {os.environ['PEER_PYTHON']}, which cannot be run")
+    results = Results(options.out, "simulated" if options.simulated else torch.cuda.get_device_name())
+    limits = Limits(
+        ends=time.monotonic() + min(options.seconds, 1e6),
+        full=options.full_seconds,
+        peer=float(os.environ.get("PEER_SECONDS", PEER_SECONDS)),
+    )
+    waiting = [(name, part) for part in asked for name in names if results.lacks(name, part)]
+    run(waiting, results, limits, gpus, options.simulated)
+    print("\n".join(summary(results.kernels)))
+    lacking = [name for name in names for part in asked if results.lacks(name, part)]
+    return 1 if lacking or any(_failures(row.get("quick", {})) for row in results.kernels.values()) else 0
 
 
 if __name__ == "__main__":

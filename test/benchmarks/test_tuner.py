@@ -1,9 +1,10 @@
-"""The benchmark of the tuner on CPU tensors: all kernels are right, what was measured is not measured again, and a peer is
-another interpreter."""
+"""The benchmark of the tuner on CPU tensors: all kernels are right, what was measured is not measured again, GPUs share the
+kernels, and a peer is another interpreter."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks import tuner, tuner_kernels
 from helion.runtime import ref_mode
 
 NAMES = list(tuner_kernels.CASES)
+TIMES = {"quick": {"none": 10.0, "minimal": 8.0}, "full": {"none": 10.0, "full": 9.0}}
 
 
 @pytest.mark.parametrize("name", NAMES if PROVE else ["column_max", "softplus_rows"])
@@ -25,43 +27,116 @@ def test_kernels_are_right(name: str) -> None:
     torch.testing.assert_close(kernel(*args), expected, atol=2e-2, rtol=2e-2)
 
 
-def test_what_was_measured_is_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[str] = []
-
-    def measured(name: str, options: Any) -> dict[str, Any]:
-        asked.append(name)
-        if name == "row_range" and asked.count(name) == 1:
-            return {"failures": {"process": "exit status -11"}}
-        seconds = dict.fromkeys(("none", *options.efforts.split(",")), 1.0)
-        return {"seconds": seconds, "failures": {}, "microseconds": {"none": 10.0, "minimal": 8.0}}
-
-    script = tmp_path / "peer.py"
-    script.write_text('#!/bin/sh\necho noise\necho \'{"seconds": 3.0, "microseconds": 16.0}\'\n')
+def peer_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    script = tmp_path / "peer.sh"
+    script.write_text("\n".join(["#!/bin/sh", *lines]) + "\n")
     script.chmod(0o755)
-    monkeypatch.setattr(tuner, "_in_a_process", measured)
     monkeypatch.setenv("PEER_PYTHON", str(script))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+    """Kernel, part and GPU of everything that would have run."""
+    found: list[tuple[str, str, str]] = []
+
+    def ours(name: str, part: str, limits: Any, gpu: str, simulated: bool) -> tuner.Row:
+        found.append((name, part, gpu))
+        if [each[0] for each in found].count(name) == 1 and name == "row_range":
+            return {"failures": {"process": "exit status -11"}}
+        return {"seconds": dict.fromkeys(TIMES[part], 1.0), "failures": {}, "microseconds": TIMES[part]}
+
+    monkeypatch.setattr(tuner, "ours", ours)
     monkeypatch.setenv("HELION_SKIP_CACHE", "1")
+    monkeypatch.delenv("PEER_PYTHON", raising=False)
+    return found
+
+
+def test_what_was_measured_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: list[Any]
+) -> None:
+    peer_that(tmp_path, monkeypatch, "echo noise", """echo '{"seconds": 3.0, "microseconds": 16.0}'""")
     out = tmp_path / "out.json"
-    command = ["--out", str(out), "--names", "row_range,column_max", "--efforts", "minimal"]
+    command = ["--simulated", "--out", str(out), "--names", "row_range,column_max"]
     assert tuner.main(command) == 1
-    assert tuner.main(command) == 0 and asked == ["row_range", "column_max", "row_range"]
+    assert [each[:2] for each in asked] == [(name, part) for part in TIMES for name in ("row_range", "column_max")]
+    assert tuner.main(command) == 0 and [each[:2] for each in asked[4:]] == [("row_range", "quick")]
     found = json.loads(out.read_text())["kernels"]
-    assert found["row_range"]["peer"] == {"seconds": 3.0, "microseconds": 16.0}
+    assert found["row_range"]["peer"] == {"allowed_seconds": 180.0, "seconds": 3.0, "microseconds": 16.0}
     said = capsys.readouterr().out
-    assert (
-        "minimal: geometric mean 1.250, least 1.250, of 2 kernels" in said
-        and "minimal / peer: geometric mean 2.000" in said
-    )
-    script.write_text("#!/bin/sh\necho there is no GPU >&2\nexit 1\n")
-    assert tuner.peer("column_max") == {"failure": "there is no GPU\n"}
+    assert "quick failed: process: exit status -11" in said
+    assert "minimal: geometric mean 1.250, least 1.250, of 2 kernels" in said
+    assert "minimal / peer: geometric mean 2.000" in said and "none / full: geometric mean 0.900" in said
+
+
+def test_gpus_share_the_kernels(tmp_path: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes the next one; here none takes long, and one of both may take them all."""
+    monkeypatch.setattr(tuner, "visible_gpus", lambda count, simulated: ["GPU-a", "3"])
+    out = tmp_path / "out.json"
+    assert tuner.main(["--simulated", "--out", str(out), "--parts", "full,quick"]) == 1  # one failed once
+    assert sorted(each[:2] for each in asked) == sorted((name, part) for part in TIMES for name in NAMES)
+    assert {each[2] for each in asked} <= {"GPU-a", "3"}
+    assert {part for row in json.loads(out.read_text())["kernels"].values() for part in row} == set(TIMES)
+
+
+def test_gpus_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for visible, count, expected in (
+        (None, None, ["0", "1"]),
+        ("5, 7", 1, ["5"]),
+        ("GPU-a,GPU-b", 2, ["GPU-a", "GPU-b"]),
+    ):
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert tuner.visible_gpus(count, False) == expected
+    for count in (0, 3):
+        with pytest.raises(ValueError, match=f"--gpus {count}: 2 GPUs are visible"):
+            tuner.visible_gpus(count, False)
+
+
+def test_nothing_is_begun_that_would_not_end_in_time(tmp_path: Path, asked: list[Any]) -> None:
+    command = ["--simulated", "--out", str(tmp_path / "out.json"), "--names", "column_max", "--full-seconds", "60"]
+    assert tuner.main([*command, "--seconds", str(tuner.AROUND + 20)]) == 1 and asked == []
+    assert tuner.main([*command, "--seconds", str(tuner.AROUND + 40)]) == 1
+    assert tuner.main([*command, "--seconds", str(tuner.AROUND + 70)]) == 0
+    assert [each[1] for each in asked] == ["quick", "full"]
+
+
+def test_a_peer_searches_as_long_as_there_is_time() -> None:
+    now = time.monotonic() + tuner.AROUND
+    left = [tuner.Limits(ends=now + seconds, full=60.0, peer=180.0).searching("peer") for seconds in (30, 100, 500)]
+    assert left[0] is None and left[1] is not None and 98 < left[1] <= 100 and left[2] == 180.0
+
+
+def test_a_peer_that_gives_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer_that(tmp_path, monkeypatch, "echo there is no GPU >&2", "exit 1")
+    assert tuner.peer("column_max", 60.0, 60.0, "") == {"allowed_seconds": 60.0, "failure": "there is no GPU\n"}
+    child = tmp_path / "pid"
+    peer_that(tmp_path, monkeypatch, "sleep 1000 &", f"echo $! > {child}", "sleep 1000")
+    found = tuner.peer("column_max", 1.0, 1.0, "")
+    assert found["failure"] == "no answer within 1 s"
+    assert ended(int(child.read_text()))
+    monkeypatch.setenv("PEER_PYTHON", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="nowhere, which cannot be run"):
+        tuner.main(["--simulated", "--parts", "peer"])
+
+
+def ended(pid: int) -> bool:
+    """Whether a process that was killed ends, which takes it a moment."""
+    status = Path(f"/proc/{pid}/stat")
+    for _ in range(500):
+        if not status.exists() or status.read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
 
 
 @pytest.mark.prove
 def test_it_runs_without_a_gpu(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    command = ["--simulated", "--out", str(out), "--efforts", "minimal,quick", "--full-seconds", "5", "--names"]
-    assert tuner.main([*command, "channel_scale"]) == 0
+    command = ["--simulated", "--out", str(out), "--parts", "quick", "--names", "channel_scale"]
+    assert tuner.main(command) == 0
     (row,) = json.loads(out.read_text())["kernels"].values()
-    assert set(row["configs"]) == {"none", "minimal", "quick"} and not row["failures"]
+    assert set(row["quick"]["configs"]) == {"none", "minimal", "quick"} and not row["quick"]["failures"]
+    assert row["quick"]["seconds"]["minimal, compiled"] > 0
