@@ -158,7 +158,8 @@ def _end(group: int) -> None:
 def ours(name: str, part: str, limits: Limits, gpu: str, simulated: bool) -> Row:
     """``measured``, which a kernel that ends its process does not end for the others."""
     command = [sys.executable, __file__, "--one", name, "--parts", part, "--full-seconds", str(limits.full)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+    # an answer that was kept tells nothing of the search
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "HELION_SKIP_CACHE": "1"}
     seconds = min(limits.left, HUNG + limits.full if part == "full" else HUNG)
     found = _answer([*command, *(["--simulated"] if simulated else [])], seconds, environment, str(ROOT))
     return {"failures": {"process": found["failure"]}} if "failure" in found else found
@@ -249,7 +250,9 @@ def visible_gpus(count: int | None, simulated: bool) -> list[str]:
     if simulated:
         return [""] * (count or 1)
     there = torch.cuda.device_count()
-    if not 1 <= (there if count is None else count) <= there:
+    if not there:
+        raise ValueError("there is no GPU; --simulated needs none")
+    if count is not None and not 1 <= count <= there:
         raise ValueError(f"--gpus {count}: {there} GPUs are visible")
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return (names or [str(number) for number in range(there)])[: there if count is None else count]
@@ -321,7 +324,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what the file does not have yet; the exit status. Raises ValueError for GPUs and interpreters that there are not."""
     options = _parsed(arguments)
     names, parts = options.names.split(","), options.parts.split(",")
-    os.environ["HELION_SKIP_CACHE"] = "1"  # an answer that was kept tells nothing of the search
     if options.one is not None:
         print(json.dumps(measured(options.one, parts[0], options.full_seconds, options.simulated)))
         return 0

@@ -152,9 +152,19 @@ def unknown_variables() -> list[str]:
 
 
 def see_one_gpu(number: int) -> None:
-    """Leave this process, before it uses CUDA, only the GPU of this number of those that it sees."""
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible[number] if number < len(visible) else str(number)
+    """Leave this process, before it uses CUDA, only the GPU of this number of those that it sees.
+
+    Raises:
+        ValueError: ``CUDA_VISIBLE_DEVICES`` names no so many.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+        return
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if number >= len(names):
+        raise ValueError(f"GPU {number} of {len(names)} is asked for: CUDA_VISIBLE_DEVICES is {visible!r}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = names[number]
 
 
 #: Variables of the project's own scripts.

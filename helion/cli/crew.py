@@ -118,12 +118,12 @@ class _Process:
 
 
 class LocalCrew:
-    """A process for each of the GPUs with these numbers, on this machine."""
+    """A process for each of the GPUs with these numbers, on this machine; None stands for one that sees any."""
 
-    def __init__(self, gpus: Sequence[int]) -> None:
+    def __init__(self, gpus: Sequence[int | None]) -> None:
         self._nursery = Nursery((Worker,))
         self._vacant = list(gpus)
-        self._gpus: dict[_Process, int] = {}
+        self._gpus: dict[_Process, int | None] = {}
 
     def hired(self) -> Sequence[Hand]:
         fresh = [(_Process(self._nursery.child(Worker, gpu)), gpu) for gpu in self._vacant]

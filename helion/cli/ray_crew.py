@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ class _Actor:
         self._cpus = cpus
 
     def begin(self, work: Work) -> None:
-        own = {"workers": self._cpus, **work.options}
+        own = {"workers": max(1, self._cpus), **work.options}
         self.reference = self.handle.run.remote(replace(work, options=own))
 
     def result(self) -> Report:
@@ -41,21 +41,24 @@ class _Actor:
 
 
 class RayCrew:
-    """``address`` is what ``ray.init`` takes. ``measuring``: one actor per GPU instead of one per CPU."""
+    """``address`` is what ``ray.init`` takes. ``measuring``: one actor per GPU, of all or of ``gpus`` of them, instead of one
+    per CPU."""
 
-    def __init__(self, address: str, measuring: bool) -> None:
+    def __init__(self, address: str, measuring: bool, gpus: int | None = None) -> None:
         try:
             self._ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError as error:
             raise ValueError("--ray needs Ray: pip install 'helion[ray]'") from error
         self._ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level="error")
-        found = self._ray.cluster_resources()
-        cpus, gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
-        count = gpus if measuring else cpus
-        if count < 1:
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        there = sum(int(node.get("GPU" if measuring else "CPU", 0)) for node in nodes)
+        count = gpus if measuring and gpus is not None else there
+        if not 1 <= count <= there:
             self._ray.shutdown()
-            raise ValueError(f"the Ray cluster at {address} has no {'GPU' if measuring else 'CPU'}")
-        self._cpus = max(1, cpus // count)
+            kind = "GPU" if measuring else "CPU"
+            asked = "" if gpus is None else f"--gpus {gpus}: "
+            raise ValueError(f"{asked}the Ray cluster at {address} has {there or 'no'} {kind}")
+        self._cpus = _cpus_of_a_gpu(nodes) if measuring else 1
         self._gpu = 1 if measuring else 0
         self._coming = [self._actor() for _ in range(count)]
         self._there: list[_Actor] = []
@@ -100,3 +103,8 @@ class RayCrew:
 
     def close(self) -> None:
         self._ray.shutdown()
+
+
+def _cpus_of_a_gpu(nodes: Sequence[Mapping[str, float]]) -> int:
+    """The CPUs that an actor can have on every machine with a GPU, whatever others there are."""
+    return min(int(node.get("CPU", 0) // node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1)

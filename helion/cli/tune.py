@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     works = list(_works(spec, path))
     if options.gpus is not None and options.gpus < 1:
         raise ValueError(f"--gpus must be at least 1, got {options.gpus}")
-    measuring = not options.offline and (_on_gpus(works, options) or all(w.options.get("simulated") for w in works))
+    measuring = not options.offline and (_on_gpus(works, options) or _all_simulated(works))
     if measuring:
         return _measured([replace(work, force=options.force) for work in works], options)
     offline = [replace(work, target=spec.get("target"), offline=options.configs) for work in works]
@@ -64,6 +64,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _on_gpus(works: Sequence[Work], options: argparse.Namespace) -> bool:
     return options.ray is not None or (bool(works) and torch.cuda.is_available())
+
+
+def _all_simulated(works: Sequence[Work]) -> bool:
+    return all(work.options.get("simulated") for work in works)
 
 
 def _measured(works: Sequence[Work], options: argparse.Namespace) -> int:
@@ -88,18 +92,34 @@ def _known(store: Store | None, work: Work) -> str:
 
 def _each(works: Sequence[Work], options: argparse.Namespace, measuring: bool) -> Iterator[tuple[Work, Report]]:
     """Every work with what came of it: in this process, or by a crew where there is more than one GPU."""
-    gpus = max(1, torch.cuda.device_count()) if options.gpus is None else options.gpus
-    if options.ray is None and (gpus == 1 or not measuring):
+    if options.ray is not None:
+        yield from _by_crew(works, RayCrew(options.ray, measuring, options.gpus))
+        return
+    gpus = _gpus(options.gpus, _all_simulated(works)) if measuring else [None]
+    if len(gpus) == 1:
         worker = Worker()
         for work in works:
             yield work, worker.run(work)
         return
-    if options.ray is None:
-        share = max(1, (cpus() - 1) // gpus)
-        works = [replace(work, options={"workers": share, **work.options}) for work in works]
-    crew: Crew = LocalCrew(range(gpus)) if options.ray is None else RayCrew(options.ray, measuring)
+    share = max(1, (cpus() - 1) // len(gpus))
+    works = [replace(work, options={"workers": share, **work.options}) for work in works]
+    yield from _by_crew(works, LocalCrew(gpus))
+
+
+def _by_crew(works: Sequence[Work], crew: Crew) -> Iterator[tuple[Work, Report]]:
     with contextlib.closing(crew):
         yield from distributed(works, crew)
+
+
+def _gpus(count: int | None, simulated: bool) -> list[int | None]:
+    """The numbers of ``count`` GPUs of those that are visible, of all if it is None; as many processes that need none where
+    all times are ``simulated``. Raises ValueError for more than there are."""
+    there = torch.cuda.device_count()
+    if simulated:
+        return [None] * (count or max(1, there))
+    if count is not None and count > there:
+        raise ValueError(f"--gpus {count}: this process sees {there} (CUDA_VISIBLE_DEVICES says which)")
+    return list(range(there if count is None else count))
 
 
 def _finished(results: Iterator[tuple[Work, Report]]) -> tuple[list[Entry], int]:

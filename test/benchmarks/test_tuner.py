@@ -46,7 +46,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
         return {"seconds": dict.fromkeys(TIMES[part], 1.0), "failures": {}, "microseconds": TIMES[part]}
 
     monkeypatch.setattr(tuner, "ours", ours)
-    monkeypatch.setenv("HELION_SKIP_CACHE", "1")
     monkeypatch.delenv("PEER_PYTHON", raising=False)
     return found
 

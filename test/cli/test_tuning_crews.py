@@ -10,13 +10,17 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from helion.__main__ import main
 from helion.autotuner.cache.store import default_store
 from helion.cli import crew as crews
 from helion.cli.crew import Crew, Hand, LocalCrew, Lost, distributed
+from helion.cli.ray_crew import RayCrew
 from helion.cli.work import Report, Work, Worker
 
 KERNELS = """
@@ -108,10 +112,78 @@ def test_a_worker_that_is_killed_is_replaced_and_its_work_done(spec: pathlib.Pat
 
 
 def test_a_worker_sees_its_own_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    for visible, gpu, expected in (("", 3, "3"), ("5,7", 1, "7"), ("GPU-a,GPU-b", 0, "GPU-a")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for visible, gpu, expected in ((None, 3, "3"), ("5, 7", 1, "7"), ("GPU-a,GPU-b", 0, "GPU-a")):
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         Worker(gpu)
         assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+    for visible, gpu, there in (("5,7", 2, 2), ("", 0, 0)):  # others that the machine has are none of this process's
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with pytest.raises(ValueError, match=f"GPU {gpu} of {there} is asked for: CUDA_VISIBLE_DEVICES is '{visible}'"):
+            Worker(gpu)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_more_gpus_than_are_visible_are_refused(
+    spec: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec.write_text(SPEC.replace("simulated = true\n", ""))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert main(["tune", str(spec), "--gpus", "3"]) == 2
+    assert "--gpus 3: this process sees 2 (CUDA_VISIBLE_DEVICES says which)" in capsys.readouterr().err
+
+
+class FakeRay:
+    """A cluster of these machines, whose actors are counted."""
+
+    def __init__(self, nodes: Sequence[dict[str, float]]) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.is_up = False
+        self._nodes = nodes
+
+    def init(self, **_: Any) -> None:
+        self.is_up = True
+
+    def shutdown(self) -> None:
+        self.is_up = False
+
+    def nodes(self) -> list[dict[str, Any]]:
+        dead = {"Alive": False, "Resources": {"CPU": 100.0, "GPU": 10.0}}
+        return [dead, *({"Alive": True, "Resources": node} for node in self._nodes)]
+
+    def remote(self, **options: Any) -> Any:
+        self.asked.append(options)
+        ready = SimpleNamespace(remote=object)
+        return lambda worker: SimpleNamespace(remote=lambda: SimpleNamespace(__ray_ready__=ready))
+
+
+@pytest.mark.parametrize(
+    ("measuring", "gpus", "actors", "cpus"), [(True, None, 3, 4), (True, 2, 2, 4), (False, None, 72, 1)]
+)
+def test_actors_find_room_on_every_machine_with_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, measuring: bool, gpus: int | None, actors: int, cpus: int
+) -> None:
+    """However many CPUs machines without one have."""
+    cluster = FakeRay([{"CPU": 60.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}])
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    RayCrew("auto", measuring, gpus)
+    assert [each["num_cpus"] for each in cluster.asked] == [cpus] * actors
+    assert {each["num_gpus"] for each in cluster.asked} == {int(measuring)}
+
+
+def test_a_cluster_with_too_few_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for nodes, gpus, message in (
+        ([{"CPU": 8.0}], None, "^the Ray cluster at auto has no GPU$"),
+        ([{"CPU": 8.0, "GPU": 2.0}], 3, "^--gpus 3: the Ray cluster at auto has 2 GPU$"),
+    ):
+        cluster = FakeRay(nodes)
+        monkeypatch.setitem(sys.modules, "ray", cluster)
+        with pytest.raises(ValueError, match=message):
+            RayCrew("auto", True, gpus)
+        assert not cluster.is_up and not cluster.asked
 
 
 def test_what_was_tuned_on_another_machine_is_not_tuned_again(
