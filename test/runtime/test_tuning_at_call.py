@@ -149,6 +149,38 @@ def test_a_search_that_breaks_costs_the_call_nothing(
     assert "shifted_rows is not tuned: OSError: no space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("unasked", [None, "minimal"])
+def test_the_effort_of_calls_that_nobody_named_one_for(
+    searches: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unasked: str | None
+) -> None:
+    monkeypatch.setattr(at_call, "UNASKED", unasked)
+    loud = {"autotune_progress_bar": True}
+    check(kernel(**loud)(ROWS), ROWS)
+    tunes = unasked == "minimal"
+    assert len(searches) == kept() == int(tunes)
+    assert ("helion: tuned shifted_rows on" in capsys.readouterr().err) is tunes
+    check(kernel(**loud)(ROWS), ROWS)  # what was kept is taken
+    check(kernel(autotune_effort="none")(ROWS[:, :4]), ROWS[:, :4])
+    assert len(searches) == int(tunes)
+    monkeypatch.setenv("HELION_DISALLOW_AUTOTUNING", "1")
+    check(kernel(**loud)(ROWS[:, :5]), ROWS[:, :5])  # it is no reason to fail
+    monkeypatch.delenv("HELION_DISALLOW_AUTOTUNING")
+    monkeypatch.setenv("HELION_LOGS", "-default")
+    check(kernel(**loud)(ROWS[:, :6]), ROWS[:, :6])
+    assert len(searches) == 2 * int(tunes) and "tuned" not in capsys.readouterr().err
+
+
+def test_what_is_captured_into_a_graph_is_not_tuned(
+    searches: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To wait for the device would end the capture."""
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    check(kernel(autotune_effort="quick")(ROWS), ROWS)
+    assert searches == []
+    assert "shifted_rows is not tuned: it is first called while a CUDA graph is captured" in capsys.readouterr().err
+
+
 # --- functions of the user's ----------------------------------------------------------------------------------------
 
 

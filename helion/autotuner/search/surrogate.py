@@ -127,11 +127,12 @@ class SurrogateSearch:
         model = self._observed.model()
         if model is None:
             return candidates[int(np.argmin(self._observed.rows(candidates)[1]))]
-        mean, deviation = model.at(*self._observed.rows(candidates))
+        features, predicted = self._observed.rows(candidates)
+        mean, deviation = model.at(features, predicted)
         gain = expected_improvement(mean, deviation, self._observed.best)
         gain *= 1.0 + _TIE * np.array([self._rng.random() for _ in candidates])
         # what ends the search must be certain
-        hopeless = self._observed.hopeless(mean - 2.0 * deviation)
+        hopeless = self._observed.hopeless(mean - 2.0 * np.hypot(deviation, model.doubt(predicted)))
         at = int(np.argmax(np.where(hopeless, -1.0, gain)))
         return None if hopeless[at] else candidates[at]
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ... import _logging, exc, knobs
 from ..._lazy import lazy
 from ...autotuner.cache.rows import Key, Row
@@ -27,6 +29,10 @@ else:
     keys = lazy("helion.runtime.tuning.keys")
 
 
+#: The effort of calls on a GPU that nobody named an effort for. None: what was tuned before is taken, and nothing is searched.
+UNASKED: str | None = None
+
+
 def is_forced(of: Specialized, args: Sequence[Any]) -> bool:
     """Whether a call is tuned whatever is known: ``force_autotune`` is set, the effort is not ``none``, and the arguments
     are on a GPU."""
@@ -44,16 +50,22 @@ def tuned_config(of: Specialized, args: Sequence[Any], given: Sequence[Config] =
     Whatever goes wrong with tuning is said, and the call goes on. Raises ``exc.CacheAssertionError`` with
     ``HELION_ASSERT_CACHE_HIT`` where nothing was tuned before.
     """
-    effort = of.settings.autotune_effort
     config = loaded_config(of, args)
     forced = is_forced(of, args)
-    if not forced and (config is not None or not _on_gpu(args) or effort == "none"):
+    if not forced and (config is not None or not _on_gpu(args) or of.settings.autotune_effort == "none"):
         return config
-    if not forced:
-        config = _kept(of, args)
-    if forced or (config is None and effort is not None):
-        config = _tuned_now(of, args, given)
-    return config
+    if forced:
+        return _tuned_now(of, args, given, "full")
+    config = _kept(of, args)
+    effort = _effort(of)
+    return _tuned_now(of, args, given, effort) if config is None and effort is not None else config
+
+
+def _effort(of: Specialized) -> str | None:
+    """With what effort a call is tuned; one that nobody asked for is no reason to fail where tuning is not allowed."""
+    if of.settings.autotune_effort is not None:
+        return of.settings.autotune_effort
+    return None if knobs.DISALLOW_AUTOTUNING.read() else UNASKED
 
 
 def _kept(of: Specialized, args: Sequence[Any]) -> Config | None:
@@ -86,9 +98,15 @@ def _missing(of: Specialized, store: Store, key: Key | None) -> str:
     return f"{text}; the nearest differs: {'; '.join(parts)}."
 
 
-def _tuned_now(of: Specialized, args: Sequence[Any], given: Sequence[Config]) -> Config | None:
+def _tuned_now(of: Specialized, args: Sequence[Any], given: Sequence[Config], effort: str) -> Config | None:
+    """``effort`` where the settings name none. While calls are recorded into a graph nothing can be measured."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        _logging.say_once(f"helion: {of.kernel.name} is not tuned: it is first called while a CUDA graph is captured")
+        return None
+    silent = of.settings.autotune_effort is None and _logging.is_silent("default")
     try:
-        return autotune.tuned(of, args, search_options.Options.of(of.settings, "full", {}), given, only=False).config
+        options = search_options.Options.of(of.settings, effort, {"progress": False} if silent else {})
+        return autotune.tuned(of, args, options, given, only=False).config
     except exc.AutotuningDisallowedInEnvironment:
         raise
     except Exception as error:  # a call does not fail for want of a better config
