@@ -47,15 +47,25 @@ def test_rounds_tell_no_difference_where_there_is_none() -> None:
     assert alone == pytest.approx(statistics.median(row[0] for row in rounds), rel=0.05)
 
 
-def test_host_code_that_waits_is_timed_without_a_graph() -> None:
+@pytest.mark.parametrize("seen", [True, False])
+def test_host_code_that_waits_is_timed_without_a_graph(seen: bool) -> None:
+    """Whether torch sees that it waits or not, what comes after runs as if nothing had been tried."""
     x = torch.randn(1000, 1000, device="cuda")
 
     def waits() -> torch.Tensor:
-        return x * x[0, 0].item()
+        if seen:
+            return x * x[0, 0].item()
+        torch.cuda.synchronize()
+        return x * 2
 
+    stream = torch.cuda.current_stream()
     clock = DeviceClock(x.device, 0)
     rows = clock.rounds([(waits, 1.0), (lambda: x * 2, 1.0)], 10)
     assert len(rows) == 10 and all(0 < time < 1e4 for row in rows for time in row)
+    assert torch.cuda.current_stream() == stream and torch.cuda.get_sync_debug_mode() == 0
+    torch.manual_seed(3)
+    assert torch.randn(3, device="cuda").isfinite().all()
+    assert len(clock.rounds([(lambda: x * 2, 1.0)], 10)) == 10  # captured, as nothing is left of what failed
     assert torch.equal(torch.ones(3, device="cuda") * 2, torch.full((3,), 2.0, device="cuda"))
 
 

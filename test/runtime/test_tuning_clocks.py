@@ -22,11 +22,18 @@ class FakeCuda:
         self.now = 0.0
         self.calls: list[str] = []
         self.recording: list[Callable[[], None]] | None = None
+        #: Functions that wait for the device: as torch sees it, and otherwise.
         self.waits: set[str] = set()
+        self.waits_unseen: set[str] = set()
+        self.mode = 0
+        self.streams: list[Any] = ["the user's"]
+        self.generator = "the user's"
 
     def work(self, name: str, seconds: float) -> Callable[[], None]:
         def function() -> None:
-            if self.recording is not None and name in self.waits:
+            if self.mode == "error" and name in self.waits:
+                raise RuntimeError("called a synchronizing CUDA operation")
+            if self.recording is not None and name in self.waits | self.waits_unseen:
                 raise RuntimeError("operation not permitted when stream is capturing")
             self.do(lambda: self._worked(name, seconds))
 
@@ -63,17 +70,30 @@ class FakeCuda:
                     step()
 
         @contextlib.contextmanager
-        def capturing(graph: Graph, **_: Any) -> Iterator[None]:
+        def capturing(graph: Graph, *, stream: Any, **_: Any) -> Iterator[None]:
+            """Like torch's, it undoes nothing where capturing fails."""
+            before, fake.streams, fake.generator = fake.streams, [stream], "capturing"
             fake.recording = graph.steps = []
             try:
                 yield
             finally:
                 fake.recording = None
+            fake.streams, fake.generator = before, "the user's"
 
-        stream = types.SimpleNamespace(wait_stream=lambda other: None)
+        def set_mode(mode: Any) -> None:
+            fake.mode = mode
+
+        def set_stream(stream: Any) -> None:
+            fake.streams = [stream]
+
+        generator = types.SimpleNamespace(
+            clone_state=lambda: fake.generator, graphsafe_set_state=lambda state: setattr(fake, "generator", state)
+        )
         return types.SimpleNamespace(
-            Event=Event, CUDAGraph=Graph, graph=capturing, Stream=lambda device: stream, current_stream=lambda: stream,
-            synchronize=lambda: None, graph_pool_handle=lambda: (0, 0),
+            Event=Event, CUDAGraph=Graph, graph=capturing, current_stream=lambda: fake.streams[-1],
+            Stream=lambda device: types.SimpleNamespace(wait_stream=lambda other: None), set_stream=set_stream,
+            synchronize=lambda: None, graph_pool_handle=lambda: (0, 0), default_generators=[generator],
+            get_sync_debug_mode=lambda: fake.mode, set_sync_debug_mode=set_mode,
         )  # fmt: skip
 
 
@@ -96,12 +116,15 @@ def test_every_function_runs_once_a_round_in_changing_orders(cuda: FakeCuda) -> 
     assert sum({"a": 1e-4, "b": 2e-4, "c": 3e-4}[name] for name in cuda.calls[3:-36]) >= 0.02  # warmed up
 
 
-def test_where_one_cannot_be_captured_none_is_replayed(cuda: FakeCuda) -> None:
-    cuda.waits.add("b")
+@pytest.mark.parametrize("unseen", [False, True])
+def test_where_one_cannot_be_captured_none_is_replayed(cuda: FakeCuda, unseen: bool) -> None:
+    """Nor is anything left of the attempt."""
+    (cuda.waits_unseen if unseen else cuda.waits).add("b")
     clock = clocks.DeviceClock(torch.device("cpu"), 3)
     rows = clock.rounds([(cuda.work("a", 1e-4), 1.0), (cuda.work("b", 2e-4), 1.0)], 5)
     assert [[round(time) for time in row] for row in rows] == [[100, 200]] * 5
     assert len(clock.time(cuda.work("b", 2e-4), 1.0, 1e9)) == 20
+    assert (cuda.streams, cuda.generator, cuda.mode) == (["the user's"], "the user's", 0)
 
 
 def test_what_takes_long_runs_less_often(cuda: FakeCuda) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Protocol
@@ -42,6 +43,7 @@ class DeviceClock:
     that launching does not count."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
+        self._device = device
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)
         self._stream = torch.cuda.Stream(device)
         self._rng = Random(seed)
@@ -58,12 +60,11 @@ class DeviceClock:
 
     def _runs(self, functions: Sequence[Function]) -> list[Run]:
         """All replayed, or none: with and without launching, times are no match for each other."""
-        for function in functions:
-            function()
+        waiting = [_waits(function) for function in functions]
         self.wait()
         # one pool: results of all lie in the same memory
         pool = torch.cuda.graph_pool_handle()
-        captured = [self._captured(function, pool) for function in functions]
+        captured = [] if any(waiting) else [self._captured(function, pool) for function in functions]
         runs = [run for run in captured if run is not None]
         if len(runs) == len(functions):
             return runs
@@ -72,14 +73,21 @@ class DeviceClock:
     def _captured(self, function: Function, pool: Any) -> Run | None:
         start, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
+        before = torch.cuda.current_stream()
+        generator = torch.cuda.default_generators[self._device.index or 0]
+        state = generator.clone_state()
+        self._stream.wait_stream(before)
         try:
             with torch.cuda.graph(graph, pool=pool, stream=self._stream):
                 self._flush.zero_()
                 start.record()
                 function()
                 end.record()
-        except RuntimeError:  # host code that waits for the device cannot be captured
+        except RuntimeError:
+            # torch 2.11 leaves a capture that failed with its stream as the current one, and with a generator that
+            # refuses to be used outside of it
+            torch.cuda.set_stream(before)
+            generator.graphsafe_set_state(state)
             self.wait()
             return None
 
@@ -98,6 +106,21 @@ class DeviceClock:
         end.record()
         self.wait()
         return 1e3 * start.elapsed_time(end)
+
+
+def _waits(function: Function) -> bool:
+    """Runs a function; whether its host code waits for the device, so that it cannot be captured."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode is a prototype, says torch
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        function()
+    except RuntimeError:  # whatever else it is, it is raised when the function is timed
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    return False
 
 
 class SimulatedClock:
