@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import itertools
 import re
@@ -27,6 +28,7 @@ from helion.backends.cute.roles.edits import edit_role
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.offline import compile_text
 from helion.backends.cute.verify.cluster import Fault
+from helion.hardware import target
 
 PLANS = gemms.all_plans()
 
@@ -43,6 +45,37 @@ def test_a_plan_has_one_text(name: str) -> None:
     assert text == build(dataclasses.replace(PLANS[name]))
     functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     assert functions == ["kernel", "gemm"]
+
+
+def undefined_names(text: str) -> set[str]:
+    """Names that a function of `text` reads and nobody gives a value."""
+    module = ast.parse(text)
+    shared = {alias.asname or alias.name.split(".")[0] for node in module.body for alias in getattr(node, "names", ())}
+    shared |= {node.name for node in module.body if isinstance(node, ast.FunctionDef)} | set(dir(builtins))
+    missing = set()
+    for function in (node for node in module.body if isinstance(node, ast.FunctionDef)):
+        names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        known = {argument.arg for argument in function.args.args}
+        known |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        missing |= {node.id for node in names} - known - shared
+    return missing
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_name_has_a_value(name: str) -> None:
+    assert not undefined_names(build(PLANS[name]))
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
+def test_numbers_of_rows_have_values_without_vectors(architecture: str) -> None:
+    number = EpilogueOperand(name="least", kind="number", dtype="float32")
+    steps = (("mul", (0, 0)), ("row_sum", (2,)), ("maximum", (3, 1)), ("div", (0, 4)))
+    epilogue = Epilogue(operands=(number,), instructions=tuple(Instruction(op, arguments) for op, arguments in steps))
+    plan = plan_gemm(
+        gemms.product(1000, 1024, 512, epilogue=epilogue), gemms.clusters((128, 128, 64), 8), target(architecture)
+    )
+    text = build(plan)
+    assert not undefined_names(text) and text.count("_operand_rows.fill(") == 1
 
 
 @pytest.mark.parametrize("name", PLANS)

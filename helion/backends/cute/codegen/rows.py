@@ -81,6 +81,9 @@ def set_up(plan: GemmPlan, role: Role) -> list[str]:
         lines += [
             f"{name} = cute.make_rmem_tensor({places.rows}, cutlass.Float32)" for name in divisor_registers(plan, value)
         ]
+    for number in plan.problem.epilogue.of_kind("number"):
+        lines.append(f"{number.label}_rows = cute.make_rmem_tensor({places.rows}, cutlass.Float32)")
+        lines.append(f"{number.label}_rows.fill({number.label})")
     return lines + (_view(plan) if counts(plan).rows else [])
 
 

@@ -244,9 +244,6 @@ def _vectors(plan: GemmPlan, role: Role) -> list[str]:
     places, lines = fragment(plan), []
     for operand in plan.problem.epilogue.of_kind("column"):
         lines.append(f"{operand.label}_rows = cute.make_rmem_tensor({places.rows}, cutlass.Float32)")
-    for operand in plan.problem.epilogue.of_kind("number") if plan.by_rows else ():
-        lines.append(f"{operand.label}_rows = cute.make_rmem_tensor({places.rows}, cutlass.Float32)")
-        lines.append(f"{operand.label}_rows.fill({operand.label})")
     registers = -(-plan.tile[1] // counts(plan).consumer_threads)
     first = f"{role.team * plan.tile[1]} + " if role.team else ""
     for operand in plan.problem.epilogue.of_kind("row"):
