@@ -413,6 +413,7 @@ FAULTS: list[tuple[str, Rewrite, str]] = [
     ("wgmma_residual", drop(g.TmaStore(1)), "not stored once"),
     ("wgmma_residual", drop_kind(g.StoreWait), "being stored|has left"),
     ("wgmma_residual", drop(g.Wait("residual_read")), "stale residual"),
+    ("wgmma_residual", drop(g.FenceShared()), "no fence lies between"),
     ("wgmma_alone", drop(g.JoinLanes(1)), "made of reductions of"),
     ("wgmma_alone_column", drop(g.Meet("epilogue")), "reads vectors of tiles"),
     ("wgmma_two_per_sm", drop(g.Release("ab_free")), "deadlock"),

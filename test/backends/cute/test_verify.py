@@ -217,8 +217,11 @@ def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
         ("wgmma", "store", drop_kind(g.StoreWait), "being stored|has left"),
         ("wgmma", "store", drop(g.TmaStore()), "not stored once"),
         ("tcgen05_pair", "store", drop(g.WriteStage()), "is stored while"),
+        ("wgmma", "store", drop(g.FenceShared()), "is stored while"),
+        ("tcgen05", "store", drop(g.FenceShared()), "is stored while"),
         # Epilogue operands
         ("wgmma_residual", "store", drop(g.Wait("residual_read")), "stale residual"),
+        ("wgmma_residual", "store", drop(g.FenceShared()), "no fence lies between"),
         ("wgmma_residual", "store", drop(g.Release("residual_read")), "deadlock"),
         ("wgmma_residual", "store", drop(g.Advance("residual_read")), "stale residual|deadlock"),
         ("wgmma_residual", "load_residual", drop(g.Acquire("residual_fill")), "stale residual|arrivals|deadlock"),
@@ -233,6 +236,7 @@ def drop_the_second_barrier(step: g.Step) -> tuple[g.Step, ...]:
         ("wgmma_pingpong", "store_1", drop(g.Meet("turn_1")), "stale|deadlock"),
         ("wgmma_pingpong", "store_1", drop(g.Meet("epilogue_1")), "is stored while"),
         ("wgmma_pingpong_residual", "store_1", drop(g.Skip("residual_read", "subtiles")), "stale residual|deadlock"),
+        ("wgmma_pingpong_residual", "store_1", drop(g.FenceShared()), "no fence lies between"),
         ("wgmma_pingpong_residual", "store_1", drop(g.Meet("stores_1")), "stale residual|deadlock|arrivals"),
         # K split among CTAs
         ("wgmma_splits", "store", drop(g.Acquire("parts_fill")), "deadlock|nobody has read"),
@@ -385,7 +389,7 @@ def test_what_goes_wrong_with_many_parts_of_k_goes_wrong_with_few(step: g.Step) 
     assert few.plan.ctas < faulty.plan.ctas
     assert few.plan.rounds == faulty.plan.rounds
     assert first_fault(few) != "nothing"
-    assert first_fault(faulty) != "nothing"
+    assert first_fault(faulty, schedules=36) != "nothing"
 
 
 @pytest.mark.parametrize("field", ["full_arrivals", "empty_arrivals", "transaction_bytes"])

@@ -449,6 +449,10 @@ def _(step: g.WriteStage, out: Writer, names: Names) -> None:
         suffixed(names.plan, name, output) for name in ("stage_copy", "stage_registers", "stage_part")
     )
     out.line(f"cute.copy({copy}, {registers}, {part}[None, None, None, {stage_of(names.plan, names.role)}])")
+
+
+@_print.register
+def _(step: g.FenceShared, out: Writer, names: Names) -> None:
     out.line('cute.arch.fence_proxy("async.shared", space="cta")')
 
 

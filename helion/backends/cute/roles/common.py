@@ -9,6 +9,7 @@ from .grammar import (
     Commit,
     Cursor,
     Evaluate,
+    FenceShared,
     Gate,
     KLoop,
     Meet,
@@ -61,6 +62,7 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
     return (
         Evaluate(),
         *(WriteStage(output) for output in outputs),
+        FenceShared(),
         Gate("first_warp", (StoreWait((plan.store_stages - 2) * len(outputs)),)),
         Meet("epilogue"),
         Gate("first_warp", tuple(TmaStore(output) for output in outputs)),

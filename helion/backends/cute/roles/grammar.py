@@ -241,7 +241,8 @@ class ShareVectors(Step):
 
 @dataclass(frozen=True)
 class ReadResiduals(Step):
-    """The sub-tile of each exact operand from the slot of ``cursor`` into registers."""
+    """The sub-tile of each exact operand from the slot of ``cursor`` into registers. ``FenceShared`` lies between this and
+    the release of the slot."""
 
     cursor: str
 
@@ -310,9 +311,17 @@ class Evaluate(Step):
 
 @dataclass(frozen=True)
 class WriteStage(Step):
-    """The sub-tile of a matrix among the outputs into its buffer in shared memory, made visible to TMA."""
+    """The sub-tile of a matrix among the outputs into its buffer in shared memory."""
 
     output: int = 0
+
+
+@dataclass(frozen=True)
+class FenceShared(Step):
+    """What the threads have read and written in shared memory comes before what TMA does there after them.
+
+    A barrier alone orders neither: TMA is another proxy, and loads may still wait behind operands of the matrix unit.
+    """
 
 
 @dataclass(frozen=True)

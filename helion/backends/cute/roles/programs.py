@@ -17,6 +17,7 @@ from .grammar import (
     Commit,
     Cursor,
     Evaluate,
+    FenceShared,
     KernelProgram,
     LoadVectors,
     Meet,
@@ -107,18 +108,18 @@ def with_residuals(program: KernelProgram) -> KernelProgram:
         ),
         host=(*program.host, "residuals"),
     )
-    read: tuple[Step, ...] = (
-        Wait("residual_read"),
-        ReadResiduals("residual_read"),
-        Release("residual_read"),
-        Advance("residual_read"),
-    )
+    read = (Wait("residual_read"), ReadResiduals("residual_read"))
+    give_back = (Release("residual_read"), Advance("residual_read"))
     numbers = [each.number for each in readers if not each.outputs]
 
     def rule(step: Step) -> tuple[Step, ...]:
-        stores = isinstance(step, Evaluate) and len(readers) > len(numbers)
-        adds = isinstance(step, AddTerms) and step.number in numbers
-        return (*read, step) if stores or adds else (step,)
+        if isinstance(step, AddTerms) and step.number in numbers:
+            return (*read, step, FenceShared(), *give_back)
+        if isinstance(step, Evaluate) and len(readers) > len(numbers):
+            return (*read, step)
+        if isinstance(step, FenceShared) and len(readers) > len(numbers):
+            return (step, *give_back)
+        return (step,)
 
     program = edit_role(program, "store", rule)
     cursor = Cursor("residual_read", "residual", "consumer")

@@ -174,6 +174,9 @@ class Warp:
     level: Tag | None = None
     """(tile, exchanges) up to which numbers per row are computed."""
     stores: list[Store] = field(default_factory=list)
+    unfenced_reads: list[Slot] = field(default_factory=list)
+    unfenced_writes: list[tuple[Buffer, Tag]] = field(default_factory=list)
+    """In shared memory, since the last fence between the threads and TMA."""
 
 
 class Leaf(NamedTuple):

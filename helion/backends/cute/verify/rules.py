@@ -152,6 +152,8 @@ def _(cluster: Cluster, step: g.Wait, warp: Warp) -> Ready:
 def _(cluster: Cluster, step: g.Release, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     name = ring.pipeline.name
+    if any(slot is ring.slots[index] for slot in warp.unfenced_reads):
+        raise Fault(f"a slot of {name} is released while loads from it may be in flight: no fence lies between")
     if ring.pipeline.kind == "tma_umma":
         owners = {id(owner): owner for cta in cluster.pair(warp.cta.rank) for owner in cluster.sharers(cta.rank)}
         for owner in owners.values():
@@ -225,6 +227,7 @@ def _(cluster: Cluster, step: g.ReadResiduals, warp: Warp) -> None:
     held = ring.slots[index].held
     if {operand for operand, _ in held} != labels or any(found != tag for found in held.values()):
         raise Fault(f"stale residual: a slot holds {sorted(held.values())}, to be read is {tag}")
+    warp.unfenced_reads.append(ring.slots[index])
     warp.residual = tag
 
 
@@ -489,7 +492,14 @@ def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> None:
     buffer = _buffer(cluster, warp, step.output)
     if buffer.stores:
         raise Fault(f"sub-tile {warp.subtile} of tile {warp.tile} overwrites a buffer that is being stored")
-    buffer.written[warp.number] = (warp.tile, warp.subtile)
+    warp.unfenced_writes.append((buffer, (warp.tile, warp.subtile)))
+
+
+@rule(g.FenceShared)
+def _(cluster: Cluster, step: g.FenceShared, warp: Warp) -> None:
+    for buffer, tag in warp.unfenced_writes:
+        buffer.written[warp.number] = tag
+    warp.unfenced_reads, warp.unfenced_writes = [], []
 
 
 @rule(g.TmaStore)
