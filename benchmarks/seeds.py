@@ -11,7 +11,6 @@ benchmarks/results; benchmarks/report.py makes docs/performance.md of them.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import datetime
 import functools
@@ -261,11 +260,18 @@ def rows(indices: Sequence[int], timer: Timer, options: Mapping[str, Any], worke
 
 def _prepared(index: int, options: Mapping[str, Any]) -> tuple[int, dict[str, float], dict[str, str]]:
     """``prepare``, or nothing where the memory did not do for what the other processes have in it too."""
-    with contextlib.suppress(torch.cuda.OutOfMemoryError):
+    try:
         index, errors, failures = prepare(index, options)
-        if not any(why.startswith("OutOfMemoryError") for why in failures.values()):
-            return index, errors, failures
-    return index, {}, {}
+    except RuntimeError as error:
+        if _is_for_memory(reason(error)):
+            return index, {}, {}
+        raise
+    return (index, {}, {}) if any(map(_is_for_memory, failures.values())) else (index, errors, failures)
+
+
+def _is_for_memory(why: str) -> bool:
+    """Libraries of products say in a way of their own that they got no memory."""
+    return why.startswith("OutOfMemoryError") or "ALLOC_FAILED" in why
 
 
 def text_of(row: Row) -> str:
