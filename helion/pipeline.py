@@ -110,6 +110,14 @@ class Analysis:
         slower = tuple(each.hinted(hints) for each in self.slower)
         return replace(self, traced=replace(self.traced, program=program), slower=slower)
 
+    def depending_on(self, numbers: Mapping[str, Any]) -> Analysis:
+        """The same for arguments with these numbers alone, of which there are paths into them, by name."""
+        if not numbers:
+            return self
+        slower = tuple(each.depending_on(numbers) for each in self.slower)
+        traced = replace(self.traced, specialized={**self.traced.specialized, **numbers})
+        return replace(self, traced=traced, slower=slower)
+
     def full_config(self, config: Config | Mapping[str, Any]) -> Config:
         """The normal form of a user's config. What it asks for and does not get is said once for a kernel and config."""
         asked = as_config(config)
@@ -263,14 +271,18 @@ def analyse(
     error of the user's program.
     """
 
+    divided: dict[str, Any] = {}
+
     def analysed(asked: Backend[Any]) -> Analysis:
-        return _analysed(asked, fn, name, arguments, settings, target, constants, observed or {})
+        return _analysed(asked, fn, name, arguments, settings, target, constants, observed or {}, divided)
 
     *others, last = _asked(name, backend or settings.backend)
     found = {each.name: _unless_refused(analysed, each, configs) for each in others}
     if not any(isinstance(each, Analysis) for each in found.values()):
-        return replace(analysed(last), contenders=_refused(found))
-    return _fastest({**found, last.name: _unless_refused(analysed, last, configs)}, configs)
+        chosen = replace(analysed(last), contenders=_refused(found))
+    else:
+        chosen = _fastest({**found, last.name: _unless_refused(analysed, last, configs)}, configs)
+    return chosen.depending_on(divided)
 
 
 def _unless_refused(
@@ -321,7 +333,9 @@ def _analysed(
     target: Target,
     constants: frozenset[str],
     observed: Mapping[str, Observed],
+    divided: dict[str, Any],
 ) -> Analysis:
+    """Takes down in ``divided`` what numbers of the arguments code of the backend depends on whether they are multiples."""
     wanted = settings.index_dtype_name
     context = CompileContext(
         settings=settings,
@@ -333,12 +347,12 @@ def _analysed(
         observed=observed,
     )
     try:
-        traced = _traced(backend, fn, arguments, context, constants)
+        traced = _traced(backend, fn, arguments, context, constants, divided)
     except exc.IndexOffsetOutOfRangeForInt32:
         if wanted != "auto":
             raise
         context = replace(context, index_dtype=torch.int64)
-        traced = _traced(backend, fn, arguments, context, constants)
+        traced = _traced(backend, fn, arguments, context, constants, divided)
     return Analysis(traced, name, target, settings, backend, context)
 
 
@@ -348,9 +362,14 @@ def _traced(
     arguments: Mapping[str, Any],
     context: CompileContext,
     constants: frozenset[str],
+    divided: dict[str, Any],
 ) -> Traced:
     steps = (step for each in BACKENDS.values() for step in each.steps)
     traced = front_end(fn, arguments, context, constants, steps)
+    for number, multiple in backend.multiples(traced.program).items():
+        if number in traced.origins:
+            path = (*traced.origins[number], ("__mod__", multiple), ("__eq__", 0))
+            divided[f"{number} % {multiple} == 0"] = path
     refused = backend.refusal(traced.program, context.target)
     if refused is not None:
         raise refused

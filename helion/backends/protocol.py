@@ -83,6 +83,11 @@ class Backend(Protocol[P]):
         """What it cannot do on a target at all, whatever the config."""
         ...
 
+    def multiples(self, program: Program) -> Mapping[str, int]:
+        """Of numbers that only launches know, by their names on the host, what they are, or are not, multiples of for the
+        arguments that the program was bound for: code for others is bound anew."""
+        ...
+
     def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
         """Its own keys of a config for ``program``, and the rules that settle what a config decides: the only place that
         says what this backend cannot have."""

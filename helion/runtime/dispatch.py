@@ -375,7 +375,7 @@ class _Guards:
         """Numbers inside of arguments that the code was specialized on."""
         for _, at, *steps in origins.values():
             text, value = names[at], values[at]
-            if len(steps) > 1 or any(not isinstance(step, tuple) for step in steps):
+            if any(not isinstance(step, tuple) for step in steps):
                 return False
             for step in steps:
                 method, *given = step

@@ -129,6 +129,9 @@ class Toy:
             float_arguments=torch.float32,
         )
 
+    def multiples(self, program: Program) -> Mapping[str, int]:
+        return {}
+
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
         op = next((op for op in program.walk() if not _is_known(op)), None)
         if op is None:

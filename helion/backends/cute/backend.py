@@ -74,6 +74,9 @@ class Cute:
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
         return refusal.refusal(program, target)
 
+    def multiples(self, program: Program) -> Mapping[str, int]:
+        return refusal.multiples(program)
+
     def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return space.own_keys(seen, program, target, settings)
 

@@ -6,7 +6,8 @@ from ... import exc
 from ..._compiler.ir.grammar import Program
 from ...hardware import Target
 from .bounds import smallest
-from .lower.kernel import known_product
+from .lower.kernel import check_strides, known_product
+from .lower.kernel import multiples as of_strides
 from .plan.build import plan_gemm, unit_of
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
@@ -19,6 +20,7 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
     try:
         unit_of(target)
         product = known_product(program)
+        check_strides(product)
         for choice in smallest(product.problem, product.whole_rows, target):
             refused = _refused(product.problem, choice, target)
             if refused is None:
@@ -28,6 +30,14 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
         reason = error
     assert reason is not None
     return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=reason)
+
+
+def multiples(program: Program) -> dict[str, int]:
+    """What numbers of the host are, or are not, multiples of, as code for them depends on it; nothing of what is refused."""
+    try:
+        return of_strides(known_product(program))
+    except Refusal:
+        return {}
 
 
 def _refused(problem: GemmProblem, choice: Choice, target: Target) -> Refusal | None:

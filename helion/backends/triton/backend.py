@@ -80,6 +80,10 @@ class Triton:
     def refusal(self, program: Program, target: Target) -> exc.Base | None:
         return refusal.refusal(program, target)
 
+    def multiples(self, program: Program) -> Mapping[str, int]:
+        """Launches tell by themselves."""
+        return {}
+
     def keys(self, seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
         return space.own_keys(seen, program, target, settings)
 

@@ -149,7 +149,7 @@ def test_strides_of_a_batch_that_tma_cannot_step_are_refused() -> None:
     b, m, n, k = SIZES
     x = torch.as_strided(tensor(b * m * k + 64), (b, m, k), (m * k + 4, k, 1))
     with pytest.raises(
-        helion.exc.CuteUnsupported, match="A has a stride of 13604 elements, 27208 bytes, from one product"
+        helion.exc.CuteUnsupported, match="x has a stride of 13604 elements, 27208 bytes, from one product"
     ):
         products.bmm.bind((x, tensor(b, k, n)), target="sm_90")
 

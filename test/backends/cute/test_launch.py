@@ -200,6 +200,7 @@ def test_shared_objects_launch_what_was_planned(tmp_path: Path) -> None:
         assert kernel.clusters() == 3 and runtime.loads == number
         check_launch(runtime, kernel, bound.plan(config))
     assert runtime is not None
+    check_sizes(runtime, tmp_path)
     check_numbers(runtime, tmp_path / "scaled_norm.so")
 
 
@@ -216,6 +217,43 @@ def check_numbers(runtime: FakeRuntime, path: Path) -> None:
     assert kernel.launch(*given, 3, 0xABC) == 0
     passed = [struct.unpack("f", each[:4])[0] for each in runtime.launches[-1].parameters[-2:]]
     assert passed == [pytest.approx(0.1), 2.5]
+
+
+USED_BYTES = 64
+"""Of a tensor map."""
+
+
+def check_sizes(runtime: FakeRuntime, folder: Path) -> None:
+    """A kernel that is given its sizes launches the same grid with the same descriptors as one that is made for them."""
+    loaded, gemms = [], []
+    config = {"block_sizes": [1, 128, 128, 64], "wgmma_cluster_m": 2}
+    sizes = ((5, 520, 264, 136),)
+    for static, (b, m, n, k) in ((False, (4, 96, 8, 200)), *((True, size) for size in sizes)):
+        kernel = helion.kernel(products.bmm.fn, backend="cute", static_shapes=static)
+        x, y = (torch.empty(b, *shape, dtype=BF16, device="meta") for shape in ((m, k), (k, n)))
+        bound = kernel.bind((x, y), target="sm_90")
+        path = bound.export_shared_object(folder / f"bmm_{static}_{m}.so", config)
+        kinds = bound.compile_config(config).__globals__["_helion_bmm"].pointers
+        loaded.append(library.Library(path, kinds))
+        gemms.append(bound.plan(config).gemm)
+        assert loaded[-1].load(0) == 0
+    addresses = [0x7F0000000000 + 0x1230000 * at for at in range(1, 4)]
+
+    def launched(at: int, parameters: int, *numbers: int) -> tuple[object, ...]:
+        runtime.parameters = parameters
+        assert loaded[at].launch(*addresses, *numbers, 1000, 0xABC) == 0
+        launch = runtime.launches[-1]
+        starts = [struct.pack("<Q", address) for address in addresses]
+        descriptors = [each[:USED_BYTES] for each in launch.parameters if each[:8] in starts]
+        assert len(descriptors) == len(starts)
+        return launch.grid, launch.block, launch.cluster, launch.shared, descriptors
+
+    for at, (b, m, n, k) in enumerate(sizes, start=1):
+        numbers = {"size_m": m, "size_n": n, "size_k": k, "pitch_a": k, "pitch_b": n, "pitch_d": n, "batches": b}
+        numbers |= {"behind_a": m * k, "behind_b": k * n, "behind_d": m * n}
+        given = [numbers[name] for name in gemms[0].problem.runtime]
+        # Shapes stand between the descriptors where they are no constants.
+        assert launched(0, 6, *given) == launched(at, 4)
 
 
 def check_launch(runtime: FakeRuntime, kernel: library.Library, plan: CutePlan) -> None:

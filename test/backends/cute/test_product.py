@@ -301,10 +301,12 @@ def test_other_programs_are_refused() -> None:
         product(from_one, tensor(M, K), tensor(K, N))
 
 
-def test_extents_have_to_be_known() -> None:
+def test_what_only_launches_know_is_named() -> None:
     dynamic = helion.kernel(plain.fn, static_shapes=False)
-    with pytest.raises(Refusal):
-        product(dynamic, tensor(M, K), tensor(K, N))
+    found = product(dynamic, tensor(M, K), tensor(K, N))
+    names = ("size_m", "size_n", "size_k", "pitch_a", "pitch_b", "pitch_d")
+    assert found.problem.runtime == names and found.arguments[3:] == tuple(number for _, number in found.runtime)
+    assert all(each <= example for each, example in zip((M, N), (found.problem.m, found.problem.n), strict=True))
 
 
 def test_a_program_becomes_a_module() -> None:

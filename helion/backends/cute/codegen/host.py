@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
+from .numbers import extent, number
 from .setups import dsl, mma_arguments, operand_dsl, second_b
 
 LARGEST_SIDE = 256
@@ -21,11 +22,12 @@ class HostObjects:
     parameters: tuple[tuple[str, str], ...]
 
 
-def _operand_tensor(plan: GemmPlan, name: str, lines: int, pitch: int, k_major: bool) -> str:
+def _operand_tensor(plan: GemmPlan, name: str, side: str, pitch: int, k_major: bool) -> str:
     held = plan.problem.operand_dtype
     pointer = f"cute.recast_ptr({name}, dtype={operand_dsl(plan)})" if dsl(held) != operand_dsl(plan) else name
-    stride = f"({pitch}, 1" if k_major else f"(1, {pitch}"
-    shape = f"({_extent(lines)}, {_extent(plan.problem.k, 1)}"  # nobody goes behind the end of K
+    lines = number(plan, f"pitch_{name}", pitch)
+    stride = f"({lines}, 1" if k_major else f"(1, {lines}"
+    shape = f"({_extent(plan, side)}, {_extent(plan, 'k', 1)}"  # nobody goes behind the end of K
     shape, stride = _with_batch(plan, name, shape, stride)
     return f"matrix_{name} = cute.make_tensor({pointer}, cute.make_layout({shape}, stride={stride}))"
 
@@ -33,25 +35,29 @@ def _operand_tensor(plan: GemmPlan, name: str, lines: int, pitch: int, k_major: 
 def _with_batch(plan: GemmPlan, name: str, shape: str, stride: str) -> tuple[str, str]:
     """The third dimension of what each product of a batch has for itself."""
     pitch = plan.problem.batch_pitch(name)
-    return (f"{shape}, {plan.problem.batches})", f"{stride}, {pitch})") if pitch else (f"{shape})", f"{stride})")
+    if not pitch:
+        return f"{shape})", f"{stride})"
+    batches, behind = number(plan, "batches", plan.problem.batches), number(plan, f"behind_{name}", pitch)
+    return f"{shape}, {batches})", f"{stride}, {behind})"
 
 
-def _extent(size: int, most: int = LARGEST_SIDE) -> str:
+def _extent(plan: GemmPlan, side: str, most: int = LARGEST_SIDE) -> str:
     """An extent as the layouts of the copy engine have it: a number of the run where one tile may cover it.
 
     Of constants the DSL would simplify a dimension with one tile away, so that what lies behind the end came to lie at the
     start, and one with one element, so that instructions had fewer coordinates than their descriptors.
     """
-    return f"cutlass.Int32({size})" if size <= most else str(size)
+    size = extent(plan, side)
+    return f"cutlass.Int32({size})" if size.isdigit() and int(size) <= most else size
 
 
 def _operands(plan: GemmPlan) -> list[str]:
     problem = plan.problem
     return [
-        _operand_tensor(plan, "a", problem.m, problem.a_pitch, problem.a_major == "k"),
-        _operand_tensor(plan, "b", problem.n, problem.b_pitch, problem.b_major == "k"),
+        _operand_tensor(plan, "a", "m", problem.a_pitch, problem.a_major == "k"),
+        _operand_tensor(plan, "b", "n", problem.b_pitch, problem.b_major == "k"),
         *(
-            _operand_tensor(plan, operand.label, problem.n, operand.pitch, problem.b_major == "k")
+            _operand_tensor(plan, operand.label, "n", operand.pitch, problem.b_major == "k")
             for operand in problem.epilogue.of_kind("product")
         ),
     ]
@@ -157,8 +163,8 @@ def _row_tiles(plan: GemmPlan, name: str, dtype: str, pitch: int, stages: int, o
     """A matrix of D's shape that moves in sub-tiles."""
     library = "hopper" if plan.unit == "wgmma" else "blackwell"
     tile = f"({plan.cta_tile[0]}, {plan.epilogue_n})"
-    extents = f"({_extent(plan.problem.m)}, {_extent(plan.problem.n)}"
-    shape, stride = _with_batch(plan, name, extents, f"({pitch}, 1")
+    extents = f"({_extent(plan, 'm')}, {_extent(plan, 'n')}"
+    shape, stride = _with_batch(plan, name, extents, f"({number(plan, f'pitch_{name}', pitch)}, 1")
     return [
         f"matrix_{name} = cute.make_tensor({name}, cute.make_layout({shape}, stride={stride}))",
         f"layout_{name} = {library}.make_smem_layout_epi({dsl(dtype)}, LayoutEnum.ROW_MAJOR, {tile}, {stages})",

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from ..plan.dtypes import NUMBER
+from ..plan.dtypes import NUMBER, PITCH, SIZE
 from ..plan.records import WARP_THREADS, GemmPlan
+from ..plan.runtime import is_size, multiple_of
 from ..plan.shared import Allocation, shared_bytes, shared_memory
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
-from . import exchange, rows, workspace
+from . import exchange, numbers, rows, workspace
 from .host import HOST, HostObjects
 from .setups import dsl, operand_dsl
 from .steps import print_steps
 from .writer import Writer
 
 ENTRY = "gemm"
-"""The host function: pointers of A, B, the outputs, the epilogue's operands (or numbers) and the workspace, if any, the most
-clusters that run at once, a stream."""
+"""The host function: pointers of A, B, the outputs, the epilogue's operands (or numbers), what only the launch knows of sizes and strides,
+the workspace, if any, the most clusters that run at once, a stream."""
 
 IMPORTS = {
     "wgmma": (
@@ -42,12 +43,13 @@ IMPORTS = {
 
 def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
     """Of A, B, the outputs, the epilogue's operands and the workspace, if any: the pointers that ``ENTRY`` takes, with
-    ``NUMBER`` for a number."""
+    ``NUMBER`` for a number, and, before the workspace, ``SIZE`` and ``PITCH`` for those of ``plan.runtime``."""
     problem = plan.problem
     outputs = (output.dtype for output in problem.outputs)
     extra = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
     shared = ("float32",) if plan.grid_splits > 1 else ()
-    return problem.operand_dtype, problem.operand_dtype, *outputs, *extra, *shared
+    given = (SIZE if is_size(name) else PITCH for name in problem.runtime)
+    return problem.operand_dtype, problem.operand_dtype, *outputs, *extra, *given, *shared
 
 
 def build(plan: GemmPlan) -> str:
@@ -70,15 +72,19 @@ def render(program: KernelProgram) -> str:
     return out.text()
 
 
-def _vectors(plan: GemmPlan) -> dict[str, tuple[int, int]]:
+def _vectors(plan: GemmPlan) -> dict[str, tuple[str, str]]:
     """(elements, pitch) of operands and outputs of one dimension, by label."""
     problem = plan.problem
     found = {
-        operand.label: (problem.n if operand.kind == "row" else problem.m, operand.pitch)
+        operand.label: ("n" if operand.kind == "row" else "m", operand.pitch)
         for operand in problem.epilogue.operands
         if operand.kind in ("row", "column")
     }
-    return found | {output.label: (problem.m, output.pitch) for output in problem.outputs_of("column")}
+    found |= {output.label: ("m", output.pitch) for output in problem.outputs_of("column")}
+    return {
+        label: (numbers.extent(plan, side), numbers.number(plan, f"pitch_{label}", pitch))
+        for label, (side, pitch) in found.items()
+    }
 
 
 def _numbers(plan: GemmPlan) -> list[str]:
@@ -92,6 +98,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
         *(p for made in objects for p in made.parameters),
         *((name, "cute.Tensor") for name in _vectors(plan)),
         *((name, "cutlass.Float32") for name in _numbers(plan)),
+        *((name, "cutlass.Int32") for name in numbers.sizes(plan)),
         *(workspace.PARAMETERS if plan.grid_splits > 1 else ()),
     ]
     out.line("def kernel(")
@@ -121,6 +128,7 @@ def _prologue(out: Writer, program: KernelProgram, descriptors: list[str]) -> No
     if plan.splits > 1 and plan.grid_splits == 1:
         out.line(f"k_begin = {plan.k_tiles} * place[3] // {plan.splits}")
         out.line(f"k_end = {plan.k_tiles} * (place[3] + 1) // {plan.splits}")
+    out.lines(numbers.definitions(plan))
     with out.block("if warp == 0:"):
         out.lines(f"cpasync.prefetch_descriptor({name})" for name in descriptors)
     out.line("memory = cutlass.memory.SmemAllocator()")
@@ -235,27 +243,33 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     pointers = ["a", "b", *outputs, *(operand.label for operand in plan.problem.epilogue.operands)]
     out.lines(("", "", "@cute.jit"))
     out.line(f"def {ENTRY}(")
-    pointers += ["workspace"] if plan.grid_splits > 1 else []
-    numbers = _numbers(plan)
-    out.lines(f"    {name}: {'cutlass.Float32' if name in numbers else 'cute.Pointer'}," for name in pointers)
+    out.lines(f"    {name}: {'cutlass.Float32' if name in _numbers(plan) else 'cute.Pointer'}," for name in pointers)
+    out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
+    out.lines(["    workspace: cute.Pointer,"] if plan.grid_splits > 1 else [])
     out.lines(("    clusters: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
+        for name in plan.problem.runtime:
+            if (multiple := multiple_of(plan.problem, name)) > 1:
+                out.line(f"{name} = cute.assume({name}, divby={multiple})")
         for made in objects:
             out.lines(made.lines)
         for name, (extent, pitch) in _vectors(plan).items():
-            shape, step = str(extent), f", stride={pitch}" if pitch != 1 else ""
+            shape, step = extent, f", stride={pitch}" if pitch != "1" else ""
             if behind := plan.problem.batch_pitch(name):
-                shape, step = f"({extent}, {plan.problem.batches})", f", stride=({pitch}, {behind})"
+                batches = numbers.number(plan, "batches", plan.problem.batches)
+                step = f", stride=({pitch}, {numbers.number(plan, f'behind_{name}', behind)})"
+                shape = f"({extent}, {batches})"
             out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({shape}{step}))")
         arguments = [name for made in objects for name, _ in made.parameters]
-        arguments += [*(f"vector_{name}" for name in _vectors(plan)), *numbers]
+        arguments += [*(f"vector_{name}" for name in _vectors(plan)), *_numbers(plan), *numbers.sizes(plan)]
         if plan.grid_splits > 1:
             out.lines(workspace.tensors(plan))
             arguments += [name for name, _ in workspace.PARAMETERS]
+        out.lines(numbers.definitions(plan) if numbers.pieces(plan) == "pieces" else [])
         out.line("kernel(")
         out.lines(f"    {name}," for name in arguments)
         with out.block(").launch("):
-            out.line(f"grid=({plan.ctas}, cutlass.min(clusters, {plan.pieces}), 1),")
+            out.line(f"grid=({plan.ctas}, cutlass.min(clusters, {numbers.pieces(plan)}), 1),")
             out.line(f"block=({program.warps * WARP_THREADS}, 1, 1),")
             out.line(f"cluster=({plan.ctas}, 1, 1),")
             out.line(f"smem={shared_bytes(plan)},")

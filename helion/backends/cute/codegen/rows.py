@@ -10,6 +10,7 @@ from ..plan.counts import ROW_SLOTS, counts
 from ..plan.passes import divisors, exchanges, passes, per_row
 from ..plan.records import GemmPlan
 from ..roles.grammar import Pipeline, Role
+from . import numbers
 from .epilogue import (
     INFINITY,
     column_registers,
@@ -339,7 +340,7 @@ def store_rows(plan: GemmPlan, rows: str, dsl: Callable[[str], str]) -> list[str
         f"if tile_n == 0{lane}:",
         f"    for i in cutlass.range_constexpr({places.rows}):",
         f"        row = {row}",
-        f"        if row < {problem.m}:",
+        f"        if row < {numbers.extent(plan, 'm')}:",
         *(
             f"            {problem.label_of(output)}[row] = "
             f"{column_registers(plan, output.value)}[i].to({dsl(output.dtype)})"

@@ -9,7 +9,7 @@ from ..plan.dtypes import LARGEST_E4M3
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
-from . import exchange, rows, workspace
+from . import exchange, numbers, rows, workspace
 from .epilogue import evaluate, fragment, suffixed, sum_of, values_of
 from .setups import SETUPS, batched, dsl, rows_of, second_b, stage_of
 from .writer import Writer
@@ -47,21 +47,22 @@ def _print(step: g.Step, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.TileLoop, out: Writer, names: Names) -> None:
     plan = names.plan
-    rows, columns = plan.work
+    columns = numbers.columns(plan)
     every = "work_step" if step.every == 1 else f"work_step * {step.every}"
     out.line(f"work = first_work + work_step * {step.first}" if step.first else "work = first_work")
     number = "work"
-    with out.block(f"while work < {plan.pieces}:"):
+    with out.block(f"while work < {numbers.pieces(plan)}:"):
         if plan.grid_splits > 1:
             number = "tile"
             out.lines(workspace.parts_of(plan))
         if plan.problem.batch:
-            out.line(f"batch = {number} // {rows * columns}")
-            out.line(f"batch_tile = {number} % {rows * columns}")
+            out.line(f"batch = {number} // {numbers.product_tiles(plan)}")
+            out.line(f"batch_tile = {number} % {numbers.product_tiles(plan)}")
             number = "batch_tile"
-        out.line(f"band = {number} // {plan.group * columns} * {plan.group}")
-        out.line(f"band_rows = cutlass.min({rows} - band, {plan.group})")
-        out.line(f"within = {number} % {plan.group * columns}")
+        band = numbers.times(plan.group, columns)
+        out.line(f"band = {number} // {band} * {plan.group}")
+        out.line(f"band_rows = cutlass.min({numbers.rows(plan)} - band, {plan.group})")
+        out.line(f"within = {number} % {band}")
         out.line(f"tile_m = (band + within % band_rows) * {plan.cluster_tiles[0]} + place[1]")
         out.line(f"tile_n = within // band_rows * {plan.cluster_tiles[1]} + place[2]")
         _body(step.body, out, names)
@@ -70,9 +71,9 @@ def _(step: g.TileLoop, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.KLoop, out: Writer, names: Names) -> None:
-    start, end = ("k_begin", "k_end") if names.plan.parts > 1 else ("", str(names.plan.k_tiles))
+    start, end = ("k_begin", "k_end") if names.plan.parts > 1 else ("", numbers.k_tiles(names.plan))
     if names.group:
-        whole = names.plan.parts == 1 and names.plan.k_tiles % names.group == 0
+        whole = end.isdigit() and int(end) % names.group == 0
         start, behind = "group", f"group + {names.group}"
         end = behind if whole else f"cutlass.min({behind}, {end})"
     first = " + ".join(part for part in (start, str(step.first)) if part not in ("", "0")) or "0"
@@ -82,7 +83,7 @@ def _(step: g.KLoop, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.KGroups, out: Writer, names: Names) -> None:
-    first, end = ("k_begin", "k_end") if names.plan.parts > 1 else ("0", str(names.plan.k_tiles))
+    first, end = ("k_begin", "k_end") if names.plan.parts > 1 else ("0", numbers.k_tiles(names.plan))
     names.group = step.size
     with out.block(f"for group in cutlass.range({first}, {end}, {step.size}, unroll=1):"):
         _body(step.body, out, names)
@@ -127,7 +128,7 @@ def _call(method: str, cursor: str, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.Skip, out: Writer, names: Names) -> None:
     stages = names.program.pipeline(names.pipeline(step.cursor)).counts.stages
-    slots = names.plan.k_tiles if step.slots == "k_tiles" else names.plan.subtiles
+    slots = numbers.k_tiles(names.plan) if step.slots == "k_tiles" else str(names.plan.subtiles)
     cursor = step.cursor
     out.line(f"{cursor}_index = {cursor}.index + {slots}")
     out.line(
@@ -329,13 +330,13 @@ def _(step: g.LoadVectors, out: Writer, names: Names) -> None:
         with out.block(f"for i in cutlass.range_constexpr({places.rows}):"):
             row = f"{rows_of(plan)} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
             out.line(
-                f"{operand.label}_rows[i] = {operand.label}[cutlass.min({row}, {plan.problem.m - 1}){batched(plan, operand.label)}].to(cutlass.Float32)"
+                f"{operand.label}_rows[i] = {operand.label}[cutlass.min({row}, {numbers.last(plan, 'm')}){batched(plan, operand.label)}].to(cutlass.Float32)"
             )
     for operand in plan.problem.epilogue.of_kind("row"):
         with out.block(f"for i in cutlass.range_constexpr({-(-columns // threads)}):"):
             column = f"tile_n * {columns} + store_thread + i * {threads}"
             out.line(
-                f"{operand.label}_loaded[i] = {operand.label}[cutlass.min({column}, {plan.problem.n - 1}){batched(plan, operand.label)}].to(cutlass.Float32)"
+                f"{operand.label}_loaded[i] = {operand.label}[cutlass.min({column}, {numbers.last(plan, 'n')}){batched(plan, operand.label)}].to(cutlass.Float32)"
             )
 
 
@@ -476,12 +477,12 @@ def _(step: g.TmaStore, out: Writer, names: Names) -> None:
 def _inside(plan: GemmPlan) -> list[str]:
     """What holds of a sub-tile that lies in the output, unless all do. Where the output has one sub-tile of rows or of
     columns, the coordinates of those behind it would be those of the first. Groups are counted, so an empty one is one."""
-    rows, columns = -(-plan.problem.m // plan.cta_tile[0]), -(-plan.problem.n // plan.epilogue_n)
+    rows, columns = numbers.parts(plan, "m", plan.cta_tile[0]), numbers.parts(plan, "n", plan.epilogue_n)
     walked = plan.work[0] * plan.cluster[0], plan.work[1] * plan.cluster[1] * plan.subtiles
     conditions = []
-    if rows < walked[0]:
+    if not rows.isdigit() or int(rows) < walked[0]:
         conditions.append(f"{rows_of(plan)} < {rows}")
-    if columns < walked[1]:
+    if not columns.isdigit() or int(columns) < walked[1]:
         conditions.append(f"tile_n * {plan.subtiles} + subtile < {columns}")
     return conditions
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ..plan import epilogue as epilogues
-from ..plan import records
 from ..plan.epilogue import Constant, EpilogueOperand, EpilogueOutput
 from ..plan.records import GemmProblem, Major
 from ..toolchain.kernel import GemmKernel
+from .problems import Given, launched, split
 
 
 def _truth(name: str) -> Callable[..., torch.Tensor]:
@@ -53,15 +52,13 @@ REDUCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "row_minimum": lambda x: x.amin(1, keepdim=True),
     "row_first": lambda x, at: ((x == at) | (x.isnan() & at.isnan())).float().argmax(1, keepdim=True).float(),
 }
-#: Names that the text of a problem is made of.
-_RECORDS = {
-    name: value for module in (records, epilogues) for name, value in vars(module).items() if isinstance(value, type)
-}
 
 
-def evaluate(kernel: GemmKernel, passed: Sequence[torch.Tensor | float]) -> None:
-    """Run ``kernel`` on what a launch takes: A, B, the outputs and the operands of the epilogue."""
-    problem: GemmProblem = eval(kernel.problem, dict(_RECORDS))
+def evaluate(kernel: GemmKernel, given: Sequence[Given]) -> None:
+    """Run ``kernel`` on what a launch takes: A, B, the outputs, the operands of the epilogue, and integers that only the
+    launch knows. Raises ``Refusal`` for those that the kernel cannot take."""
+    passed, integers = split(kernel, given)
+    problem = launched(kernel, integers)
     tensors = [each if isinstance(each, torch.Tensor) else torch.tensor(float(each)) for each in passed]
     batch = problem.batch
     if batch is None:

@@ -1,6 +1,7 @@
 """The statements of a generated host function with their launches written out.
 
-``_launcher(kernel, grid, x, y, out)`` becomes: read the addresses, check that they are multiples of 16, and call the
+``_launcher(kernel, grid, x, y, out)`` becomes: read the addresses, check that they are multiples of 16 and that sizes and
+strides which only the launch knows are those of an earlier one, and call the
 function of the kernel's shared object. Anything else is left to the launcher.
 """
 
@@ -14,7 +15,8 @@ from typing import Any
 from ...._compiler.host.program import LAUNCHER, OTHERWISE, HostProgram, KernelLaunch
 from ...._syntax import parse
 from ...execution import InlineBody
-from ..plan.dtypes import NUMBER
+from ..plan.dtypes import NUMBER, PITCH, SIZE
+from ..toolchain.kernel import GemmKernel
 from .launcher import ALIGNMENT_BYTES, Entry
 from .seen import SeenLauncher
 
@@ -34,6 +36,9 @@ def body(host: HostProgram, function: types.FunctionType, prefix: str, seen: Cal
     return InlineBody(statements=statements, cells=writer.cells)
 
 
+INTEGERS = (SIZE, PITCH)
+
+
 class _Launches:
     def __init__(self, seen: SeenLauncher, namespace: Mapping[str, Any], prefix: str, cells: dict[str, Any]) -> None:
         self.seen = seen
@@ -45,27 +50,26 @@ class _Launches:
     def launch(self, launch: KernelLaunch) -> list[ast.stmt]:
         kernel = self.namespace.get(launch.kernel)
         entry = self.seen.last(kernel)
-        if (
-            kernel is None
-            or entry is None
-            or not all(isinstance(node, ast.Constant) and node.value for node in launch.grid)
-        ):
+        if kernel is None or entry is None or not _launches_something(kernel, launch.grid):
             return [launch.call(f"{self.prefix}launcher")]
         self.count += 1
-        numbers = [dtype == NUMBER for dtype in kernel.pointers[: len(launch.arguments)]]
-        return self.written(launch, entry, numbers, f"{self.prefix}{self.count}")
+        return self.written(launch, entry, kernel.pointers[: len(launch.arguments)], f"{self.prefix}{self.count}")
 
-    def written(self, launch: KernelLaunch, entry: Entry, numbers: Sequence[bool], prefix: str) -> list[ast.stmt]:
+    def written(self, launch: KernelLaunch, entry: Entry, kinds: Sequence[str], prefix: str) -> list[ast.stmt]:
         cells = {"launch": entry.launch, "stream": entry.current_stream, "current": entry.current_device}
         self.cells.update({f"{prefix}{name}": value for name, value in cells.items()})
         names = [ast.unparse(node) for node in launch.arguments]
         pointers = [f"{prefix}p{at}" for at in range(len(names))]
         before = [
-            f"{pointer} = {name}" + ("" if number else ".data_ptr()")
-            for pointer, name, number in zip(pointers, names, numbers, strict=True)
+            f"{pointer} = {name}" + ("" if kind in (NUMBER, *INTEGERS) else ".data_ptr()")
+            for pointer, name, kind in zip(pointers, names, kinds, strict=True)
         ]
-        addresses = [pointer for pointer, number in zip(pointers, numbers, strict=True) if not number]
+        addresses = [pointer for pointer, kind in zip(pointers, kinds, strict=True) if kind not in (NUMBER, *INTEGERS)]
+        integers = [pointer for pointer, kind in zip(pointers, kinds, strict=True) if kind in INTEGERS]
         unusual = [f"({' | '.join(addresses)}) & {ALIGNMENT_BYTES - 1}"]
+        if integers:
+            self.cells[f"{prefix}checked"] = entry.checked
+            unusual.append(f"({', '.join(integers)},) not in {prefix}checked")
         if entry.current_device is not None:
             unusual.append(f"{prefix}current() != {entry.device}")
         stream = f"{prefix}stream({entry.device})"
@@ -76,3 +80,9 @@ class _Launches:
         unusual.append(f"{prefix}launch({given})")
         slow = ast.unparse(launch.call(f"{self.prefix}launcher"))
         return parse("\n".join([*before, f"if {' or '.join(unusual)}:", f"    {slow}"])).body
+
+
+def _launches_something(kernel: GemmKernel, grid: Sequence[ast.expr]) -> bool:
+    """Sizes that only the launch knows are compared with those of an earlier one, of which none was zero."""
+    varying = any(kind in INTEGERS for kind in kernel.pointers)
+    return all(node.value if isinstance(node, ast.Constant) else varying for node in grid)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ... import stub
+from ..plan.refusal import Refusal
 from ..toolchain.kernel import GemmKernel
 from ..toolchain.library import SHARED_OBJECT, Library, folder
 from .evaluate import evaluate
+from .problems import Given, launched, split
 from .workspace import workspaces
 
 ALIGNMENT_BYTES = 16
@@ -27,7 +31,8 @@ class LaunchFailed(RuntimeError):
 class Entry:
     """A kernel on one device: ``launch`` takes addresses and numbers, the clusters that run at once, and a stream.
 
-    The last address is that of its workspace, if it has one, which ``workspace`` gives for a stream.
+    The last address is that of its workspace, if it has one, which ``workspace`` gives for a stream. ``checked`` are the
+    integers of launches, those that only they know, of which it is known that the kernel takes them.
     """
 
     launch: Callable[..., int]
@@ -37,6 +42,7 @@ class Entry:
     current_device: Callable[[], int] | None
     """None where there is but one."""
     workspace: Callable[[int], int] | None = None
+    checked: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
 
 
 _LOCK = threading.Lock()
@@ -44,8 +50,8 @@ _LIBRARIES: dict[str, Library] = {}
 _ENTRIES: dict[tuple[str, int], Entry] = {}
 
 
-#: What a launch is given: tensors, and numbers in fp32.
-Given = torch.Tensor | float
+#: Integers of launches that a kernel keeps before it forgets them all.
+KEPT = 4096
 
 
 def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> None:
@@ -59,9 +65,19 @@ def launch_gemm(kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> Non
         folder(kernel)
         stub.recorder(kernel.name, len(given))(*(*grid, 1, 1)[:3])
     elif left_of(given).device.type == "cpu":
-        evaluate(kernel, given)
+        with _refusals(kernel):
+            evaluate(kernel, given)
     else:
         _launch(kernel, given)
+
+
+@contextlib.contextmanager
+def _refusals(kernel: GemmKernel) -> Iterator[None]:
+    """Raises ``LaunchFailed`` for sizes and strides that the kernel cannot take."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise LaunchFailed(f"{kernel.name} cannot be launched with these sizes and strides: {refusal}") from refusal
 
 
 def left_of(given: Sequence[Given]) -> torch.Tensor:
@@ -73,7 +89,9 @@ def left_of(given: Sequence[Given]) -> torch.Tensor:
 
 def _launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
     check_alignment(kernel, given)
-    device = left_of(given).get_device()
+    device, integers = left_of(given).get_device(), split(kernel, given)[1]
+    with _refusals(kernel):
+        launched(kernel, integers)
     with torch.cuda.device(device):
         entry = entry_of(kernel, device)
         stream = entry.current_stream(device)
@@ -82,6 +100,9 @@ def _launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
             passed.append(entry.workspace(stream))
         status = entry.launch(*passed, entry.clusters, stream)
     check_status(kernel, "launched", status)
+    if len(entry.checked) >= KEPT:
+        entry.checked.clear()
+    entry.checked.add(integers)
 
 
 def check_alignment(kernel: GemmKernel, given: Sequence[Given]) -> None:

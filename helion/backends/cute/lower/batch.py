@@ -25,8 +25,9 @@ from ...._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ...._shapes import Dims
+from ...._shapes import Dims, Number
 from ..plan.refusal import Refusal
+from .numbers import equal, size
 
 POSITION = ("begin", "id", "index")
 """Fields of a tile of one element that say which one it is."""
@@ -41,8 +42,8 @@ class Batched:
 
     program: Program
     block: int | None = None
-    size: int = 1
-    strides: dict[int, int] = dataclasses.field(default_factory=dict)
+    size: Number = 1
+    strides: dict[int, Number] = dataclasses.field(default_factory=dict)
 
 
 def without_batch(program: Program) -> Batched:
@@ -53,12 +54,12 @@ def without_batch(program: Program) -> Batched:
     axis = _axis_of_batch(program, root)
     if axis is None:
         return Batched(program=program)
-    size = _size(program, axis)
-    taker = _Taker(program, axis.block, size)
+    products = _size(program, axis)
+    taker = _Taker(program, axis.block, products)
     body = taker.region(root.body)
     taken = dataclasses.replace(root, axes=tuple(each for each in root.axes if each is not axis), body=body)
     stripped = dataclasses.replace(program, tensors=taker.tensors(), roots=(taken,))
-    return Batched(program=stripped, block=axis.block, size=size, strides=taker.strides)
+    return Batched(program=stripped, block=axis.block, size=products, strides=taker.strides)
 
 
 def _flattened(root: Root) -> Root:
@@ -85,27 +86,28 @@ def _axis_of_batch(program: Program, root: Root) -> LoopAxis | None:
     return rest[0] if len(rest) == 1 else None
 
 
-def _size(program: Program, axis: LoopAxis) -> int:
+def _size(program: Program, axis: LoopAxis) -> Number:
     block = program.blocks[axis.block]
     name = block.name or block.id
-    if not isinstance(block.extent, int) or (axis.begin, axis.end, axis.step) != (0, block.extent, 1) or axis.merged:
+    extent = size(block.extent)
+    if axis.merged or not all(map(equal, (axis.begin, axis.step, size(axis.end)), (0, 1, extent))):
         raise Refusal(f"dimension {name} of the batch is no plain loop from 0 to an extent that is known")
     if block.min_size > 1 or block.size not in (None, 1):
         raise Refusal(f"dimension {name} of the batch has tiles of more than one product")
-    return block.extent
+    return extent
 
 
 class _Taker:
     """Takes the batch from a program, value by value."""
 
-    def __init__(self, program: Program, block: int, size: int) -> None:
+    def __init__(self, program: Program, block: int, size: Number) -> None:
         self.program, self.block, self.size = program, block, size
         self.values: dict[int, Operand] = {}
         self.positions: set[int] = set()
         """Values that are the number of the product."""
         self.dropped: dict[int, int | None] = {}
         """By tensor, the dimension that the batch walks over, if any."""
-        self.strides: dict[int, int] = {}
+        self.strides: dict[int, Number] = {}
 
     def region(self, region: Region) -> Region:
         params = tuple(self._new(value) for value in region.params)
@@ -207,12 +209,9 @@ class _Taker:
             raise Refusal(f"{tensor.name} is addressed by the batch in more than one dimension, or not always")
         if at is None:
             return attrs
-        if tensor.shape[at] != self.size:
+        if not equal(tensor.shape[at], self.size):
             raise Refusal(f"{tensor.name} has {tensor.shape[at]} matrices, of which the batch walks over {self.size}")
-        stride = tensor.strides[at]
-        if not isinstance(stride, int):
-            raise Refusal(f"{tensor.name} has a stride that is known only at run time")
-        self.strides[tensor.id] = stride
+        self.strides[tensor.id] = tensor.strides[at]
         gone = attrs.indices[at].positions
         kept = tuple(self._shifted(index, gone) for index in attrs.indices[:at] + attrs.indices[at + 1 :])
         return dataclasses.replace(attrs, indices=kept, rank=attrs.rank - len(gone))

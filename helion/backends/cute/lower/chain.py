@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ...._compiler.ir.grammar import HostTensor, NumberAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Value, ViewAttrs
-from ...._shapes import Expr, dtype_name
+from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import ARITY, Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from ..plan.refusal import Refusal
 from .frame import Frame, Place, kind_of, place_of
+from .numbers import equal, example
 
 ROUNDED = {torch.bfloat16: "round_bfloat16", torch.float16: "round_float16"}
 """Types that eager rounds every result to; arithmetic itself is in fp32."""
 EXACT_INTEGERS = 2**24
 """Integers up to here are what they are in fp32."""
+EXAMPLE_MULTIPLE = 16
+"""Of examples of strides, in elements: what TMA takes of every type."""
 INDICES = (torch.int32, torch.int64)
 """Types of positions, which are counted in fp32."""
 
@@ -54,13 +57,20 @@ class Chain:
         self.loads: dict[str, tuple[EpilogueOperand, int | Expr]] = {}
         self.steps: list[Step] = []
         self.outputs: list[Written] = []
+        #: Strides that only the launch knows, by their names in the kernel.
+        self.runtime: dict[str, Expr] = {}
         #: What a loop leaves in a value that it carries, where loops over tiles are read.
         self.carried: Callable[[Op, Value], Reference] | None = None
 
-    def add_product(self, sums: Value, tensor: HostTensor, pitch: int) -> None:
+    def add_product(self, sums: Value, tensor: HostTensor, pitch: Number) -> None:
         """The sums of a second product are read like an operand."""
-        operand = EpilogueOperand(name=_name_of(tensor), kind="product", dtype=dtype_name(tensor.dtype), pitch=pitch)
-        self.known[sums.number] = self._loaded(operand, tensor.id)
+        operand = EpilogueOperand(name=_name_of(tensor), kind="product", dtype=dtype_name(tensor.dtype))
+        self.known[sums.number] = self._loaded(operand, tensor.id, pitch)
+
+    def _pitch(self, label: str, number: Number) -> int:
+        if isinstance(number, Expr):
+            self.runtime[f"pitch_{label}"] = number
+        return example(number, EXAMPLE_MULTIPLE)
 
     def read(self, value: Operand) -> Reference:
         if not isinstance(value, Value):
@@ -108,8 +118,8 @@ class Chain:
             raise Refusal(f"{tensor.name} is multiplied, and read by the epilogue as well")
         if name in self.loads and self.loads[name][0].kind != kind:
             name = f"{name}_{kind}"
-        operand = EpilogueOperand(name=name, kind=kind, dtype=dtype_name(tensor.dtype), pitch=pitch)
-        return self._loaded(operand, tensor.id)
+        operand = EpilogueOperand(name=name, kind=kind, dtype=dtype_name(tensor.dtype))
+        return self._loaded(operand, tensor.id, pitch)
 
     def _number(self, op: Op) -> Reference:
         """A number that only the launch knows, which is passed in fp32 as eager takes it."""
@@ -118,8 +128,8 @@ class Chain:
             raise Refusal("truth values of an epilogue that are known only at run time are not implemented")
         return self._loaded(EpilogueOperand(name=f"number_{op.result.number}", kind="number", dtype="float32"), expr)
 
-    def _loaded(self, operand: EpilogueOperand, source: int | Expr) -> str:
-        self.loads[operand.name] = (operand, source)
+    def _loaded(self, operand: EpilogueOperand, source: int | Expr, pitch: Number = 1) -> str:
+        self.loads[operand.name] = (replace(operand, pitch=self._pitch(operand.label, pitch)), source)
         return operand.name
 
     # Reductions ----------------------------------------------------------------------------------------------------------
@@ -190,7 +200,9 @@ class Chain:
     def store(self, op: Op) -> None:
         """What ``op`` stores is an output."""
         place = place_of(self.frame, op)
-        kind, pitch = _output_kind(self.frame, place)
+        kind, stride = _output_kind(self.frame, place)
+        first = kind == "exact" and all(output.kind != "exact" for output in self.outputs)
+        pitch = self._pitch("d" if first else f"{_name_of(place.tensor)}_output", stride)
         self.outputs.append(Written(place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
 
     def _unrounded(self, store: Op) -> Operand:
@@ -328,9 +340,9 @@ def _check_reduction(op: Op, frame: Frame) -> None:
         raise Refusal("reductions of whole rows, along N, are implemented")
 
 
-def _output_kind(frame: Frame, place: Place) -> tuple[str, int]:
+def _output_kind(frame: Frame, place: Place) -> tuple[str, Number]:
     if place.blocks == (frame.m, frame.n):
-        if place.strides[1] != 1:
+        if not equal(place.strides[1], 1):
             raise Refusal(
                 f"{place.tensor.name} has a stride of {place.strides[1]} along N; contiguous rows are implemented"
             )

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, Program, Value
-from ...._shapes import Dim
+from ...._shapes import Dim, Number
 from ..plan.epilogue import OperandKind
 from ..plan.records import Major
 from ..plan.refusal import Refusal
+from .numbers import equal, size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class Frame:
     def tensor(self, op: Op) -> HostTensor:
         return self.program.tensors[op.attrs.tensor]
 
-    def extent(self, block: int) -> int:
-        return integer(self.program.blocks[block].extent, "an extent")
+    def extent(self, block: int) -> Number:
+        return size(self.program.blocks[block].extent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +56,7 @@ class Place:
 
     tensor: HostTensor
     blocks: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-def integer(number: object, what: str) -> int:
-    if not isinstance(number, int):
-        raise Refusal(f"{what} is known only at run time")
-    return number
+    strides: tuple[Number, ...]
 
 
 def blocks_of(frame: Frame, op: Op) -> tuple[int, ...]:
@@ -80,42 +75,40 @@ def _is_plain(index: Index) -> bool:
 def place_of(frame: Frame, op: Op) -> Place:
     """What `op` reaches: the extents of the tensor are those of the loops over it."""
     blocks, tensor = blocks_of(frame, op), frame.tensor(op)
-    if not all(isinstance(number, int) for number in (*tensor.shape, *tensor.strides)):
-        raise Refusal(f"{tensor.name} has a shape that is known only at run time")
     walked = [at for at, index in enumerate(op.attributes(MemoryAttrs).indices) if index.kind == "block"]
     shape, wanted = tuple(tensor.shape[at] for at in walked), tuple(frame.extent(block) for block in blocks)
-    if shape != wanted:
+    if len(shape) != len(wanted) or not all(map(equal, shape, wanted)):
         raise Refusal(f"{tensor.name} is {tuple(tensor.shape)}, of which tiles cover {wanted}")
     if not tensor.aligned:
         raise Refusal(f"{tensor.name} may begin at an address that is no multiple of 16 bytes")
-    return Place(tensor=tensor, blocks=blocks, strides=tuple(integer(tensor.strides[at], "a stride") for at in walked))
+    return Place(tensor=tensor, blocks=blocks, strides=tuple(tensor.strides[at] for at in walked))
 
 
-def major_of(frame: Frame, place: Place) -> tuple[Major, int]:
+def major_of(frame: Frame, place: Place) -> tuple[Major, Number]:
     """Which dimension is contiguous, and the stride of the other; K where both strides are 1."""
     along_k = place.blocks.index(frame.k)
     k_stride, other = place.strides[along_k], place.strides[1 - along_k]
-    if k_stride == 1:
+    if equal(k_stride, 1):
         return "k", other
-    if other == 1:
+    if equal(other, 1):
         return "mn", k_stride
     raise Refusal(f"{place.tensor.name} has strides {place.strides}, of which none is 1")
 
 
-def kind_of(frame: Frame, place: Place) -> tuple[OperandKind, int]:
+def kind_of(frame: Frame, place: Place) -> tuple[OperandKind, Number]:
     """The kind of an operand and its pitch. A stride of 0 is looked for before an exact operand: an expanded vector is
     read as the vector that it is."""
     blocks, strides = place.blocks, place.strides
-    step = max(strides, default=0)
-    if blocks == (frame.n,) and step:
-        return "row", step
-    if blocks == (frame.m,) and step:
-        return "column", step
+    moving = [not equal(stride, 0) for stride in strides]
+    if blocks == (frame.n,) and moving == [True]:
+        return "row", strides[0]
+    if blocks == (frame.m,) and moving == [True]:
+        return "column", strides[0]
     if blocks == (frame.m, frame.n):
-        if strides[0] == 0 and step:
-            return "row", step
-        if strides[1] == 0 and step:
-            return "column", step
-        if strides[1] == 1:
+        if moving == [False, True]:
+            return "row", strides[1]
+        if moving == [True, False]:
+            return "column", strides[0]
+        if moving[0] and equal(strides[1], 1):
             return "exact", strides[0]
     raise Refusal(f"{place.tensor.name} with strides {strides} is no matrix, row or column of the epilogue")

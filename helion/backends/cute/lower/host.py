@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ...._compiler.host.analysis import written
@@ -16,7 +17,7 @@ def host_program(plan: CutePlan) -> HostProgram:
     host = HostBuilder(plan.program.host, plan.sizes.__getitem__, {})
     call = KernelCall(
         kernel=plan.kernel_names[0],
-        grid=[str(plan.gemm.pieces)],
+        grid=[_pieces(plan, host)],
         arguments=[
             host.number(each) if isinstance(each, Expr) else host.source(each.source) for each in plan.arguments
         ],
@@ -24,6 +25,17 @@ def host_program(plan: CutePlan) -> HostProgram:
     )
     host.launch(list(_before(plan, host)), [call])
     return host.program(written(plan.program))
+
+
+def _pieces(plan: CutePlan, host: HostBuilder) -> str:
+    """Of work that clusters take in turn."""
+    numbers = dict(plan.runtime)
+    gemm, problem = plan.gemm, plan.gemm.problem
+    covered = zip(("size_m", "size_n"), gemm.tile, gemm.cluster_tiles, strict=False)
+    factors = [-(-numbers[name] // (tile * tiles)) for name, tile, tiles in covered if name in numbers]
+    known = [pieces for name, pieces in zip(("size_m", "size_n"), gemm.work, strict=True) if name not in numbers]
+    factors.append(numbers.get("batches", problem.batches) * gemm.grid_splits * math.prod(known))
+    return host.number(math.prod(factors))
 
 
 def _before(plan: CutePlan, host: HostBuilder) -> Iterator[str]:

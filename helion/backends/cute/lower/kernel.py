@@ -7,16 +7,19 @@ import dataclasses
 from .... import exc
 from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import Program
-from ...._shapes import Expr
+from ...._shapes import Expr, Number, hint_of
 from ....autotuner.decisions import Decisions
 from ....hardware import Target
 from ....settings import Settings
 from ..plan.build import plan_gemm
 from ..plan.kernel import CutePlan
-from ..plan.records import Batch
+from ..plan.records import TMA_ALIGNMENT_BYTES, Batch
 from ..plan.refusal import Refusal
+from ..plan.runtime import multiple_of, shown
 from ..settle import choice_of
-from .batch import without_batch
+from .batch import Batched, without_batch
+from .chain import EXAMPLE_MULTIPLE
+from .numbers import dividing, equal, example
 from .product import Product, product_of
 
 KEPT = 64
@@ -40,13 +43,55 @@ def _product(program: Program) -> Product:
         return product
     if len(product.outputs) > 1:
         raise Refusal("several outputs of products side by side are not implemented")
-    a, b, d, *operands = (0 if isinstance(at, Expr) else batched.strides.get(at, 0) for at in product.arguments)
-    if batched.size > 1 and not d:
+    if equal(batched.size, 1):
+        return dataclasses.replace(product, batch_block=batched.block)
+    return _side_by_side(product, batched)
+
+
+def _side_by_side(product: Product, batched: Batched) -> Product:
+    problem = product.problem
+    labels = ("a", "b", "d", *(operand.label for operand in problem.epilogue.operands))
+    sources = (product.a, product.b, *product.outputs, *product.operands)
+    numbers: dict[str, Number] = {"batches": batched.size}
+    for label, source in zip(labels, sources, strict=True):
+        numbers[f"behind_{label}"] = 0 if isinstance(source, Expr) else batched.strides.get(source, 0)
+    if equal(numbers["behind_d"], 0):
         raise Refusal("all products of the batch are stored in the same place")
-    batch = Batch(size=batched.size, a=a, b=b, d=d, operands=tuple(operands)) if batched.size > 1 else None
+    a, b, d, *operands = (example(numbers[f"behind_{label}"], EXAMPLE_MULTIPLE) for label in labels)
+    batch = Batch(size=example(batched.size), a=a, b=b, d=d, operands=tuple(operands))
+    runtime = (*product.runtime, *((name, each) for name, each in numbers.items() if isinstance(each, Expr)))
     return dataclasses.replace(
-        product, problem=dataclasses.replace(product.problem, batch=batch), batch_block=batched.block
+        product,
+        problem=dataclasses.replace(problem, batch=batch, runtime=tuple(name for name, _ in runtime)),
+        runtime=runtime,
+        batch_block=batched.block,
     )
+
+
+def multiples(product: Product) -> dict[str, int]:
+    """What numbers of the host, by name, have to be multiples of, so that strides that only the launch knows are multiples of
+    16 bytes: where they are, or might be for other arguments."""
+    found: dict[str, int] = {}
+    for name, number in product.runtime:
+        multiple = multiple_of(product.problem, name)
+        names = dividing(multiple, number)
+        if names is None:
+            names = frozenset(leaf.args[0] for leaf in number.leaves() if leaf.op == "host" and leaf.kind is int)
+        found |= {each: max(multiple, found.get(each, 1)) for each in names if multiple > 1}
+    return found
+
+
+def check_strides(product: Product) -> None:
+    """Raises ``Refusal`` for a stride that only the launch knows, and that is no multiple of 16 bytes for the arguments that
+    the program was bound for."""
+    for name, number in product.runtime:
+        multiple = multiple_of(product.problem, name)
+        if dividing(multiple, number) is None:
+            elements, width = hint_of(number), TMA_ALIGNMENT_BYTES // multiple
+            raise Refusal(
+                f"{shown(product.problem, name)} has a stride of {elements} elements, {elements * width} bytes; TMA needs a"
+                f" multiple of {TMA_ALIGNMENT_BYTES} bytes"
+            )
 
 
 def build_plan(program: Program, decisions: Decisions, target: Target, settings: Settings) -> CutePlan:
@@ -60,6 +105,7 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
         program=program,
         gemm=gemm,
         arguments=tuple(at if isinstance(at, Expr) else program.tensors[at] for at in product.arguments),
+        runtime=product.runtime,
         sizes=tuple(decisions.sizes[block.id] for block in program.blocks),
         overwritten=tuple(dict.fromkeys(tensor.source for tensor in overwritten(program, program))),
         origin_lines=settings.output_origin_lines,

@@ -24,11 +24,12 @@ from ...._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ...._compiler.ir.ops import OPS
-from ...._shapes import Expr, dtype_name
+from ...._shapes import Expr, Number, dtype_name
 from ..plan.records import GemmProblem
 from ..plan.refusal import Refusal
-from .chain import Chain
+from .chain import EXAMPLE_MULTIPLE, Chain
 from .frame import Frame, Place, blocks_of, major_of, place_of
+from .numbers import equal, example, size
 from .tiled import TiledRows, loops_over_columns
 
 
@@ -42,6 +43,8 @@ class Product:
     b: int
     outputs: tuple[int, ...]
     operands: tuple[int | Expr, ...]
+    runtime: tuple[tuple[str, Expr], ...]
+    """What only the launch knows: names as in the problem, and expressions of the host."""
     blocks: tuple[int, int, int]
     whole_rows: bool
     undecided: tuple[int, ...] = ()
@@ -52,7 +55,7 @@ class Product:
     @property
     def arguments(self) -> tuple[int | Expr, ...]:
         """What a launch takes, in order."""
-        return (self.a, self.b, *self.outputs, *self.operands)
+        return (self.a, self.b, *self.outputs, *self.operands, *(number for _, number in self.runtime))
 
 
 def product_of(program: Program) -> Product:
@@ -112,12 +115,12 @@ def _tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) ->
     same = {axis.block: n.block for axis in others}
     for axis in (n, *others):
         _check_axis(axis, program)
-        if program.blocks[axis.block].extent != program.blocks[n.block].extent:
+        if not equal(size(program.blocks[axis.block].extent), size(program.blocks[n.block].extent)):
             raise Refusal("loops over columns go over different numbers of them")
     for inner in (op for each in outer[1:] for op in each.regions[0].ops if op.kind == "for"):
         (again,) = _axes(inner)
         _check_axis(again, program)
-        if program.blocks[again.block].extent == program.blocks[k.block].extent:
+        if equal(size(program.blocks[again.block].extent), size(program.blocks[k.block].extent)):
             same[again.block] = k.block
     makers = {result.number: op for op in program.walk() for result in op.results}
     return Frame(
@@ -161,9 +164,8 @@ def _axes(loop: Op) -> Sequence[LoopAxis]:
 
 def _check_axis(axis: LoopAxis, program: Program) -> None:
     block = program.blocks[axis.block]
-    known = all(isinstance(number, int) for number in (axis.begin, axis.end, axis.step, block.extent))
     plain = block.kind == "tile" and not axis.scalar and axis.jagged is None and not axis.merged
-    if not known or not plain or (axis.begin, axis.end, axis.step) != (0, block.extent, 1):
+    if not plain or not all(map(equal, (axis.begin, axis.step, size(axis.end)), (0, 1, size(block.extent)))):
         raise Refusal(f"dimension {block.name or block.id} is no plain tile loop from 0 to an extent that is known")
 
 
@@ -243,18 +245,27 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain) -> Product:
         raise Refusal(f"a product of {dtype_name(a.tensor.dtype)} and {dtype_name(b.tensor.dtype)} is not implemented")
     a_major, a_pitch = major_of(frame, a)
     b_major, b_pitch = major_of(frame, b)
+    sizes = {f"size_{side}": frame.extent(getattr(frame, side)) for side in "mnk"}
+    if frame.whole_rows and isinstance(sizes["size_n"], Expr):
+        raise Refusal(
+            "whole rows have a number of columns that is known when the kernel is compiled; use hl.specialize"
+        )
+    numbers: dict[str, Number] = {**sizes, "pitch_a": a_pitch, "pitch_b": b_pitch, **chain.runtime}
+    runtime = tuple((name, number) for name, number in numbers.items() if isinstance(number, Expr))
     problem = GemmProblem(
-        m=frame.extent(frame.m),
-        n=frame.extent(frame.n),
-        k=frame.extent(frame.k),
+        m=example(sizes["size_m"]),
+        n=example(sizes["size_n"]),
+        k=example(sizes["size_k"]),
         operand_dtype=dtype_name(a.tensor.dtype),
         output_dtype=dtype_name(chain.outputs[0].place.tensor.dtype),
-        a_pitch=a_pitch,
-        b_pitch=b_pitch,
+        a_pitch=example(a_pitch, EXAMPLE_MULTIPLE),
+        b_pitch=example(b_pitch, EXAMPLE_MULTIPLE),
         d_pitch=chain.outputs[0].pitch,
         a_major=a_major,
         b_major=b_major,
         epilogue=chain.epilogue(),
+        runtime=tuple(name for name, _ in runtime),
+        names=(a.tensor.name, b.tensor.name, chain.outputs[0].place.tensor.name),
     )
     return Product(
         problem=problem,
@@ -262,6 +273,7 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain) -> Product:
         b=b.tensor.id,
         outputs=outputs,
         operands=operands,
+        runtime=runtime,
         blocks=(frame.m, frame.n, frame.k),
         whole_rows=frame.whole_rows,
         undecided=(frame.n, *frame.same) if frame.by_tiles else (),
@@ -277,7 +289,7 @@ def _check_memory(frame: Frame, read: Sequence[int], written: Sequence[int]) -> 
                 raise Refusal(f"{tensors[other].name} shares memory with the output {tensors[output].name}")
 
 
-def _second_pitch(frame: Frame, first: Place, second: Place) -> int:
+def _second_pitch(frame: Frame, first: Place, second: Place) -> Number:
     """Of the second product's B, which lies like the first one's."""
     major, pitch = major_of(frame, second)
     if second.tensor.dtype != first.tensor.dtype or major != major_of(frame, first)[0]:

@@ -10,12 +10,11 @@ from .counts import counts
 from .dtypes import COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
 from .epilogue import EpilogueOperand
 from .passes import check_passes
-from .records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
+from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
+from .runtime import SIZES
 from .shared import WORD_BYTES, shared_bytes
 
-TMA_ALIGNMENT_BYTES = 16
-"""Of the base and of every pitch that a tensor map holds (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 MAX_EXTENT = 2**31 - 1
 """Tile coordinates are 32-bit."""
 MAX_STAGES = 8
@@ -107,8 +106,8 @@ def check_problem(problem: GemmProblem) -> None:
         raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {(problem.m, problem.n, problem.k)}")
     if itemsize(problem.operand_dtype) != 2 and (problem.a_major, problem.b_major) != ("k", "k"):
         raise Refusal("operands of 8 and of 32 bits have to be contiguous along K")
-    _check_pitch("A", problem.operand_dtype, problem.a_pitch, _line(problem.a_major, problem.m, problem.k))
-    _check_pitch("B", problem.operand_dtype, problem.b_pitch, _line(problem.b_major, problem.n, problem.k))
+    _check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))
+    _check_pitch(problem, problem.names[1], problem.operand_dtype, problem.b_pitch, _line(problem.b_major, "n"))
     problem.epilogue.check()
     _check_batch(problem)
     _check_outputs(problem)
@@ -121,7 +120,7 @@ def check_problem(problem: GemmProblem) -> None:
                 f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(EPILOGUE_DTYPES)} are implemented"
             )
         if operand.kind == "exact":
-            _check_pitch(operand.name, operand.dtype, operand.pitch, problem.n)
+            _check_pitch(problem, operand.name, operand.dtype, operand.pitch, "n")
         elif operand.pitch < 1:
             raise Refusal(
                 f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented"
@@ -138,7 +137,8 @@ def _check_outputs(problem: GemmProblem) -> None:
         if output.dtype not in known:
             raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
         if output.kind == "exact":
-            _check_pitch("D" if output.name == "d" else output.name, output.dtype, output.pitch, problem.n)
+            name = problem.names[2] if output == first else output.name
+            _check_pitch(problem, name, output.dtype, output.pitch, "n")
         elif output.pitch < 1:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
 
@@ -153,9 +153,9 @@ def _check_batch(problem: GemmProblem) -> None:
     if problem.epilogue.reduces_rows or len(problem.outputs) > 1 or problem.outputs_of("column"):
         raise Refusal("batches with reductions of rows or with several outputs are not implemented")
     moved = [
-        ("A", problem.operand_dtype, batch.a),
-        ("B", problem.operand_dtype, batch.b),
-        ("D", problem.output_dtype, batch.d),
+        (problem.names[0], problem.operand_dtype, batch.a),
+        (problem.names[1], problem.operand_dtype, batch.b),
+        (problem.names[2], problem.output_dtype, batch.d),
     ]
     for operand, pitch in zip(problem.epilogue.operands, batch.operands, strict=True):
         if operand.kind in ("exact", "product"):
@@ -168,6 +168,8 @@ def _check_batch(problem: GemmProblem) -> None:
                 f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes, from one product to the next; TMA"
                 f" needs a multiple of {TMA_ALIGNMENT_BYTES} bytes"
             )
+    if {"behind_d", "pitch_d", *SIZES} & {*problem.runtime}:  # checked with the numbers of each launch
+        return
     inside = batch.d >= (problem.m - 1) * problem.d_pitch + problem.n
     outside = batch.d >= problem.n and problem.d_pitch >= (batch.size - 1) * batch.d + problem.n
     if not (inside or outside):
@@ -177,16 +179,18 @@ def _check_batch(problem: GemmProblem) -> None:
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:
     if operand.dtype != problem.operand_dtype:
         raise Refusal(f"{operand.name} is of {operand.dtype}, the first product's B of {problem.operand_dtype}")
-    _check_pitch(operand.name, operand.dtype, operand.pitch, _line(problem.b_major, problem.n, problem.k))
+    _check_pitch(problem, operand.name, operand.dtype, operand.pitch, _line(problem.b_major, "n"))
 
 
-def _line(major: Major, other: int, k: int) -> int:
-    return k if major == "k" else other
+def _line(major: Major, other: str) -> str:
+    """The dimension along which elements are contiguous."""
+    return "k" if major == "k" else other
 
 
-def _check_pitch(name: str, dtype: str, pitch: int, line: int) -> None:
-    """TMA moves boxes of tensors whose lines lie a multiple of 16 bytes apart."""
-    if pitch < line:
+def _check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: str) -> None:
+    """TMA moves boxes of tensors whose lines, along `side`, lie a multiple of 16 bytes apart."""
+    line = getattr(problem, side)
+    if pitch < line and f"size_{side}" not in problem.runtime:
         raise Refusal(f"{name} has a stride of {pitch} elements between lines of {line}: they overlap")
     if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
         raise Refusal(
@@ -267,6 +271,8 @@ def _check_splits(plan: GemmPlan) -> None:
     _check_grid_splits(plan)
     if plan.splits == 1:
         return
+    if "size_k" in plan.problem.runtime:
+        raise Refusal("K is split where it is known when the kernel is compiled; hl.specialize makes it so")
     if plan.unit != "wgmma" or plan.teams > 1:
         raise Refusal("K is split on wgmma, without ping-pong")
     if plan.ctas > MAX_SPLITS:
@@ -285,6 +291,8 @@ def _check_grid_splits(plan: GemmPlan) -> None:
         raise Refusal(f"K of a tile by {plan.grid_splits} clusters; 1 to {MAX_GRID_SPLITS} are implemented")
     if plan.grid_splits == 1:
         return
+    if {*SIZES} & {*plan.problem.runtime}:
+        raise Refusal("K is split among clusters where all sizes are known when the kernel is compiled")
     if plan.teams > 1 or plan.products > 1 or plan.by_rows:
         raise Refusal("K is split among clusters without ping-pong, of one product, and without numbers per row")
     if not plan.parts <= plan.k_tiles <= MAX_EXTENT // plan.parts:
@@ -303,6 +311,10 @@ def _check_rows(plan: GemmPlan) -> None:
     """A row lies in the registers of the CTAs of a cluster along N."""
     if plan.teams > 1 or plan.splits > 1 or plan.grid_splits > 1:
         raise Refusal("numbers per row are implemented without ping-pong and without splitting K")
+    if plan.problem.epilogue.reduces_rows and "size_n" in plan.problem.runtime:
+        raise Refusal(
+            "rows are reduced whose number of columns is known when the kernel is compiled; use hl.specialize"
+        )
     if plan.problem.epilogue.reduces_rows and plan.work[1] > 1:
         held = plan.cluster[1] * plan.tile[1]
         raise Refusal(

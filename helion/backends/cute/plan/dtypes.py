@@ -28,6 +28,8 @@ DTYPES: dict[str, Dtype] = {
 }
 NUMBER = "number"
 """In the place of a dtype: not a tensor of it, but a number in fp32."""
+SIZE, PITCH = "size", "pitch"
+"""In the place of a dtype: an integer of 32 bits, or of 64."""
 OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
 EPILOGUE_DTYPES = ("float32", "float16", "bfloat16")
 """Of what epilogues read."""

@@ -13,6 +13,7 @@ from ..roles.programs import kernel_program
 from .counts import counts
 from .passes import exchanges
 from .records import GemmPlan
+from .runtime import SIZES
 from .shared import shared_bytes, shared_memory
 from .workspace import workspace_bytes
 
@@ -20,7 +21,7 @@ from .workspace import workspace_bytes
 @dataclass(frozen=True, kw_only=True)
 class CutePlan:
     """``gemm`` is the plan of the matrix product that ``program`` is; ``arguments`` are what its launch takes, in order:
-    tensors, and numbers of the host.
+    tensors, and numbers of the host, the last of which are those of ``runtime``, by their names in the problem.
 
     ``sizes`` are elements by block. ``overwritten`` are host expressions of tensors that the launch writes and that
     something else may have seen. Printed, it says what the kernel consists of and what it takes.
@@ -29,6 +30,7 @@ class CutePlan:
     program: Program
     gemm: GemmPlan
     arguments: tuple[HostTensor | Expr, ...]
+    runtime: tuple[tuple[str, Expr], ...]
     sizes: tuple[int, ...]
     overwritten: tuple[str, ...]
     origin_lines: bool
@@ -59,14 +61,17 @@ class CutePlan:
 
 def _product_lines(plan: CutePlan) -> list[str]:
     gemm, problem, epilogue = plan.gemm, plan.gemm.problem, plan.gemm.problem.epilogue
-    batch = f"{problem.batches} of " if problem.batch else ""
     dtypes = f"{problem.operand_dtype} to {problem.output_dtype}"
     majors = f"A {problem.a_major}-major, B {problem.b_major}-major"
     tile, cluster = (" x ".join(map(str, each)) for each in (gemm.tile, gemm.cluster))
     pair = " by pairs of CTAs" if gemm.ctas_per_mma == 2 else ""
+    varying = {name: repr(number) for name, number in plan.runtime}
+    batch = f"{varying.get('batches', problem.batches)} of " if problem.batch else ""
+    extents = " x ".join(varying.get(f"size_{side}", str(getattr(problem, side))) for side in "mnk")
+    clusters = f"{gemm.tiles} of them " if {*SIZES}.isdisjoint(varying) else ""
     lines = [
-        f"{plan.kernel_names[0]}: {batch}{problem.m} x {problem.n} x {problem.k}, {dtypes}, {majors}",
-        f"  {gemm.unit}, tiles of {tile}{pair}, clusters of {cluster}, {gemm.tiles} of them in groups of {gemm.group}",
+        f"{plan.kernel_names[0]}: {batch}{extents}, {dtypes}, {majors}",
+        f"  {gemm.unit}, tiles of {tile}{pair}, clusters of {cluster}, {clusters}in groups of {gemm.group}",
         f"  {gemm.ab_stages} stages of A and B, {gemm.store_stages} of D, {gemm.accumulator_stages} of sums;"
         f" {gemm.subtiles} sub-tiles of {gemm.epilogue_n} columns"
         + (f"; sums promoted to fp32 every {gemm.promote_k_tiles} K tiles" if gemm.promote else ""),

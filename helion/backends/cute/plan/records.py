@@ -15,10 +15,13 @@ Unit = Literal["wgmma", "tcgen05"]
 
 SWIZZLE_BYTES = 128
 """Width of the widest swizzle atom in shared memory, and of the box that one TMA instruction moves."""
+TMA_ALIGNMENT_BYTES = 16
+"""Of the base and of every pitch that a tensor map holds (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 WARP_THREADS = 32
 WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64
 SUM_BYTES = 4
+NAMES = ("A", "B", "D")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +61,15 @@ class GemmProblem:
     b_major: Major = "k"
     epilogue: Epilogue = field(default_factory=Epilogue)
     batch: Batch | None = None
+    runtime: tuple[str, ...] = ()
+    """Numbers that each launch is given (``plan.runtime``), in order: what stands here in their place is an example of them,
+    which chooses tiles and is no part of the kernel's text."""
+    names: tuple[str, str, str] = field(default=NAMES, compare=False)
+    """Of A, B and D in messages."""
 
     def __repr__(self) -> str:
-        shown = [each.name for each in dataclasses.fields(self) if each.name != "batch" or self.batch is not None]
+        hidden = {"batch": self.batch is None, "runtime": not self.runtime, "names": self.names == NAMES}
+        shown = [each.name for each in dataclasses.fields(self) if not hidden.get(each.name)]
         return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
@@ -53,13 +53,13 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     fact, *others = facts.matmuls
     if any((each.m_block_id, each.n_block_id, each.k_block_id) != _blocks(fact) for each in others):
         return "the two products of the kernel have different tiles"
-    m, n, k = fact.static_m, fact.static_n, fact.static_k
+    m, n, k = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis, fact.k_axis))
     whole = _whole_axis(fact, facts)
     columns = fact.n_block_id if whole is None else whole
     if fact.m_block_id is None or columns is None or fact.k_block_id is None:
         return "M, N and K of the product are not three tiles, nor is N a whole dimension"
     if m is None or n is None or k is None:
-        return "an extent of the product is not known when the kernel is compiled"
+        return "an extent of the product depends on data"
     axes = (fact.m_block_id, columns)
     facts = _with_rows(facts, columns) if whole is not None else facts
     stores = [*{op.storage: op for op in facts.memory_ops if op.kind == "store"}.values()]
@@ -85,6 +85,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         epilogue=_epilogue(
             (*_second(others, _pitch(majors[1], n, k)), *_operands(facts, axes)), facts, stores, axes, n
         ),
+        runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), (*axes, fact.k_axis), strict=True)),
     )
     blocks = (*axes, fact.k_block_id)
     slots = (fact.rhs_slot, fact.lhs_slot) if swapped else (fact.lhs_slot, fact.rhs_slot)
@@ -96,12 +97,25 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     if len(batch) > 1 or any(axis.extent is None for axis in batch):
         return "beside M, N and K there are more dimensions than that of a batch"
     size = (batch[0].extent or 1) if batch else 1
+    if size > 1:
+        varying = _runtime(facts, [("batches", batch[0].block_id)])
+        batches, runtime = _batch(facts, slots, problem, size), (*problem.runtime, *varying)
+        problem = dataclasses.replace(problem, batch=batches, runtime=runtime)
     return ProductShape(
-        problem=dataclasses.replace(problem, batch=_batch(facts, slots, problem, size) if size > 1 else None),
+        problem=problem,
         blocks=blocks,
         root=number if dimensions > 1 else None,
         batch_block=batch[0].block_id if batch and batch[0].kind == "tile" else None,
     )
+
+
+def _extent(facts: KernelFacts, axis: int | None) -> int | None:
+    return None if axis is None else facts.axes[axis].extent
+
+
+def _runtime(facts: KernelFacts, axes: Iterable[tuple[str, int | None]]) -> tuple[str, ...]:
+    """The names of extents that differ from launch to launch; what stands in the problem is what they are chosen for."""
+    return tuple(name for name, axis in axes if axis is not None and not facts.axes[axis].static)
 
 
 def _batch(facts: KernelFacts, slots: tuple[int | None, int | None], problem: GemmProblem, size: int) -> Batch:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .... import _files, _logging
-from ..plan.dtypes import NUMBER
+from ..plan.dtypes import NUMBER, PITCH, SIZE
 from .kernel import GemmKernel
 from .offline import installed_version
 from .shared_object import NAME, build_shared_object
@@ -99,7 +99,7 @@ class Library:
 
 
 def _argument(dtype: str) -> Any:
-    return ctypes.c_float if dtype == NUMBER else ctypes.c_void_p
+    return {NUMBER: ctypes.c_float, SIZE: ctypes.c_int32, PITCH: ctypes.c_int64}.get(dtype, ctypes.c_void_p)
 
 
 _INT, _POINTER = ctypes.c_int32, ctypes.c_void_p

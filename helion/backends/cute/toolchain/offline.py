@@ -16,7 +16,7 @@ from typing import Any
 from .... import exc
 from ...execution import CompileError
 from ..codegen.module import ENTRY, pointer_dtypes
-from ..plan.dtypes import DTYPES, NUMBER
+from ..plan.dtypes import DTYPES, NUMBER, PITCH, SIZE
 from ..plan.records import GemmPlan
 
 ARCHITECTURES = {"wgmma": "sm_90a", "tcgen05": "sm_100a"}
@@ -57,9 +57,10 @@ def compile_source(text: str, unit: str, pointers: Sequence[str]) -> Compiled:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module = _load(Path(folder) / "gemm_module.py", text)
+        numbers = {NUMBER: dsl.Float32(1.0), SIZE: dsl.Int32(1), PITCH: dsl.Int64(1)}
         arguments = [
-            dsl.Float32(1.0)
-            if dtype == NUMBER
+            numbers[dtype]
+            if dtype in numbers
             else make_ptr(getattr(dsl, DTYPES[dtype].dsl), 4096, dsl.AddressSpace.gmem, assumed_align=ALIGNMENT_BYTES)
             for dtype in pointers
         ]

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from ...execution import CompileError
-from ..plan.dtypes import NUMBER
+from ..plan.dtypes import NUMBER, PITCH, SIZE
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 from .kernel import GemmKernel
 from .offline import Compiled, ToolMissing, compile_source, runtime_libraries
@@ -70,8 +70,8 @@ int64_t helion_workspace(void) {{
   return {workspace};
 }}
 
-/* One launch: addresses of the tensors in device memory, or numbers, and of the workspace, clusters that run at once, the
-   stream. 0 is success. */
+/* One launch: addresses of the tensors in device memory, or numbers, what only the launch knows of sizes and strides, the
+   address of the workspace, clusters that run at once, the stream. 0 is success. */
 int32_t helion_launch({parameters}int32_t clusters, void *stream) {{
   int32_t status = 0;
   void *given[] = {{{addresses}&clusters, &stream, &status}};
@@ -123,7 +123,8 @@ def _compiled(kernel: GemmKernel) -> Compiled:
 
 def source(symbol: str, kernel: GemmKernel) -> str:
     """The C functions around what the DSL exports under ``symbol``."""
-    names = {f"p{at}": "float " if dtype == NUMBER else "void *" for at, dtype in enumerate(kernel.pointers)}
+    kinds = {NUMBER: "float ", SIZE: "int32_t ", PITCH: "int64_t "}
+    names = {f"p{at}": kinds.get(dtype, "void *") for at, dtype in enumerate(kernel.pointers)}
     return _SOURCE.format(
         name=NAME,
         symbol=symbol,

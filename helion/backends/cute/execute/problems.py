@@ -1,0 +1,56 @@
+"""The product that a launch computes, with the numbers that only it knows, and whether the kernel is right for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from ..plan import epilogue, records
+from ..plan.build import check_problem
+from ..plan.records import GemmProblem
+from ..plan.refusal import Refusal
+from ..plan.runtime import filled
+from ..toolchain.kernel import GemmKernel
+
+#: Names that the text of a problem is made of.
+_RECORDS = {
+    name: value for module in (records, epilogue) for name, value in vars(module).items() if isinstance(value, type)
+}
+
+#: What a launch is given: tensors, numbers in fp32, and integers that only the launch knows.
+Given = torch.Tensor | float
+
+
+@functools.lru_cache(maxsize=256)
+def problem_of(text: str) -> GemmProblem:
+    """The problem whose text a kernel has."""
+    problem: GemmProblem = eval(text, dict(_RECORDS))
+    return problem
+
+
+def split(kernel: GemmKernel, given: Sequence[Given]) -> tuple[Sequence[Given], tuple[int, ...]]:
+    """Tensors and numbers, and the integers that only the launch knows, in the order of ``plan.runtime``."""
+    integers = len(problem_of(kernel.problem).runtime)
+    at = len(given) - integers
+    return given[:at], tuple(int(each) for each in given[at:])
+
+
+def launched(kernel: GemmKernel, integers: Sequence[int]) -> GemmProblem:
+    """The problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take."""
+    problem = problem_of(kernel.problem)
+    if not problem.runtime:
+        return problem
+    found = filled(problem, dict(zip(problem.runtime, integers, strict=True)))
+    check_problem(found)
+    if problem.batch is not None and found.batch is not None:
+        moved = zip(_behind(problem), _behind(found), strict=True)
+        if any(bool(example) != bool(number) for example, number in moved):
+            raise Refusal("products of the batch share operands that they were compiled to have each for itself")
+    return found
+
+
+def _behind(problem: GemmProblem) -> tuple[int, ...]:
+    assert problem.batch is not None
+    return (problem.batch.a, problem.batch.b, problem.batch.d, *problem.batch.operands)

@@ -1,0 +1,78 @@
+"""Numbers of a product that only its launch knows: sizes, strides of lines, and strides from one product of a batch to the next.
+
+They are called ``size_m``, ``size_n``, ``size_k`` and ``batches``, ``pitch_`` and ``behind_`` with the label of an operand or
+output: parameters of the kernel have these names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from .dtypes import itemsize
+from .records import TMA_ALIGNMENT_BYTES, Batch, GemmProblem
+
+SIZES = ("size_m", "size_n", "size_k", "batches")
+
+
+def is_size(name: str) -> bool:
+    """Whether a number counts something, in 32 bits; the others are strides."""
+    return name in SIZES
+
+
+def multiple_of(problem: GemmProblem, name: str) -> int:
+    """What a stride has to be a multiple of, in elements: 16 bytes, as TMA needs it, or 1 where TMA has no part in it."""
+    dtypes = {"a": problem.operand_dtype, "b": problem.operand_dtype}
+    dtypes |= {problem.label_of(output): output.dtype for output in problem.outputs_of("exact")}
+    moved = ("exact", "product")
+    dtypes |= {operand.label: operand.dtype for operand in problem.epilogue.operands if operand.kind in moved}
+    dtype = dtypes.get(name.partition("_")[2])
+    return 1 if dtype is None or is_size(name) else TMA_ALIGNMENT_BYTES // itemsize(dtype)
+
+
+def shown(problem: GemmProblem, name: str) -> str:
+    """What the tensor of a stride is called in messages."""
+    label = name.partition("_")[2]
+    others = {problem.label_of(output): output.name for output in problem.outputs}
+    others |= {operand.label: operand.name for operand in problem.epilogue.operands}
+    return dict(zip("abd", problem.names, strict=True)).get(label) or others[label]
+
+
+def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
+    """`problem` of one launch, which is given these numbers, by name."""
+
+    def known(name: str, example: int) -> int:
+        return numbers[name] if name in problem.runtime else example
+
+    epilogue, batch = problem.epilogue, problem.batch
+    operands = tuple(
+        dataclasses.replace(each, pitch=known(f"pitch_{each.label}", each.pitch)) for each in epilogue.operands
+    )
+    outputs = tuple(
+        dataclasses.replace(each, pitch=known(f"pitch_{problem.label_of(each)}", each.pitch))
+        for each in epilogue.outputs
+    )
+    behind = (
+        known(f"behind_{operand.label}", pitch)
+        for operand, pitch in zip(epilogue.operands, batch.operands if batch else (), strict=False)
+    )
+    return dataclasses.replace(
+        problem,
+        m=known("size_m", problem.m),
+        n=known("size_n", problem.n),
+        k=known("size_k", problem.k),
+        a_pitch=known("pitch_a", problem.a_pitch),
+        b_pitch=known("pitch_b", problem.b_pitch),
+        d_pitch=outputs[0].pitch if outputs else known("pitch_d", problem.d_pitch),
+        epilogue=dataclasses.replace(epilogue, operands=operands, outputs=outputs),
+        batch=None
+        if batch is None
+        else Batch(
+            size=known("batches", batch.size),
+            a=known("behind_a", batch.a),
+            b=known("behind_b", batch.b),
+            d=known("behind_d", batch.d),
+            operands=tuple(behind),
+        ),
+        runtime=(),
+    )
