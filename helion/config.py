@@ -54,6 +54,7 @@ KEYS: Mapping[str, str] = {
     "load_cache_modifiers": "Cache levels of a load: `.cg` bypasses L1, empty uses all.",
     "store_cache_modifiers": "Cache levels of a store: `.cs` is evicted first, `.wt` writes through L2, empty uses all.",
     "epilogue_subtile": "Parts into which the columns of a matrix product's result are split before they are worked on and stored; None keeps them whole.",
+    "split_k": "Programs that share the sums of a matrix product, each for a part of the loop that adds up; a second kernel adds the parts up, in their order, and does what follows.",
     "advanced_controls_file": "Path of a file with options for NVIDIA's assembler.",
     "waves_per_eu": "On AMD GPUs: waves per execution unit that the compiler makes room for; 0 leaves it to Triton.",
     "matrix_instr_nonkdim": "On AMD GPUs: rows and columns of the matrix instruction; 0 leaves it to Triton.",

@@ -166,6 +166,8 @@ ENTRIES = (
     entry("epilogue_subtile", "matmul", 2),
     entry("epilogue_subtile", "matmul", 4),
     entry("epilogue_subtile", "add", 2, same=TARGETS),
+    entry("split_k", "matmul", 4),
+    entry("split_k", "add", 2),
     entry("factor", "scaled", 3),
     entry("_triton_config_enable_fp_fusion", "add", False),
     entry("num_ctas", "matmul", 2),

@@ -53,7 +53,7 @@ def overwritten(whole: Program, part: Program) -> tuple[HostTensor, ...]:
     found: dict[int, HostTensor] = {}
     for at in _written(part):
         tensor = whole.tensors[at]
-        if tensor.source not in private:
+        if not tensor.made and tensor.source not in private:
             found.setdefault(at, tensor)
     return tuple(found.values())
 
@@ -145,7 +145,7 @@ def written(program: Program) -> frozenset[str] | None:
     for op in program.walk():
         if op.kind in ("inline", "asm"):
             return None
-        if isinstance(op.attrs, MemoryAttrs) and OPS[op.kind].writes:
+        if isinstance(op.attrs, MemoryAttrs) and OPS[op.kind].writes and not program.tensors[op.attrs.tensor].made:
             found.add(program.tensors[op.attrs.tensor].source)
     return frozenset(found)
 

@@ -87,6 +87,11 @@ class HostBuilder:
         self.modules[RUNTIME_NAME] = RUNTIME
         return f"{RUNTIME_NAME}.{function}"
 
+    def torch(self, name: str) -> str:
+        """A name of torch."""
+        self.modules["torch"] = "torch"
+        return f"torch.{name}"
+
     def is_size(self, number: Expr) -> bool:
         """Whether a number is a product of sizes of arguments, none of which is 0 where it is a symbol."""
         if number.op == "mul":

@@ -327,6 +327,14 @@ class OperandRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Of an axis, one of ``count`` runs of whole tiles: the one whose number is the index of the scalar axis ``block``."""
+
+    block: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoopAxis:
     """One dimension of a loop. ``scalar`` axes (``hl.grid``) advance by ``step`` and have no block dimension."""
 
@@ -339,6 +347,8 @@ class LoopAxis:
     jagged: OperandRef | None = None
     #: Of a flattened grid: the axes this one stands for, the slowest among the lanes of a tile first.
     merged: tuple[LoopAxis, ...] = ()
+    #: Of a loop whose tiles are spread over several programs: those of this one.
+    split: Split | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,6 +519,8 @@ class HostTensor:
     storage: int
     #: Whether it begins at a multiple of 16 bytes, provided that the arguments do.
     aligned: bool = True
+    #: Whether it is made right before the launch, with nothing in it; ``source`` is then the variable that holds it.
+    made: bool = False
 
     @property
     def ndim(self) -> int:

@@ -81,6 +81,8 @@ class _Verifier:
             self.op(op, active)
             inner = active
             if isinstance(op.attrs, ForAttrs):
+                parts = {axis.split.block for axis in op.attrs.axes if axis.split is not None}
+                self.check(parts <= active, "a loop is over a part of an axis that no loop around it gives")
                 inner = active | {axis.block for axis in op.attrs.axes}
             for child in op.regions:
                 self.region(child, known, inner)

@@ -14,11 +14,12 @@ from . import branches, order_memory, rolling
 from .accesses import Launched
 
 if TYPE_CHECKING:
-    from . import checks, flatten, subtile
+    from . import checks, flatten, split_sums, subtile
 else:
     # binding needs the names of the steps alone
     checks = lazy("helion._compiler.passes.checks")
     flatten = lazy("helion._compiler.passes.flatten")
+    split_sums = lazy("helion._compiler.passes.split_sums")
     subtile = lazy("helion._compiler.passes.subtile")
 
 
@@ -28,8 +29,8 @@ class Scheduled:
 
     ``sizes`` are those of the traced program's blocks, in elements. ``chunked`` are the whole dimensions walked in
     chunks. ``flattened`` has the loop order of each grid that becomes one loop, by number of its root. ``subtiles`` is the
-    number of column subtiles of an epilogue, 0 for none. ``threads``, ``steady`` and ``block_accesses`` are those of
-    ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``tunables`` are the values of the
+    number of column subtiles of an epilogue, 0 for none, ``parts`` that of programs which share a sum. ``threads``, ``steady``
+    and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``tunables`` are the values of the
     kernel's own keys.
     """
 
@@ -37,6 +38,7 @@ class Scheduled:
     chunked: frozenset[int] = frozenset()
     flattened: Mapping[int, tuple[int, ...]]
     subtiles: int = 0
+    parts: int = 1
     threads: int
     steady: bool
     block_accesses: frozenset[int] = frozenset()
@@ -51,6 +53,9 @@ class Scheduled:
                 sizes[block.id] = math.prod(sizes[part] for part in block.merged)
             elif block.part is not None:
                 sizes[block.id] = sizes[block.part.block] // block.part.count
+            elif block.id not in sizes:
+                assert isinstance(block.size, int), "a step makes blocks of known size"
+                sizes[block.id] = block.size
         return sizes
 
     def launched(self, program: Program) -> Launched:
@@ -81,6 +86,12 @@ def _flatten(program: Program, scheduled: Scheduled) -> Program:
     return program
 
 
+def _split_sums(program: Program, scheduled: Scheduled) -> Program:
+    if scheduled.parts == 1:
+        return program
+    return split_sums.split_sums(program, scheduled.parts, scheduled.sizes_in(program))
+
+
 def _subtile(program: Program, scheduled: Scheduled) -> Program:
     if not scheduled.subtiles:
         return program
@@ -100,6 +111,8 @@ CHOOSE_BRANCHES = Step("choose_branches", _choose_branches)
 #: Includes taking centred sums in the pass of their centre (``online``).
 ROLL = Step("roll", _roll)
 FLATTEN = Step("flatten", _flatten)
+#: Behind every step that changes the axes of a grid.
+SPLIT_SUMS = Step("split_sums", _split_sums)
 SUBTILE = Step("subtile", _subtile)
 #: Behind every step that moves, repeats or splits accesses.
 ORDER_MEMORY = Step("order_memory", _order_memory)

@@ -10,9 +10,11 @@ from typing import Any
 from ... import exc
 from ..._compiler.ir.grammar import Bound, Op, OperandRef, Program, Root
 from ..._compiler.ir.loops import loops_of
+from ..._compiler.ir.rewrite import Declined
 from ..._compiler.passes.order_memory import rewrites
+from ..._compiler.passes.split_sums import summing_loop
 from ..._compiler.passes.subtile import largest_count
-from ..._shapes import cdiv, hint_of
+from ..._shapes import cdiv, hint_of, previous_power_of_2
 from ...autotuner.decisions import Decisions, Place
 from ...autotuner.space.own import Rule
 from ...autotuner.space.survey import Survey
@@ -223,6 +225,39 @@ def _subtiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     return decisions.valued(epilogue_subtile=count if count > 1 else None)
 
 
+def unsplit(program: Program, settings: Settings) -> str:
+    """Why the sums of a program's product cannot be split over programs; empty where they can."""
+    if settings.checked:
+        return "a checked kernel computes in the programs that it was written for"
+    try:
+        summing_loop(program)
+    except Declined as declined:
+        return str(declined)
+    return ""
+
+
+def _parts(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """No more parts than there are tiles, and none where tiles leave no room for them. Programs have a number, whose loop over
+    a part has bounds of its own, so that it is neither unrolled nor one with another; what follows the sums stands in a
+    kernel of its own."""
+    if decisions.values.get("split_k", 1) == 1:
+        return decisions
+    decisions = decisions.valued(split_k=min(decisions.values["split_k"], _most_parts(scene, decisions)))
+    if len(_lowered(scene, decisions).program.roots) == len(scene.program.roots):
+        return decisions.valued(split_k=1)
+    decisions = decisions.valued(epilogue_subtile=None)
+    for key, plain in (("static_ranges", False), ("range_flattens", None), ("range_warp_specializes", None)):
+        decisions = decisions.having(key, dict.fromkeys(decisions.entries.get(key, {}), plain))
+    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+
+
+def _most_parts(scene: Scene, decisions: Decisions) -> int:
+    """A power of two: parts of at least one tile, for the size that was seen when binding."""
+    loop = summing_loop(scene.program)
+    (axis,) = next(op.attrs.axes for op in scene.program.walk() if op.number == loop)
+    return previous_power_of_2(cdiv(_seen(axis.end), decisions.sizes[axis.block]))
+
+
 # --- what the rewritten program leaves room for ----------------------------------------------------------------------
 
 
@@ -308,6 +343,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("programs of this pid_type take one tile each", _single_tiles),
     ("one loop at most is warp-specialized, with no unrolling and at least 4 warps", _one_specialized),
     ("products of so few rows are wrong when they stand in a row in so many warps", _unrolled_products),
+    ("a sum has as many parts as tiles at most, whose programs are numbered and whose loop is their own", _parts),
     ("a loop that is unrolled when compiling has no other options", _static_loops),
     ("products of so few rows in a row are wrong in more warps", _chained_warps),
     ("a block of threads with so many registers does not fit an SM", _registers),

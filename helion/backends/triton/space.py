@@ -21,12 +21,14 @@ from ...autotuner.space.survey import Survey
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment
 from ...hardware import Target
 from ...settings import Settings
-from .settle import rules
+from .settle import rules, unsplit
 
 #: Launcher options under any name; they are passed on as they are.
 VERBATIM_PREFIX = "_triton_config_"
 #: Most iterations of a loop that may be unrolled at compile time.
 STATIC_TRIPS = 8
+#: Most parts of a sum: so many loads of the kernel that adds them up are in flight at once.
+MOST_PARTS = 64
 
 PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
 _TRISTATE = EnumFragment((None, True, False))
@@ -52,6 +54,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         *_range_fields(seen, target, settings, absent),
         _static_field(seen),
         *_launch_fields(seen, target, absent),
+        *_split_fields(program, settings, absent),
         *_memory_fields(seen),
     ]
     return OwnKeys(
@@ -163,6 +166,13 @@ def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list
     else:
         absent["advanced_controls_file"] = f"it is for NVIDIA's assembler, and the target is {target}"
     return fields
+
+
+def _split_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
+    if why := unsplit(program, settings):
+        absent["split_k"] = why
+        return []
+    return [Scalar(key="split_k", fragment=PowerOfTwoFragment(1, MOST_PARTS), initial=1)]
 
 
 def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str, str]]:

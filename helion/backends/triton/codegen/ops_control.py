@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...._compiler.ir.grammar import ForAttrs, LoopAxis, Op, Operand, Region, Value, Variables, WhileAttrs
+from ...._shapes import cdiv
 from ..plan.records import LoopPlan
 from .emission import Emission
 from .ranges import range_text
@@ -77,7 +78,7 @@ def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -
     chosen = plan.axes[at]
     step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
     offset = e.names.fresh(f"offset_{axis.block}")
-    arguments = [begin, end, step]
+    arguments = [*_run(e, axis, begin, end), step]
     range_plan = plan.ranges[at]
     e.lines.add(f"for {offset} in {range_text(range_plan, arguments)}:")
     e.lines.depth += 1
@@ -86,6 +87,21 @@ def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -
     e.activate(axis, offset, chosen.masked, begin, end)
     if axis.jagged is not None:
         _jagged(e, axis, op)
+
+
+def _run(e: Emission, axis: LoopAxis, begin: str, end: str) -> tuple[str, str]:
+    """Where the program's own tiles of an axis begin and end."""
+    if axis.split is None:
+        return begin, end
+    size, count, extent = e.symbol(axis.block), axis.split.count, axis.end
+    part = e.scope.active[axis.split.block].offset
+    run = f"(tl.cdiv({end}, {count} * {size}) * {size})"
+    if isinstance(extent, int):
+        tiles = cdiv(cdiv(extent, e.plan.size(axis.block)), count)
+        run = size if tiles == 1 else f"({tiles} * {size})"
+        if tiles * count * e.plan.size(axis.block) == extent:
+            return f"{part} * {run}", f"({part} + 1) * {run}"
+    return f"{part} * {run}", f"tl.minimum(({part} + 1) * {run}, {end})"
 
 
 def _jagged(e: Emission, axis: LoopAxis, op: Op) -> None:

@@ -105,7 +105,7 @@ class _Planner:
 
     def kernel_names(self) -> tuple[str, ...]:
         base = f"_helion_{self.program.host.name}"
-        phases = 1 + max(root.phase for root in self.program.roots)
+        phases = 1 + max(root.phase for root in self.rolled.roots)
         return tuple(base if phase == 0 else f"{base}_{phase}" for phase in range(phases))
 
     # --- blocks ----------------------------------------------------------------------------------------------------------
@@ -161,9 +161,7 @@ class _Planner:
     def tensors(self) -> tuple[TensorArgument, ...]:
         used = _tensors(self.rolled)
         return tuple(
-            TensorArgument(name=self.names.fresh(_short(t.name)), tensor=t)
-            for t in self.program.tensors
-            if t.id in used
+            TensorArgument(name=self.names.fresh(_short(t.name)), tensor=t) for t in self.rolled.tensors if t.id in used
         )
 
     def numbers(self, part: Program, blocks: set[int], known: dict[Any, NumberArgument]) -> tuple[NumberArgument, ...]:
@@ -220,10 +218,14 @@ class _Planner:
             else:
                 grids.append(self.grid(number, loop, self.rolled.roots[len(grids)]))
                 ranges.append(self.range(number))
+        for root in self.rolled.roots[len(grids) :]:
+            axes = tuple(map(self.axis, root.axes))
+            grids.append(GridPlan(axes=axes, order=tuple(range(len(axes)))[::-1]))
+            ranges.append(RangePlan())
         loops = {}
         for op in self.rolled.walk():
             if isinstance(op.attrs, ForAttrs):
-                plan = self.chunks(op.attrs) if op.attrs.chunked else traced[op.number]
+                plan = traced.get(op.number) or self.made(op.attrs)
                 loops[op.number] = plan if not waits(op.regions[0]) else replace(plan, ranges=_in_order(plan.ranges))
         roots = (
             _in_order((chosen,))[0] if waits(planned.body) else chosen
@@ -236,13 +238,14 @@ class _Planner:
         axes = tuple(map(self.axis, planned.axes))
         if len(axes) < len(root.axes):
             return GridPlan(axes=axes, order=(0,))
-        return GridPlan(
-            axes=axes, order=self.order(number, root.axes), group=self.decisions.at("l2_groupings", number, 1)
-        )
+        # an axis over parts of a sum is the slowest: programs that run together share what they read
+        order = (*self.order(number, root.axes), *range(len(root.axes), len(axes)))
+        return GridPlan(axes=axes, order=order, group=self.decisions.at("l2_groupings", number, 1))
 
-    def chunks(self, attrs: ForAttrs) -> LoopPlan:
-        """A loop that rolling made: no slots of its own."""
-        return LoopPlan(axes=tuple(map(self.axis, attrs.axes)), order=(0,), ranges=(RangePlan(),))
+    def made(self, attrs: ForAttrs) -> LoopPlan:
+        """A loop that a step made: no slots of its own. One over parts of a sum is unrolled, so that all are loaded at once."""
+        ranges = RangePlan(static=not attrs.chunked)
+        return LoopPlan(axes=tuple(map(self.axis, attrs.axes)), order=(0,), ranges=(ranges,))
 
     def loop(self, number: int, attrs: ForAttrs) -> LoopPlan:
         ranges = tuple(self.range((number, at)) for at in range(len(attrs.axes)))

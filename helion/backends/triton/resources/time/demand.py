@@ -107,7 +107,7 @@ class _Count:
 
     def __init__(self, facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target, root: int) -> None:
         self.facts, self.launch, self.predicted, self.target, self.root = facts, launch, predicted, target, root
-        self.nest = Nest(facts, launch.sizes, root)
+        self.nest = Nest(facts, launch.sizes, root, launch.parts)
         self.threads = launch.warps * target.warp_size
         self.sums: dict[str, float] = dict.fromkeys(Demand._fields, 0.0)
         self.seen: set[tuple[int, tuple[int, ...]]] = set()

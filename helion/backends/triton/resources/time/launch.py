@@ -14,7 +14,7 @@ _BOXES = "tensor_descriptor"
 class Launch:
     """One config as the time sees it: ``sizes`` in elements by block id, orders and groupings by the number of the grid loop,
     and the memory slots that the copy engine moves. ``flattened`` are the grid loops over the product of their extents,
-    ``fused`` those whose loop over tiles is one with the loops inside."""
+    ``fused`` those whose loop over tiles is one with the loops inside, ``parts`` the programs that share a sum."""
 
     sizes: Mapping[int, int]
     warps: int
@@ -25,6 +25,7 @@ class Launch:
     flattened: frozenset[int]
     fused: frozenset[int]
     persistent: bool
+    parts: int
 
 
 def launch_of(decisions: Decisions) -> Launch:
@@ -42,5 +43,6 @@ def launch_of(decisions: Decisions) -> Launch:
         groupings={root: decisions.at("l2_groupings", loop) or 1 for root, loop in roots},
         flattened=frozenset(root for root, loop in roots if decisions.at("flatten_loops", loop)),
         persistent=persistent,
+        parts=values.get("split_k", 1),
         fused=frozenset(root for root, loop in roots if persistent and decisions.at("range_flattens", loop)),
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from ....._compiler.facts.records import KernelFacts, MemoryOpFact
+from ....._shapes import cdiv
 from ..traffic import trips
 from .launch import Launch
 
@@ -14,12 +15,13 @@ class Nest:
     """The loops of one root with sizes.
 
     ``trips`` are the tiles along each axis, ``used`` the elements of a tile that are in range on average, ``walked`` the
-    whole dimensions that are taken in chunks, ``order`` the axes of the grid.
+    whole dimensions that are taken in chunks, ``order`` the axes of the grid. ``parts`` programs share the loop over K.
     """
 
-    def __init__(self, facts: KernelFacts, sizes: Mapping[int, int], root: int) -> None:
+    def __init__(self, facts: KernelFacts, sizes: Mapping[int, int], root: int, parts: int = 1) -> None:
         self._facts, self._root = facts, root
         self.trips = {axis.block_id: trips(facts, sizes, axis.block_id) for axis in facts.axes}
+        shared = {fact.k_block_id for fact in facts.matmuls} if parts > 1 else ()
         self.used: dict[int, float] = {}
         for axis in facts.axes:
             extent = axis.mean if axis.extent is None else axis.extent
@@ -27,7 +29,8 @@ class Nest:
             self.used[axis.block_id] = size if extent is None else min(size, extent / self.trips[axis.block_id])
         self.walked = frozenset(a.block_id for a in facts.axes if a.rollable and sizes[a.block_id] < a.padded)
         self.order = next(r.axes for r in facts.regions if r.kind == "root" and r.root == root)
-        self.programs = math.prod([self.trips[axis] for axis in self.order])
+        self.programs = parts * math.prod([self.trips[axis] for axis in self.order])
+        self.trips.update((axis, cdiv(self.trips[axis], parts)) for axis in shared if axis is not None)
         self._times: dict[int, int] = {}
 
     def times(self, region: int) -> int:

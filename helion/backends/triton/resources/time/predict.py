@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ....._compiler.facts.records import KernelFacts
@@ -9,10 +10,12 @@ from .....autotuner.decisions import Decisions
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
 from .demand import demands
-from .launch import launch_of
+from .launch import Launch, launch_of
 from .model import parts
-from .parameters import fitted
+from .parameters import Parameters, fitted
 
+#: Of an element of a part of a sum.
+_PART_BYTES = 4
 #: What a launch waits for, by the field of ``Parts``.
 _NAMES = {
     "memory": "memory",
@@ -38,6 +41,21 @@ class Timing:
 def timing(facts: KernelFacts, decisions: Decisions, predicted: Predicted, target: Target) -> Timing:
     """Of the config that ``decisions`` stand for; ``predicted`` says what registers and shared memory it takes."""
     parameters = fitted().products if facts.matmuls else fitted().others
-    found = [parts(each, parameters, target) for each in demands(facts, launch_of(decisions), predicted, target)]
+    launch = launch_of(decisions)
+    found = [parts(each, parameters, target) for each in demands(facts, launch, predicted, target)]
     units = tuple((name, sum(getattr(root, field) for root in found)) for field, name in _NAMES.items())
-    return Timing(us=sum(root.total for root in found), units=units)
+    return Timing(us=sum(root.total for root in found) + _adding_us(facts, launch, parameters, target), units=units)
+
+
+def _adding_us(facts: KernelFacts, launch: Launch, parameters: Parameters, target: Target) -> float:
+    """Of writing the parts of sums, and of the kernel that adds them up, which begins when the last part is there."""
+    if launch.parts == 1:
+        return 0.0
+    fact = facts.matmuls[0]
+    axes = {*facts.grid_axes, fact.m_axis, fact.n_axis, *fact.batch_axes}
+    numel = math.prod([facts.axes[axis].extent or 1 for axis in axes if axis is not None])
+    kept = launch.parts * numel * _PART_BYTES
+    rate = target.bandwidth_gb_per_s * 1e3 * parameters.memory_share
+    rate *= parameters.cache_speedup if kept <= target.l2_bytes else 1.0
+    # it starts behind the last program of the first, loads all parts at once and stores
+    return 2 * kept / rate + parameters.start_us + parameters.wait_us + parameters.store_us

@@ -1,0 +1,353 @@
+"""Splits the loop that adds up a grid loop's sums over several programs, which store what they come to; a second grid
+loop adds the parts up in their order, whatever the order in which they were done, and goes on from there.
+
+Before::
+
+    grid b0, b1: %0 = full 0; %1: [b0, b1] = for b2 in 0..k carrying %0: dot ..; %2 = relu %1; store out[b0, b1] <- %2
+
+After, in 4 parts, with smaller tiles b4, b5 in the second grid loop, which is launched behind the first::
+
+    grid b0, b1, b3 in 0..4: %1: [b0, b1] = for b2 in part b3 of 0..k carrying 0: dot ..; store parts[b3, b0, b1] <- %1
+    grid b4, b5: %3: [b4, b5] = for b6 in 0..4 carrying 0: load parts[b6, b4, b5]; add ..
+                 %2 = relu %3; store out[b4, b5] <- %2
+
+Parts are runs of whole tiles of the loop, so that no tile reaches past its part, and only the last of all past the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ..._shapes import Dim, Dims, Expr, Number
+from ..ir.build import Builder, Numbers
+from ..ir.grammar import (
+    Block,
+    DotAttrs,
+    ForAttrs,
+    HostTensor,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    Program,
+    ReduceAttrs,
+    Region,
+    Root,
+    Split,
+    TileAttrs,
+    Value,
+    accumulator_of,
+)
+from ..ir.ops import OPS
+from ..ir.rewrite import Declined
+from .simplify import drop_dead
+
+#: Elements of a tile of the second grid loop, and its most columns: as many programs as GPUs have SMs from an output of
+#: 64 K elements on, and 16 bytes for each of 128 threads.
+_ELEMENTS, _COLUMNS = 512, 128
+#: Ops behind the loop that do the same whatever the tiles of their grid are.
+_BEHIND = frozenset(
+    ("number", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "view", "mask", "join", "split", "seed", "random", "random4")
+)  # fmt: skip
+#: What memory of a part is called in host code; users' names do not begin like that.
+_NAME = "_helion_parts"
+
+
+def summing_loop(program: Program) -> int:
+    """The number of the op that is the loop which ``split_sums`` splits. Raises ``Declined``, with the reason, where it
+    splits none whatever the sizes of tiles are."""
+    if len(program.roots) != 1:
+        raise Declined(f"the kernel has {len(program.roots)} grid loops")
+    (root,) = program.roots
+    loops = [op for op in root.body.ops if op.regions]
+    if (
+        len(loops) != 1
+        or not isinstance(loops[0].attrs, ForAttrs)
+        or not any(op.kind == "dot" for op in loops[0].walk())
+    ):
+        raise Declined("a program is not one loop over a matrix product, with what comes before and behind it")
+    (loop,) = loops
+    _check_loop(loop)
+    at = root.body.ops.index(loop)
+    _check_around(root.body.ops[:at], root.body.ops[at + 1 :])
+    if any(axis.merged or axis.begin != 0 or not isinstance(axis.end, int) for axis in root.axes):
+        raise Declined("the sizes of the grid differ from call to call")
+    return loop.number
+
+
+def split_sums(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
+    """The program with its sums in ``count`` parts; itself where tiles of ``sizes`` leave no room for that."""
+    try:
+        return drop_dead(_Splitter(program, summing_loop(program), count, sizes).program())
+    except Declined:
+        return program
+
+
+# --- what is declined ------------------------------------------------------------------------------------------------------
+
+
+def _check_loop(loop: Op) -> None:
+    attrs, (body,) = loop.attributes(ForAttrs), loop.regions
+    if len(attrs.axes) != 1 or len(loop.operands) != attrs.carried:
+        raise Declined("the loop is over several dimensions, or its bounds depend on data")
+    (axis,) = attrs.axes
+    if axis.scalar or axis.jagged is not None or axis.begin != 0:
+        raise Declined("the loop is not over tiles from 0 on")
+    inside = list(itertools.chain.from_iterable(op.walk() for op in body.ops))
+    if any(op.kind not in ("load", "for") and (OPS[op.kind].stays or OPS[op.kind].writes) for op in inside):
+        raise Declined("the loop does more than add up")
+    if any(op.regions and not OPS[op.kind].combines for op in body.ops):
+        raise Declined("loops or branches stand in the loop")
+    for param, result in zip(body.params, body.results, strict=True):
+        _check_sum(body, param, result)
+
+
+def _check_sum(body: Region, param: Value, result: Operand) -> None:
+    """A carried value is what it was plus something that has nothing to do with it."""
+    (maker,) = [op for op in body.ops if any(r is result for r in op.results)] or (None,)
+    uses = sum(v is param for op in body.ops for v in op.reads()) + sum(v is param for v in body.results)
+    others = sum(v is result for op in body.ops for v in op.reads())
+    if maker is None or uses != 1 or others or not _adds(maker, param):
+        raise Declined("the loop carries something else than sums")
+
+
+def _adds(op: Op, param: Value) -> bool:
+    if isinstance(op.attrs, DotAttrs):
+        return accumulator_of(op) is param
+    return isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "add" and any(v is param for v in op.operands)
+
+
+def _check_around(before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
+    if any(OPS[op.kind].stays or OPS[op.kind].writes for op in before):
+        raise Declined("something is stored before the loop")
+    for op in (*before, *behind):
+        if op.kind not in _BEHIND and not (op.kind == "tile" and op.attributes(TileAttrs).field in ("index", "begin")):
+            raise Declined(f"{op.kind} stands beside the loop")
+
+
+# --- the parts -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Where the parts of one sum are kept: ``along`` are the dimensions in front of those of the value, each the index of
+    a grid axis that the value has no lanes along."""
+
+    tensor: HostTensor
+    value: Value
+
+
+@dataclass
+class _Splitter:
+    before: Program
+    loop: int
+    count: int
+    sizes: Mapping[int, int]
+    blocks: list[Block] = field(init=False)
+
+    def __post_init__(self) -> None:
+        (self.root,) = self.before.roots
+        self.numbers = Numbers.after(self.before)
+        self.blocks = list(self.before.blocks)
+        at = next(at for at, op in enumerate(self.root.body.ops) if op.number == self.loop)
+        ops = self.root.body.ops
+        self.first, self.op, self.rest = ops[:at], ops[at], ops[at + 1 :]
+        self.slot = 1 + max(
+            (op.attrs.slot for op in self.before.walk() if isinstance(op.attrs, MemoryAttrs)), default=-1
+        )
+
+    def program(self) -> Program:
+        split = self.block("grid", self.count, 1, f"part of {self.count}")
+        tensors = [self.tensor(at, value) for at, value in enumerate(self.op.results)]
+        roots = (self.summing(split, tensors), self.adding(tensors))
+        return replace(self.before, tensors=(*self.before.tensors, *tensors), blocks=tuple(self.blocks), roots=roots)
+
+    def block(self, kind: str, extent: int, size: int, name: str) -> Block:
+        made = Block(id=len(self.blocks), kind=kind, extent=extent, size=size, name=name)  # type: ignore[arg-type]
+        self.blocks.append(made)
+        return made
+
+    # --- their memory ----------------------------------------------------------------------------------------------------
+
+    def tensor(self, at: int, value: Value) -> HostTensor:
+        lanes = [self.extent(dim) for dim in value.dims]
+        shape = (self.count, *(self.programs(axis) for axis in self.apart(value)), *lanes)
+        strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        if math.prod(shape) >= 2**31:
+            raise Declined("the parts are too large for 32-bit offsets")
+        return HostTensor(
+            id=len(self.before.tensors) + at,
+            name=f"parts_{at}" if at else "parts",
+            source=f"{_NAME}_{at}",
+            dtype=value.dtype,
+            shape=shape,
+            strides=strides,
+            storage=1 + at + max(tensor.storage for tensor in self.before.tensors),
+            made=True,
+        )
+
+    def extent(self, dim: Dim) -> int:
+        """Elements along a dimension of a sum."""
+        extent = None if dim.block is None or dim.const != 1 else self.before.blocks[dim.block].extent
+        walked = dim.block in {axis.block for axis in self.root.axes}
+        if walked:
+            (extent,) = (axis.end for axis in self.root.axes if axis.block == dim.block)  # type: ignore[assignment]
+        elif dim.block is not None and self.before.blocks[dim.block].kind != "full":
+            extent = None
+        if not isinstance(extent, int) or self.sizes.get(dim.block, 0) == 0:  # type: ignore[arg-type]
+            raise Declined("a dimension of the sum is not one of the grid, nor a whole one of known size")
+        return extent
+
+    def apart(self, value: Value) -> list[LoopAxis]:
+        """Axes of the grid that a sum has no lanes along."""
+        return [axis for axis in self.root.axes if all(axis.block not in dim.blocks for dim in value.dims)]
+
+    def programs(self, axis: LoopAxis) -> int:
+        """Programs along an axis of which each has sums of its own."""
+        assert isinstance(axis.end, int)
+        if (axis.scalar and axis.step == 1) or (self.sizes[axis.block] == 1 and not axis.scalar):
+            return axis.end
+        raise Declined("tiles of an axis share no dimension with the sum")
+
+    def indices(
+        self, out: Builder, value: Value, part: Operand, to: Mapping[int, int]
+    ) -> tuple[list[Operand], tuple[Index, ...]]:
+        """How the part ``part`` of a sum is addressed; ``to`` maps blocks to those of the grid loop."""
+        operands, found = [part], [Index("scalar", operand=0)]
+        for axis in self.apart(value):
+            place = TileAttrs(axis.block, "index" if axis.scalar else "begin")
+            operands.append(out.emit("tile", (), self.before.index_dtype, (), place))
+            found.append(Index("scalar", operand=len(operands) - 1))
+        for at, dim in enumerate(value.dims):
+            assert dim.block is not None
+            found.append(Index("block", block=to.get(dim.block, dim.block), positions=(at,)))
+        return operands, tuple(found)
+
+    # --- the first grid loop ---------------------------------------------------------------------------------------------
+
+    def summing(self, split: Block, tensors: list[HostTensor]) -> Root:
+        ops = list(self.first)
+        out = Builder(self.numbers, self.op.location, ops)
+        attrs = self.op.attributes(ForAttrs)
+        (axis,) = attrs.axes
+        zeros = [out.emit("full", (_zero(v),), v.dtype, v.dims, name=v.name) for v in self.op.regions[0].params]
+        axes = (replace(axis, split=Split(block=split.id, count=self.count)),)
+        ops.append(replace(self.op, operands=tuple(zeros), attrs=replace(attrs, axes=axes)))
+        part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(split.id, "index"), "part")
+        for at, (value, tensor) in enumerate(zip(self.op.results, tensors, strict=True)):
+            operands, indices = self.indices(out, value, part, {})
+            stored = self.memory(tensor, indices, at, len(value.dims), shift=1)
+            out.emit("store", (value, *operands), value.dtype, value.dims, stored)
+        grid = (*self.root.axes, LoopAxis(split.id, 0, self.count, scalar=True))
+        return replace(self.root, axes=grid, body=Region((), tuple(ops), ()))
+
+    def memory(self, tensor: HostTensor, indices: tuple[Index, ...], at: int, rank: int, shift: int = 0) -> MemoryAttrs:
+        moved = (i if i.operand is None else replace(i, operand=i.operand + shift) for i in indices)
+        return MemoryAttrs(tensor.id, tuple(moved), self.slot + 2 * at + 1 - shift, rank)
+
+    # --- the second grid loop --------------------------------------------------------------------------------------------
+
+    def adding(self, tensors: list[HostTensor]) -> Root:
+        to = self.tiles()
+        renamed: dict[int, Value] = {}
+        ops: list[Op] = []
+        out = Builder(self.numbers, self.op.location, ops)
+        for op in self.first:
+            self.copy(op, out, renamed, to)
+        for value, result in zip(self.total(out, tensors, renamed, to), self.op.results, strict=True):
+            renamed[result.number] = value
+        for op in self.rest:
+            self.copy(op, out, renamed, to)
+        axes = tuple(replace(axis, block=to.get(axis.block, axis.block)) for axis in self.root.axes)
+        return replace(self.root, axes=axes, body=Region((), tuple(ops), ()), phase=self.root.phase + 1)
+
+    def tiles(self) -> dict[int, int]:
+        """Blocks of the second grid loop in place of those of the first: the last is the widest."""
+        room, found = _ELEMENTS, {}
+        widest = min(_COLUMNS, room)
+        for axis in reversed(self.root.axes):
+            block = self.before.blocks[axis.block]
+            if axis.scalar or self.sizes[axis.block] == 1:
+                continue
+            size = min(widest, room, self.sizes[axis.block])
+            name = f"{block.name} of the sums"
+            found[axis.block] = self.block("tile", axis.end, size, name).id  # type: ignore[arg-type]
+            room = max(1, room // size)
+        return found
+
+    def total(
+        self, out: Builder, tensors: list[HostTensor], renamed: Mapping[int, Value], to: Mapping[int, int]
+    ) -> tuple[Value, ...]:
+        """The sums over all parts, added to what they began with."""
+        parts = self.block("grid", self.count, 1, "parts")
+        initial = [renamed.get(v.number, v) if isinstance(v, Value) else v for v in self.op.operands]
+        dims = [_dims(value.dims, to) for value in self.op.results]
+        params = [out.value(v.dtype, d, v.name) for v, d in zip(self.op.results, dims, strict=True)]
+        results: list[Value] = []
+        with out.region() as body:
+            part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(parts.id, "index"), "part")
+            for at, (value, tensor, param) in enumerate(zip(self.op.results, tensors, params, strict=True)):
+                operands, indices = self.indices(out, value, part, to)
+                loaded = self.memory(tensor, indices, at, len(value.dims))
+                read = out.emit("load", operands, value.dtype, param.dims, loaded)
+                results.append(out.pointwise("add", param, read))
+        attrs = ForAttrs((LoopAxis(parts.id, 0, self.count, scalar=True),), len(params))
+        region = Region(tuple(params), tuple(body), tuple(results))
+        made = tuple(out.value(p.dtype, p.dims, p.name) for p in params)
+        return out.append("for", initial, made, attrs, (region,)).results
+
+    def copy(self, op: Op, out: Builder, renamed: dict[int, Value], to: Mapping[int, int]) -> None:
+        if _follows(op, to):
+            raise Declined("what stands beside the loop depends on the size of tiles, or reduces them")
+        results = tuple(self.numbers.value(r.dtype, _dims(r.dims, to), r.name) for r in op.results)
+        operands = tuple(renamed.get(o.number, o) if isinstance(o, Value) else o for o in op.operands)
+        renamed.update((old.number, new) for old, new in zip(op.results, results, strict=True))
+        out.repeat(op, operands=operands, results=results, attrs=_attributes(op, to))
+
+
+def _dims(dims: Dims, to: Mapping[int, int]) -> Dims:
+    return tuple(Dim(dim.const, tuple(to.get(b, b) for b in dim.blocks)) if dim.blocks else dim for dim in dims)
+
+
+def _follows(op: Op, blocks: Mapping[int, int]) -> bool:
+    """Whether an op depends on how large tiles of ``blocks`` are, or where they begin."""
+    match op.attrs:
+        case TileAttrs(block=block) | IotaAttrs(block=block, relative=True):
+            return block in blocks
+        case ReduceAttrs(dims=dims):
+            (value,) = op.values()
+            return any(block in blocks for dim in dims for block in value.dims[dim].blocks)
+        case NumberAttrs(expr=expr):
+            return _measures(expr, blocks)
+        case MemoryAttrs(indices=indices):
+            return any(_measures(index.shift, blocks) for index in indices)
+    return False
+
+
+def _measures(number: Number, blocks: Mapping[int, int]) -> bool:
+    leaves = number.leaves() if isinstance(number, Expr) else ()
+    return any(leaf.op == "block" and leaf.args[0] in blocks for leaf in leaves)
+
+
+def _attributes(op: Op, to: Mapping[int, int]) -> object:
+    match op.attrs:
+        case MemoryAttrs(indices=indices):
+            moved = (i if i.block is None else replace(i, block=to.get(i.block, i.block)) for i in indices)
+            return replace(op.attrs, indices=tuple(moved))
+        case IotaAttrs(block=block):
+            return replace(op.attrs, block=to.get(block, block))
+    return op.attrs
+
+
+def _zero(value: Value) -> float | int:
+    return 0.0 if value.dtype.is_floating_point else 0
+
+
+__all__ = ["split_sums", "summing_loop"]

@@ -1,0 +1,367 @@
+"""Matrix products whose sums several programs share: what is split, what it gives, and what its kernels take."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import program_of, space_of, tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion._compiler.ir.rewrite import Declined
+from helion._compiler.passes.split_sums import summing_loop
+from helion._testing import map_tensors
+
+
+def plain(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def biased(x, y, bias, rest):
+    """The sum begins with a bias; a residual and a function follow it, and so does a sum over the rows of the right operand."""
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = bias[tile_n][None, :].float() + hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc += torch.matmul(x[tile_m, tile_k], y[tile_k, tile_n]).float()
+        index = tile_m.index[:, None] + 2 * tile_n.index[None, :]
+        out[tile_m, tile_n] = torch.relu(acc) + rest[tile_m, tile_n] * index
+    return out
+
+
+def batched(x, y):
+    b, m, k = x.size()
+    out = torch.empty([b, m, y.size(2)], dtype=x.dtype, device=x.device)
+    for tile_b, tile_m, tile_n in hl.tile([b, m, y.size(2)]):
+        acc = hl.zeros([tile_b, tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.baddbmm(acc, x[tile_b, tile_m, tile_k], y[tile_b, tile_k, tile_n])
+        out[tile_b, tile_m, tile_n] = acc
+    return out
+
+
+def gridded(x, y):
+    """One matrix a program, whose rows and columns are held at once."""
+    b, m, k = x.size()
+    m, n = hl.specialize(m), hl.specialize(y.size(2))
+    out = torch.empty([b, m, n], dtype=x.dtype, device=x.device)
+    for i in hl.grid(b):
+        acc = hl.zeros([m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[i, :, tile_k], y[i, tile_k, :])
+        out[i, :, :] = acc
+    return out
+
+
+def each_matrix(x, y):
+    b, m, k = x.size()
+    out = torch.empty([b, m, y.size(2)], dtype=x.dtype, device=x.device)
+    for i, tile_m, tile_n in hl.tile([b, m, y.size(2)], block_size=[1, None, None]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[i.begin, tile_m, tile_k], y[i.begin, tile_k, tile_n])
+        out[i.begin, tile_m, tile_n] = acc
+    return out
+
+
+def whole_rows(x, y):
+    """The columns are held at once, and reduced behind the loop."""
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        out[tile_m, :] = torch.softmax(acc, -1)
+    return out
+
+
+def normed(x, y):
+    """Two sums in one loop: the product, and the squares of the rows of the left operand."""
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        squares = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            rows = x[tile_m, tile_k]
+            acc = torch.addmm(acc, rows, y[tile_k, :])
+            squares += (rows.float() * rows.float()).sum(-1)
+        out[tile_m, :] = acc * torch.rsqrt(squares / k + 1e-6)[:, None]
+    return out
+
+
+def integers(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.int32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.int32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def operands(dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    return tuple((torch.randn(shape) + 0.25).to(dtype) for shape in shapes)
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.double() @ y.double()
+
+
+def _biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    index = torch.arange(x.size(0))[:, None] + 2 * torch.arange(y.size(1))[None, :]
+    return torch.relu(product(x, y) + bias.double()) + rest.double() * index
+
+
+def _normed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return product(x, y) * torch.rsqrt((x.double() ** 2).mean(-1, keepdim=True) + 1e-6)
+
+
+def _softmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(product(x, y), -1)
+
+
+#: Kernel, reference, arguments, tiles.
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[torch.Tensor, ...], list[int]]] = {
+    "plain": (plain, product, operands(torch.float32, (63, 1000), (1000, 130)), [32, 64, 64]),
+    "one row": (plain, product, operands(torch.bfloat16, (1, 4097), (4097, 63)), [16, 32, 128]),
+    "one column": (plain, product, operands(torch.float32, (40, 257), (257, 1)), [16, 16, 16]),
+    "whole tiles": (plain, product, operands(torch.float16, (64, 512), (512, 64)), [32, 32, 32]),
+    "short": (plain, product, operands(torch.float32, (33, 1), (1, 33)), [16, 16, 16]),
+    "biased": (biased, _biased, operands(torch.float32, (50, 300), (300, 70), (70,), (50, 70)), [16, 32, 32]),
+    "batched": (batched, product, operands(torch.float32, (3, 33, 200), (3, 200, 40)), [1, 16, 32, 32]),
+    "gridded": (gridded, product, operands(torch.float32, (3, 33, 200), (3, 200, 40)), [32]),
+    "each matrix": (each_matrix, product, operands(torch.float32, (3, 33, 200), (3, 200, 40)), [16, 32, 32]),
+    "whole rows": (whole_rows, _softmax, operands(torch.float32, (33, 200), (200, 48)), [16, 32]),
+    "normed": (normed, _normed, operands(torch.float32, (33, 200), (200, 48)), [16, 32]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_in_parts_are_right(name: str) -> None:
+    fn, reference, args, sizes = CASES[name]
+    for parts in (2, 16):
+        kernel = helion.kernel(fn, static_shapes=True, config=helion.Config(block_sizes=sizes, split_k=parts))
+        result, expected = kernel(*args), reference(*args)
+        scale = expected.abs().max()
+        error = 2**-7 if result.dtype == torch.bfloat16 else 2**-9 if result.dtype == torch.float16 else 1e-5
+        assert (result.double() - expected).abs().max() <= error * scale, parts
+        assert torch.equal(result, kernel(*args))
+
+
+def test_sums_of_integers_are_exact() -> None:
+    x = torch.randint(-128, 128, (40, 1000), dtype=torch.int8)
+    y = torch.randint(-128, 128, (1000, 33), dtype=torch.int8)
+    kernel = helion.kernel(integers, static_shapes=True, config=helion.Config(block_sizes=[16, 32, 64], split_k=8))
+    assert torch.equal(kernel(x, y), (x.long() @ y.long()).int())
+
+
+def test_every_config_gives_the_product() -> None:
+    """Parts beside every other key of the space, which may take the parts away."""
+    x, y = operands(torch.float32, (50, 300), (300, 70))
+    kernel, rng = helion.kernel(plain, static_shapes=True), random.Random(0)
+    bound = kernel.bind((x, y))
+    space, seen = bound.config_spec, 0
+    for _ in range(8):
+        asked = {field.key: field.random(rng) for field in space.fields}
+        sizes = [rng.choice((16, 32)) for _ in range(3)]
+        config = space.repair(
+            {**asked, "block_sizes": sizes, "split_k": rng.choice((2, 4, 64)), "flatten_loops": [False]}
+        )
+        seen += config["split_k"] > 1
+        torch.testing.assert_close(bound.compile_config(config)(x, y).double(), product(x, y), rtol=1e-4, atol=1e-3)
+    assert seen >= 6
+
+
+# --- the config --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def space() -> Any:
+    return space_of(plain, tensor(256, 4096), tensor(4096, 256), static_shapes=True)
+
+
+def test_what_parts_go_with() -> None:
+    tiles = {"block_sizes": [64, 64, 64], "split_k": 8}
+    config = space().normalize(helion.Config(**tiles, epilogue_subtile=2, pid_type="xyz", range_flattens=[None, True]))
+    assert config["split_k"] == 8
+    assert (config["epilogue_subtile"], config["pid_type"], config["range_flattens"]) == (None, "flat", [None, None])
+    # 4096 elements are 32 tiles of 128, and 2 of 2048
+    for size, most in ((128, 32), (2048, 2)):
+        assert space().normalize(helion.Config(block_sizes=[64, 64, size], split_k=64))["split_k"] == most
+    whole = space().normalize(helion.Config(block_sizes=[64, 64, 64], split_k=4, flatten_loops=[True]))
+    assert whole["split_k"] == 1 or whole["flatten_loops"] == [False]
+
+
+@pytest.mark.parametrize("value", [0, 3, 128, True, None, "2"])
+def test_counts_that_are_refused(value: object) -> None:
+    with pytest.raises(exc.InvalidConfig, match="split_k"):
+        space().normalize(helion.Config(block_sizes=[64, 64, 64], split_k=value))
+
+
+def user_splits(x, y):
+    m, k = x.size()
+    out = torch.zeros([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n, outer in hl.tile([m, y.size(1), k]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for inner in hl.tile(outer.begin, outer.end):
+            acc = torch.addmm(acc, x[tile_m, inner], y[inner, tile_n])
+        hl.atomic_add(out, [tile_m, tile_n], acc)
+    return out
+
+
+def doubled(x, y):
+    """What the loop carries is no sum."""
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc * 2, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def running(x, y):
+    """Each sum so far is read on its way."""
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        top = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            top = top + torch.relu(acc)
+        out[tile_m, tile_n] = acc + top
+    return out
+
+
+def stored_inside(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    seen = torch.empty([m, k], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            seen[tile_m, tile_k] = x[tile_m, tile_k].float()
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def two_loops(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        for tile_k in hl.tile(k):
+            acc += x[tile_m, tile_k].float().sum(-1)[:, None]
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def of_tiles(x, y):
+    """Which tile it was is part of the result."""
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc + tile_m.id
+    return out
+
+
+def added(x, y):
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size()):
+        out[tile] = x[tile] + 1
+    return out
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [
+        (user_splits, "bounds depend on data"),
+        (doubled, "something else than sums"),
+        (running, "something else than sums"),
+        (stored_inside, "more than add up"),
+        (two_loops, "not one loop"),
+        (of_tiles, "tile stands beside the loop"),
+        (added, "not one loop"),
+    ],
+)
+def test_sums_that_are_not_split(fn: Callable[..., Any], why: str) -> None:
+    with pytest.raises(Declined, match=why):
+        summing_loop(program_of(fn, tensor(64, 256), tensor(256, 64), static_shapes=True))
+    with pytest.raises(exc.InvalidConfig, match=f"split_k.*{why}"):
+        space_of(fn, tensor(64, 256), tensor(256, 64), static_shapes=True).normalize(helion.Config(split_k=2))
+
+
+def test_grids_whose_size_changes_are_not_split() -> None:
+    bound = helion.kernel(plain, static_shapes=False).bind((torch.empty(64, 256), torch.empty(256, 64)))
+    with pytest.raises(exc.InvalidConfig, match="differ from call to call"):
+        bound.config_spec.normalize(helion.Config(split_k=2))
+
+
+# --- the kernels -------------------------------------------------------------------------------------------------------
+
+
+def test_operands_are_read_in_boxes() -> None:
+    """The tiles of a part lie in the tensor as those of the whole sum do, so descriptors move them."""
+    bound = helion.kernel(plain, static_shapes=True).bind((tensor(256, 4096), tensor(4096, 256)), target="sm_90")
+    text = bound.to_triton_code(
+        {"block_sizes": [64, 128, 64], "split_k": 8, "indexing": "tensor_descriptor", "num_stages": 3}
+    )
+    first, second = text.split("@triton.jit")[1:]
+    assert first.count(".load([") == 2 and "mask" not in first and "dot" not in second
+    assert "offset_3 * (8 * _BLOCK_SIZE_2)" in first and "minimum" not in first
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_80", "sm_100", "gfx942"])
+def test_kernels_compile_without_spills(target: str) -> None:
+    args = tensor(250, 16400), tensor(16400, 250)
+    bound = helion.kernel(plain, static_shapes=True).bind(args, target=target)
+    bound.set_config({"block_sizes": [64, 64, 64], "split_k": 32, "num_warps": 4, "num_stages": 3})
+    taken = bound.resources()
+    assert taken.fits and taken.spill_bytes == 0
+
+
+def test_fake_tensors_meet_no_parts() -> None:
+    kernel = helion.kernel(plain, static_shapes=True, config=helion.Config(block_sizes=[32, 32, 32], split_k=4))
+    args = operands(torch.float32, (64, 256), (256, 64))
+    expected = kernel(*args)
+    with FakeTensorMode() as mode:
+        made = kernel(*map_tensors(args, mode.from_tensor))
+    assert made.shape == expected.shape
+    compiled = torch.compile(lambda *given: kernel(*given) + 1, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*args), expected + 1)
+
+
+def test_memory_of_parts_is_nobody_elses() -> None:
+    """What a launch makes for itself is no tensor that it overwrites, so that nobody is told of it."""
+    bound = helion.kernel(plain, static_shapes=True).bind(operands(torch.float32, (64, 256), (256, 64)))
+    text = bound.to_triton_code({"block_sizes": [32, 32, 32], "split_k": 4})
+    assert "overwrites" not in text and text.count("_helion_parts_0 = torch.empty((4, 64, 64)") == 1
