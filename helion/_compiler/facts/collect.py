@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ..ir.grammar import Op, Program, Value
+from ..ir.rewrite import Declined
 from ..passes.rolling import loads_in_chunks
+from ..passes.split_sums import summing_loop
 from .axes import axis_facts, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
@@ -53,7 +55,16 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),
         attention=attention_fact(matmuls, reductions, regions),
         attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
+        divisible=_is_divisible(program),
     )
+
+
+def _is_divisible(program: Program) -> bool:
+    try:
+        summing_loop(program)
+    except Declined:
+        return False
+    return True
 
 
 def _scan(op: Op, walk: Walk) -> ScanFact:

@@ -365,7 +365,8 @@ class KernelFacts:
     ``live_tiles`` has one snapshot per root: the peak by rank, as in ``ReductionFact``. ``resident_tiles`` has the
     snapshots (per root, none contained in another) of what must be held between ops: elementwise chains work in place
     there, and masks and views cost nothing. ``held_tiles`` are the snapshots of what must be there whole, because it
-    crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers.
+    crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers. ``divisible``: programs may
+    share the sums of the kernel's product (``passes/split_sums.py``).
     """
 
     axes: tuple[AxisFact, ...]
@@ -389,6 +390,7 @@ class KernelFacts:
     matmul_with_tiled_reduction_epilogue: MatmulWithTiledReductionEpilogueFact | None = None
     attention: AttentionFact | None = None
     attention_gradients: tuple[AttentionGradientFact, ...] = ()
+    divisible: bool = False
 
     @property
     def tunable_axes(self) -> tuple[AxisFact, ...]:

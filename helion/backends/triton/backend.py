@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .plan import build
     from .plan.records import Plan
     from .resources import predict
+    from .resources.time import launch
     from .resources.time import predict as time
     from .toolchain import chain, signature
 else:
@@ -45,6 +46,7 @@ else:
     executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
     predict = lazy("helion.backends.triton.resources.predict")
+    launch = lazy("helion.backends.triton.resources.time.launch")
     time = lazy("helion.backends.triton.resources.time.predict")
     space = lazy("helion.backends.triton.space")
     chain = lazy("helion.backends.triton.toolchain.chain")
@@ -101,7 +103,7 @@ class Triton:
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
         )
-        found = time.timing(facts, decisions, taken, target)
+        found = time.timing(facts, launch.launch_of(decisions), taken, target)
         return replace(taken, time_us=found.us, units=found.units)
 
     def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import exc
-from ..._compiler.ir.grammar import Bound, Op, OperandRef, Program, Root
+from ..._compiler.ir.grammar import Bound, ForAttrs, LoopAxis, Op, OperandRef, Program, Root
 from ..._compiler.ir.loops import loops_of
 from ..._compiler.ir.rewrite import Declined
 from ..._compiler.passes.order_memory import rewrites
@@ -131,7 +131,7 @@ def _xyz_excess(scene: Scene, decisions: Decisions) -> str:
     for letter, limit, at in zip("xyz", scene.target.max_grid, order, strict=False):
         axis = root.axes[at]
         step = hint_of(axis.step) if axis.scalar else decisions.sizes[axis.block]
-        count = cdiv(_seen(axis.end) - _seen(axis.begin), step)
+        count = cdiv(bound_seen(axis.end) - bound_seen(axis.begin), step)
         if count > limit:
             name = scene.seen.blocks[axis.block].name
             return (
@@ -141,7 +141,7 @@ def _xyz_excess(scene: Scene, decisions: Decisions) -> str:
     return ""
 
 
-def _seen(bound: Bound) -> int:
+def bound_seen(bound: Bound) -> int:
     """A bound that the host knows, as seen when binding."""
     assert not isinstance(bound, OperandRef)
     return int(hint_of(bound))
@@ -236,6 +236,13 @@ def unsplit(program: Program, settings: Settings) -> str:
     return ""
 
 
+def split_axis(program: Program) -> LoopAxis:
+    """The axis of the loop that adds up; its program can be split."""
+    loop = summing_loop(program)
+    (axis,) = next(op.attributes(ForAttrs).axes for op in program.walk() if op.number == loop)
+    return axis
+
+
 def _parts(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """No more parts than there are tiles, and none where tiles leave no room for them. Programs have a number, whose loop over
     a part has bounds of its own, so that it is neither unrolled nor one with another; what follows the sums stands in a
@@ -253,9 +260,8 @@ def _parts(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 def _most_parts(scene: Scene, decisions: Decisions) -> int:
     """A power of two: parts of at least one tile, for the size that was seen when binding."""
-    loop = summing_loop(scene.program)
-    (axis,) = next(op.attrs.axes for op in scene.program.walk() if op.number == loop)
-    return previous_power_of_2(cdiv(_seen(axis.end), decisions.sizes[axis.block]))
+    axis = split_axis(scene.program)
+    return previous_power_of_2(cdiv(bound_seen(axis.end), decisions.sizes[axis.block]))
 
 
 # --- what the rewritten program leaves room for ----------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
-from ..._shapes import cdiv
+from ..._shapes import cdiv, previous_power_of_2
 from ...autotuner.space.fields import (
     Field,
     Indexing,
@@ -21,7 +22,7 @@ from ...autotuner.space.survey import Survey
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment
 from ...hardware import Target
 from ...settings import Settings
-from .settle import rules, unsplit
+from .settle import bound_seen, rules, split_axis, unsplit
 
 #: Launcher options under any name; they are passed on as they are.
 VERBATIM_PREFIX = "_triton_config_"
@@ -29,6 +30,8 @@ VERBATIM_PREFIX = "_triton_config_"
 STATIC_TRIPS = 8
 #: Most parts of a sum: so many loads of the kernel that adds them up are in flight at once.
 MOST_PARTS = 64
+#: Elements of a part that a search tries, sides of tiles that it is about, and rounds of programs that it may come to.
+_LEAST_PART, _LARGE_TILE, _ROUNDS = 128, 128, 4
 
 PID_TYPES = ("flat", "xyz", "persistent_blocked", "persistent_interleaved")
 _TRISTATE = EnumFragment((None, True, False))
@@ -54,7 +57,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         *_range_fields(seen, target, settings, absent),
         _static_field(seen),
         *_launch_fields(seen, target, absent),
-        *_split_fields(program, settings, absent),
+        *_split_fields(program, target, settings, absent),
         *_memory_fields(seen),
     ]
     return OwnKeys(
@@ -168,11 +171,22 @@ def _launch_fields(seen: Survey, target: Target, absent: dict[str, str]) -> list
     return fields
 
 
-def _split_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
+def _split_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
     if why := unsplit(program, settings):
         absent["split_k"] = why
         return []
-    return [Scalar(key="split_k", fragment=PowerOfTwoFragment(1, MOST_PARTS), initial=1)]
+    searched = PowerOfTwoFragment(1, _worth_trying(program, target))
+    return [Scalar(key="split_k", fragment=PowerOfTwoFragment(1, MOST_PARTS), initial=1, searched=searched)]
+
+
+def _worth_trying(program: Program, target: Target) -> int:
+    """Parts of a sum that are long enough, and no more of them than fill the SMs of the target a few times with large tiles."""
+    (root,) = program.roots
+    extents = [bound_seen(axis.end) for axis in root.axes]
+    programs = math.prod(cdiv(extent, _LARGE_TILE) for extent in extents)
+    longest = bound_seen(split_axis(program).end)
+    most = min(MOST_PARTS, longest // _LEAST_PART, _ROUNDS * target.num_sms // max(1, programs))
+    return previous_power_of_2(most)
 
 
 def _pid_types(seen: Survey, target: Target) -> tuple[tuple[str, ...], dict[str, str]]:

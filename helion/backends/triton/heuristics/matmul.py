@@ -18,6 +18,8 @@ that those of few tiles and a long K want smaller ones, which are an alternate e
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -28,6 +30,8 @@ from ....hardware import MemoryClass, Target
 from ..proposal import TritonProposal
 from ..resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
 from ..resources.predict import predict
+from ..resources.time.launch import Launch
+from ..resources.time.predict import timing
 from .product_extents import Extents, product_extents
 from .sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 
@@ -80,6 +84,10 @@ _SHORT_K, _SHORT_TILE = 128, (64, 128)
 _LONG_K, _FED_SMS = 2048, 40
 #: Elements of K that a program sums up at least, when K is split.
 _LEAST_SPAN = 256
+#: Parts of a sum are worth a second kernel where they are predicted to take at most this much of the time without.
+_WORTH = 0.8
+#: Most parts of a sum.
+_MOST_PARTS = 64
 #: Elements of the tiles of other grid loops, such as one that sums up parts.
 _REST_ELEMENTS = 1024
 
@@ -117,8 +125,10 @@ class TritonMatmulHeuristic(Heuristic):
 
 
 class _Sizer:
-    def __init__(self, facts: KernelFacts, found: Extents, target: Target) -> None:
-        self.facts, self.target = facts, target
+    """``parts``: programs that share the sums of a tile, which the kernel itself does not provide for."""
+
+    def __init__(self, facts: KernelFacts, found: Extents, target: Target, parts: int = 1) -> None:
+        self.facts, self.found, self.target, self.parts = facts, found, target, parts
         #: Whether the choices that were swept on H200 hold.
         self.swept = target.has("wgmma") and target.memory is MemoryClass.FAST
         self.fact: MatmulFact = facts.matmuls[0]
@@ -156,6 +166,9 @@ class _Sizer:
         found = [self.proposal(first, grouped=True)]
         if not self.swept and (spread := self.tile(spread=True)) != first:
             found.append(self.proposal(spread, grouped=True))
+        shared = self.shared(first)
+        if shared is not None:
+            found.insert(0 if self.swept else 1, shared)
         persistent = self.persistent(first)
         if persistent is not None and self.swept:
             found.insert(0, persistent)
@@ -208,7 +221,7 @@ class _Sizer:
         return (min(m, _LOOPED_SIDE), min(n, _LOOPED_SIDE)) if self.looped else (m, n)
 
     def efficiency(self, m: int, n: int) -> float:
-        return wave_efficiency(self.blocks(m, n) * self.splits(m, n), self.target)
+        return wave_efficiency(self.blocks(m, n) * self.splits(m, n) * self.parts, self.target)
 
     def blocks(self, m: int, n: int) -> int:
         """Programs, as far as K is not split. A side that a program loops over adds none."""
@@ -225,6 +238,8 @@ class _Sizer:
 
     def depth(self, m: int, n: int) -> int:
         """Elements of K that one program sums up."""
+        if self.parts > 1:
+            return cdiv(self.extents[2], self.parts)
         splits = self.splits(m, n)
         return self.extents[2] if splits == 1 else next_power_of_2(cdiv(self.extents[2], splits))
 
@@ -252,6 +267,44 @@ class _Sizer:
 
         options = [(a, b) for a in _halves(m) for b in _halves(n)]
         return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
+
+    def shared(self, first: _Tile) -> TritonProposal | None:
+        """Larger tiles whose sums several programs share, where that takes less time than ``first``: each operand is read
+        less often, and more SMs read."""
+        few = 2 * self.blocks(first.m, first.n) <= self.target.num_sms
+        if not self.facts.divisible or self.looped or not few or self.extents[2] < _LONG_K:
+            return None
+        m, n = self.start()
+        options = [
+            sizer.whole(*sides)
+            for sides in itertools.product(_shared_sides(m), _shared_sides(n))
+            for sizer in self.sharing(*sides)
+        ]
+        best = min(options, key=lambda option: option[1], default=None)
+        if best is None or best[1] > _WORTH * self.time_us(first):
+            return None
+        return best[0]
+
+    def sharing(self, m: int, n: int) -> list[_Sizer]:
+        """For tiles of these sides: with as many parts as fill the SMs once, or twice."""
+        once = previous_power_of_2(self.target.num_sms // self.blocks(m, n))
+        most = min(_MOST_PARTS, self.extents[2] // _LEAST_SPAN)
+        counts = (parts for parts in (once, 2 * once) if 1 < parts <= most)
+        return [_Sizer(self.facts, self.found, self.target, parts) for parts in counts]
+
+    def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
+        """A proposal for tiles of these sides, and its predicted time, without end where it does not fit."""
+        k, stages = self.pipeline(m, n)
+        tile = _Tile(m=m, n=n, k=k, warps=self.warps(m, n), stages=stages)
+        return self.proposal(tile, grouped=False), self.time_us(tile)
+
+    def time_us(self, tile: _Tile) -> float:
+        predicted = self.predict(tile)
+        if not predicted.fits or predicted.spills:
+            return math.inf
+        sizes = all_sizes(self.facts, self.sizes(tile))
+        launch = Launch(sizes=sizes, warps=tile.warps, stages=tile.stages, parts=self.parts)
+        return timing(self.facts, launch, predicted, self.target).us
 
     def warps(self, m: int, n: int) -> int:
         if self.saturated and self.target.has("tcgen05"):
@@ -374,7 +427,7 @@ class _Sizer:
         group = {}
         if grouped and grid_m > 1 and grid_m >= _TALL * grid_n:
             group = {self.facts.regions[self.fact.region].root: _GROUP}
-        splits = self.splits(tile.m, tile.n)
+        splits = self.splits(tile.m, tile.n) * self.parts
         parts = f"K in {splits} parts, " if splits > 1 else ""
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
         sizes = self.sizes(tile)
@@ -385,7 +438,7 @@ class _Sizer:
             l2_groupings=group,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            launch=tunables(self.facts, sizes) | descriptors,
+            launch=tunables(self.facts, sizes) | descriptors | ({"split_k": self.parts} if self.parts > 1 else {}),
         )
 
 
@@ -399,6 +452,11 @@ def _beside(facts: KernelFacts) -> tuple[int, ...]:
         for axis in facts.tunable_axes
         if axis.block_id not in own and not axis.on_grid and k.extent is not None and axis.extent == k.extent
     )
+
+
+def _shared_sides(side: int) -> list[int]:
+    """A side of a tile and its halves, down to what the matrix unit works at full rate on."""
+    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, _TILE_FLOOR)]
 
 
 def _halves(side: int) -> list[int]:

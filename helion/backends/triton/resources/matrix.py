@@ -41,6 +41,12 @@ def tile_shape(fact: MatmulFact, sizes: Mapping[int, int]) -> tuple[int, int, in
     return size(fact.m_axis, fact.static_m), size(fact.n_axis, fact.static_n), size(fact.k_axis, fact.static_k)
 
 
+def rate_name(fact: MatmulFact) -> str:
+    """What ``Target.matrix_tflops_for`` calls the operands of a product."""
+    name = str(fact.lhs_dtype).removeprefix("torch.")
+    return "tf32" if name == "float32" and fact.precision != "ieee" else name
+
+
 def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target) -> Unit:
     """What Triton lowers the dot of a kernel's facts to."""
     rows, _, depth = tile_shape(fact, sizes)

@@ -25,6 +25,7 @@ from heuristic_kernels import (
 from sample_kernels import bmm, matmul_to_bf16, softmax
 
 from helion._compiler.facts.records import KernelFacts
+from helion._shapes import cdiv
 from helion.backends.triton.heuristics.matmul import TritonMatmulHeuristic
 from helion.backends.triton.heuristics.product_extents import Extents, product_extents
 from helion.backends.triton.heuristics.sizing import estimate
@@ -163,3 +164,35 @@ def test_two_products_over_the_same_tiles_stage_twice_the_operands() -> None:
     one = facts_of(matmul_to_bf16, tensor(4096, 4096), tensor(4096, 4096))
     assert tiles_of(facts, H100)[0] == ((128, 256, 32), 8, 4)
     assert tiles_of(one, H100)[0] == ((128, 256, 64), 8, 4)
+
+
+def shared_sums(m: int, n: int, k: int, gpu: Target, dtype: torch.dtype = BF16) -> list[tuple[int, int]]:
+    """By proposal: the parts of its sums, and how many programs that gives."""
+    found = proposed(
+        TritonMatmulHeuristic(), facts_of(matmul_to_bf16, tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype)), gpu
+    )
+    tiles = ((tuple(p.block_sizes.values()), p.launch.get("split_k", 1)) for p in found)
+    return [(parts, parts * cdiv(m, sizes[0]) * cdiv(n, sizes[1])) for sizes, parts in tiles]
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 256, 65536), (512, 512, 16384), (16, 512, 16384), (64, 1024, 8192)])
+def test_few_tiles_and_a_long_k_share_sums(m: int, n: int, k: int) -> None:
+    h200 = target("h200")
+    (parts, programs), *others = shared_sums(m, n, k, h200)
+    assert parts > 1 and h200.num_sms / 2 < programs <= 2 * h200.num_sms
+    assert all(count == 1 for count, _ in others)
+    # where the formula is published, it stays the first seed
+    (first, _), (second, _), *_ = shared_sums(m, n, k, H100)
+    assert (first, second > 1) == (1, True)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1024, 1024, 16384), (256, 256, 1024), (16, 4096, 4096), (4096, 4096, 4096)])
+def test_grids_that_fill_the_gpu_and_short_sums_are_left(m: int, n: int, k: int) -> None:
+    assert {parts for parts, _ in shared_sums(m, n, k, target("h200"))} == {1}
+
+
+def test_sums_that_cannot_be_shared_are_left() -> None:
+    """The kernel splits K itself."""
+    facts = facts_of(split_k, tensor(256, 65536), tensor(65536, 256))
+    assert not facts.divisible
+    assert all("split_k" not in p.launch for p in proposed(TritonMatmulHeuristic(), facts, target("h200")))

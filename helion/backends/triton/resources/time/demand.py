@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ....._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, ReductionFact
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
-from ..matrix import tile_shape, unit_of
+from ..matrix import rate_name, tile_shape, unit_of
 from ..tiles import VECTOR_BYTES
 from .launch import Launch
 from .nest import Nest
@@ -279,7 +279,7 @@ class _Count:
         unit = unit_of(fact, launch.sizes, launch.warps, target)
         padded = max(rows, _UNIT_ROWS[unit])
         flops = 2.0 * padded * max(columns, _LEAST_COLUMNS) * depth
-        took = times * flops / (target.matrix_tflops_for(_rate(fact)) * 1e6) * target.num_sms
+        took = times * flops / (target.matrix_tflops_for(rate_name(fact)) * 1e6) * target.num_sms
         sums["matrix_us"] += took
         if unit == "mma":
             operands = (rows * fact.lhs_dtype.itemsize + columns * fact.rhs_dtype.itemsize) * depth
@@ -293,8 +293,3 @@ class _Count:
         sums["products"] += times
         if unit != "tcgen05":
             sums["accumulated_bytes"] += times * padded * columns * _ACCUMULATOR_BYTES
-
-
-def _rate(fact: MatmulFact) -> str:
-    name = str(fact.lhs_dtype).removeprefix("torch.")
-    return "tf32" if name == "float32" and fact.precision != "ieee" else name

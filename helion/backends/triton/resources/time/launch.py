@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .....autotuner.decisions import Decisions
 
@@ -19,13 +19,13 @@ class Launch:
     sizes: Mapping[int, int]
     warps: int
     stages: int
-    boxed: frozenset[int]
-    orders: Mapping[int, tuple[int, ...]]
-    groupings: Mapping[int, int]
-    flattened: frozenset[int]
-    fused: frozenset[int]
-    persistent: bool
-    parts: int
+    boxed: frozenset[int] = frozenset()
+    orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    groupings: Mapping[int, int] = field(default_factory=dict)
+    flattened: frozenset[int] = frozenset()
+    fused: frozenset[int] = frozenset()
+    persistent: bool = False
+    parts: int = 1
 
 
 def launch_of(decisions: Decisions) -> Launch:

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 
 from ....._compiler.facts.records import KernelFacts
-from .....autotuner.decisions import Decisions
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
 from .demand import demands
-from .launch import Launch, launch_of
+from .launch import Launch
 from .model import parts
 from .parameters import Parameters, fitted
 
@@ -38,10 +37,9 @@ class Timing:
     units: tuple[tuple[str, float], ...]
 
 
-def timing(facts: KernelFacts, decisions: Decisions, predicted: Predicted, target: Target) -> Timing:
-    """Of the config that ``decisions`` stand for; ``predicted`` says what registers and shared memory it takes."""
+def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> Timing:
+    """``predicted`` says what registers and shared memory the launch takes."""
     parameters = fitted().products if facts.matmuls else fitted().others
-    launch = launch_of(decisions)
     found = [parts(each, parameters, target) for each in demands(facts, launch, predicted, target)]
     units = tuple((name, sum(getattr(root, field) for root in found)) for field, name in _NAMES.items())
     return Timing(us=sum(root.total for root in found) + _adding_us(facts, launch, parameters, target), units=units)
