@@ -104,12 +104,28 @@ def private_folder() -> pathlib.Path:
     return made
 
 
+def _wanted_cache_dir() -> pathlib.Path:
+    """Raises RuntimeError where there is no home."""
+    configured = knobs.CACHE_DIR.read()
+    return pathlib.Path(configured) if configured else pathlib.Path.home() / ".cache" / "helion"
+
+
+def read_only_cache_dir() -> pathlib.Path | None:
+    """The folder that the cache is wanted in, where it can be read and not written."""
+    try:
+        base = _wanted_cache_dir()
+    except RuntimeError:
+        return None
+    readable = os.path.isdir(base) and os.access(base, os.R_OK | os.X_OK)
+    return base if readable and not os.access(base, os.W_OK) else None
+
+
 def cache_dir() -> pathlib.Path:
     """``HELION_CACHE_DIR``, else ``~/.cache/helion``; where that cannot be written, which is said once, a temporary
     folder of this user."""
     configured = knobs.CACHE_DIR.read()
     try:
-        base = pathlib.Path(configured) if configured else pathlib.Path.home() / ".cache" / "helion"
+        base = _wanted_cache_dir()
         if not base.is_dir():
             base.mkdir(parents=True, exist_ok=True, mode=0o777 if configured else 0o700)
         if os.access(base, os.W_OK | os.X_OK):

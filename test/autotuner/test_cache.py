@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import multiprocessing
 import os
@@ -11,13 +13,15 @@ import resource
 import signal
 import sqlite3
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from conftest import PROVE
 
+from helion import _files
 from helion.autotuner.cache.rows import Entry, Key, Row, exported, imported, merged
-from helion.autotuner.cache.store import Store
+from helion.autotuner.cache.store import Store, default_store
 from helion.autotuner.outcome import Outcome, Status
 from helion.config import Config
 
@@ -175,28 +179,74 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path: pathlib.Path) -> None
         tmp_path.chmod(0o755)
 
 
-def test_a_full_disk_breaks_nothing(tmp_path: pathlib.Path) -> None:
-    store = Store(tmp_path / "t.sqlite")
-    store.put(entry(4))
+def test_a_cache_folder_that_can_only_be_read_counts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found is kept elsewhere, and goes before it."""
+    folder, elsewhere = tmp_path / "given", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setenv("HELION_CACHE_DIR", str(folder))
+    store = default_store()
+    assert store is not None and not store.has_any
+    for each in (entry(4), entry(5, specialization="other")):
+        assert store.put(each)
+    allowed = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: allowed(path, mode) and not (path == folder and mode & os.W_OK)
+    )
+    monkeypatch.setattr(_files, "private_folder", lambda: elsewhere)
+    store = default_store()
+    assert store is not None and store.has_any and store.path.parent == elsewhere
+    assert store.get(key()) == entry(4).row and len(store.all()) == 2 and set(store.sweep(key())) == set(entry(4).sweep)
+    assert store.put(entry(6)) and store.get(key()) == entry(6).row
+    assert {repr(row.config) for row in store.all()} == {repr(entry(at).row.config) for at in (5, 6)}
+    assert store.delete() == 1 and store.get(key()) == entry(4).row
+    monkeypatch.setattr(os, "access", allowed)
+    assert default_store().get(key()) == entry(4).row  # type: ignore[union-attr]
 
-    def use() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # writing more fails as on a full disk
-        results = [store.put(entry(at, specialization=f"{at}")) for at in range(200)]
-        assert not all(results)
-        assert store.get(key()) == entry(4).row
 
+def in_a_child(use: Callable[[], None]) -> None:
+    """Runs it in a process of its own, where writing more than 4 KiB into a file fails as on a full disk."""
     pid = os.fork()
     if pid == 0:
         try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
             use()
             os._exit(0)
         except BaseException as error:
             print(repr(error), flush=True)
             os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_full_disk_breaks_nothing(tmp_path: pathlib.Path) -> None:
+    store = Store(tmp_path / "t.sqlite")
+    store.put(entry(4))
+
+    def use() -> None:
+        results = [store.put(entry(at, specialization=f"{at}")) for at in range(200)]
+        assert not all(results)
+        assert store.get(key()) == entry(4).row
+
+    in_a_child(use)
     assert store.get(key()) == entry(4).row
     assert store.put(entry(6))
+
+
+def test_a_file_that_a_full_disk_left_empty_is_said_to_be_that(tmp_path: pathlib.Path) -> None:
+    """It has no tables, which is none of the user's business."""
+
+    def use() -> None:
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            store = Store(tmp_path / "t.sqlite")
+            assert not store.put(entry()) and store.path.is_file()
+            assert not store.put(entry()) and store.get(key()) is None and store.delete() == 0
+        assert f"{store.path} cannot be written: " in said.getvalue() and "no such table" not in said.getvalue()
+
+    in_a_child(use)
+    store = Store(tmp_path / "t.sqlite")
+    assert store.get(key()) is None and store.put(entry()) and store.get(key()) == entry().row
 
 
 def write_many(path: str, process: int, count: int) -> None:

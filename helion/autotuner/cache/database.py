@@ -35,11 +35,18 @@ _COLUMNS = (
 
 
 class Database:
-    """One connection. Files that cannot be written are read."""
+    """One connection. Files that cannot be written are read; why they cannot is raised by what writes."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self._connection = _writable(path) or _readable(path)
+        self._unwritable: sqlite3.OperationalError | None = None
+        try:
+            self._connection = _writable(path)
+        except sqlite3.OperationalError as error:
+            readable = _readable(path)
+            if readable is None:
+                raise
+            self._connection, self._unwritable = readable, error
 
     def close(self) -> None:
         self._connection.close()
@@ -77,7 +84,7 @@ class Database:
     def put(self, entry: Entry) -> None:
         """Writes a row in place of one with its key; what was tried is added to what was tried before."""
         key, row = entry.row.key, entry.row
-        with self._connection as transaction:
+        with self._writing() as transaction:
             transaction.execute(
                 f"insert or replace into tuned (digest, {_COLUMNS}) values ({', '.join('?' * 16)})",
                 (
@@ -90,12 +97,12 @@ class Database:
 
     def add(self, key: Key, sweep: Sequence[Outcome]) -> None:
         """What was tried, before there is a row: a later run goes on from it."""
-        with self._connection as transaction:
+        with self._writing() as transaction:
             self._add(transaction, key, sweep)
 
     def delete(self, kernel: str | None = None) -> int:
         """Deletes all rows, or those of one kernel; gives how many."""
-        with self._connection as transaction:
+        with self._writing() as transaction:
             if kernel is None:
                 transaction.execute("delete from tried")
                 return transaction.execute("delete from tuned").rowcount
@@ -103,6 +110,14 @@ class Database:
                 "delete from tried where digest in (select digest from tuned where kernel = ?)", (kernel,)
             )
             return transaction.execute("delete from tuned where kernel = ?", (kernel,)).rowcount
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction."""
+        if self._unwritable is not None:
+            raise self._unwritable
+        with self._connection as transaction:
+            yield transaction
 
     def _add(self, transaction: sqlite3.Connection, key: Key, sweep: Sequence[Outcome]) -> None:
         transaction.executemany(
@@ -130,16 +145,10 @@ class Database:
         return found
 
 
-def _writable(path: pathlib.Path) -> sqlite3.Connection | None:
-    """None where the file cannot be written and can perhaps be read."""
+def _writable(path: pathlib.Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_PATIENCE)
     try:
         _prepare(connection)
-    except sqlite3.OperationalError:
-        connection.close()
-        if path.is_file():
-            return None
-        raise
     except BaseException:
         connection.close()
         raise
@@ -150,13 +159,24 @@ def _prepare(connection: sqlite3.Connection) -> None:
     with contextlib.suppress(sqlite3.OperationalError):  # file systems without shared memory keep their journal
         connection.execute("pragma journal_mode = wal")
     connection.execute("pragma synchronous = normal")
-    tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
-    if not {"tuned", "tried"} <= tables:
+    if not _has_tables(connection):
         connection.executescript(f"begin immediate; {_SCHEMA} commit;")
 
 
-def _readable(path: pathlib.Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    names = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+    return {"tuned", "tried"} <= names
+
+
+def _readable(path: pathlib.Path) -> sqlite3.Connection | None:
+    """None for a file that nothing was ever written to, as a full disk leaves one."""
+    if not path.is_file():
+        return None
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    if _has_tables(connection):
+        return connection
+    connection.close()
+    return None
 
 
 @contextlib.contextmanager

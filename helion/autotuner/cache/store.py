@@ -23,18 +23,25 @@ T = TypeVar("T")
 
 
 class Store:
-    """``path`` is the file of this machine, ``url`` a store that it shares with others, or None.
+    """``path`` is the file of this machine, ``url`` a store that it shares with others, or None; ``given`` is a file that
+    is only read, or None.
 
     Without a file nothing is made before there is something to keep.
     """
 
-    def __init__(self, path: pathlib.Path, url: str | None = None) -> None:
+    def __init__(self, path: pathlib.Path, url: str | None = None, given: pathlib.Path | None = None) -> None:
         self.path = path
         self.url = url
+        self._paths = (path,) if given is None else (path, given)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there may be something to find."""
+        return self.url is not None or any(path.is_file() for path in self._paths)
 
     def get(self, key: Key) -> Row | None:
         """The row of just this key, here or in the shared store."""
-        row: Row | None = self._read(lambda database: database.get(key), None)
+        row = next(iter(self._read(lambda database: [found] if (found := database.get(key)) else [])), None)
         if row is None and self.url is not None:
             entry = self._share(lambda shared: shared.get(key))
             if entry is not None:
@@ -44,16 +51,18 @@ class Store:
 
     def related(self, key: Key) -> list[Row]:
         """Rows of the same kernel and target for other shapes, or made by other versions; the nearest first."""
-        rows: list[Row] = self._read(lambda database: database.related(key), [])
+        rows = self._read(lambda database: database.related(key))
         others = [row for row in rows if row.key.digest != key.digest and row.key.dtypes == key.dtypes]
         return sorted(others, key=lambda row: (key.distance(row.key), -row.when))
 
     def all(self, kernel: str | None = None) -> list[Row]:
-        return self._read(lambda database: database.all(kernel), [])
+        rows = self._read(lambda database: database.all(kernel))
+        return list({row.key.digest: row for row in reversed(rows)}.values())[::-1]
 
     def sweep(self, key: Key) -> tuple[Outcome, ...]:
         """All that was tried for a key."""
-        return self._read(lambda database: database.sweep(key), ())
+        outcomes = self._read(lambda database: list(database.sweep(key)))
+        return tuple({outcome.config: outcome for outcome in reversed(outcomes)}.values())[::-1]
 
     def put(self, entry: Entry) -> bool:
         """Keeps an entry; whether that worked here."""
@@ -67,17 +76,23 @@ class Store:
         return self._write(lambda database: database.add(key, sweep))
 
     def delete(self, kernel: str | None = None) -> int:
-        return self._read(lambda database: database.delete(kernel), 0)
+        """Deletes from the file of this machine; gives how many."""
+        deleted: list[int] = []
+        if self.path.is_file():
+            self._write(lambda database: deleted.append(database.delete(kernel)))
+        return sum(deleted)
 
-    def _read(self, ask: Callable[[Database], T], otherwise: T) -> T:
-        if not self.path.is_file():
-            return otherwise
+    def _read(self, ask: Callable[[Database], list[T]]) -> list[T]:
+        """What all files have, that of this machine first."""
+        return [each for path in self._paths if path.is_file() for each in self._read_of(path, ask)]
+
+    def _read_of(self, path: pathlib.Path, ask: Callable[[Database], list[T]]) -> list[T]:
         try:
-            with opened(self.path) as database:
+            with opened(path) as database:
                 return ask(database)
         except (sqlite3.Error, OSError, ValueError, KeyError, TypeError) as error:
-            self._give_up(error, "read")
-            return otherwise
+            self._give_up(path, error, "read")
+            return []
 
     def _write(self, change: Callable[[Database], None]) -> bool:
         for _ in range(2):
@@ -86,25 +101,25 @@ class Store:
                     change(database)
                 return True
             except (sqlite3.Error, OSError, ValueError) as error:
-                if not self._give_up(error, "written"):
+                if not self._give_up(self.path, error, "written"):
                     return False
         return False
 
-    def _give_up(self, error: Exception, what: str) -> bool:
+    def _give_up(self, path: pathlib.Path, error: Exception, what: str) -> bool:
         """Says what is wrong, and moves aside a file that is no database; whether another try may work."""
         if not (isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in _BROKEN)):
-            _logging.say_once(f"helion: tuned configs in {self.path} cannot be {what}: {error}")
+            _logging.say_once(f"helion: tuned configs in {path} cannot be {what}: {error}")
             return False
-        aside = self.path.with_name(f"{self.path.name}.broken-{secrets.token_hex(4)}")
+        aside = path.with_name(f"{path.name}.broken-{secrets.token_hex(4)}")
         try:
-            self.path.rename(aside)
+            path.rename(aside)
         except OSError as failure:
-            _logging.say_once(f"helion: {self.path} is no database any more, and cannot be moved: {failure}")
+            _logging.say_once(f"helion: {path} is no database any more, and cannot be moved: {failure}")
             return False
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(OSError):
-                self.path.with_name(self.path.name + suffix).unlink()
-        _logging.say_once(f"helion: {self.path} is no database any more ({error}); it is now {aside.name}")
+                path.with_name(path.name + suffix).unlink()
+        _logging.say_once(f"helion: {path} is no database any more ({error}); it is now {aside.name}")
         return True
 
     def _share(self, ask: Callable[[SharedStore], Any]) -> Any:
@@ -117,7 +132,9 @@ class Store:
 
 
 def default_store() -> Store | None:
-    """The one in the cache folder; None with ``HELION_SKIP_CACHE``."""
+    """The one in the cache folder; None with ``HELION_SKIP_CACHE``. Where that folder can only be read, what it has counts, and
+    what is found is kept elsewhere."""
     if knobs.SKIP_CACHE.read():
         return None
-    return Store(_files.cache_dir() / FILE, knobs.SHARED_CACHE.read())
+    given = _files.read_only_cache_dir()
+    return Store(_files.cache_dir() / FILE, knobs.SHARED_CACHE.read(), None if given is None else given / FILE)

@@ -75,7 +75,7 @@ def _kept(of: Specialized, args: Sequence[Any]) -> Config | None:
         raise exc.CacheAssertionError(
             "HELION_ASSERT_CACHE_HIT and HELION_SKIP_CACHE are both set: nothing is looked up."
         )
-    if store is None or not (store.path.is_file() or store.url or asserted):
+    if store is None or not (store.has_any or asserted):
         return None
     key = keys.key_of(of, args)
     row = None if key is None else store.get(key)
