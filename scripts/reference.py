@@ -260,7 +260,7 @@ def code(value: object) -> str:
 def config_fields() -> dict[str, Field]:
     """A field for every config key, from the spaces of kernels that have all kinds of loops and accesses."""
     x = torch.empty([256, 256], device="meta")
-    subjects = ((_product, (x, x)), (_rows, (x,)))
+    subjects = ((_product, (x, x)), (_rows, (x,)), (_sums, (x, x)))
     return _fields((kernel, args, target) for target in ("sm_100", "gfx942") for kernel, args in subjects)
 
 
@@ -289,6 +289,17 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
         for _ in hl.grid(2):
             acc = acc + 1
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel
+def _sums(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile_m, tile_n in hl.tile(x.size()):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
         out[tile_m, tile_n] = acc
     return out
 
