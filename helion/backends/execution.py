@@ -116,6 +116,11 @@ class Executor(Protocol):
         """Within it, launches that can be watched raise ``exc.DataRace``."""
         ...
 
+    @property
+    def aligned_only(self) -> bool:
+        """Whether no config of its takes tensors that do not begin at multiples of 16 bytes."""
+        ...
+
     def without_alignment(self, plan: Any) -> Mapping[str, Any] | None:
         """The keys of a config that takes tensors which do not begin at multiples of 16 bytes; None if the plan does."""
         ...

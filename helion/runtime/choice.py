@@ -63,6 +63,8 @@ class Choice:
         keys = of.executor.without_alignment(of.analysis.code(config).plan)
         if keys is not None:
             run = self._aligned(config, keys, run)
+        elif of.tells_alignment(of.analysis.code(config).plan):
+            run = self._aligned_or_elsewhere(run)
         if of.settings.checked:
             run = checked.run_checked(of.kernel, of.executor, run)
         if of.settings.print_repro:
@@ -80,6 +82,31 @@ class Choice:
             return self.compiled.function(anywhere)(*args)
 
         return run
+
+    def _aligned_or_elsewhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` for tensors that begin at multiples of 16 bytes; others are the next backend's."""
+        other: list[Choice] = []
+
+        def run(*args: Any) -> Any:
+            on_gpu = stub.active() or any(map(stub.on_gpu, args))
+            if not on_gpu or all(a.data_ptr() % 16 == 0 for a in args if isinstance(a, torch.Tensor)):
+                return function(*args)
+            if not other:
+                with self.compiled.lock:
+                    other[:] = other or [self._of_next_backend(args)]
+            assert other[0].run is not None
+            return other[0].run(*args)
+
+        return run
+
+    def _of_next_backend(self, args: Sequence[Any]) -> Choice:
+        """What runs calls that the backend in use cannot take."""
+        of = self.compiled.specialized
+        following = of.of_next_backend("tensors do not begin at multiples of 16 bytes")
+        choice = Choice(self.compiled.of(following), lambda: None)
+        given = [following.analysis.full_config(config) for config in of.kernel.configs[:1]]
+        choice.use(given[0] if given else choice.verified(args), by_default=True)
+        return choice
 
     def _shown(self, config: Config, run: Callable[..., Any]) -> Callable[..., Any]:
         """``run``, which prints the call as a script before it first runs."""
@@ -131,12 +158,19 @@ class Choice:
     def give_up(self, run: Callable[..., Any], error: exc.Base) -> None:
         """After ``run`` failed: use the next config, if nobody asked for this one.
 
-        Only a config that takes more than the GPU has is given up, and only if the call has changed nothing yet. The
+        Where it was left open which backend is used, one whose launch fails is left for the next. Else only
+        a config that takes more than the GPU has is given up. Both only if the call has changed nothing yet. The
         configs after it are the default, the seeds in their order, then the conservative one. Raises ``exc.NoFeasibleConfig`` when
         there is none, and ``error`` where none is tried.
         """
         of = self.compiled.specialized
         lack = of.executor.lack(error.__cause__)
+        if lack is None and self._may_leave_backend(error):
+            with self.compiled.lock:
+                if self.run is run:
+                    self._leave_backend(str(error.__cause__))
+                    self._install(verification.verdict_of(self.compiled).config)
+            return
         if lack is None or self.config is None or not self._is_repeatable(self.config):
             raise error
         with self.compiled.lock:
@@ -153,6 +187,13 @@ class Choice:
                 file=sys.stderr,
             )
             self._install(following)
+
+    def _may_leave_backend(self, error: exc.Base) -> bool:
+        """Whether a launch failed for which another backend can stand in, and no config was asked for by name."""
+        of, cause = self.compiled.specialized, error.__cause__
+        failed = isinstance(cause, Exception) and of.executor.is_failure(cause)
+        left_open = self._by_default and bool(of.analysis.slower)
+        return failed and left_open and self.config is not None and self._is_repeatable(self.config)
 
     def _is_repeatable(self, config: Config) -> bool:
         host = self.compiled.specialized.analysis.code(config).host

@@ -44,6 +44,10 @@ class Compiled:
         """The function of a full config, if it was asked for before."""
         return self._functions.get(config)
 
+    def of(self, specialized: Specialized) -> Compiled:
+        """Configs of the same kernel and arguments for another backend."""
+        return Compiled(specialized, self._rebind)
+
     def forget(self) -> None:
         """Nothing is loaded any more, because another backend is used."""
         with self.lock:

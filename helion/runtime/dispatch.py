@@ -498,7 +498,7 @@ def write_entry(key: Key, bound: Bound, values: tuple[Any, ...], miss: Callable[
         return None
     if not guards.world(traced.guards):
         return None
-    aligned = of.executor.without_alignment(code.plan) is not None
+    aligned = of.tells_alignment(code.plan)
     _memory(guards, code.host.may_write_arguments, aligned, static)
     guards.autograd(kernel.told_about_gradients)
     launcher = (host.__kwdefaults__ or {})["_launcher"]

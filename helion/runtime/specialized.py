@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Iterable
@@ -88,6 +89,18 @@ class Specialized:
     def is_eager(self) -> bool:
         """Whether calls run the Python function itself instead of compiled code."""
         return self.settings.ref_mode is RefMode.EAGER
+
+    def tells_alignment(self, plan: Any) -> bool:
+        """Whether calls go elsewhere whose tensors do not all begin at multiples of 16 bytes: to another config, or to another
+        backend where there is one."""
+        executor = self.executor
+        return executor.without_alignment(plan) is not None or (executor.aligned_only and bool(self.analysis.slower))
+
+    def of_next_backend(self, reason: str) -> Specialized:
+        """The same for the backend that is predicted to be the next fastest; there must be one."""
+        other = copy.copy(self)
+        other.analysis = self.analysis.without_first(reason)
+        return other
 
     def leave_backend(self, reason: str) -> None:
         """Go on with the backend that is predicted to be the next fastest, because of ``reason``; there must be one."""

@@ -166,3 +166,51 @@ def test_a_backend_or_config_that_was_asked_for_is_not_left(failing: None) -> No
     config = helion.Config(block_sizes=[64, 64, 64])
     with pytest.raises(exc.CuteError, match="the DSL says no"):
         helion.kernel(matmul.fn, backend="auto", config=config)(*arguments)
+
+
+# --- calls that a backend cannot take ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled_by_nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Launches of a stub, which find every kernel compiled."""
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    for module in (launcher, seen):
+        monkeypatch.setattr(module, "folder", lambda kernel: None)
+    monkeypatch.setattr("helion.backends.cute.toolchain.chain.folder", lambda kernel: None)
+    with helion.runtime.stub_driver() as stub:
+        yield stub
+
+
+def test_tensors_that_begin_elsewhere_are_the_next_backends(
+    compiled_by_nobody: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Call by call, and the others stay where they are."""
+    kernel = helion.kernel(matmul.fn, backend="auto")
+    square, apart = torch.zeros(64, 64, dtype=BF16), torch.zeros(64 * 64 + 1, dtype=BF16)[1:].view(64, 64)
+    for x, y in ((square, square), (apart, square), (square, square), (square, apart), (square, square)):
+        kernel(x, y)
+    bound = kernel.bind((square, square))
+    assert "wgmma_ab_stages" in bound.config and bound._of.analysis.backend.name == "cute"
+    assert len(compiled_by_nobody.launches) == 5 and "failed" not in capsys.readouterr().err
+    with pytest.raises(exc.CuteError, match="x, of shape .*begins 2 bytes behind a multiple of 16"):
+        helion.kernel(matmul.fn, backend="cute")(apart, square)
+
+
+def test_the_next_backend_runs_where_the_first_cannot_launch(
+    compiled_by_nobody: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(kernel: object) -> None:
+        raise launcher.LaunchFailed("matmul could not be launched: CUDA error 912")
+
+    monkeypatch.setattr(seen, "folder", fails)
+    kernel = helion.kernel(matmul.fn, backend="auto")
+    arguments = tuple(torch.zeros(64, 64, dtype=BF16) for _ in range(2))
+    for _ in range(3):
+        kernel(*arguments)
+    assert len(compiled_by_nobody.launches) == 3
+    assert capsys.readouterr().err.count("the backend cute failed (matmul could not be launched: CUDA error 912)") == 1
+    assert "@triton.jit" in kernel.bind(arguments).to_code()
+    for asked in ({"backend": "cute"}, {"backend": "auto", "config": helion.Config(block_sizes=[64, 64, 64])}):
+        with pytest.raises(exc.CuteError, match="CUDA error 912"):
+            helion.kernel(matmul.fn, **asked)(*arguments)

@@ -66,6 +66,7 @@ class ToyExecutor:
     error: type[exc.BaseError] = ToyError
     errors: tuple[type[Exception], ...] = (ZeroDivisionError,)
     inlining = None
+    aligned_only = False
 
     def prepare(self, names: dict[str, Any]) -> None:
         """Python runs it as it is."""

@@ -67,13 +67,27 @@ def test_an_address_that_the_copy_engine_cannot_take_is_named(compiled_by_nobody
     kernel = helion.kernel(matmul.fn, backend="cute")
     shifted = torch.zeros(64 * 64 + 1, dtype=BF16)[1:].view(64, 64)
     described = kernel_of(kernel.bind(ARGUMENTS))
-    with pytest.raises(launcher.LaunchFailed, match=r"tensor 1 .* begins 2 bytes behind a multiple of 16.*clone it"):
-        launcher.check_alignment(described, (ARGUMENTS[0], shifted))
+    with pytest.raises(launcher.LaunchFailed, match=r"y, of shape .* begins 2 bytes behind a multiple of 16.*clone it"):
+        launcher.check_tensors(described, (ARGUMENTS[0], shifted))
+    with pytest.raises(launcher.LaunchFailed, match=r"y is on meta, and x on cpu"):
+        launcher.check_tensors(described, (ARGUMENTS[0], shifted.to("meta")))
     with helion.runtime.stub_driver() as stub:
         kernel(*ARGUMENTS)
         kernel(*ARGUMENTS)
-        kernel(ARGUMENTS[0], shifted)  # leaves the written call for the launcher
-        assert len(stub.launches) == 3
+        with pytest.raises(exc.CuteError, match="y, of shape"):  # the written call leaves it to the launcher
+            kernel(ARGUMENTS[0], shifted)
+        assert len(stub.launches) == 2
+
+
+def test_no_rows_launch_nothing() -> None:
+    x, y = torch.zeros(0, 64, dtype=BF16), torch.zeros(64, 64, dtype=BF16)
+    for static in (True, False):
+        kernel = helion.kernel(matmul.fn, backend="cute", static_shapes=static)
+        assert kernel(x, y).shape == (0, 64) and "_launcher(_helion_matmul, (0,)" in kernel.bind((x, y)).to_code()
+        with pytest.raises(exc.CuteUnsupported, match="M = 64, N = 64, K = 0"):
+            kernel(y[:, :0], y[:0])
+    no_products = torch.zeros(0, 64, 64, dtype=BF16)
+    assert products.bmm(no_products, no_products).shape == (0, 64, 64)
 
 
 def test_calls_are_errors_of_their_kernel() -> None:

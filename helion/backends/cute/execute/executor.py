@@ -44,6 +44,7 @@ class CuteExecutor:
     error: type[exc.BaseError] = exc.CuteError
     errors: tuple[type[Exception], ...] = (CompilationFailed, LaunchFailed, RuntimeError)
     inlining = CuteInlining()
+    aligned_only = True
 
     def prepare(self, names: dict[str, Any]) -> None:
         """Modules describe their kernels; the launcher compiles them."""

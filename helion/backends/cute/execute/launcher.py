@@ -17,7 +17,7 @@ from ..plan.refusal import Refusal
 from ..toolchain.kernel import GemmKernel
 from ..toolchain.library import SHARED_OBJECT, Library, folder
 from .evaluate import evaluate
-from .problems import Given, launched, split
+from .problems import Given, launched, names_of, split
 from .workspace import workspaces
 
 ALIGNMENT_BYTES = 16
@@ -88,7 +88,7 @@ def left_of(given: Sequence[Given]) -> torch.Tensor:
 
 
 def _launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
-    check_alignment(kernel, given)
+    check_tensors(kernel, given)
     device, integers = left_of(given).get_device(), split(kernel, given)[1]
     with _refusals(kernel):
         launched(kernel, integers)
@@ -105,13 +105,20 @@ def _launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
     entry.checked.add(integers)
 
 
-def check_alignment(kernel: GemmKernel, given: Sequence[Given]) -> None:
+def check_tensors(kernel: GemmKernel, given: Sequence[Given]) -> None:
     """Raises ``LaunchFailed`` for a tensor that the copy engine cannot address."""
+    device = left_of(given).device
     for at, tensor in enumerate(given):
-        if isinstance(tensor, torch.Tensor) and tensor.data_ptr() % ALIGNMENT_BYTES:
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        name = names_of(kernel)[at]
+        if tensor.device != device:
+            raise LaunchFailed(f"{name} is on {tensor.device}, and {names_of(kernel)[0]} on {device}; move one of them")
+        behind = tensor.data_ptr() % ALIGNMENT_BYTES
+        if behind:
             raise LaunchFailed(
-                f"tensor {at} of the launch, of shape {tuple(tensor.shape)}, begins {tensor.data_ptr() % ALIGNMENT_BYTES} bytes"
-                f" behind a multiple of {ALIGNMENT_BYTES}, where the copy engine cannot begin; clone it, or use another backend"
+                f"{name}, of shape {tuple(tensor.shape)}, begins {behind} bytes behind a multiple of {ALIGNMENT_BYTES}, where"
+                " the copy engine cannot begin; clone it, or use backend='auto', which leaves such calls to another one"
             )
 
 

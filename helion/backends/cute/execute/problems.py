@@ -37,6 +37,14 @@ def split(kernel: GemmKernel, given: Sequence[Given]) -> tuple[Sequence[Given], 
     return given[:at], tuple(int(each) for each in given[at:])
 
 
+@functools.lru_cache(maxsize=256)
+def names_of(kernel: GemmKernel) -> tuple[str, ...]:
+    """What the tensors and numbers of a launch are called in messages, in order."""
+    problem = problem_of(kernel.problem)
+    outputs = (problem.names[2], *(output.name for output in problem.outputs[1:]))
+    return (*problem.names[:2], *outputs, *(operand.name for operand in problem.epilogue.operands))
+
+
 def launched(kernel: GemmKernel, integers: Sequence[int]) -> GemmProblem:
     """The problem of a launch. Raises ``Refusal`` for sizes and strides that the kernel cannot take."""
     problem = problem_of(kernel.problem)

@@ -29,6 +29,8 @@ def host_program(plan: CutePlan) -> HostProgram:
 
 def _pieces(plan: CutePlan, host: HostBuilder) -> str:
     """Of work that clusters take in turn."""
+    if plan.is_empty:
+        return "0"
     numbers = dict(plan.runtime)
     gemm, problem = plan.gemm, plan.gemm.problem
     covered = zip(("size_m", "size_n"), gemm.tile, gemm.cluster_tiles, strict=False)

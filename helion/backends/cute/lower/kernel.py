@@ -43,8 +43,9 @@ def _product(program: Program) -> Product:
         return product
     if len(product.outputs) > 1:
         raise Refusal("several outputs of products side by side are not implemented")
-    if equal(batched.size, 1):
-        return dataclasses.replace(product, batch_block=batched.block)
+    if equal(batched.size, 1) or equal(batched.size, 0):
+        is_empty = product.is_empty or equal(batched.size, 0)
+        return dataclasses.replace(product, batch_block=batched.block, is_empty=is_empty)
     return _side_by_side(product, batched)
 
 
@@ -106,6 +107,7 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
         gemm=gemm,
         arguments=tuple(at if isinstance(at, Expr) else program.tensors[at] for at in product.arguments),
         runtime=product.runtime,
+        is_empty=product.is_empty,
         sizes=tuple(decisions.sizes[block.id] for block in program.blocks),
         overwritten=tuple(dict.fromkeys(tensor.source for tensor in overwritten(program, program))),
         origin_lines=settings.output_origin_lines,

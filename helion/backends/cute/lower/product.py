@@ -49,6 +49,8 @@ class Product:
     whole_rows: bool
     undecided: tuple[int, ...] = ()
     """Tiles of the program that mean nothing here: of columns where it has whole rows."""
+    is_empty: bool = False
+    """Whether there is nothing to compute, and the problem is that of one row."""
     batch_block: int | None = None
     """That of products side by side, of which a program takes one."""
 
@@ -253,7 +255,7 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain) -> Product:
     numbers: dict[str, Number] = {**sizes, "pitch_a": a_pitch, "pitch_b": b_pitch, **chain.runtime}
     runtime = tuple((name, number) for name, number in numbers.items() if isinstance(number, Expr))
     problem = GemmProblem(
-        m=example(sizes["size_m"]),
+        m=max(1, example(sizes["size_m"])),
         n=example(sizes["size_n"]),
         k=example(sizes["size_k"]),
         operand_dtype=dtype_name(a.tensor.dtype),
@@ -274,6 +276,7 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain) -> Product:
         outputs=outputs,
         operands=operands,
         runtime=runtime,
+        is_empty=equal(sizes["size_m"], 0),
         blocks=(frame.m, frame.n, frame.k),
         whole_rows=frame.whole_rows,
         undecided=(frame.n, *frame.same) if frame.by_tiles else (),

@@ -103,7 +103,8 @@ def check_problem(problem: GemmProblem) -> None:
     if problem.operand_dtype not in OPERAND_DTYPES:
         raise Refusal(f"products of {problem.operand_dtype} are not implemented; {', '.join(OPERAND_DTYPES)} are")
     if not all(0 < extent <= MAX_EXTENT for extent in (problem.m, problem.n, problem.k)):
-        raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {(problem.m, problem.n, problem.k)}")
+        extents = ", ".join(f"{side} = {getattr(problem, side.lower())}" for side in "MNK")
+        raise Refusal(f"extents of 1 to {MAX_EXTENT} are implemented, not {extents}")
     if itemsize(problem.operand_dtype) != 2 and (problem.a_major, problem.b_major) != ("k", "k"):
         raise Refusal("operands of 8 and of 32 bits have to be contiguous along K")
     _check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))

@@ -34,6 +34,8 @@ class CutePlan:
     sizes: tuple[int, ...]
     overwritten: tuple[str, ...]
     origin_lines: bool
+    is_empty: bool = False
+    """Whether nothing is launched."""
     warnings: tuple[exc.BaseWarning, ...] = ()
 
     @property

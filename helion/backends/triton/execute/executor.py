@@ -53,6 +53,7 @@ _INLINING = TritonInlining()
 class TritonExecutor:
     error: type[exc.BaseError] = exc.TritonError
     errors: tuple[type[Exception], ...] = (TritonError, RuntimeError)
+    aligned_only = False
 
     @property
     def inlining(self) -> TritonInlining | None:
