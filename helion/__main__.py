@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, exc.Base, AssertionError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

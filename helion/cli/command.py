@@ -12,7 +12,7 @@ class Command:
     """A subcommand: ``configure`` adds its options to a parser, ``run`` gives the exit status.
 
     What ``run`` raises of ValueError, TypeError, OSError, AssertionError and ``exc.Base`` is printed as ``error: ...``,
-    with exit status 2.
+    with exit status 2, and an interrupt from the keyboard as ``interrupted``, with exit status 130.
     """
 
     name: str

@@ -14,7 +14,10 @@ import argparse
 import contextlib
 import importlib
 import pathlib
+import signal
 import sys
+import threading
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -98,12 +101,35 @@ def _each(works: Sequence[Work], options: argparse.Namespace, measuring: bool) -
     gpus = _gpus(options.gpus, _all_simulated(works)) if measuring else [None]
     if len(gpus) == 1:
         worker = Worker()
-        for work in works:
-            yield work, worker.run(work)
+        with _interrupts() as interrupts:
+            for work in works:
+                yield work, worker.run(work)
+                if interrupts:  # it ended the search of one kernel, whose best so far is kept
+                    raise KeyboardInterrupt
         return
     share = max(1, (cpus() - 1) // len(gpus))
     works = [replace(work, options={"workers": share, **work.options}) for work in works]
     yield from _by_crew(works, LocalCrew(gpus))
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Sequence[int]]:
+    """The signals of interrupts from the keyboard that came, whatever has caught them."""
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def noticed(number: int, frame: types.FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, noticed)
+    try:
+        yield came
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 def _by_crew(works: Sequence[Work], crew: Crew) -> Iterator[tuple[Work, Report]]:

@@ -18,10 +18,12 @@ import torch
 
 from helion.__main__ import main
 from helion.autotuner.cache.store import default_store
+from helion.autotuner.outcome import Outcome
 from helion.cli import crew as crews
 from helion.cli.crew import Crew, Hand, LocalCrew, Lost, distributed
 from helion.cli.ray_crew import RayCrew
 from helion.cli.work import Report, Work, Worker
+from helion.runtime.tuning import evaluator
 
 KERNELS = """
 import os, signal, time
@@ -87,6 +89,28 @@ def test_every_gpu_has_a_process_and_one_that_dies_costs_the_others_nothing(
     assert "centred(f32[1,1], f32[1]): " in said.out
     assert "error: deadly(f32[8]): 2 workers were lost with it: " in said.err
     assert main(["tune", str(spec), "--gpus", "0"]) == 2
+
+
+def test_an_interrupt_ends_all_works_and_keeps_what_was_found(
+    spec: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends a search, whose best so far is an answer, and the works after it are not begun."""
+    spec.write_text(SPEC.replace('"minimal"', '"quick"\nisolated = false\nprogress = false'))
+    finish = evaluator.Evaluator.finish
+    tried: list[Outcome] = []
+
+    def interrupted(self: evaluator.Evaluator) -> Outcome:
+        tried.append(finish(self))
+        if len(tried) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return tried[-1]
+
+    monkeypatch.setattr(evaluator.Evaluator, "finish", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["tune", str(spec), "--gpus", "1"]) == 130
+    said = capsys.readouterr()
+    assert said.err == "interrupted\n" and said.out.count("@helion.kernel(config=") == 1 == kept() and len(tried) == 2
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.prove

@@ -20,10 +20,13 @@ from helion import exc
 from helion.autotuner.cache.rows import Entry, exported
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.measure.accuracy import Tolerance, difference
-from helion.autotuner.outcome import Status
+from helion.autotuner.options import Options
+from helion.autotuner.outcome import Outcome, Status
 from helion.autotuner.pool.children import Nursery
-from helion.runtime.tuning import loaded
+from helion.runtime.tuning import autotune, evaluator, loaded
 from helion.runtime.tuning.bench import Bench, DirectBench
+from helion.runtime.tuning.candidates import start_configs
+from helion.runtime.tuning.keys import key_of
 from helion.runtime.tuning.session import NEEDED, Candidate, Task, nursery_of
 
 
@@ -144,6 +147,32 @@ def test_a_kernel_is_tuned_and_the_answer_kept(empty_store: None, capsys: pytest
     again = helion.kernel(softmax)
     assert again.autotune((x,), force=False, **QUIET) == config
     assert len(store.all()) == 1
+
+
+def test_a_search_that_does_not_end_is_gone_on_with(empty_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(33, 100)
+    finish = evaluator.Evaluator.finish
+    tried: list[helion.Config] = []
+
+    def ending(self: evaluator.Evaluator) -> Outcome:
+        if len(tried) == 6:
+            raise SystemExit("the machine goes down")
+        outcome = finish(self)
+        tried.append(outcome.config)
+        return outcome
+
+    monkeypatch.setattr(autotune.SweepKeeper, "INTERVAL", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator.Evaluator, "finish", ending)
+        with pytest.raises(SystemExit):
+            helion.kernel(softmax).autotune((x,), configs=9, random_seed=1, isolated=False, **QUIET)
+    store, bound = default_store(), helion.kernel(softmax).bind((x,))
+    assert store is not None and not store.all()
+    key = key_of(bound._of, (x,))
+    assert key is not None and {outcome.config for outcome in store.sweep(key)} == set(tried)
+    working = sorted((o for o in store.sweep(key) if o.microseconds is not None), key=lambda outcome: outcome.time)
+    starts = start_configs(bound._of, Options(), store, key)
+    assert set(starts) >= {outcome.config for outcome in working[:4]} and starts[0] == bound.default_config()
 
 
 def test_tuning_is_repeatable(empty_store: None, monkeypatch: pytest.MonkeyPatch) -> None:

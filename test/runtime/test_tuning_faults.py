@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -119,14 +120,19 @@ def test_an_interrupt_ends_the_search_and_the_call_is_right(tmp_path: Path) -> N
 @pytest.mark.prove
 def test_what_was_killed_leaves_nothing_and_can_be_started_again(tmp_path: Path) -> None:
     with started(tmp_path, 100_000) as process:
-        wait_for(tmp_path, process, 3)
+        wait_for(tmp_path, process, 8)
         pids = members(process.pid)
         process.kill()
     assert len(pids) > 1 and all_gone(pids)
+    with sqlite3.connect(tmp_path / "cache" / "tuned.sqlite") as connection:
+        kept = [json.loads(config) for (config,) in connection.execute("select config from tried where status = 'ok'")]
+    assert kept  # what it had tried
     (tmp_path / "log").unlink()
-    with started(tmp_path, 4) as process:
+    with started(tmp_path, 12) as process:
         out, err = process.communicate(timeout=100)
     assert process.returncode == 0 and out.startswith("right {"), err
+    again = [event["config"] for event in events(tmp_path) if event["event"] == "tried"]
+    assert any(config in kept for config in again)
 
 
 @pytest.mark.prove

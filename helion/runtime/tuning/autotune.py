@@ -18,7 +18,7 @@ from ...autotuner.cache.store import Store, default_store
 from ...autotuner.measure.accuracy import Tolerance
 from ...autotuner.measure.protocol import Evaluator as AnyEvaluator
 from ...autotuner.options import Options
-from ...autotuner.outcome import Status
+from ...autotuner.outcome import Outcome, Status
 from ...autotuner.pool.children import Nursery
 from ...autotuner.pool.compiling import CompilePool, Patience
 from ...autotuner.progress import listeners
@@ -26,7 +26,7 @@ from ...autotuner.search.domain import Domain
 from ...autotuner.search.finite import FiniteSearch
 from ...autotuner.search.protocol import Search
 from ...autotuner.search.strategy import search_of
-from ...autotuner.tuner import Budget, Result, tune
+from ...autotuner.tuner import Budget, Listener, Result, tune
 from ...config import Config
 from .. import ref_mode
 from ..signature import tensors_in
@@ -75,8 +75,10 @@ def tuned(
     elif not starts:
         raise exc.NoConfigFound(kernel=of.kernel.name, reason="autotune_config_filter lets none of those given pass")
     domain = domain_of(of, options, starts if listed else (), starts)
+    keeping = [] if store is None or key is None else [SweepKeeper(store, key)]
     with evaluator_of(of, args, options) as evaluator:
-        result = searched(of, options, domain, evaluator, f"{of.kernel.name} on {of.target.name}", starts[0])
+        name = f"{of.kernel.name} on {of.target.name}"
+        result = searched(of, options, domain, evaluator, name, starts[0], keeping)
     if result.outcomes and not any(o.status is Status.OK for o in result.outcomes):
         reasons = dict.fromkeys(o.detail for o in result.outcomes if o.detail)
         raise exc.NoConfigFound(kernel=of.kernel.name, reason="; ".join(list(reasons)[:5]) or result.why)
@@ -91,8 +93,36 @@ def _tag(given: Sequence[Config]) -> str:
     return f"of {len(given)} configs {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
+class SweepKeeper:
+    """Keeps what was tried while a search runs, so that one that is killed is gone on with by the next."""
+
+    #: Seconds between writes.
+    INTERVAL = 2.0
+
+    def __init__(self, store: Store, key: Key) -> None:
+        self._store = store
+        self._key = key
+        self._fresh: list[Outcome] = []
+        self._last = time.monotonic()
+
+    def tried(self, outcome: Outcome) -> None:
+        self._fresh.append(outcome)
+        if time.monotonic() - self._last >= self.INTERVAL:
+            self._store.add(self._key, self._fresh)
+            self._fresh, self._last = [], time.monotonic()
+
+    def finished(self, result: Result) -> None:
+        """All of it is kept with the answer."""
+
+
 def searched(
-    of: Specialized, options: Options, domain: Domain, evaluator: AnyEvaluator, name: str, baseline: Config
+    of: Specialized,
+    options: Options,
+    domain: Domain,
+    evaluator: AnyEvaluator,
+    name: str,
+    baseline: Config,
+    keeping: Sequence[Listener] = (),
 ) -> Result:
     """What as many searches as the options say find; ``name`` is what users are shown."""
     if domain.configs is not None:
@@ -101,8 +131,8 @@ def searched(
         searches = [search_of(options, domain, options.random_seed + at) for at in range(options.best_of)]
     budget = Budget(seconds=options.seconds, configs=options.configs)
     whole = Budget(seconds=options.seconds * len(searches), configs=options.configs * len(searches))
-    shown = listeners(name, whole, options, baseline, of.decorator)
-    return tune(searches[0], evaluator, budget, baseline, shown, again=searches[1:], close=options.close)
+    told = [*keeping, *listeners(name, whole, options, baseline, of.decorator)]
+    return tune(searches[0], evaluator, budget, baseline, told, again=searches[1:], close=options.close)
 
 
 def kept_entry(of: Specialized, args: Sequence[Any]) -> Entry | None:
