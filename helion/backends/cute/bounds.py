@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...hardware import Target
 from .limits import LEAST_COLUMNS, TCGEN05_ROWS
@@ -10,21 +10,40 @@ from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.dtypes import itemsize
 from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmProblem
 from .plan.refusal import Refusal
+from .plan.scales import BlockScales
 
 MOST_COLUMNS = 256
+#: The fewest and the most elements along each of M, N and K.
+Sides = tuple[tuple[int, int], ...]
 
 
-def tile_bounds(problem: GemmProblem, target: Target) -> tuple[tuple[int, int], ...]:
+def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
     """The fewest and the most elements of a tile along M, N and K."""
     line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
     least = LEAST_COLUMNS if problem.b_major == "k" else max(LEAST_COLUMNS, line)
     products = 1 + len(problem.epilogue.of_kind("product"))
     most, depth = MOST_COLUMNS // products, 2 * line if products == 1 else line
-    if target.has("tcgen05"):
-        return (WGMMA_ROWS, 2 * TCGEN05_ROWS // products), (least, most), (line, depth)
-    promotes = itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
-    columns = min(most, MAX_SUM_REGISTERS // products) if promotes else most
-    return (WGMMA_ROWS, 4 * WGMMA_ROWS // products), (least, columns), (line, depth)
+    rows = 2 * TCGEN05_ROWS if target.has("tcgen05") else 4 * WGMMA_ROWS
+    promotes = target.has("wgmma") and itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
+    if promotes or problem.scales is not None:  # sums are kept twice
+        most = min(most, MAX_SUM_REGISTERS // products)
+    sides = (WGMMA_ROWS, rows // products), (least, most), (line, depth)
+    return sides if problem.scales is None else _with_factors(problem.scales, sides)
+
+
+def _with_factors(scales: BlockScales, sides: Sides) -> Sides:
+    """Tiles of no more than what has one factor in the program."""
+    whole = {"row": scales.of("row"), "column": scales.of("column")}
+    shared = [each.lines if each is not None and each.whole else None for each in whole.values()]
+    return tuple(
+        (least, max(least, min(most, bound or most)))
+        for (least, most), bound in zip(sides, (*shared, scales.k), strict=True)
+    )
+
+
+def ctas_per_mma(rows: int, target: Target) -> int:
+    """A tile of more rows than one CTA has lanes of tensor memory is that of a pair."""
+    return 2 if target.has("tcgen05") and rows > TCGEN05_ROWS else 1
 
 
 def columns_of(problem: GemmProblem, ctas: int, target: Target) -> int:
@@ -53,13 +72,20 @@ def least_rows(problem: GemmProblem, ctas: int) -> int:
     return max(WGMMA_ROWS, atom * ctas)
 
 
-def smallest(problem: GemmProblem, whole_rows: bool, target: Target) -> Iterator[Choice]:
-    """The choices that take least; what has no plan with any of them has none. Raises ``Refusal`` for rows that no cluster
-    holds."""
-    tile = tuple(least for least, _ in tile_bounds(problem, target))
+def smallest(
+    problem: GemmProblem, whole_rows: bool, target: Target, fixed: Sequence[int | None] = (None, None, None)
+) -> Iterator[Choice]:
+    """The choices that take least; what has no plan with any of them has none. ``fixed`` are sides of tiles along M, N and K
+    that the program says. Raises ``Refusal`` for rows that no cluster holds."""
+    bounds = tile_bounds(problem, target)
+    tile = tuple(said or least for said, (least, _) in zip(fixed, bounds, strict=True))
     narrow = LEAST_COLUMNS // 2
     if not whole_rows:
-        yield Choice(tile=(tile[0], tile[1], tile[2]), epilogue_n=narrow, ab_stages=2)
+        rows = tile[0]
+        pair = ctas_per_mma(rows, target)
+        yield Choice(
+            tile=(rows, tile[1], tile[2]), cluster=(pair, 1), ctas_per_mma=pair, epilogue_n=narrow, ab_stages=2
+        )
         return
     most = tile_bounds(problem, target)[1][1]
     if problem.epilogue.reduces_rows and problem.n > MAX_ROW_CLUSTER * most:
@@ -69,5 +95,5 @@ def smallest(problem: GemmProblem, whole_rows: bool, target: Target) -> Iterator
         )
     for ctas in row_clusters(problem, target):
         columns = columns_of(problem, ctas, target)
-        rows = least_rows(problem, ctas)
+        rows = fixed[0] or least_rows(problem, ctas)
         yield Choice(tile=(rows, columns, tile[2]), cluster=(1, ctas), epilogue_n=narrow, ab_stages=2)

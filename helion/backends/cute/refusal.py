@@ -21,7 +21,8 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
         unit_of(target)
         product = known_product(program)
         check_strides(product)
-        for choice in smallest(product.problem, product.whole_rows, target):
+        fixed = [product.fixed.get(block) for block in product.blocks]
+        for choice in smallest(product.problem, product.whole_rows, target, fixed):
             refused = _refused(product.problem, choice, target)
             if refused is None:
                 return None

@@ -10,8 +10,7 @@ from ... import exc
 from ...autotuner.decisions import Decisions
 from ...autotuner.space.own import Rule
 from ...hardware import Target
-from .bounds import columns_of, least_rows, row_clusters
-from .limits import TCGEN05_ROWS
+from .bounds import columns_of, ctas_per_mma, least_rows, row_clusters
 from .plan.build import plan_gemm, unit_of
 from .plan.records import Choice, GemmPlan, GemmProblem
 from .plan.refusal import Refusal
@@ -76,11 +75,6 @@ def subtile_of(width: int, wanted: int) -> int:
     while width % (2 * columns) and columns > ONE_WARP_COLUMNS:
         columns //= 2
     return columns
-
-
-def ctas_per_mma(rows: int, target: Target) -> int:
-    """A tile of more rows than one CTA has lanes of tensor memory is that of a pair."""
-    return 2 if target.has("tcgen05") and rows > TCGEN05_ROWS else 1
 
 
 @dataclass(frozen=True)

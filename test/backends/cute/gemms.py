@@ -10,6 +10,7 @@ from helion import hardware
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.epilogue import Epilogue, EpilogueOperand, Instruction, constant
 from helion.backends.cute.plan.records import Batch, Choice, GemmPlan, GemmProblem, Major
+from helion.backends.cute.plan.scales import BlockScales, Scale, Side
 
 HOPPER = hardware.target("sm_90")
 BLACKWELL = hardware.target("sm_100")
@@ -85,6 +86,32 @@ PINGPONG = Choice(tile=(128, 128, 64), cluster=(2, 1), pingpong=True)
 PAIR = Choice(tile=(256, 256, 64), cluster=(2, 1), ctas_per_mma=2)
 FP8_PAIR = Choice(tile=(256, 128, 128), cluster=(2, 1), ctas_per_mma=2)
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+
+
+def scale(side: Side, lines: int, extent: int, k: int, *, block: int = 128, dtype: str = "float32") -> Scale:
+    """Of lines, blocks of K next to each other."""
+    blocks = -(-k // block)
+    pitch = 0 if lines >= extent else blocks
+    return Scale(name=f"{side}_factors", side=side, dtype=dtype, pitch=pitch, k_pitch=1, lines=lines)
+
+
+def blockwise(
+    m: int = 4096,
+    n: int = 4096,
+    k: int = 4096,
+    *,
+    rows: int | None = 1,
+    columns: int | None = 128,
+    block: int = 128,
+    operands: str = "float8_e4m3fn",
+    output: str = "bfloat16",
+    epilogue: Epilogue | None = None,
+) -> GemmProblem:
+    """With factors of blocks of K for so many rows, and so many columns; None for none."""
+    factors = [scale("row", rows, m, k, block=block)] if rows else []
+    factors += [scale("column", columns, n, k, block=block)] if columns else []
+    problem = product(m, n, k, operands=operands, output=output, epilogue=epilogue)
+    return dataclasses.replace(problem, scales=BlockScales(k=block, factors=tuple(factors)))
 
 
 def _with(choice: Choice, **changes: object) -> Choice:
@@ -193,6 +220,26 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16_to_fp8": (product(1000, 528, 136, output=E4M3, epilogue=bias("silu")), PINGPONG),
     "fp8": (product(operands=E4M3), Choice(tile=(128, 128, 128))),
     "fp8_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), Choice(tile=(128, 128, 128))),
+    "fp8_blockwise": (blockwise(), Choice(tile=(128, 128, 128))),
+    "fp8_blockwise_multicast": (blockwise(), Choice(tile=(128, 128, 128), cluster=(2, 1))),
+    "fp8_blockwise_columns": (blockwise(columns=1), Choice(tile=(128, 128, 128), cluster=(1, 2))),
+    "fp8_blockwise_odd": (blockwise(1000, 520, 1040, columns=1), Choice(tile=(128, 64, 128), cluster=(2, 1))),
+    "fp8_blockwise_rows": (blockwise(1000, 520, 1040, columns=None), Choice(tile=(64, 128, 128))),
+    "fp8_blockwise_columns_only": (blockwise(1000, 520, 1040, rows=None, columns=1), Choice(tile=(256, 64, 128))),
+    "fp8_blockwise_one": (blockwise(1000, 520, 1040, rows=None, columns=4096), Choice(tile=(128, 128, 128))),
+    "fp8_blockwise_gathered": (blockwise(1000, 520, 1040, rows=64, columns=32), Choice(tile=(128, 128, 128))),
+    "fp8_blockwise_256": (blockwise(1000, 520, 1040, block=256), Choice(tile=(128, 128, 128), cluster=(1, 2))),
+    "fp8_blockwise_pingpong": (blockwise(1000, 520, 1040), Choice(tile=(64, 64, 128), pingpong=True)),
+    "fp8_blockwise_splits": (blockwise(250, 256, 8208), Choice(tile=(128, 64, 128), splits=2, grid_splits=4)),
+    "fp8_blockwise_residual": (
+        blockwise(1000, 528, 1040, epilogue=scaled_residual(528)),
+        Choice(tile=(128, 128, 128), cluster=(2, 1)),
+    ),
+    "e5m2_blockwise_fp32": (
+        blockwise(1000, 528, 1040, operands=E5M2, output="float32"),
+        Choice(tile=(128, 64, 128), cluster=(2, 2)),
+    ),
+    "bf16_blockwise": (blockwise(1000, 520, 1040, operands="bfloat16"), Choice(tile=(128, 128, 64))),
     "fp8_unpromoted": (product(operands=E4M3), Choice(tile=(128, 256, 128), promote=False)),
     "fp8_e5m2_odd": (
         product(1000, 528, 144, operands=E5M2, epilogue=row_and_column_scales()),
@@ -281,6 +328,17 @@ ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
     "fp8_pair": (product(operands=E4M3), _with(FP8_PAIR, ab_stages=8)),
     "fp8_pair_scales": (product(operands=E4M3, epilogue=row_and_column_scales()), _with(FP8_PAIR, ab_stages=8)),
     "fp8_e5m2_odd": (product(1000, 528, 144, operands=E5M2), Choice(tile=(128, 128, 128))),
+    "fp8_blockwise": (blockwise(), Choice(tile=(128, 64, 128), cluster=(1, 2))),
+    "fp8_blockwise_pair": (blockwise(), _with(FP8_PAIR, tile=(256, 64, 128), cluster=(2, 2))),
+    "fp8_blockwise_columns_odd": (blockwise(1000, 520, 1040, columns=1), Choice(tile=(128, 64, 128))),
+    "fp8_blockwise_64_odd": (blockwise(1000, 520, 1040, columns=1), Choice(tile=(64, 128, 128), cluster=(2, 1))),
+    "fp8_blockwise_256_residual": (
+        blockwise(1000, 528, 1040, block=256, epilogue=scaled_residual(528)),
+        Choice(tile=(128, 64, 128), cluster=(2, 2)),
+    ),
+    "fp8_blockwise_one": (blockwise(1000, 520, 1040, rows=None, columns=4096), Choice(tile=(128, 64, 128))),
+    "fp8_blockwise_grid_splits": (blockwise(250, 256, 8208), Choice(tile=(128, 64, 128), grid_splits=4)),
+    "bf16_blockwise": (blockwise(1000, 520, 1040, operands="bfloat16"), Choice(tile=(128, 64, 64))),
 }
 ON_BLACKWELL |= {
     "several_outputs": (product(1000, 520, 136, epilogue=rows.gelu_and_more(520)), SQUARE),

@@ -8,6 +8,7 @@ Left out are waiting and copies to global memory; the fragments of the matrix un
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import re
 import types
@@ -29,7 +30,7 @@ from helion.backends.cute.roles.programs import kernel_program
 WAITING = (
     *(g.Acquire, g.Wait, g.Release, g.Tail, g.ArmRows, g.Meet, g.StoreWait, g.LoadVectors, g.ShareVectors),
     *(g.WgmmaFence, g.WgmmaCommit, g.WgmmaWait, g.Mma, g.KLoop, g.AllocateSums, g.FindSums, g.FreeSums),
-    *(g.WriteStage, g.FenceShared, g.TmaStore, g.ClearSums, g.KGroups, g.Promote),
+    *(g.WriteStage, g.FenceShared, g.TmaStore, g.ClearSums, g.KGroups, g.LoadScales, g.Promote),
 )
 """Steps that have no part in what is computed."""
 
@@ -195,6 +196,8 @@ class Cluster:
         self.outputs: dict[str, dict[int, list[Lanes]]] = {}
         self.columns = {output.name: Column(self, plan.problem.m) for output in plan.problem.outputs_of("column")}
         self.names: dict[str, Any] = {}
+        self.stages = 0
+        """Of every ring, where that is not what the plan says."""
 
     # Who holds what ---------------------------------------------------------------------------------------------------
 
@@ -235,18 +238,7 @@ class Cluster:
     def text(self) -> str:
         """Of one tile, from the sums on; conditions of single threads are those of ``only``."""
         program = kernel_program(self.plan)
-        role = program.role("store")
-
-        def rule(step: g.Step) -> tuple[g.Step, ...]:
-            if isinstance(step, WAITING) or (isinstance(step, g.SetUp) and step.name != "rows"):
-                return ()
-            if isinstance(step, (g.TileLoop, g.Gate)):
-                return step.body if isinstance(step, g.TileLoop) else ()
-            ab = isinstance(step, (g.Cursor, g.Advance)) and "rows" not in getattr(
-                step, "name", getattr(step, "cursor", "")
-            )
-            return () if ab and not (isinstance(step, g.Cursor) and step.pipeline != "ab") else (step,)
-
+        role, rule = program.role("store"), self.kept
         out = Writer()
         print_steps(
             out, program, g.Role(name="store", first_warp=0, warps=role.warps, program=rewrite(role.program, rule))
@@ -258,17 +250,32 @@ class Cluster:
             flags=re.MULTILINE,
         )
 
+    def kept(self, step: g.Step) -> tuple[g.Step, ...]:
+        """What is executed in the place of a step."""
+        if isinstance(step, WAITING) or (isinstance(step, g.SetUp) and step.name != "rows"):
+            return ()
+        if isinstance(step, (g.TileLoop, g.Gate)):
+            return step.body if isinstance(step, g.TileLoop) else ()
+        ab = isinstance(step, (g.Cursor, g.Advance)) and "rows" not in getattr(
+            step, "name", getattr(step, "cursor", "")
+        )
+        return () if ab and not (isinstance(step, g.Cursor) and step.pipeline != "ab") else (step,)
+
     def run(self) -> None:
         """Executes it; what is stored is in ``matrix`` and ``columns`` then."""
         cta, names = self._threads()
         self.names = {
             **names,
             "cutlass": types.SimpleNamespace(
-                **CONVERSIONS, range_constexpr=range, range=lambda n, unroll: range(n), select_=lifted(_select)
+                **CONVERSIONS,
+                range_constexpr=range,
+                range=lambda *bounds, unroll: range(*bounds),
+                select_=lifted(_select),
+                min=_least,
             ),
             "cute": self._cute(),
             "pipeline": types.SimpleNamespace(
-                make_pipeline_state=lambda user, stages: Place(stages),
+                make_pipeline_state=lambda user, stages: Place(self.stages or stages),
                 PipelineUserType=types.SimpleNamespace(Consumer=0, Producer=1),
             ),
             "only": self._only,
@@ -288,7 +295,7 @@ class Cluster:
         for subtile, values in self.outputs[name].items():
             for i, value in enumerate(values):
                 row, column = self.place(i, subtile)
-                inside = column < found.shape[1]
+                inside = (row < found.shape[0]) & (column < found.shape[1])
                 found[row[inside], column[inside]] = value.held.expand(self.shape)[inside]
         return found
 
@@ -365,6 +372,7 @@ class Cluster:
             shuffle_sync_bfly=lambda value, offset: Lanes(
                 value.held.expand(self.shape)[:, torch.arange(self.shape[1]) ^ offset]
             ),
+            shuffle_sync=self._shuffled,
             inline_ptx=self._inline_ptx,
             sync_warp=lambda: None,
             fence_view_async_tmem_load=lambda: None,
@@ -379,6 +387,11 @@ class Cluster:
             copy=lambda how, source, to: self._copy(source, to),
             autovec_copy=self._copy,
         )
+
+    def _shuffled(self, value: Lanes, offset: Any) -> Lanes:
+        """What lane number `offset` of each warp has."""
+        first = torch.arange(self.shape[1]).expand(self.shape) // 32 * 32
+        return Lanes(value.held.expand(self.shape).gather(1, first + _plain(offset)))
 
     def _copy(self, source: list[Lanes], to: Registers) -> None:
         to.values = list(source)
@@ -405,6 +418,90 @@ class Cluster:
             place = _plain(first + word).clamp(max=self.memory.shape[1] - 1)
             found.values[word] = Lanes(self.memory[cta.held, place])
         return found
+
+
+class Blocks(Cluster):
+    """The main loop as well, of the first tile of a product with factors of blocks of K; ``a`` (M tile, K), ``b`` (N, K).
+
+    Slots of rings are numbered by K tile, or by block, so that a cursor says what is in its slot.
+    """
+
+    def __init__(
+        self,
+        plan: GemmPlan,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        factors: Mapping[str, torch.Tensor],
+        operands: Mapping[str, torch.Tensor],
+    ) -> None:
+        super().__init__(plan, [torch.zeros(a.shape[0], b.shape[0])], operands)
+        self.a, self.b, self.factors, self.stages = a.float(), b.float(), factors, 1 << 30
+        self.accumulate = True
+
+    def kept(self, step: g.Step) -> tuple[g.Step, ...]:
+        mainloop = (g.ClearSums, g.KLoop, g.KGroups, g.LoadScales, g.Promote, g.Mma)
+        places = (g.Cursor, g.Advance)
+        if isinstance(step, mainloop) or (isinstance(step, places) and _ring(step) in ("ab_read", "sums_read")):
+            return (step,)
+        if isinstance(step, g.SetUp) and step.name == "scales":
+            return (step,)
+        return super().kept(step)
+
+    def _sums(self) -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        for scale in self.plan.problem.scales.factors if self.plan.problem.scales else ():
+            names[scale.label] = View(functools.partial(self._factor, self.factors[scale.name]))
+        if self.plan.unit == "tcgen05":
+            names["sums_copy"] = None
+            names["sums_part"] = View(lambda *at: self._of_subtile(self._block(at[5]), at[4]))
+            return names
+        count = self.plan.sum_columns // 2 * self.plan.row_atoms
+        fragments = View(lambda *at: at[2:])
+        return names | {
+            "sums": Registers(self, count),
+            "total": Registers(self, count),
+            "tiled_mma": types.SimpleNamespace(set=lambda field, value: setattr(self, "accumulate", value)),
+            "warpgroup": types.SimpleNamespace(Field=types.SimpleNamespace(ACCUMULATE=0)),
+            "fragment_a": fragments,
+            "fragment_b": fragments,
+        }
+
+    def _cute(self) -> Any:
+        found = super()._cute()
+        found.gemm = self._multiply
+        return found
+
+    def _factor(self, held: torch.Tensor, line: Any, block: int) -> Lanes:
+        """Raises ``IndexError`` for one that is not there."""
+        return Lanes(held[torch.as_tensor(_plain(line)).expand(self.shape), block].float())
+
+    def _part(self, first: int, size: int) -> torch.Tensor:
+        return self.a[:, first : first + size] @ self.b[:, first : first + size].t()
+
+    def _block(self, number: int) -> torch.Tensor:
+        size = self.plan.tile[2] * self.plan.promote_k_tiles
+        return self._part(number * size, size)
+
+    def _multiply(self, mma: Any, sums: Registers, a: tuple[int, int], b: tuple[int, int], to: Registers) -> None:
+        """One instruction of a K tile."""
+        assert a == b and sums is to
+        (step, k_tile), depth = a, self.plan.tile[2] // self.plan.mma_steps
+        part = self._part(k_tile * self.plan.tile[2] + step * depth, depth)
+        atom = self.plan.epilogue_n // 2
+        for subtile in range(self.plan.subtiles):
+            for i, value in enumerate(self._of_subtile(part, subtile)):
+                at = subtile * atom + i // atom * (self.plan.sum_columns // 2) + i % atom
+                sums.values[at] = sums.values[at] + value if self.accumulate else value  # type: ignore[operator]
+
+
+def _ring(step: g.Step) -> str:
+    return getattr(step, "name", "") or getattr(step, "cursor", "")
+
+
+def _least(x: Any, y: Any) -> Any:
+    if isinstance(x, int) and isinstance(y, int):
+        return min(x, y)
+    return Lanes(torch.minimum(torch.as_tensor(_plain(x)), torch.as_tensor(_plain(y))))
 
 
 def _select(condition: Any, x: Any, y: Any) -> torch.Tensor:

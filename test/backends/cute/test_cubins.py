@@ -54,8 +54,10 @@ def check(plan: GemmPlan, row: dict[str, Any]) -> None:
     matrices = len(plan.problem.outputs_of("exact"))
     one_tile = plan.problem.n <= plan.tile[1] and plan.cluster[1] == 1
     stored = -(-plan.problem.n // plan.epilogue_n) if one_tile else plan.subtiles
-    assert opcodes.get("UTMASTG", 0) == matrices * (1 if plan.unit == "tcgen05" else stored * plan.teams)
-    assert opcodes.get("LDTM", 0) == (plan.products * len(passes(plan)) if plan.unit == "tcgen05" else 0)
+    rolled = plan.unit == "tcgen05" and not plan.totals
+    assert opcodes.get("UTMASTG", 0) == matrices * (1 if rolled else stored * plan.teams)
+    read = plan.subtiles if plan.totals else plan.products * len(passes(plan))
+    assert opcodes.get("LDTM", 0) == (read if plan.unit == "tcgen05" else 0)
     assert opcodes.get("UTCBAR", 0) == (2 if plan.unit == "tcgen05" else 0)
     assert row["shared_bytes"] == shared_bytes(plan)
     if plan.unit == "wgmma":

@@ -96,24 +96,6 @@ def test_rows_of_8_bit_products_with_scales(dtype: torch.dtype) -> None:
         assert row_kernels.scaled_rows.bind((x, y, *scales), target=target).plan().gemm.cluster[1] > 1
 
 
-def test_scales_of_blocks_along_k_are_refused_by_name() -> None:
-    @helion.kernel(static_shapes=True)
-    def blocks(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        m, k = x.size()
-        n = hl.specialize(y.size(1))
-        out = torch.empty([m, n], dtype=torch.bfloat16, device=x.device)
-        for tile_m in hl.tile(m):
-            acc = hl.zeros([tile_m, n], dtype=torch.float32)
-            for tile_k in hl.tile(k, block_size=128):
-                acc = acc + hl.dot(x[tile_m, tile_k], y[tile_k, :]) * scale[tile_m, tile_k.id][:, None]
-            out[tile_m, :] = acc.to(torch.bfloat16)
-        return out
-
-    x, y, *_ = operands(64, 64, 256, BF16)
-    with pytest.raises(Refusal, match="one dot of two loads per sum is implemented, not with .*mul"):
-        product(blocks, x, y, torch.ones(64, 2))
-
-
 def test_casts_on_the_way_round() -> None:
     x, y, *others = operands(37, 520, 72, BF16)
     case = CASES["rounded on the way"]

@@ -67,7 +67,9 @@ def _paired_fragment(plan: GemmPlan) -> Fragment:
 
 
 def sum_of(plan: GemmPlan) -> str:
-    """Of all sums of a thread of wgmma, the place of value ``i`` of ``subtile``."""
+    """Of all sums in the registers of a thread, the place of value ``i`` of ``subtile``."""
+    if plan.unit == "tcgen05":
+        return f"subtile * {fragment(plan).values} + i"
     atom = plan.epilogue_n // 2
     place = "i" if plan.row_atoms == 1 else f"i // {atom} * {plan.sum_columns // 2} + i % {atom}"
     return f"subtile * {atom} + {place}"

@@ -9,15 +9,15 @@ from ..plan.shared import Allocation, shared_bytes, shared_memory
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
-from . import exchange, numbers, rows, workspace
+from . import exchange, numbers, rows, scales, workspace
 from .host import HOST, HostObjects
 from .setups import dsl, operand_dsl
 from .steps import print_steps
 from .writer import Writer
 
 ENTRY = "gemm"
-"""The host function: pointers of A, B, the outputs, the epilogue's operands (or numbers), what only the launch knows of sizes and strides,
-the workspace, if any, the most clusters that run at once, a stream."""
+"""The host function: pointers of A, B, the outputs, the epilogue's operands (or numbers) and the scales, what only the launch
+knows of sizes and strides, the workspace, if any, the most clusters that run at once, a stream."""
 
 IMPORTS = {
     "wgmma": (
@@ -42,14 +42,15 @@ IMPORTS = {
 
 
 def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
-    """Of A, B, the outputs, the epilogue's operands and the workspace, if any: the pointers that ``ENTRY`` takes, with
-    ``NUMBER`` for a number, and, before the workspace, ``SIZE`` and ``PITCH`` for those of ``plan.runtime``."""
+    """Of A, B, the outputs, the epilogue's operands, the scales and the workspace, if any: the pointers that ``ENTRY`` takes,
+    with ``NUMBER`` for a number, and, before the workspace, ``SIZE`` and ``PITCH`` for those of ``plan.runtime``."""
     problem = plan.problem
     outputs = (output.dtype for output in problem.outputs)
     extra = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
+    factors = (scale.dtype for scale in problem.scales.factors) if problem.scales is not None else ()
     shared = ("float32",) if plan.grid_splits > 1 else ()
     given = (SIZE if is_size(name) else PITCH for name in problem.runtime)
-    return problem.operand_dtype, problem.operand_dtype, *outputs, *extra, *given, *shared
+    return problem.operand_dtype, problem.operand_dtype, *outputs, *extra, *factors, *given, *shared
 
 
 def build(plan: GemmPlan) -> str:
@@ -99,6 +100,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
         *((name, "cute.Tensor") for name in _vectors(plan)),
         *((name, "cutlass.Float32") for name in _numbers(plan)),
         *((name, "cutlass.Int32") for name in numbers.sizes(plan)),
+        *((name, annotation) for name, annotation, _ in scales.parameters(plan)),
         *(workspace.PARAMETERS if plan.grid_splits > 1 else ()),
     ]
     out.line("def kernel(")
@@ -243,6 +245,7 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
     pointers = ["a", "b", *outputs, *(operand.label for operand in plan.problem.epilogue.operands)]
     out.lines(("", "", "@cute.jit"))
     out.line(f"def {ENTRY}(")
+    pointers += [name for name, _, _ in scales.parameters(plan)]
     out.lines(f"    {name}: {'cutlass.Float32' if name in _numbers(plan) else 'cute.Pointer'}," for name in pointers)
     out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
     out.lines(["    workspace: cute.Pointer,"] if plan.grid_splits > 1 else [])
@@ -261,7 +264,9 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
                 shape = f"({extent}, {batches})"
             out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({shape}{step}))")
         arguments = [name for made in objects for name, _ in made.parameters]
+        out.lines(f"factors_{name} = {tensor}" for name, _, tensor in scales.parameters(plan))
         arguments += [*(f"vector_{name}" for name in _vectors(plan)), *_numbers(plan), *numbers.sizes(plan)]
+        arguments += [f"factors_{name}" for name, _, _ in scales.parameters(plan)]
         if plan.grid_splits > 1:
             out.lines(workspace.tensors(plan))
             arguments += [name for name, _ in workspace.PARAMETERS]

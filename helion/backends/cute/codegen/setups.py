@@ -9,7 +9,7 @@ from ..plan.dtypes import DTYPES
 from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..roles.grammar import Role
-from . import exchange, rows, workspace
+from . import exchange, rows, scales, workspace
 from .epilogue import fragment, suffixed, values_of
 
 
@@ -300,6 +300,7 @@ SETUPS: Mapping[str, Callable[[GemmPlan, Role], list[str]]] = {
     "umma_sums": _umma_sums,
     "vectors": _vectors,
     "rows": rows.set_up,
+    "scales": lambda plan, role: scales.set_up(plan),
     "residual_loads": _residual_loads,
     "residual_reads": _residual_reads,
 }

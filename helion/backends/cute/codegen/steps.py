@@ -9,7 +9,7 @@ from ..plan.dtypes import LARGEST_E4M3
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
-from . import exchange, numbers, rows, workspace
+from . import exchange, numbers, rows, scales, workspace
 from .epilogue import evaluate, fragment, suffixed, sum_of, values_of
 from .setups import SETUPS, batched, dsl, rows_of, second_b, stage_of
 from .writer import Writer
@@ -247,7 +247,21 @@ def _(step: g.ClearSums, out: Writer, names: Names) -> None:
 
 
 @_print.register
+def _(step: g.LoadScales, out: Writer, names: Names) -> None:
+    out.lines(scales.load(names.plan, rows_of(names.plan), _block(names)))
+
+
+def _block(names: Names) -> str:
+    """The block of K that the loops stand at."""
+    first = "group" if names.group else "k_tile"
+    return first if names.plan.promote_k_tiles == 1 else f"{first} // {names.plan.promote_k_tiles}"
+
+
+@_print.register
 def _(step: g.Promote, out: Writer, names: Names) -> None:
+    if names.plan.problem.scales is not None:
+        out.lines(scales.promote(names.plan, step.cursor))
+        return
     out.line("total.store(total.load() + sums.load())")
 
 
@@ -265,7 +279,7 @@ def _(step: g.ReadSums, out: Writer, names: Names) -> None:
             out.line(f"cute.copy(sums_copy, sums_part[None, None, None, 0, {place}, {step.cursor}.index], {name})")
         out.line("cute.arch.fence_view_async_tmem_load()")
         return
-    source = "total" if names.plan.promote else "sums"
+    source = "total" if names.plan.totals else "sums"
     with out.block(f"for i in cutlass.range_constexpr({fragment(names.plan).values}):"):
         for number, name in enumerate(_sums(names.plan)):
             first = f"{number * names.plan.tile[1] // 2} + " if number else ""

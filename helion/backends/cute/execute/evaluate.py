@@ -8,6 +8,7 @@ import torch
 
 from ..plan.epilogue import Constant, EpilogueOperand, EpilogueOutput
 from ..plan.records import GemmProblem, Major
+from ..plan.scales import BlockScales
 from ..toolchain.kernel import GemmKernel
 from .problems import Given, launched, split
 
@@ -55,7 +56,7 @@ REDUCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 
 
 def evaluate(kernel: GemmKernel, given: Sequence[Given]) -> None:
-    """Run ``kernel`` on what a launch takes: A, B, the outputs, the operands of the epilogue, and integers that only the
+    """Run ``kernel`` on what a launch takes: A, B, the outputs, the operands of the epilogue, the scales, and integers that only the
     launch knows. Raises ``Refusal`` for those that the kernel cannot take."""
     passed, integers = split(kernel, given)
     problem = launched(kernel, integers)
@@ -78,8 +79,10 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
     """One product."""
     a, b, *others = tensors
     outputs, operands = others[: len(problem.outputs)], others[len(problem.outputs) :]
+    operands, factors = operands[: len(problem.epilogue.operands)], operands[len(problem.epilogue.operands) :]
     left = _matrix(a, problem.m, problem.k, problem.a_major, problem.a_pitch).float()
-    values = [left @ _matrix(b, problem.n, problem.k, problem.b_major, problem.b_pitch).float().t()]
+    right = _matrix(b, problem.n, problem.k, problem.b_major, problem.b_pitch).float().t()
+    values = [left @ right if problem.scales is None else _scaled(left, right, problem.scales, factors)]
     for described, tensor in zip(problem.epilogue.operands, operands, strict=True):
         if described.kind == "product":
             values.append(left @ _matrix(tensor, problem.n, problem.k, problem.b_major, described.pitch).float().t())
@@ -90,6 +93,22 @@ def _evaluate(problem: GemmProblem, tensors: Sequence[torch.Tensor]) -> None:
         values.append(_apply(instruction.op, given, problem))
     for output, out in zip(problem.outputs, outputs, strict=True):
         _store(output, out, values[output.value], problem)
+
+
+def _scaled(
+    left: torch.Tensor, right: torch.Tensor, scales: BlockScales, factors: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The sum over blocks of K, each times its factors."""
+    sums = left.new_zeros(left.shape[0], right.shape[1])
+    for block, first in enumerate(range(0, left.shape[1], scales.k)):
+        part = left[:, first : first + scales.k] @ right[first : first + scales.k]
+        for scale, tensor in zip(scales.factors, factors, strict=True):
+            lines = torch.arange(part.shape[0 if scale.side == "row" else 1]) // scale.lines
+            start = tensor.storage_offset() + block * scale.k_pitch
+            found = torch.as_strided(tensor, (int(lines[-1]) + 1,), (scale.pitch,), start)[lines].float()
+            part = part * (found[:, None] if scale.side == "row" else found)
+        sums += part
+    return sums
 
 
 def _apply(op: str, given: Sequence[torch.Tensor], problem: GemmProblem) -> torch.Tensor:

@@ -17,11 +17,11 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..bounds import columns_of, row_clusters, tile_bounds
+from ..bounds import columns_of, ctas_per_mma, row_clusters, tile_bounds
 from ..plan.build import unit_of
 from ..plan.records import Choice, Unit
 from ..resources.shape import ProductShape, shape_of
-from ..settle import STORE_STAGES, ctas_per_mma, subtile_of
+from ..settle import STORE_STAGES, subtile_of
 from .tiles import options, proposals
 
 #: Columns of a tile below which clusters do not grow, and of sub-tiles.
@@ -64,7 +64,7 @@ def _choices(shape: ProductShape, target: Target) -> Iterator[Choice]:
         if ctas > least and columns < LEAST_COLUMNS:
             continue
         for rows in ROWS[unit_of(target)]:
-            tile = (rows, columns, tile_bounds(shape.problem, target)[2][0])
+            tile = (rows, columns, shape.fixed.get(shape.blocks[2], tile_bounds(shape.problem, target)[2][0]))
             pair = ctas_per_mma(rows, target)
             width = subtile_of(columns, WIDTHS[0])
             plain = Choice(tile=tile, cluster=(pair, ctas), ctas_per_mma=pair, epilogue_n=width)

@@ -12,9 +12,9 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
+from ..bounds import ctas_per_mma
 from ..plan.records import Choice
 from ..resources.shape import ProductShape, shape_of
-from ..settle import ctas_per_mma
 from .tiles import options, proposals, tiles
 
 GRID_SPLITS = (2, 3, 4, 6, 8, 16, 32)

@@ -35,6 +35,8 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
     """Those of ``choices`` that have a plan, the fastest first; of equally fast ones the earlier."""
     found = []
     for choice in choices:
+        if not shape.allows(choice.tile):
+            continue
         plan = plan_of(shape, choice, target)
         if not isinstance(plan, str):
             found.append(Option(choice=choice, plan=plan, time=timing(shape, plan, target)))
@@ -42,11 +44,12 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
 
 
 def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]:
-    """Tiles a swizzled line deep, the largest first; no side is twice that of the product if a smaller one would do."""
+    """Tiles a swizzled line deep unless the program says how deep, the largest first; no side is twice that of the product if a smaller one would do."""
     bounds = tile_bounds(shape.problem, target)
     extents = (shape.problem.m, shape.problem.n)
     rows, columns = ([*_halves(*b, extent)] for b, extent in zip(bounds, extents, strict=False))
-    yield from ((m, n, bounds[2][0]) for m, n in itertools.product(rows, columns))
+    deep = shape.fixed.get(shape.blocks[2], bounds[2][0])
+    yield from ((m, n, deep) for m, n in itertools.product(rows, columns))
 
 
 def _halves(least: int, most: int, extent: int) -> Iterator[int]:
@@ -95,9 +98,10 @@ def _proposal(shape: ProductShape, target: Target, option: Option) -> CutePropos
     reduces = shape.problem.epilogue.reduces_rows
     for name in ("pingpong", "k_splits", "grid_splits") if reduces else ("ctas_per_sm",):
         del values[name]
-    blocks = {block: size for block, size in zip(shape.blocks, choice.tile, strict=True)}
+    sides = zip(shape.blocks, choice.tile, strict=True)
+    blocks = {block: size for block, size in sides if block not in shape.fixed}
     if shape.whole_rows:
-        del blocks[shape.blocks[1]]
+        blocks.pop(shape.blocks[1], None)
     return CuteProposal(
         reason=reason(option, group, target),
         block_sizes={**blocks, **({} if shape.batch_block is None else {shape.batch_block: 1})},

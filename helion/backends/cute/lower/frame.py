@@ -29,6 +29,8 @@ class Frame:
     whole_rows: bool = False
     by_tiles: bool = False
     same: Mapping[int, int] = field(default_factory=dict)
+    k_extent: int | None = None
+    """Of K where its loop goes over a block of it."""
 
     def named(self, block: int) -> int:
         """M, N or K for a block that stands for it."""
@@ -47,6 +49,8 @@ class Frame:
         return self.program.tensors[op.attrs.tensor]
 
     def extent(self, block: int) -> Number:
+        if block == self.k and self.k_extent is not None:
+            return self.k_extent
         return size(self.program.blocks[block].extent)
 
 

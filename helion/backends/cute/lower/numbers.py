@@ -12,6 +12,13 @@ def is_known(number: Number) -> TypeGuard[int]:
     return isinstance(number, int)
 
 
+def known(number: object, what: str) -> int:
+    """Raises ``Refusal`` for a number that only a launch knows."""
+    if not isinstance(number, int):
+        raise Refusal(f"{what} is known only at run time")
+    return number
+
+
 def equal(one: object, other: object) -> bool:
     """Whether two numbers are the same in every launch."""
     return bool(number_key(one) == number_key(other))

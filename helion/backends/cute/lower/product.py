@@ -5,8 +5,8 @@ Everything else is refused by name, and so is everything that the kernel would c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -25,11 +25,12 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
-from ..plan.records import GemmProblem
+from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
 from .chain import EXAMPLE_MULTIPLE, Chain
 from .frame import Frame, Place, blocks_of, major_of, place_of
 from .numbers import equal, example, size
+from .scales import Nest, Scaled, ScaleReader, nest_of
 from .tiled import TiledRows, loops_over_columns
 
 
@@ -53,11 +54,15 @@ class Product:
     """Whether there is nothing to compute, and the problem is that of one row."""
     batch_block: int | None = None
     """That of products side by side, of which a program takes one."""
+    scales: tuple[int, ...] = ()
+    """Ids of the tensors of factors of blocks of K."""
+    fixed: Mapping[int, int] = field(default_factory=dict)
+    """The tiles whose size the program says."""
 
     @property
     def arguments(self) -> tuple[int | Expr, ...]:
         """What a launch takes, in order."""
-        return (self.a, self.b, *self.outputs, *self.operands, *(number for _, number in self.runtime))
+        return (self.a, self.b, *self.outputs, *self.operands, *self.scales, *(number for _, number in self.runtime))
 
 
 def product_of(program: Program) -> Product:
@@ -67,11 +72,12 @@ def product_of(program: Program) -> Product:
     root = program.roots[0]
     outer = loops_over_columns(root) if len(root.axes) == 1 else ()
     loop = _loop(outer[0].regions[0] if outer else root.body)
-    for axis in (*root.axes, *_axes(loop)):
+    nest = nest_of(program, loop)
+    for axis in (*root.axes, *(_axes(loop) if nest is None else ())):
         _check_axis(axis, program)
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
-    frame = _tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop), stores)
-    dots = [_dot(frame, loop, at) for at in range(len(loop.results))]
+    frame = _tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
+    dots, scaled = _dots(frame, loop, nest)
     a, *others = (_operand(frame, dot.operands[0], (frame.m, frame.k)) for dot in dots)
     if any(other != a for other in others):
         raise Refusal("products that share an epilogue share their first operand as well")
@@ -79,11 +85,13 @@ def product_of(program: Program) -> Product:
     chain = Chain(frame, loop.results[0])
     for place, sums in zip(second, loop.results[1:], strict=True):
         chain.add_product(sums, place.tensor, _second_pitch(frame, b, place))
+    if outer and scaled.scales is not None:
+        raise Refusal("products with factors of blocks of K in loops over tiles of columns are not implemented")
     if outer:
         stores = TiledRows(frame, chain, loop, lambda other: _is_same(frame, other, (a, b, *second))).stores(root)
     for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
         chain.store(store)
-    return _product(frame, a, b, chain)
+    return _product(frame, a, b, chain, scaled)
 
 
 # Loops -----------------------------------------------------------------------------------------------------------------
@@ -99,15 +107,23 @@ def _loop(body: Region) -> Op:
     return loops[0]
 
 
-def _frame(program: Program, root: Root, loop: Op) -> Frame:
+def _frame(program: Program, root: Root, loop: Op, nest: Nest | None) -> Frame:
     """Rows are whole where the sums have a dimension that nothing walks over."""
     blocks = [axis.block for axis in root.axes]
     whole = len(blocks) == 1
     if whole:
         blocks.append(_whole_block(program, loop, blocks[0]))
-    (k,) = (axis.block for axis in _axes(loop))
+    (k,) = (axis.block for axis in _axes(loop if nest is None else nest.inner))
     makers = {result.number: op for op in program.walk() for result in op.results}
-    return Frame(program=program, makers=makers, m=blocks[0], n=blocks[1], k=k, whole_rows=whole)
+    return Frame(
+        program=program,
+        makers=makers,
+        m=blocks[0],
+        n=blocks[1],
+        k=k,
+        whole_rows=whole,
+        k_extent=None if nest is None else nest.extent,
+    )
 
 
 def _tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> Frame:
@@ -171,6 +187,36 @@ def _check_axis(axis: LoopAxis, program: Program) -> None:
         raise Refusal(f"dimension {block.name or block.id} is no plain tile loop from 0 to an extent that is known")
 
 
+def _dots(frame: Frame, loop: Op, nest: Nest | None) -> tuple[list[Op], Scaled]:
+    """The dots of the sums that `loop` carries, and the factors of their blocks of K, if any."""
+    plain = nest is None and all(_kind(frame.maker(result)) == "dot" for result in loop.regions[0].results)
+    if plain or len(loop.results) != 1:
+        return [_dot(frame, loop, at) for at in range(len(loop.results))], Scaled(scales=None, tensors=())
+    _check_zero(frame, loop, 0)
+    dot = _dot(frame, nest.inner, 0) if nest is not None else _term(loop)
+    part = dot.result if nest is None else nest.inner.result
+    line = SWIZZLE_BYTES // max(1, _item_bytes(dot))
+    return [dot], ScaleReader(frame, loop, part, nest).read(line)
+
+
+def _kind(op: Op | None) -> str:
+    return "" if op is None else op.kind
+
+
+def _item_bytes(dot: Op) -> int:
+    left = dot.operands[0]
+    return left.dtype.itemsize if isinstance(left, Value) else 0
+
+
+def _term(loop: Op) -> Op:
+    """The one dot of `loop`, whose result is added to what the loop carries."""
+    dots = [op for op in loop.regions[0].ops if op.kind == "dot"]
+    if len(dots) != 1 or len(dots[0].operands) != 2:
+        raise Refusal("a loop over K with one dot of two loads per sum is implemented, not with more")
+    _check_dot(dots[0])
+    return dots[0]
+
+
 def _dot(frame: Frame, loop: Op, at: int) -> Op:
     """The dot of `loop` that adds to its carried value number `at`, from zero on."""
     body = loop.regions[0]
@@ -181,21 +227,29 @@ def _dot(frame: Frame, loop: Op, at: int) -> Op:
             f"a loop over K with one dot of two loads per sum is implemented, not with {', '.join(others) or 'more'}"
         )
     dot = next((dot for dot in dots if dot.results[0] is body.results[at]), dots[at])
-    attrs = dot.attrs
-    assert isinstance(attrs, DotAttrs)
-    adds = len(dot.operands) == 3 and dot.operands[2] is body.params[at] and body.results[at] is dot.results[0]
-    if attrs.scaled is not None or attrs.single or not adds:
+    if len(dot.operands) != 3 or dot.operands[2] is not body.params[at] or body.results[at] is not dot.results[0]:
+        raise Refusal("a dot that adds to what the loop carries is implemented")
+    _check_dot(dot)
+    _check_zero(frame, loop, at)
+    return dot
+
+
+def _check_dot(dot: Op) -> None:
+    attrs = dot.attributes(DotAttrs)
+    if attrs.scaled is not None or attrs.single:
         raise Refusal("a dot that adds to what the loop carries is implemented")
     of_float32 = any(isinstance(x, Value) and x.dtype == torch.float32 for x in dot.operands[:2])
     if of_float32 and attrs.precision != "tf32":
         raise Refusal(f"products of float32 in {attrs.precision} precision are not implemented; in tf32 they are")
     if dot.results[0].dtype != torch.float32:
         raise Refusal(f"sums in float32 are implemented, not in {dtype_name(dot.results[0].dtype)}")
+
+
+def _check_zero(frame: Frame, loop: Op, at: int) -> None:
     start = frame.maker(loop.operands[at])
     zero = start is not None and start.kind == "full" and isinstance(start.operands[0], (int, float))
     if start is None or not zero or start.operands[0] != 0:
         raise Refusal("sums that start from zero are implemented")
-    return dot
 
 
 def _name(op: Op) -> str:
@@ -238,10 +292,10 @@ def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:
 # The whole -----------------------------------------------------------------------------------------------------------------
 
 
-def _product(frame: Frame, a: Place, b: Place, chain: Chain) -> Product:
+def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> Product:
     operands = tuple(source for _, source in chain.loads.values())
     outputs = tuple(output.place.tensor.id for output in chain.outputs)
-    read = [each for each in (a.tensor.id, b.tensor.id, *operands) if isinstance(each, int)]
+    read = [each for each in (a.tensor.id, b.tensor.id, *operands, *scaled.tensors) if isinstance(each, int)]
     _check_memory(frame, read, outputs)
     if a.tensor.dtype != b.tensor.dtype:
         raise Refusal(f"a product of {dtype_name(a.tensor.dtype)} and {dtype_name(b.tensor.dtype)} is not implemented")
@@ -266,6 +320,7 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain) -> Product:
         a_major=a_major,
         b_major=b_major,
         epilogue=chain.epilogue(),
+        scales=scaled.scales,
         runtime=tuple(name for name, _ in runtime),
         names=(a.tensor.name, b.tensor.name, chain.outputs[0].place.tensor.name),
     )
@@ -280,6 +335,8 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain) -> Product:
         blocks=(frame.m, frame.n, frame.k),
         whole_rows=frame.whole_rows,
         undecided=(frame.n, *frame.same) if frame.by_tiles else (),
+        scales=scaled.tensors,
+        fixed={block.id: block.size for block in frame.program.blocks if isinstance(block.size, int)},
     )
 
 

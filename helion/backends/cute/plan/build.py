@@ -13,6 +13,7 @@ from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
 from .runtime import SIZES
+from .scales import BlockScales
 from .shared import WORD_BYTES, shared_bytes
 
 MAX_EXTENT = 2**31 - 1
@@ -30,6 +31,7 @@ RESERVED_SHARED_BYTES = 1024
 MAX_SPLITS = 16
 """CTAs of a cluster that Hopper can schedule where the kernel says that it may (CUDA programming guide, non-portable)."""
 MAX_GRID_SPLITS = 64
+MAX_ACCUMULATOR_STAGES = 4
 MAX_RESIDUAL_STAGES = 8
 MAX_PROMOTE_K_TILES = 8
 IMPRECISE_K_TILES = 4
@@ -39,6 +41,8 @@ MAX_RESIDENT_SUM_REGISTERS = 64
 """Where two CTAs share the registers of an SM."""
 MAX_SPLIT_SUM_REGISTERS = 64
 """Beside what comes from other CTAs."""
+MAX_SCALED_SUMS = 64
+"""That a thread keeps of a tile with scales on tcgen05, beside those that it reads from tensor memory: of 128 it spills."""
 
 
 def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
@@ -64,7 +68,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         store_stages=choice.store_stages,
         group=choice.group,
         promote=_promotes(problem, choice, target),
-        promote_k_tiles=choice.promote_k_tiles or _promote_k_tiles(problem),
+        promote_k_tiles=choice.promote_k_tiles or _promote_k_tiles(problem, choice),
         teams=2 if choice.pingpong else 1,
         splits=choice.splits,
         grid_splits=choice.grid_splits,
@@ -111,6 +115,8 @@ def check_problem(problem: GemmProblem) -> None:
     _check_pitch(problem, problem.names[1], problem.operand_dtype, problem.b_pitch, _line(problem.b_major, "n"))
     problem.epilogue.check()
     _check_batch(problem)
+    if problem.scales is not None:
+        _check_scales(problem, problem.scales)
     _check_outputs(problem)
     for operand in problem.epilogue.operands:
         if operand.kind == "product":
@@ -125,6 +131,31 @@ def check_problem(problem: GemmProblem) -> None:
         elif operand.pitch < 1:
             raise Refusal(
                 f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented"
+            )
+
+
+def _check_scales(problem: GemmProblem, scales: BlockScales) -> None:
+    if problem.batch is not None or problem.epilogue.of_kind("product"):
+        raise Refusal("scales of blocks of K are implemented for one product, alone and without a batch")
+    if problem.runtime:
+        raise Refusal(
+            "scales of blocks of K are implemented where sizes and strides are known when the kernel is compiled"
+        )
+    sides = [factor.side for factor in scales.factors]
+    if not sides or len(set(sides)) != len(sides):
+        raise Refusal(f"scales of blocks of K per {', '.join(sides)}; one per row and one per column are implemented")
+    line = SWIZZLE_BYTES // itemsize(problem.operand_dtype)
+    if scales.k % line or scales.k > MAX_PROMOTE_K_TILES * line:
+        raise Refusal(
+            f"scales of blocks of {scales.k} along K; multiples of {line} up to {MAX_PROMOTE_K_TILES * line} are"
+            f" implemented for {problem.operand_dtype}"
+        )
+    for factor in scales.factors:
+        if factor.dtype not in EPILOGUE_DTYPES:
+            raise Refusal(f"{factor.name} is of {factor.dtype}; scales of {', '.join(EPILOGUE_DTYPES)} are implemented")
+        if factor.lines < 1 or factor.pitch < 0 or factor.k_pitch < 0:
+            raise Refusal(
+                f"{factor.name} has strides of {factor.pitch} and {factor.k_pitch}; none below 0 is implemented"
             )
 
 
@@ -201,15 +232,19 @@ def _check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: 
 
 
 def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
-    """Whether sums leave the matrix unit after each K tile: where it adds 8-bit products imprecisely."""
+    """Whether sums leave the matrix unit now and then: where it adds 8-bit products imprecisely, or blocks have factors."""
     if choice.promote is not None:
         return choice.promote
+    if problem.scales is not None:
+        return target.has("wgmma")
     return itemsize(problem.operand_dtype) == 1 and target.fp8_partial_sum > 0
 
 
-def _promote_k_tiles(problem: GemmProblem) -> int:
-    """The unit cuts a sum off at 14 bits with each instruction. Four K tiles of 128 elements are 16 of them, which take off
+def _promote_k_tiles(problem: GemmProblem, choice: Choice) -> int:
+    """Those of a block that has a factor. Else by precision: the unit cuts a sum off at 14 bits with each instruction. Four K tiles of 128 elements are 16 of them, which take off
     less than 2**-10 of the sum, half as much as rounding to bfloat16 does at most."""
+    if problem.scales is not None:
+        return max(1, problem.scales.k // max(1, choice.tile[2]))
     return IMPRECISE_K_TILES if problem.output_dtype in ("bfloat16", "float8_e4m3fn") else 1
 
 
@@ -251,6 +286,25 @@ def _check_tile(plan: GemmPlan) -> None:
         _check_rows(plan)
     if plan.products > 1:
         _check_two_products(plan)
+    if plan.problem.scales is not None:
+        _check_scaled(plan, plan.problem.scales)
+
+
+def _check_scaled(plan: GemmPlan, scales: BlockScales) -> None:
+    """Blocks of K with factors of their own are whole K tiles, and tiles have the factors that the program gives them."""
+    if scales.k != plan.tile[2] * plan.promote_k_tiles:
+        raise Refusal(
+            f"scales of blocks of {scales.k} along K with {plan.promote_k_tiles} K tiles of {plan.tile[2]} per block"
+        )
+    if plan.unit == "wgmma" and not plan.promote:
+        raise Refusal("sums with scales leave the matrix unit after each block of K")
+    if plan.parts > 1 and plan.promote_k_tiles > 1:
+        raise Refusal("K is split in blocks with scales of their own, of one K tile each")
+    if plan.ctas_per_sm > 1:
+        raise Refusal("products with scales leave no registers for a second CTA on an SM")
+    for scale, extent in ((plan.factor("row"), plan.tile[0]), (plan.factor("column"), plan.tile[1])):
+        if scale is not None and scale.whole and scale.lines % extent:
+            raise Refusal(f"a tile of {extent} lines where {scale.name} has a factor for {scale.lines}")
 
 
 def _check_two_products(plan: GemmPlan) -> None:
@@ -377,21 +431,27 @@ def _check_tcgen05(plan: GemmPlan) -> None:
         raise Refusal(f"a tile of {n} columns; multiples of {step} up to 256 are implemented on tcgen05")
     if plan.promote:
         raise Refusal("tcgen05 sums in fp32; there is nothing to promote")
+    kept = n // 2 if plan.paired else n
+    if plan.problem.scales is not None and kept > MAX_SCALED_SUMS:
+        raise Refusal(f"a tile of {m}×{n} with scales keeps {kept} sums per thread; up to {MAX_SCALED_SUMS} leave room")
     if plan.teams > 1:
         raise Refusal("ping-pong is for wgmma; tcgen05 stores beside its next tile anyway")
 
 
 def _accumulator_stages(plan: GemmPlan, choice: Choice) -> int:
-    """Two let the matrix unit start the next tile while this one is stored."""
+    """Two let the matrix unit start the next tile while this one is stored; blocks of K with scales take one each."""
     if plan.unit == "wgmma":
         if choice.accumulator_stages not in (None, 1):
             raise Refusal("sums of wgmma stay in registers: there is one stage of them")
         return 1
     if choice.accumulator_stages is not None:
-        if not 1 <= choice.accumulator_stages <= 4:
-            raise Refusal(f"{choice.accumulator_stages} accumulator stages; 1 to 4 are implemented")
+        if not 1 <= choice.accumulator_stages <= MAX_ACCUMULATOR_STAGES:
+            raise Refusal(
+                f"{choice.accumulator_stages} accumulator stages; 1 to {MAX_ACCUMULATOR_STAGES} are implemented"
+            )
         return choice.accumulator_stages
-    return 2 if 2 * plan.sum_columns <= plan.tensor_memory_limit_columns else 1
+    most = MAX_ACCUMULATOR_STAGES if plan.problem.scales is not None else 2
+    return max(1, min(most, plan.tensor_memory_limit_columns // plan.sum_columns))
 
 
 def _most_stages(plan: GemmPlan) -> int:

@@ -168,6 +168,11 @@ def row_peers(plan: GemmPlan, rank: int) -> list[int]:
     return [rank_at(plan, half, pair_m, n) for n in range(plan.cluster_tiles[1])]
 
 
+def block_count(plan: GemmPlan) -> int:
+    """Blocks of K with factors of their own."""
+    return -(-plan.k_tiles // plan.promote_k_tiles)
+
+
 def owner(plan: GemmPlan, subtile: int) -> int:
     """The part of K whose CTA adds all sums of `subtile` and stores it."""
     return subtile % plan.splits

@@ -14,6 +14,7 @@ from .counts import counts
 from .passes import exchanges
 from .records import GemmPlan
 from .runtime import SIZES
+from .scales import Scale
 from .shared import shared_bytes, shared_memory
 from .workspace import workspace_bytes
 
@@ -76,8 +77,11 @@ def _product_lines(plan: CutePlan) -> list[str]:
         f"  {gemm.unit}, tiles of {tile}{pair}, clusters of {cluster}, {clusters}in groups of {gemm.group}",
         f"  {gemm.ab_stages} stages of A and B, {gemm.store_stages} of D, {gemm.accumulator_stages} of sums;"
         f" {gemm.subtiles} sub-tiles of {gemm.epilogue_n} columns"
-        + (f"; sums promoted to fp32 every {gemm.promote_k_tiles} K tiles" if gemm.promote else ""),
+        + (f"; sums promoted to fp32 every {gemm.promote_k_tiles} K tiles" if gemm.totals else ""),
     ]
+    if problem.scales is not None:
+        factors = [f"{each.name} ({_shared_by(each)}, {each.dtype})" for each in problem.scales.factors]
+        lines.append(f"  factors of blocks of {problem.scales.k} along K: {', '.join(factors)}")
     operands = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.epilogue.operands]
     if gemm.grid_splits > 1:
         lines.append(
@@ -94,6 +98,12 @@ def _product_lines(plan: CutePlan) -> list[str]:
         reduced = [", ".join(epilogue.instruction(value).op for value in exchange) for exchange in exchanges(gemm)]
         lines.append(f"  rows held by {gemm.cluster[1]} CTAs, reduced in turn: {'; '.join(reduced)}")
     return lines
+
+
+def _shared_by(scale: Scale) -> str:
+    if not scale.pitch:
+        return f"one for all {scale.side}s"
+    return f"per {scale.side}" if scale.lines == 1 else f"per {scale.lines} {scale.side}s"
 
 
 def _role_lines(plan: CutePlan) -> list[str]:

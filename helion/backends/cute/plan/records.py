@@ -9,6 +9,7 @@ from typing import Literal
 
 from .dtypes import DTYPES, itemsize
 from .epilogue import Epilogue, EpilogueOutput, OutputKind
+from .scales import BlockScales, Scale, Side
 
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
@@ -43,6 +44,8 @@ class Batch:
 class GemmProblem:
     """D (M, N) = epilogue(A (M, K) @ B (K, N)), summed in fp32; D has contiguous rows.
 
+    With ``scales`` the sums of each block of K are multiplied by its factors before they are added up.
+
     Where the epilogue names outputs, the first of them is D, and ``output_dtype`` and ``d_pitch`` are its own.
 
     ``*_major`` names the contiguous dimension of an operand, ``*_pitch`` the elements from one line along it to the
@@ -61,6 +64,7 @@ class GemmProblem:
     b_major: Major = "k"
     epilogue: Epilogue = field(default_factory=Epilogue)
     batch: Batch | None = None
+    scales: BlockScales | None = None
     runtime: tuple[str, ...] = ()
     """Numbers that each launch is given (``plan.runtime``), in order: what stands here in their place is an example of them,
     which chooses tiles and is no part of the kernel's text."""
@@ -68,7 +72,12 @@ class GemmProblem:
     """Of A, B and D in messages."""
 
     def __repr__(self) -> str:
-        hidden = {"batch": self.batch is None, "runtime": not self.runtime, "names": self.names == NAMES}
+        hidden = {
+            "batch": self.batch is None,
+            "scales": self.scales is None,
+            "runtime": not self.runtime,
+            "names": self.names == NAMES,
+        }
         shown = [each.name for each in dataclasses.fields(self) if not hidden.get(each.name)]
         return f"GemmProblem({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
@@ -276,6 +285,21 @@ class GemmPlan:
     @property
     def output_bytes(self) -> int:
         return itemsize(self.problem.output_dtype)
+
+    @property
+    def totals(self) -> bool:
+        """Whether sums are added up in fp32 registers outside of the matrix unit."""
+        return self.promote or self.problem.scales is not None
+
+    def factor(self, side: Side) -> Scale | None:
+        """The factors of blocks of K per row, or per column."""
+        return self.problem.scales.of(side) if self.problem.scales is not None else None
+
+    @property
+    def one_column_factor(self) -> bool:
+        """Whether all columns of a tile share the factor of a block."""
+        scale = self.factor("column")
+        return scale is not None and (not scale.pitch or scale.lines % self.tile[1] == 0)
 
     @property
     def by_rows(self) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
+from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, RegionFact
 from ...._shapes import dtype_name
+from ..plan.build import MAX_PROMOTE_K_TILES
 from ..plan.dtypes import itemsize
 from ..plan.epilogue import Epilogue, EpilogueOperand, EpilogueOutput, Instruction, OperandKind
-from ..plan.records import Batch, GemmProblem, Major
+from ..plan.records import SWIZZLE_BYTES, Batch, GemmProblem, Major
+from ..plan.scales import BlockScales, Scale, Side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,12 @@ class ProductShape:
     root: int | None
     whole_rows: bool = False
     batch_block: int | None = None
+    fixed: Mapping[int, int] = field(default_factory=dict)
+    """The tiles of these blocks whose size the program says."""
+
+    def allows(self, tile: tuple[int, int, int]) -> bool:
+        """Whether a tile has the sides that the program says."""
+        return all(self.fixed.get(block, side) == side for block, side in zip(self.blocks, tile, strict=True))
 
     @property
     def products(self) -> int:
@@ -51,16 +59,19 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     if len(facts.matmuls) not in (1, 2):
         return f"the kernel has {len(facts.matmuls)} matrix products, not one or two"
     fact, *others = facts.matmuls
-    if any((each.m_block_id, each.n_block_id, each.k_block_id) != _blocks(fact) for each in others):
+    if any(_axes(each) != _axes(fact) for each in others):
         return "the two products of the kernel have different tiles"
     m, n, k = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis, fact.k_axis))
+    nested = bool(_blocks_of_k(fact, facts))
+    k = _depth(fact, facts) if nested else k
     whole = _whole_axis(fact, facts)
-    columns = fact.n_block_id if whole is None else whole
-    if fact.m_block_id is None or columns is None or fact.k_block_id is None:
+    rows, inner = _tile(facts, fact.m_axis), _tile(facts, fact.k_axis)
+    columns = _tile(facts, fact.n_axis) if whole is None else whole
+    if rows is None or columns is None or inner is None:
         return "M, N and K of the product are not three tiles, nor is N a whole dimension"
     if m is None or n is None or k is None:
         return "an extent of the product depends on data"
-    axes = (fact.m_block_id, columns)
+    axes = (rows, columns)
     facts = _with_rows(facts, columns) if whole is not None else facts
     stores = [*{op.storage: op for op in facts.memory_ops if op.kind == "store"}.values()]
     stores.sort(key=lambda store: len(_walked(store, axes)), reverse=True)
@@ -68,7 +79,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         return "the kernel stores something else than tiles of the product, or numbers per row"
     if _walked(stores[0], axes) == axes[::-1]:  # the product is that of the transposed factors
         axes, (m, n) = axes[::-1], (n, m)
-    swapped = axes[0] != fact.m_block_id
+    swapped = axes[0] != rows
     layouts = (fact.rhs_layout, fact.lhs_layout) if swapped else (fact.lhs_layout, fact.rhs_layout)
     majors: list[Major] = ["k" if layout == "k_major" else "mn" for layout in layouts]
     problem = GemmProblem(
@@ -85,15 +96,20 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         epilogue=_epilogue(
             (*_second(others, _pitch(majors[1], n, k)), *_operands(facts, axes)), facts, stores, axes, n
         ),
-        runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), (*axes, fact.k_axis), strict=True)),
+        scales=_scales(fact, facts, axes, k),
+        runtime=_runtime(
+            facts, zip(("size_m", "size_n", "size_k"), (*axes, None if nested else fact.k_axis), strict=True)
+        ),
     )
-    blocks = (*axes, fact.k_block_id)
+    blocks = (*axes, inner)
+    fixed = {block: size for block in blocks if (size := _size(facts, block)) is not None}
     slots = (fact.rhs_slot, fact.lhs_slot) if swapped else (fact.lhs_slot, fact.rhs_slot)
     number = facts.regions[fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
     if whole is not None:
-        return ProductShape(problem=problem, blocks=blocks, root=None, whole_rows=True)
-    batch = [axis for axis in facts.axes if axis.block_id not in blocks]
+        return ProductShape(problem=problem, blocks=blocks, root=None, whole_rows=True, fixed=fixed)
+    over = {facts.axes[at].block_id for at in _blocks_of_k(fact, facts)}
+    batch = [axis for axis in facts.axes if axis.block_id not in (*blocks, *over)]
     if len(batch) > 1 or any(axis.extent is None for axis in batch):
         return "beside M, N and K there are more dimensions than that of a batch"
     size = (batch[0].extent or 1) if batch else 1
@@ -106,6 +122,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         blocks=blocks,
         root=number if dimensions > 1 else None,
         batch_block=batch[0].block_id if batch and batch[0].kind == "tile" else None,
+        fixed=fixed,
     )
 
 
@@ -206,8 +223,95 @@ def _epilogue(
     return Epilogue(operands=operands, instructions=tuple(instructions), outputs=() if plain else outputs)
 
 
-def _blocks(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:
-    return fact.m_block_id, fact.n_block_id, fact.k_block_id
+def _axes(fact: MatmulFact) -> tuple[int | None, int | None, int | None]:
+    return fact.m_axis, fact.n_axis, fact.k_axis
+
+
+def _tile(facts: KernelFacts, axis: int | None) -> int | None:
+    """The block of an axis, if that is one of tiles."""
+    found = None if axis is None else facts.axes[axis]
+    return found.block_id if found is not None and found.kind in ("tile", "fixed") else None
+
+
+def _size(facts: KernelFacts, block: int) -> int | None:
+    """Of the tiles of a block, where the program says it."""
+    return next((axis.size for axis in facts.axes if axis.block_id == block and axis.kind == "fixed"), None)
+
+
+# Blocks of K with factors ------------------------------------------------------------------------------------------------
+
+#: Lines that share a factor where facts do not show how many do.
+SHARED_LINES = 128
+
+
+def _loops(fact: MatmulFact, facts: KernelFacts) -> list[RegionFact]:
+    """The loop over the tiles of K, and one over blocks of them."""
+    regions = {region.region: region for region in facts.regions}
+    found = [regions[fact.region]]
+    parent = found[0].parent
+    if parent is not None and regions[parent].kind == "loop":
+        (*axes,) = regions[parent].axes
+        if all(facts.axes[axis].kind == "scalar" for axis in axes):
+            found.append(regions[parent])
+    return found
+
+
+def _blocks_of_k(fact: MatmulFact, facts: KernelFacts) -> tuple[int, ...]:
+    """Axes of a loop over blocks of K."""
+    return tuple(axis for region in _loops(fact, facts)[1:] for axis in region.axes)
+
+
+def _depth(fact: MatmulFact, facts: KernelFacts) -> int | None:
+    """K of the left operand, where a loop goes over a block of it."""
+    left = next((op for op in facts.memory_ops if op.slot == fact.lhs_slot and op.kind == "load"), None)
+    if left is None or not left.static:
+        return None
+    return next((n for axis, n in zip(left.subscript_axes, left.extents, strict=True) if axis == fact.k_axis), None)
+
+
+def _factors(fact: MatmulFact, facts: KernelFacts) -> list[MemoryOpFact]:
+    """What is loaded beside the operands while products are added up."""
+    regions = {region.region for region in _loops(fact, facts)}
+    multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
+    return [op for op in facts.memory_ops if op.kind == "load" and op.region in regions and op.slot not in multiplied]
+
+
+def _scales(fact: MatmulFact, facts: KernelFacts, axes: tuple[int, int], k: int) -> BlockScales | None:
+    """Factors per row and per column as far as facts show them: that a tile has one, not which."""
+    found = _factors(fact, facts)
+    if not found:
+        return None
+    line = SWIZZLE_BYTES // fact.lhs_dtype.itemsize
+    factors: dict[Side, Scale] = {}
+    for op in sorted(found, key=lambda op: len(op.tile_axes), reverse=True):
+        side: Side = "row" if axes[0] in op.tile_axes or "column" in factors else "column"
+        whole = not set(axes) & set(op.tile_axes)
+        lines = (_size(facts, axes[1]) or SHARED_LINES) if whole or op.gathered else 1
+        factors[side] = Scale(
+            name=f"factor_{op.slot}",
+            side=side,
+            dtype=dtype_name(op.dtype),
+            pitch=1,
+            k_pitch=1,
+            lines=lines,
+            whole=whole,
+        )
+    size = max(line, min(_shared_along_k(fact, facts, found, k), MAX_PROMOTE_K_TILES * line))
+    return BlockScales(k=size // line * line, factors=tuple(factors.values()))
+
+
+def _shared_along_k(fact: MatmulFact, facts: KernelFacts, found: Sequence[MemoryOpFact], k: int) -> int:
+    """Elements of K with one factor: those of a tile of a size that is known, else as the factors' extents have it."""
+    for axis in _blocks_of_k(fact, facts):
+        return -(-k // (facts.axes[axis].extent or k))
+    assert fact.k_axis is not None
+    if (size := facts.axes[fact.k_axis].size) is not None:
+        return size
+    for op in found:
+        blocks = [n for axis, n in zip(op.subscript_axes, op.extents, strict=True) if axis is None and n > 1]
+        if len(blocks) == 1:
+            return 1 << (-(-k // blocks[0]) - 1).bit_length()
+    return SHARED_LINES
 
 
 def _pitch(major: Major, other: int, k: int) -> int:
@@ -228,6 +332,7 @@ def _second(others: Sequence[MatmulFact], pitch: int) -> Iterator[EpilogueOperan
 def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOperand]:
     seen: set[tuple[int, tuple[int | None, ...]]] = set()
     multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
+    multiplied |= {op.slot for each in facts.matmuls for op in _factors(each, facts)}
     written = {op.storage for op in facts.memory_ops if op.kind == "store"}
     for op in facts.memory_ops:
         key = (op.storage, op.subscript_axes)

@@ -12,17 +12,21 @@ from .grammar import (
     Acquire,
     Advance,
     AllocateSums,
+    ClearSums,
     Commit,
     Cursor,
     FindSums,
     FreeSums,
     Gate,
     KernelProgram,
+    KGroups,
     KLoop,
+    LoadScales,
     Meet,
     Mma,
     NamedBarrier,
     Pipeline,
+    Promote,
     ReadSums,
     Release,
     Role,
@@ -47,6 +51,15 @@ ISSUE: tuple[Step, ...] = (
     Commit("sums_fill"),
 )
 
+DRAIN: tuple[Step, ...] = (
+    LoadScales(),
+    Wait("sums_read"),
+    Promote("sums_read"),
+    Release("sums_read"),
+    Advance("sums_read"),
+)
+"""A block of K with factors of its own, which fills a stage of sums: they are added up in registers."""
+
 
 def program(plan: GemmPlan) -> KernelProgram:
     """The roles for `plan`, without what its epilogue asks for."""
@@ -66,7 +79,7 @@ def program(plan: GemmPlan) -> KernelProgram:
         ),
         roles=(
             Role(name="store", first_warp=0, warps=STORING_WARPS, program=_store(plan)),
-            Role(name="multiply", first_warp=ISSUING_WARP, warps=1, program=_multiply()),
+            Role(name="multiply", first_warp=ISSUING_WARP, warps=1, program=_multiply(plan)),
             load_role(plan, LOADING_WARP, "umma_loads"),
         ),
         host=("umma", "output"),
@@ -74,13 +87,16 @@ def program(plan: GemmPlan) -> KernelProgram:
     return _only_leaders_issue(kernel) if plan.ctas_per_mma == 2 else kernel
 
 
-def _multiply() -> tuple[Step, ...]:
+def _multiply(plan: GemmPlan) -> tuple[Step, ...]:
+    issue: tuple[Step, ...] = (*ISSUE, Advance("sums_fill"))
+    if plan.problem.scales is not None:
+        issue = (KGroups(issue, size=plan.promote_k_tiles),)
     return (
         FindSums(),
         SetUp("umma_fragments"),
         Cursor("ab_read", "ab", "consumer"),
         Cursor("sums_fill", "accumulator", "producer"),
-        TileLoop((*ISSUE, Advance("sums_fill"))),
+        TileLoop(issue),
         Tail("sums_fill"),
     )
 
@@ -89,18 +105,20 @@ def _store(plan: GemmPlan) -> tuple[Step, ...]:
     """A stage of sums is given back as soon as its last sub-tile is in registers. The loop stays rolled: the other warps
     work on meanwhile, and long epilogues would otherwise be compiled once per sub-tile."""
     give_back = Gate("last_subtile", (Release("sums_read"),))
+    tile: tuple[Step, ...] = (
+        Wait("sums_read"),
+        SubtileLoop((ReadSums("sums_read"), give_back, *store_subtile(plan)), rolled=True),
+        Advance("sums_read"),
+    )
+    if plan.problem.scales is not None:
+        tile = (ClearSums(), KGroups(DRAIN, size=plan.promote_k_tiles), SubtileLoop((ReadSums(), *store_subtile(plan))))
     return (
         AllocateSums(),
         FindSums(),
         SetUp("umma_sums"),
+        *((SetUp("scales"),) if plan.problem.scales is not None else ()),
         Cursor("sums_read", "accumulator", "consumer"),
-        TileLoop(
-            (
-                Wait("sums_read"),
-                SubtileLoop((ReadSums("sums_read"), give_back, *store_subtile(plan)), rolled=True),
-                Advance("sums_read"),
-            )
-        ),
+        TileLoop(tile),
         Gate("first_warp", (StoreWait(0),)),
         Meet("epilogue"),
         FreeSums(),
@@ -111,7 +129,7 @@ def _only_leaders_issue(kernel: KernelProgram) -> KernelProgram:
     """One CTA of each pair issues for both, and alone waits for operands; the other keeps its place in the stages."""
 
     def rule(step: Step) -> tuple[Step, ...]:
-        if isinstance(step, TileLoop):
+        if isinstance(step, (TileLoop, KGroups)) and step.body[0] == ISSUE[0]:
             return (
                 dataclasses.replace(step, body=(Gate("leader", step.body[: len(ISSUE)]), *step.body[len(ISSUE) :])),
             )

@@ -166,8 +166,16 @@ class ClearSums(Step):
 
 
 @dataclass(frozen=True)
+class LoadScales(Step):
+    """The factors of the block of K that the loops stand at from global memory into registers."""
+
+
+@dataclass(frozen=True)
 class Promote(Step):
-    """Add the sums of a K tile to those in fp32 registers outside of the matrix unit."""
+    """Add the sums of a K tile, or of a block of K times its factors, to those in fp32 registers outside of the matrix
+    unit; from tensor memory those of the stage of ``cursor``, of all sub-tiles."""
+
+    cursor: str | None = None
 
 
 @dataclass(frozen=True)

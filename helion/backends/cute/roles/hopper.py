@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
 from .common import load_role, store_subtile
+from .edits import contains, rewrite
 from .grammar import (
     Advance,
     ClearSums,
@@ -13,6 +16,7 @@ from .grammar import (
     KernelProgram,
     KGroups,
     KLoop,
+    LoadScales,
     Mma,
     NamedBarrier,
     Pipeline,
@@ -85,8 +89,17 @@ def _mainloop(plan: GemmPlan) -> tuple[Step, ...]:
     if not plan.promote:
         return MAINLOOP
     if plan.promote_k_tiles == 1:
-        return PROMOTED_MAINLOOP
-    return (ClearSums(), KGroups((*MAINLOOP, Promote()), size=plan.promote_k_tiles))
+        loop = PROMOTED_MAINLOOP
+    else:
+        loop = (ClearSums(), KGroups((*MAINLOOP, Promote()), size=plan.promote_k_tiles))
+    return loop if plan.problem.scales is None else rewrite(loop, _with_scales)
+
+
+def _with_scales(step: Step) -> tuple[Step, ...]:
+    """Factors are asked for before the operands of their block are waited for, and needed when these are multiplied."""
+    if isinstance(step, (KLoop, KGroups)) and contains(step, Promote):
+        return (dataclasses.replace(step, body=(LoadScales(), *step.body)),)
+    return (step,)
 
 
 def program(plan: GemmPlan) -> KernelProgram:
@@ -97,7 +110,7 @@ def program(plan: GemmPlan) -> KernelProgram:
     warps, shared_sm = plan.consumer_warps, plan.ctas_per_sm > 1
     mainloop = _mainloop(plan)
     cursors = [Cursor("ab_read", "ab", "consumer")]
-    if mainloop is not PROMOTED_MAINLOOP:
+    if not plan.promote or plan.promote_k_tiles > 1:
         cursors.append(Cursor("ab_free", "ab", "consumer"))
     store = Role(
         name="store",
@@ -105,6 +118,7 @@ def program(plan: GemmPlan) -> KernelProgram:
         warps=warps,
         program=(
             SetUp("wgmma_sums"),
+            *((SetUp("scales"),) if plan.problem.scales is not None else ()),
             *cursors,
             TileLoop(
                 (

@@ -152,6 +152,8 @@ class Warp:
     """What it has put there since it last came to a barrier."""
     sums: Sums = field(default_factory=Sums)
     total: list[Tag] = field(default_factory=list)
+    scales: Tag | None = None
+    """(tile, block of K) whose factors are in the registers."""
     stage: int = 0
     overwrite: bool = False
     fenced: bool = False

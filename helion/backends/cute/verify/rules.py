@@ -309,11 +309,38 @@ def _(cluster: Cluster, step: g.ClearSums, warp: Warp) -> None:
     warp.total = []
 
 
+@rule(g.LoadScales)
+def _(cluster: Cluster, step: g.LoadScales, warp: Warp) -> None:
+    warp.scales = _block(cluster, warp)
+
+
+def _block(cluster: Cluster, warp: Warp) -> Tag:
+    """The tile and the block of K that the loops stand at."""
+    return warp.tile, warp.k_tile // cluster.plan.promote_k_tiles
+
+
 @rule(g.Promote)
 def _(cluster: Cluster, step: g.Promote, warp: Warp) -> None:
     if warp.groups or warp.open_group:
         raise Fault("sums are promoted while the matrix unit still adds to them")
-    warp.total += warp.sums.added
+    added = warp.sums.added
+    if step.cursor is not None:
+        _, index, _ = cluster.slot(warp, step.cursor)
+        added = list(warp.cta.stages[index].added)
+    if cluster.plan.problem.scales is not None:
+        _check_block(cluster, warp, added)
+    warp.total += added
+
+
+def _check_block(cluster: Cluster, warp: Warp, added: list[Tag]) -> None:
+    """That sums are those of the block of K whose factors are there, and of all of it."""
+    block = _block(cluster, warp)
+    if warp.scales != block:
+        raise Fault(f"the sums of block {block} are multiplied by the factors of {warp.scales}")
+    size = cluster.plan.promote_k_tiles
+    k_tiles = range(block[1] * size, min((block[1] + 1) * size, cluster.k_tiles))
+    if added != [(warp.tile, k_tile) for k_tile in k_tiles]:
+        raise Fault(f"the sums of block {block} consist of {added}")
 
 
 @rule(g.SelectSums)
@@ -331,7 +358,7 @@ def _(cluster: Cluster, step: g.ReadSums, warp: Warp) -> None:
     if step.cursor is None:
         if warp.groups or warp.open_group:
             raise Fault("sums are read while the matrix unit still adds to them")
-        added = warp.total if cluster.plan.promote else warp.sums.added
+        added = warp.total if cluster.plan.totals else warp.sums.added
     else:
         _, index, _ = cluster.slot(warp, step.cursor)
         added = warp.cta.stages[index].added

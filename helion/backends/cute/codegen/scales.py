@@ -1,0 +1,133 @@
+"""Factors of blocks of K: from global memory into registers, and the sums of a block times its factors to the totals."""
+
+from __future__ import annotations
+
+from ..plan.counts import block_count
+from ..plan.records import WARP_THREADS, GemmPlan
+from ..plan.scales import Scale, Side
+from .epilogue import fragment
+
+
+def parameters(plan: GemmPlan) -> list[tuple[str, str, str]]:
+    """Of the kernel: (name, annotation, the tensor of lines and blocks of K that the host makes)."""
+    found = []
+    for scale in plan.problem.scales.factors if plan.problem.scales is not None else ():
+        extent = plan.problem.m if scale.side == "row" else plan.problem.n
+        layout = f"({-(-extent // scale.lines)}, {block_count(plan)}), stride=({scale.pitch}, {scale.k_pitch})"
+        found.append((scale.label, "cute.Tensor", f"cute.make_tensor({scale.label}, cute.make_layout({layout}))"))
+    return found
+
+
+def set_up(plan: GemmPlan) -> list[str]:
+    """Registers of factors, and those of the totals where sums are in tensor memory."""
+    lines = []
+    if plan.unit == "tcgen05":
+        lines.append(f"total = cute.make_rmem_tensor({fragment(plan).values * plan.subtiles}, cutlass.Float32)")
+    if plan.factor("row"):
+        lines.append(f"row_factors = cute.make_rmem_tensor({fragment(plan).rows}, cutlass.Float32)")
+    if plan.factor("column"):
+        lines.append(f"column_factors = cute.make_rmem_tensor({_columns(plan)}, cutlass.Float32)")
+    return lines
+
+
+def _columns(plan: GemmPlan) -> int:
+    """Factors per column that a thread holds: of wgmma those of its columns. A thread with whole rows of tensor memory
+    would hold as many as sums, so there each lane of a warp has that of one column in 32."""
+    if plan.one_column_factor:
+        return 1
+    return plan.tile[1] // 4 if plan.unit == "wgmma" else -(-plan.tile[1] // WARP_THREADS)
+
+
+def load(plan: GemmPlan, rows: str, block: str) -> list[str]:
+    """Those of block number `block`; `rows` numbers the CTA's rows of tiles."""
+    lines = []
+    if row := plan.factor("row"):
+        places = fragment(plan)
+        first = f"{rows} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
+        lines += [
+            f"for i in cutlass.range_constexpr({places.rows}):",
+            f"    row_factors[i] = {_factor(plan, row, first, block)}",
+        ]
+    column = plan.factor("column")
+    if column and plan.one_column_factor:
+        lines.append(f"column_factors[0] = {_factor(plan, column, f'tile_n * {plan.tile[1]}', block)}")
+    elif column:
+        of_thread = "lane % 4 * 2 + i // 2 * 8 + i % 2" if plan.unit == "wgmma" else f"i * {WARP_THREADS} + lane"
+        place = f"tile_n * {plan.tile[1]} + {of_thread}"
+        lines += [
+            f"for i in cutlass.range_constexpr({_columns(plan)}):",
+            f"    column_factors[i] = {_factor(plan, column, place, block)}",
+        ]
+    return lines
+
+
+def _factor(plan: GemmPlan, scale: Scale, line: str, block: str) -> str:
+    """Behind the last line those of the last one, which nothing stores."""
+    extent, tile = _extents(plan, scale.side)
+    if not scale.pitch:
+        line = "0"
+    else:
+        line = f"cutlass.min({line}, {extent - 1})" if extent % tile else line
+        line = f"({line}) // {scale.lines}" if scale.lines > 1 else line
+    return f"{scale.label}[{line}, {block}].to(cutlass.Float32)"
+
+
+def _extents(plan: GemmPlan, side: Side) -> tuple[int, int]:
+    """Of D, and of what a cluster's tiles, and warps whose lanes have a column each, cover at a time."""
+    at = 0 if side == "row" else 1
+    lanes = WARP_THREADS if side == "column" and plan.tile[1] % WARP_THREADS else 1
+    return (plan.problem.m, plan.problem.n)[at], plan.tile[at] * plan.cluster_tiles[at] * lanes
+
+
+def promote(plan: GemmPlan, cursor: str | None) -> list[str]:
+    """Add the sums of a block times its factors to the totals.
+
+    The factors of a row and of a tile of columns are multiplied first, so that each sum takes one instruction.
+    """
+    lines = []
+    if plan.factor("row") and plan.one_column_factor:
+        lines += [
+            f"for i in cutlass.range_constexpr({fragment(plan).rows}):",
+            "    row_factors[i] = row_factors[i] * column_factors[0]",
+        ]
+    if plan.unit == "wgmma":
+        return [*lines, *_add(plan, "sums", "total[i]", plan.tile[1] // 2 * plan.row_atoms)]
+    values = fragment(plan).values
+    drained = [
+        f"cute.copy(sums_copy, sums_part[None, None, None, 0, subtile, {cursor}.index], values)",
+        "cute.arch.fence_view_async_tmem_load()",
+        *_add(plan, "values", f"total[subtile * {values} + i]", values),
+    ]
+    return [*lines, f"for subtile in cutlass.range_constexpr({plan.subtiles}):", *(f"    {line}" for line in drained)]
+
+
+def _add(plan: GemmPlan, sums: str, total: str, values: int) -> list[str]:
+    """Of so many values of a thread."""
+    term, factor = f"{sums}[i]", "column_factors[0]"
+    if plan.factor("column") and not plan.one_column_factor:
+        factor = _column(plan)
+        term = f"{term} * {_row(plan)}" if plan.factor("row") else term
+    elif plan.factor("row"):
+        factor = _row(plan)
+    return [
+        f"for i in cutlass.range_constexpr({values}):",
+        f"    {total} = cute.math.fma({term}, {factor}, {total})",
+    ]
+
+
+def _column(plan: GemmPlan) -> str:
+    """The factor of the column of value ``i``, of the lane that has it."""
+    if plan.unit == "wgmma":
+        return f"column_factors[i % {plan.tile[1] // 2} // 4 * 2 + i % 2]"
+    whole = "i // 4 * 8" if plan.paired else "i"
+    within = f" + i % 2 + {fragment(plan).first_column}" if plan.paired else ""
+    first = f"(subtile * {plan.epilogue_n} + {whole})"
+    return f"cute.arch.shuffle_sync(column_factors[{first} // {WARP_THREADS}], offset={first} % {WARP_THREADS}{within})"
+
+
+def _row(plan: GemmPlan) -> str:
+    """The factor of the row of value ``i``."""
+    if not plan.paired:
+        return "row_factors[0]"
+    atom = plan.tile[1] // 2
+    return "row_factors[i // 2 % 2]" if plan.row_atoms == 1 else f"row_factors[i // 2 % 2 + i // {atom} * 2]"
