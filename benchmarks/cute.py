@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 
 import torch  # noqa: E402
-from backends.cute import products, row_kernels  # noqa: E402
+from backends.cute import products, row_kernels, scaled_kernels  # noqa: E402
 from backends.cute.products import BF16, BOUNDS, E4M3, E5M2, FP16, FP32  # noqa: E402
 
 import helion  # noqa: E402
@@ -74,6 +74,17 @@ FUSED = (
     ("scale_residual", 8192, 5120, 5120),
     ("relu_scaled", 4096, 4096, 1024),
     ("row_column_scales", 4096, 4096, 4096),
+)
+#: Products with a factor of every 128 elements of K, by how the kernel is written.
+BLOCKWISE = (
+    ("by_begin", 4096, 4096, 4096),
+    ("by_begin", 8192, 5120, 5120),
+    ("by_begin", 1024, 4096, 4096),
+    ("by_begin", 128, 8192, 8192),
+    ("by_begin", 2048, 2048, 16384),
+    ("gathered", 4096, 4096, 4096),
+    ("expanded", 4096, 4096, 4096),
+    ("normed", 8192, 2048, 2048),
 )
 #: Chains with reductions of whole rows that the suite of epilogues (benchmarks/seeds.py) does not have.
 ROWS = (
@@ -148,6 +159,9 @@ class Case:
         how: dict[str, Any] = {"device": device}
         if self.batch:
             return BATCHED[self.epilogue], self._batched(device)
+        if scaled := scaled_kernels.CASES.get(self.epilogue):
+            given = scaled_kernels.arguments(scaled, self.m, self.n, self.k, self.dtype)
+            return scaled.kernel, tuple(scaled_kernels.moved(each, device) for each in given)
         x = products.operand(self.m, self.k, self.layouts[0], dtype=FP32, **how).to(self.dtype)
         y = products.operand(self.k, self.n, self.layouts[1], dtype=FP32, seed=1, **how).to(self.dtype)
         if not self.epilogue:
@@ -183,6 +197,8 @@ class Case:
             row, column, residual = (each.double() for each in args[2:])
             value = torch.nn.functional.silu(sums * column[:, None] + row[:, None, :]) + residual
             return value.transpose(0, 1).float()
+        if scaled := scaled_kernels.CASES.get(self.epilogue):
+            return scaled_kernels.reference(scaled, *args).float()
         if self.epilogue in row_kernels.CASES:
             return row_kernels.expected(row_kernels.CASES[self.epilogue], *args[:6]).float()
         if self.epilogue == SWIGLU:
@@ -220,6 +236,13 @@ def checked_cases() -> Iterator[Case]:
         for m, n, k in ((1000, 528, 144), (4096, 4096, 4096)):
             name = f"{_short(dtype)} {m}x{n}x{k}"
             yield Case(name=name, m=m, n=n, k=k, dtype=dtype, layouts=("row", "column"), epilogue="row_column_scales")
+    for epilogue, case in scaled_kernels.CASES.items():
+        for m, n, k in ((1000, 520, 1024), (63, 144, 256), *(() if case.whole_blocks else ((4097, 1032, 1040),))):
+            name = f"blockwise {epilogue} {m}x{n}x{k}"
+            yield Case(name=name, m=m, n=n, k=k, dtype=E4M3, epilogue=epilogue, configs=RANDOM_CONFIGS // 4)
+    for dtype, m, n, k in ((E5M2, 1000, 520, 1040), (E4M3, 2048, 2048, 16384), (E4M3, 1, 4096, 4096)):
+        name = f"blockwise {_short(dtype)} {m}x{n}x{k}"
+        yield Case(name=name, m=m, n=n, k=k, dtype=dtype, epilogue="by_begin", configs=RANDOM_CONFIGS // 2)
     for layouts in (("row", "row"), ("column", "column")):
         name = f"swiglu {'/'.join(layouts)}"
         yield Case(name=name, m=1000, n=520, k=136, layouts=layouts, epilogue=SWIGLU, configs=RANDOM_CONFIGS // 2)
@@ -248,6 +271,8 @@ def timed_cases() -> Iterator[Case]:
     for m, n, k in FP8_SHAPES:
         name = f"fp8 {m}x{n}x{k}"
         yield Case(name=name, m=m, n=n, k=k, dtype=E4M3, layouts=("row", "column"), epilogue="row_column_scales")
+    for epilogue, m, n, k in BLOCKWISE:
+        yield Case(name=f"blockwise {epilogue} {m}x{n}x{k}", m=m, n=n, k=k, dtype=E4M3, epilogue=epilogue)
     for b, m, n, k in ((64, 512, 512, 512), (16, 1024, 1024, 1024), (128, 128, 128, 4096), (8, 4096, 512, 512)):
         yield Case(name=f"bmm {b}x{m}x{n}x{k}", batch=b, m=m, n=n, k=k, epilogue="bmm")
     yield Case(name="swiglu 4096x4096x4096", m=4096, n=4096, k=4096, epilogue=SWIGLU)
@@ -380,6 +405,7 @@ def checked(case: Case) -> Iterator[dict[str, Any]]:
     bound = kernel.bind(args)
     expected = case.expected(args)
     written = args[2] if kernel is products.fused else args[6] if kernel is row_kernels.whole_rows else case.dtype
+    written = BF16 if case.epilogue in scaled_kernels.CASES else written
     bound_of = max(BOUNDS[expected.dtype], BOUNDS[written])
     for label, config in configs_of(case, bound).items():
         run = bound.compile_config(config)
@@ -516,6 +542,9 @@ def baselines(case: Case, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]
     found: dict[str, Callable[[], Any]] = {
         "triton": functools.partial(bound.compile_config(bound.default_config()), *args)
     }
+    if scaled := scaled_kernels.CASES.get(case.epilogue):
+        torch._dynamo.reset()
+        return {**found, **scaled_kernels.baselines(scaled, *args)}
     if x.dtype == E4M3:
         row, column = torch.ones(x.size(0), 1, device=x.device), torch.ones(1, y.size(1), device=x.device)
         found["scaled_mm"] = lambda: torch._scaled_mm(x, y, scale_a=row, scale_b=column, out_dtype=BF16)
@@ -542,6 +571,8 @@ def _kernel(case: Case) -> helion.Kernel:
         return BATCHED[case.epilogue]
     if case.epilogue in row_kernels.CASES:
         return row_kernels.whole_rows
+    if scaled := scaled_kernels.CASES.get(case.epilogue):
+        return scaled.kernel
     return {SWIGLU: products.swiglu, "": products.matmul}.get(case.epilogue, products.fused)
 
 
@@ -571,7 +602,7 @@ def times(names: list[str]) -> list[dict[str, Any]]:
         }
         rows.append(row)
         print(json.dumps(row), flush=True)
-    for prefix in ("bf16", "fp8", ""):
+    for prefix in ("bf16", "fp8", "blockwise", ""):
         ratios = [
             r["ratio"]
             for r in rows

@@ -57,6 +57,19 @@ FP8 = (
     Choice(tile=(256, 64, 128), cluster=(1, 2)),
 )
 
+BLOCKWISE = (
+    Choice(tile=(128, 128, 128), cluster=(2, 1)),
+    Choice(tile=(128, 128, 128), cluster=(1, 2)),
+    Choice(tile=(128, 128, 128)),
+    Choice(tile=(256, 64, 128), cluster=(1, 2)),
+    Choice(tile=(64, 128, 128), cluster=(2, 1)),
+)
+FEW_BLOCKWISE = (
+    Choice(tile=(128, 64, 128), splits=2),
+    Choice(tile=(64, 64, 128)),
+    Choice(tile=(64, 128, 128), cluster=(2, 1), splits=2),
+)
+
 
 def few(*parts: tuple[tuple[int, int, int], int, tuple[int, int]]) -> tuple[Choice, ...]:
     """Tiles, the number of CTAs that split their K, and clusters."""
@@ -177,6 +190,11 @@ CELLS: dict[str, tuple[GemmProblem, tuple[Choice, ...]]] = {
     "t8192x14336x4096_gated": (gemms.product(8192, 14336, 4096, epilogue=gemms.swiglu(4096)), GATED[:2]),
     "t4096_fp8": (gemms.product(operands=gemms.E4M3, epilogue=FP8_SCALED), FP8),
     "t8192x5120_fp8": (gemms.product(8192, 5120, 5120, operands=gemms.E4M3, epilogue=FP8_SCALED), FP8[:4]),
+    "t4096_blockwise": (gemms.blockwise(), BLOCKWISE),
+    "t8192x5120_blockwise": (gemms.blockwise(8192, 5120, 5120), BLOCKWISE[:2]),
+    "t4096_blockwise_columns": (gemms.blockwise(columns=1), BLOCKWISE[:2]),
+    "t2048_blockwise_deep": (gemms.blockwise(2048, 2048, 16384), BLOCKWISE[:2]),
+    "t128_blockwise": (gemms.blockwise(128, 4096, 4096), FEW_BLOCKWISE),
 }
 
 
@@ -216,6 +234,7 @@ def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
             {"name": each.name, "value": each.value, "kind": each.kind, "dtype": each.dtype} for each in problem.outputs
         ],
         "operands": [dataclasses.asdict(operand) for operand in problem.epilogue.operands],
+        "scales": dataclasses.asdict(problem.scales) if problem.scales else None,
         "instructions": [
             [each.op, [float(x.text) if isinstance(x, Constant) else x for x in each.arguments]]
             for each in problem.epilogue.instructions

@@ -149,7 +149,39 @@ def inputs(plan: dict[str, Any], torch: Any, device: str = "cuda") -> list[Any]:
         scale = k**0.5 if each["kind"] == "exact" else 1.0
         values = torch.randn(*shape, device=device, generator=generator) * scale
         tensors.append(values.to(getattr(torch, each["dtype"])))
-    return tensors
+    return [*tensors, *factors(plan, torch, device, generator)]
+
+
+def factors(plan: dict[str, Any], torch: Any, device: str, generator: Any) -> list[Any]:
+    """Of blocks of K, by line and block."""
+    m, n, k = plan["extents"]
+    found = []
+    for each in plan["scales"]["factors"] if plan["scales"] else ():
+        lines = -(-(m if each["side"] == "row" else n) // each["lines"])
+        shape = (lines if each["pitch"] else 1, -(-k // plan["scales"]["k"]))
+        values = 0.5 + torch.rand(*shape, device=device, generator=generator)
+        found.append(values.to(getattr(torch, each["dtype"])))
+    return found
+
+
+def expanded(plan: dict[str, Any], tensors: list[Any], side: str) -> Any:
+    """(rows or columns, blocks) factors in fp32; None where there are none."""
+    lines = plan["extents"][0 if side == "row" else 1]
+    described = plan["scales"]["factors"] if plan["scales"] else []
+    for each, tensor in zip(described, tensors[len(tensors) - len(described) :], strict=True):
+        if each["side"] == side:
+            shared = each["lines"] if each["pitch"] else lines
+            return tensor.float().repeat_interleave(shared, 0)[:lines]
+    return None
+
+
+def dequantized(plan: dict[str, Any], tensors: list[Any], matrix: Any, side: str) -> Any:
+    """`matrix` in fp32, its blocks times their factors."""
+    found = expanded(plan, tensors, side)
+    if found is None:
+        return matrix.float()
+    size = plan["scales"]["k"]
+    return matrix.float() * found.repeat_interleave(size, 1)[:, : matrix.shape[1]]
 
 
 def epilogue(plan: dict[str, Any], sums: Any, operands: list[Any], torch: Any) -> list[Any]:
@@ -189,7 +221,7 @@ def epilogue(plan: dict[str, Any], sums: Any, operands: list[Any], torch: Any) -
 def parts(plan: dict[str, Any], tensors: list[Any]) -> tuple[Any, Any, list[Any], list[Any]]:
     """A, B, the outputs and the operands."""
     behind = 2 + len(plan["outputs"])
-    return tensors[0], tensors[1], tensors[2:behind], tensors[behind:]
+    return tensors[0], tensors[1], tensors[2:behind], tensors[behind : behind + len(plan["operands"])]
 
 
 def compare(plan: dict[str, Any], tensors: list[Any], torch: Any) -> tuple[float, float, int]:
@@ -197,14 +229,15 @@ def compare(plan: dict[str, Any], tensors: list[Any], torch: Any) -> tuple[float
     of values that are finite in one of both only."""
     a, b, outputs, operands = parts(plan, tensors)
     worst, columns, bad = 0.0, 0.0, 0
+    left_all, right = dequantized(plan, tensors, a, "row"), dequantized(plan, tensors, b, "column")
     for start in range(0, a.shape[0], 1024):
         rows = slice(start, start + 1024)
         kinds = [each["kind"] for each in plan["operands"]]
-        left = a[rows].float()
+        left = left_all[rows]
         local = []
         for kind, x in zip(kinds, operands, strict=True):
             local.append(left @ x.float().t() if kind == "product" else x if kind == "row" else x[rows])
-        values = epilogue(plan, left @ b.float().t(), local, torch)
+        values = epilogue(plan, left @ right.t(), local, torch)
         for described, output in zip(plan["outputs"], outputs, strict=True):
             wanted, got = values[described["value"]], output[rows]
             if described["kind"] == "exact":

@@ -170,3 +170,30 @@ def reference(case: Case, a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb
     columns = columns if case.columns else columns.repeat_interleave(BLOCK, 0)[:n]
     sums = (a.double() * rows) @ (b.double() * columns).t()
     return sums * torch.rsqrt(sums.square().mean(-1, keepdim=True) + 1e-6) if case.rms else sums
+
+
+def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """On `device`, with its strides."""
+    found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return found.copy_(tensor)
+
+
+def baselines(case: Case, a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor) -> dict[str, Any]:
+    """torch's product of scaled blocks, where each has a factor, and what torch.compile makes of a product in bfloat16 of
+    what the operands stand for."""
+    right, columns = (b.t(), sb.t()) if case.b_lines_k else (b, sb)
+    rows, k = sa.t() if case.rows_last else sa, a.shape[1]
+
+    def dequantized() -> torch.Tensor:
+        left = a.to(torch.bfloat16) * rows.repeat_interleave(BLOCK, 1)[:, :k].to(torch.bfloat16)
+        wide = columns.repeat_interleave(BLOCK, 0)[:k].to(torch.bfloat16)
+        wide = wide if case.columns else wide.repeat_interleave(BLOCK, 1)[:, : right.shape[1]]
+        out = left @ (right.to(torch.bfloat16) * wide)
+        return torch.nn.functional.rms_norm(out, out.shape[-1:], eps=1e-6) if case.rms else out
+
+    found: dict[str, Any] = {"compile": torch.compile(dequantized, dynamic=False)}
+    if not case.columns:
+        left, blocks = rows.t().contiguous().t(), columns.t().contiguous().t()
+        how = {"scale_a": left, "scale_b": blocks, "out_dtype": torch.bfloat16}
+        found["scaled_mm"] = lambda: torch._scaled_mm(a, right, **how)
+    return found
