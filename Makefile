@@ -71,7 +71,7 @@ bench-seeds: ## kernel times on a GPU beside torch.compile and eager (BENCH_ARGS
 	@$(SETUP) run
 	@$(PY) benchmarks/seeds.py $(BENCH_ARGS)
 
-calibrate: ## what the model of time takes from a GPU: benchmarks/results/<device>-calibration.json (BENCH_ARGS=--dry)
+calibrate: ## what the model of time takes from a GPU: benchmarks/results/calibration/<device>.json (BENCH_ARGS=--dry)
 	@$(SETUP) run
 	@$(PY) benchmarks/calibrate.py $(BENCH_ARGS)
 

@@ -1,6 +1,6 @@
 """Measures what the model of time takes from a GPU, and no data sheet says: `make calibrate`, a minute on the GPU.
 
-    python benchmarks/calibrate.py               writes benchmarks/results/<device>-calibration.json
+    python benchmarks/calibrate.py               writes benchmarks/results/calibration/<device>.json
     python benchmarks/calibrate.py --dry         says what would be measured; needs no GPU
 
 Each experiment runs twice, with less and with more of one thing; the difference of the times is that thing's alone. Medians
@@ -31,7 +31,7 @@ from helion.backends.triton.resources.time.model import issue_rate  # noqa: E402
 from helion.backends.triton.resources.time.parameters import fitted  # noqa: E402
 from helion.hardware import Target, from_device_properties, target  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results" / "calibration"
 #: Elements of one program's tile, and its warps.
 _TILE, _WARPS = 4096, 8
 #: Programs per SM of the experiments that keep all units busy.
@@ -256,7 +256,7 @@ def main() -> int:
     measured = measure(experiments(device), GraphTimer())
     print(*report(measured, device), sep="\n")
     name = re.sub(r"[^a-z0-9]+", "-", device.device.lower()).strip("-")
-    (RESULTS / f"{name}-calibration.json").write_text(json.dumps(record(measured, device), indent=2) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(record(measured, device), indent=2) + "\n")
     return 0
 
 

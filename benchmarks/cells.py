@@ -136,7 +136,7 @@ def epilogue_cells() -> Iterator[Cell]:
     for name, m, k, n, dtype in EPILOGUES:
         per_column = {"matmul_layernorm": 2, "matmul_rms_norm": 1}.get(name, 0)
         args: tuple[torch.Tensor, ...] = (_tensor(m, k, dtype=dtype), _tensor(k, n, dtype=dtype))
-        args += (_tensor(n, dtype=dtype),) * per_column
+        args += _vectors(per_column, n, dtype)
         for file in (name, f"{name}_tiled"):
             if (EXAMPLES_DIR / f"{file}.py").is_file():
                 yield Cell(
@@ -156,11 +156,19 @@ def _row(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
 
 
 def _two_rows(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    return _row(m, n, dtype) * 2
+    return *_row(m, n, dtype), *_row(m, n, dtype)
+
+
+def _vectors(count: int, n: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Each a tensor of its own: one that is given twice is read once."""
+    return tuple(_tensor(n, dtype=dtype) for _ in range(count))
 
 
 def _row_and(vectors: int, rows: int = 1) -> Callable[[int, int, torch.dtype], tuple[Any, ...]]:
-    return lambda m, n, dtype: _row(m, n, dtype) * rows + (_tensor(n, dtype=dtype),) * vectors
+    def arguments(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
+        return *(row for _ in range(rows) for row in _row(m, n, dtype)), *_vectors(vectors, n, dtype)
+
+    return arguments
 
 
 def _labelled(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -173,18 +181,17 @@ def _scores(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
 
 def _tokens(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
     length = m // 8
-    known = _tensor(8, length, dtype=torch.float32)
     return (
         _tensor(8, length, n, dtype=dtype),
         _tensor(8, length, dtype=torch.int64),
-        known,
-        known,
+        _tensor(8, length, dtype=torch.float32),
+        _tensor(8, length, dtype=torch.float32),
         _tensor(8, dtype=torch.float32),
     )
 
 
 def _states(m: int, n: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    return (_tensor(m, 512, dtype=dtype), _tensor(n, 512, dtype=dtype)) * 2
+    return tuple(_tensor(rows, 512, dtype=dtype) for rows in (m, n, m, n))
 
 
 def _kl_div(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

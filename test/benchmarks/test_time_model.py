@@ -12,6 +12,7 @@ from benchmarks.cells import timed_cells
 from benchmarks.sweep import KEPT, parse
 from benchmarks.time_model import (
     RANGES,
+    SPLITS,
     Score,
     Swept,
     Table,
@@ -19,7 +20,9 @@ from benchmarks.time_model import (
     comparison,
     half_of,
     mean_of,
+    ordered,
     rank_correlation,
+    repeated,
     scores,
     summary,
     swept,
@@ -38,10 +41,10 @@ def kept() -> tuple[Swept, ...]:
 
 
 def test_predicted_times_order_the_kept_sweep() -> None:
-    """Measured over all 260 cells: median rank correlation 0.74, first pick 1.06 of the best, 82 % with one of five
+    """Measured over all 260 cells: median rank correlation 0.76, first pick 1.06 of the best, 83 % with one of five
     within 1.02."""
     found = as_is(kept(), fitted())
-    assert np.median([score.correlation for score in found]) >= 0.6
+    assert np.median([score.correlation for score in found]) >= 0.65
     assert mean_of(score.first for score in found) <= 1.12
     assert np.mean([score.first_five <= 1.02 for score in found]) >= 0.7
 
@@ -63,8 +66,9 @@ def test_parameters_of_the_product_are_within_what_is_possible() -> None:
 
 def test_kernels_are_on_one_side_and_both_sides_have_some() -> None:
     kernels = {cell.kernel for cell in kept()}
-    sides = {half_of(kernel) for kernel in kernels}
-    assert sides == {0, 1} and all(half_of(kernel) == half_of(kernel) for kernel in kernels)
+    halves = {split: {kernel for kernel in kernels if half_of(kernel, split)} for split in range(SPLITS)}
+    assert all(half and half != kernels for half in halves.values())
+    assert len(set(map(frozenset, halves.values()))) == SPLITS
 
 
 @pytest.mark.parametrize(
@@ -80,9 +84,24 @@ def test_rank_correlation_has_mean_ranks(a: list[float], b: list[float], expecte
     assert rank_correlation(np.array(a, float), np.array(b, float)) == pytest.approx(expected)
 
 
+def test_pairs_within_the_noise_have_no_order() -> None:
+    measured = np.array([100.0, 101.0, 110.0])
+    assert ordered(np.array([2.0, 1.0, 3.0]), measured) == 1.0
+    assert ordered(np.array([2.0, 3.0, 2.5]), measured) == 0.5
+    assert ordered(np.array([1.0, 1.0, 1.0]), measured) == 0.5
+    assert ordered(np.array([1.0, 2.0]), np.array([1.0, 1.01])) == 1.0
+
+
+def test_a_second_measurement_orders_better_than_any_model_could() -> None:
+    found = repeated(kept())
+    assert 0.95 < np.median([score.correlation for score in found]) < 1.0
+    assert np.mean([score.ordered for score in found]) > 0.95
+
+
 def test_scores_are_those_of_the_predicted_order() -> None:
     cell = next(cell for cell in kept() if len(cell.us) >= 8)
     (best,) = scores(Table([cell]), cell.us)
+    assert best.ordered == 1.0
     assert (best.correlation, best.first, best.first_five) == (pytest.approx(1.0), 1.0, 1.0)
     (worst,) = scores(Table([cell]), -cell.us)
     assert worst.first == cell.us.max() / cell.us.min()
@@ -90,11 +109,12 @@ def test_scores_are_those_of_the_predicted_order() -> None:
 
 def test_reports_name_every_kernel() -> None:
     found = [
-        Score(key=("a", "1 row", "float32"), correlation=0.5, first=1.1, first_five=1.0, seed=1.2),
-        Score(key=("b", "1 row", "float32"), correlation=0.9, first=1.3, first_five=1.1, seed=None),
+        Score(key=("a", "1 row", "float32"), correlation=0.5, ordered=0.6, first=1.1, first_five=1.0, seed=1.2),
+        Score(key=("b", "1 row", "float32"), correlation=0.9, ordered=0.8, first=1.3, first_five=1.1, seed=None),
     ]
     assert summary(found) == (
-        "2 cells: median rank correlation 0.700; first pick / best 1.196, worst kernel 1.300; one of five within 1.02: 50%"
+        "2 cells: median rank correlation 0.700; first pick / best 1.196, worst kernel 1.300; one of five within 1.02: 50%; "
+        "pairs in order: 70%"
     )
     assert [line.split()[0] for line in comparison(found)] == ["kernel", "a", "b"]
     assert comparison(found)[1].split()[1:] == ["1", "0.50", "1.100", "1.10", "1.200", "1.20"]

@@ -18,6 +18,8 @@ _SECTOR = 32
 _WARP = 32
 #: Part of the L2 cache that what programs share may take and stay there.
 _L2_SHARE = 0.6
+#: What an SM keeps near itself of a tensor that all of its programs read.
+_NEAR_BYTES = 131072
 #: Rows of one instruction of the asynchronous unit and of the other one.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
@@ -48,6 +50,10 @@ class Demand(NamedTuple):
     """Bytes that come from memory or go there, in whole sectors, by the order of programs and what the L2 cache keeps."""
     again_bytes: float
     """Bytes that a program reads for the second time, which come from memory where the cache has lost them."""
+    first_bytes: float
+    """Bytes of loops that the L2 cache is asked to drop first."""
+    last_bytes: float
+    """The same to keep longest."""
     row_bytes: float
     """Bytes that one program has to find in the cache for that."""
     scattered_bytes: float
@@ -55,6 +61,8 @@ class Demand(NamedTuple):
     asked_bytes: float
     """Bytes through the L2 cache."""
     sector_bytes: float
+    near_bytes: float
+    """Of ``sector_bytes``, those that the last program on the same SM has read too."""
     straight_bytes: float
     looped_bytes: float
     straight_issue: float
@@ -71,6 +79,8 @@ class Demand(NamedTuple):
     fills: float
     stages: float
     iterations: float
+    largest_times: float
+    """Runs of what holds the largest tile, where registers run out first."""
     matrix_us: float
     """On one SM, at the data sheet's rate of the unit that takes the product, padding included."""
     synchronous_us: float
@@ -124,6 +134,7 @@ class _Count:
             stages=self.launch.stages,
             fused=self.root in self.launch.fused,
             iterations=nest.iterations,
+            largest_times=self._largest_times(),
         )
         dots = {fact.region for fact in self.facts.matmuls}
         for op in (*self.facts.memory_ops, *self.facts.atomics):
@@ -140,6 +151,18 @@ class _Count:
     def _mine(self, region: int) -> bool:
         return self.facts.regions[region].root == self.root
 
+    def _largest_times(self) -> int:
+        sizes, nest = self.launch.sizes, self.nest
+        tiles: list[tuple[int, tuple[int | None, ...]]] = [(fact.region, fact.axes) for fact in self.facts.work]
+        tiles += [(op.region, op.tile_axes) for op in self.facts.memory_ops]
+        tiles += [(fact.region, (fact.m_axis, fact.n_axis)) for fact in self.facts.matmuls]
+        held = [(1, 1)]
+        for region, dimensions in tiles:
+            if self._mine(region):
+                axes = [axis for axis in dimensions if axis is not None]
+                held.append((math.prod([sizes[axis] for axis in axes]), nest.times(region) * nest.chunks(axes)))
+        return max(held)[1]
+
     def _access(self, op: MemoryOpFact, feeds_dots: bool) -> None:
         sums, nest, sizes = self.sums, self.nest, self.launch.sizes
         passes, times = nest.repeats(op)
@@ -150,7 +173,12 @@ class _Count:
         sector_bytes = times * useful / max(run, 1.0) * -(-run * op.itemsize // _SECTOR) * _SECTOR
         sums["asked_bytes"] += asked
         sums["sector_bytes"] += sector_bytes
+        if op.kind == "load" and op.accessed_numel * op.itemsize <= _NEAR_BYTES and self._of_all_programs(op):
+            sums["near_bytes"] += sector_bytes
         sums["looped_bytes" if times > 1 else "straight_bytes"] += asked
+        eviction = self.launch.evictions.get(op.slot)
+        if eviction and times > 1:
+            sums[f"{eviction}_bytes"] += asked
         per_thread = max(1.0, numel / self.threads)
         if op.kind == "atomic":
             sums["accesses"] += times * per_thread * self.launch.warps
@@ -167,6 +195,10 @@ class _Count:
             kept = self.root not in self.launch.fused or op.slot in self.launch.boxed
             key = op.region, walked, feeds_dots and kept and self.launch.stages > 1
             self.waits[key] = max(self.waits.get(key, 0.0), times)
+
+    def _of_all_programs(self, op: MemoryOpFact) -> bool:
+        nest = self.nest
+        return not any(nest.trips[axis] > 1 for axis in nest.order if axis in op.tile_axes or axis in op.subscript_axes)
 
     def _run(self, op: MemoryOpFact, numel: int) -> tuple[float, float]:
         """Elements of the tile that lie together in memory, and elements of one thread's access."""
@@ -288,8 +320,10 @@ class _Count:
                 sums["synchronous_us"] += took
         elif fact.lhs_dtype.itemsize == 4 and fact.rhs_layout != "k_major":
             sums["converted_us"] += took
-        groups = max(1, min(launch.warps // 4, padded // _UNIT_ROWS[unit]))
-        sums["operand_bytes"] += times * (padded + groups * columns) * depth * fact.lhs_dtype.itemsize
+        groups = max(1, launch.warps // 4)
+        below = max(1, min(groups, padded // _UNIT_ROWS[unit]))
+        read = padded * (groups // below) + columns * below
+        sums["operand_bytes"] += times * read * depth * fact.lhs_dtype.itemsize
         sums["products"] += times
         if unit != "tcgen05":
             sums["accumulated_bytes"] += times * padded * columns * _ACCUMULATOR_BYTES

@@ -13,13 +13,15 @@ _BOXES = "tensor_descriptor"
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """One config as the time sees it: ``sizes`` in elements by block id, orders and groupings by the number of the grid loop,
-    and the memory slots that the copy engine moves. ``flattened`` are the grid loops over the product of their extents,
-    ``fused`` those whose loop over tiles is one with the loops inside, ``parts`` the programs that share a sum."""
+    and the memory slots that the copy engine moves or that have an eviction policy. ``flattened`` are the grid loops over the
+    product of their extents, ``fused`` those whose loop over tiles is one with the loops inside, ``parts`` the programs that
+    share a sum."""
 
     sizes: Mapping[int, int]
     warps: int
     stages: int
     boxed: frozenset[int] = frozenset()
+    evictions: Mapping[int, str] = field(default_factory=dict)
     orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     groupings: Mapping[int, int] = field(default_factory=dict)
     flattened: frozenset[int] = frozenset()
@@ -39,6 +41,7 @@ def launch_of(decisions: Decisions) -> Launch:
         warps=values["num_warps"],
         stages=max(values["num_stages"], *stages.values()),
         boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way == _BOXES),
+        evictions={slot: how for slot, how in decisions.accesses("load_eviction_policies").items() if how},
         orders={root: tuple(order) for root, order in orders.items() if order},
         groupings={root: decisions.at("l2_groupings", loop) or 1 for root, loop in roots},
         flattened=frozenset(root for root, loop in roots if decisions.at("flatten_loops", loop)),

@@ -32,8 +32,12 @@ _SPILLS_KEPT = 0.25
 _SMS_TO_SATURATE = 2.0
 #: Of a warp's own instructions in an iteration, what others do not hide while it waits for loads.
 _DRIFTED = 0.5
+#: Registers over their limit from where on the assembler begins to leave most values in memory, and until it leaves all.
+_ABANDONED = 1.1, 0.9
 #: Over the limit by one over this, an accumulator is stored and loaded as a whole.
 _ALL_SPILLED = 10.0
+#: Exponent of the norm that joins the units of one SM.
+_UNITS = 4.0
 #: Exponent of the norm of what hides the other almost completely.
 _ABRUPT = 12.0
 
@@ -104,10 +108,13 @@ class _Formula:
         matrix = self._matrix_us() * self.per_sm
         shared = d.operand_bytes * p.operand_share / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm
         programs = (p.program_us + p.warp_us * d.warps) * self.per_sm
-        busy = self._norm((memory, cache, instructions, matrix, shared), p.sharp)
         chain = self._chain() + spilled * p.spill_us
         rounds = self.per_sm / self.at_once
-        total = self.m.maximum(self._norm((busy, chain * rounds), p.chained), chain) * self._tail(rounds)
+        units = self._norm((instructions, matrix, shared), _UNITS)
+        waits = self.m.maximum(0.0, chain * self.per_sm - units) / self.at_once
+        programs_overlap = self.m.minimum(_ABRUPT, 1 + p.chained * (self.at_once - 1))
+        on_sm = self._norm((units, waits), programs_overlap)
+        total = self.m.maximum(self._norm((memory, cache, on_sm), p.sharp), chain) * self._tail(rounds)
         total = self._norm((total, programs), _ABRUPT) + p.launch_us
         return Parts(
             memory=memory,
@@ -140,7 +147,8 @@ class _Formula:
         """Bytes that a program stores and loads because registers run out."""
         d, p = self.d, self.p
         over = self.m.maximum(0.0, d.registers - d.limit * p.spill_free)
-        spilled = over * _REGISTER_BYTES * self.target.warp_size * d.warps * d.iterations * p.spill_cost
+        over = over + d.registers * p.abandoned * self._ramp(d.registers / d.limit, *_ABANDONED)
+        spilled = over * _REGISTER_BYTES * self.target.warp_size * d.warps * d.largest_times * p.spill_cost
         return (
             spilled + self._within(over / d.limit * _ALL_SPILLED, 0.0, 1.0) * d.accumulated_bytes * p.accumulator_spill
         )
@@ -150,8 +158,10 @@ class _Formula:
         d, p, l2 = self.d, self.p, self.target.l2_bytes
         in_flight = self.m.minimum(d.programs, self.target.num_sms * self.resident)
         lost = self._ramp(d.row_bytes * in_flight, p.kept_share * l2, p.lost_share * l2)
-        missed = self._ramp(spilled / self.m.maximum(1.0, d.iterations) * in_flight, _SPILLS_KEPT * l2, l2)
-        return d.new_bytes + d.again_bytes * lost + p.run_share * d.scattered_bytes + spilled * p.spill_misses * missed
+        missed = self._ramp(spilled / self.m.maximum(1.0, d.largest_times) * in_flight, _SPILLS_KEPT * l2, l2)
+        kept = p.first_share * d.first_bytes - p.last_share * d.last_bytes
+        reads = d.new_bytes + d.again_bytes * lost + p.run_share * d.scattered_bytes
+        return reads + kept + spilled * p.spill_misses * missed
 
     def _crowding(self) -> Value:
         """The more streams memory serves at once, the more often it changes its pages."""
@@ -167,7 +177,7 @@ class _Formula:
     def _cache_bytes(self, spilled: Value) -> Value:
         d = self.d
         wasted = self.m.maximum(0.0, d.sector_bytes - d.asked_bytes)
-        return d.asked_bytes + self.p.sector_share * wasted + spilled
+        return d.asked_bytes + self.p.sector_share * wasted - self.p.near_share * d.near_bytes + spilled
 
     def _issued(self) -> Value:
         d, p = self.d, self.p

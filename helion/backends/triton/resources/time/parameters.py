@@ -23,6 +23,8 @@ class Parameters:
     """Bandwidth of the L2 cache over that of memory."""
     sector_share: float
     """Of a sector that nobody uses, what it costs."""
+    near_share: float
+    """Of bytes that the last program on the same SM has read, those that are still near it."""
     crowded: float
     """Of the memory's bandwidth, what each doubling of the bytes that programs wait for at once costs."""
     crowd_share: float
@@ -33,6 +35,10 @@ class Parameters:
     """Of the L2 cache: rows in flight of which all are still there when they are read again."""
     lost_share: float
     """Of the L2 cache: how many more until none is."""
+    first_share: float
+    """Of bytes that the L2 cache is asked to drop first, those that memory is asked for in addition."""
+    last_share: float
+    """Of bytes that it is asked to keep longest, those that it is not asked for."""
     simple_ops: float
     """Instructions of one elementwise operation of 32 lanes."""
     special_ops: float
@@ -82,6 +88,8 @@ class Parameters:
     """Registers over the limit that the assembler saves, over the limit."""
     spill_cost: float
     """Accesses of a register that is spilled, in each iteration."""
+    abandoned: float
+    """Accesses of all registers where the assembler gives up, over those of one that is spilled."""
     accumulator_spill: float
     """Of an accumulator that does not fit in registers, what is stored and loaded for each product."""
     spill_us: float
