@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -78,7 +79,7 @@ def build_space(
     return ConfigSpace(
         kernel=program.host.name,
         target=target,
-        survey=seen,
+        survey=seen if more.holds_values else dataclasses.replace(seen, volumes=()),
         tunable=tuple(slot.ids[0] for slot in tiles),
         rollable=rollable,
         lowest={

@@ -32,3 +32,5 @@ class OwnKeys:
     verbatim: str
     rules: tuple[Rule, ...]
     sizes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    holds_values: bool = True
+    """Whether each value of a program is one tile, of no more than ``Target.max_tensor_numel`` elements."""

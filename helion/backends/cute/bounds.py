@@ -9,7 +9,6 @@ from .limits import LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.dtypes import itemsize
 from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmProblem
-from .plan.refusal import Refusal
 from .plan.scales import BlockScales
 
 MOST_COLUMNS = 256
@@ -72,11 +71,22 @@ def least_rows(problem: GemmProblem, ctas: int) -> int:
     return max(WGMMA_ROWS, atom * ctas)
 
 
+def held_by_cluster(problem: GemmProblem, target: Target) -> bool:
+    """Whether the registers of a cluster's CTAs hold rows, which they need not where nothing reduces these."""
+    most = tile_bounds(problem, target)[1][1]
+    return not problem.epilogue.reduces_rows or problem.n <= MAX_ROW_CLUSTER * most
+
+
+def lies_in_memory(problem: GemmProblem) -> bool:
+    """Whether rows can be left in memory, for a second kernel."""
+    return problem.epilogue.reduces_rows and problem.batch is None and not problem.runtime
+
+
 def smallest(
     problem: GemmProblem, whole_rows: bool, target: Target, fixed: Sequence[int | None] = (None, None, None)
 ) -> Iterator[Choice]:
     """The choices that take least; what has no plan with any of them has none. ``fixed`` are sides of tiles along M, N and K
-    that the program says. Raises ``Refusal`` for rows that no cluster holds."""
+    that the program says."""
     bounds = tile_bounds(problem, target)
     tile = tuple(said or least for said, (least, _) in zip(fixed, bounds, strict=True))
     narrow = LEAST_COLUMNS // 2
@@ -87,13 +97,9 @@ def smallest(
             tile=(rows, tile[1], tile[2]), cluster=(pair, 1), ctas_per_mma=pair, epilogue_n=narrow, ab_stages=2
         )
         return
-    most = tile_bounds(problem, target)[1][1]
-    if problem.epilogue.reduces_rows and problem.n > MAX_ROW_CLUSTER * most:
-        raise Refusal(
-            f"rows of {problem.n} columns are reduced, of which the {MAX_ROW_CLUSTER} CTAs of a cluster hold"
-            f" {MAX_ROW_CLUSTER * most}"
-        )
-    for ctas in row_clusters(problem, target):
+    for ctas in row_clusters(problem, target) if held_by_cluster(problem, target) else ():
         columns = columns_of(problem, ctas, target)
         rows = fixed[0] or least_rows(problem, ctas)
         yield Choice(tile=(rows, columns, tile[2]), cluster=(1, ctas), epilogue_n=narrow, ab_stages=2)
+    if problem.epilogue.reduces_rows:
+        yield Choice(tile=(tile[0], tile[1], tile[2]), epilogue_n=narrow, ab_stages=2, rows_in="memory")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,15 +10,23 @@ from ... import exc
 from ...autotuner.decisions import Decisions
 from ...autotuner.space.own import Rule
 from ...hardware import Target
-from .bounds import columns_of, ctas_per_mma, least_rows, row_clusters
+from .bounds import columns_of, ctas_per_mma, least_rows, row_clusters, tile_bounds
 from .plan.build import plan_gemm, unit_of
 from .plan.records import Choice, GemmPlan, GemmProblem
 from .plan.refusal import Refusal
 
 STORE_STAGES = (2, 4, 8)
 """Sub-tiles of a result on their way to memory."""
+MEMORY_GROUP = 8
+"""Tiles along M that are swept together where rows lie in memory."""
 ONE_WARP_COLUMNS = 16
 """The fewest columns of a sub-tile."""
+
+
+TILE_COLUMNS = (64, 128, 256)
+"""Of tiles where rows lie in memory."""
+CLUSTER_HELD = {"pingpong": False, "k_splits": 1, "grid_splits": 1}
+"""What rows that a cluster holds go with."""
 
 
 class Asked(Protocol):
@@ -45,9 +53,12 @@ def choice_of(decisions: Decisions, asked: Asked, target: Target) -> Choice:
         return decisions.values.get(key(name, target), default)
 
     m, _, k = (decisions.sizes[block] for block in asked.blocks)
+    rows_in = value("rows_in", "cluster")
+    group = MEMORY_GROUP if rows_in == "memory" else 1
     return Choice(
         tile=(m, width_of(decisions, asked, target), k),
         cluster=(value("cluster_m"), value("cluster_n")),
+        rows_in=rows_in,
         ctas_per_mma=ctas_per_mma(m, target),
         ab_stages=value("ab_stages"),
         accumulator_stages=value("acc_stages"),
@@ -58,12 +69,14 @@ def choice_of(decisions: Decisions, asked: Asked, target: Target) -> Choice:
         grid_splits=value("grid_splits", 1),
         ctas_per_sm=value("ctas_per_sm", 1),
         residual_stages=value("residual_stages", 2),
-        group=next(iter(decisions.entries.get("l2_groupings", {}).values()), 1),
+        group=next(iter(decisions.entries.get("l2_groupings", {}).values()), group),
     )
 
 
 def width_of(decisions: Decisions, asked: Asked, target: Target) -> int:
     """Columns of a tile."""
+    if decisions.values.get(key("rows_in", target)) == "memory":
+        return decisions.values[key("tile_columns", target)]
     if asked.whole_rows:
         return columns_of(asked.problem, decisions.values[key("cluster_n", target)], target)
     return decisions.sizes[asked.blocks[1]]
@@ -88,7 +101,7 @@ class Settling:
     def rules(self) -> tuple[Rule, ...]:
         return (
             Rule(why="the plan of a product sweeps its tiles in groups along M", settle=self._order),
-            Rule(why="the CTAs of a cluster hold whole rows", settle=self._rows),
+            Rule(why="the CTAs of a cluster hold whole rows, or none does", settle=self._rows),
             Rule(why="an epilogue is divided by its sub-tiles' columns", settle=self._subtile),
             Rule(
                 why="a tile has at least two sub-tiles, and a whole number of times the buffers", settle=self._sub_tiles
@@ -105,12 +118,22 @@ class Settling:
         return decisions.having("loop_orders", {place: sorted(order) for place, order in entries.items()})
 
     def _rows(self, decisions: Decisions, repair: bool) -> Decisions:
+        if decisions.values.get(self._key("rows_in")) == "memory":
+            return decisions.valued(**{self._key("cluster_n"): 1})
+        columns = min(tile_bounds(self.product.problem, self.target)[1][1], TILE_COLUMNS[-1])
+        decisions = self._with(decisions, {"tile_columns": columns})
         if not repair or not self.product.whole_rows:
             return decisions
+        decisions = self._with(decisions, CLUSTER_HELD) if self.product.problem.epilogue.reduces_rows else decisions
         problem, name = self.product.problem, self._key("cluster_n")
         rows, wanted = decisions.sizes[self.product.blocks[0]], decisions.values[name]
         known = [each for each in row_clusters(problem, self.target) if least_rows(problem, each) <= rows] or [wanted]
         return decisions.valued(**{name: min(known, key=lambda each: abs(each - wanted))})
+
+    def _with(self, decisions: Decisions, changes: Mapping[str, Any]) -> Decisions:
+        """With those of `changes` that the product has keys for."""
+        known = {self._key(name): value for name, value in changes.items()}
+        return decisions.valued(**{name: value for name, value in known.items() if name in decisions.values})
 
     def _subtile(self, decisions: Decisions, repair: bool) -> Decisions:
         return decisions.valued(epilogue_subtile=None)
@@ -144,7 +167,7 @@ class Settling:
         """The decisions, and each with less than the one before."""
         yield decisions
         pair = ctas_per_mma(decisions.sizes[self.product.blocks[0]], self.target)
-        whole = self.product.whole_rows
+        whole = self.product.whole_rows and decisions.values.get(self._key("rows_in")) != "memory"
         least = row_clusters(self.product.problem, self.target)[0] if whole else 1
         for changes in (
             {"ab_stages": None, "acc_stages": None, "residual_stages": 2},
@@ -155,8 +178,7 @@ class Settling:
             {"epilogue_columns": ONE_WARP_COLUMNS},
             {"ab_stages": 2},
         ):
-            known = {self._key(name): value for name, value in changes.items()}
-            decisions = decisions.valued(**{k: v for k, v in known.items() if k in decisions.values})
+            decisions = self._with(decisions, changes)
             yield decisions
 
     def _filled(self, decisions: Decisions, plan: GemmPlan) -> Decisions:

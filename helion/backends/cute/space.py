@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..._compiler.ir.grammar import Program
 from ...autotuner.space.fields import Field, Scalar
 from ...autotuner.space.own import OwnKeys
@@ -9,12 +11,12 @@ from ...autotuner.space.survey import Survey
 from ...fields import BooleanFragment, EnumFragment
 from ...hardware import Target
 from ...settings import Settings
-from .bounds import least_rows, row_clusters, tile_bounds
+from .bounds import held_by_cluster, least_rows, lies_in_memory, row_clusters, tile_bounds
 from .limits import LEAST_COLUMNS
 from .lower.kernel import known_product
 from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_SPLITS, MAX_STAGES, unit_of
-from .plan.records import GemmProblem, Unit
-from .settle import STORE_STAGES, Asked, Settling, key
+from .plan.records import WGMMA_ROWS, GemmProblem, Unit
+from .settle import STORE_STAGES, TILE_COLUMNS, Asked, Settling, key
 
 #: Options under any name that begins so; there are none.
 VERBATIM_PREFIX = "_cute_config_"
@@ -61,6 +63,8 @@ DOCS: dict[str, str] = {
     "k_splits": "Parts of K, each of which a CTA of a cluster sums up.",
     "grid_splits": "Clusters that each sum up a part of the K of the same tiles; the last one adds their sums, in the order of K.",
     "ctas_per_sm": "CTAs that share an SM where whole rows are reduced: one stores while the other multiplies.",
+    "rows_in": "Where rows lie that are reduced: `cluster`, the registers of CTAs that exchange what they find, or `memory`, from which a second kernel finishes them.",
+    "tile_columns": "Columns of a tile where rows lie in memory.",
     "residual_stages": "Sub-tiles of tensors of the result's shape, which the epilogue reads, that are loaded ahead.",
 }  # fmt: skip
 #: Clusters that share tiles.
@@ -80,7 +84,8 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         del sizes[product.blocks[1]]
         sizes |= dict.fromkeys(product.undecided, (LEAST_COLUMNS, LEAST_COLUMNS))
         rows = product.blocks[0]
-        fewest = least_rows(product.problem, row_clusters(product.problem, target)[0])
+        held = held_by_cluster(product.problem, target)
+        fewest = least_rows(product.problem, row_clusters(product.problem, target)[0]) if held else WGMMA_ROWS
         sizes[rows] = (fewest, max(fewest, sizes[rows][1]))
     return OwnKeys(
         fields=tuple(_fields(product, unit, target)),
@@ -88,6 +93,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         verbatim=VERBATIM_PREFIX,
         rules=settling.rules(),
         sizes=sizes,
+        holds_values=False,
     )
 
 
@@ -101,14 +107,15 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
         Scalar(key=key("c_stages", target), fragment=EnumFragment(STORE_STAGES), initial=2),
         Scalar(key=key("epilogue_columns", target), fragment=EnumFragment((8, 16, 32, 64)), initial=32),
     ]
-    if not problem.epilogue.reduces_rows:
-        fields.append(Scalar(key=key("grid_splits", target), fragment=EnumFragment(GRID_SPLITS), initial=1))
+    if problem.epilogue.reduces_rows:
+        fields += _memory_fields(product, target)
+    fields.append(Scalar(key=key("grid_splits", target), fragment=EnumFragment(GRID_SPLITS), initial=1))
     if unit == "tcgen05":
         sums = EnumFragment((None, 1, 2, 4))
         fields.append(Scalar(key=key("acc_stages", target), fragment=sums, initial=None))
-    elif problem.epilogue.reduces_rows:
-        fields.append(Scalar(key=key("ctas_per_sm", target), fragment=EnumFragment((1, 2)), initial=1))
     else:
+        if problem.epilogue.reduces_rows:
+            fields.append(Scalar(key=key("ctas_per_sm", target), fragment=EnumFragment((1, 2)), initial=1))
         fields.append(Scalar(key=key("pingpong", target), fragment=BooleanFragment(), initial=False))
         fields.append(Scalar(key=key("k_splits", target), fragment=EnumFragment(SPLITS), initial=1))
     if problem.epilogue.of_kind("exact"):
@@ -123,22 +130,33 @@ def _clusters_field(name: str, target: Target) -> Field:
 
 
 def _columns_field(product: Asked, target: Target) -> Field:
-    """CTAs that share the columns of whole rows: as many as there have to be, and more."""
-    known = row_clusters(product.problem, target)
-    return Scalar(key=key("cluster_n", target), fragment=EnumFragment(known), initial=known[0])
+    """CTAs that share the columns of whole rows: as many as there have to be, and more; 1 where rows lie in memory."""
+    problem = product.problem
+    known = row_clusters(problem, target) if held_by_cluster(problem, target) else (1,)
+    legal = {1, *known} if problem.epilogue.reduces_rows else known
+    return Scalar(key=key("cluster_n", target), fragment=EnumFragment(tuple(sorted(legal))), initial=known[0])
+
+
+def _memory_fields(product: Asked, target: Target) -> Iterator[Field]:
+    """Where rows lie, and the tiles of those in memory."""
+    held, stored = held_by_cluster(product.problem, target), lies_in_memory(product.problem)
+    places = (*(["cluster"] if held or not stored else []), *(["memory"] if stored else []))
+    yield Scalar(key=key("rows_in", target), fragment=EnumFragment(places), initial=places[0])
+    most = tile_bounds(product.problem, target)[1][1]
+    columns = tuple(each for each in TILE_COLUMNS if each <= most)
+    yield Scalar(key=key("tile_columns", target), fragment=EnumFragment(columns), initial=columns[-1])
 
 
 def _absent(problem: GemmProblem, unit: Unit) -> dict[str, str]:
     """The keys of the other matrix unit, and what only some products have."""
     other = "wgmma" if unit == "tcgen05" else "tcgen05"
     names = ["cluster_m", "cluster_n", "ab_stages", "c_stages", "epilogue_columns", "grid_splits", "residual_stages"]
+    names += ["rows_in", "tile_columns"]
     absent = {f"{other}_{name}": f"the matrix unit is {unit}, and the key {unit}_{name}" for name in names}
     if not problem.epilogue.of_kind("exact"):
         absent[f"{unit}_residual_stages"] = "the epilogue reads no tensor of the output's shape"
-    if problem.epilogue.reduces_rows:
-        for name in ("wgmma_pingpong", "wgmma_k_splits", f"{unit}_grid_splits"):
-            absent[name] = "whole rows are reduced in the registers of the CTAs that hold them"
-    else:
+    if not problem.epilogue.reduces_rows:
+        absent |= {f"{unit}_{name}": "rows are reduced by nothing" for name in ("rows_in", "tile_columns")}
         absent["wgmma_ctas_per_sm"] = "two CTAs share an SM where whole rows are reduced"
     if unit == "wgmma":
         return {**absent, "tcgen05_acc_stages": "sums of wgmma stay in registers"}

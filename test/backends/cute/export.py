@@ -32,6 +32,7 @@ from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.plan.workspace import workspace_bytes
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.offline import compile_text
+from helion.backends.cute.toolchain.shared_object import product_of_two
 
 FP8_SCALED = gemms.row_and_column_scales()
 
@@ -222,10 +223,11 @@ def exported_plans() -> dict[str, GemmPlan]:
     return plans | random_plans(RANDOM) | random_row_plans(RANDOM)
 
 
-def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
+def description(plan: GemmPlan, symbol: str, product: str = "") -> dict[str, Any]:
     """What launching and checking needs to know of a plan, as JSON."""
-    problem = plan.problem
+    problem = plan.whole
     return {
+        "product": product,
         "symbol": symbol,
         "extents": [problem.m, problem.n, problem.k],
         "dtypes": [problem.operand_dtype, problem.output_dtype],
@@ -255,7 +257,8 @@ def description(plan: GemmPlan, symbol: str) -> dict[str, Any]:
 
 def export(name: str, plan: GemmPlan, folder: Path) -> dict[str, Any]:
     """Writes ``NAME.so`` and returns what ``plans.json`` says of it."""
-    kernel = compile_text(build(plan), plan).kernel
+    compiled = compile_text(build(plan), plan)
+    kernel = compiled.kernel
     kernel.export_to_c(str(folder), name, name)
     header = (folder / f"{name}.h").read_text()
     found = re.search(rf"void (_mlir_{name}__mlir_ciface_\w+)\(void \*\*args", header)
@@ -263,7 +266,7 @@ def export(name: str, plan: GemmPlan, folder: Path) -> dict[str, Any]:
     _link(name, folder)
     (folder / f"{name}.h").unlink()
     (folder / f"{name}.o").unlink()
-    return description(plan, found[1])
+    return description(plan, found[1], product_of_two(compiled.ptx))
 
 
 def _link(name: str, folder: Path) -> None:

@@ -127,6 +127,11 @@ def clusters(tile: tuple[int, int, int], ctas: int, **changes: object) -> Choice
     return _with(Choice(tile=tile, cluster=(1, ctas)), **changes)
 
 
+def in_memory(tile: tuple[int, int, int], **changes: object) -> Choice:
+    """Rows that a second kernel finishes."""
+    return _with(Choice(tile=tile, rows_in="memory"), **changes)
+
+
 # Name -> (problem, choice); odd extents end in the middle of a tile of M, N and K.
 ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
     "bf16": (product(), WIDE),
@@ -283,6 +288,36 @@ ON_HOPPER |= {
         product(1000, 1040, 136, epilogue=rows.swiglu_rms_norm(1040, 136)),
         clusters((128, 80, 64), 16, epilogue_n=16, store_stages=5),
     ),
+    "memory_rms_norm_odd": (whole_rows("rms_norm", 1000, 4104, 136), in_memory(BIG, cluster=(2, 1))),
+    "memory_layer_norm_pingpong": (
+        whole_rows("layer_norm", 4097, 8192, 520),
+        in_memory(SQUARE.tile, cluster=(2, 1), pingpong=True),
+    ),
+    "memory_residual_layer_norm": (whole_rows("residual_layer_norm", 1000, 16384, 136), in_memory(BIG)),
+    "memory_softmax_long": (whole_rows("softmax", 63, 50264, 136), in_memory(BIG)),
+    "memory_log_softmax_few": (
+        whole_rows("log_softmax", 1, 8192, 8200),
+        in_memory((64, 128, 64), splits=2, grid_splits=3),
+    ),
+    "memory_quantized": (whole_rows("quantized", 1000, 8192, 136), in_memory(BIG)),
+    "memory_logsumexp_long": (whole_rows("logsumexp", 1000, 50264, 136), in_memory(BIG, cluster=(2, 1))),
+    "memory_argmax_odd": (whole_rows("argmax", 1000, 4104, 136), in_memory((64, 256, 64))),
+    "memory_rounded_in_place": (
+        product(1000, 4104, 136, epilogue=rows.rounded_rms_norm(4104)),
+        in_memory(BIG, store_stages=4),
+    ),
+    "memory_swiglu_norm": (
+        product(1000, 4112, 136, epilogue=rows.swiglu_rms_norm(4112, 136)),
+        in_memory(SQUARE.tile),
+    ),
+    "fp8_memory_rows": (
+        product(1000, 4112, 528, operands=E4M3, epilogue=rows.scaled_rms_norm(4112)),
+        in_memory((128, 128, 128)),
+    ),
+    "memory_backward": (
+        product(1000, 4104, 136, epilogue=rows.rms_norm_backward(4104)),
+        in_memory(BIG, cluster=(2, 1)),
+    ),
     "fp8_rows": (
         product(1000, 1040, 528, operands=E4M3, epilogue=rows.scaled_rms_norm(1040)),
         clusters((128, 80, 128), 16, epilogue_n=16, store_stages=5),
@@ -356,6 +391,12 @@ ON_BLACKWELL |= {
     "rows_logsumexp_odd": (whole_rows("logsumexp", 1000, 1000, 136), clusters(BIG, 4)),
     "rows_quantized_odd": (whole_rows("quantized", 1000, 1008, 136), clusters(BIG, 4)),
     "rows_argmax_odd": (whole_rows("argmax", 1000, 1000, 136), clusters(BIG, 4)),
+    "memory_rms_norm_pair": (
+        whole_rows("rms_norm", 1000, 8192, 136),
+        in_memory((256, 256, 64), cluster=(2, 1), ctas_per_mma=2),
+    ),
+    "memory_softmax_splits": (whole_rows("softmax", 16, 16384, 8200), in_memory((64, 128, 64), grid_splits=3)),
+    "memory_logsumexp": (whole_rows("logsumexp", 1000, 50264, 136), in_memory(BIG)),
     "fp8_rows_pair": (
         product(1000, 1040, 528, operands=E4M3, epilogue=rows.scaled_rms_norm(1040)),
         _with(FP8_PAIR, cluster=(2, 8), tile=(256, 160, 128), store_stages=5),

@@ -60,7 +60,7 @@ def _reverse(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, y: function(torch.as_tensor(y), x)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "gt", "eq", "ne", "and_", "or_"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_"):
     _function = getattr(operator, _name)
     setattr(Lanes, f"__{_name.rstrip('_')}__", lifted(_function))
     setattr(Lanes, f"__r{_name.rstrip('_')}__", lifted(_reverse(_function)))
@@ -90,6 +90,16 @@ class Registers:
         return [kind(value) for value in self.values]
 
 
+def with_conditions(text: str) -> str:
+    """`text` whose conditions of single threads are those of ``only``."""
+    return re.sub(
+        r"^(\s*)if (.+):$",
+        lambda found: f"{found[1]}with only(({found[2].replace(' and ', ') & (')})):",
+        text,
+        flags=re.MULTILINE,
+    )
+
+
 class View:
     """Something that is read by the numbers of its place."""
 
@@ -111,12 +121,13 @@ class Rounded:
 
 
 class Column:
-    """An output of one number per row, in global memory."""
+    """An output of one number per row, or of one for the cluster's tile of each row, in global memory."""
 
     def __init__(self, cluster: Cluster, extent: int) -> None:
         self.cluster, self.values, self.stores = cluster, torch.zeros(extent, dtype=torch.float64), torch.zeros(extent)
 
-    def __setitem__(self, row: Lanes, value: Any) -> None:
+    def __setitem__(self, at: Any, value: Any) -> None:
+        row = at[0] if isinstance(at, tuple) else at
         active, rows = self.cluster.active, row.held.expand(self.cluster.shape)
         self.values[rows[active]] = _plain(value)[active].double()
         self.stores[rows[active]] += 1
@@ -186,15 +197,20 @@ FUNCTIONS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "abs", "exp2")
 
 
 class Cluster:
-    """One cluster and its first tile. ``sums`` are (M tile, N) of each product, operands by name."""
+    """One cluster and its first tile of rows. ``sums`` are (M tile, columns of the cluster) of each product, operands by name.
 
-    def __init__(self, plan: GemmPlan, sums: list[torch.Tensor], operands: Mapping[str, torch.Tensor]) -> None:
-        self.plan, self.sums, self.operands = plan, sums, operands
+    ``tile`` is the number of the cluster's tile of columns among all of them.
+    """
+
+    def __init__(
+        self, plan: GemmPlan, sums: list[torch.Tensor], operands: Mapping[str, torch.Tensor], tile: int = 0
+    ) -> None:
+        self.plan, self.sums, self.operands, self.tile = plan, sums, operands, tile
         self.shape = (plan.cluster[1], counts(plan).consumer_threads)
         self.active = torch.ones(self.shape, dtype=torch.bool)
         self.memory = torch.full((plan.cluster[1], max(1, 2 * counts(plan).rows_stage_bytes // 4)), float("nan"))
         self.outputs: dict[str, dict[int, list[Lanes]]] = {}
-        self.columns = {output.name: Column(self, plan.problem.m) for output in plan.problem.outputs_of("column")}
+        self.columns = {output.name: Column(self, plan.problem.m) for output in plan.problem.numbers}
         self.names: dict[str, Any] = {}
         self.stages = 0
         """Of every ring, where that is not what the plan says."""
@@ -243,12 +259,7 @@ class Cluster:
         print_steps(
             out, program, g.Role(name="store", first_warp=0, warps=role.warps, program=rewrite(role.program, rule))
         )
-        return re.sub(
-            r"^(\s*)if (.+):$",
-            lambda found: f"{found[1]}with only(({found[2].replace(' and ', ') & (')})):",
-            out.text(),
-            flags=re.MULTILINE,
-        )
+        return with_conditions(out.text())
 
     def kept(self, step: g.Step) -> tuple[g.Step, ...]:
         """What is executed in the place of a step."""
@@ -282,7 +293,7 @@ class Cluster:
             "rank": cta * self.plan.cluster[0],
             "place": (0, 0, cta, 0),
             "tile_m": 0,
-            "tile_n": cta,
+            "tile_n": cta + self.tile,
             "shared_rows": Address(),
             "rows_barriers": Address(),
             **self._held(),
@@ -322,7 +333,7 @@ class Cluster:
             self.outputs[output.name] = {}
             names[f"{prefix}rounded"] = Rounded(self, output.name)
             names.setdefault(f"{prefix}values", Registers(self, values))
-        return names | {output.label: self.columns[output.name] for output in problem.outputs_of("column")}
+        return names | {output.label: self.columns[output.name] for output in problem.numbers}
 
     def _sums(self) -> dict[str, Any]:
         plan, values = self.plan, fragment(self.plan).values

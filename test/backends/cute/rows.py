@@ -144,6 +144,26 @@ def scaled_rms_norm(n: int) -> Epilogue:
     return e.done(("d", q, "exact", "float8_e4m3fn", n), ("scale", scale, "column", "float32", 1))
 
 
+def rounded_rms_norm(n: int) -> Epilogue:
+    """Of a product that is rounded first, as eager torch does; what is stored is of the same type."""
+    e = Chain(("weight", "row", "bfloat16", 1))
+    x = e("round_bfloat16", 0)
+    mean = e("mul", e("row_sum", e("mul", x, x)), 1.0 / n)
+    e("mul", e("mul", x, e("rsqrt", e("add", mean, 1e-6))), 1)
+    return e.done()
+
+
+def rms_norm_backward(n: int) -> Epilogue:
+    """The gradient of the product behind which rows are normalised and scaled: rows are reduced against a second matrix."""
+    e = Chain(("grad", "exact", "bfloat16", n), ("weight", "row", "bfloat16", 1))
+    r = e("rsqrt", e("add", e("mul", e("row_sum", e("mul", 0, 0)), 1.0 / n), 1e-6))
+    scaled = e("mul", 1, 2)
+    dot = e("mul", e("row_sum", e("mul", scaled, 0)), 1.0 / n)
+    kept = e("mul", 0, e("mul", dot, e("mul", r, r)))
+    e("mul", e("sub", scaled, kept), r)
+    return e.done()
+
+
 def gelu_and_its_input(n: int) -> Epilogue:
     e = Chain(("bias", "row", "bfloat16", 1))
     x = e("add", 0, 1)

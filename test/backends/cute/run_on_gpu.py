@@ -68,9 +68,15 @@ class Kernel:
     def share_sms(self, runtime: ctypes.CDLL) -> None:
         """All of an SM's memory is shared memory (attribute 9), so that several CTAs fit."""
         kernel = ctypes.c_void_p(0)
-        failed = runtime.cudaLibraryEnumerateKernels(ctypes.byref(kernel), ctypes.c_uint(1), self.handle)
-        if failed or runtime.cudaKernelSetAttributeForDevice(kernel, 9, 100, 0):
+        if self.find(kernel, runtime) or runtime.cudaKernelSetAttributeForDevice(kernel, 9, 100, 0):
             raise RuntimeError("the share of shared memory could not be set")
+
+    def find(self, kernel: ctypes.c_void_p, runtime: ctypes.CDLL) -> int:
+        """The kernel that multiplies, the only one unless the plan names it; gives CUDA's status."""
+        if self.plan["product"]:
+            name = self.plan["product"].encode()
+            return runtime.cudaLibraryGetKernel(ctypes.byref(kernel), self.handle, ctypes.c_char_p(name))
+        return runtime.cudaLibraryEnumerateKernels(ctypes.byref(kernel), ctypes.c_uint(1), self.handle)
 
     @staticmethod
     def _call(function: Any, *pointers: Any) -> None:
@@ -94,7 +100,7 @@ class Kernel:
             ]
 
         kernel, found = ctypes.c_void_p(0), ctypes.c_int(0)
-        if runtime.cudaLibraryEnumerateKernels(ctypes.byref(kernel), ctypes.c_uint(1), self.handle):
+        if self.find(kernel, runtime):
             return fallback, False
         ctas = ctas_of(self.plan)
         attribute = Attribute(id=4)  # cudaLaunchAttributeClusterDimension

@@ -20,6 +20,7 @@ from helion._compiler.ir.grammar import Program
 from helion.backends.cute.lower.product import Product, product_of
 from helion.backends.cute.plan.build import check_problem
 from helion.backends.cute.plan.kernel import CutePlan
+from helion.backends.cute.plan.records import RowFinish
 from helion.backends.cute.plan.refusal import Refusal
 
 
@@ -156,7 +157,8 @@ def test_random_configs_are_legal_and_planned_as_predicted(target: str, n: int, 
         assert space.normalize(config) == config
         plan: CutePlan = bound.plan(config)
         assert plan.shared_bytes == predicted.shared_bytes
-        assert plan.gemm.cluster[1] * plan.gemm.tile[1] >= n or name == "no reduction"
+        held = plan.gemm.cluster[1] * plan.gemm.tile[1] >= n
+        assert held or name == "no reduction" or plan.gemm.finish is not None
         seen.add((plan.gemm.tile, plan.gemm.cluster))
     assert len(seen) >= 2
 
@@ -211,8 +213,10 @@ def test_configs_are_brought_to_what_divides_a_tile() -> None:
     [
         ({"wgmma_cluster_n": 2}, "wgmma_cluster_n"),
         ({"wgmma_cluster_n": 16}, "16 CTAs cannot load slices of A: 64 lines"),
-        ({"wgmma_pingpong": True}, "whole rows are reduced in the registers"),
-        ({"wgmma_k_splits": 2}, "whole rows are reduced in the registers"),
+        ({"wgmma_pingpong": True}, "numbers per row are implemented without ping-pong"),
+        ({"wgmma_k_splits": 2}, "numbers per row are implemented without ping-pong and without splitting K"),
+        ({"wgmma_rows_in": "registers"}, "must be one of 'cluster', 'memory'"),
+        ({"wgmma_rows_in": "memory", "wgmma_k_splits": 3}, "leave no room for those of other CTAs"),
         ({"wgmma_ctas_per_sm": 2}, "two CTAs on an SM with 128 sums per thread"),
         ({"tcgen05_ab_stages": 2}, "the matrix unit is wgmma"),
     ],
@@ -223,12 +227,38 @@ def test_configs_that_cannot_be_had(config: dict[str, Any], message: str) -> Non
         space.normalize({"block_sizes": [64, 64], **config})
 
 
-def test_rows_that_no_cluster_holds_are_refused() -> None:
-    with pytest.raises(
-        exc.CuteUnsupported, match="rows of 4104 columns are reduced, of which the 16 CTAs of a cluster hold"
-    ):
-        bound_of("sm_90", 1000, 4104, 512)
+def test_rows_that_no_cluster_holds_lie_in_memory() -> None:
+    bound = bound_of("sm_90", 1000, 4104, 512)
+    assert isinstance(bound.plan().gemm.finish, RowFinish) and "wgmma_rows_in" in bound.config_spec.keys
+    said = r"rows of 4104 columns in memory: \d+ tiles of .+, then \d+ us of a kernel that reads rows: \d+ us"
+    assert all(re.match(said, seed.reason) for seed in bound.seeds)
+    with pytest.raises(exc.InvalidConfig, match="wgmma_rows_in must be one of 'memory', got 'cluster'"):
+        bound.config_spec.normalize({"wgmma_rows_in": "cluster"})
     assert bound_of("sm_90", 1000, 4104, 512, "no reduction").plan().gemm.tile[1] == 256
+
+
+def test_few_rows_that_a_cluster_holds_lie_in_memory_where_that_is_faster() -> None:
+    """Clusters of whole rows leave most SMs without work; parts of K occupy them."""
+    bound = bound_of("h200", 16, 4096, 8192, "rms_norm")
+    plan = bound.plan().gemm
+    assert plan.finish is not None and plan.parts > 1
+    assert re.search(r"in \d+ parts.*; held by a cluster rows would take \d+ us", bound.seeds[0].reason)
+    held = bound_of("h200", 8192, 2048, 512, "rms_norm")
+    assert held.plan().gemm.finish is None
+    assert "; in memory rows would take" in held.seeds[0].reason
+
+
+def test_configs_say_where_rows_lie() -> None:
+    space = bound_of("sm_90", 1000, 1024, 512).config_spec
+    asked = {"block_sizes": [64, 64], "wgmma_rows_in": "memory", "wgmma_tile_columns": 128, "wgmma_cluster_n": 4}
+    config = space.normalize(asked)
+    assert (config["wgmma_rows_in"], config["wgmma_tile_columns"], config["wgmma_cluster_n"]) == ("memory", 128, 1)
+    held = space.normalize({"block_sizes": [64, 64], "wgmma_tile_columns": 64})
+    assert (held["wgmma_rows_in"], held["wgmma_tile_columns"]) == ("cluster", 256)
+
+
+def test_a_row_of_more_elements_than_a_tile_of_triton() -> None:
+    assert bound_of("sm_90", 63, 50264, 512).plan().gemm.whole.n == 50264
 
 
 def test_reductions_in_stages() -> None:

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..plan.dtypes import itemsize
+from ..plan.dtypes import LARGEST_E4M3, itemsize
 from ..plan.epilogue import Constant, EpilogueOperand, EpilogueOutput
 from ..plan.passes import Pass, divisor_of, passes
-from ..plan.records import WGMMA_ROWS, GemmPlan
+from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +166,14 @@ def column_registers(plan: GemmPlan, value: int) -> str:
     return row_registers(plan, value) if value > len(operands) else f"{operands[value - 1].label}_rows"
 
 
-def expression(plan: GemmPlan, value: int, names: Callable[[int], str]) -> str:
+def expression(problem: GemmProblem, value: int, names: Callable[[int], str]) -> str:
     """What instruction number `value` computes of the values called `names`."""
-    made = plan.problem.epilogue.instruction(value)
+    made = problem.epilogue.instruction(value)
     arguments = [
         f"cutlass.Float32({argument.text})" if isinstance(argument, Constant) else names(argument)
         for argument in made.arguments
     ]
-    short = all(itemsize(output.dtype) <= 2 for output in plan.problem.outputs)
+    short = all(itemsize(output.dtype) <= 2 for output in problem.outputs)
     expressions = {**EXPRESSIONS, **SHORT} if short else EXPRESSIONS
     return expressions[made.op](*arguments)
 
@@ -186,7 +186,7 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
     for value in walk.reads:
         lines.append(f"{names(value)} = {_operand_value(plan, operands[value - 1])}")
     for value in walk.computes:
-        lines += _quotient(plan, value) or [f"{names(value)} = {expression(plan, value, names)}"]
+        lines += _quotient(plan, value) or [f"{names(value)} = {expression(plan.problem, value, names)}"]
     return lines
 
 
@@ -222,6 +222,16 @@ def evaluate(plan: GemmPlan) -> list[str]:
         return []
     outputs = [f"{values_of(plan, o)}[i] = {value_name(plan, o.value)}" for o in reversed(walk.outputs)]
     return [*compute(plan, walk), *outputs]
+
+
+def in_range(dtype: str, values: str) -> list[str]:
+    """Numbers that are too large for e4m3 are not, as in torch."""
+    if dtype != "float8_e4m3fn":
+        return []
+    nan = 'cutlass.Float32(float("nan"))'
+    return [
+        f"{values}[i] = cutlass.Float32(cutlass.select_(cute.math.abs({values}[i]) > {LARGEST_E4M3}, {nan}, {values}[i]))"
+    ]
 
 
 def values_of(plan: GemmPlan, output: EpilogueOutput) -> str:

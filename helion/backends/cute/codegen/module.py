@@ -6,10 +6,11 @@ from ..plan.dtypes import NUMBER, PITCH, SIZE
 from ..plan.records import WARP_THREADS, GemmPlan
 from ..plan.runtime import is_size, multiple_of
 from ..plan.shared import Allocation, shared_bytes, shared_memory
+from ..plan.workspace import workspace_bytes
 from ..roles.grammar import KernelProgram, Pipeline, Role
 from ..roles.programs import kernel_program
 from ..verify.verify import verify
-from . import exchange, numbers, rows, scales, workspace
+from . import exchange, finish, numbers, rows, scales, workspace
 from .host import HOST, HostObjects
 from .setups import dsl, operand_dsl
 from .steps import print_steps
@@ -44,11 +45,11 @@ IMPORTS = {
 def pointer_dtypes(plan: GemmPlan) -> tuple[str, ...]:
     """Of A, B, the outputs, the epilogue's operands, the scales and the workspace, if any: the pointers that ``ENTRY`` takes,
     with ``NUMBER`` for a number, and, before the workspace, ``SIZE`` and ``PITCH`` for those of ``plan.runtime``."""
-    problem = plan.problem
+    problem = plan.whole
     outputs = (output.dtype for output in problem.outputs)
     extra = (NUMBER if operand.kind == "number" else operand.dtype for operand in problem.epilogue.operands)
     factors = (scale.dtype for scale in problem.scales.factors) if problem.scales is not None else ()
-    shared = ("float32",) if plan.grid_splits > 1 else ()
+    shared = ("float32",) if workspace_bytes(plan) else ()
     given = (SIZE if is_size(name) else PITCH for name in problem.runtime)
     return problem.operand_dtype, problem.operand_dtype, *outputs, *extra, *factors, *given, *shared
 
@@ -69,6 +70,8 @@ def render(program: KernelProgram) -> str:
     out = Writer()
     out.lines(IMPORTS[program.plan.unit])
     _kernel(out, program, objects)
+    if program.plan.finish is not None:
+        finish.print_kernel(out, program.plan.finish)
     _host(out, program, objects)
     return out.text()
 
@@ -88,6 +91,11 @@ def _vectors(plan: GemmPlan) -> dict[str, tuple[str, str]]:
     }
 
 
+def _parted(plan: GemmPlan) -> list[str]:
+    """The labels of outputs of numbers per tile."""
+    return [output.label for output in plan.problem.outputs_of("tile")]
+
+
 def _numbers(plan: GemmPlan) -> list[str]:
     return [operand.label for operand in plan.problem.epilogue.of_kind("number")]
 
@@ -97,7 +105,7 @@ def _kernel(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> 
     out.lines(("", "", "@cute.kernel"))
     parameters = [
         *(p for made in objects for p in made.parameters),
-        *((name, "cute.Tensor") for name in _vectors(plan)),
+        *((name, "cute.Tensor") for name in (*_vectors(plan), *_parted(plan))),
         *((name, "cutlass.Float32") for name in _numbers(plan)),
         *((name, "cutlass.Int32") for name in numbers.sizes(plan)),
         *((name, annotation) for name, annotation, _ in scales.parameters(plan)),
@@ -241,16 +249,20 @@ def _warps(first: int, number: int, total: int) -> str:
 
 def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> None:
     plan = program.plan
-    outputs = [plan.problem.label_of(output) for output in plan.problem.outputs]
-    pointers = ["a", "b", *outputs, *(operand.label for operand in plan.problem.epilogue.operands)]
+    outputs = [output.label for output in plan.whole.outputs]
+    if plan.finish is None:
+        outputs = [plan.problem.label_of(output) for output in plan.problem.outputs]
+    pointers = ["a", "b", *outputs, *(operand.label for operand in plan.whole.epilogue.operands)]
     out.lines(("", "", "@cute.jit"))
     out.line(f"def {ENTRY}(")
+    given = [operand.label for operand in plan.whole.epilogue.of_kind("number")]
     pointers += [name for name, _, _ in scales.parameters(plan)]
-    out.lines(f"    {name}: {'cutlass.Float32' if name in _numbers(plan) else 'cute.Pointer'}," for name in pointers)
+    out.lines(f"    {name}: {'cutlass.Float32' if name in given else 'cute.Pointer'}," for name in pointers)
     out.lines(f"    {name}: cutlass.{'Int32' if is_size(name) else 'Int64'}," for name in plan.problem.runtime)
-    out.lines(["    workspace: cute.Pointer,"] if plan.grid_splits > 1 else [])
+    out.lines(["    workspace: cute.Pointer,"] if workspace_bytes(plan) else [])
     out.lines(("    clusters: cutlass.Int32,", "    stream: CUstream,"))
     with out.block(") -> None:"):
+        out.lines(finish.stored(plan))
         for name in plan.problem.runtime:
             if (multiple := multiple_of(plan.problem, name)) > 1:
                 out.line(f"{name} = cute.assume({name}, divby={multiple})")
@@ -263,9 +275,13 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
                 step = f", stride=({pitch}, {numbers.number(plan, f'behind_{name}', behind)})"
                 shape = f"({extent}, {batches})"
             out.line(f"vector_{name} = cute.make_tensor({name}, cute.make_layout({shape}{step}))")
+        for output in plan.problem.outputs_of("tile"):
+            layout = f"({plan.problem.m}, {plan.work[1]}), stride=({output.pitch}, 1)"
+            out.line(f"vector_{output.label} = cute.make_tensor({output.label}, cute.make_layout({layout}))")
         arguments = [name for made in objects for name, _ in made.parameters]
         out.lines(f"factors_{name} = {tensor}" for name, _, tensor in scales.parameters(plan))
-        arguments += [*(f"vector_{name}" for name in _vectors(plan)), *_numbers(plan), *numbers.sizes(plan)]
+        arguments += [f"vector_{name}" for name in (*_vectors(plan), *_parted(plan))]
+        arguments += [*_numbers(plan), *numbers.sizes(plan)]
         arguments += [f"factors_{name}" for name, _, _ in scales.parameters(plan)]
         if plan.grid_splits > 1:
             out.lines(workspace.tensors(plan))
@@ -283,3 +299,5 @@ def _host(out: Writer, program: KernelProgram, objects: list[HostObjects]) -> No
                 out.line("preferred_smem_carveout=100,")
             out.line("stream=stream,")
         out.line(")")
+        if plan.finish is not None:
+            out.lines(finish.launch(plan))

@@ -158,9 +158,13 @@ def _term(plan: GemmPlan, value: int) -> str:
         return x
     (sought,) = others
     places = fragment(plan)
+    return found_at(x, sought, f"cutlass.Float32(first_column + {places.column_offset})")
+
+
+def found_at(x: str, sought: str, place: str) -> str:
+    """`place` where `x` is what is `sought`, or both are no numbers; else infinity."""
     found = f"(({x} == {sought}) | (({x} != {x}) & ({sought} != {sought})))"
-    column = f"cutlass.Float32(first_column + {places.column_offset})"
-    return f'cutlass.Float32(cutlass.select_({found}, {column}, cutlass.Float32(float("inf"))))'
+    return f'cutlass.Float32(cutlass.select_({found}, {place}, cutlass.Float32(float("inf"))))'
 
 
 def first_column(plan: GemmPlan, number: int) -> list[str]:
@@ -175,7 +179,7 @@ def first_column(plan: GemmPlan, number: int) -> list[str]:
 
 def _masked(plan: GemmPlan) -> bool:
     """Whether tiles have columns behind the last, which are no part of a row."""
-    return plan.problem.n < plan.cluster[1] * plan.tile[1]
+    return plan.problem.n % (plan.cluster[1] * plan.tile[1]) != 0
 
 
 def join(plan: GemmPlan, number: int) -> list[str]:
@@ -302,7 +306,7 @@ def gather(plan: GemmPlan, cursor: str, number: int) -> list[str]:
 def evaluate_rows(plan: GemmPlan, level: int) -> list[str]:
     """Instructions of one number per row, of those before, and the reciprocals of those that elements are divided by."""
     lines = [
-        f"{row_registers(plan, value)}[i] = {expression(plan, value, lambda x: f'{column_registers(plan, x)}[i]')}"
+        f"{row_registers(plan, value)}[i] = {expression(plan.problem, value, lambda x: f'{column_registers(plan, x)}[i]')}"
         for value in per_row(plan, level)
     ]
     for value in divisors(plan, level):
@@ -334,16 +338,19 @@ def _factor(side: int) -> str:
 def store_rows(plan: GemmPlan, rows: str, dsl: Callable[[str], str]) -> list[str]:
     """`rows` numbers the CTA's rows of tiles; one lane of those that share a row stores it."""
     places, problem = fragment(plan), plan.problem
-    lane = f" and lane % {QUAD} == 0" if plan.paired else ""
     row = f"{rows} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
+    parted = bool(problem.outputs_of("tile"))
+    who = f"lane % {QUAD} == 0" if plan.paired else ""
+    conditions = [each for each in ("" if parted else "tile_n == 0", who) if each]
+    indent = "    " if conditions else ""
     return [
-        f"if tile_n == 0{lane}:",
-        f"    for i in cutlass.range_constexpr({places.rows}):",
-        f"        row = {row}",
-        f"        if row < {numbers.extent(plan, 'm')}:",
+        *([f"if {' and '.join(conditions)}:"] if conditions else []),
+        f"{indent}for i in cutlass.range_constexpr({places.rows}):",
+        f"{indent}    row = {row}",
+        f"{indent}    if row < {numbers.extent(plan, 'm')}:",
         *(
-            f"            {problem.label_of(output)}[row] = "
+            f"{indent}        {problem.label_of(output)}[row{', tile_n' if parted else ''}] = "
             f"{column_registers(plan, output.value)}[i].to({dsl(output.dtype)})"
-            for output in problem.outputs_of("column")
+            for output in problem.numbers
         ),
     ]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 
 from ..plan.counts import counts
-from ..plan.dtypes import LARGEST_E4M3
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
 from . import exchange, numbers, rows, scales, workspace
-from .epilogue import evaluate, fragment, suffixed, sum_of, values_of
+from .epilogue import evaluate, fragment, in_range, suffixed, sum_of, values_of
 from .setups import SETUPS, batched, dsl, rows_of, second_b, stage_of
 from .writer import Writer
 
@@ -438,23 +437,13 @@ def _(step: g.Evaluate, out: Writer, names: Names) -> None:
     outputs = plan.problem.outputs_of("exact")
     body = evaluate(plan)
     for output in outputs:
-        body += _in_range(output.dtype, values_of(plan, output))
+        body += in_range(output.dtype, values_of(plan, output))
     if body:
         with out.block(f"for i in cutlass.range_constexpr({places.values}):"):
             out.lines(body)
     for output in outputs:
         rounded = suffixed(plan, "rounded", output)
         out.line(f"{rounded}.store({values_of(plan, output)}.load().to({dsl(output.dtype)}))")
-
-
-def _in_range(dtype: str, values: str) -> list[str]:
-    """Numbers that are too large for e4m3 are not, as in torch."""
-    if dtype != "float8_e4m3fn":
-        return []
-    nan = 'cutlass.Float32(float("nan"))'
-    return [
-        f"{values}[i] = cutlass.Float32(cutlass.select_(cute.math.abs({values}[i]) > {LARGEST_E4M3}, {nan}, {values}[i]))"
-    ]
 
 
 @_print.register

@@ -54,7 +54,7 @@ def kernel_of(plan: CutePlan) -> GemmKernel:
         ctas=plan.gemm.ctas,
         threads=plan.roles.warps * WARP_THREADS,
         shared_bytes=plan.shared_bytes,
-        problem=repr(plan.gemm.problem),
+        problem=repr(plan.gemm.whole),
         source=render(plan.roles),
         workspace_bytes=workspace_bytes(plan.gemm),
         ctas_per_sm=plan.gemm.ctas_per_sm,

@@ -9,6 +9,8 @@ import torch
 
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 
+KEPT_BYTES = 2**28
+"""Larger workspaces, of rows that a product leaves to another kernel, go back to the allocator behind each launch."""
 Allocate = Callable[[int], torch.Tensor]
 
 
@@ -27,7 +29,7 @@ class Workspaces:
 
     def address(self, size: int, stream: int) -> int:
         """Where at least `size` bytes begin whose counters are zero when `stream`, the current one, comes to the launch."""
-        if self._capturing():
+        if self._capturing() or size > KEPT_BYTES:
             return self._cleared(size).data_ptr()
         kept = self._kept.get(stream)
         if kept is None or kept.numel() < size:

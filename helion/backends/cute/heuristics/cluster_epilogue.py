@@ -17,12 +17,13 @@ from typing import ClassVar
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
-from ..bounds import columns_of, ctas_per_mma, row_clusters, tile_bounds
+from ..bounds import columns_of, ctas_per_mma, held_by_cluster, lies_in_memory, row_clusters, tile_bounds
 from ..plan.build import unit_of
 from ..plan.records import Choice, Unit
 from ..resources.shape import ProductShape, shape_of
 from ..settle import STORE_STAGES, subtile_of
-from .tiles import options, proposals
+from .rows_in_memory import choices
+from .tiles import handicapped_us, options, proposals
 
 #: Columns of a tile below which clusters do not grow, and of sub-tiles.
 LEAST_COLUMNS, WIDTHS = 128, (32, 16)
@@ -50,14 +51,19 @@ class CuteClusterEpilogueHeuristic(Heuristic):
             return Declined(shape)
         if not shape.whole_rows:
             return Declined("N is a tile of the kernel's, whose rows no cluster has to hold")
-        return proposals(shape, target, options(shape, target, [*_choices(shape, target)])) or Declined(
+        held = options(shape, target, [*_choices(shape, target)])
+        stored = options(shape, target, [*choices(shape, target)]) if lies_in_memory(shape.problem) else []
+        ranked = sorted((*held, *stored), key=handicapped_us)
+        return proposals(shape, target, ranked) or Declined(
             f"rows of {shape.problem.n} columns fit no cluster, of {row_clusters(shape.problem, target)} CTAs with tiles of"
-            f" {' or '.join(map(str, ROWS[unit_of(target)]))} rows"
+            f" {' or '.join(map(str, ROWS[unit_of(target)]))} rows, and no tile of a product that leaves them in memory fits"
         )
 
 
 def _choices(shape: ProductShape, target: Target) -> Iterator[Choice]:
     """What has a plan or not; of equally fast ones the first is taken."""
+    if not held_by_cluster(shape.problem, target):
+        return
     least, *more = row_clusters(shape.problem, target)
     for ctas in (least, *more):
         columns = columns_of(shape.problem, ctas, target)

@@ -32,11 +32,12 @@ class CuteTcgen05MatmulHeuristic(Heuristic):
             return Declined(shape)
         if shape.whole_rows:
             return Declined("N is no tile of the kernel's")
-        ranked = options(shape, target, _choices(shape, target))
+        ranked = options(shape, target, choices(shape, target))
         return proposals(shape, target, ranked) or Declined("no tile of the product fits")
 
 
-def _choices(shape: ProductShape, target: Target) -> list[Choice]:
+def choices(shape: ProductShape, target: Target) -> list[Choice]:
+    """What has a plan or not; of equally fast ones the first is taken."""
     found = []
     for tile in tiles(shape, target):
         pair = ctas_per_mma(tile[0], target)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....hardware import Target
 from ..bounds import tile_bounds
-from ..plan.records import Choice, GemmPlan
+from ..plan.records import Choice, GemmPlan, RowsIn, TileFinish
 from ..proposal import CuteProposal
 from ..resources.predict import plan_of, timing
 from ..resources.shape import ProductShape
@@ -20,6 +20,11 @@ MOST_GROUPED = 16
 MOST_BUFFERS = 4
 #: Seeds beside the best one have to be predicted within this of it.
 ALTERNATES, WITHIN = 3, 1.5
+
+
+#: How much faster rows in memory have to be than those of a cluster: predictions are off by up to so much, and the time of the
+#: second kernel is not fitted.
+MEMORY_GAINS = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +44,7 @@ def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> l
             continue
         plan = plan_of(shape, choice, target)
         if not isinstance(plan, str):
-            found.append(Option(choice=choice, plan=plan, time=timing(shape, plan, target)))
+            found.append(Option(choice=choice, plan=plan, time=timing(plan, target)))
     return sorted(found, key=lambda option: option.time.total_us)
 
 
@@ -60,14 +65,21 @@ def _halves(least: int, most: int, extent: int) -> Iterator[int]:
         side //= 2
 
 
+def handicapped_us(option: Option) -> float:
+    """What options are ranked by."""
+    return option.time.total_us / (MEMORY_GAINS if option.choice.rows_in == "memory" else 1.0)
+
+
 def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> tuple[CuteProposal, ...]:
     """The fastest options as proposals; others of the same tile are left out."""
-    chosen: dict[tuple[int, int, int], Option] = {}
+    chosen: dict[tuple[tuple[int, int, int], RowsIn], Option] = {}
+    fastest: dict[RowsIn, Option] = {}
     for option in ranked:
+        fastest.setdefault(option.choice.rows_in, option)
         if option.time.total_us <= WITHIN * ranked[0].time.total_us:
-            chosen.setdefault(option.choice.tile, option)
+            chosen.setdefault((option.choice.tile, option.choice.rows_in), option)
     best = [_with_buffers(shape, target, option) for option in list(chosen.values())[:ALTERNATES]]
-    return tuple(_proposal(shape, target, option) for option in best)
+    return tuple(_proposal(shape, target, option, fastest) for option in best)
 
 
 def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option:
@@ -80,10 +92,10 @@ def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option
     return dataclasses.replace(option, choice=choice, plan=plan)
 
 
-def _proposal(shape: ProductShape, target: Target, option: Option) -> CuteProposal:
+def _proposal(shape: ProductShape, target: Target, option: Option, fastest: Mapping[RowsIn, Option]) -> CuteProposal:
     choice, plan = option.choice, option.plan
     group = grouping(shape, plan, target)
-    values = {
+    values: dict[str, object] = {
         "cluster_m": choice.cluster[0],
         "cluster_n": choice.cluster[1],
         "ab_stages": plan.ab_stages,
@@ -95,15 +107,17 @@ def _proposal(shape: ProductShape, target: Target, option: Option) -> CutePropos
         "grid_splits": choice.grid_splits,
         "ctas_per_sm": choice.ctas_per_sm if plan.unit == "wgmma" else None,
     }
-    reduces = shape.problem.epilogue.reduces_rows
-    for name in ("pingpong", "k_splits", "grid_splits") if reduces else ("ctas_per_sm",):
+    if choice.rows_in == "memory":
+        values |= {"rows_in": choice.rows_in, "tile_columns": choice.tile[1]}
+    held = shape.problem.epilogue.reduces_rows and choice.rows_in == "cluster"
+    for name in ("pingpong", "k_splits", "grid_splits") if held else ("ctas_per_sm",):
         del values[name]
     sides = zip(shape.blocks, choice.tile, strict=True)
     blocks = {block: size for block, size in sides if block not in shape.fixed}
     if shape.whole_rows:
         blocks.pop(shape.blocks[1], None)
     return CuteProposal(
-        reason=reason(option, group, target),
+        reason=reason(option, group, target) + _other_place(option, fastest),
         block_sizes={**blocks, **({} if shape.batch_block is None else {shape.batch_block: 1})},
         l2_groupings={} if shape.root is None or shape.whole_rows else {shape.root: group},
         unit={key(name, target): value for name, value in values.items() if value is not None},
@@ -118,6 +132,8 @@ def reason(option: Option, group: int, target: Target) -> str:
     shared += f" of {plan.grid_splits} clusters" if plan.grid_splits > 1 else ""
     shared += ", ping-pong" if plan.teams > 1 else ""
     shared += ", two CTAs on an SM" if plan.ctas_per_sm > 1 else ""
+    if plan.finish is not None:
+        return _reason_of_memory(option, shared, target)
     if plan.problem.epilogue.reduces_rows:
         return _reason_of_rows(option, shared, target)
     k_tiles = -(-plan.k_tiles // plan.grid_splits) if plan.grid_splits > 1 else plan.k_tiles
@@ -136,6 +152,28 @@ def _reason_of_rows(option: Option, shared: str, target: Target) -> str:
         f" {plan.k_tiles} K tiles of {time.k_tile_us:.2f} us and an epilogue of {time.epilogue_us:.1f} us each:"
         f" {time.total_us:.0f} us; {plan.ab_stages} stages fit beside {plan.store_stages} sub-tiles{shared}"
     )
+
+
+def _reason_of_memory(option: Option, shared: str, target: Target) -> str:
+    plan, time = option.plan, option.time
+    joins = "joins the parts of" if isinstance(plan.finish, TileFinish) else "reads"
+    return (
+        f"rows of {plan.whole.n} columns in memory: {time.tiles} tiles of {'x'.join(map(str, plan.tile))} in {time.waves} rounds on"
+        f" {target.num_sms} SMs, {-(-plan.k_tiles // plan.parts)} K tiles of {time.k_tile_us:.2f} us and an epilogue of"
+        f" {time.epilogue_us:.1f} us each, then {time.finish_us:.0f} us of a kernel that {joins} rows: {time.total_us:.0f} us;"
+        f" {plan.ab_stages} stages fit{shared}"
+    )
+
+
+def _other_place(option: Option, fastest: Mapping[RowsIn, Option]) -> str:
+    """What the best of the other places for rows would take, where there is a choice."""
+    others, said = {"cluster": "held by a cluster", "memory": "in memory"}, ""
+    for place, best in fastest.items():
+        if place != option.choice.rows_in:
+            close = place == "memory" and best.time.total_us < option.time.total_us <= handicapped_us(best)
+            said += f"; {others[place]} rows would take {best.time.total_us:.0f} us"
+            said += f", which would have to be less than {MEMORY_GAINS * option.time.total_us:.0f}" if close else ""
+    return said
 
 
 def grouping(shape: ProductShape, plan: GemmPlan, target: Target) -> int:

@@ -37,11 +37,11 @@ class CuteWgmmaMatmulHeuristic(Heuristic):
             return Declined(shape)
         if shape.whole_rows:
             return Declined("N is no tile of the kernel's")
-        ranked = options(shape, target, _choices(shape, target))
+        ranked = options(shape, target, choices(shape, target))
         return proposals(shape, target, ranked) or Declined("no tile of the product fits")
 
 
-def _choices(shape: ProductShape, target: Target) -> list[Choice]:
+def choices(shape: ProductShape, target: Target) -> list[Choice]:
     """What has a plan or not; of equally fast ones the first is taken."""
     found: list[Choice] = []
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):

@@ -9,6 +9,7 @@ from . import workspace
 from .counts import counts
 from .dtypes import COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
 from .epilogue import EpilogueOperand
+from .finish import split
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
 from .refusal import Refusal
@@ -52,6 +53,8 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     """
     unit = unit_of(target)
     check_problem(problem)
+    if choice.rows_in == "memory":
+        return _plan_with_finish(problem, choice, target)
     if unit == "wgmma" and problem.operand_dtype == "float32":
         raise Refusal(
             "products of float32 are implemented on tcgen05; the CuTe DSL has no instruction of wgmma for them"
@@ -86,6 +89,14 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         plan = dataclasses.replace(plan, ab_stages=_most_stages(plan))
     _check_fits(plan)
     return plan
+
+
+def _plan_with_finish(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
+    """A plan of what the product computes of rows that a second kernel finishes."""
+    stored, finish = split(problem, choice.tile[1])
+    promote_k_tiles = choice.promote_k_tiles or _promote_k_tiles(problem, choice)
+    first = dataclasses.replace(choice, rows_in="cluster", promote_k_tiles=promote_k_tiles)
+    return dataclasses.replace(plan_gemm(stored, first, target), finish=finish)
 
 
 def _shared_limit(target: Target, ctas: int) -> int:
@@ -165,7 +176,7 @@ def _check_outputs(problem: GemmProblem) -> None:
     if (first.dtype, first.pitch) != (problem.output_dtype, problem.d_pitch):
         raise Refusal(f"the first output is of {first.dtype} and pitch {first.pitch}, D of another")
     for output in problem.outputs:
-        known = OUTPUT_DTYPES if output.kind == "exact" else COLUMN_OUTPUT_DTYPES
+        known = {"exact": OUTPUT_DTYPES, "column": COLUMN_OUTPUT_DTYPES, "tile": ("float32",)}[output.kind]
         if output.dtype not in known:
             raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
         if output.kind == "exact":
@@ -182,7 +193,7 @@ def _check_batch(problem: GemmProblem) -> None:
         return
     if not 2 <= batch.size <= MAX_EXTENT or len(batch.operands) != len(problem.epilogue.operands):
         raise Refusal(f"a batch of {batch.size} products with {len(batch.operands)} operands of the epilogue")
-    if problem.epilogue.reduces_rows or len(problem.outputs) > 1 or problem.outputs_of("column"):
+    if problem.epilogue.reduces_rows or len(problem.outputs) > 1 or problem.numbers:
         raise Refusal("batches with reductions of rows or with several outputs are not implemented")
     moved = [
         (problem.names[0], problem.operand_dtype, batch.a),
@@ -370,7 +381,10 @@ def _check_rows(plan: GemmPlan) -> None:
         raise Refusal(
             "rows are reduced whose number of columns is known when the kernel is compiled; use hl.specialize"
         )
-    if plan.problem.epilogue.reduces_rows and plan.work[1] > 1:
+    parted = plan.problem.outputs_of("tile")
+    if parted and (plan.cluster[1] > 1 or parted != plan.problem.outputs):
+        raise Refusal("tiles that reduce their own columns are each of one CTA, and store nothing else")
+    if plan.problem.epilogue.reduces_rows and plan.work[1] > 1 and not parted:
         held = plan.cluster[1] * plan.tile[1]
         raise Refusal(
             f"rows of {plan.problem.n} columns are reduced, of which {plan.cluster[1]} tiles of {plan.tile[1]} hold {held}"

@@ -11,7 +11,7 @@ from typing import Literal
 from .refusal import Refusal
 
 OperandKind = Literal["exact", "row", "column", "product", "number"]
-OutputKind = Literal["exact", "column"]
+OutputKind = Literal["exact", "column", "tile"]
 
 ARITY: Mapping[str, int] = {
     "add": 2,
@@ -111,10 +111,11 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueOutput:
-    """A tensor that value number ``value`` is stored to, rounded once: ``exact`` (M, N) or ``column`` (M,).
+    """A tensor that value number ``value`` is stored to, rounded once: ``exact`` (M, N), ``column`` (M,), or ``tile`` (M, tiles
+    of N), to which each tile stores what it reduces its own columns to.
 
-    ``pitch`` counts elements from one row to the next of an exact output, and from one element to the next of a column,
-    whose value has to be one per row.
+    ``pitch`` counts elements from one row to the next of an exact output and of one per tile, and from one element to the
+    next of a column. The values of both others have to be one per row.
     """
 
     name: str
@@ -221,5 +222,5 @@ class Epilogue:
     def _check_output(self, output: EpilogueOutput) -> None:
         if not 0 <= output.value < len(self.per_row):
             raise Refusal(f"output {output.name} is value {output.value} of {len(self.per_row)}")
-        if output.kind == "column" and not self.per_row[output.value]:
+        if output.kind != "exact" and not self.per_row[output.value]:
             raise Refusal(f"output {output.name} has one number per row, value {output.value} one per column as well")

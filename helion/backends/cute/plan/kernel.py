@@ -11,8 +11,9 @@ from ...._shapes import Expr
 from ..roles.grammar import KernelProgram
 from ..roles.programs import kernel_program
 from .counts import counts
+from .finish import ctas_of, threads_of
 from .passes import exchanges
-from .records import GemmPlan
+from .records import Finish, GemmPlan, RowFinish, TileFinish
 from .runtime import SIZES
 from .scales import Scale
 from .shared import shared_bytes, shared_memory
@@ -63,7 +64,7 @@ class CutePlan:
 
 
 def _product_lines(plan: CutePlan) -> list[str]:
-    gemm, problem, epilogue = plan.gemm, plan.gemm.problem, plan.gemm.problem.epilogue
+    gemm, problem, epilogue = plan.gemm, plan.gemm.whole, plan.gemm.whole.epilogue
     dtypes = f"{problem.operand_dtype} to {problem.output_dtype}"
     majors = f"A {problem.a_major}-major, B {problem.b_major}-major"
     tile, cluster = (" x ".join(map(str, each)) for each in (gemm.tile, gemm.cluster))
@@ -94,6 +95,8 @@ def _product_lines(plan: CutePlan) -> list[str]:
     if problem.epilogue.outputs:
         named = [f"{each.name} ({each.kind}, {each.dtype})" for each in problem.outputs]
         lines.append(f"  outputs: {', '.join(named)}")
+    if gemm.finish is not None:
+        return [*lines, *_finish_lines(gemm, gemm.finish)]
     if exchanges(gemm):
         reduced = [", ".join(epilogue.instruction(value).op for value in exchange) for exchange in exchanges(gemm)]
         lines.append(f"  rows held by {gemm.cluster[1]} CTAs, reduced in turn: {'; '.join(reduced)}")
@@ -104,6 +107,22 @@ def _shared_by(scale: Scale) -> str:
     if not scale.pitch:
         return f"one for all {scale.side}s"
     return f"per {scale.side}" if scale.lines == 1 else f"per {scale.lines} {scale.side}s"
+
+
+def _finish_lines(gemm: GemmPlan, finish: Finish) -> list[str]:
+    """The kernel behind the product, and what that leaves to it."""
+    ctas, threads = ctas_of(finish), threads_of(finish)
+    if isinstance(finish, TileFinish):
+        stored = f"{len(finish.parts)} numbers of each row of {finish.tiles} tiles"
+        joins = f"{ctas} CTAs of {threads} threads join them, a warp for each row"
+    else:
+        stored = f"rows of {finish.problem.n} {finish.dtype}"
+        kept = "once" if finish.kept else "for each reduction, and to store"
+        joins = f"{ctas} CTAs of {threads} threads finish a row each, which they read {kept}"
+    where = (
+        finish.home if isinstance(finish, RowFinish) and finish.home else f"{workspace_bytes(gemm)} bytes of workspace"
+    )
+    return [f"  the product leaves {stored} in {where}; {joins}"]
 
 
 def _role_lines(plan: CutePlan) -> list[str]:

@@ -4,11 +4,11 @@ stores."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOutput
-from .records import GemmPlan
+from .records import GemmPlan, GemmProblem
 from .refusal import Refusal
 
 
@@ -42,15 +42,27 @@ def passes(plan: GemmPlan) -> tuple[Pass, ...]:
         operands = tuple(range(1, 1 + len(epilogue.operands)))
         computed = tuple(1 + len(epilogue.operands) + i for i in range(len(epilogue.instructions)))
         return (Pass(number=0, held=0, keeps=0, computes=computed, reads=operands, reduces=(), outputs=exact),)
-    targets = [_terms(epilogue, reduced) for reduced in exchanges(plan)]
+    return walks(epilogue, exact, exchanges(plan), 0, plan.unit == "wgmma")
+
+
+def walks(
+    epilogue: Epilogue,
+    exact: Sequence[EpilogueOutput],
+    reductions: Sequence[tuple[int, ...]],
+    held: int,
+    registers: bool,
+) -> tuple[Pass, ...]:
+    """One walk for each of `reductions`, which wait for one another, and one that stores `exact`, from value `held` on;
+    ``registers`` may keep another one from walk to walk."""
+    targets = [_terms(epilogue, reduced) for reduced in reductions]
     if exact:
         targets.append(tuple(output.value for output in exact))
-    held, found = 0, []
+    found = []
     for number, wanted in enumerate(targets):
         values = _walk(epilogue, wanted, held)
         later = [value for target in targets[number + 1 :] for value in target]
-        keeps = _kept(epilogue, values, held, later) if plan.unit == "wgmma" else held
-        last = number == len(exchanges(plan))
+        keeps = _kept(epilogue, values, held, later) if registers else held
+        last = number == len(reductions)
         found.append(
             Pass(
                 number=number,
@@ -58,8 +70,8 @@ def passes(plan: GemmPlan) -> tuple[Pass, ...]:
                 keeps=keeps,
                 computes=tuple(value for value in values if value > len(epilogue.operands) and value != held),
                 reads=tuple(value for value in values if 0 < value <= len(epilogue.operands)),
-                reduces=() if last else exchanges(plan)[number],
-                outputs=exact if last else (),
+                reduces=() if last else reductions[number],
+                outputs=tuple(exact) if last else (),
             )
         )
         held = keeps
@@ -69,8 +81,14 @@ def passes(plan: GemmPlan) -> tuple[Pass, ...]:
 @functools.lru_cache(maxsize=1024)
 def exchanges(plan: GemmPlan) -> tuple[tuple[int, ...], ...]:
     """The reductions, by numbers of values, that CTAs exchange at once: those that wait for as many others."""
-    epilogue = plan.problem.epilogue
-    wanted = _needed(epilogue, (output.value for output in plan.problem.outputs))
+    return reductions_of(plan.problem)
+
+
+@functools.lru_cache(maxsize=1024)
+def reductions_of(problem: GemmProblem) -> tuple[tuple[int, ...], ...]:
+    """The reductions of `problem` that its outputs need, those together that wait for as many others."""
+    epilogue = problem.epilogue
+    wanted = needed(epilogue, (output.value for output in problem.outputs))
     reductions = [value for value in wanted if (made := epilogue.made(value)) and made.op in REDUCTIONS]
     last = max((epilogue.levels[value] for value in reductions), default=0)
     return tuple(
@@ -81,10 +99,16 @@ def exchanges(plan: GemmPlan) -> tuple[tuple[int, ...], ...]:
 @functools.lru_cache(maxsize=1024)
 def per_row(plan: GemmPlan, level: int) -> tuple[int, ...]:
     """Instructions of one number per row that can be computed behind exchange number `level`, reductions left out."""
-    epilogue = plan.problem.epilogue
+    return numbers_of(plan.problem, level)
+
+
+@functools.lru_cache(maxsize=1024)
+def numbers_of(problem: GemmProblem, level: int) -> tuple[int, ...]:
+    """Instructions of one number per row that outputs of `problem` need, behind so many reductions, these left out."""
+    epilogue = problem.epilogue
     return tuple(
         value
-        for value in _needed(epilogue, (output.value for output in plan.problem.outputs))
+        for value in needed(epilogue, (output.value for output in problem.outputs))
         if epilogue.per_row[value] and epilogue.levels[value] == level
         if (made := epilogue.made(value)) and made.op not in REDUCTIONS
     )
@@ -113,12 +137,17 @@ def reads_matrices(plan: GemmPlan, walk: Pass) -> bool:
 
 
 def check_passes(plan: GemmPlan) -> None:
-    """Raises ``Refusal`` where a matrix is read in vain, and where a place in a row is looked for among values that are computed anew: they might be rounded
-    in another way than those whose maximum was taken, if the compiler joins a product and a sum in one of both."""
+    """Raises ``Refusal`` where a matrix is read in vain, and for what ``check_places`` refuses."""
     epilogue = plan.problem.epilogue
     if plan.has_residual and not any(reads_matrices(plan, each) for each in passes(plan)):
         raise Refusal(f"epilogue operand {epilogue.of_kind('exact')[0].name} is read by nothing")
-    for each in passes(plan):
+    check_places(epilogue, passes(plan), plan.unit)
+
+
+def check_places(epilogue: Epilogue, taken: Iterable[Pass], who: str) -> None:
+    """Raises ``Refusal`` where a place in a row is looked for among values that are computed anew: they might be rounded in
+    another way than those whose maximum was taken, if the compiler joins a product and a sum in one of both."""
+    for each in taken:
         for value in each.reduces:
             made = epilogue.instruction(value)
             for x in _terms(epilogue, (value,)) if made.op == "row_first" else ():
@@ -126,7 +155,7 @@ def check_passes(plan: GemmPlan) -> None:
                     _joins(epilogue, computed) for computed in _walk(epilogue, (x,), each.held) if computed != each.held
                 ):
                     raise Refusal(
-                        f"row_first of a value with a product in a sum, which {plan.unit} computes a second time here"
+                        f"row_first of a value with a product in a sum, which {who} computes a second time here"
                     )
 
 
@@ -149,7 +178,7 @@ def _terms(epilogue: Epilogue, reductions: Iterable[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _needed(epilogue: Epilogue, values: Iterable[int]) -> list[int]:
+def needed(epilogue: Epilogue, values: Iterable[int]) -> list[int]:
     """`values` and all that they are made of, in order."""
     found: set[int] = set()
     left = list(values)

@@ -13,6 +13,7 @@ from .scales import BlockScales, Scale, Side
 
 Major = Literal["k", "mn"]
 Unit = Literal["wgmma", "tcgen05"]
+RowsIn = Literal["cluster", "memory"]
 
 SWIZZLE_BYTES = 128
 """Width of the widest swizzle atom in shared memory, and of the box that one TMA instruction moves."""
@@ -103,9 +104,64 @@ class GemmProblem:
     def outputs_of(self, kind: OutputKind) -> tuple[EpilogueOutput, ...]:
         return tuple(output for output in self.outputs if output.kind == kind)
 
+    @property
+    def numbers(self) -> tuple[EpilogueOutput, ...]:
+        """The outputs of one number per row, of whole rows or of their parts in each tile."""
+        return tuple(output for output in self.outputs if output.kind != "exact")
+
     def label_of(self, output: EpilogueOutput) -> str:
         """Its name in the text: that of the first matrix is ``d``."""
         return "d" if self.outputs_of("exact")[:1] == (output,) else output.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFinish:
+    """The second kernel of a launch: a CTA for each row, which reads what the product has stored of it and finishes ``problem``.
+
+    Value number ``held`` lies in memory as ``dtype``, in rows of ``pitch`` elements: in the workspace, or in the output named
+    ``home``, which is overwritten or stays.
+    """
+
+    problem: GemmProblem
+    held: int
+    dtype: str
+    pitch: int
+    home: str
+    threads: int
+    vector: int
+    """Columns that a thread reads and writes at a time."""
+    chunks: int
+    """Of so many columns of each thread, that a thread has."""
+    kept: bool
+    """Whether registers keep a row; where it is too long, each walk reads it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A reduction, value number ``value`` of the whole problem, from those of the tiles.
+
+    ``plain``: they are reduced once more. ``first``: a place in the row, from the tiles whose extreme, that of reduction
+    ``of``, is the row's. ``rescaled``: a sum of ``power`` ((x - top) * ``scale``), where each tile has its own top, ``of``.
+    """
+
+    value: int
+    kind: Literal["plain", "first", "rescaled"]
+    of: int = 0
+    power: str = ""
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileFinish:
+    """The second kernel of a launch that stores numbers per row only: a warp for each row, which joins what each of ``tiles``
+    has reduced its columns to. The product stores that in the order of ``parts``."""
+
+    problem: GemmProblem
+    parts: tuple[Part, ...]
+    tiles: int
+
+
+Finish = RowFinish | TileFinish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +204,9 @@ class Choice:
     """Sub-tiles of exact operands that are loaded ahead, 2 to 8."""
     ctas_per_sm: int = 1
     """2 lets one CTA store and exchange while another multiplies; wgmma only, with room for half as much."""
+    rows_in: RowsIn = "cluster"
+    """Where rows lie that are reduced: in the registers of a cluster's CTAs, or in memory, from which a second kernel finishes
+    them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +243,8 @@ class GemmPlan:
     registers_per_sm: int
     registers_per_thread: int
     """The most that a thread can have."""
+    finish: Finish | None = None
+    """What a second kernel makes of what ``problem``, the first part of the whole, has stored."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -192,6 +253,11 @@ class GemmPlan:
     def _hash(self) -> int:
         """Counted once: plans are looked up by it many times."""
         return hash(tuple(getattr(self, each.name) for each in dataclasses.fields(self)))
+
+    @property
+    def whole(self) -> GemmProblem:
+        """What a launch computes, of which ``problem`` is the first kernel's part."""
+        return self.problem if self.finish is None else self.finish.problem
 
     @property
     def cta_tile(self) -> tuple[int, int]:
@@ -304,7 +370,7 @@ class GemmPlan:
     @property
     def by_rows(self) -> bool:
         """Whether numbers per row are kept in registers: reductions, or what is stored as one per row."""
-        return self.problem.epilogue.reduces_rows or bool(self.problem.outputs_of("column"))
+        return self.problem.epilogue.reduces_rows or bool(self.problem.numbers)
 
     @property
     def has_residual(self) -> bool:

@@ -1,11 +1,13 @@
-"""Global memory through which clusters that split K hand their sums to the one that adds them.
+"""Global memory through which clusters that split K hand their sums to the one that adds them, and a product its rows to the
+kernel that finishes them.
 
-First ``MAX_COUNTERS`` counters, one for each tile of a CTA, which are zero between launches; behind them fp32 sums. Kernels
-that follow one another on a stream share one workspace: all of them have their counters in the same place.
+First ``MAX_COUNTERS`` counters, one for each tile of a CTA, which are zero between launches; behind them fp32 sums, and rows.
+Kernels that follow one another on a stream share one workspace: all of them have their counters in the same place.
 """
 
 from __future__ import annotations
 
+from .finish import rows_bytes
 from .records import SUM_BYTES, WARP_THREADS, GemmPlan
 
 COUNTER_BYTES = 4
@@ -38,4 +40,10 @@ def sums_bytes(plan: GemmPlan) -> int:
 
 def workspace_bytes(plan: GemmPlan) -> int:
     """Of a launch; 0 for plans that need none."""
-    return MAX_COUNTERS * COUNTER_BYTES + sums_bytes(plan) if plan.grid_splits > 1 else 0
+    needs = plan.grid_splits > 1 or rows_bytes(plan.finish) > 0
+    return rows_offset(plan) + rows_bytes(plan.finish) if needs else 0
+
+
+def rows_offset(plan: GemmPlan) -> int:
+    """Bytes from the start to the rows."""
+    return MAX_COUNTERS * COUNTER_BYTES + (sums_bytes(plan) if plan.grid_splits > 1 else 0)

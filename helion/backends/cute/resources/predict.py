@@ -12,15 +12,15 @@ from ..plan.records import Choice, GemmPlan
 from ..plan.refusal import Refusal
 from ..plan.shared import shared_bytes
 from ..settle import choice_of
-from .shape import ProductShape, shape_of
+from .shape import ProductShape, bytes_moved, shape_of
 from .time import Timing, predicted_time
 
 #: Registers of a thread that holds sums in them; the kernels of tcgen05 hold a sub-tile of them.
 WGMMA_REGISTERS, TCGEN05_REGISTERS = 168, 96
 
 
-def timing(shape: ProductShape, plan: GemmPlan, target: Target) -> Timing:
-    return predicted_time(plan, shape.bytes_moved, target)
+def timing(plan: GemmPlan, target: Target) -> Timing:
+    return predicted_time(plan, bytes_moved(plan.problem), target)
 
 
 def plan_of(shape: ProductShape, choice: Choice, target: Target) -> GemmPlan | str:
@@ -38,7 +38,7 @@ def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predict
     plan = plan_of(shape, choice_of(decisions, shape, target), target)
     if isinstance(plan, str):
         return _refused(shape, target, plan)
-    time = timing(shape, plan, target)
+    time = timing(plan, target)
     registers = WGMMA_REGISTERS if plan.unit == "wgmma" else TCGEN05_REGISTERS
     return Predicted(
         registers_per_thread=registers,

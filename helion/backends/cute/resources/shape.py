@@ -46,12 +46,17 @@ class ProductShape:
     @property
     def bytes_moved(self) -> int:
         """From and to memory, each tensor once."""
-        problem = self.problem
-        a, b = (problem.batches if problem.batch_pitch(name) or not problem.batch else 1 for name in ("a", "b"))
-        operands = (a * problem.m + b * self.products * problem.n) * problem.k * itemsize(problem.operand_dtype)
-        exact = sum(itemsize(each.dtype) for each in problem.epilogue.of_kind("exact"))
-        stored = sum(itemsize(each.dtype) for each in problem.outputs_of("exact"))
-        return operands + problem.batches * problem.m * problem.n * (stored + exact)
+        return bytes_moved(self.problem)
+
+
+def bytes_moved(problem: GemmProblem) -> int:
+    """From and to memory, each tensor once."""
+    a, b = (problem.batches if problem.batch_pitch(name) or not problem.batch else 1 for name in ("a", "b"))
+    products = 1 + len(problem.epilogue.of_kind("product"))
+    operands = (a * problem.m + b * products * problem.n) * problem.k * itemsize(problem.operand_dtype)
+    exact = sum(itemsize(each.dtype) for each in problem.epilogue.of_kind("exact"))
+    stored = sum(itemsize(each.dtype) for each in problem.outputs_of("exact"))
+    return operands + problem.batches * problem.m * problem.n * (stored + exact)
 
 
 def shape_of(facts: KernelFacts) -> ProductShape | str:

@@ -7,13 +7,16 @@ there takes 1.019 of the best one's time at the geometric mean, 1.09 at worst (`
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from .... import hardware
 from ....hardware import Target
 from ..plan.counts import Counts, counts
 from ..plan.dtypes import itemsize
-from ..plan.records import SUM_BYTES, GemmPlan
+from ..plan.finish import rows_bytes, stored_last
+from ..plan.passes import reductions_of
+from ..plan.records import SUM_BYTES, Finish, GemmPlan, TileFinish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,9 @@ ROW_RATES = Rates(
     multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=4.5, fill_us=0.0, tile_us=0.0, split_us=0.75,
 )  # fmt: skip
 """Of plans that reduce rows: within 8 % of three products on an H200 (2026-11-22)."""
+FINISH_LAUNCH_US, FINISH_MEMORY, FROM_L2 = 3.0, 0.8, 2.0
+"""A second launch, the part of the memory bandwidth that a kernel reaches which reads and writes whole rows, and how much faster
+the L2 cache gives them once more; not fitted."""
 ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
 """Clusters of so many CTAs that run at once on the SMs of ``MEASURED``, whose GPCs have different numbers of them
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
@@ -83,6 +89,8 @@ class Timing:
     waves: int
     tiles: int
     total_us: float
+    finish_us: float = 0.0
+    """Of the total, what the kernel behind the product takes."""
 
 
 def predicted_time(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates | None = None) -> Timing:
@@ -90,7 +98,25 @@ def predicted_time(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rate
     rates = rates or (ROW_RATES if plan.by_rows else RATES)
     cool = _at_rate(plan, bytes_moved, target, rates, rates.matrix)
     warm = cool.total_us / (cool.total_us + rates.sustained_us)
-    return _at_rate(plan, bytes_moved, target, rates, rates.matrix + (rates.sustained - rates.matrix) * warm)
+    time = _at_rate(plan, bytes_moved, target, rates, rates.matrix + (rates.sustained - rates.matrix) * warm)
+    finish_us = _finish_us(plan.finish, target)
+    return dataclasses.replace(time, finish_us=finish_us, total_us=time.total_us + finish_us)
+
+
+def _finish_us(finish: Finish | None, target: Target) -> float:
+    """Of the kernel behind the product, which takes as long as its memory: longer rows than registers keep are read once more
+    by each walk, from the L2 cache."""
+    if finish is None:
+        return 0.0
+    if isinstance(finish, TileFinish):
+        moved = float(rows_bytes(finish))
+    else:
+        exact = [each.dtype for each in finish.problem.epilogue.of_kind("exact")]
+        written = [each.dtype for each in stored_last(finish)]
+        columns = sum(map(itemsize, (finish.dtype, *exact, *written)))
+        again = 0 if finish.kept else len(reductions_of(finish.problem)) * itemsize(finish.dtype)
+        moved = finish.problem.m * finish.problem.n * (columns + again / FROM_L2)
+    return FINISH_LAUNCH_US + moved / (FINISH_MEMORY * target.bandwidth_gb_per_s * 1e3)
 
 
 def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, matrix: float) -> Timing:

@@ -70,7 +70,7 @@ def _walks(plan: GemmPlan, loop: SubtileLoop) -> tuple[Step, ...]:
         if counts(plan).rows:
             steps += _exchange(number)
         steps.append(EvaluateRows(number + 1))
-    if plan.problem.outputs_of("column"):
+    if plan.problem.numbers:
         steps.append(StoreRows())
     if plan.problem.outputs_of("exact"):
         return (*steps, loop)

@@ -34,6 +34,7 @@ typedef struct {{
   uint32_t grid[3]; uint32_t block[3]; size_t shared; void *stream; Attribute *attributes; uint32_t count;
 }} Configuration;
 extern int cudaLibraryEnumerateKernels(void **, uint32_t, void *);
+extern int cudaLibraryGetKernel(void **, void *, const char *);
 extern int cudaOccupancyMaxActiveClusters(int *, void *, const Configuration *);
 
 {declared}static void *library;
@@ -56,7 +57,7 @@ int32_t helion_load(int32_t device) {{
 int32_t helion_clusters(void) {{
   void *kernel = 0;
   int found = 0;
-  if (cudaLibraryEnumerateKernels(&kernel, 1, library)) return 0;
+  if ({found}) return 0;
   Attribute attribute = {{.id = 4, .value = {{{ctas}, 1, 1}}}};
   Configuration configuration = {{
     {{{ctas}, 64, 1}}, {{{threads}, 1, 1}}, {shared}, 0, &attribute, 1,
@@ -80,11 +81,13 @@ int32_t helion_launch({parameters}int32_t clusters, void *stream) {{
 }}
 """
 
+ONLY_KERNEL = "cudaLibraryEnumerateKernels(&kernel, 1, library)"
+_ENTRY = re.compile(r"\.entry (kernel_cutlass_(\w+?)_\w+)\(")
 _DECLARED = "extern int cudaKernelSetAttributeForDevice(void *, int, int, int);\n"
 _RESIDENTS = """\
   /* All of an SM's memory is shared memory (attribute 9, percent): CTAs that share an SM fit no other way. */
   void *kernel = 0;
-  if (!status) status = cudaLibraryEnumerateKernels(&kernel, 1, library);
+  if (!status) status = {found};
   if (!status) status = cudaKernelSetAttributeForDevice(kernel, 9, 100, device);
 """
 
@@ -109,7 +112,14 @@ def build_shared_object(kernel: GemmKernel) -> tuple[bytes, bytes]:
         found = re.search(rf"void (_mlir_{NAME}__mlir_ciface_\w+)\(void \*\*args", header)
         if found is None:
             raise CompilationFailed("the DSL exported no function that launches the kernel")
-        return _link(compiler, folder, found[1], kernel), compiled.cubin
+        text = source(found[1], kernel, product_of_two(compiled.ptx))
+        return _link(compiler, folder, text), compiled.cubin
+
+
+def product_of_two(ptx: str) -> str:
+    """The name of the kernel that multiplies, where there is one more behind it; else ""."""
+    entries = _ENTRY.findall(ptx)
+    return next(name for name, short in entries if short == "kernel") if len(entries) > 1 else ""
 
 
 def _compiled(kernel: GemmKernel) -> Compiled:
@@ -121,8 +131,9 @@ def _compiled(kernel: GemmKernel) -> Compiled:
         raise CompilationFailed(f"the DSL failed: {type(error).__name__}: {error}") from error
 
 
-def source(symbol: str, kernel: GemmKernel) -> str:
-    """The C functions around what the DSL exports under ``symbol``."""
+def source(symbol: str, kernel: GemmKernel, product: str = "") -> str:
+    """The C functions around what the DSL exports under ``symbol``; ``product`` names the first of two kernels."""
+    found = f'cudaLibraryGetKernel(&kernel, library, "{product}")' if product else ONLY_KERNEL
     kinds = {NUMBER: "float ", SIZE: "int32_t ", PITCH: "int64_t "}
     names = {f"p{at}": kinds.get(dtype, "void *") for at, dtype in enumerate(kernel.pointers)}
     return _SOURCE.format(
@@ -137,12 +148,13 @@ def source(symbol: str, kernel: GemmKernel) -> str:
         addresses="".join(f"&{name}, " for name in names),
         count=len(names) + 3,
         declared=_DECLARED if kernel.ctas_per_sm > 1 else "",
-        residents=_RESIDENTS if kernel.ctas_per_sm > 1 else "",
+        found=found,
+        residents=_RESIDENTS.format(found=found) if kernel.ctas_per_sm > 1 else "",
     )
 
 
-def _link(compiler: str, folder: Path, symbol: str, kernel: GemmKernel) -> bytes:
-    (folder / "launch.c").write_text(source(symbol, kernel))
+def _link(compiler: str, folder: Path, text: str) -> bytes:
+    (folder / "launch.c").write_text(text)
     (folder / "exports").write_text("{ global: helion_*; local: *; };")
     made = folder / f"{NAME}.so"
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(folder / "launch.c")]

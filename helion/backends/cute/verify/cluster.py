@@ -324,7 +324,7 @@ class Cluster:
             for subtile in self.own(cta):
                 if self.stored.get((cta.rank, (tile, subtile), output)) != 1:
                     raise Fault(f"sub-tile {subtile} of tile {tile} is not stored once")
-        if self.plan.problem.outputs_of("column"):
+        if self.plan.problem.numbers:
             warps = self.program.role("store").warps
             if self.stored_rows.get((cta.rank, tile)) != warps:
                 raise Fault(f"numbers per row of tile {tile} are not stored once by each warp")

@@ -1,0 +1,422 @@
+"""The second kernel of a launch, which finishes rows that the product has left in memory, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..plan.epilogue import EpilogueOperand, EpilogueOutput
+from ..plan.finish import (
+    ROWS_PER_CTA,
+    ctas_of,
+    joined,
+    row_walks,
+    shared_words,
+    stored_last,
+    threads_of,
+)
+from ..plan.passes import Pass, numbers_of, reductions_of
+from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, GemmProblem, Part, RowFinish, TileFinish
+from ..plan.workspace import rows_offset
+from .epilogue import expression, in_range
+from .rows import REDUCTIONS, Reduction, found_at
+from .setups import dsl
+from .writer import Writer
+
+NAME = "finish"
+ROWS = "stored_rows"
+"""What the product has left of whole rows."""
+
+
+def parameters(finish: Finish) -> tuple[tuple[str, str], ...]:
+    """Of the kernel: (name, annotation)."""
+    return (
+        *((name, "cute.Tensor") for name in layouts(finish)),
+        *((each.label, "cutlass.Float32") for each in finish.problem.epilogue.of_kind("number")),
+    )
+
+
+def layouts(finish: Finish) -> dict[str, str]:
+    """The layout of each tensor that the kernel takes, by name."""
+    problem = finish.problem
+    found: dict[str, str] = {}
+    if isinstance(finish, RowFinish):
+        found[ROWS] = _matrix(finish, finish.pitch)
+        for operand in _read(finish):
+            if operand.kind == "exact":
+                found[operand.label] = _matrix(finish, operand.pitch)
+            elif operand.pitch == 1:
+                found[operand.label] = f"({finish.vector}, {_vectors(finish)}), stride=(1, {finish.vector})"
+            else:
+                found[operand.label] = f"{problem.n}, stride={operand.pitch}"
+        for output in stored_last(finish):
+            found[output.label] = _matrix(finish, output.pitch)
+    else:
+        for at in range(len(finish.parts)):
+            found[_part(at)] = f"({finish.tiles}, {problem.m}), stride=(1, {len(finish.parts) * finish.tiles})"
+    for column in problem.epilogue.of_kind("column"):
+        found[column.label] = f"{problem.m}, stride={column.pitch}"
+    for number in problem.outputs_of("column"):
+        found[number.label] = f"{problem.m}, stride={number.pitch}"
+    return found
+
+
+def _matrix(finish: RowFinish, pitch: int) -> str:
+    """(columns that are read together, these, rows)."""
+    return f"({finish.vector}, {_vectors(finish)}, {finish.problem.m}), stride=(1, {finish.vector}, {pitch})"
+
+
+def _vectors(finish: RowFinish) -> int:
+    return -(-finish.problem.n // finish.vector)
+
+
+def _part(at: int) -> str:
+    return f"stored_part_{at}"
+
+
+def _read(finish: RowFinish) -> tuple[EpilogueOperand, ...]:
+    """Matrices and rows of the epilogue that some walk reads."""
+    numbers = sorted({value for walk in row_walks(finish) for value in walk.reads})
+    return tuple(finish.problem.epilogue.operands[value - 1] for value in numbers)
+
+
+# The host function -------------------------------------------------------------------------------------------------------
+
+
+def stored(plan: GemmPlan) -> list[str]:
+    """Of the host function, in front of the product: where it stores."""
+    finish, lines = plan.finish, []
+    place = f"workspace + {rows_offset(plan) // SUM_BYTES}"
+    if isinstance(finish, RowFinish):
+        home = next((each.label for each in finish.problem.outputs if each.name == finish.home), "")
+        lines.append(f"d = {home or _recast(place, finish.dtype)}")
+    elif finish is not None:
+        for at, output in enumerate(plan.problem.outputs):
+            lines.append(f"{output.label} = {place} + {at * finish.tiles}")
+    return lines
+
+
+def _recast(pointer: str, dtype: str) -> str:
+    return pointer if dtype == "float32" else f"cute.recast_ptr({pointer}, dtype={dsl(dtype)})"
+
+
+def launch(plan: GemmPlan) -> list[str]:
+    """Of the host function, behind the launch of the product."""
+    finish, names = plan.finish, {ROWS: "d"}
+    assert finish is not None
+    if isinstance(finish, TileFinish):
+        names = {_part(at): output.label for at, output in enumerate(plan.problem.outputs)}
+    lines = [
+        f"finish_{name} = cute.make_tensor({names.get(name, name)}, cute.make_layout({layout}))"
+        for name, layout in layouts(finish).items()
+    ]
+    given = [f"finish_{name}" if kind == "cute.Tensor" else name for name, kind in parameters(finish)]
+    return [
+        *lines,
+        f"{NAME}(",
+        *(f"    {name}," for name in given),
+        ").launch(",
+        f"    grid=({ctas_of(finish)}, 1, 1),",
+        f"    block=({threads_of(finish)}, 1, 1),",
+        *([f"    smem={SUM_BYTES * shared_words(finish)},"] if shared_words(finish) else []),
+        "    min_blocks_per_mp=1,",  # else the assembler spills rather than take a few more registers
+        "    stream=stream,",
+        ")",
+    ]
+
+
+# The kernel --------------------------------------------------------------------------------------------------------------
+
+
+def print_kernel(out: Writer, finish: Finish) -> None:
+    """The kernel, whose parameters are ``parameters``."""
+    out.lines(("", "", "@cute.kernel", f"def {NAME}("))
+    out.lines(f"    {name}: {annotation}," for name, annotation in parameters(finish))
+    with out.block(") -> None:"):
+        out.lines(("thread, _, _ = cute.arch.thread_idx()", "cta, _, _ = cute.arch.block_idx()"))
+        out.lines(("warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())", "lane = cute.arch.lane_idx()"))
+        if isinstance(finish, RowFinish):
+            _print_rows(out, finish)
+        else:
+            _print_tiles(out, finish)
+
+
+def _columns(problem: GemmProblem, row: str) -> list[str]:
+    """The numbers of the row that are given."""
+    return [
+        f"{each.label}_row = {each.label}[{row}].to(cutlass.Float32)" for each in problem.epilogue.of_kind("column")
+    ]
+
+
+def _numbers(problem: GemmProblem, level: int) -> list[str]:
+    """Instructions of one number per row behind `level` reductions."""
+    return [
+        f"{_name(problem, value)} = {expression(problem, value, lambda x: _name(problem, x))}"
+        for value in numbers_of(problem, level)
+    ]
+
+
+def _name(problem: GemmProblem, value: int) -> str:
+    """Of a value in the text."""
+    epilogue = problem.epilogue
+    if 0 < value <= len(epilogue.operands):
+        operand = epilogue.operands[value - 1]
+        suffix = {"number": "", "column": "_row"}.get(operand.kind, "_value")
+        return f"{operand.label}{suffix}"
+    return f"x{value}_row" if epilogue.per_row[value] else f"x{value}"
+
+
+def _store_columns(problem: GemmProblem, row: str) -> list[str]:
+    return [
+        f"    {each.label}[{row}] = {_name(problem, each.value)}.to({dsl(each.dtype)})"
+        for each in problem.outputs_of("column")
+    ]
+
+
+# Whole rows --------------------------------------------------------------------------------------------------------------
+
+
+def _print_rows(out: Writer, finish: RowFinish) -> None:
+    problem = finish.problem
+    out.line("row = cutlass.Int64(cta)" if _is_far(finish) else "row = cta")
+    out.lines(_registers(finish))
+    out.lines((*_columns(problem, "row"), *_numbers(problem, 0)))
+    if finish.kept:
+        with out.block(f"for chunk in cutlass.range_constexpr({finish.chunks}):"):
+            out.lines((_vector(finish), *_load(finish, ROWS, finish.dtype)))
+            out.line(f"for i in cutlass.range_constexpr({finish.vector}):")
+            out.line(f"    held[chunk * {finish.vector} + i] = {ROWS}_loaded[i].to(cutlass.Float32)")
+    for walk in row_walks(finish):
+        if walk.reduces:
+            _print_reduction(out, finish, walk)
+        else:
+            _print_last(out, finish, walk)
+    stores = _store_columns(problem, "row")
+    if stores:
+        out.lines(("if thread == 0:", *stores))
+
+
+def _is_far(finish: RowFinish) -> bool:
+    """Whether elements have numbers of more than 32 bits."""
+    pitches = [finish.pitch, *(read.pitch for read in _read(finish)), *(output.pitch for output in stored_last(finish))]
+    return finish.problem.m * max(pitches) >= 2**31
+
+
+def _registers(finish: RowFinish) -> Iterator[str]:
+    """Fragments, of which those that are loaded begin as zeros: columns behind the last are computed with."""
+    if finish.kept:
+        yield f"held = cute.make_rmem_tensor({finish.chunks * finish.vector}, cutlass.Float32)"
+    for name, dtype in ((ROWS, finish.dtype), *((each.label, each.dtype) for each in _read(finish))):
+        yield f"{name}_loaded = cute.make_rmem_tensor({finish.vector}, {dsl(dtype)})"
+        yield f"{name}_loaded.fill(0.0)"
+    for output in stored_last(finish):
+        yield f"{output.label}_values = cute.make_rmem_tensor({finish.vector}, cutlass.Float32)"
+        yield f"{output.label}_rounded = cute.make_rmem_tensor({finish.vector}, {dsl(output.dtype)})"
+    for value in (value for level in reductions_of(finish.problem) for value in level):
+        yield f"x{value}_term = cute.make_rmem_tensor(1, cutlass.Float32)"
+    if shared_words(finish):
+        yield "memory = cutlass.memory.SmemAllocator()"
+        yield f"shared_parts = memory.allocate_tensor(cutlass.Float32, cute.make_layout({shared_words(finish)}), 16)"
+
+
+def _chunks(finish: RowFinish) -> str:
+    unrolled, rolled = f"range_constexpr({finish.chunks})", f"range({finish.chunks}, unroll=1)"
+    return f"for chunk in cutlass.{unrolled if finish.kept else rolled}:"
+
+
+def _vector(finish: RowFinish) -> str:
+    return f"vector = thread + chunk * {finish.threads}"
+
+
+def _load(finish: RowFinish, name: str, dtype: str) -> list[str]:
+    """The thread's columns of a matrix, or of a row, as far as there are some."""
+    flat = f"{name}_loaded"
+    at = "vector, row" if name == ROWS or _kind(finish, name) == "exact" else "vector"
+    if at == "vector" and _pitch(finish, name) > 1:
+        return [
+            f"for i in cutlass.range_constexpr({finish.vector}):",
+            f"    if vector * {finish.vector} + i < {finish.problem.n}:",
+            f"        {flat}[i] = {name}[vector * {finish.vector} + i]",
+        ]
+    return _moved(finish, f"cute.autovec_copy({name}[None, {at}], {flat})", f"{flat}[i] = {name}[i, {at}]")
+
+
+def _moved(finish: RowFinish, whole: str, single: str) -> list[str]:
+    """Vectors as a whole, and of the last one what lies in the row."""
+    vectors, rest = divmod(finish.problem.n, finish.vector)
+    lines = [f"if vector < {vectors}:", f"    {whole}"] if vectors else []
+    if rest:
+        lines += [f"if vector == {vectors}:", f"    for i in cutlass.range_constexpr({rest}):", f"        {single}"]
+    return lines
+
+
+def _kind(finish: RowFinish, label: str) -> str:
+    return next(each.kind for each in finish.problem.epilogue.operands if each.label == label)
+
+
+def _pitch(finish: RowFinish, label: str) -> int:
+    return next(each.pitch for each in finish.problem.epilogue.operands if each.label == label)
+
+
+def _elements(finish: RowFinish, walk: Pass) -> list[str]:
+    """What `walk` computes of column ``i`` of a vector."""
+    problem = finish.problem
+    first = f"held[chunk * {finish.vector} + i]" if finish.kept else f"{ROWS}_loaded[i].to(cutlass.Float32)"
+    lines = [f"{_name(problem, walk.held)} = {first}"]
+    for value in walk.reads:
+        label = problem.epilogue.operands[value - 1].label
+        lines.append(f"{_name(problem, value)} = {label}_loaded[i].to(cutlass.Float32)")
+    for value in walk.computes:
+        lines.append(f"{_name(problem, value)} = {expression(problem, value, lambda x: _name(problem, x))}")
+    return lines
+
+
+def _begin(finish: RowFinish, walk: Pass) -> list[str]:
+    """Of a walk over the columns of a thread: what it reads of a vector."""
+    lines = [_vector(finish)]
+    if not finish.kept:
+        lines += _load(finish, ROWS, finish.dtype)
+    for value in walk.reads:
+        operand = finish.problem.epilogue.operands[value - 1]
+        lines += _load(finish, operand.label, operand.dtype)
+    return lines
+
+
+def _print_reduction(out: Writer, finish: RowFinish, walk: Pass) -> None:
+    problem = finish.problem
+    for value in walk.reduces:
+        out.line(f"x{value}_term.fill({_reduction(problem, value).identity})")
+    with out.block(_chunks(finish)):
+        out.lines(_begin(finish, walk))
+        with out.block(f"for i in cutlass.range_constexpr({finish.vector}):"):
+            out.lines(_elements(finish, walk))
+            out.lines(_terms(finish, walk))
+            if walk.keeps != walk.held:
+                out.line(f"held[chunk * {finish.vector} + i] = {_name(problem, walk.keeps)}")
+    for value in walk.reduces:
+        out.lines(_in_warp(problem, value))
+        out.line("if lane == 0:")
+        out.line(f"    shared_parts[{_slot(finish, value)} + warp] = part")
+    out.line("cute.arch.sync_threads()")
+    warps = finish.threads // WARP_THREADS
+    for value in walk.reduces:
+        out.line(f"part = shared_parts[{_slot(finish, value)} + lane % {warps}]")
+        out.lines(_butterfly(problem, value, warps))
+        out.line(f"x{value}_row = part")
+    out.lines(_numbers(problem, walk.number + 1))
+
+
+def _reduction(problem: GemmProblem, value: int) -> Reduction:
+    return REDUCTIONS[problem.epilogue.instruction(value).op]
+
+
+def _slot(finish: RowFinish, value: int) -> int:
+    """Where the warps' parts of a reduction begin."""
+    order = [value for level in reductions_of(finish.problem) for value in level]
+    return order.index(value) * (finish.threads // WARP_THREADS)
+
+
+def _terms(finish: RowFinish, walk: Pass) -> list[str]:
+    problem, whole = finish.problem, finish.chunks * finish.threads * finish.vector == finish.problem.n
+    lines = [] if whole else [f"inside = vector * {finish.vector} + i < {problem.n}"]
+    for value in walk.reduces:
+        reduction = _reduction(problem, value)
+        term = _term(finish, value)
+        if not whole:
+            term = f"cutlass.Float32(cutlass.select_(inside, {term}, cutlass.Float32({reduction.identity})))"
+        lines.append(f"x{value}_term[0] = {reduction.join(f'x{value}_term[0]', term)}")
+    return lines
+
+
+def _term(finish: RowFinish, value: int) -> str:
+    problem = finish.problem
+    made = problem.epilogue.instruction(value)
+    x, *others = (_name(problem, argument) for argument in made.arguments if isinstance(argument, int))
+    if made.op != "row_first":
+        return x
+    return found_at(x, others[0], f"cutlass.Float32(vector * {finish.vector} + i)")
+
+
+def _in_warp(problem: GemmProblem, value: int) -> list[str]:
+    return [f"part = x{value}_term[0]", *_butterfly(problem, value, WARP_THREADS)]
+
+
+def _butterfly(problem: GemmProblem, value: int, lanes: int) -> list[str]:
+    """`part` of so many neighbouring lanes, in all of them the same, bit by bit."""
+    offsets = [1 << bit for bit in range(lanes.bit_length() - 1)]
+    reduction = _reduction(problem, value)
+    return [
+        f"part = {reduction.join('part', f'cute.arch.shuffle_sync_bfly(part, offset={offset})')}" for offset in offsets
+    ]
+
+
+def _print_last(out: Writer, finish: RowFinish, walk: Pass) -> None:
+    with out.block(_chunks(finish)):
+        out.lines(_begin(finish, walk))
+        with out.block(f"for i in cutlass.range_constexpr({finish.vector}):"):
+            out.lines(_elements(finish, walk))
+            for output in walk.outputs:
+                out.line(f"{output.label}_values[i] = {_name(finish.problem, output.value)}")
+                out.lines(in_range(output.dtype, f"{output.label}_values"))
+        for output in walk.outputs:
+            out.lines(_store(finish, output))
+
+
+def _store(finish: RowFinish, output: EpilogueOutput) -> list[str]:
+    name = output.label
+    return [
+        f"{name}_rounded.store({name}_values.load().to({dsl(output.dtype)}))",
+        *_moved(
+            finish,
+            f"cute.autovec_copy({name}_rounded, {name}[None, vector, row])",
+            f"{name}[i, vector, row] = {name}_rounded[i]",
+        ),
+    ]
+
+
+# Parts of rows -----------------------------------------------------------------------------------------------------------
+
+
+def _print_tiles(out: Writer, finish: TileFinish) -> None:
+    """Warps behind the last row join those of the last one, and store nothing."""
+    problem = finish.problem
+    out.line(f"row = cta * {ROWS_PER_CTA} + warp")
+    out.line(f"source = cutlass.min(row, {problem.m - 1})")
+    for part in finish.parts:
+        out.line(f"x{part.value}_term = cute.make_rmem_tensor(1, cutlass.Float32)")
+    out.lines((*_columns(problem, "source"), *_numbers(problem, 0)))
+    for level, parts in enumerate(joined(finish), start=1):
+        for part in parts:
+            out.line(f"x{part.value}_term.fill({_reduction(problem, part.value).identity})")
+        turns = -(-finish.tiles // WARP_THREADS)
+        with out.block(f"for turn in cutlass.range({turns}, unroll={min(turns, UNROLLED)}):"):
+            out.line(f"tile = lane + turn * {WARP_THREADS}")
+            with out.block(f"if tile < {finish.tiles}:"):
+                for part in parts:
+                    join = _reduction(problem, part.value).join
+                    out.line(f"x{part.value}_term[0] = {join(f'x{part.value}_term[0]', _joined(finish, part))}")
+        for part in parts:
+            out.lines((*_in_warp(problem, part.value), f"x{part.value}_row = part"))
+        out.lines(_numbers(problem, level))
+    out.line(f"if row < {problem.m} and lane == 0:")
+    out.lines(_store_columns(problem, "row"))
+
+
+UNROLLED = 4
+"""Turns whose loads a warp has on their way at once."""
+
+
+def _joined(finish: TileFinish, part: Part) -> str:
+    """What a tile has, as a part of the whole row's."""
+    order = [each.value for each in finish.parts]
+
+    def of_tile(value: int) -> str:
+        return f"{_part(order.index(value))}[tile, source]"
+
+    own = of_tile(part.value)
+    if part.kind == "plain":
+        return own
+    if part.kind == "first":
+        return found_at(of_tile(part.of), f"x{part.of}_row", own)
+    shifted = f"({of_tile(part.of)} - x{part.of}_row)"
+    scaled = shifted if part.scale == 1.0 else f"{shifted} * {part.scale!r}"
+    return f"{own} * cute.math.{part.power}({scaled})"

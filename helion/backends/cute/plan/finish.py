@@ -1,0 +1,300 @@
+"""Rows that no cluster holds: what the product stores of them, and the second kernel that finishes them.
+
+Where a matrix is stored that needs numbers of whole rows, the product stores the values that all comes from, and the second
+kernel reads each row once. Where numbers per row are all that is stored, tiles reduce their own columns, and the second
+kernel joins what they found: no matrix is written. Sums of exponentials about the row's maximum are taken about that of the
+tile, and rescaled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+from .dtypes import itemsize
+from .epilogue import Constant, Epilogue, EpilogueOutput, Instruction, constant
+from .passes import Pass, check_places, needed, reductions_of, walks
+from .records import SUM_BYTES, WARP_THREADS, GemmProblem, Part, RowFinish, TileFinish
+from .refusal import Refusal
+
+STORED = {"round_bfloat16": "bfloat16", "round_float16": "float16"}
+"""Values that lose nothing in a type of 16 bits."""
+VECTOR_BYTES = 16
+"""Of one access to memory."""
+KEPT_VALUES, KEPT_THREADS = 32, 512
+"""Of a thread that keeps its part of a row, beside what its epilogue needs, and the most threads of which each can have so
+many: with 1024, each has 64 registers in all."""
+THREADS = (128, 256, 512, 1024)
+ROWS_PER_CTA = 4
+"""Of the kernel that joins tiles, a warp each."""
+ROWS = "rows"
+"""The name of the output that the product stores."""
+MAX_ROWS_BYTES = 2**33
+"""Of rows in the workspace: as much as a large activation, which a library's product would leave in memory as well."""
+
+
+@functools.lru_cache(maxsize=256)
+def split(problem: GemmProblem, tile_columns: int) -> tuple[GemmProblem, RowFinish | TileFinish]:
+    """What the product computes and stores, in tiles of so many columns, and the finish behind it. Raises ``Refusal``."""
+    if problem.batch is not None or not problem.epilogue.reduces_rows:
+        raise Refusal("rows in memory are implemented for one product whose rows are reduced")
+    if problem.runtime:
+        raise Refusal(
+            "rows in memory are implemented for sizes that are known when the kernel is compiled; use static_shapes=True or"
+            " hl.specialize"
+        )
+    parts = _parts(problem)
+    return _with_tiles(problem, parts, tile_columns) if parts else _with_rows(problem)
+
+
+# Whole rows ------------------------------------------------------------------------------------------------------------
+
+
+def _with_rows(problem: GemmProblem) -> tuple[GemmProblem, RowFinish]:
+    held = _held(problem)
+    made = problem.epilogue.made(held)
+    dtype = STORED.get(made.op, "float32") if made else "float32"
+    home = next((each for each in problem.outputs_of("exact") if each.dtype == dtype), None)
+    pitch = home.pitch if home else _up(problem.n, VECTOR_BYTES // itemsize(dtype))
+    finish = _row_finish(problem, held, dtype, pitch, home.name if home else "")
+    if rows_bytes(finish) > MAX_ROWS_BYTES:
+        raise Refusal(f"rows of {rows_bytes(finish)} bytes in memory; up to {MAX_ROWS_BYTES} are implemented")
+    check_places(problem.epilogue, row_walks(finish), "the kernel behind the product")
+    rounds = made is not None and made.op in STORED  # which storing does
+    epilogue, (value,) = _cut(problem.epilogue, tuple(_values(made)) if made and rounds else (held,))
+    output = EpilogueOutput(name=ROWS, value=value, kind="exact", dtype=dtype, pitch=pitch)
+    stored = dataclasses.replace(epilogue, outputs=(output,))
+    return dataclasses.replace(problem, epilogue=stored, output_dtype=dtype, d_pitch=pitch), finish
+
+
+def _row_finish(problem: GemmProblem, held: int, dtype: str, pitch: int, home: str) -> RowFinish:
+    widest = max(itemsize(name) for name in (dtype, *_matrix_dtypes(problem)))
+    vector = VECTOR_BYTES // widest
+    kept = [
+        each for each in THREADS if each <= KEPT_THREADS and _chunks(problem.n, each, vector) * vector <= KEPT_VALUES
+    ]
+    threads = kept[0] if kept else THREADS[-1]
+    return RowFinish(
+        problem=problem,
+        held=held,
+        dtype=dtype,
+        pitch=pitch,
+        home=home,
+        threads=threads,
+        vector=vector,
+        chunks=_chunks(problem.n, threads, vector),
+        kept=bool(kept),
+    )
+
+
+def _matrix_dtypes(problem: GemmProblem) -> Iterator[str]:
+    """Of what the second kernel reads and writes by columns. Two bytes are the least, so that a vector has 8 columns at most."""
+    yield "float16"
+    yield from (each.dtype for each in problem.outputs_of("exact"))
+    yield from (each.dtype for each in problem.epilogue.operands if each.kind in ("exact", "row"))
+
+
+def _chunks(columns: int, threads: int, vector: int) -> int:
+    return -(-columns // (threads * vector))
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _held(problem: GemmProblem) -> int:
+    """The first value that everything behind can be computed from, or one that is rounded to 16 bits anyway."""
+    epilogue = problem.epilogue
+    wanted = needed(epilogue, (output.value for output in problem.outputs))
+    candidates = [0, *(value for value in wanted if value > len(epilogue.operands))]
+    found = [
+        value
+        for value in candidates
+        if not epilogue.per_row[value] and epilogue.levels[value] == 0 and not _sums_beside(problem, wanted, value)
+    ]
+    rounded = [value for value in found if (made := epilogue.made(value)) and made.op in STORED]
+    if not found:
+        raise Refusal("rows of two products that no single value comes from are not implemented")
+    return [*rounded, *found][0]
+
+
+def _sums_beside(problem: GemmProblem, wanted: Sequence[int], held: int) -> bool:
+    """Whether some of the `wanted` values behind `held`, or an output, needs sums otherwise than by it."""
+    epilogue = problem.epilogue
+    sums = {0, *(at for at, each in enumerate(epilogue.operands, start=1) if each.kind == "product")}
+    behind = sums - {held}
+    for value in wanted:
+        made = epilogue.made(value)
+        if made is not None and value != held and behind & set(_values(made)):
+            behind.add(value)
+    later = {value for value in wanted if epilogue.made(value)} - set(needed(epilogue, (held,)))
+    return bool(behind & (later | {output.value for output in problem.outputs}))
+
+
+def _values(made: Instruction) -> Iterator[int]:
+    return (x for x in made.arguments if not isinstance(x, Constant))
+
+
+def row_walks(finish: RowFinish) -> tuple[Pass, ...]:
+    """The walks over a row of the second kernel: one for each reduction that waits for others, one that stores."""
+    problem = finish.problem
+    return walks(problem.epilogue, stored_last(finish), reductions_of(problem), finish.held, finish.kept)
+
+
+def stored_last(finish: RowFinish) -> tuple[EpilogueOutput, ...]:
+    """The matrices that the second kernel stores: not the one that the product has stored whole."""
+    exact = finish.problem.outputs_of("exact")
+    return tuple(each for each in exact if (each.name, each.value) != (finish.home, finish.held))
+
+
+# Parts of rows -----------------------------------------------------------------------------------------------------------
+
+
+def _with_tiles(problem: GemmProblem, parts: Sequence[Part], columns: int) -> tuple[GemmProblem, TileFinish]:
+    tiles = -(-problem.n // columns)
+    finish = TileFinish(problem=problem, parts=tuple(parts), tiles=tiles)
+    about, numbers = _about_tiles(problem.epilogue, parts)
+    epilogue, values = _cut(about, tuple(numbers[part.value] for part in parts))
+    outputs = tuple(
+        EpilogueOutput(name=f"part_{at}", value=value, kind="tile", dtype="float32", pitch=len(parts) * tiles)
+        for at, value in enumerate(values)
+    )
+    stored = dataclasses.replace(epilogue, outputs=outputs)
+    first = outputs[0]
+    return dataclasses.replace(problem, epilogue=stored, output_dtype=first.dtype, d_pitch=first.pitch), finish
+
+
+def _parts(problem: GemmProblem) -> list[Part]:
+    """How reductions of rows come from those of tiles, in their order; none where a matrix is stored, or one does not."""
+    if problem.outputs_of("exact"):
+        return []
+    found = []
+    for value in (value for level in reductions_of(problem) for value in level):
+        part = _part(problem.epilogue, value)
+        if part is None:
+            return []
+        found.append(part)
+    return found
+
+
+def _part(epilogue: Epilogue, value: int) -> Part | None:
+    made = epilogue.instruction(value)
+    term = made.arguments[0]
+    assert isinstance(term, int)
+    if epilogue.levels[value] == 1:
+        return Part(value=value, kind="plain")
+    if made.op == "row_first":
+        of = made.arguments[1]
+        assert isinstance(of, int)
+        return Part(value=value, kind="first", of=of) if _extreme(epilogue, of, term) else None
+    power = epilogue.made(term)
+    if made.op != "row_sum" or power is None or power.op not in ("exp", "exp2"):
+        return None
+    argument = power.arguments[0]
+    scale, shifted = _scaled(epilogue, argument) if isinstance(argument, int) else (1.0, None)
+    if shifted is None or shifted.op != "sub":
+        return None
+    x, top = shifted.arguments
+    if not isinstance(x, int) or not isinstance(top, int) or not _extreme(epilogue, top, x, ("row_maximum",)):
+        return None
+    return Part(value=value, kind="rescaled", of=top, power=power.op, scale=scale)
+
+
+def _extreme(epilogue: Epilogue, value: int, x: int, ops: Sequence[str] = ("row_maximum", "row_minimum")) -> bool:
+    """Whether `value` is the largest, or the smallest, of `x`."""
+    made = epilogue.made(value)
+    return made is not None and made.op in ops and made.arguments == (x,) and epilogue.levels[value] == 1
+
+
+def _scaled(epilogue: Epilogue, value: int) -> tuple[float, Instruction | None]:
+    """A positive factor of `value`, and what it is the factor of."""
+    made = epilogue.made(value)
+    if made is None or made.op != "mul":
+        return 1.0, made
+    factors = [float(x.text) for x in made.arguments if isinstance(x, Constant)]
+    others = list(_values(made))
+    if len(factors) != 1 or len(others) != 1 or factors[0] <= 0:
+        return 1.0, None
+    return factors[0], epilogue.made(others[0])
+
+
+def _about_tiles(epilogue: Epilogue, parts: Sequence[Part]) -> tuple[Epilogue, dict[int, int]]:
+    """The same instructions, with rescaled sums about the maximum of a tile, or about 0 where that is not finite: a tile of
+    nothing but -inf has a sum of 0. Values have other numbers there."""
+    tops = {part.of for part in parts if part.kind == "rescaled"}
+    numbers: dict[int, int] = {value: value for value in range(1 + len(epilogue.operands))}
+    about: dict[int, int] = {}
+    made: list[Instruction] = []
+
+    def add(instruction: Instruction) -> int:
+        made.append(instruction)
+        return len(epilogue.operands) + len(made)
+
+    for at, instruction in enumerate(epilogue.instructions, start=1 + len(epilogue.operands)):
+        shifts = instruction.op == "sub" and instruction.arguments[1] in tops
+        names = {**numbers, **about} if shifts else numbers
+        arguments = tuple(x if isinstance(x, Constant) else names[x] for x in instruction.arguments)
+        numbers[at] = add(Instruction(instruction.op, arguments))
+        if at in tops:
+            finite = add(Instruction("isfinite", (numbers[at],)))
+            about[at] = add(Instruction("where", (finite, numbers[at], constant(0.0))))
+    return Epilogue(operands=epilogue.operands, instructions=tuple(made)), numbers
+
+
+def joined(finish: TileFinish) -> tuple[tuple[Part, ...], ...]:
+    """The parts in the order in which they can be joined."""
+    known = {part.value: part for part in finish.parts}
+    return tuple(tuple(known[value] for value in level) for level in reductions_of(finish.problem))
+
+
+# Both --------------------------------------------------------------------------------------------------------------------
+
+
+def _cut(epilogue: Epilogue, values: tuple[int, ...]) -> tuple[Epilogue, tuple[int, ...]]:
+    """What of `epilogue` gives `values`, and their numbers in it."""
+    wanted = needed(epilogue, values)
+    kept = [at for at in wanted if 0 < at <= len(epilogue.operands)]
+    made = [at for at in wanted if at > len(epilogue.operands)]
+    names = {0: 0} | {at: number for number, at in enumerate((*kept, *made), start=1)}
+    instructions = tuple(
+        Instruction(
+            epilogue.instruction(at).op,
+            tuple(x if isinstance(x, Constant) else names[x] for x in epilogue.instruction(at).arguments),
+        )
+        for at in made
+    )
+    operands = tuple(epilogue.operands[at - 1] for at in kept)
+    return Epilogue(operands=operands, instructions=instructions), tuple(names[value] for value in values)
+
+
+def levels(problem: GemmProblem) -> range:
+    """Of numbers per row: 0 before the first reduction, and one behind each that waits for others."""
+    return range(1 + len(reductions_of(problem)))
+
+
+def rows_bytes(finish: RowFinish | TileFinish | None) -> int:
+    """Of the workspace that holds what the product stores."""
+    if finish is None or (isinstance(finish, RowFinish) and finish.home):
+        return 0
+    if isinstance(finish, RowFinish):
+        return finish.problem.m * finish.pitch * itemsize(finish.dtype)
+    return finish.problem.m * len(finish.parts) * finish.tiles * SUM_BYTES
+
+
+def threads_of(finish: RowFinish | TileFinish) -> int:
+    """Of a CTA of the second kernel."""
+    return finish.threads if isinstance(finish, RowFinish) else ROWS_PER_CTA * WARP_THREADS
+
+
+def ctas_of(finish: RowFinish | TileFinish) -> int:
+    """Of the second kernel."""
+    return finish.problem.m if isinstance(finish, RowFinish) else -(-finish.problem.m // ROWS_PER_CTA)
+
+
+def shared_words(finish: RowFinish | TileFinish) -> int:
+    """fp32 numbers that warps of a CTA of the second kernel hand to one another: a place for each warp and reduction, so that
+    none is written twice."""
+    if isinstance(finish, TileFinish):
+        return 0
+    return sum(map(len, reductions_of(finish.problem))) * (finish.threads // WARP_THREADS)
