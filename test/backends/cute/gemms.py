@@ -409,7 +409,8 @@ def batched(problem: GemmProblem, size: int = 5, **strides: int) -> GemmProblem:
     pitches = {"exact": problem.m * problem.n, "product": problem.n * problem.k, "row": problem.n, "column": 0}
     known = {"a": problem.m * problem.k, "b": problem.n * problem.k, "d": problem.m * problem.n, **strides}
     operands = tuple(pitches[operand.kind] for operand in problem.epilogue.operands)
-    return dataclasses.replace(problem, batch=Batch(size=size, operands=operands, **known))
+    more = tuple(problem.m * (problem.n if output.kind == "exact" else 1) for output in problem.outputs[1:])
+    return dataclasses.replace(problem, batch=Batch(size=size, operands=operands, more=more, **known))
 
 
 INTERLEAVED = dataclasses.replace(product(1000, 520, 136), a_pitch=5 * 136, d_pitch=5 * 520)
@@ -423,6 +424,12 @@ BATCHES: dict[str, tuple[GemmProblem, Choice, hardware.Target]] = {
     ),
     "sm_90/batch_swiglu_pingpong": (
         batched(product(65, 72, 72, epilogue=swiglu(72))), Choice(tile=(64, 64, 64), pingpong=True), HOPPER,
+    ),
+    "sm_90/batch_rows": (
+        batched(whole_rows("layer_norm", 1000, 1000, 136)), clusters(SMALL_ROWS, 8), HOPPER,
+    ),
+    "sm_100/batch_rows": (
+        batched(whole_rows("quantized", 250, 1008, 136), 3), clusters(BIG, 4), BLACKWELL,
     ),
     "sm_90/batch_splits": (
         batched(product(64, 64, 1000), 3), Choice(tile=(64, 64, 64), splits=2, grid_splits=2), HOPPER,

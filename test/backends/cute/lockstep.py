@@ -323,6 +323,8 @@ class Cluster:
                 names[f"{label}_columns"] = Registers(self, len(self._columns()))
             elif operand.kind == "column":
                 names[f"{label}_rows"] = [Lanes(tensor.float()[self.row_of(i)]) for i in range(fragment(plan).rows)]
+            elif operand.kind == "number":
+                names[label] = float(tensor)
             elif operand.kind == "exact":
                 names[f"{label}_values"] = names[f"{label}_registers"] = Registers(self, values)
                 names[f"{label}_part"] = View(lambda *at, held=tensor: self._of_subtile(held, self.names["subtile"]))

@@ -39,9 +39,23 @@ def role_text(plan: GemmPlan, name: str) -> str:
     return out.text()
 
 
+def undefined(text: str) -> set[str]:
+    """Names of a module that nothing in it, and nothing of Python's own, gives a meaning."""
+    tree = ast.parse(text)
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    known = {node.id for node in names if not isinstance(node.ctx, ast.Load)} | {*dir(builtins)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.arg)):
+            known.add(node.name if isinstance(node, ast.FunctionDef) else node.arg)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return {node.id for node in names} - known
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_has_one_text(name: str) -> None:
     text = build(PLANS[name])
+    assert undefined(text) == set()
     assert text == build(dataclasses.replace(PLANS[name]))
     functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     assert functions == ["kernel", *(["finish"] if PLANS[name].finish else []), "gemm"]

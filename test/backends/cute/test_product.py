@@ -139,6 +139,8 @@ def test_a_transposed_operand_is_read_where_it_lies() -> None:
         (tensor(N), lambda acc, v, m, n: acc * v[n], "row"),
         (tensor(N), lambda acc, v, m, n: acc * v[n][None, :], "row"),
         (tensor(N).expand(M, N), lambda acc, v, m, n: acc * v[m, n], "row"),
+        (tensor(1).expand(N), lambda acc, v, m, n: acc * v[n], "column"),
+        (tensor(1, 1).expand(M, N), lambda acc, v, m, n: acc * v[m, n], "column"),
         (tensor(M), lambda acc, v, m, n: acc * v[m][:, None], "column"),
         (tensor(M)[:, None].expand(M, N), lambda acc, v, m, n: acc * v[m, n], "column"),
         (tensor(2 * N)[::2], lambda acc, v, m, n: acc * v[n], "row"),
@@ -160,8 +162,6 @@ def test_operands_are_classed_by_strides(extra: torch.Tensor, epilogue: Callable
     ("extra", "epilogue", "message"),
     [
         (tensor(2 * N), lambda acc, v, m, n: acc + v[n], "of which tiles cover"),
-        (tensor(1).expand(N), lambda acc, v, m, n: acc + v[n], "no matrix, row or column"),
-        (tensor(1, 1).expand(M, N), lambda acc, v, m, n: acc + v[m, n], "no matrix, row or column"),
         (tensor(N, M), lambda acc, v, m, n: acc + v[n, m].T, "view in an epilogue"),
         (tensor(2, M, N), lambda acc, v, m, n: acc + v[1, m, n], "without offsets and masks"),
         (tensor(N, M).t(), lambda acc, v, m, n: acc + v[m, n], "no matrix, row or column"),

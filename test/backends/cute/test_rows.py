@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import os
@@ -13,7 +12,8 @@ import torch
 from backends.cute import export, gemms, lockstep, run_on_gpu
 from backends.cute.combinations import random_row_plans
 from backends.cute.rows import ROWS, Chain
-from backends.cute.test_verify import drop, drop_kind, first_fault, with_counts
+from backends.cute.test_module import undefined
+from backends.cute.test_verify import drop, drop_kind, first_fault, is_found_at_once, with_counts
 from timing import seconds
 
 from helion.backends.cute.codegen.module import render
@@ -30,7 +30,8 @@ from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.kernel import GemmKernel
 from helion.backends.cute.toolchain.shared_object import source
 from helion.backends.cute.verify.cluster import Cluster
-from helion.backends.cute.verify.verify import _simulate, smaller, trips, verify
+from helion.backends.cute.verify.smaller import smaller
+from helion.backends.cute.verify.verify import _simulate, trips, verify
 from helion.hardware import Target
 
 PROVE = os.environ.get("HELION_PROVE") == "1"
@@ -331,6 +332,24 @@ def test_quotients_by_a_number_of_the_row_are_rounded_once(target: Target) -> No
     torch.testing.assert_close(cluster.matrix("d"), sums / divisor[:, None], rtol=2.0**-23, atol=1e-37, equal_nan=True)
 
 
+@pytest.mark.parametrize("target", [gemms.HOPPER, gemms.BLACKWELL])
+def test_numbers_of_a_launch_beside_rows(target: Target) -> None:
+    """Beside reductions, and where nothing but the sums is read."""
+    e = Chain(("eps", "number", "float32", 1), ("scale", "number", "float32", 1))
+    norm = e("maximum", e("sqrt", e("row_sum", e("mul", 0, 0))), 1)
+    epilogue = e.done(
+        ("d", e("mul", e("div", 0, norm), 2), "exact", "float32", 240), ("n", norm, "column", "float32", 1)
+    )
+    plan = plan_gemm(gemms.product(64, 240, 64, epilogue=epilogue), gemms.clusters((64, 64, 64), 4), target)
+    assert undefined(render(kernel_program(plan))) == set()
+    sums = torch.randn(64, 240, generator=torch.Generator().manual_seed(0)) + 1
+    cluster = lockstep.Cluster(plan, [sums], {"eps": torch.tensor(16.0), "scale": torch.tensor(-3.0)})
+    cluster.run()
+    norms = sums.double().norm(dim=1).clamp_min(16.0)
+    torch.testing.assert_close(cluster.matrix("d").double(), sums / norms[:, None] * -3, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cluster.columns["n"].values, norms, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("name", ("rows_layer_norm_odd", "rows_quantized_odd", "rows_argmax_odd", "several_outputs"))
 def test_what_runs_on_a_gpu_is_compared_with_torch(name: str) -> None:
     """The script that launches kernels finds what `evaluate` computes right, and what is off by a little wrong."""
@@ -430,12 +449,14 @@ def test_a_missing_step_is_found(name: str, rewrite: Rewrite, message: str) -> N
     assert kernel != program(name)
     found = first_fault(kernel)
     assert any(part in found for part in message.split("|")), found
+    assert is_found_at_once(kernel)
 
 
 @pytest.mark.parametrize("name", ["wgmma_two", "wgmma_four", "wgmma_grid", "tcgen05", "tcgen05_column"])
 def test_a_single_slot_of_an_exchange_is_found(name: str) -> None:
     """A CTA that has all parts of one row may send those of the next while another still reads."""
     assert "reductions" in first_fault(with_counts(program(name), "rows", stages=1))
+    assert is_found_at_once(with_counts(program(name), "rows", stages=1))
 
 
 def test_a_cta_that_leaves_before_others_have_written_is_found() -> None:
@@ -455,7 +476,7 @@ def test_a_wrong_count_is_found(name: str, field: str, by: int) -> None:
         right = getattr(pipeline.counts, field)
         if right and right + by > 0:
             wrong = with_counts(kernel, pipeline.name, **{field: right + by})
-            assert first_fault(wrong) != "nothing", (pipeline.name, field, right + by)
+            assert is_found_at_once(wrong), (pipeline.name, field, right + by)
 
 
 @functools.cache
@@ -481,8 +502,8 @@ def of_eight() -> g.KernelProgram:
 def test_what_is_wrong_with_eight_ctas_is_wrong_with_few(rewrite: Rewrite) -> None:
     """As many schedules of the smaller cluster find it, which is the one that is simulated."""
     faulty = edit_role(of_eight(), "store", rewrite)
-    assert smaller(faulty).plan.cluster == (1, 4)
-    assert first_fault(smaller(faulty)) != "nothing"
+    assert smaller(faulty).plan.cluster == (1, 3)
+    assert is_found_at_once(faulty)
     assert first_fault(faulty) != "nothing"
 
 
@@ -492,17 +513,17 @@ def test_what_is_wrong_with_eight_ctas_is_wrong_with_few(rewrite: Rewrite) -> No
 def test_a_wrong_count_of_eight_ctas_is_found_with_few(name: str, field: str, by: int) -> None:
     right = getattr(of_eight().pipeline(name).counts, field)
     if right and right + by > 0:
-        assert first_fault(smaller(with_counts(of_eight(), name, **{field: right + by}))) != "nothing"
+        assert is_found_at_once(with_counts(of_eight(), name, **{field: right + by}))
 
 
-def test_large_clusters_are_verified_in_tens_of_milliseconds() -> None:
+def test_large_clusters_are_verified_in_milliseconds() -> None:
     kernel = kernel_program(gemms.hopper("rows_softmax"))
 
     def first() -> None:
         _simulate.cache_clear()
         verify(kernel)
 
-    assert seconds(first, repeats=3) <= 0.08
+    assert seconds(first, repeats=3) <= 0.02
 
 
 RANDOM = random_row_plans(60 if PROVE else 12)
@@ -512,4 +533,4 @@ RANDOM = random_row_plans(60 if PROVE else 12)
 def test_combinations_are_verified_and_print(name: str) -> None:
     kernel = kernel_program(RANDOM[name])
     verify(kernel)
-    ast.parse(render(kernel))
+    assert undefined(render(kernel)) == set()

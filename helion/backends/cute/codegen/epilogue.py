@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -170,12 +171,17 @@ def expression(problem: GemmProblem, value: int, names: Callable[[int], str]) ->
     """What instruction number `value` computes of the values called `names`."""
     made = problem.epilogue.instruction(value)
     arguments = [
-        f"cutlass.Float32({argument.text})" if isinstance(argument, Constant) else names(argument)
-        for argument in made.arguments
+        _literal(argument) if isinstance(argument, Constant) else names(argument) for argument in made.arguments
     ]
     short = all(itemsize(output.dtype) <= 2 for output in problem.outputs)
     expressions = {**EXPRESSIONS, **SHORT} if short else EXPRESSIONS
     return expressions[made.op](*arguments)
+
+
+def _literal(constant: Constant) -> str:
+    """Of a number, one that is not finite included."""
+    finite = math.isfinite(float(constant.text))
+    return f"cutlass.Float32({constant.text})" if finite else f'cutlass.Float32(float("{constant.text}"))'
 
 
 def compute(plan: GemmPlan, walk: Pass) -> list[str]:
@@ -198,7 +204,7 @@ def _quotient(plan: GemmPlan, value: int) -> list[str]:
         return []
     x, place = plan.problem.epilogue.instruction(value).arguments[0], fragment(plan).row_of
     name, (scale, scaled, inverse) = value_name(plan, value), divisor_registers(plan, over)
-    numerator = f"cutlass.Float32({x.text})" if isinstance(x, Constant) else value_name(plan, x)
+    numerator = _literal(x) if isinstance(x, Constant) else value_name(plan, x)
     return [
         f"scaled_up = {numerator} * {scale}[{place}]",
         f"{name} = scaled_up * {inverse}[{place}]",

@@ -70,7 +70,7 @@ def _terms(plan: GemmPlan, value: int) -> str:
 
 
 def set_up(plan: GemmPlan, role: Role) -> list[str]:
-    """Registers of numbers per row, and the view of what other CTAs send."""
+    """Registers of numbers per row, those that the launch is given among them, and the view of what other CTAs send."""
     places = fragment(plan)
     reduced = [value for exchange in exchanges(plan) for value in exchange]
     made = sorted({*reduced, *(v for level in range(len(exchanges(plan)) + 1) for v in per_row(plan, level))})
@@ -335,8 +335,9 @@ def _factor(side: int) -> str:
     return f"cutlass.Float32({1 / NEAR_ONE[side]!r})"
 
 
-def store_rows(plan: GemmPlan, rows: str, dsl: Callable[[str], str]) -> list[str]:
-    """`rows` numbers the CTA's rows of tiles; one lane of those that share a row stores it."""
+def store_rows(plan: GemmPlan, rows: str, dsl: Callable[[str], str], batched: Callable[[str], str]) -> list[str]:
+    """`rows` numbers the CTA's rows of tiles, ``batched`` gives the last coordinate of an output, by label; one lane of
+    those that share a row stores it."""
     places, problem = fragment(plan), plan.problem
     row = f"{rows} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
     parted = bool(problem.outputs_of("tile"))
@@ -349,7 +350,7 @@ def store_rows(plan: GemmPlan, rows: str, dsl: Callable[[str], str]) -> list[str
         f"{indent}    row = {row}",
         f"{indent}    if row < {numbers.extent(plan, 'm')}:",
         *(
-            f"{indent}        {problem.label_of(output)}[row{', tile_n' if parted else ''}] = "
+            f"{indent}        {problem.label_of(output)}[row{', tile_n' if parted else batched(problem.label_of(output))}] = "
             f"{column_registers(plan, output.value)}[i].to({dsl(output.dtype)})"
             for output in problem.numbers
         ),

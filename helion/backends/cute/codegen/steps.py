@@ -419,7 +419,7 @@ def _(step: g.EvaluateRows, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.StoreRows, out: Writer, names: Names) -> None:
-    out.lines(rows.store_rows(names.plan, rows_of(names.plan), dsl))
+    out.lines(rows.store_rows(names.plan, rows_of(names.plan), dsl, functools.partial(batched, names.plan)))
 
 
 def _read_columns(out: Writer, plan: GemmPlan, walk: Pass) -> None:

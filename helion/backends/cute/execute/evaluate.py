@@ -65,7 +65,7 @@ def evaluate(kernel: GemmKernel, given: Sequence[Given]) -> None:
     if batch is None:
         _evaluate(problem, tensors)
         return
-    pitches = (batch.a, batch.b, batch.d, *batch.operands)
+    pitches = (batch.a, batch.b, *batch.outputs, *batch.operands)
     for at in range(batch.size):
         _evaluate(problem, [_behind(tensor, at * pitch) for tensor, pitch in zip(tensors, pitches, strict=True)])
 

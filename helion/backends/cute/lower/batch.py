@@ -15,10 +15,12 @@ from ...._compiler.ir.grammar import (
     HostTensor,
     Index,
     LoopAxis,
+    MaskAttrs,
     MemoryAttrs,
     Op,
     Operand,
     Program,
+    ReduceAttrs,
     Region,
     Root,
     TileAttrs,
@@ -65,10 +67,10 @@ def without_batch(program: Program) -> Batched:
 def _flattened(root: Root) -> Root:
     """A loop around the tiles as one more dimension of the grid, which it runs like."""
     inner = [op for op in root.body.ops if op.kind != "tile"]
-    if len(root.axes) != 1 or len(inner) != 1 or inner[0].kind != "for":
+    if len(root.axes) != 1 or len(inner) != 1 or inner[0].kind != "for" or root.axes[0].block in _of_matrix(root):
         return root
     attrs = inner[0].attributes(ForAttrs)
-    if len(attrs.axes) != 2 or attrs.carried or inner[0].results:
+    if len(attrs.axes) > 2 or attrs.carried or inner[0].results:
         return root
     (region,) = inner[0].regions
     positions = tuple(op for op in root.body.ops if op.kind == "tile")
@@ -77,13 +79,16 @@ def _flattened(root: Root) -> Root:
 
 
 def _axis_of_batch(program: Program, root: Root) -> LoopAxis | None:
-    """Of three axes the one that is no dimension of the matrices."""
-    dot = next((op for op in root.body.walk() if op.kind == "dot"), None)
-    if len(root.axes) != 3 or dot is None:
-        return None
-    of_matrix = {dim.block for dim in dot.results[0].dims[-2:]}
+    """Of three axes, or of two where programs hold whole rows, the one that is no dimension of the matrices."""
+    of_matrix = _of_matrix(root)
     rest = [axis for axis in root.axes if axis.block not in of_matrix]
-    return rest[0] if len(rest) == 1 else None
+    return rest[0] if of_matrix and len(root.axes) in (2, 3) and len(rest) == 1 else None
+
+
+def _of_matrix(root: Root) -> set[int | None]:
+    """The blocks of the sums' rows and columns."""
+    dot = next((op for op in root.body.walk() if op.kind == "dot"), None)
+    return {dim.block for dim in dot.results[0].dims[-2:]} if dot is not None else set()
 
 
 def _size(program: Program, axis: LoopAxis) -> Number:
@@ -142,6 +147,8 @@ class _Taker:
             attrs = ViewAttrs("permute", self._order(op))
         elif op.kind == "pointwise":
             self._check_alignment(op)
+        elif isinstance(attrs, (ReduceAttrs, MaskAttrs)):
+            attrs = dataclasses.replace(attrs, dims=self._dims(op, attrs.dims))
         elif any(isinstance(each, Value) and each.number in self.positions for each in op.operands):
             raise Refusal("the number of a product in its batch picks matrices, and is used for nothing else")
         regions = tuple(self.region(region) for region in op.regions)
@@ -176,12 +183,18 @@ class _Taker:
         if any(value.number in self.positions for value in values):
             raise Refusal("the number of a product in its batch picks matrices, and is used for nothing else")
         batched = [value for value in values if any(dim.block == self.block for dim in value.dims)]
-        if batched and (len(op.result.dims) != 3 or self._place(op.result.dims) != 0):
-            raise Refusal(
-                "arithmetic of the epilogue has the batch in front, and both dimensions of the output behind it"
-            )
-        if any(len(value.dims) != 3 for value in batched):
+        if batched and self._place(op.result.dims) != 0:
+            raise Refusal("arithmetic of the epilogue has the batch in front, and dimensions of the output behind it")
+        if any(len(value.dims) != len(op.result.dims) for value in batched):
             raise Refusal("a value of one product meets others whose dimensions are not its own")
+
+    def _dims(self, op: Op, dims: tuple[int, ...]) -> tuple[int, ...]:
+        """Positions of dimensions of the first operand, without the batch."""
+        value = op.operands[0]
+        at = self._place(value.dims) if isinstance(value, Value) else None
+        if at is not None and at in dims:
+            raise Refusal("a reduction over the products of a batch is not implemented")
+        return dims if at is None else tuple(each - (each > at) for each in dims)
 
     def _is_gone(self, op: Op) -> bool:
         """Whether a view only moved the batch."""

@@ -101,12 +101,14 @@ def major_of(frame: Frame, place: Place) -> tuple[Major, Number]:
 
 def kind_of(frame: Frame, place: Place) -> tuple[OperandKind, Number]:
     """The kind of an operand and its pitch. A stride of 0 is looked for before an exact operand: an expanded vector is
-    read as the vector that it is."""
+    read as the vector that it is, and one element as a column in which every row has it."""
     blocks, strides = place.blocks, place.strides
     moving = [not equal(stride, 0) for stride in strides]
-    if blocks == (frame.n,) and moving == [True]:
+    if not any(moving):
+        return "column", 0
+    if blocks == (frame.n,):
         return "row", strides[0]
-    if blocks == (frame.m,) and moving == [True]:
+    if blocks == (frame.m,):
         return "column", strides[0]
     if blocks == (frame.m, frame.n):
         if moving == [False, True]:

@@ -41,8 +41,6 @@ def _product(program: Program) -> Product:
     product = product_of(batched.program)
     if batched.block is None:
         return product
-    if len(product.outputs) > 1:
-        raise Refusal("several outputs of products side by side are not implemented")
     if equal(batched.size, 1) or equal(batched.size, 0):
         is_empty = product.is_empty or equal(batched.size, 0)
         return dataclasses.replace(product, batch_block=batched.block, is_empty=is_empty)
@@ -51,15 +49,17 @@ def _product(program: Program) -> Product:
 
 def _side_by_side(product: Product, batched: Batched) -> Product:
     problem = product.problem
-    labels = ("a", "b", "d", *(operand.label for operand in problem.epilogue.operands))
+    written = tuple(map(problem.label_of, problem.outputs))
+    labels = ("a", "b", *written, *(operand.label for operand in problem.epilogue.operands))
     sources = (product.a, product.b, *product.outputs, *product.operands)
     numbers: dict[str, Number] = {"batches": batched.size}
     for label, source in zip(labels, sources, strict=True):
         numbers[f"behind_{label}"] = 0 if isinstance(source, Expr) else batched.strides.get(source, 0)
-    if equal(numbers["behind_d"], 0):
+    if any(equal(numbers[f"behind_{label}"], 0) for label in written):
         raise Refusal("all products of the batch are stored in the same place")
-    a, b, d, *operands = (example(numbers[f"behind_{label}"], EXAMPLE_MULTIPLE) for label in labels)
-    batch = Batch(size=example(batched.size), a=a, b=b, d=d, operands=tuple(operands))
+    a, b, *others = (example(numbers[f"behind_{label}"], EXAMPLE_MULTIPLE) for label in labels)
+    (d, *more), operands = others[: len(written)], others[len(written) :]
+    batch = Batch(size=example(batched.size), a=a, b=b, d=d, operands=tuple(operands), more=tuple(more))
     runtime = (*product.runtime, *((name, each) for name, each in numbers.items() if isinstance(each, Expr)))
     return dataclasses.replace(
         product,

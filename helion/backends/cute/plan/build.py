@@ -8,7 +8,7 @@ from ....hardware import Target
 from . import workspace
 from .counts import counts
 from .dtypes import COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
-from .epilogue import EpilogueOperand
+from .epilogue import EpilogueOperand, EpilogueOutput
 from .finish import split
 from .passes import check_passes
 from .records import SWIZZLE_BYTES, TMA_ALIGNMENT_BYTES, WGMMA_ROWS, Choice, GemmPlan, GemmProblem, Major, Unit
@@ -139,9 +139,10 @@ def check_problem(problem: GemmProblem) -> None:
             )
         if operand.kind == "exact":
             _check_pitch(problem, operand.name, operand.dtype, operand.pitch, "n")
-        elif operand.pitch < 1:
+        elif operand.pitch < (0 if operand.kind == "column" else 1):
             raise Refusal(
-                f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented"
+                f"epilogue operand {operand.name} has a stride of {operand.pitch}; 1 and more are implemented, and 0 of a"
+                " column with one number for all rows"
             )
 
 
@@ -180,26 +181,28 @@ def _check_outputs(problem: GemmProblem) -> None:
         if output.dtype not in known:
             raise Refusal(f"outputs of {output.dtype} are not implemented; {', '.join(known)} are")
         if output.kind == "exact":
-            name = problem.names[2] if output == first else output.name
-            _check_pitch(problem, name, output.dtype, output.pitch, "n")
+            _check_pitch(problem, _shown(problem, output), output.dtype, output.pitch, "n")
         elif output.pitch < 1:
             raise Refusal(f"output {output.name} has a stride of {output.pitch}; 1 and more are implemented")
 
 
 def _check_batch(problem: GemmProblem) -> None:
-    """Matrices of a batch lie a multiple of 16 bytes apart, as TMA needs it, and those of D are no part of each other."""
+    """Matrices of a batch lie a multiple of 16 bytes apart, as TMA needs it, and those of outputs are no part of each
+    other."""
     batch = problem.batch
     if batch is None:
         return
     if not 2 <= batch.size <= MAX_EXTENT or len(batch.operands) != len(problem.epilogue.operands):
         raise Refusal(f"a batch of {batch.size} products with {len(batch.operands)} operands of the epilogue")
-    if problem.epilogue.reduces_rows or len(problem.outputs) > 1 or problem.numbers:
-        raise Refusal("batches with reductions of rows or with several outputs are not implemented")
+    if len(batch.outputs) != len(problem.outputs) or problem.outputs_of("tile"):
+        raise Refusal(f"a batch of products with {len(problem.outputs)} outputs and strides of {len(batch.outputs)}")
     moved = [
         (problem.names[0], problem.operand_dtype, batch.a),
         (problem.names[1], problem.operand_dtype, batch.b),
-        (problem.names[2], problem.output_dtype, batch.d),
     ]
+    for output, pitch in zip(problem.outputs, batch.outputs, strict=True):
+        _check_apart(problem, output, pitch)
+        moved += [(_shown(problem, output), output.dtype, pitch)] if output.kind == "exact" else []
     for operand, pitch in zip(problem.epilogue.operands, batch.operands, strict=True):
         if operand.kind in ("exact", "product"):
             moved.append((operand.name, operand.dtype, pitch))
@@ -211,12 +214,23 @@ def _check_batch(problem: GemmProblem) -> None:
                 f"{name} has a stride of {pitch} elements, {pitch * itemsize(dtype)} bytes, from one product to the next; TMA"
                 f" needs a multiple of {TMA_ALIGNMENT_BYTES} bytes"
             )
-    if {"behind_d", "pitch_d", *SIZES} & {*problem.runtime}:  # checked with the numbers of each launch
+
+
+def _check_apart(problem: GemmProblem, output: EpilogueOutput, pitch: int) -> None:
+    """What one product writes is no part of what another does."""
+    label, columns = problem.label_of(output), problem.n if output.kind == "exact" else 1
+    if {f"behind_{label}", f"pitch_{label}", *SIZES} & {*problem.runtime}:  # checked with the numbers of each launch
         return
-    inside = batch.d >= (problem.m - 1) * problem.d_pitch + problem.n
-    outside = batch.d >= problem.n and problem.d_pitch >= (batch.size - 1) * batch.d + problem.n
+    inside = pitch >= (problem.m - 1) * output.pitch + columns
+    outside = pitch >= columns and output.pitch >= (problem.batches - 1) * pitch + columns
     if not (inside or outside):
-        raise Refusal(f"D has strides of {batch.d} and {problem.d_pitch} elements, with which products overlap")
+        raise Refusal(
+            f"{_shown(problem, output)} has strides of {pitch} and {output.pitch} elements, with which products overlap"
+        )
+
+
+def _shown(problem: GemmProblem, output: EpilogueOutput) -> str:
+    return problem.names[2] if output == problem.outputs[0] else output.name
 
 
 def _check_second(problem: GemmProblem, operand: EpilogueOperand) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -74,7 +73,8 @@ class EpilogueOperand:
     """A tensor read beside the accumulator: ``exact`` (M, N), ``row`` (N,) or ``column`` (M,); or a ``number`` that each launch
     is given, in fp32.
 
-    ``pitch`` counts elements from one row to the next of an exact operand, and from one element to the next of a vector.
+    ``pitch`` counts elements from one row to the next of an exact operand, and from one element to the next of a vector: 0
+    of a column that has one number for all rows.
     ``product`` is a
     second B, of the type, shape and major of the first: the value is A @ B of it, its ``pitch`` that of its lines.
     """
@@ -208,8 +208,6 @@ class Epilogue:
         if arity != len(instruction.arguments):
             raise Refusal(f"no epilogue operation {instruction.op!r} of {len(instruction.arguments)} arguments")
         for argument in instruction.arguments:
-            if isinstance(argument, Constant) and not math.isfinite(float(argument.text)):
-                raise Refusal(f"epilogue constants are finite numbers, not {argument.text}")
             if not isinstance(argument, Constant) and not 0 <= argument < 1 + len(self.operands) + number:
                 raise Refusal(f"instruction {number} of the epilogue reads value {argument}, which comes later")
         if instruction.op in REDUCTIONS:

@@ -31,7 +31,7 @@ class Batch:
     """Products of one launch that lie side by side: ``size`` of them, 2 or more.
 
     ``a``, ``b`` and ``d`` are the elements from one matrix to the next, ``operands`` those of the epilogue's operands, in
-    their order; 0 where all products read the same.
+    their order; 0 where all products read the same. ``more`` are those of the outputs behind D.
     """
 
     size: int
@@ -39,6 +39,12 @@ class Batch:
     b: int
     d: int
     operands: tuple[int, ...] = ()
+    more: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Of all outputs, in their order."""
+        return (self.d, *self.more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +93,14 @@ class GemmProblem:
         return 1 if self.batch is None else self.batch.size
 
     def batch_pitch(self, name: str) -> int:
-        """Elements from one matrix, or vector, to the next: of ``a``, ``b``, ``d`` or an operand of the epilogue, by label."""
+        """Elements from one matrix, or vector, to the next: of ``a``, ``b``, an output or an operand of the epilogue, by
+        label."""
         if self.batch is None:
             return 0
-        labels = [operand.label for operand in self.epilogue.operands]
-        pitches = {"a": self.batch.a, "b": self.batch.b, "d": self.batch.d}
-        return pitches[name] if name in pitches else self.batch.operands[labels.index(name)]
+        pitches = {"a": self.batch.a, "b": self.batch.b}
+        pitches |= zip(map(self.label_of, self.outputs), self.batch.outputs, strict=True)
+        pitches |= zip((operand.label for operand in self.epilogue.operands), self.batch.operands, strict=True)
+        return pitches[name]
 
     @property
     def outputs(self) -> tuple[EpilogueOutput, ...]:

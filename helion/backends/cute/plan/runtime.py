@@ -56,6 +56,11 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
         known(f"behind_{operand.label}", pitch)
         for operand, pitch in zip(epilogue.operands, batch.operands if batch else (), strict=False)
     )
+    written = (
+        known(f"behind_{problem.label_of(output)}", pitch)
+        for output, pitch in zip(problem.outputs, batch.outputs if batch else (), strict=False)
+    )
+    d, *more = written if batch else (0,)
     return dataclasses.replace(
         problem,
         m=known("size_m", problem.m),
@@ -71,8 +76,9 @@ def filled(problem: GemmProblem, numbers: Mapping[str, int]) -> GemmProblem:
             size=known("batches", batch.size),
             a=known("behind_a", batch.a),
             b=known("behind_b", batch.b),
-            d=known("behind_d", batch.d),
+            d=d,
             operands=tuple(behind),
+            more=tuple(more),
         ),
         runtime=(),
     )

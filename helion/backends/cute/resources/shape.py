@@ -111,10 +111,10 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     slots = (fact.rhs_slot, fact.lhs_slot) if swapped else (fact.lhs_slot, fact.rhs_slot)
     number = facts.regions[fact.region].root
     dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
-    if whole is not None:
-        return ProductShape(problem=problem, blocks=blocks, root=None, whole_rows=True, fixed=fixed)
-    over = {facts.axes[at].block_id for at in _blocks_of_k(fact, facts)}
-    batch = [axis for axis in facts.axes if axis.block_id not in (*blocks, *over)]
+    tiled = facts.matmul_with_tiled_reduction_epilogue
+    over = {*blocks, *(facts.axes[at].block_id for at in _blocks_of_k(fact, facts))}
+    over |= {*tiled.apply_axes, *tiled.n_block_ids} if whole is not None and tiled is not None else set()
+    batch = [axis for axis in facts.axes if axis.block_id not in over and (whole is None or axis.on_grid)]
     if len(batch) > 1 or any(axis.extent is None for axis in batch):
         return "beside M, N and K there are more dimensions than that of a batch"
     size = (batch[0].extent or 1) if batch else 1
@@ -125,7 +125,8 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     return ProductShape(
         problem=problem,
         blocks=blocks,
-        root=number if dimensions > 1 else None,
+        root=number if dimensions > 1 and whole is None else None,
+        whole_rows=whole is not None,
         batch_block=batch[0].block_id if batch and batch[0].kind == "tile" else None,
         fixed=fixed,
     )
@@ -154,6 +155,7 @@ def _batch(facts: KernelFacts, slots: tuple[int | None, int | None], problem: Ge
         b=pitch(slots[1], n * k),
         d=_even(m * problem.d_pitch),
         operands=tuple(0 for _ in problem.epilogue.operands),
+        more=tuple(_even(m * output.pitch) for output in problem.outputs[1:]),
     )
 
 
@@ -352,4 +354,4 @@ def _kind(op: MemoryOpFact, axes: tuple[int, int]) -> OperandKind:
     along = {axis for axis, stride in zip(op.subscript_axes, op.strides, strict=True) if stride}
     if set(axes) <= along:
         return "exact"
-    return "column" if axes[0] in along else "row"
+    return "row" if axes[1] in along else "column"

@@ -6,7 +6,7 @@ What it does not model: the order in which one thread's plain writes to memory b
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import inspect
 import random
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..plan.counts import counts, multicast_masks, owner, part_of, place, rank_at
+from ..plan.passes import passes, reads_matrices
 from ..roles import grammar as g
 
 Tag = tuple[int, int]
@@ -191,11 +192,17 @@ class Leaf(NamedTuple):
     k_tile: int
     subtile: int
     part: int
+    alone: bool = False
+    """Whether the step touches what is the warp's own only, so that it does not matter when it is taken."""
     guard: Callable[[Warp], bool] | None = None
     """Whether the warp takes the step at all, where that is not known before."""
 
 
-_is_generator = functools.cache(inspect.isgeneratorfunction)
+ALONE = (
+    *(g.SetUp, g.Cursor, g.Advance, g.Skip, g.WgmmaFence, g.WgmmaCommit, g.ClearSums, g.Promote),
+    *(g.LoadVectors, g.ClearRows, g.JoinLanes, g.EvaluateRows),
+)
+"""Steps that no other warp notices, and that notice none: they are taken together with the next one that is not so."""
 
 
 class Agent:
@@ -210,25 +217,26 @@ class Agent:
         self.inner: Running | None = None
 
     def go_on(self) -> bool:
-        """One step further; False behind the last."""
+        """One step further that others may notice; False behind the last."""
         if self.inner is not None:
             try:
                 self.ready = next(self.inner)
                 return True
             except StopIteration:
                 self.inner = None
-        if self.at == len(self.leaves):
-            return False
-        leaf, warp = self.leaves[self.at], self.warp
-        self.at += 1
-        warp.tile, warp.k_tile, warp.subtile, warp.part = leaf.tile, leaf.k_tile, leaf.subtile, leaf.part
-        if leaf.guard is not None and not leaf.guard(warp):
-            return True
-        if not leaf.waits:
-            self.ready = leaf.run(self.cluster, leaf.step, warp)
-            return True
-        self.inner = leaf.run(self.cluster, leaf.step, warp)
-        return self.go_on()
+        leaves, warp, cluster = self.leaves, self.warp, self.cluster
+        while self.at < len(leaves):
+            run, waits, step, warp.tile, warp.k_tile, warp.subtile, warp.part, alone, guard = leaves[self.at]
+            self.at += 1
+            if guard is not None and not guard(warp):
+                return True
+            if waits:
+                self.inner = run(cluster, step, warp)
+                return self.go_on()
+            self.ready = run(cluster, step, warp)
+            if not alone:
+                return True
+        return False
 
 
 class Cluster:
@@ -252,7 +260,7 @@ class Cluster:
         self.tiles, self.k_tiles, self.number = tiles, k_tiles, number
         self.random: random.Random = first.random if first else random.Random(seed)
         self.workspace: Workspace = first.workspace if first else Workspace()
-        self.newest_first = self.random.choice((0.0, 0.9))  # of messages, which starves the oldest
+        self.newest_first = self.random.choice((0.02, 0.15, 0.8))  # of messages, which starves the oldest
         self.messages: list[tuple[Cta, Callable[[], None]]] = first.messages if first else []
         self.queues: dict[tuple[int, int], list[Callable[[], None]]] = first.queues if first else {}
         """Per cluster and leading CTA: what its tensor core does, in order."""
@@ -263,6 +271,12 @@ class Cluster:
         self.stored_rows: dict[tuple[int, int], int] = {}
         """By CTA and tile: the warps that have stored numbers per row."""
         self.counts = counts(self.plan)
+        epilogue = self.plan.problem.epilogue
+        self.by_rows = self.plan.by_rows
+        self.reads_matrices = [reads_matrices(self.plan, walk) for walk in passes(self.plan)]
+        self.reads_rows, self.reads_columns = (bool(epilogue.of_kind(kind)) for kind in ("row", "column"))
+        self._rules: dict[int, tuple[Rule, bool, bool]] = {}
+        self._leaves: dict[tuple[str, bool, bool, int], list[Leaf]] = {}
         self._ctas: dict[tuple[str, int], list[Cta]] = {}
         self._parts: dict[int, set[tuple[str, int]]] = {}
         self.exits = 0
@@ -330,20 +344,25 @@ class Cluster:
                 raise Fault(f"numbers per row of tile {tile} are not stored once by each warp")
 
     def _agents(self, cta: Cta, role: g.Role) -> Iterator[Agent]:
-        """The warps of a role: all but the first take the same steps."""
-        steps = (*role.program, *self.program.exit)
-        shared: list[Leaf] = []
         for number in range(role.warps):
             warp = Warp(cta=cta, role=role, number=number)
-            if number < 2:
-                shared = list(self.steps(steps, Warp(cta=cta, role=role, number=number)))
             cta.running += 1
-            yield Agent(self, warp, shared, 0.05 + self.random.random() ** 2)
+            yield Agent(self, warp, self._steps_of(warp), 0.05 + self.random.random() ** 2)
+
+    def _steps_of(self, warp: Warp) -> list[Leaf]:
+        """All warps of a role but the first take the same steps, in all CTAs that have the same part of K and of a pair."""
+        role, cta = warp.role, warp.cta
+        kind = (role.name, warp.number == 0, self.leader(cta.rank) is cta, part_of(self.plan, cta.rank))
+        known = self._leaves.get(kind)
+        if known is None:
+            steps = (*role.program, *self.program.exit)
+            known = self._leaves[kind] = self.steps(steps, dataclasses.replace(warp))
+        return known
 
     def _schedule(self, agents: list[Agent]) -> None:
         """Steps and transfers at random; warps that wait look again from time to time, and when nothing else can go on."""
         draw = self.random.random
-        delivery, burst = self.random.choice((0.1, 0.4, 0.8)), self.random.choice(BURSTS)
+        delivery, burst = self.random.choice((0.02, 0.15, 0.8)), self.random.choice(BURSTS)
         able, parked = agents, list[Agent]()
         changed = False  # since all that wait have looked whether they still have to
         while able or parked:
@@ -432,16 +451,34 @@ class Cluster:
         where = sorted({f"{warp.role.name} at tile {warp.tile}, K tile {warp.k_tile}" for warp in warps})
         return f"deadlock with {self.tiles} tiles of {self.k_tiles} K tiles: " + "; ".join(where)
 
-    def steps(self, steps: tuple[g.Step, ...], warp: Warp) -> Iterator[Leaf]:
+    def steps(self, steps: tuple[g.Step, ...], warp: Warp) -> list[Leaf]:
         """What `warp` does, step by step: which loops and gates it goes through depends on its number and place alone."""
+        found: list[Leaf] = []
         for step in steps:
-            run = RULES.get(type(step))
-            if run is None:
-                raise NotImplementedError(f"no rule simulates {type(step).__name__}")
+            known = self._rules.get(id(step))
+            if known is None:
+                known = self._rules[id(step)] = self._rule(step)
+            run, waits, alone = known
             if hasattr(step, "body"):
-                yield from run(self, step, warp)
+                found.extend(run(self, step, warp))
             else:
-                yield Leaf(run, _is_generator(run), step, warp.tile, warp.k_tile, warp.subtile, warp.part)
+                found.append(Leaf(run, waits, step, warp.tile, warp.k_tile, warp.subtile, warp.part, alone))
+        return found
+
+    def _rule(self, step: g.Step) -> tuple[Rule, bool, bool]:
+        """The rule of a step, whether it waits within, and whether the step is the warp's own business."""
+        run = RULES.get(type(step))
+        if run is None:
+            raise NotImplementedError(f"no rule simulates {type(step).__name__}")
+        return run, inspect.isgeneratorfunction(run), self._is_alone(step)
+
+    def _is_alone(self, step: g.Step) -> bool:
+        """Steps about registers and places in rings; sums in tensor memory and row operands are shared."""
+        if isinstance(step, g.ReadSums):
+            return step.cursor is None
+        if isinstance(step, (g.AddTerms, g.Evaluate)):
+            return not self.reads_rows
+        return isinstance(step, ALONE)
 
     def own(self, cta: Cta) -> list[int]:
         """The sub-tiles of a tile that `cta` stores."""

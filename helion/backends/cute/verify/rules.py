@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from ..plan.counts import k_range, multicast_masks, row_peers, subtile_bytes
-from ..plan.passes import Pass, exchanges, passes, reads_matrices
+from ..plan.passes import Pass, exchanges, passes
 from ..roles import grammar as g
 from .cluster import (
     Barrier,
@@ -202,11 +202,13 @@ def _(cluster: Cluster, step: g.TmaLoad, warp: Warp) -> None:
         masks = multicast_masks(cluster.plan, own)
         of_b = masks[1], numbers.b_multicast, numbers.b_stage_bytes // cluster.plan.products
         mask, sharers, size = (masks[0], numbers.a_multicast, numbers.a_stage_bytes) if step.operand == "a" else of_b
+    before = (mask & ((1 << own) - 1)).bit_count()
+    slice_bytes = size * (before + 1) // sharers - size * before // sharers
     for cta in cluster.ctas:
         if mask >> cta.rank & 1:
             slot = cta.rings[name].slots[index]
             counting = cluster.leader(cta.rank) if ring.pipeline.kind == "tma_umma" else cta
-            cluster.send(cta, _landing(slot, step.operand, own, tag, counting.rings[name].full[index], size // sharers))
+            cluster.send(cta, _landing(slot, step.operand, own, tag, counting.rings[name].full[index], slice_bytes))
 
 
 def _landing(slot: Slot, operand: str, rank: int, tag: Tag, full: Barrier, size: int) -> Callable[[], None]:
@@ -376,7 +378,7 @@ def _(cluster: Cluster, step: g.SendSums, warp: Warp) -> None:
         raise Fault(f"the sums of {warp.held} are sent as those of {tag}")
     to = cluster.owner(warp).rings[ring.pipeline.name]
     key = (f"sub-tile {warp.subtile} of warp {warp.number}", warp.cta.rank)
-    size = cluster.counts.parts_stage_bytes // (cluster.plan.splits - 1) // warp.role.warps
+    size = cluster.counts.parts_stage_bytes // (cluster.plan.splits - 1) // cluster.plan.consumer_warps
 
     def land() -> None:
         if key in to.slots[index].held:
@@ -436,7 +438,8 @@ def _(cluster: Cluster, step: g.SendRows, warp: Warp) -> None:
         raise Fault(f"reductions of {warp.joined} are sent as those of {tag}")
     numbers, peers = cluster.counts.rows, row_peers(cluster.plan, warp.cta.rank)
     assert numbers is not None
-    size = numbers.transaction_bytes // len(peers) // warp.role.warps * len(exchanges(cluster.plan)[step.number])
+    size = numbers.transaction_bytes // len(peers) // cluster.plan.consumer_warps
+    size *= len(exchanges(cluster.plan)[step.number])
 
     def land(slot: Slot, full: Barrier) -> None:
         if key in slot.held:
@@ -494,17 +497,18 @@ def _(cluster: Cluster, step: g.Evaluate, warp: Warp) -> None:
 
 def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:
     """That all is there which `walk` reads of a sub-tile."""
-    epilogue, tag = cluster.plan.problem.epilogue, (warp.tile, warp.subtile)
+    tag = (warp.tile, warp.subtile)
     if warp.held != tag:
         raise Fault(f"the epilogue of {tag} has the sums of {warp.held}")
-    if reads_matrices(cluster.plan, walk) and warp.residual != tag:
+    if cluster.reads_matrices[walk.number] and warp.residual != tag:
         raise Fault(f"the epilogue of {tag} has the residual of {warp.residual}")
-    if epilogue.of_kind("column") and warp.vectors != warp.tile:
+    if cluster.reads_columns and warp.vectors != warp.tile:
         raise Fault(f"the epilogue of tile {warp.tile} has the vectors of tile {warp.vectors}")
-    shared = warp.cta.vectors.get(warp.role.team, {})
-    if epilogue.of_kind("row") and shared != dict.fromkeys(range(warp.role.warps), warp.tile):
-        raise Fault(f"the epilogue of tile {warp.tile} reads vectors of tiles {sorted(set(shared.values()))}")
-    if cluster.plan.by_rows and warp.level != (warp.tile, walk.number):
+    if cluster.reads_rows:
+        shared = warp.cta.vectors.get(warp.role.team, {})
+        if shared != dict.fromkeys(range(warp.role.warps), warp.tile):
+            raise Fault(f"the epilogue of tile {warp.tile} reads vectors of tiles {sorted(set(shared.values()))}")
+    if cluster.by_rows and warp.level != (warp.tile, walk.number):
         raise Fault(f"the epilogue of tile {warp.tile} has the numbers per row of {warp.level}")
 
 

@@ -95,10 +95,14 @@ def _barriers(program: g.KernelProgram) -> None:
     if len(set(numbers)) != len(numbers) or not all(1 <= number <= MAX_NAMED_BARRIERS for number in numbers):
         raise Fault(f"named barriers {numbers}: distinct numbers from 1 to {MAX_NAMED_BARRIERS} are needed")
     for barrier in program.barriers:
-        visitors = [role for role in program.roles if barrier.name in _met(role)]
-        threads = sum(role.warps for role in visitors) * WARP_THREADS
+        threads = sum(role.warps for role in visitors(program, barrier.name)) * WARP_THREADS
         if threads != barrier.threads:
             raise Fault(f"barrier {barrier.name} is for {barrier.threads} threads; {threads} come to it")
+
+
+def visitors(program: g.KernelProgram, barrier: str) -> list[g.Role]:
+    """The roles that come to `barrier`."""
+    return [role for role in program.roles if barrier in _met(role)]
 
 
 def _met(role: g.Role) -> set[str]:
