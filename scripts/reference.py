@@ -261,7 +261,7 @@ def config_fields() -> dict[str, Field]:
     """A field for every config key, from the spaces of kernels that have all kinds of loops and accesses."""
     x = torch.empty([256, 256], device="meta")
     subjects = ((_product, (x, x)), (_rows, (x,)), (_sums, (x, x)))
-    return _fields((kernel, args, target) for target in ("sm_100", "gfx942") for kernel, args in subjects)
+    return _fields((kernel, args, target) for target in ("sm_100", "gfx942", "sm_90") for kernel, args in subjects)
 
 
 def product_fields() -> dict[str, Field]:

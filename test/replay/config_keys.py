@@ -83,6 +83,9 @@ SAMPLES = {
         fn=sample_kernels.add, args=(_meta(8, 10, 16), _meta(8, 10, 16)), config={"block_sizes": [1, 2, 16]}
     ),
     "matmul": Sample(fn=sample_kernels.matmul, args=_MATRICES, config={"block_sizes": [64, 64, 16]}),
+    "matmul_fp32": Sample(
+        fn=sample_kernels.matmul, args=(_meta(128, 64), _meta(64, 256)), config={"block_sizes": [64, 64, 16]}
+    ),
     "row_sum": Sample(fn=sample_kernels.row_sum, args=(_meta(48, 300),), config={"block_sizes": [2]}),
     "tile_sums": Sample(fn=tile_sums, args=(_meta(48, 64),), config={"block_sizes": [2]}),
     "scaled": Sample(fn=scaled, args=(_meta(1000),), config={"block_sizes": [128]}),
@@ -168,6 +171,8 @@ ENTRIES = (
     entry("epilogue_subtile", "add", 2, same=TARGETS),
     entry("split_k", "matmul", 4),
     entry("split_k", "add", 2),
+    entry("turn_products", "matmul_fp32", True),
+    entry("turn_products", "matmul", True),
     entry("factor", "scaled", 3),
     entry("_triton_config_enable_fp_fusion", "add", False),
     entry("num_ctas", "matmul", 2),

@@ -136,6 +136,7 @@ class MatmulFact:
     numbers of the dots whose results reach this one's operands. ``chained``: the accumulator is the result of another dot
     of the region. ``added``: the product goes to a sum, as its accumulator or as a term. ``*_format`` are the microscaling formats of a scaled
     dot, "" for others; ``static_k`` then counts numbers, where the tile of a packed ``e2m1`` operand counts bytes.
+    ``turned``: a config has it computed as its transpose, which this is a fact of.
     """
 
     number: int
@@ -167,6 +168,7 @@ class MatmulFact:
     added: bool = True
     lhs_format: str = ""
     rhs_format: str = ""
+    turned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,8 @@ class Scheduled:
 
     ``sizes`` are those of the traced program's blocks, in elements. ``chunked`` are the whole dimensions walked in
     chunks. ``flattened`` has the loop order of each grid that becomes one loop, by number of its root. ``subtiles`` is the
-    number of column subtiles of an epilogue, 0 for none, ``parts`` that of programs which share a sum. ``threads``, ``steady``
+    number of column subtiles of an epilogue, 0 for none, ``parts`` that of programs which share a sum. ``turned``: products
+    are computed as their transposes. ``threads``, ``steady``
     and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``tunables`` are the values of the
     kernel's own keys.
     """
@@ -39,6 +40,7 @@ class Scheduled:
     flattened: Mapping[int, tuple[int, ...]]
     subtiles: int = 0
     parts: int = 1
+    turned: bool = False
     threads: int
     steady: bool
     block_accesses: frozenset[int] = frozenset()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .lower import host, kernels, steps
     from .plan import build
     from .plan.records import Plan
-    from .resources import predict
+    from .resources import predict, turned
     from .resources.time import launch
     from .resources.time import predict as time
     from .toolchain import chain, signature
@@ -48,6 +48,7 @@ else:
     predict = lazy("helion.backends.triton.resources.predict")
     launch = lazy("helion.backends.triton.resources.time.launch")
     time = lazy("helion.backends.triton.resources.time.predict")
+    turned = lazy("helion.backends.triton.resources.turned")
     space = lazy("helion.backends.triton.space")
     chain = lazy("helion.backends.triton.toolchain.chain")
     signature = lazy("helion.backends.triton.toolchain.signature")
@@ -60,7 +61,7 @@ class Triton:
     name: str = "triton"
     key_prefixes: tuple[str, ...] = (
         "range_", "static_range", "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
-        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "_triton_config_",
+        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "_triton_config_",
     )  # fmt: skip
     is_installed: bool = True
 
@@ -90,6 +91,8 @@ class Triton:
         return space.own_keys(seen, program, target, settings)
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+        if decisions.values.get("turn_products", False):
+            facts = turned.turned(facts)
         ways = decisions.accesses("indexing")
         descriptor_slots = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
         own_stages = max(0, *decisions.entries["range_num_stages"].values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from ..._compiler.ir.rewrite import Declined
 from ..._compiler.passes.order_memory import rewrites
 from ..._compiler.passes.split_sums import summing_loop
 from ..._compiler.passes.subtile import largest_count
-from ..._shapes import cdiv, hint_of, previous_power_of_2
+from ..._shapes import Dim, cdiv, hint_of, previous_power_of_2
 from ...autotuner.decisions import Decisions, Place
 from ...autotuner.space.own import Rule
 from ...autotuner.space.survey import Survey
@@ -22,10 +23,13 @@ from ...hardware import Target
 from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
 from .lower.steps import STEPS
+from .lower.turn import turnable
 from .plan.lowered import Lowered, lower, waiting_loops
 
 #: Warps that a warp-specialized loop needs: one group of four for each role.
 _SPECIALIZED_WARPS = 4
+#: Rows of a warp of the asynchronous matrix unit, and the fewest warps that it takes.
+_WARP_ROWS, _GROUP_WARPS = 16, 4
 #: Registers of a thread that a launch may be limited to.
 REGISTER_LIMITS = (32, 64, 128, 256)
 #: The options of one loop, as they are when nothing is asked for.
@@ -264,6 +268,25 @@ def _most_parts(scene: Scene, decisions: Decisions) -> int:
     return previous_power_of_2(cdiv(bound_seen(axis.end), decisions.sizes[axis.block]))
 
 
+def _turned(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """The columns of products that are turned are rows of the matrix unit, 16 for each of at least 4 warps; loops with
+    them are not unrolled, as products in a row have a layout each."""
+    if not decisions.values.get("turn_products", False):
+        return decisions
+    warps = decisions.values["num_warps"]
+    rows = [_lanes(found.columns, decisions.sizes) for found in turnable(scene.program)]
+    unrolled = any(decisions.entries["range_unroll_factors"].values()) or any(
+        decisions.entries["static_ranges"].values()
+    )
+    if unrolled or warps < _GROUP_WARPS or min(rows) < _WARP_ROWS * warps:
+        return decisions.valued(turn_products=False)
+    return decisions
+
+
+def _lanes(dim: Dim, sizes: Mapping[int, int]) -> int:
+    return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
+
+
 # --- what the rewritten program leaves room for ----------------------------------------------------------------------
 
 
@@ -352,6 +375,10 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("a sum has as many parts as tiles at most, whose programs are numbered and whose loop is their own", _parts),
     ("a loop that is unrolled when compiling has no other options", _static_loops),
     ("products of so few rows in a row are wrong in more warps", _chained_warps),
+    (
+        "the matrix unit takes 16 columns of a product that is turned for each of 4 warps or more, in no unrolled loop",
+        _turned,
+    ),
     ("a block of threads with so many registers does not fit an SM", _registers),
     ("no tile of an epilogue is wide enough", _subtiles),
     ("a dimension of the grid is too long", _long_axes),

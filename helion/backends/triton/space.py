@@ -22,6 +22,7 @@ from ...autotuner.space.survey import Survey
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment
 from ...hardware import Target
 from ...settings import Settings
+from .lower.turn import turnable
 from .settle import bound_seen, rules, split_axis, unsplit
 
 #: Launcher options under any name; they are passed on as they are.
@@ -58,6 +59,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         _static_field(seen),
         *_launch_fields(seen, target, absent),
         *_split_fields(program, target, settings, absent),
+        *_turn_fields(program, target, absent),
         *_memory_fields(seen),
     ]
     return OwnKeys(
@@ -177,6 +179,16 @@ def _split_fields(program: Program, target: Target, settings: Settings, absent: 
         return []
     searched = PowerOfTwoFragment(1, _worth_trying(program, target))
     return [Scalar(key="split_k", fragment=PowerOfTwoFragment(1, MOST_PARTS), initial=1, searched=searched)]
+
+
+def _turn_fields(program: Program, target: Target, absent: dict[str, str]) -> list[Field]:
+    if not target.has("wgmma"):
+        absent["turn_products"] = f"operands of TF32 need not be contiguous along K for the matrix unit of {target}"
+    elif not turnable(program):
+        absent["turn_products"] = "no product adds up fp32 operands of which the left one alone is contiguous along K"
+    else:
+        return [Scalar(key="turn_products", fragment=BooleanFragment(), initial=False)]
+    return []
 
 
 def _worth_trying(program: Program, target: Target) -> int:

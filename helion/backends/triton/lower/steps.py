@@ -27,6 +27,7 @@ from ...._lazy import lazy
 from ...._shapes import Dim
 from .carries import share_variables
 from .running_sums import keep_sums
+from .turn import turn_products
 
 if TYPE_CHECKING:
     from . import squeeze
@@ -106,5 +107,6 @@ STEPS: tuple[Step, ...] = (
     Step("triton.gathers", widen_gathers),
     Step("triton.products", single_products),
     Step("triton.atomics", unread_atomics),
+    Step("triton.turned_products", turn_products),
     Step("triton.carries", share_variables),
 )

@@ -41,7 +41,7 @@ def predict(
     heuristics and the legaliser look at one launch several times.
     """
     return _predict(
-        _Same(facts),
+        Same(facts),
         tuple(sorted(sizes.items())),
         num_warps,
         num_stages,
@@ -52,7 +52,7 @@ def predict(
     )
 
 
-class _Same:
+class Same:
     """Facts, equal to themselves alone: comparing all of them would take longer than the prediction."""
 
     __slots__ = ("facts",)
@@ -64,12 +64,12 @@ class _Same:
         return id(self.facts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.facts is self.facts
+        return isinstance(other, Same) and other.facts is self.facts
 
 
 @functools.lru_cache(maxsize=256)
 def _predict(
-    same: _Same,
+    same: Same,
     sorted_sizes: tuple[tuple[int, int], ...],
     num_warps: int,
     num_stages: int,
@@ -109,7 +109,7 @@ def _predict(
 
 @functools.lru_cache(maxsize=256)
 def _unstaged(
-    same: _Same, sorted_sizes: tuple[tuple[int, int], ...], num_warps: int, target: Target
+    same: Same, sorted_sizes: tuple[tuple[int, int], ...], num_warps: int, target: Target
 ) -> tuple[int, float, Work]:
     """Registers, spill risk and work: what does not depend on the number of stages."""
     sizes = dict(sorted_sizes)

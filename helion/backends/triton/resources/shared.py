@@ -59,9 +59,9 @@ def descriptor_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozen
 
 def stored_behind_loops(facts: KernelFacts) -> frozenset[int]:
     """The memory slots of what a program stores outside of loops with products, whose operands and which then take turns.
-    Not with operands of fp32, of which copies may be left."""
-    sizes = [max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls]
-    if not sizes or max(sizes) > 2 or any(fact.accumulator_loop is None for fact in facts.matmuls):
+    Not with operands of fp32, of which copies may be left unless the product is turned."""
+    wide = (not fact.turned and max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) > 2 for fact in facts.matmuls)
+    if not facts.matmuls or any(wide) or any(fact.accumulator_loop is None for fact in facts.matmuls):
         return frozenset()
     outside = {region.region for region in facts.regions if region.kind == "root"}
     return frozenset(op.slot for op in facts.memory_ops if op.kind == "store" and op.region in outside)
@@ -69,12 +69,12 @@ def stored_behind_loops(facts: KernelFacts) -> frozenset[int]:
 
 def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
     """Copies that the copy engine prefetches besides of operands that go through registers: integers that are transposed,
-    which registers would hold otherwise, and fp32, which is rounded there."""
+    which registers would hold otherwise, and fp32, which is rounded there unless the product is turned."""
     copies: dict[int | None, int] = {}
     for fact in facts.matmuls:
         if is_transposed(fact, "wgmma"):
             copies[fact.rhs_slot] = max(0, num_stages - 1)
-        if fact.lhs_dtype == torch.float32:
+        if fact.lhs_dtype == torch.float32 and not fact.turned:
             copies |= dict.fromkeys((fact.lhs_slot, fact.rhs_slot), num_stages)
     ops = (op for op in facts.memory_ops if op.slot in slots)
     return sum(tile_bytes((op.tile_axes, op.itemsize), sizes) * copies.get(op.slot, 0) for op in ops)

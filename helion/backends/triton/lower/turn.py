@@ -1,0 +1,169 @@
+"""Turns products of TF32 operands around, so that the asynchronous matrix unit reads both as they are.
+
+That unit takes 4-byte operands from shared memory where they are contiguous along K only. Triton brings any other there through
+registers, one tile after the other. The left operand of the unit may come from registers, though, however it lies in
+shared memory: with the right operand in its place, and the sums transposed, nothing has to be moved. Before::
+
+    %5: [b0, b1] = for b2 carrying (%1 = %0): %2: [b0, b2] = load x; %3: [b2, b1] = load y; %4 = dot %2, %3, %1; yield %4
+
+After::
+
+    %6: [b1, b0] = permute %0
+    %7: [b1, b0] = for b2 carrying (%8 = %6): %2 = load x; %3 = load y
+        %9: [b2, b1] = add %3, 0.0; %10: [b1, b2] = permute %9; %11: [b2, b0] = permute %2; %4 = dot %10, %11, %8; yield %4
+    %5: [b0, b1] = permute %7
+
+The addition keeps Triton from reading the right operand out of shared memory: what is computed goes through registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...._compiler.ir.build import Builder, Numbers
+from ...._compiler.ir.grammar import DotAttrs, ForAttrs, MemoryAttrs, Op, Operand, Program, Region, Value, ViewAttrs
+from ...._compiler.ir.rewrite import Makers, map_regions
+from ...._compiler.passes.schedule import Scheduled
+from ...._shapes import Dim
+
+_TURN = ViewAttrs("permute", (1, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turnable:
+    """The product of a loop that carries its sum: the ``dot``, with what adds it to the sum where that is an op of its own,
+    and the position of the sum among what the loop carries."""
+
+    dot: Op
+    adding: Op | None
+    at: int
+
+    @property
+    def columns(self) -> Dim:
+        """What become rows of the matrix unit."""
+        return self.dot.result.dims[-1]
+
+
+def turnable(program: Program) -> tuple[Turnable, ...]:
+    """The products that can be turned: of two loads of fp32, the left one contiguous along K, the right one along N."""
+    return tuple(found for op in program.walk() if (found := _product(program, op)) is not None)
+
+
+def turn_products(program: Program, scheduled: Scheduled) -> Program:
+    """The program with all products turned that can be, if a config asks for it."""
+    if not scheduled.turned:
+        return program
+    numbers = Numbers.after(program)
+
+    def region(each: Region) -> Region:
+        ops: list[Op] = []
+        for op in each.ops:
+            found = _product(program, op)
+            ops += (map_regions(op, region),) if found is None else _turned(op, found, numbers)
+        return replace(each, ops=tuple(ops))
+
+    return program.map_regions(region)
+
+
+# --- which products --------------------------------------------------------------------------------------------------------
+
+
+def _product(program: Program, loop: Op) -> Turnable | None:
+    """The product of a loop, if it has one alone, which can be turned."""
+    if not isinstance(loop.attrs, ForAttrs):
+        return None
+    (body,) = loop.regions
+    dots = [op for op in body.walk() if op.kind == "dot"]
+    if len(dots) != 1 or dots[0] not in body.ops or not _fits(program, dots[0], Makers.among(body.ops)):
+        return None
+    (dot,) = dots
+    for at, (param, result) in enumerate(zip(body.params, body.results, strict=True)):
+        uses = [op for op in body.ops if any(v is param for v in op.reads())]
+        adding = None if result is dot.result else _sum(body, param, dot, result)
+        summing = dot if adding is None else adding
+        if result is not summing.result or uses != [summing] or param.dims != dot.result.dims:
+            continue
+        if adding is not None or dot.operands[2:] == (param,):
+            return Turnable(dot=dot, adding=adding, at=at)
+    return None
+
+
+def _fits(program: Program, dot: Op, makers: Makers) -> bool:
+    attrs = dot.attributes(DotAttrs)
+    lhs, rhs = list(dot.values())[:2]
+    tf32 = attrs.scaled is None and attrs.precision == "tf32" and lhs.dtype == rhs.dtype == torch.float32
+    if not tf32 or len(dot.result.dims) != 2 or dot.result.dtype != torch.float32:
+        return False
+    return _contiguous(program, makers.of(lhs)) == 1 and _contiguous(program, makers.of(rhs)) == 1
+
+
+def _contiguous(program: Program, op: Op | None) -> int | None:
+    """The dimension of what is loaded along which memory is contiguous."""
+    if op is None or op.kind != "load" or len(op.result.dims) != 2:
+        return None
+    attrs = op.attributes(MemoryAttrs)
+    strides = program.tensors[attrs.tensor].strides
+    pairs = zip(attrs.indices, strides, strict=True)
+    found = [i.positions[0] for i, stride in pairs if i.kind == "block" and isinstance(stride, int) and stride == 1]
+    return found[0] if len(found) == 1 else None
+
+
+def _sum(body: Region, param: Value, dot: Op, result: Operand) -> Op | None:
+    """The op that adds the product to ``param``, and gives ``result``."""
+    readers = [op for op in body.ops if any(v is dot.result for v in op.reads())]
+    if len(readers) != 1 or len(dot.operands) != 2:
+        return None
+    (op,) = readers
+    adds = op.kind == "pointwise" and op.attrs.name == "add" and op.result is result
+    return op if adds and {v.number for v in op.values()} == {param.number, dot.result.number} else None
+
+
+# --- turning ---------------------------------------------------------------------------------------------------------------
+
+
+def _turned(loop: Op, found: Turnable, numbers: Numbers) -> Iterator[Op]:
+    """What stands in place of the loop."""
+    (body,) = loop.regions
+    around: list[Op] = []
+    out = Builder(numbers, loop.location, around)
+    initial = loop.operands[found.at]
+    total = loop.results[found.at]
+    turned = tuple(reversed(total.dims))
+    start = out.emit("view", (initial,), total.dtype, turned, _TURN) if isinstance(initial, Value) else initial
+    yield from around
+    param = numbers.value(total.dtype, turned, body.params[found.at].name)
+    summed = numbers.value(total.dtype, turned, total.name)
+    inside = tuple(_inside(body, found, param, summed, numbers))
+    region = Region(_with(body.params, found.at, param), inside, _with(body.results, found.at, summed))
+    after = numbers.value(total.dtype, turned, total.name)
+    yield replace(
+        loop,
+        operands=_with(loop.operands, found.at, start),
+        results=_with(loop.results, found.at, after),
+        regions=(region,),
+    )
+    yield Op(numbers.op(), "view", (after,), (total,), _TURN, (), loop.location)
+
+
+def _inside(body: Region, found: Turnable, param: Value, summed: Value, numbers: Numbers) -> Iterator[Op]:
+    for op in body.ops:
+        if op is found.adding:
+            continue
+        if op is not found.dot:
+            yield op
+            continue
+        before: list[Op] = []
+        out = Builder(numbers, op.location, before)
+        lhs, rhs = list(op.values())[:2]
+        through = out.pointwise("add", rhs, 0.0, like=rhs.name)
+        left = out.emit("view", (through,), rhs.dtype, tuple(reversed(rhs.dims)), _TURN)
+        right = out.emit("view", (lhs,), lhs.dtype, tuple(reversed(lhs.dims)), _TURN)
+        yield from before
+        yield replace(op, operands=(left, right, param), results=(summed,))
+
+
+def _with(values: tuple, at: int, value: object) -> tuple:
+    return (*values[:at], value, *values[at + 1 :])
