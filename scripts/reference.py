@@ -260,7 +260,8 @@ def code(value: object) -> str:
 def config_fields() -> dict[str, Field]:
     """A field for every config key, from the spaces of kernels that have all kinds of loops and accesses."""
     x = torch.empty([256, 256], device="meta")
-    subjects = ((_product, (x, x)), (_rows, (x,)), (_sums, (x, x)))
+    odd = torch.empty([255, 255], device="meta")
+    subjects = ((_product, (x, x)), (_rows, (x,)), (_sums, (x, x)), (_sums, (odd, odd)))
     return _fields((kernel, args, target) for target in ("sm_100", "gfx942", "sm_90") for kernel, args in subjects)
 
 

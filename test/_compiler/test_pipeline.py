@@ -33,6 +33,7 @@ from helion._compiler.passes.schedule import (
     FLATTEN,
     INSERT_CHECKS,
     ORDER_MEMORY,
+    PACK_OPERANDS,
     ROLL,
     SPLIT_SUMS,
     SUBTILE,
@@ -166,7 +167,7 @@ def test_an_unknown_name_lists_all_steps(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_names_differ_and_begin_with_the_backend() -> None:
-    shared = (CHOOSE_BRANCHES, ROLL, FLATTEN, SPLIT_SUMS, SUBTILE, ORDER_MEMORY, INSERT_CHECKS)
+    shared = (CHOOSE_BRANCHES, ROLL, FLATTEN, SPLIT_SUMS, PACK_OPERANDS, SUBTILE, ORDER_MEMORY, INSERT_CHECKS)
     assert len(NAMES) == len(PASSES) + len(STEPS) + 1
     for name, backend in BACKENDS.items():
         assert all(s.name.startswith(f"{name}.") for s in backend.steps if s not in shared)

@@ -86,6 +86,9 @@ SAMPLES = {
     "matmul_fp32": Sample(
         fn=sample_kernels.matmul, args=(_meta(128, 64), _meta(64, 256)), config={"block_sizes": [64, 64, 16]}
     ),
+    "matmul_odd": Sample(
+        fn=sample_kernels.matmul, args=(_meta(128, 63), _meta(63, 256)), config={"block_sizes": [64, 64, 16]}
+    ),
     "row_sum": Sample(fn=sample_kernels.row_sum, args=(_meta(48, 300),), config={"block_sizes": [2]}),
     "tile_sums": Sample(fn=tile_sums, args=(_meta(48, 64),), config={"block_sizes": [2]}),
     "scaled": Sample(fn=scaled, args=(_meta(1000),), config={"block_sizes": [128]}),
@@ -173,6 +176,8 @@ ENTRIES = (
     entry("split_k", "add", 2),
     entry("turn_products", "matmul_fp32", True),
     entry("turn_products", "matmul", True),
+    entry("pack_operands", "matmul_odd", True),
+    entry("pack_operands", "matmul", True),
     entry("factor", "scaled", 3),
     entry("_triton_config_enable_fp_fusion", "add", False),
     entry("num_ctas", "matmul", 2),

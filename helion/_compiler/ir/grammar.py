@@ -129,6 +129,7 @@ class MemoryAttrs:
     ``load_slot`` numbers the loads whose eviction policy the user left open. ``mask`` is the operand that holds the
     user's extra mask. ``rank`` is the number of dimensions of the accessed tile. ``atomic`` is the operation of an
     atomic (its slots are numbered by themselves), ``sem`` its memory order. What an ``unread`` atomic gives, nothing uses.
+    The memory of a ``padded`` load has whole tiles, with zeros out of range.
     """
 
     tensor: int
@@ -141,6 +142,7 @@ class MemoryAttrs:
     atomic: str | None = None
     sem: str = "relaxed"
     unread: bool = False
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .lower import host, kernels, steps
     from .plan import build
     from .plan.records import Plan
-    from .resources import predict, turned
+    from .resources import predict, rewritten
     from .resources.time import launch
     from .resources.time import predict as time
     from .toolchain import chain, signature
@@ -48,7 +48,7 @@ else:
     predict = lazy("helion.backends.triton.resources.predict")
     launch = lazy("helion.backends.triton.resources.time.launch")
     time = lazy("helion.backends.triton.resources.time.predict")
-    turned = lazy("helion.backends.triton.resources.turned")
+    rewritten = lazy("helion.backends.triton.resources.rewritten")
     space = lazy("helion.backends.triton.space")
     chain = lazy("helion.backends.triton.toolchain.chain")
     signature = lazy("helion.backends.triton.toolchain.signature")
@@ -61,7 +61,7 @@ class Triton:
     name: str = "triton"
     key_prefixes: tuple[str, ...] = (
         "range_", "static_range", "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
-        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "_triton_config_",
+        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "pack_operands", "_triton_config_",
     )  # fmt: skip
     is_installed: bool = True
 
@@ -91,8 +91,12 @@ class Triton:
         return space.own_keys(seen, program, target, settings)
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+        taken_by = launch.launch_of(decisions)
         if decisions.values.get("turn_products", False):
-            facts = turned.turned(facts)
+            facts = rewritten.turned(facts)
+        if decisions.values.get("pack_operands", False):
+            facts, before = rewritten.packed(facts), facts
+            taken_by = replace(taken_by, copied_bytes=rewritten.changed_bytes(before, facts))
         ways = decisions.accesses("indexing")
         descriptor_slots = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
         own_stages = max(0, *decisions.entries["range_num_stages"].values())
@@ -106,7 +110,7 @@ class Triton:
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
         )
-        found = time.timing(facts, launch.launch_of(decisions), taken, target)
+        found = time.timing(facts, taken_by, taken, target)
         return replace(taken, time_us=found.us, units=found.units)
 
     def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -13,6 +13,7 @@ from ..._compiler.ir.grammar import Bound, ForAttrs, LoopAxis, Op, OperandRef, P
 from ..._compiler.ir.loops import loops_of
 from ..._compiler.ir.rewrite import Declined
 from ..._compiler.passes.order_memory import rewrites
+from ..._compiler.passes.pack import may_pack, unaligned_operands
 from ..._compiler.passes.split_sums import summing_loop
 from ..._compiler.passes.subtile import largest_count
 from ..._shapes import Dim, cdiv, hint_of, previous_power_of_2
@@ -283,6 +284,16 @@ def _turned(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     return decisions
 
 
+def _packed(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Rows of whole tiles begin at multiples of 16 bytes, and their offsets have 32 bits; copies have a numbered grid."""
+    if not decisions.values.get("pack_operands", False):
+        return decisions
+    found = unaligned_operands(scene.program)
+    if any(decisions.entries["flatten_loops"].values()) or not all(may_pack(each, decisions.sizes) for each in found):
+        return decisions.valued(pack_operands=False)
+    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+
+
 def _lanes(dim: Dim, sizes: Mapping[int, int]) -> int:
     return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
 
@@ -379,6 +390,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
         "the matrix unit takes 16 columns of a product that is turned for each of 4 warps or more, in no unrolled loop",
         _turned,
     ),
+    ("rows of whole tiles would not begin at multiples of 16 bytes, or copies have no numbered grid", _packed),
     ("a block of threads with so many registers does not fit an SM", _registers),
     ("no tile of an epilogue is wide enough", _subtiles),
     ("a dimension of the grid is too long", _long_axes),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
+from ..._compiler.passes.pack import unaligned_operands
 from ..._shapes import cdiv, previous_power_of_2
 from ...autotuner.space.fields import (
     Field,
@@ -60,6 +61,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         *_launch_fields(seen, target, absent),
         *_split_fields(program, target, settings, absent),
         *_turn_fields(program, target, absent),
+        *_pack_fields(program, settings, absent),
         *_memory_fields(seen),
     ]
     return OwnKeys(
@@ -188,6 +190,16 @@ def _turn_fields(program: Program, target: Target, absent: dict[str, str]) -> li
         absent["turn_products"] = "no product adds up fp32 operands of which the left one alone is contiguous along K"
     else:
         return [Scalar(key="turn_products", fragment=BooleanFragment(), initial=False)]
+    return []
+
+
+def _pack_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
+    if settings.checked:
+        absent["pack_operands"] = "a checked kernel reads the tensors that it was written for"
+    elif not unaligned_operands(program):
+        absent["pack_operands"] = "no operand of a matrix product has rows of known size that begin anywhere"
+    else:
+        return [Scalar(key="pack_operands", fragment=BooleanFragment(), initial=False)]
     return []
 
 

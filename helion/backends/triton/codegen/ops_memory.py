@@ -13,7 +13,7 @@ from .ops_pointwise import TRITON_DTYPES
 
 
 def _mask(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
-    mask = e.mask_of(dims, range(len(dims)))
+    mask = "" if attrs.padded else e.mask_of(dims, range(len(dims)))
     if attrs.mask is not None:
         extra = e.operand(op.operands[attrs.mask])
         mask = f"{mask} & {extra}" if mask else extra

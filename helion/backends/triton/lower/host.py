@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ...._compiler.host.analysis import written
 from ...._compiler.host.build import HostBuilder, KernelCall
 from ...._compiler.host.program import HostProgram
-from ...._shapes import Expr, Number, dtype_name
+from ...._shapes import Expr, Number, dtype_name, hint_of
 from ..plan.records import BlockPlan, GridPlan, LaunchArguments, Plan, constexpr_parameters
 
 #: The number of SMs that persistent programs are spread over.
@@ -50,9 +50,8 @@ def _before(plan: Plan, launch: LaunchArguments, host: HostBuilder) -> Iterator[
         yield f"{host.runtime('set_triton_allocator')}()"
     for tensor in (a.tensor for a in launch.tensors if a.tensor.made):
         device = host.source(launch.tensors[0].tensor.source)
-        shape = ", ".join(map(str, tensor.shape))
-        empty = host.torch("empty")
-        yield f"{tensor.source} = {empty}(({shape},), dtype={host.torch(dtype_name(tensor.dtype))}, device={device}.device)"
+        dtype, numel = host.torch(dtype_name(tensor.dtype)), math.prod(map(hint_of, tensor.shape))
+        yield f"{tensor.source} = {host.torch('empty')}({numel}, dtype={dtype}, device={device}.device)"
     if launch.overwritten:
         tensors = ", ".join(map(host.source, launch.overwritten))
         yield f"{host.runtime('overwrites')}({plan.program.host.name!r}, {launch.overwritten!r}, {tensors})"

@@ -149,7 +149,7 @@ class _Planner:
             used = _tensors(part)
             launches.append(
                 LaunchArguments(
-                    phases=tuple(dict.fromkeys(root.phase for root in roots)),
+                    phases=tuple(sorted({root.phase for root in roots})),
                     tensors=tuple(t for t in tensors if t.tensor.id in used),
                     numbers=self.numbers(part, blocks, known),
                     blocks=tuple(block for block in self.blocks if block.id in blocks),

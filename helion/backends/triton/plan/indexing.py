@@ -128,7 +128,7 @@ class _Finder:
             return None
         check: list[int] = []
         for dim, index in enumerate(attrs.indices):
-            if not self.is_box(index, tensor, dim, active, check):
+            if not self.is_box(index, tensor, dim, active, [] if attrs.padded else check, padded=attrs.padded):
                 return None
         unit = [d for d, stride in enumerate(tensor.strides) if stride == 1 and tensor.shape[d] != 1]
         if mechanism == "tensor_descriptor":
@@ -143,9 +143,16 @@ class _Finder:
         return Box(mechanism=mechanism, order=order, check=tuple(check))  # type: ignore[arg-type]
 
     def is_box(
-        self, index: Index, tensor: HostTensor, dim: int, active: Mapping[int, LoopAxis], check: list[int]
+        self,
+        index: Index,
+        tensor: HostTensor,
+        dim: int,
+        active: Mapping[int, LoopAxis],
+        check: list[int],
+        padded: bool,
     ) -> bool:
-        """Whether one subscript is a scalar or a plain tile whose lanes out of range lie beyond the tensor's end."""
+        """Whether one subscript is a scalar or a plain tile whose lanes out of range lie beyond the tensor's end, or in it
+        where it is ``padded``."""
         if index.kind != "block":
             return index.kind == "scalar"
         assert index.block is not None
@@ -162,7 +169,7 @@ class _Finder:
         if (end - begin) % size == 0 and end > begin:
             return index.shift >= 0
         check.append(dim)
-        return index.shift == 0 and end == tensor.shape[dim]
+        return index.shift == 0 and (padded or end == tensor.shape[dim])
 
     def fits_descriptor(self, tensor: HostTensor, attrs: MemoryAttrs, unit: list[int]) -> bool:
         """The rules of CUDA's tensor maps."""

@@ -77,6 +77,7 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         subtiles=decisions.values["epilogue_subtile"] or 0,
         parts=decisions.values.get("split_k", 1),
         turned=decisions.values.get("turn_products", False),
+        packed=decisions.values.get("pack_operands", False),
         threads=decisions.values["num_warps"] * target.warp_size,
         steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
         block_accesses=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),

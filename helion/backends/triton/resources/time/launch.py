@@ -15,7 +15,7 @@ class Launch:
     """One config as the time sees it: ``sizes`` in elements by block id, orders and groupings by the number of the grid loop,
     and the memory slots that the copy engine moves or that have an eviction policy. ``flattened`` are the grid loops over the
     product of their extents, ``fused`` those whose loop over tiles is one with the loops inside, ``parts`` the programs that
-    share a sum."""
+    share a sum, ``copied_bytes`` those of operands that are copied first."""
 
     sizes: Mapping[int, int]
     warps: int
@@ -28,6 +28,7 @@ class Launch:
     fused: frozenset[int] = frozenset()
     persistent: bool = False
     parts: int = 1
+    copied_bytes: int = 0
 
 
 def launch_of(decisions: Decisions) -> Launch:

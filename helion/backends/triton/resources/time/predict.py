@@ -42,7 +42,16 @@ def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Tar
     parameters = fitted().products if facts.matmuls else fitted().others
     found = [parts(each, parameters, target) for each in demands(facts, launch, predicted, target)]
     units = tuple((name, sum(getattr(root, field) for root in found)) for field, name in _NAMES.items())
-    return Timing(us=sum(root.total for root in found) + _adding_us(facts, launch, parameters, target), units=units)
+    beside = _adding_us(facts, launch, parameters, target) + _copying_us(launch, parameters, target)
+    return Timing(us=sum(root.total for root in found) + beside, units=units)
+
+
+def _copying_us(launch: Launch, parameters: Parameters, target: Target) -> float:
+    """Of copies of operands, element by element, which the product waits for."""
+    if not launch.copied_bytes:
+        return 0.0
+    moved = 2 * launch.copied_bytes / (target.bandwidth_gb_per_s * 1e3 * parameters.memory_share)
+    return moved + parameters.start_us + parameters.wait_us + parameters.store_us
 
 
 def _adding_us(facts: KernelFacts, launch: Launch, parameters: Parameters, target: Target) -> float:

@@ -1,4 +1,5 @@
-"""Facts of a kernel whose products are turned around (``lower/turn.py``), as its resources depend on them."""
+"""Facts of a kernel whose products a config rewrites: they are turned around (``lower/turn.py``), or their operands packed
+(``passes/pack.py``)."""
 
 from __future__ import annotations
 
@@ -7,8 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from ...._compiler.facts.records import KernelFacts, MatmulFact, StagedOperand
+from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
+from ...._shapes import cdiv
 from .predict import Same
+
+#: Elements that rows of packed operands are multiples of, at least.
+_ALIGNED = 16
 
 
 def turned(facts: KernelFacts) -> KernelFacts:
@@ -26,6 +31,31 @@ def _turned(same: Same) -> KernelFacts:
     matmuls = (_product(fact) if fact.number in numbers else fact for fact in facts.matmuls)
     staged = (_operand(each) if each.dot in numbers else each for each in facts.staged)
     return replace(facts, matmuls=tuple(matmuls), staged=tuple(staged))
+
+
+def packed(facts: KernelFacts) -> KernelFacts:
+    """With operands whose rows begin at multiples of 16 bytes. Asked again for the same, it answers the same object."""
+    return _packed(Same(facts))
+
+
+@functools.lru_cache(maxsize=64)
+def _packed(same: Same) -> KernelFacts:
+    operands = {slot for fact in same.facts.matmuls for slot in (fact.lhs_slot, fact.rhs_slot)}
+    return replace(
+        same.facts,
+        memory_ops=tuple(_aligned(op) if op.slot in operands else op for op in same.facts.memory_ops),
+    )
+
+
+def changed_bytes(before: KernelFacts, after: KernelFacts) -> int:
+    """Of the operands that ``packed`` changed."""
+    pairs = zip(before.memory_ops, after.memory_ops, strict=True)
+    return sum(old.accessed_numel * old.itemsize for old, new in pairs if old.strides != new.strides)
+
+
+def _aligned(op: MemoryOpFact) -> MemoryOpFact:
+    whole = (stride if stride <= 1 else cdiv(stride, _ALIGNED) * _ALIGNED for stride in op.strides)
+    return replace(op, strides=tuple(whole))
 
 
 def _is_turnable(fact: MatmulFact) -> bool:

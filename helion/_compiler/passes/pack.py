@@ -1,0 +1,219 @@
+"""Copies operands of matrix products whose rows begin anywhere to memory where they begin at multiples of 16 bytes.
+
+Rows of 777 elements of 2 bytes can only be loaded one element at a time. Before::
+
+    grid b0 in 0..m, b1 in 0..n: for b2 in 0..777: %1: [b0, b2] = load x[b0, b2]; %2: [b2, b1] = load y; dot %1, %2
+
+After, with tiles of b0 of 64 and of b2 of 32 elements, ``packed`` has whole tiles, with zeros behind the last row and column::
+
+    grid b3 in 0..cdiv(m, 64) * 64, b4 in 0..800: %3: [b3, b4] = load x[b3, b4] where in range; store packed[b3, b4] <- %3
+    grid b0 in 0..m, b1 in 0..n: for b2 in 0..777: %1: [b0, b2] = load packed[b0, b2]; ...
+
+The copies are launched in front of everything else. Loads of them need no mask: what lies out of range is there, and is 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..._shapes import ONE, Dim, cdiv
+from ..ir.build import Builder, Numbers
+from ..ir.effects import own_effects
+from ..ir.grammar import (
+    AddressAttrs,
+    Block,
+    DotAttrs,
+    ForAttrs,
+    HostTensor,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    Program,
+    Region,
+    Root,
+)
+from ..ir.ops import OPS
+from ..ir.rewrite import map_ops
+
+#: What rows begin at multiples of, in bytes: the widest access of one thread.
+_ALIGNMENT = 16
+#: Sides of the tiles that are copied, at most.
+_ROWS, _COLUMNS = 8, 128
+_NAME = "_helion_packed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand2D:
+    """A load of an operand that can be packed: of ``tensor``, tiles of a block along each dimension, from 0 to its end.
+    ``along`` is the dimension along which memory is contiguous."""
+
+    load: Op
+    tensor: HostTensor
+    blocks: tuple[int, int]
+    along: int
+
+
+def unaligned_operands(program: Program) -> tuple[Operand2D, ...]:
+    """The loads of operands of matrix products in loops whose rows begin anywhere, of tensors of known size that the kernel does
+    not write."""
+    if len(program.roots) != 1:
+        return ()
+    (root,) = program.roots
+    written = {effect.storage for op in root.body.walk() for effect in _effects(program, op) if effect.writes}
+    fed = {v.number for op in root.body.walk() if isinstance(op.attrs, DotAttrs) for v in list(op.values())[:2]}
+    found = (
+        _operand(program, op, axes, written)
+        for op, axes in _inside_loops(root.body, {axis.block: axis for axis in root.axes})
+        if op.kind == "load" and op.result.number in fed
+    )
+    return tuple(each for each in found if each is not None)
+
+
+def may_pack(each: Operand2D, sizes: Mapping[int, int]) -> bool:
+    """Whether rows of whole tiles begin at multiples of 16 bytes, in memory that 32-bit offsets reach."""
+    aligned = sizes[each.blocks[each.along]] * each.tensor.dtype.itemsize % _ALIGNMENT == 0
+    return aligned and math.prod(_whole_tiles(each, sizes)) < 2**31
+
+
+def _whole_tiles(each: Operand2D, sizes: Mapping[int, int]) -> tuple[int, ...]:
+    pairs = zip(each.tensor.shape, each.blocks, strict=True)
+    return tuple(cdiv(int(extent), sizes[block]) * sizes[block] for extent, block in pairs)
+
+
+def pack_operands(program: Program, sizes: Mapping[int, int]) -> Program:
+    """The program with copies in front of it of all operands whose rows begin anywhere, which it reads instead."""
+    found = unaligned_operands(replace(program, roots=program.roots[:1]))
+    return _Packer(program, sizes).program(found) if found else program
+
+
+# --- which operands ----------------------------------------------------------------------------------------------------
+
+
+def _effects(program: Program, op: Op) -> Iterator:
+    if isinstance(op.attrs, (MemoryAttrs, AddressAttrs)) or OPS[op.kind].writes:
+        yield from own_effects(program, op)
+
+
+def _inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tuple[Op, Mapping[int, LoopAxis]]]:
+    """The ops of loops in ``region``, with the axes around them."""
+    for op in region.ops:
+        if isinstance(op.attrs, ForAttrs):
+            around = {**axes, **{axis.block: axis for axis in op.attrs.axes}}
+            yield from ((inner, around) for inner in op.regions[0].ops)
+            yield from _inside_loops(op.regions[0], around)
+
+
+def _operand(program: Program, op: Op, axes: Mapping[int, LoopAxis], written: set[int | None]) -> Operand2D | None:
+    attrs = op.attributes(MemoryAttrs)
+    tensor = program.tensors[attrs.tensor]
+    if attrs.mask is not None or tensor.ndim != 2 or tensor.storage in written or None in written:
+        return None
+    numbers = (*tensor.shape, *tensor.strides)
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
+        return None
+    blocks = []
+    for index, extent in zip(attrs.indices, tensor.shape, strict=True):
+        axis = axes.get(index.block) if index.kind == "block" and index.block is not None else None
+        whole = axis is not None and (axis.begin, axis.end, axis.jagged, axis.merged) == (0, extent, None, ())
+        if not whole or index.operand is not None or index.shift != 0 or index.block is None:
+            return None
+        blocks.append(index.block)
+    unit = [dim for dim, stride in enumerate(tensor.strides) if stride == 1]
+    if len(unit) != 1 or int(tensor.strides[1 - unit[0]]) * tensor.dtype.itemsize % _ALIGNMENT == 0:
+        return None
+    return Operand2D(load=op, tensor=tensor, blocks=(blocks[0], blocks[1]), along=unit[0])
+
+
+# --- the copies ----------------------------------------------------------------------------------------------------------
+
+
+class _Packer:
+    def __init__(self, program: Program, sizes: Mapping[int, int]) -> None:
+        self.before, self.sizes = program, sizes
+        self.numbers = Numbers.after(program)
+        self.blocks = list(program.blocks)
+        self.tensors = list(program.tensors)
+        slots = (op.attrs.slot for op in program.walk() if isinstance(op.attrs, MemoryAttrs))
+        self.slots = itertools.count(1 + max(slots))
+
+    def program(self, found: tuple[Operand2D, ...]) -> Program:
+        packed: dict[tuple[int, tuple[int, int]], HostTensor] = {}
+        roots: list[Root] = []
+        for each in found:
+            key = each.tensor.id, each.blocks
+            if key not in packed:
+                packed[key] = self.tensor(each)
+                roots.append(self.copy(each, packed[key]))
+        of = {each.load.number: packed[each.tensor.id, each.blocks].id for each in found}
+        changed = map_ops(self.before, lambda op: _redirected(op, of))
+        later = (replace(root, phase=root.phase + 1) for root in changed.roots)
+        return replace(changed, tensors=tuple(self.tensors), blocks=tuple(self.blocks), roots=(*later, *roots))
+
+    def tensor(self, each: Operand2D) -> HostTensor:
+        """Whole tiles of the operand's blocks."""
+        shape = _whole_tiles(each, self.sizes)
+        row = shape[each.along]
+        made = replace(
+            each.tensor,
+            id=len(self.tensors),
+            name=f"packed_{each.tensor.name}",
+            source=f"{_NAME}_{len(self.tensors)}",
+            shape=shape,
+            strides=(row, 1) if each.along else (1, row),
+            storage=1 + max(tensor.storage for tensor in self.tensors),
+            aligned=True,
+            made=True,
+        )
+        self.tensors.append(made)
+        return made
+
+    def copy(self, each: Operand2D, to: HostTensor) -> Root:
+        most = (_ROWS, _COLUMNS) if each.along else (_COLUMNS, _ROWS)
+        made = [
+            self.block(int(extent), min(side, self.sizes[block]), f"{self.before.blocks[block].name} of {to.name}")
+            for extent, side, block in zip(to.shape, most, each.blocks, strict=True)
+        ]
+        dims = tuple(Dim(1, (block.id,)) for block in made)
+        indices = tuple(Index("block", block=block.id, positions=(at,)) for at, block in enumerate(made))
+        ops: list[Op] = []
+        out = Builder(self.numbers, each.load.location, ops)
+        mask = self.inside(out, each, made)
+        read = MemoryAttrs(each.tensor.id, indices, next(self.slots), 2, mask=0)
+        value = out.emit("load", (mask,), to.dtype, dims, read)
+        out.emit("store", (value,), to.dtype, dims, MemoryAttrs(to.id, indices, next(self.slots), 2))
+        axes = tuple(LoopAxis(block.id, 0, int(extent)) for block, extent in zip(made, to.shape, strict=True))
+        return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()), phase=0)
+
+    def block(self, extent: int, size: int, name: str) -> Block:
+        made = Block(id=len(self.blocks), kind="tile", extent=extent, size=size, name=name)
+        self.blocks.append(made)
+        return made
+
+    def inside(self, out: Builder, each: Operand2D, made: list[Block]) -> Operand:
+        """The lanes that the operand has."""
+        parts = []
+        for at, (block, extent) in enumerate(zip(made, each.tensor.shape, strict=True)):
+            dim = Dim(1, (block.id,))
+            lanes = out.emit("iota", (), self.before.index_dtype, (dim,), IotaAttrs(block.id, False))
+            below = out.pointwise("lt", lanes, int(extent))
+            parts.append(out.reshape(below, (dim, ONE) if at == 0 else (ONE, dim)))
+        dims = tuple(Dim(1, (block.id,)) for block in made)
+        return out.emit("pointwise", parts, torch.bool, dims, PointwiseAttrs("logical_and"))
+
+
+def _redirected(op: Op, to: Mapping[int, int]) -> Op:
+    if op.number not in to:
+        return op
+    return replace(op, attrs=replace(op.attrs, tensor=to[op.number], padded=True))
+
+
+__all__ = ["Operand2D", "may_pack", "pack_operands", "unaligned_operands"]

@@ -1,0 +1,154 @@
+"""Operands of matrix products that are copied first: which, what that gives, and how they are loaded then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import program_of, space_of, tensor
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion._compiler.passes.pack import unaligned_operands
+from helion.backends.triton.execute.interpreter.races import detect_races
+
+
+def plain(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def gram(x, y):
+    """One tensor is both operands, in tiles of different blocks, and is read again behind the product."""
+    k, m = x.size()
+    out = torch.empty([m, m], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, m]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_k, tile_m].t(), x[tile_k, tile_n])
+        out[tile_m, tile_n] = acc * y[tile_n] + x[0, tile_n]
+    return out
+
+
+def whole_tile_sums(x, y):
+    """Rows of the product are summed up: zeros out of range are part of the sums."""
+    m, k = x.size()
+    out = torch.empty([m], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(y.size(1)):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            total += acc.sum(-1)
+        out[tile_m] = total
+    return out
+
+
+def in_place(x, y):
+    """The kernel writes what it multiplies."""
+    m, k = x.size()
+    for tile_m in hl.tile(m):
+        for tile_n in hl.tile(k):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            x[tile_m, tile_n] = acc
+    return x
+
+
+def shifted(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k - 1):
+            acc = torch.addmm(acc, x[tile_m, tile_k.index + 1], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def operands(dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    return tuple((torch.randn(shape) + 0.25).to(dtype) for shape in shapes)
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.double() @ y.double()
+
+
+def _gram(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.double().t() @ x.double()) * y.double() + x[0].double()
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[torch.Tensor, ...], list[int]]] = {
+    "both": (plain, product, operands(torch.float32, (33, 77), (77, 65)), [16, 32, 32]),
+    "left alone": (plain, product, operands(torch.bfloat16, (63, 1000 + 1), (1001, 64)), [32, 32, 64]),
+    "right alone": (plain, product, operands(torch.float16, (40, 64), (64, 3)), [16, 16, 16]),
+    "transposed": (plain, lambda x, y: product(x, y), (operands(torch.float32, (70, 33))[0].t(), operands(torch.float32, (70, 45))[0]), [16, 32, 32]),
+    "gram": (gram, _gram, operands(torch.float32, (70, 45), (45,)), [16, 32, 32]),
+    "sums of tiles": (whole_tile_sums, lambda x, y: product(x, y).sum(-1), operands(torch.float32, (33, 77), (77, 65)), [16, 32, 32]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_packed_operands_give_the_same(name: str) -> None:
+    fn, reference, args, sizes = CASES[name]
+    config = helion.Config(block_sizes=sizes, pack_operands=True)
+    kernel = helion.kernel(fn, static_shapes=True, config=config)
+    assert "_helion_packed" in kernel.bind(args).to_triton_code()
+    with detect_races():
+        result = kernel(*args)
+    expected = reference(*args)
+    error = 2**-7 if result.dtype == torch.bfloat16 else 2**-9 if result.dtype == torch.float16 else 1e-5
+    assert (result.double() - expected).abs().max() <= error * expected.abs().max()
+
+
+@pytest.mark.parametrize("beside", [{"split_k": 2}, {"pid_type": "persistent_blocked"}, {"pid_type": "xyz"}])
+def test_packing_goes_with_other_keys(beside: dict[str, Any]) -> None:
+    x, y = operands(torch.float32, (33, 77), (77, 65))
+    config = helion.Config(block_sizes=[16, 32, 32], pack_operands=True, **beside)
+    result = helion.kernel(plain, static_shapes=True, config=config)(x, y)
+    torch.testing.assert_close(result.double(), product(x, y), rtol=1e-4, atol=1e-4)
+
+
+def test_operands_that_are_not_packed() -> None:
+    odd, even = tensor(64, 77), tensor(77, 64)
+    for fn, args, found in (
+        (plain, (odd, even), 1),
+        (plain, (tensor(64, 64), tensor(64, 64)), 0),
+        (shifted, (odd, even), 0),
+    ):
+        assert len(unaligned_operands(program_of(fn, *args, static_shapes=True))) == found
+    square = tensor(77, 77)
+    (other,) = unaligned_operands(program_of(in_place, square, square.clone(), static_shapes=True))
+    assert other.tensor.name == "y"  # what the kernel writes may not be read from a copy
+    assert not unaligned_operands(program_of(plain, torch.empty(64, 77), torch.empty(77, 64), static_shapes=False))
+    space = space_of(plain, tensor(64, 64), tensor(64, 64), static_shapes=True)
+    with pytest.raises(exc.InvalidConfig, match=r"pack_operands.*begin anywhere"):
+        space.normalize(helion.Config(pack_operands=True))
+
+
+@pytest.mark.parametrize("indexing", ["pointer", "tensor_descriptor"])
+def test_packed_operands_are_loaded_in_whole_vectors(indexing: str) -> None:
+    args = tensor(1001, 777), tensor(777, 1301)
+    bound = helion.kernel(plain, static_shapes=True).bind(args, target="sm_90")
+    wish = {"block_sizes": [128, 128, 64], "num_warps": 8, "num_stages": 3, "indexing": indexing, "pack_operands": True}
+    config = bound.config_spec.normalize(helion.Config(**wish))
+    product_kernel = bound.to_triton_code(config, output_origin_lines=False).split("@triton.jit")[2]
+    loads = [line for line in product_kernel.splitlines() if "load =" in line or "load_1 =" in line]
+    assert len(loads) == 2 and not any("mask" in line for line in loads)
+    bound.set_config(config)
+    taken, predicted = bound.resources(), bound._analysis.predict(config)
+    assert taken.spill_bytes == 0
+    # two buffers at least for each stage that is prefetched: they are copied asynchronously
+    assert 2 * (128 + 128) * 64 * 2 <= taken.shared_bytes <= predicted.shared_bytes <= 1.10 * taken.shared_bytes + 2048
