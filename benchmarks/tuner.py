@@ -143,7 +143,8 @@ def _answer(command: Sequence[str], seconds: float, environment: Mapping[str, st
     except subprocess.TimeoutExpired:
         return {"failure": f"no answer within {seconds:.0f} s"}
     except (IndexError, json.JSONDecodeError):
-        return {"failure": complaint[-1000:] or f"exit status {process.returncode}"}
+        last = complaint.strip().rpartition("\n")[2]
+        return {"failure": last[:1000] or f"exit status {process.returncode}"}
     finally:
         _end(process.pid)
         process.wait()
@@ -180,7 +181,7 @@ def summary(rows: Mapping[str, Row]) -> list[str]:
     lines = []
     ratios: dict[str, list[float]] = {}
     for name, row in rows.items():
-        times = row.get("quick", {}).get("microseconds", {})
+        times = _times(row.get("quick", {}))
         relative = _relative(times, row)
         for what, ratio in relative.items():
             ratios.setdefault(what, []).append(ratio)
@@ -200,10 +201,18 @@ def summary(rows: Mapping[str, Row]) -> list[str]:
     return lines
 
 
+def _times(part: Row) -> dict[str, float]:
+    """Microseconds of efforts; equal configs take equally long, which measuring them twice does not show."""
+    configs, times = part.get("configs", {}), part.get("microseconds", {})
+    untuned = configs.get("none")
+    same = {effort for effort in times if untuned is not None and configs.get(effort) == untuned}
+    return {effort: times["none"] if effort in same else time for effort, time in times.items()}
+
+
 def _relative(times: Mapping[str, float], row: Row) -> dict[str, float]:
     """How many times as fast: efforts as the untuned config, that as ``full``, and all as the peer."""
     found = {effort: times["none"] / time for effort, time in times.items() if effort != "none" and "none" in times}
-    longest = row.get("full", {}).get("microseconds", {})
+    longest = _times(row.get("full", {}))
     if {"none", "full"} <= set(longest):
         found["none / full"] = longest["full"] / longest["none"]
     other = row.get("peer", {}).get("microseconds")

@@ -109,8 +109,8 @@ def test_a_peer_searches_as_long_as_there_is_time() -> None:
 
 
 def test_a_peer_that_gives_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer_that(tmp_path, monkeypatch, "echo there is no GPU >&2", "exit 1")
-    assert tuner.peer("column_max", 60.0, 60.0, "") == {"allowed_seconds": 60.0, "failure": "there is no GPU\n"}
+    peer_that(tmp_path, monkeypatch, "echo Traceback >&2", "echo there is no GPU >&2", "exit 1")
+    assert tuner.peer("column_max", 60.0, 60.0, "") == {"allowed_seconds": 60.0, "failure": "there is no GPU"}
     child = tmp_path / "pid"
     peer_that(tmp_path, monkeypatch, "sleep 1000 &", f"echo $! > {child}", "sleep 1000")
     found = tuner.peer("column_max", 1.0, 1.0, "")
@@ -129,6 +129,26 @@ def ended(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def test_equal_configs_take_equally_long() -> None:
+    """However often they are measured."""
+    configs = {"none": {"num_warps": 4}, "minimal": {"num_warps": 4}, "quick": {"num_warps": 8}}
+    part = {
+        "configs": configs,
+        "microseconds": {"none": 10.0, "minimal": 10.2, "quick": 8.0},
+        "seconds": {"quick": 3.0},
+    }
+    lines = tuner.summary({"row_range": {"quick": part, "peer": {"microseconds": 9.0}}})
+    assert "minimal: geometric mean 1.000, least 1.000, of 1 kernels" in lines
+    assert "quick: geometric mean 1.250, least 1.250, of 1 kernels" in lines
+    assert "minimal / peer: geometric mean 0.900, least 0.900, of 1 kernels" in lines
+
+
+def test_the_guide_says_what_was_measured() -> None:
+    kept = json.loads((tuner.ROOT / "benchmarks/results/tuner/nvidia-h200.json").read_text())
+    lines = tuner.summary(kept["kernels"])
+    assert "\n".join(lines[len(kept["kernels"]) :]) in (tuner.ROOT / "docs/guide/tuning.md").read_text()
 
 
 @pytest.mark.prove
