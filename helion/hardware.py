@@ -26,6 +26,7 @@ FEATURES = frozenset(
         "mfma",
         "scaled_mma",
         "lds_copy",
+        "matrix_store",
     }
 )
 """Every name that ``Target.features`` may hold."""
@@ -250,8 +251,8 @@ def _cdna(
 
 _AMPERE = frozenset({"cp_async"})
 _ADA = frozenset({"cp_async", "fp8"})
-_HOPPER = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "wgmma"})
-_BLACKWELL = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "tcgen05", "warp_specialize", "scaled_mma"})
+_HOPPER = frozenset({"cp_async", "fp8", "tensor_descriptor", "clusters", "wgmma", "matrix_store"})
+_BLACKWELL = _HOPPER - {"wgmma"} | {"tcgen05", "warp_specialize", "scaled_mma"}
 _BLACKWELL_CONSUMER = _BLACKWELL - {"tcgen05"}
 
 # The names that select a row, then the row. The first row of an architecture is the one that its name selects.

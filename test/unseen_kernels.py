@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from unseen_fields import fields
 from varied_kernels import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, Varied, tensor
 
 import helion
@@ -951,7 +952,7 @@ _M_K_N = (((4096, 2048, 4096), BF16), ((1000, 777, 1300), FP16), ((1024, 1024, 1
 def unseen() -> tuple[Varied, ...]:
     """Every kernel at every shape; the order is that of the file."""
     made = (*_elements(), *_rows(), *_row_losses(), *_other_rows(), *_moves(), *_products(), *_narrow(), *_attention())
-    made += (*_batches(), *_chains())
+    made += (*_batches(), *_chains(), *fields())
     return tuple(Varied(kernel=kernel, case=case, args=args) for kernel, case, args in made)
 
 

@@ -6,7 +6,7 @@ import math
 
 from ..ir.grammar import Op, PointwiseAttrs
 from ..ir.ops import OPS
-from ..ir.pointwise import POINTWISE
+from ..ir.pointwise import POINTWISE, POLYNOMIALS
 from .flow import Flow
 from .records import (
     AccumulatorFact,
@@ -30,10 +30,14 @@ def work_facts(walk: Walk) -> tuple[WorkFact, ...]:
     counts: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for op in walk.pointwise:
         key = (walk.homes[op.number], walk.tile(op.results[0])[0])
-        entry = counts.setdefault(key, [0, 0])
+        entry = counts.setdefault(key, [0, 0, 0])
         entry[0] += 1
         entry[1] += is_sfu(op)
-    return tuple(WorkFact(region=r, axes=a, ops=n, sfu_ops=s) for (r, a), (n, s) in counts.items())
+        entry[2] += isinstance(op.attrs, PointwiseAttrs) and op.attrs.name in POLYNOMIALS
+    return tuple(
+        WorkFact(region=region, axes=axes, ops=ops, sfu_ops=sfu_ops, polynomials=polynomials)
+        for (region, axes), (ops, sfu_ops, polynomials) in counts.items()
+    )
 
 
 def reduced_products(walk: Walk, flow: Flow) -> frozenset[tuple[int, int]]:

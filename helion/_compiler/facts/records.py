@@ -352,12 +352,14 @@ class StagedOperand:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkFact:
     """Elementwise ops of region ``region`` on values that span ``axes``: how many, and how many of them need the special
-    function unit (transcendental functions, roots, divisions)."""
+    function unit (transcendental functions, roots, divisions). ``polynomials`` are those of them that take dozens of
+    instructions each."""
 
     region: int
     axes: tuple[int, ...]
     ops: int
     sfu_ops: int
+    polynomials: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -226,6 +226,11 @@ _ROWS = (
 POINTWISE: Mapping[str, PointwiseOp] = {row.name: row for row in _ROWS}
 """Every pointwise op by name. ``clamp`` is made of ``maximum`` and ``minimum`` by the front end."""
 
+_INVERSES = ("asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh", "erfinv")
+_CURVES = ("pow", "expm1", "log1p", "erf", "erfc", "lgamma", "i0", "sin", "cos", "tan", "sinh", "cosh", "tanh")
+POLYNOMIALS = frozenset((*_CURVES, *_INVERSES))
+"""The ops that are a polynomial for each of several ranges: dozens of instructions with numbers on the way."""
+
 
 @functools.lru_cache(maxsize=256)
 def _sample(dtype: torch.dtype, dimensioned: bool) -> torch.Tensor:

@@ -36,7 +36,11 @@ class TritonFallbackHeuristic(Heuristic):
             predicted = estimate(facts, target, sizes, warps, stages, chunks)
             if predicted.fits and not predicted.spill_risk:
                 break
-            if predicted.fits and warps < most:
+            if (
+                predicted.fits
+                and warps < most
+                and _helps(predicted, estimate(facts, target, sizes, warps * 2, stages, chunks))
+            ):
                 warps *= 2
             elif not predicted.fits and stages > 1:
                 stages -= 1
@@ -52,6 +56,13 @@ class TritonFallbackHeuristic(Heuristic):
                 reason=reason, block_sizes=sizes, reduction_loops=chunks, num_warps=warps, num_stages=stages
             ),
         )
+
+
+def _helps(predicted: Predicted, wider: Predicted) -> bool:
+    """Whether more warps leave less over of what they want: where each repeats the operands of its neighbours, they want
+    nearly as many registers and have half."""
+    over, over_wider = (p.registers_per_thread / p.register_limit for p in (predicted, wider))
+    return over_wider < over
 
 
 def _short(

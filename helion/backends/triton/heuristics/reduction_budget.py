@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ...._compiler.facts.records import AxisFact, KernelFacts, LiveTiles, ReductionFact
+from ...._compiler.facts.records import AxisFact, KernelFacts, LiveTiles, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined
 from ....hardware import MemoryClass, Target
@@ -39,6 +39,8 @@ _WIDE_APPLY_TILE = 4096
 #: Bytes along the contiguous axis where that is not the reduced one: a full transaction, less while SMs are idle, and no
 #: less than memory is written in, or one load takes where nothing is stored or so many elements can be held at once.
 _LINE_BYTES, _SECTOR_BYTES, _VECTOR_BYTES, _HELD_COLUMNS = 128, 32, 16, 65536
+#: How many times the bytes of a tensor the largest has, at most, for it to say how tiles lie.
+_SMALL = 8
 
 
 @dataclass
@@ -82,17 +84,25 @@ def reduction_alone(facts: KernelFacts) -> ReductionFact | Declined:
 
 
 def column_axis(facts: KernelFacts, fact: ReductionFact) -> int | None:
-    """The tile of the grid along which all tensors that ``fact`` reduces are contiguous, if there is one."""
+    """The tile of the grid along which all tensors that ``fact`` reduces are contiguous, if there is one, but for those that
+    are small beside the largest: a mask, say, that all columns share."""
+    spanning = [op for op in facts.memory_ops if _is_spanned(op, facts, fact)]
+    most = max((op.accessed_numel * op.itemsize for op in spanning), default=0)
     found: set[int | None] = set()
-    for op in facts.memory_ops:
-        spans = op.kind == "load" and fact.axis in op.subscript_axes and len(set(op.tile_axes)) > 1
-        if spans and facts.regions[op.region].root == fact.root:
+    for op in spanning:
+        if op.accessed_numel * op.itemsize * _SMALL >= most:
             layout = zip(op.subscript_axes, op.strides, op.extents, strict=True)
             found.update([axis for axis, stride, extent in layout if stride == 1 and extent > 1] or [None])
     block = found.pop() if len(found) == 1 else None
     if block is None or block == fact.axis:
         return None
     return block if facts.axes[block].on_grid and facts.axes[block].tunable else None
+
+
+def _is_spanned(op: MemoryOpFact, facts: KernelFacts, fact: ReductionFact) -> bool:
+    """Whether ``op`` loads what ``fact`` reduces, of two dimensions or more."""
+    spans = op.kind == "load" and fact.axis in op.subscript_axes and len(set(op.tile_axes)) > 1
+    return spans and facts.regions[op.region].root == fact.root
 
 
 class _Allocator:
@@ -176,6 +186,7 @@ class _Allocator:
         memory is contiguous along."""
         along = {a.block_id for a in self.facts.axes if a.kind == "full"} | {self.primary.axis}
         row = math.prod(max(1, self.facts.axes[a].padded) for a in along)
+        row *= math.prod(size for a, size in self.result.columns.items() if a != axis.block_id)
         most = next((rows for limit, rows in _SMALL_ROWS if row <= limit), 1)
         dims = sum(other.tunable for other in self.together(axis))
         programs = math.ceil((_GRID_WAVES * self.target.num_sms) ** (1 / max(1, dims)))

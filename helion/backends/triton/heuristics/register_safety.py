@@ -17,6 +17,8 @@ ALL = 100
 ATTENTION = 87
 #: The same where operands reach the matrix unit through registers: for sm_80 216 planned with spill 64 and 104 bytes.
 ATTENTION_FRAGMENTS = 80
+#: The same on AMD: for gfx950 209 and 217 of 256 planned with spill 112 and 380 bytes.
+ATTENTION_AMD = 80
 #: Backward passes of attention, whose scores and gradients are there at once: for sm_90 232 planned with spill 48 bytes and
 #: 180 none; through fragments, for sm_80, 199 spill 132 and 161 none.
 GRADIENT, GRADIENT_FRAGMENTS = 75, 65
@@ -39,6 +41,8 @@ RAGGED = 70
 
 def attention(target: Target) -> int:
     """Percent for scores, their softmax and the output on ``target``."""
+    if target.kind == "hip":
+        return ATTENTION_AMD
     return ATTENTION_FRAGMENTS if _has_fragments(target) else ATTENTION
 
 

@@ -86,9 +86,11 @@ def rounds(one: Held, other: Held, itemsize: int, moved: int = VECTOR_BYTES) -> 
 
 
 def moved_at_once(width: int, narrower: int, target: Target) -> int:
-    """Bytes that a thread moves in one round from accesses of ``width`` bytes to such of ``narrower``."""
-    matrix_loads = target.kind == "cuda" and width >= _MATRIX_LOAD_BYTES * narrower
-    return _MATRIX_LOAD_BYTES if matrix_loads else VECTOR_BYTES
+    """Bytes that a thread moves in one round from accesses of ``width`` bytes to such of ``narrower``, which may be wider
+    where matrix stores write what single threads read."""
+    loads = target.kind == "cuda" and width >= _MATRIX_LOAD_BYTES * narrower
+    stores = target.has("matrix_store") and narrower >= _MATRIX_LOAD_BYTES * width
+    return _MATRIX_LOAD_BYTES if loads or stores else VECTOR_BYTES
 
 
 def _mma_warps(shape: tuple[int, int], num_warps: int) -> tuple[int, int]:

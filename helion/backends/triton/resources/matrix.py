@@ -94,7 +94,8 @@ def unit_for(
     if target.has("wgmma"):
         limited = k_major and bool(partial_sum(dtypes, depth, target))
         return "wgmma" if not are_float8(dtypes) or limited else "mma"
-    return "tcgen05" if target.has("tcgen05") and warps <= _TCGEN05_WARPS else "mma"
+    whole_numbers = not all(dtype.is_floating_point for dtype in dtypes)
+    return "tcgen05" if target.has("tcgen05") and warps <= _TCGEN05_WARPS and not whole_numbers else "mma"
 
 
 def are_float8(dtypes: tuple[torch.dtype, torch.dtype]) -> bool:

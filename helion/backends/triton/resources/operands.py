@@ -114,7 +114,7 @@ class _Tally:
             self.turns[home] = max(self.turns.get(home, 0), size)
             return
         loop = self.pipeline_of(region)
-        if loop is not None:
+        if loop is not None and not self.is_over(dot):
             self.loops[loop] = self.loops.get(loop, 0) + size
             return
         home, used = self.home(region), self.home(self.facts.matmuls[dot].region)
@@ -125,10 +125,17 @@ class _Tally:
             after, dot = 0, len(self.facts.matmuls)
         self.passing.append(_Passing(region=home, after=after, until=dot, used=used, size=size, lasting=lasting))
 
+    def is_over(self, dot: int) -> bool:
+        """Whether a dot in a loop is done before the next begins, so that what it took besides of shared memory is free."""
+        waits = self.units[dot] == "wgmma" and self.facts.matmuls[dot].accumulator_loop is None
+        return waits or self.units[dot] == "mma"
+
     def staged(self) -> None:
         """Operands that are loaded, and what is computed from one load alone."""
         slots = {op.slot: op for op in self.facts.memory_ops}
         uses = Counter(operand.slot for operand in self.facts.staged)
+        # what other ops read too is copied to registers, and needs no buffer that an asynchronous product may still read
+        copied = {operand.slot for operand in self.facts.staged if operand.shared or not operand.direct}
         prefetched: set[int] = set()
         layouts: dict[int, set[str | None]] = {}
         again: dict[int, list[int]] = {}
@@ -140,9 +147,15 @@ class _Tally:
                 self.add(operand.region, max(loaded, computed), operand.dot, operand.after, operand.axes)
                 continue
             turned = uses[operand.slot] == 1 and self.is_turned(operand, fact, unit)
-            ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(slots[operand.slot]), turned)
+            copies = self.num_stages - (is_waiting(unit) or (unit == "wgmma" and operand.slot in copied))
+            ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(slots[operand.slot]), turned, copies)
             layout = fact.lhs_layout if operand.role == "lhs" else fact.rhs_layout
-            if operand.slot not in prefetched:
+            if ahead and self.is_converted(slots[operand.slot], unit):
+                if operand.slot not in prefetched:
+                    last = max(o.dot for o in self.facts.staged if o.slot == operand.slot)
+                    # the load of the next dot's operand may stand before this dot
+                    self.add(operand.region, ahead, last, max(0, operand.after - 1), operand.axes)
+            elif operand.slot not in prefetched:
                 self.loops[loop] = self.loops.get(loop, 0) + ahead
             elif unit == "tcgen05":
                 size = self.sides(operand, fact)[0]
@@ -206,9 +219,9 @@ class _Tally:
         return narrow and unit == "mma" and self.target.kind == "cuda" and operand.direct
 
     def in_loop(
-        self, operand: StagedOperand, fact: MatmulFact, unit: Unit, narrow: bool, turned: bool
+        self, operand: StagedOperand, fact: MatmulFact, unit: Unit, narrow: bool, turned: bool, copies: int
     ) -> tuple[int, int]:
-        """Bytes of prefetched copies of the load, and of what the dot has of its own."""
+        """Bytes of prefetched ``copies`` of the load, and of what the dot has of its own."""
         loaded, computed = self.sides(operand, fact)
         waiting = max(1, self.num_stages - 1)
         if turned:
@@ -225,13 +238,17 @@ class _Tally:
         if operand.role == "rhs" and is_transposed(fact, unit):
             return 0, max(loaded, computed)
         if operand.direct and not self.is_decoded(fact):
-            return loaded * (waiting if is_waiting(unit) else self.num_stages), 0
+            return loaded * max(1, copies), 0
         if self.target.kind == "hip":
             # prefetched, or if the ops between are in the way, one turn of what they compute
             return loaded * waiting, max(0, computed - loaded * waiting)
         # what ops compute from the load: the left operand stays in registers or tensor memory, the right one is written
         # back
         return loaded * waiting, computed if operand.role == "rhs" and unit != "mma" else 0
+
+    def is_converted(self, op: MemoryOpFact, unit: Unit) -> bool:
+        """Whether what a load gives passes through shared memory on its way to the unit, and is not kept there."""
+        return unit == "mma" and self.target.kind == "cuda" and self.is_narrow(op)
 
     def is_narrow(self, op: MemoryOpFact) -> bool:
         """Whether a load moves fewer bytes at once than an asynchronous copy takes, so that it is not prefetched."""

@@ -42,7 +42,7 @@ def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, n
         max(exchange.values(), default=0),
         _narrow_bytes(facts, sizes, num_warps, target),
         _transposed_bytes(facts, sizes, num_warps, target),
-        _expanded_bytes(facts, sizes, num_warps * target.warp_size),
+        _expanded_bytes(facts, sizes, num_warps * target.warp_size, target),
         _scan_bytes(facts, sizes, num_warps, target),
     )
 
@@ -111,12 +111,35 @@ def _reduction_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: in
         kept = set(fact.tile) - {fact.axis}
         stored = result > 1 and any(op.tile_axes and kept.issuperset(op.tile_axes) for op in facts.memory_ops)
         size = result * warps * (fact.itemsize + _index_bytes(fact)) if warps > 1 or stored else 0
+        if warps <= 1:
+            size //= _stored_rounds(fact, facts, sizes, threads, target)
         if sizes[fact.axis] < facts.axes[fact.axis].padded and numel < threads:
             # chunks that leave threads over, which repeat them, are laid out anew behind the first one
             size = max(size, numel * fact.itemsize)
         if size:
             most[fact.region] = max(most.get(fact.region, 0), size)
     return most
+
+
+def _stored_rounds(
+    fact: ReductionFact, facts: KernelFacts, sizes: Mapping[int, int], threads: int, target: Target
+) -> int:
+    """In how many rounds what is left of a tile that was summed up across its rows goes to the layout of its stores."""
+    axes = fact.tile
+    if axes[0] != fact.axis or len(axes) != 2 or len(set(axes)) != 2:
+        return 1
+    reduced = {vector_elements(op, sizes, threads) for op in facts.memory_ops if op.tile_axes == axes}
+    stored = {
+        vector_elements(op, sizes, threads)
+        for op in facts.memory_ops
+        if op.kind == "store" and op.tile_axes == axes[1:] and inner_axis(op) == axes[1]
+    }
+    least = [1] if not reduced or not stored else []
+    for one, other in itertools.product(reduced, stored):
+        held = rows_held(axes, sizes, one, threads)
+        moved = moved_at_once(one * fact.itemsize, other * fact.itemsize, target)
+        least.append(rounds(held, rows_held(axes[1:], sizes, other, threads), fact.itemsize, moved))
+    return min(least)
 
 
 def _index_bytes(fact: ReductionFact) -> int:
@@ -214,7 +237,7 @@ def _narrow_rounds(
     least = []
     for other in wider:
         for width in _widths(wider, sizes, threads):
-            moved = moved_at_once(min(VECTOR_BYTES, own * itemsize), min(VECTOR_BYTES, width * itemsize), target)
+            moved = moved_at_once(own * itemsize, width * itemsize, target)
             least.append(rounds(held, rows_held(other.tile_axes, sizes, width, threads), itemsize, moved))
     return min(least)
 
@@ -225,7 +248,7 @@ def _widths(ops: Collection[MemoryOpFact], sizes: Mapping[int, int], threads: in
     return {max(own) if op.kind == "load" else width for op, width in zip(ops, own, strict=True)}
 
 
-def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) -> int:
+def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int, target: Target) -> int:
     """Tiles that are loaded to be spread over more axes than any access has, as all pairs of rows are: what they are
     combined in has one element after another in neighbouring threads. Few elements are loaded in that layout at once."""
     if facts.matmuls:
@@ -240,8 +263,10 @@ def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int) 
             if op.kind != "load" or not own or not set(own) < set(axes) or tile_bytes((own, 1), sizes) < threads:
                 continue
             in_rows = inner_axis(op) in (own[-1], None)
-            held = rows_held(own if in_rows else own[::-1], sizes, vector_elements(op, sizes, threads), threads)
-            most = max(most, tile_bytes((own, op.itemsize), sizes) // rounds(held, spread_out, op.itemsize))
+            width = vector_elements(op, sizes, threads)
+            held = rows_held(own if in_rows else own[::-1], sizes, width, threads)
+            moved = moved_at_once(width * op.itemsize, op.itemsize, target) if in_rows else VECTOR_BYTES
+            most = max(most, tile_bytes((own, op.itemsize), sizes) // rounds(held, spread_out, op.itemsize, moved))
     return most
 
 

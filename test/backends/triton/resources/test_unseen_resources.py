@@ -1,0 +1,110 @@
+"""What the resource model says of kernels that nothing was tuned on, beside what the assemblers said of them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from unseen_kernels import unseen
+from varied_kernels import Varied
+
+from helion.autotuner.proposal import Predicted
+from helion.backends.triton.resources.layouts import moved_at_once
+from helion.backends.triton.resources.matrix import unit_for
+from helion.backends.triton.resources.predict import predict
+from helion.hardware import target
+
+
+@functools.cache
+def cells() -> dict[tuple[str, str], Varied]:
+    return {(cell.kernel.name, cell.case): cell for cell in unseen()}
+
+
+def predicted(name: str, case: str, gpu: str, **config: Any) -> Predicted:
+    """What is predicted of the first seed with other values of ``config``."""
+    cell = cells()[name, case]
+    bound = cell.kernel.bind(cell.args, target=gpu)
+    decisions = bound.config_spec.decode(bound.config_spec.repair({**bound.seeds[0].config, **config}))
+    values = decisions.values
+    return predict(bound.facts, decisions.sizes, values["num_warps"], values["num_stages"], target(gpu))
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "gpu", "config", "spilled"),
+    [
+        # places of maxima beside the values, and accumulators of several reductions at once
+        ("second_largest", "4096x32000 bfloat16", "sm_100", {"reduction_loops": [None], "num_warps": 8}, 96),
+        ("second_largest", "4096x32000 bfloat16", "sm_120", {"reduction_loops": [None], "num_warps": 32}, 104),
+        ("second_largest", "4096x32000 bfloat16", "sm_90", {"reduction_loops": [8192], "num_warps": 8}, 0),
+        ("two_best_experts", "512x50257 float16", "sm_90", {"reduction_loops": [16384], "num_warps": 32}, 456),
+        ("two_best_experts", "512x50257 float16", "sm_90", {"reduction_loops": [8192], "num_warps": 32}, 0),
+        ("entropy", "1000x100003 float16", "gfx942", {"reduction_loops": [32768], "num_warps": 16}, 372),
+        # polynomials of many elements
+        ("fp8_to_fp8", "4096x4096x4096", "sm_100", {"block_sizes": [128, 256, 128], "num_warps": 8}, 88),
+        ("fp8_to_fp8", "4096x4096x4096", "sm_100", {"block_sizes": [128, 128, 128], "num_warps": 8}, 0),
+        # more than two products side by side
+        ("complex_product", "1024x1024x1024 float32", "sm_80", {"block_sizes": [128, 128, 16], "num_warps": 8}, 308),
+        ("gated_cell", "4096x1024x1024 bfloat16", "sm_86", {"block_sizes": [128, 64, 64, 64], "num_warps": 8}, 340),
+        ("gated_cell", "4096x1024x1024 bfloat16", "sm_80", {"block_sizes": [32, 32, 64, 64], "num_warps": 4}, 0),
+    ],
+)
+def test_what_spills_is_foreseen(name: str, case: str, gpu: str, config: dict[str, Any], spilled: int) -> None:
+    assert (predicted(name, case, gpu, **config).spill_risk > 0) == (spilled > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "gpu", "config", "real"),
+    [
+        ("to_bytes", "8192x4096 bfloat16", "sm_90", {"block_sizes": [1, 2048], "num_warps": 4}, 2048),
+        ("to_bytes", "8192x4096 bfloat16", "sm_100", {"block_sizes": [1, 4096], "num_warps": 8}, 4096),
+        ("attraction", "16384", "sm_90", {"block_sizes": [1, 8192], "num_warps": 16}, 8192),
+        ("best_predecessors", "4096x128 float32", "sm_86", {"block_sizes": [32, 1], "num_warps": 4}, 2048),
+        ("logistic_gradient", "1000x16384 float16", "sm_90", {"block_sizes": [8, 1], "num_warps": 16}, 16384),
+        ("cosine_scores", "4096x2048x4096 bfloat16", "sm_90", {"block_sizes": [128, 128, 64], "num_stages": 6}, 163840),
+        ("bytes_to_bytes", "4096x4096x4096", "sm_100", {"block_sizes": [128, 256, 128], "num_stages": 4}, 147456),
+    ],
+)
+def test_shared_memory_is_close(name: str, case: str, gpu: str, config: dict[str, Any], real: int) -> None:
+    assert real <= predicted(name, case, gpu, **config).shared_bytes <= 1.10 * real + 2048
+
+
+def test_products_of_whole_numbers_have_no_unit_of_their_own_in_tensor_memory() -> None:
+    def unit(dtype: torch.dtype, gpu: str) -> str:
+        return unit_for(
+            rows=128,
+            depth=64,
+            batched=False,
+            dtypes=(dtype, dtype),
+            k_major=True,
+            precision="tf32",
+            warps=8,
+            target=target(gpu),
+        )
+
+    assert unit(torch.int8, "sm_100") == "mma"
+    assert unit(torch.bfloat16, "sm_100") == "tcgen05"
+    assert unit(torch.int8, "sm_90") == "wgmma"
+
+
+def test_matrix_stores_write_what_wider_accesses_read() -> None:
+    assert moved_at_once(16, 4, target("sm_80")) == moved_at_once(16, 4, target("sm_90")) == 4
+    assert (moved_at_once(16, 64, target("sm_80")), moved_at_once(16, 64, target("sm_90"))) == (16, 4)
+    assert moved_at_once(16, 4, target("gfx942")) == moved_at_once(4, 16, target("gfx942")) == 16
+
+
+@pytest.mark.parametrize("gpu", ["sm_90", "h200", "sm_100", "gfx942"])
+def test_a_mask_that_all_columns_share_does_not_say_how_tiles_lie(gpu: str) -> None:
+    cell = cells()["mean_over_time", "64x512x768 bfloat16"]
+    bound = cell.kernel.bind(cell.args, target=gpu)
+    assert bound.seeds[0].heuristic == "TritonColumnReductionHeuristic"
+    sizes = bound.config_spec.sizes(bound.seeds[0].config)
+    assert sizes[1] * 2 >= 128 and bound.seeds[0].predicted.waves > 0.5
+
+
+def test_more_warps_are_no_help_where_each_repeats_the_operands_of_its_neighbours() -> None:
+    cell = cells()["state_update", "16x1024x128 float16"]
+    bound = cell.kernel.bind(cell.args, target="sm_80")
+    # 1560 bytes are spilled, with 16 warps 20216
+    assert (bound.seeds[0].config["num_warps"], bound.seeds[0].config["num_stages"]) == (8, 2)
