@@ -35,7 +35,9 @@ MAX_GRID_SPLITS = 64
 MAX_ACCUMULATOR_STAGES = 4
 MAX_RESIDUAL_STAGES = 8
 MAX_PROMOTE_K_TILES = 8
-IMPRECISE_K_TILES = 4
+IMPRECISE_K = 256
+"""Elements along K that are summed within the matrix unit. With 128, 256 and 512 of them 4096³ takes 1.04, 1.03 and 1.03 of the time of ``torch._scaled_mm``, 8192×5120×5120 takes
+1.06, 1.02 and 1.04 (an H200, 2026-11-22, test/backends/cute/run_on_gpu.py)."""
 MAX_SUM_REGISTERS = 128
 """Accumulators of one thread that leave room for the rest of the epilogue: a 64×256 tile per warpgroup."""
 MAX_RESIDENT_SUM_REGISTERS = 64
@@ -266,11 +268,13 @@ def _promotes(problem: GemmProblem, choice: Choice, target: Target) -> bool:
 
 
 def _promote_k_tiles(problem: GemmProblem, choice: Choice) -> int:
-    """Those of a block that has a factor. Else by precision: the unit cuts a sum off at 14 bits with each instruction. Four K tiles of 128 elements are 16 of them, which take off
-    less than 2**-10 of the sum, half as much as rounding to bfloat16 does at most."""
+    """Those of a block that has a factor. Else by precision: with each instruction the unit cuts off what lies behind 14 bits
+    of the largest product or sum. Where all have one sign that is 2**-10 of the sums of two K tiles of 128 elements, a
+    quarter of what rounding to bfloat16 takes off at most, and 2**-8 of those of four (test_precision.py)."""
     if problem.scales is not None:
         return max(1, problem.scales.k // max(1, choice.tile[2]))
-    return IMPRECISE_K_TILES if problem.output_dtype in ("bfloat16", "float8_e4m3fn") else 1
+    coarse = problem.output_dtype in ("bfloat16", "float8_e4m3fn")
+    return max(1, IMPRECISE_K // max(1, choice.tile[2])) if coarse else 1
 
 
 def _check_tile(plan: GemmPlan) -> None:
