@@ -162,7 +162,7 @@ def test_operands_are_classed_by_strides(extra: torch.Tensor, epilogue: Callable
     ("extra", "epilogue", "message"),
     [
         (tensor(2 * N), lambda acc, v, m, n: acc + v[n], "of which tiles cover"),
-        (tensor(N, M), lambda acc, v, m, n: acc + v[n, m].T, "view in an epilogue"),
+        (tensor(N, M), lambda acc, v, m, n: acc + v[n, m].T, "no matrix, row or column"),
         (tensor(2, M, N), lambda acc, v, m, n: acc + v[1, m, n], "without offsets and masks"),
         (tensor(N, M).t(), lambda acc, v, m, n: acc + v[m, n], "no matrix, row or column"),
         (tensor(N), lambda acc, v, m, n: acc + hl.load(v, [n], extra_mask=n.index < 7), "without offsets and masks"),
@@ -254,11 +254,27 @@ def test_an_output_that_shares_memory_is_refused() -> None:
             acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
             for tile_k in hl.tile(k):
                 acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
-            out[tile_m, tile_n] = acc + out[tile_m, tile_n]
+            out[tile_m, tile_n] = acc + out[0, tile_n]
         return out
 
     with pytest.raises(Refusal, match="shares memory with the output"):
         product(into, tensor(M, K), tensor(K, N), tensor(M, N))
+    with pytest.raises(Refusal, match="shares memory with the output"):
+        product(stored_first, tensor(M, K), tensor(K, N), tensor(M, N))
+
+
+@helion.kernel(static_shapes=True)
+def stored_first(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    other = torch.empty_like(out)
+    m, k = x.size()
+    _, n = y.size()
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(out.dtype)
+        other[tile_m, tile_n] = (acc + out[tile_m, tile_n]).to(out.dtype)
+    return other
 
 
 def test_other_programs_are_refused() -> None:
@@ -297,8 +313,9 @@ def test_other_programs_are_refused() -> None:
         product(sums, tensor(M, N))
     with pytest.raises(Refusal, match="not with mul"):
         product(scaled_operand, tensor(M, K), tensor(K, N))
-    with pytest.raises(Refusal, match="start from zero"):
-        product(from_one, tensor(M, K), tensor(K, N))
+    assert product(from_one, tensor(M, K), tensor(K, N)).problem.epilogue.instructions == (
+        Instruction("add", (0, constant(1.0))),
+    )
 
 
 def test_what_only_launches_know_is_named() -> None:

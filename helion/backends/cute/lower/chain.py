@@ -11,7 +11,7 @@ from ...._compiler.ir.grammar import HostTensor, NumberAttrs, Op, Operand, Point
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import ARITY, Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from ..plan.refusal import Refusal
-from .frame import Frame, Place, kind_of, place_of
+from .frame import Frame, Place, kind_of, place_of, upright
 from .numbers import equal, example
 
 ROUNDED = {torch.bfloat16: "round_bfloat16", torch.float16: "round_float16"}
@@ -39,6 +39,7 @@ class Step:
 class Written:
     """An output before values have numbers."""
 
+    op: Op
     place: Place
     value: Reference
     kind: str
@@ -57,6 +58,8 @@ class Chain:
         self.loads: dict[str, tuple[EpilogueOperand, int | Expr]] = {}
         self.steps: list[Step] = []
         self.outputs: list[Written] = []
+        #: Loads, and where they read from.
+        self.read_from: list[tuple[Op, Place]] = []
         #: Strides that only the launch knows, by their names in the kernel.
         self.runtime: dict[str, Expr] = {}
         #: What a loop leaves in a value that it carries, where loops over tiles are read.
@@ -66,6 +69,26 @@ class Chain:
         """The sums of a second product are read like an operand."""
         operand = EpilogueOperand(name=_name_of(tensor), kind="product", dtype=dtype_name(tensor.dtype))
         self.known[sums.number] = self._loaded(operand, tensor.id, pitch)
+
+    def begin(self, sums: Value, start: Operand) -> None:
+        """What a loop adds its products to, which is read like the epilogue."""
+        if starts_from_zero(self.frame, start):
+            return
+        self.known[sums.number] = self.step("add", (self.known[sums.number], self.read(start)))
+
+    def updated(self) -> frozenset[int]:
+        """Outputs of which a tile is read where it is stored, before that."""
+        order = {op.number: at for at, op in enumerate(self.frame.program.walk())}
+        stored = {output.place.tensor.id: output for output in self.outputs if output.kind == "exact"}
+        return frozenset(
+            tensor
+            for tensor, output in stored.items()
+            if all(
+                place == output.place and order[op.number] < order[output.op.number]
+                for op, place in self.read_from
+                if place.tensor.id == tensor
+            )
+        )
 
     def _pitch(self, label: str, number: Number) -> int:
         if isinstance(number, Expr):
@@ -90,7 +113,7 @@ class Chain:
             return self.carried(op, value)
         if op.kind == "mask":  # reductions and stores leave out what lies beyond the end of a row
             return self.read(op.operands[0])
-        if op.kind == "view" and isinstance(op.attrs, ViewAttrs) and op.attrs.name != "permute":
+        if op.kind == "view" and isinstance(op.attrs, ViewAttrs):
             return self.read(op.operands[0])
         if op.kind == "number":
             return self._number(op)
@@ -103,14 +126,14 @@ class Chain:
         raise Refusal(f"{op.kind} in an epilogue is not implemented")
 
     def _check_dims(self, value: Value) -> None:
-        """Values may lack a dimension of the tile, but none is transposed or merged."""
-        allowed = {2: ({self.frame.m, None}, {self.frame.n, None}), 1: ({self.frame.m, self.frame.n, None},), 0: ()}
-        dims = allowed.get(len(value.dims))
-        if dims is None or not all(self.frame.block(dim) in known for dim, known in zip(value.dims, dims, strict=True)):
+        """Values may lack a dimension of the tile, or be transposed, but none is merged."""
+        blocks = [block for dim in value.dims if (block := self.frame.block(dim)) is not None]
+        if len(value.dims) > 2 or len({*blocks}) < len(blocks) or not {*blocks} <= {self.frame.m, self.frame.n}:
             raise Refusal("values of an epilogue have the dimensions of the output's tile, or some of them")
 
     def _load(self, op: Op) -> Reference:
-        place = place_of(self.frame, op)
+        place = upright(self.frame, place_of(self.frame, op))
+        self.read_from.append((op, place))
         kind, pitch = kind_of(self.frame, place)
         tensor = place.tensor
         name = _name_of(tensor)
@@ -199,11 +222,11 @@ class Chain:
 
     def store(self, op: Op) -> None:
         """What ``op`` stores is an output."""
-        place = place_of(self.frame, op)
+        place = upright(self.frame, place_of(self.frame, op))
         kind, stride = _output_kind(self.frame, place)
         first = kind == "exact" and all(output.kind != "exact" for output in self.outputs)
         pitch = self._pitch("d" if first else f"{_name_of(place.tensor)}_output", stride)
-        self.outputs.append(Written(place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
+        self.outputs.append(Written(op=op, place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
 
     def _unrounded(self, store: Op) -> Operand:
         """What is stored, before a cast to the type that storing rounds to anyway."""
@@ -258,6 +281,12 @@ class Chain:
                 needed.add(position)
                 waiting += self.steps[position].arguments
         return needed
+
+
+def starts_from_zero(frame: Frame, start: Operand) -> bool:
+    made = frame.maker(start)
+    value = made.operands[0] if made is not None and made.kind == "full" else None
+    return isinstance(value, (int, float)) and value == 0
 
 
 # What ops are spelled as ---------------------------------------------------------------------------------------------------
@@ -321,11 +350,12 @@ def _name_of(tensor: HostTensor) -> str:
 
 
 def _check_ranks(op: Op, frame: Frame) -> None:
-    """A vector along M would be taken for one along N where the other operand has both dimensions."""
-    values = [operand for operand in op.operands if isinstance(operand, Value)]
-    along_m = any(len(value.dims) == 1 and frame.block(value.dims[0]) == frame.m for value in values)
-    if along_m and any(len(value.dims) > 1 for value in values):
-        raise Refusal("a vector along M without its second dimension")
+    """Dimensions meet those of the result from the last one on: a vector along M would else be taken for one along N."""
+    for value in op.operands:
+        dims = value.dims if isinstance(value, Value) else ()
+        met = op.result.dims[len(op.result.dims) - len(dims) :]
+        if any(not dim.is_one and frame.block(dim) != frame.block(other) for dim, other in zip(dims, met, strict=True)):
+            raise Refusal("a vector along M without its second dimension")
 
 
 def _check_reduction(op: Op, frame: Frame) -> None:

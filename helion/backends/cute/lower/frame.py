@@ -88,6 +88,13 @@ def place_of(frame: Frame, op: Op) -> Place:
     return Place(tensor=tensor, blocks=blocks, strides=tuple(tensor.strides[at] for at in walked))
 
 
+def upright(frame: Frame, place: Place) -> Place:
+    """The same with the dimension along M in front."""
+    if place.blocks != (frame.n, frame.m):
+        return place
+    return Place(tensor=place.tensor, blocks=place.blocks[::-1], strides=place.strides[::-1])
+
+
 def major_of(frame: Frame, place: Place) -> tuple[Major, Number]:
     """Which dimension is contiguous, and the stride of the other; K where both strides are 1."""
     along_k = place.blocks.index(frame.k)

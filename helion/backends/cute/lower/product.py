@@ -27,7 +27,7 @@ from ...._compiler.ir.ops import OPS
 from ...._shapes import Expr, Number, dtype_name
 from ..plan.records import SWIZZLE_BYTES, GemmProblem
 from ..plan.refusal import Refusal
-from .chain import EXAMPLE_MULTIPLE, Chain
+from .chain import EXAMPLE_MULTIPLE, ROUNDED, Chain, starts_from_zero
 from .frame import Frame, Place, blocks_of, major_of, place_of
 from .numbers import equal, example, size
 from .scales import Nest, Scaled, ScaleReader, nest_of
@@ -78,15 +78,21 @@ def product_of(program: Program) -> Product:
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
     frame = _tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
     dots, scaled = _dots(frame, loop, nest)
-    a, *others = (_operand(frame, dot.operands[0], (frame.m, frame.k)) for dot in dots)
-    if any(other != a for other in others):
+    (a, b), *others = (_operands(frame, dot) for dot in dots)
+    if any(other != a for other, _ in others):
         raise Refusal("products that share an epilogue share their first operand as well")
-    b, *second = (_operand(frame, dot.operands[1], (frame.k, frame.n)) for dot in dots)
+    second = [right for _, right in others]
     chain = Chain(frame, loop.results[0])
     for place, sums in zip(second, loop.results[1:], strict=True):
         chain.add_product(sums, place.tensor, _second_pitch(frame, b, place))
-    if outer and scaled.scales is not None:
-        raise Refusal("products with factors of blocks of K in loops over tiles of columns are not implemented")
+    if scaled.scales is not None and (outer or _is_swapped(frame, dots[0])):
+        raise Refusal(
+            "products with factors of blocks of K in loops over tiles of columns, or stored transposed, are not implemented"
+        )
+    for result, start in zip(loop.results, loop.operands, strict=False):
+        if outer and not starts_from_zero(frame, start):
+            raise Refusal("sums that start from zero are implemented where rows are walked over in tiles of columns")
+        chain.begin(result, start)
     if outer:
         stores = TiledRows(frame, chain, loop, lambda other: _is_same(frame, other, (a, b, *second))).stores(root)
     for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
@@ -155,10 +161,10 @@ def _tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) ->
 
 def _is_same(frame: Frame, loop: Op, places: Sequence[Place]) -> bool:
     """Whether a loop adds up the products of the same tensors once more."""
-    dots = [_dot(frame, loop, at) for at in range(len(loop.results))]
-    left = [_operand(frame, dot.operands[0], (frame.m, frame.k)) for dot in dots]
-    right = [_operand(frame, dot.operands[1], (frame.k, frame.n)) for dot in dots]
-    return all(each == places[0] for each in left) and right == list(places[1:])
+    pairs = [_operands(frame, _dot(frame, loop, at)) for at in range(len(loop.results))]
+    if not all(starts_from_zero(frame, start) for start in loop.operands):
+        return False
+    return all(left == places[0] for left, _ in pairs) and [right for _, right in pairs] == list(places[1:])
 
 
 def _whole_block(program: Program, loop: Op, rows: int) -> int:
@@ -189,11 +195,16 @@ def _check_axis(axis: LoopAxis, program: Program) -> None:
 
 def _dots(frame: Frame, loop: Op, nest: Nest | None) -> tuple[list[Op], Scaled]:
     """The dots of the sums that `loop` carries, and the factors of their blocks of K, if any."""
-    plain = nest is None and all(_kind(frame.maker(result)) == "dot" for result in loop.regions[0].results)
+    body = loop.regions[0]
+    plain = nest is None and all(
+        _kind(frame.maker(each)) == "dot" or _added(frame, body, at) for at, each in enumerate(body.results)
+    )
     if plain or len(loop.results) != 1:
         return [_dot(frame, loop, at) for at in range(len(loop.results))], Scaled(scales=None, tensors=())
     _check_zero(frame, loop, 0)
-    dot = _dot(frame, nest.inner, 0) if nest is not None else _term(loop)
+    if nest is not None:
+        _check_zero(frame, nest.inner, 0)
+    dot = _dot(frame, nest.inner, 0) if nest is not None else _term(frame, loop)
     part = dot.result if nest is None else nest.inner.result
     line = SWIZZLE_BYTES // max(1, _item_bytes(dot))
     return [dot], ScaleReader(frame, loop, part, nest).read(line)
@@ -208,48 +219,92 @@ def _item_bytes(dot: Op) -> int:
     return left.dtype.itemsize if isinstance(left, Value) else 0
 
 
-def _term(loop: Op) -> Op:
+def _term(frame: Frame, loop: Op) -> Op:
     """The one dot of `loop`, whose result is added to what the loop carries."""
     dots = [op for op in loop.regions[0].ops if op.kind == "dot"]
     if len(dots) != 1 or len(dots[0].operands) != 2:
         raise Refusal("a loop over K with one dot of two loads per sum is implemented, not with more")
-    _check_dot(dots[0])
+    _check_dot(frame, dots[0])
     return dots[0]
 
 
 def _dot(frame: Frame, loop: Op, at: int) -> Op:
-    """The dot of `loop` that adds to its carried value number `at`, from zero on."""
+    """The dot of `loop` that adds to its carried value number `at`."""
     body = loop.regions[0]
     dots = [op for op in body.ops if op.kind == "dot"]
-    others = [_name(op) for op in body.ops if op.kind not in ("dot", "load", "view")]
+    adds = [_added(frame, body, number) for number in range(len(loop.results))]
+    used = {op.number for pair in adds for op in pair} | {op.number for dot in dots for op in _widened(frame, dot)}
+    others = [_name(op) for op in body.ops if op.kind not in ("dot", "load", "view") and op.number not in used]
     if len(dots) != len(loop.results) or others:
         raise Refusal(
             f"a loop over K with one dot of two loads per sum is implemented, not with {', '.join(others) or 'more'}"
         )
-    dot = next((dot for dot in dots if dot.results[0] is body.results[at]), dots[at])
-    if len(dot.operands) != 3 or dot.operands[2] is not body.params[at] or body.results[at] is not dot.results[0]:
+    if not adds[at]:
         raise Refusal("a dot that adds to what the loop carries is implemented")
-    _check_dot(dot)
-    _check_zero(frame, loop, at)
+    dot = adds[at][0]
+    _check_dot(frame, dot)
     return dot
 
 
-def _check_dot(dot: Op) -> None:
+def _check_dot(frame: Frame, dot: Op) -> None:
     attrs = dot.attributes(DotAttrs)
     if attrs.scaled is not None or attrs.single:
         raise Refusal("a dot that adds to what the loop carries is implemented")
+    wide = len(_widened(frame, dot)) == 2
     of_float32 = any(isinstance(x, Value) and x.dtype == torch.float32 for x in dot.operands[:2])
-    if of_float32 and attrs.precision != "tf32":
+    if of_float32 and not wide and attrs.precision != "tf32":
         raise Refusal(f"products of float32 in {attrs.precision} precision are not implemented; in tf32 they are")
     if dot.results[0].dtype != torch.float32:
         raise Refusal(f"sums in float32 are implemented, not in {dtype_name(dot.results[0].dtype)}")
 
 
 def _check_zero(frame: Frame, loop: Op, at: int) -> None:
-    start = frame.maker(loop.operands[at])
-    zero = start is not None and start.kind == "full" and isinstance(start.operands[0], (int, float))
-    if start is None or not zero or start.operands[0] != 0:
+    if not starts_from_zero(frame, loop.operands[at]):
         raise Refusal("sums that start from zero are implemented")
+
+
+def _added(frame: Frame, body: Region, at: int) -> tuple[Op, ...]:
+    """What adds to the carried value number `at`: a dot, and the addition of its own, if any; nothing where that is no dot."""
+    param, made = body.params[at], frame.maker(body.results[at])
+    if made is not None and made.kind == "dot" and len(made.operands) == 3 and made.operands[2] is param:
+        return (made,)
+    terms = made.operands if made is not None and made.attrs == PointwiseAttrs("add") else ()
+    if made is not None and len(terms) == 2 and any(term is param for term in terms):
+        term = frame.maker(terms[1] if terms[0] is param else terms[0])
+        if term is not None and term.kind == "dot" and len(term.operands) == 2:
+            return term, made
+        _check_unrounded(frame, term)
+    return ()
+
+
+def _check_unrounded(frame: Frame, term: Op | None) -> None:
+    """Raises ``Refusal`` for the product of a tile that is rounded before it is added."""
+    product = frame.maker(term.operands[0]) if term is not None and term.attrs == PointwiseAttrs("cast") else None
+    if term is not None and product is not None and product.kind == "dot":
+        raise Refusal(
+            f"the product of each tile is rounded to {dtype_name(term.result.dtype)} before it is added;"
+            " hl.dot(a, b, acc=acc) and torch.addmm(acc, a, b) add it as it is"
+        )
+
+
+def _widened(frame: Frame, dot: Op) -> list[Op]:
+    """The casts to float32 of operands that have 16 bits: their products are the same in either type."""
+    made = [frame.maker(_untransposed(frame, operand)) for operand in dot.operands[:2]]
+    return [op for op in made if op is not None and _is_widening(op)]
+
+
+def _is_widening(op: Op) -> bool:
+    source = op.operands[0] if op.attrs == PointwiseAttrs("cast") else None
+    return isinstance(source, Value) and source.dtype in ROUNDED and op.result.dtype == torch.float32
+
+
+def _untransposed(frame: Frame, value: Operand) -> Operand:
+    op = frame.maker(value)
+    return op.operands[0] if op is not None and _is_transposed(op) else value
+
+
+def _is_transposed(op: Op) -> bool:
+    return op.kind == "view" and op.attrs == ViewAttrs("permute", (1, 0))
 
 
 def _name(op: Op) -> str:
@@ -259,11 +314,24 @@ def _name(op: Op) -> str:
 # Memory -----------------------------------------------------------------------------------------------------------------------
 
 
+def _operands(frame: Frame, dot: Op) -> tuple[Place, Place]:
+    """Where A and B of the product are loaded from: of a dot whose result is D transposed, the second one is A."""
+    left, right = dot.operands[:2]
+    if _is_swapped(frame, dot):
+        return _operand(frame, right, (frame.k, frame.m)), _operand(frame, left, (frame.n, frame.k))
+    return _operand(frame, left, (frame.m, frame.k)), _operand(frame, right, (frame.k, frame.n))
+
+
+def _is_swapped(frame: Frame, dot: Op) -> bool:
+    return [frame.block(dim) for dim in dot.results[0].dims] == [frame.n, frame.m]
+
+
 def _operand(frame: Frame, value: Operand, wanted: tuple[int, int]) -> Place:
     """Where an operand of the dot is loaded from."""
     op = frame.maker(value)
-    if op is not None and op.kind == "view" and op.attrs == ViewAttrs("permute", (1, 0)):
-        op, wanted = frame.maker(op.operands[0]), (wanted[1], wanted[0])
+    while op is not None and (_is_transposed(op) or _is_widening(op)):
+        wanted = (wanted[1], wanted[0]) if op.kind == "view" else wanted
+        op = frame.maker(op.operands[0])
     if op is None or op.kind != "load":
         raise Refusal("operands of the dot that are loaded as they are are implemented")
     if blocks_of(frame, op) != wanted:
@@ -280,8 +348,12 @@ def _stores(program: Program, bodies: Sequence[Region]) -> list[Op]:
 
 
 def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:
-    """M is the first dimension of the output, whatever the order of the grid."""
-    first = next((blocks_of(frame, store) for store in stores if len(blocks_of(frame, store)) == 2), (frame.m, frame.n))
+    """N is the contiguous dimension of the output, whatever the order of the grid and of the output's dimensions."""
+    matrix = next((store for store in stores if len(blocks_of(frame, store)) == 2), None)
+    first = (frame.m, frame.n) if matrix is None else blocks_of(frame, matrix)
+    if matrix is not None and set(first) == {frame.m, frame.n}:
+        strides = place_of(frame, matrix).strides
+        first = first[::-1] if equal(strides[0], 1) and not equal(strides[1], 1) else first
     if set(first) != {frame.m, frame.n}:
         raise Refusal(f"{frame.tensor(stores[0]).name} is not tiled by the grid")
     if frame.whole_rows or first == (frame.m, frame.n):
@@ -296,7 +368,7 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> 
     operands = tuple(source for _, source in chain.loads.values())
     outputs = tuple(output.place.tensor.id for output in chain.outputs)
     read = [each for each in (a.tensor.id, b.tensor.id, *operands, *scaled.tensors) if isinstance(each, int)]
-    _check_memory(frame, read, outputs)
+    _check_memory(frame, read, outputs, chain.updated())
     if a.tensor.dtype != b.tensor.dtype:
         raise Refusal(f"a product of {dtype_name(a.tensor.dtype)} and {dtype_name(b.tensor.dtype)} is not implemented")
     a_major, a_pitch = major_of(frame, a)
@@ -340,11 +412,12 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> 
     )
 
 
-def _check_memory(frame: Frame, read: Sequence[int], written: Sequence[int]) -> None:
-    """Tiles are written while others are still read, in no order."""
+def _check_memory(frame: Frame, read: Sequence[int], written: Sequence[int], updated: frozenset[int]) -> None:
+    """Tiles are written while others are still read, in no order. Of those that are ``updated`` each program reads what it
+    writes, and nothing else."""
     tensors = frame.program.tensors
     for at, output in enumerate(written):
-        for other in (*read, *written[:at]):
+        for other in (*(each for each in read if each != output or each not in updated), *written[:at]):
             if tensors[other].storage == tensors[output].storage:
                 raise Refusal(f"{tensors[other].name} shares memory with the output {tensors[output].name}")
 

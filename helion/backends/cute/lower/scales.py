@@ -31,7 +31,7 @@ from ...._compiler.ir.grammar import (
     ViewAttrs,
 )
 from ...._shapes import dtype_name
-from ..plan.dtypes import EPILOGUE_DTYPES
+from ..plan.dtypes import FLOAT_DTYPES
 from ..plan.refusal import Refusal
 from ..plan.scales import BlockScales, Scale, Side
 from .frame import Frame
@@ -208,7 +208,7 @@ class ScaleReader:
         if op.kind != "pointwise" or op.attributes(PointwiseAttrs).name != "cast":
             return False
         source = op.operands[0]
-        loaded = isinstance(source, Value) and dtype_name(source.dtype) in EPILOGUE_DTYPES
+        loaded = isinstance(source, Value) and dtype_name(source.dtype) in FLOAT_DTYPES
         return loaded and op.result.dtype == torch.float32
 
     def _check_dims(self, value: Value) -> None:

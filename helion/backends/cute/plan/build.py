@@ -7,7 +7,7 @@ import dataclasses
 from ....hardware import Target
 from . import workspace
 from .counts import counts
-from .dtypes import COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
+from .dtypes import COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, FLOAT_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
 from .epilogue import EpilogueOperand, EpilogueOutput
 from .finish import split
 from .passes import check_passes
@@ -165,8 +165,8 @@ def _check_scales(problem: GemmProblem, scales: BlockScales) -> None:
             f" implemented for {problem.operand_dtype}"
         )
     for factor in scales.factors:
-        if factor.dtype not in EPILOGUE_DTYPES:
-            raise Refusal(f"{factor.name} is of {factor.dtype}; scales of {', '.join(EPILOGUE_DTYPES)} are implemented")
+        if factor.dtype not in FLOAT_DTYPES:
+            raise Refusal(f"{factor.name} is of {factor.dtype}; scales of {', '.join(FLOAT_DTYPES)} are implemented")
         if factor.lines < 1 or factor.pitch < 0 or factor.k_pitch < 0:
             raise Refusal(
                 f"{factor.name} has strides of {factor.pitch} and {factor.k_pitch}; none below 0 is implemented"
@@ -293,9 +293,11 @@ def _check_tile(plan: GemmPlan) -> None:
         raise Refusal(
             f"sub-tiles of {plan.epilogue_n} columns of a tile of {n}; 8, 16, 32 and 64 that divide it are implemented"
         )
-    for output in problem.outputs_of("exact"):
-        if plan.epilogue_n * itemsize(output.dtype) % TMA_ALIGNMENT_BYTES:
-            raise Refusal(f"sub-tiles of {plan.epilogue_n} columns of {output.dtype} are no multiple of 16 bytes")
+    matrices = [*(each.dtype for each in problem.outputs_of("exact"))]
+    matrices += [each.dtype for each in problem.epilogue.of_kind("exact")]
+    for dtype in matrices:
+        if plan.epilogue_n * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
+            raise Refusal(f"sub-tiles of {plan.epilogue_n} columns of {dtype} are no multiple of 16 bytes")
     if plan.store_stages < 2 or (plan.splits == 1 and plan.subtiles % plan.store_stages):
         raise Refusal(
             f"{plan.store_stages} buffers for {plan.subtiles} sub-tiles; at least 2 that divide them are implemented"

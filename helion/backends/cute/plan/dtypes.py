@@ -23,6 +23,7 @@ DTYPES: dict[str, Dtype] = {
     "float8_e4m3fn": Dtype(itemsize_bytes=1, dsl="Float8E4M3FN", mma_k=32),
     "float8_e5m2": Dtype(itemsize_bytes=1, dsl="Float8E5M2", mma_k=32),
     "int8": Dtype(itemsize_bytes=1, dsl="Int8"),
+    "bool": Dtype(itemsize_bytes=1, dsl="Int8"),
     "int32": Dtype(itemsize_bytes=4, dsl="Int32"),
     "int64": Dtype(itemsize_bytes=8, dsl="Int64"),
 }
@@ -31,11 +32,12 @@ NUMBER = "number"
 SIZE, PITCH = "size", "pitch"
 """In the place of a dtype: an integer of 32 bits, or of 64."""
 OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
-EPILOGUE_DTYPES = ("float32", "float16", "bfloat16")
+FLOAT_DTYPES = ("float32", "float16", "bfloat16")
+EPILOGUE_DTYPES = (*FLOAT_DTYPES, "int8", "bool")
 """Of what epilogues read."""
-OUTPUT_DTYPES = (*EPILOGUE_DTYPES, "float8_e4m3fn", "int8")
+OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "int8")
 """The conversion to e5m2 saturates where torch's gives infinity."""
-COLUMN_OUTPUT_DTYPES = (*EPILOGUE_DTYPES, "int32", "int64")
+COLUMN_OUTPUT_DTYPES = (*FLOAT_DTYPES, "int32", "int64")
 """Of outputs with one number per row, which are stored one by one."""
 LARGEST_E4M3 = 464.0
 """Rounds to 448, the largest number of e4m3; torch gives NaN for what is larger, the conversion would saturate."""

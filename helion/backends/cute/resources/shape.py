@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, RegionFact
 from ...._shapes import dtype_name
 from ..plan.build import MAX_PROMOTE_K_TILES
@@ -82,7 +84,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
     stores.sort(key=lambda store: len(_walked(store, axes)), reverse=True)
     if not stores or any(_walked(store, axes) not in (axes, axes[::-1], axes[:1]) for store in stores):
         return "the kernel stores something else than tiles of the product, or numbers per row"
-    if _walked(stores[0], axes) == axes[::-1]:  # the product is that of the transposed factors
+    if _lines(stores[0], axes) == axes[::-1]:  # the product is that of the transposed factors
         axes, (m, n) = axes[::-1], (n, m)
     swapped = axes[0] != rows
     layouts = (fact.rhs_layout, fact.lhs_layout) if swapped else (fact.lhs_layout, fact.rhs_layout)
@@ -91,7 +93,7 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         m=m,
         n=n,
         k=k,
-        operand_dtype=dtype_name(fact.lhs_dtype),
+        operand_dtype=dtype_name(_loaded_dtype(facts, fact)),
         output_dtype=dtype_name(stores[0].dtype),
         a_pitch=_pitch(majors[0], m, k),
         b_pitch=_pitch(majors[1], n, k),
@@ -182,6 +184,19 @@ def _with_rows(facts: KernelFacts, columns: int) -> KernelFacts:
 def _walked(store: MemoryOpFact, axes: tuple[int, int]) -> tuple[int, ...]:
     """Which of M and N walk over the tensor."""
     return tuple(axis for axis in store.subscript_axes if axis in axes)
+
+
+def _lines(store: MemoryOpFact, axes: tuple[int, int]) -> tuple[int, ...]:
+    """The same with the axis along which it is contiguous behind the other."""
+    walked = _walked(store, axes)
+    strides = [stride for axis, stride in zip(store.subscript_axes, store.strides, strict=True) if axis in axes]
+    return walked[::-1] if len(walked) == 2 and strides[0] == 1 != strides[1] else walked
+
+
+def _loaded_dtype(facts: KernelFacts, fact: MatmulFact) -> torch.dtype:
+    """Of the operands in memory, which may be widened before they are multiplied."""
+    loads = (op.dtype for op in facts.memory_ops if op.slot == fact.lhs_slot and op.kind == "load")
+    return next(loads, fact.lhs_dtype)
 
 
 def _pitches(store: MemoryOpFact, axes: tuple[int, int], n: int) -> int:
@@ -340,8 +355,10 @@ def _operands(facts: KernelFacts, axes: tuple[int, int]) -> Iterator[EpilogueOpe
     seen: set[tuple[int, tuple[int | None, ...]]] = set()
     multiplied = {slot for each in facts.matmuls for slot in (each.lhs_slot, each.rhs_slot)}
     multiplied |= {op.slot for each in facts.matmuls for op in _factors(each, facts)}
-    written = {op.storage for op in facts.memory_ops if op.kind == "store"}
+    written: set[int] = set()
     for op in facts.memory_ops:
+        if op.kind == "store":
+            written.add(op.storage)
         key = (op.storage, op.subscript_axes)
         if op.kind == "load" and op.slot not in multiplied and op.storage not in written and key not in seen:
             seen.add(key)

@@ -1,0 +1,204 @@
+"""Matrix products as their users write them: each computes what it says, or is refused with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc
+
+M, N, K = 72, 144, 96
+BF16 = torch.bfloat16
+Tile = Any
+Sums = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Store = Callable[[torch.Tensor, torch.Tensor, Tile, Tile], None]
+
+
+def values(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape, generator=generator) + 0.25).to(dtype)
+
+
+X, Y = values(M, K), values(K, N)
+PRODUCT = X.double() @ Y.double()
+ROW, COLUMN, MATRIX = values(N), values(M), values(M, N)
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def summed(x: torch.Tensor, y: torch.Tensor, add: Sums) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = add(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, error: float = 5e-3) -> None:
+    assert found.shape == expected.shape
+    assert (found.double() - expected).norm() <= error * expected.norm()
+
+
+SUMS: dict[str, Sums] = {
+    "addmm": lambda acc, x, y: torch.addmm(acc, x, y),
+    "dot": lambda acc, x, y: hl.dot(x, y, acc=acc),
+    "dot behind": lambda acc, x, y: acc + hl.dot(x, y),
+    "dot in front": lambda acc, x, y: hl.dot(x, y) + acc,
+    "mm": lambda acc, x, y: acc + torch.mm(x, y, out_dtype=torch.float32),
+    "transposed twice": lambda acc, x, y: torch.addmm(acc, x.T.transpose(0, 1), y.t().T),
+    "widened": lambda acc, x, y: acc + torch.matmul(x.to(torch.float32), y.float()),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums(name: str) -> None:
+    """All are fp32 sums of exact products."""
+    close(summed(X, Y, SUMS[name]), PRODUCT, 1e-6)
+    seed = summed.bind((X, Y, SUMS[name]), target="h200").seeds[0]
+    assert seed.predicted.fits
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (lambda acc, x, y: acc + x @ y, r"rounded to bfloat16 before it is added; hl\.dot\(a, b, acc=acc\)"),
+        (lambda acc, x, y: torch.addmm(acc, torch.relu(x), y), "not with relu"),
+        (lambda acc, x, y: acc + hl.dot(x, y) * 2.0, "not by numbers"),
+        (lambda acc, x, y: acc - hl.dot(x, y), "adds products"),
+        (lambda acc, x, y: hl.dot(x, y) + hl.dot(x, y, acc=acc), "a loop over K with one dot"),
+    ],
+)
+def test_sums_that_are_refused(add: Sums, message: str) -> None:
+    with pytest.raises(exc.CuteUnsupported, match=message):
+        summed.bind((X, Y, add))
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def beginning(x: torch.Tensor, y: torch.Tensor, start: Callable[[Tile, Tile], torch.Tensor]) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = start(tile_m, tile_n)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = torch.relu(acc).to(x.dtype)
+    return out
+
+
+def test_what_sums_begin_with() -> None:
+    row, matrix = ROW, MATRIX
+    close(beginning(X, Y, lambda m, n: hl.full([m, n], 1.5, dtype=torch.float32)), (PRODUCT + 1.5).relu())
+    close(beginning(X, Y, lambda m, n: matrix[m, n].float()), (PRODUCT + MATRIX.double()).relu())
+    close(
+        beginning(X, Y, lambda m, n: hl.zeros([m, n], dtype=torch.float32) + row[n].float()),
+        (PRODUCT + ROW.double()).relu(),
+    )
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def stored(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor, store: Store) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        store(acc, out, tile_m, tile_n)
+    return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def transposed(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([n, m], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_n, tile_m] = torch.relu((acc + row[tile_n]) * column[tile_m, None]).T.to(x.dtype)
+    return out
+
+
+def test_outputs_that_lie_the_other_way() -> None:
+    """The product is that of the transposed factors."""
+    expected = ((PRODUCT + ROW.double()) * COLUMN.double()[:, None]).relu()
+    close(transposed(X, Y, ROW, COLUMN), expected.T)
+    assert transposed.bind((X, Y, ROW, COLUMN)).plan().gemm.problem.m == N
+    out = torch.empty(N, M, dtype=BF16).T
+    close(stored(X, Y, out, _plain), PRODUCT)
+    close(stored(X, Y, torch.empty(N, M, dtype=BF16), _other_way), PRODUCT.T)
+
+
+def _plain(acc: torch.Tensor, out: torch.Tensor, m: Tile, n: Tile) -> None:
+    out[m, n] = acc.to(out.dtype)
+
+
+def _other_way(acc: torch.Tensor, out: torch.Tensor, m: Tile, n: Tile) -> None:
+    out[n, m] = acc.T.to(out.dtype)
+
+
+def _added(acc: torch.Tensor, out: torch.Tensor, m: Tile, n: Tile) -> None:
+    out[m, n] = (0.5 * acc + 2.0 * out[m, n].float()).to(out.dtype)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_outputs_that_are_added_to(layout: str) -> None:
+    """Each tile is read where it is stored, also where K is split."""
+    out = MATRIX.clone() if layout == "rows" else MATRIX.T.contiguous().T
+    close(stored(X, Y, out, _added), 0.5 * PRODUCT + 2 * MATRIX.double())
+    bound = stored.bind((X, Y, out, _added), target="h200")
+    (operand,) = bound.plan().gemm.problem.epilogue.operands
+    assert operand.kind == "exact" and bound.seeds[0].predicted.shared_bytes == bound.plan().shared_bytes
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def masked(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = torch.where(mask[tile_m, tile_n], acc, offset[tile_n].to(torch.float32)).to(x.dtype)
+    return out
+
+
+def test_operands_of_8_bits() -> None:
+    mask, offset = MATRIX > 0, (ROW * 20).to(torch.int8)
+    expected = torch.where(mask, PRODUCT, offset.double())
+    close(masked(X, Y, mask, offset), expected)
+    with pytest.raises(exc.InvalidConfig, match="sub-tiles of 8 columns of bool"):
+        masked.bind((X, Y, mask, offset)).to_code({"block_sizes": [64, 32, 64], "wgmma_epilogue_columns": 8})
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Of any number of dimensions in front."""
+    n, k = weight.size()
+    flat = x.flatten(0, -2)
+    m = flat.shape[0]
+    out = torch.empty([*x.shape[:-1], n], dtype=x.dtype, device=x.device)
+    rows = out.view(-1, n)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, flat[tile_m, tile_k], weight[tile_n, tile_k].t())
+        rows[tile_m, tile_n] = (acc + bias[tile_n]).to(x.dtype)
+    return out
+
+
+def test_dimensions_in_front() -> None:
+    for front in ((5,), (3, 24), (2, 3, 4)):
+        x, weight = values(*front, K), Y.t().contiguous()
+        close(linear(x, weight, ROW), x.double() @ Y.double() + ROW.double())
