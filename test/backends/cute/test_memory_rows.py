@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 
@@ -21,7 +22,11 @@ from helion.backends.cute.plan.finish import row_walks, rows_bytes, shared_words
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem, RowFinish, TileFinish
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.workspace import MAX_COUNTERS, rows_offset, workspace_bytes
+from helion.backends.cute.roles.finish import LoadRow, StoreColumns, finish_steps
 from helion.backends.cute.roles.programs import kernel_program
+from helion.backends.cute.verify import finish as verify_module
+from helion.backends.cute.verify.cluster import Fault
+from helion.backends.cute.verify.finish import verify_finish
 from helion.backends.cute.verify.verify import verify
 
 PROVE = os.environ.get("HELION_PROVE") == "1"
@@ -199,11 +204,11 @@ def _parts(plan: GemmPlan, sums: torch.Tensor, given: dict[str, torch.Tensor]) -
     return {stored_name(finish, at): memory.reshape(-1)[at * finish.tiles :] for at in range(parts)}
 
 
-SIZES = [(5, 600), (3, 1032), (1, 16408)]
+LONG = ("softmax", "residual_layer_norm")
+CASES = [(name, 3, 616) for name in ROWS] + [(name, 1, 16408) for name in (ROWS if PROVE else LONG)]
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize(("m", "n"), [*SIZES, (63, 4104)] if PROVE else SIZES)
+@pytest.mark.parametrize(("name", "m", "n"), [*CASES, *((name, 63, 4104) for name in ROWS)] if PROVE else CASES)
 def test_both_kernels_compute_what_torch_does(name: str, m: int, n: int) -> None:
     if name == "quantized":
         n = -(-n // 16) * 16
@@ -294,3 +299,57 @@ def test_elements_beyond_32_bits() -> None:
     text = render(kernel_program(plan_of(gemms.whole_rows("rms_norm", 2**17, 16384, 64))))
     assert "row = cutlass.Int64(cta)" in text
     assert "Int64(cta)" not in render(kernel_program(plan_of(gemms.whole_rows("rms_norm", 2**16, 16384, 64))))
+
+
+# Faults --------------------------------------------------------------------------------------------------------------------
+
+FAULTY = ("memory_rms_norm_odd", "memory_residual_layer_norm", "memory_softmax_long", "memory_quantized")
+
+
+@pytest.mark.parametrize("name", [*FAULTY, "memory_logsumexp_long", "memory_argmax_odd"])
+def test_every_step_of_a_finish_is_needed(name: str) -> None:
+    plan = gemms.hopper(name)
+    assert plan.finish is not None
+    steps = finish_steps(plan.finish)
+    verify_finish(plan, steps)
+    for at in range(len(steps)):
+        with pytest.raises(Fault):
+            verify_finish(plan, (*steps[:at], *steps[at + 1 :]))
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_steps_of_a_finish_have_an_order(name: str) -> None:
+    plan = gemms.hopper(name)
+    assert plan.finish is not None
+    steps = finish_steps(plan.finish)
+    for at, (step, after) in enumerate(itertools.pairwise(steps)):
+        loads = isinstance(after, LoadRow), isinstance(step, StoreColumns)
+        if any(loads):  # registers are loaded, and outputs stored, in any order
+            continue
+        with pytest.raises(Fault):
+            verify_finish(plan, (*steps[:at], after, step, *steps[at + 2 :]))
+
+
+def test_memory_of_a_finish_is_checked() -> None:
+    rows, tiles = gemms.hopper("memory_rms_norm_odd"), gemms.hopper("memory_argmax_odd")
+    assert isinstance(rows.finish, RowFinish) and isinstance(tiles.finish, TileFinish)
+    faulty = [
+        (rows, dataclasses.replace(rows.finish, chunks=rows.finish.chunks - 1), "leave some of 4104"),
+        (rows, dataclasses.replace(rows.finish, vector=8), "vectors of 8 float32"),
+        (rows, dataclasses.replace(rows.finish, pitch=4112), "and read otherwise"),
+        (rows, dataclasses.replace(rows.finish, dtype="bfloat16"), "and read otherwise"),
+        (rows, dataclasses.replace(rows.finish, threads=2048), "CTAs of 2048 threads"),
+        (tiles, dataclasses.replace(tiles.finish, tiles=16), "16 tiles of 256 columns are joined"),
+    ]
+    for plan, finish, message in faulty:
+        changed = dataclasses.replace(plan, finish=finish)
+        with pytest.raises(Fault, match=message):
+            verify(kernel_program(changed))
+
+
+def test_parts_of_two_reductions_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = gemms.hopper("memory_softmax_long")
+    assert plan.finish is not None
+    monkeypatch.setattr(verify_module, "part_slot", lambda finish, value: 0)
+    with pytest.raises(Fault, match="written twice"):
+        verify_finish(plan, finish_steps(plan.finish))

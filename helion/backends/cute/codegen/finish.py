@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from ..plan.epilogue import EpilogueOperand, EpilogueOutput
@@ -9,6 +10,7 @@ from ..plan.finish import (
     ROWS_PER_CTA,
     ctas_of,
     joined,
+    part_slot,
     row_walks,
     shared_words,
     stored_last,
@@ -17,6 +19,8 @@ from ..plan.finish import (
 from ..plan.passes import Pass, numbers_of, reductions_of
 from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, GemmProblem, Part, RowFinish, TileFinish
 from ..plan.workspace import rows_offset
+from ..roles import finish as g
+from ..roles.finish import finish_steps
 from .epilogue import expression, in_range
 from .rows import REDUCTIONS, Reduction, found_at
 from .setups import dsl
@@ -134,17 +138,43 @@ def print_kernel(out: Writer, finish: Finish) -> None:
     with out.block(") -> None:"):
         out.lines(("thread, _, _ = cute.arch.thread_idx()", "cta, _, _ = cute.arch.block_idx()"))
         out.lines(("warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())", "lane = cute.arch.lane_idx()"))
-        if isinstance(finish, RowFinish):
-            _print_rows(out, finish)
-        else:
-            _print_tiles(out, finish)
+        out.lines(_row(finish))
+        out.lines(_registers(finish) if isinstance(finish, RowFinish) else _tile_registers(finish))
+        out.lines(_columns(finish))
+        for step in finish_steps(finish):
+            _print(step, out, finish)
 
 
-def _columns(problem: GemmProblem, row: str) -> list[str]:
+def _row(finish: Finish) -> list[str]:
+    """The row of the CTA, or of the warp. Warps behind the last row join the parts of the last one, and store nothing."""
+    if isinstance(finish, RowFinish):
+        return ["row = cutlass.Int64(cta)" if _is_far(finish) else "row = cta"]
+    return [f"row = cta * {ROWS_PER_CTA} + warp", f"source = cutlass.min(row, {finish.problem.m - 1})"]
+
+
+@functools.singledispatch
+def _print(step: g.FinishStep, out: Writer, finish: Finish) -> None:
+    raise NotImplementedError(f"no rule prints {type(step).__name__}")
+
+
+@_print.register
+def _(step: g.EvaluateNumbers, out: Writer, finish: Finish) -> None:
+    out.lines(_numbers(finish.problem, step.level))
+
+
+@_print.register
+def _(step: g.StoreNumbers, out: Writer, finish: Finish) -> None:
+    one = "thread == 0" if isinstance(finish, RowFinish) else f"row < {finish.problem.m} and lane == 0"
+    with out.block(f"if {one}:"):
+        for each in finish.problem.outputs_of("column"):
+            out.line(f"{each.label}[row] = {_name(finish.problem, each.value)}.to({dsl(each.dtype)})")
+
+
+def _columns(finish: Finish) -> list[str]:
     """The numbers of the row that are given."""
-    return [
-        f"{each.label}_row = {each.label}[{row}].to(cutlass.Float32)" for each in problem.epilogue.of_kind("column")
-    ]
+    row = "row" if isinstance(finish, RowFinish) else "source"
+    given = finish.problem.epilogue.of_kind("column")
+    return [f"{each.label}_row = {each.label}[{row}].to(cutlass.Float32)" for each in given]
 
 
 def _numbers(problem: GemmProblem, level: int) -> list[str]:
@@ -165,34 +195,65 @@ def _name(problem: GemmProblem, value: int) -> str:
     return f"x{value}_row" if epilogue.per_row[value] else f"x{value}"
 
 
-def _store_columns(problem: GemmProblem, row: str) -> list[str]:
-    return [
-        f"    {each.label}[{row}] = {_name(problem, each.value)}.to({dsl(each.dtype)})"
-        for each in problem.outputs_of("column")
-    ]
-
-
 # Whole rows --------------------------------------------------------------------------------------------------------------
 
 
-def _print_rows(out: Writer, finish: RowFinish) -> None:
-    problem = finish.problem
-    out.line("row = cutlass.Int64(cta)" if _is_far(finish) else "row = cta")
-    out.lines(_registers(finish))
-    out.lines((*_columns(problem, "row"), *_numbers(problem, 0)))
-    if finish.kept:
-        with out.block(f"for chunk in cutlass.range_constexpr({finish.chunks}):"):
-            out.lines((_vector(finish), *_load(finish, ROWS, finish.dtype)))
-            out.line(f"for i in cutlass.range_constexpr({finish.vector}):")
-            out.line(f"    held[chunk * {finish.vector} + i] = {ROWS}_loaded[i].to(cutlass.Float32)")
-    for walk in row_walks(finish):
-        if walk.reduces:
-            _print_reduction(out, finish, walk)
-        else:
-            _print_last(out, finish, walk)
-    stores = _store_columns(problem, "row")
-    if stores:
-        out.lines(("if thread == 0:", *stores))
+@_print.register
+def _(step: g.LoadRow, out: Writer, finish: RowFinish) -> None:
+    with out.block(f"for chunk in cutlass.range_constexpr({finish.chunks}):"):
+        out.lines((_vector(finish), *_load(finish, ROWS, finish.dtype)))
+        out.line(f"for i in cutlass.range_constexpr({finish.vector}):")
+        out.line(f"    held[chunk * {finish.vector} + i] = {ROWS}_loaded[i].to(cutlass.Float32)")
+
+
+@_print.register
+def _(step: g.ReduceColumns, out: Writer, finish: RowFinish) -> None:
+    problem, walk = finish.problem, row_walks(finish)[step.number]
+    for value in walk.reduces:
+        out.line(f"x{value}_term.fill({_reduction(problem, value).identity})")
+    with out.block(_chunks(finish)):
+        out.lines(_begin(finish, walk))
+        with out.block(f"for i in cutlass.range_constexpr({finish.vector}):"):
+            out.lines(_elements(finish, walk))
+            out.lines(_terms(finish, walk))
+            if walk.keeps != walk.held:
+                out.line(f"held[chunk * {finish.vector} + i] = {_name(problem, walk.keeps)}")
+
+
+@_print.register
+def _(step: g.PutParts, out: Writer, finish: RowFinish) -> None:
+    for value in row_walks(finish)[step.number].reduces:
+        out.lines(_in_warp(finish.problem, value))
+        out.line("if lane == 0:")
+        out.line(f"    shared_parts[{part_slot(finish, value)} + warp] = part")
+
+
+@_print.register
+def _(step: g.MeetAll, out: Writer, finish: RowFinish) -> None:
+    out.line("cute.arch.sync_threads()")
+
+
+@_print.register
+def _(step: g.JoinParts, out: Writer, finish: RowFinish) -> None:
+    warps = finish.threads // WARP_THREADS
+    for value in row_walks(finish)[step.number].reduces:
+        out.line(f"part = shared_parts[{part_slot(finish, value)} + lane % {warps}]")
+        out.lines(_butterfly(finish.problem, value, warps))
+        out.line(f"x{value}_row = part")
+
+
+@_print.register
+def _(step: g.StoreColumns, out: Writer, finish: RowFinish) -> None:
+    walk = row_walks(finish)[-1]
+    with out.block(_chunks(finish)):
+        out.lines(_begin(finish, walk))
+        with out.block(f"for i in cutlass.range_constexpr({finish.vector}):"):
+            out.lines(_elements(finish, walk))
+            for output in walk.outputs:
+                out.line(f"{output.label}_values[i] = {_name(finish.problem, output.value)}")
+                out.lines(in_range(output.dtype, f"{output.label}_values"))
+        for output in walk.outputs:
+            out.lines(_store(finish, output))
 
 
 def _is_far(finish: RowFinish) -> bool:
@@ -281,38 +342,8 @@ def _begin(finish: RowFinish, walk: Pass) -> list[str]:
     return lines
 
 
-def _print_reduction(out: Writer, finish: RowFinish, walk: Pass) -> None:
-    problem = finish.problem
-    for value in walk.reduces:
-        out.line(f"x{value}_term.fill({_reduction(problem, value).identity})")
-    with out.block(_chunks(finish)):
-        out.lines(_begin(finish, walk))
-        with out.block(f"for i in cutlass.range_constexpr({finish.vector}):"):
-            out.lines(_elements(finish, walk))
-            out.lines(_terms(finish, walk))
-            if walk.keeps != walk.held:
-                out.line(f"held[chunk * {finish.vector} + i] = {_name(problem, walk.keeps)}")
-    for value in walk.reduces:
-        out.lines(_in_warp(problem, value))
-        out.line("if lane == 0:")
-        out.line(f"    shared_parts[{_slot(finish, value)} + warp] = part")
-    out.line("cute.arch.sync_threads()")
-    warps = finish.threads // WARP_THREADS
-    for value in walk.reduces:
-        out.line(f"part = shared_parts[{_slot(finish, value)} + lane % {warps}]")
-        out.lines(_butterfly(problem, value, warps))
-        out.line(f"x{value}_row = part")
-    out.lines(_numbers(problem, walk.number + 1))
-
-
 def _reduction(problem: GemmProblem, value: int) -> Reduction:
     return REDUCTIONS[problem.epilogue.instruction(value).op]
-
-
-def _slot(finish: RowFinish, value: int) -> int:
-    """Where the warps' parts of a reduction begin."""
-    order = [value for level in reductions_of(finish.problem) for value in level]
-    return order.index(value) * (finish.threads // WARP_THREADS)
 
 
 def _terms(finish: RowFinish, walk: Pass) -> list[str]:
@@ -349,18 +380,6 @@ def _butterfly(problem: GemmProblem, value: int, lanes: int) -> list[str]:
     ]
 
 
-def _print_last(out: Writer, finish: RowFinish, walk: Pass) -> None:
-    with out.block(_chunks(finish)):
-        out.lines(_begin(finish, walk))
-        with out.block(f"for i in cutlass.range_constexpr({finish.vector}):"):
-            out.lines(_elements(finish, walk))
-            for output in walk.outputs:
-                out.line(f"{output.label}_values[i] = {_name(finish.problem, output.value)}")
-                out.lines(in_range(output.dtype, f"{output.label}_values"))
-        for output in walk.outputs:
-            out.lines(_store(finish, output))
-
-
 def _store(finish: RowFinish, output: EpilogueOutput) -> list[str]:
     name = output.label
     return [
@@ -376,29 +395,24 @@ def _store(finish: RowFinish, output: EpilogueOutput) -> list[str]:
 # Parts of rows -----------------------------------------------------------------------------------------------------------
 
 
-def _print_tiles(out: Writer, finish: TileFinish) -> None:
-    """Warps behind the last row join those of the last one, and store nothing."""
-    problem = finish.problem
-    out.line(f"row = cta * {ROWS_PER_CTA} + warp")
-    out.line(f"source = cutlass.min(row, {problem.m - 1})")
-    for part in finish.parts:
-        out.line(f"x{part.value}_term = cute.make_rmem_tensor(1, cutlass.Float32)")
-    out.lines((*_columns(problem, "source"), *_numbers(problem, 0)))
-    for level, parts in enumerate(joined(finish), start=1):
-        for part in parts:
-            out.line(f"x{part.value}_term.fill({_reduction(problem, part.value).identity})")
-        turns = -(-finish.tiles // WARP_THREADS)
-        with out.block(f"for turn in cutlass.range({turns}, unroll={min(turns, UNROLLED)}):"):
-            out.line(f"tile = lane + turn * {WARP_THREADS}")
-            with out.block(f"if tile < {finish.tiles}:"):
-                for part in parts:
-                    join = _reduction(problem, part.value).join
-                    out.line(f"x{part.value}_term[0] = {join(f'x{part.value}_term[0]', _joined(finish, part))}")
-        for part in parts:
-            out.lines((*_in_warp(problem, part.value), f"x{part.value}_row = part"))
-        out.lines(_numbers(problem, level))
-    out.line(f"if row < {problem.m} and lane == 0:")
-    out.lines(_store_columns(problem, "row"))
+def _tile_registers(finish: TileFinish) -> list[str]:
+    return [f"x{part.value}_term = cute.make_rmem_tensor(1, cutlass.Float32)" for part in finish.parts]
+
+
+@_print.register
+def _(step: g.JoinTiles, out: Writer, finish: TileFinish) -> None:
+    problem, parts = finish.problem, joined(finish)[step.number]
+    for part in parts:
+        out.line(f"x{part.value}_term.fill({_reduction(problem, part.value).identity})")
+    turns = -(-finish.tiles // WARP_THREADS)
+    with out.block(f"for turn in cutlass.range({turns}, unroll={min(turns, UNROLLED)}):"):
+        out.line(f"tile = lane + turn * {WARP_THREADS}")
+        with out.block(f"if tile < {finish.tiles}:"):
+            for part in parts:
+                join = _reduction(problem, part.value).join
+                out.line(f"x{part.value}_term[0] = {join(f'x{part.value}_term[0]', _joined(finish, part))}")
+    for part in parts:
+        out.lines((*_in_warp(problem, part.value), f"x{part.value}_row = part"))
 
 
 UNROLLED = 4

@@ -292,6 +292,12 @@ def ctas_of(finish: RowFinish | TileFinish) -> int:
     return finish.problem.m if isinstance(finish, RowFinish) else -(-finish.problem.m // ROWS_PER_CTA)
 
 
+def part_slot(finish: RowFinish, value: int) -> int:
+    """Where the warps' parts of a reduction begin among ``shared_words``."""
+    order = [value for level in reductions_of(finish.problem) for value in level]
+    return order.index(value) * (finish.threads // WARP_THREADS)
+
+
 def shared_words(finish: RowFinish | TileFinish) -> int:
     """fp32 numbers that warps of a CTA of the second kernel hand to one another: a place for each warp and reduction, so that
     none is written twice."""

@@ -7,9 +7,11 @@ import functools
 
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
+from ..roles.finish import finish_steps
 from ..roles.grammar import KernelProgram
 from . import rules, workspace  # noqa: F401  (fill the table of rules)
 from .cluster import Cluster
+from .finish import verify_finish
 from .smaller import smaller
 from .structure import check_structure
 
@@ -23,6 +25,8 @@ def verify(program: KernelProgram) -> None:
     The result is kept by what the protocol depends on, which the extents of the problem are no part of.
     """
     check_structure(program)
+    if program.plan.finish is not None:
+        verify_finish(program.plan, finish_steps(program.plan.finish))
     _simulate(smaller(dataclasses.replace(program, plan=_without_extents(program.plan))))
 
 

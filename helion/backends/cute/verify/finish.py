@@ -1,0 +1,184 @@
+"""What can be known of a second kernel: its warps, in any order between barriers, and what lies where in memory."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, field
+
+from ..plan.counts import counts
+from ..plan.dtypes import itemsize
+from ..plan.finish import part_slot, row_walks, rows_bytes, shared_words, threads_of
+from ..plan.passes import reductions_of
+from ..plan.records import WARP_THREADS, Finish, GemmPlan, RowFinish
+from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS, rows_offset, sums_bytes, workspace_bytes
+from ..roles import finish as g
+from .cluster import Fault
+
+VECTOR_BYTES = 16
+MAX_THREADS = 1024
+SCHEDULES = 3
+
+
+def verify_finish(plan: GemmPlan, steps: tuple[g.FinishStep, ...]) -> None:
+    """Raises ``Fault`` where the second kernel of `plan`, which takes `steps`, reads what is not there, hangs or leaves its
+    memory."""
+    finish = plan.finish
+    assert finish is not None
+    _check_memory(plan, finish)
+    _simulate(finish, steps)
+
+
+def _check_memory(plan: GemmPlan, finish: Finish) -> None:
+    """Rows lie behind counters and sums, and every column is some thread's."""
+    problem, in_front = finish.problem, MAX_COUNTERS * COUNTER_BYTES + (sums_bytes(plan) if plan.grid_splits > 1 else 0)
+    if rows_bytes(finish) and not in_front <= rows_offset(plan) <= workspace_bytes(plan) - rows_bytes(finish):
+        raise Fault(f"rows begin {rows_offset(plan)} bytes behind the start of the workspace, sums end at {in_front}")
+    if rows_offset(plan) % VECTOR_BYTES or threads_of(finish) > MAX_THREADS or threads_of(finish) % WARP_THREADS:
+        raise Fault(f"rows at {rows_offset(plan)} bytes for CTAs of {threads_of(finish)} threads")
+    if not isinstance(finish, RowFinish):
+        if finish.tiles != plan.work[1] * counts(plan).a_multicast or plan.tile[1] * finish.tiles < problem.n:
+            raise Fault(f"{finish.tiles} tiles of {plan.tile[1]} columns are joined to rows of {problem.n}")
+        return
+    stored = plan.problem.outputs[0]
+    if (stored.dtype, stored.pitch) != (finish.dtype, finish.pitch) or stored.pitch < problem.n:
+        raise Fault(f"rows of {stored.dtype} are stored {stored.pitch} elements apart, and read otherwise")
+    if finish.chunks * finish.threads * finish.vector < problem.n:
+        raise Fault(
+            f"{finish.threads} threads with {finish.chunks} times {finish.vector} columns leave some of {problem.n}"
+        )
+    moved = [(finish.pitch, finish.dtype), *((each.pitch, each.dtype) for each in problem.outputs_of("exact"))]
+    moved += [(each.pitch, each.dtype) for each in problem.epilogue.of_kind("exact")]
+    for pitch, dtype in moved:
+        size = itemsize(dtype)
+        if finish.vector * size > VECTOR_BYTES or pitch % finish.vector or pitch * size % (finish.vector * size):
+            raise Fault(f"vectors of {finish.vector} {dtype} in rows of {pitch} elements")
+
+
+@dataclass
+class _Warp:
+    number: int
+    place: int = 0
+    """Of the next step."""
+    loaded: bool = False
+    reduced: int = -1
+    """The last walk whose reductions it has of its own columns."""
+    joined: int = -1
+    level: int = -1
+    stored: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Cta:
+    """``words`` say which walk and warp have written a word of shared memory, and between which barriers."""
+
+    finish: Finish
+    words: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    met: int = 0
+
+
+def _simulate(finish: Finish, steps: tuple[g.FinishStep, ...]) -> None:
+    for seed in range(SCHEDULES):
+        draw, cta = random.Random(seed), _Cta(finish)
+        warps = [_Warp(number) for number in range(threads_of(finish) // WARP_THREADS)]
+        while waiting := [warp for warp in warps if warp.place < len(steps)]:
+            ready = [warp for warp in waiting if not isinstance(steps[warp.place], g.MeetAll)]
+            if ready:
+                warp = draw.choice(ready)
+                _run(steps[warp.place], cta, warp)
+                warp.place += 1
+            elif len(waiting) == len(warps):
+                cta.met += 1
+                for warp in warps:
+                    warp.place += 1
+            else:
+                raise Fault("some warps wait at a barrier that others have left")
+        for warp in warps:
+            _check_done(finish, warp)
+
+
+def _check_done(finish: Finish, warp: _Warp) -> None:
+    wanted = {"columns"} if isinstance(finish, RowFinish) and row_walks(finish)[-1].outputs else set()
+    wanted |= {"numbers"} if finish.problem.outputs_of("column") else set()
+    if warp.stored != wanted:
+        raise Fault(f"warp {warp.number} stores {sorted(warp.stored)} of {sorted(wanted)}")
+
+
+@functools.singledispatch
+def _run(step: g.FinishStep, cta: _Cta, warp: _Warp) -> None:
+    raise NotImplementedError(f"no rule executes {type(step).__name__}")
+
+
+@_run.register
+def _(step: g.LoadRow, cta: _Cta, warp: _Warp) -> None:
+    warp.loaded = True
+
+
+@_run.register
+def _(step: g.ReduceColumns, cta: _Cta, warp: _Warp) -> None:
+    _check_walk(cta, warp, step.number)
+    warp.reduced = step.number
+
+
+def _check_walk(cta: _Cta, warp: _Warp, number: int) -> None:
+    assert isinstance(cta.finish, RowFinish)
+    if cta.finish.kept and not warp.loaded:
+        raise Fault(f"walk {number} reads registers that no row was loaded into")
+    if warp.level != number:
+        raise Fault(f"walk {number} has the numbers per row of level {warp.level}")
+
+
+def _words(cta: _Cta, number: int, warp: int) -> list[tuple[int, int]]:
+    """(reduction, word) of a warp."""
+    assert isinstance(cta.finish, RowFinish)
+    return [(value, part_slot(cta.finish, value) + warp) for value in reductions_of(cta.finish.problem)[number]]
+
+
+@_run.register
+def _(step: g.PutParts, cta: _Cta, warp: _Warp) -> None:
+    if warp.reduced != step.number:
+        raise Fault(f"parts of walk {step.number} are put while those of {warp.reduced} are there")
+    for value, word in _words(cta, step.number, warp.number):
+        if not 0 <= word < shared_words(cta.finish) or word in cta.words:
+            raise Fault(f"word {word} of shared memory is written twice, or is none")
+        cta.words[word] = (step.number, value, warp.number, cta.met)
+
+
+@_run.register
+def _(step: g.JoinParts, cta: _Cta, warp: _Warp) -> None:
+    assert isinstance(cta.finish, RowFinish)
+    for other in range(cta.finish.threads // WARP_THREADS):
+        for value, word in _words(cta, step.number, other):
+            number, of, by, when = cta.words.get(word, (-1, -1, -1, cta.met))
+            if (number, of, by) != (step.number, value, other) or when >= cta.met:
+                raise Fault(
+                    f"warp {warp.number} reads what warp {other} found in walk {step.number} before it is there"
+                )
+    warp.joined = step.number
+
+
+@_run.register
+def _(step: g.JoinTiles, cta: _Cta, warp: _Warp) -> None:
+    if warp.level != step.number:
+        raise Fault(f"parts of level {step.number} are joined behind level {warp.level}")
+    warp.joined = step.number
+
+
+@_run.register
+def _(step: g.EvaluateNumbers, cta: _Cta, warp: _Warp) -> None:
+    if warp.joined != step.level - 1:
+        raise Fault(f"numbers per row of level {step.level} are made of the reductions of walk {warp.joined}")
+    warp.level = step.level
+
+
+@_run.register
+def _(step: g.StoreColumns, cta: _Cta, warp: _Warp) -> None:
+    _check_walk(cta, warp, len(reductions_of(cta.finish.problem)))
+    warp.stored.add("columns")
+
+
+@_run.register
+def _(step: g.StoreNumbers, cta: _Cta, warp: _Warp) -> None:
+    if warp.level != len(reductions_of(cta.finish.problem)):
+        raise Fault(f"numbers per row are stored while those of level {warp.level} are there")
+    warp.stored.add("numbers")
