@@ -158,9 +158,10 @@ def limits(rows: Sequence[Row]) -> list[str]:
         "  hold: read twice and written once, they reach two thirds at most by a count that has them read once.",
         "- *`fused_linear_jsd_tiled`* never stores the logits and computes them twice, in products of K = 512 whose operands",
         "  stay in L2; `fused_linear_jsd` leaves them to cuBLAS.",
-        "- *Products.* K = 65536 with an output of 256 x 256 is work for few programs unless the kernel splits K, as",
-        "  `examples/split_k.py` does. Rows of 4097 elements are not aligned for vectors. TF32 products whose right operand is",
-        "  not contiguous along K cannot use Hopper's asynchronous unit.",
+        "- *Products.* The times above are from before programs shared the sums of few tiles and a long K (`split_k`), as the",
+        "  default does now for K = 65536 and an output of 256 x 256. Rows of 4097 elements are not aligned for vectors unless",
+        "  operands are copied first (`pack_operands`), and TF32 products whose right operand is not contiguous along K reach",
+        "  Hopper's asynchronous unit as their transposes only (`turn_products`): a search tries both, no default has them.",
         "- *Sums of columns* (`column_sum`) are one program per tile of columns, which walks all rows.",
         "",
     ]

@@ -68,8 +68,10 @@ def unaligned_operands(program: Program) -> tuple[Operand2D, ...]:
     if len(program.roots) != 1:
         return ()
     (root,) = program.roots
-    written = {effect.storage for op in root.body.walk() for effect in _effects(program, op) if effect.writes}
     fed = {v.number for op in root.body.walk() if isinstance(op.attrs, DotAttrs) for v in list(op.values())[:2]}
+    if not fed:
+        return ()
+    written = {effect.storage for op in root.body.walk() for effect in _effects(program, op) if effect.writes}
     found = (
         _operand(program, op, axes, written)
         for op, axes in _inside_loops(root.body, {axis.block: axis for axis in root.axes})
