@@ -153,6 +153,8 @@ def test_the_main_loop_of_wgmma_is_short(name: str) -> None:
         "sm_90/bf16_odd",
         "sm_90/bf16_residual",
         "sm_90/fp8_scales",
+        "sm_90/fp8_blockwise",
+        "sm_100/fp8_blockwise_columns_odd",
         "sm_90/rows_softmax",
         "sm_90/rows_argmax_odd",
         "sm_100/fp8_pair_scales",

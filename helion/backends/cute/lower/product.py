@@ -254,6 +254,10 @@ def _check_dot(frame: Frame, dot: Op) -> None:
     of_float32 = any(isinstance(x, Value) and x.dtype == torch.float32 for x in dot.operands[:2])
     if of_float32 and not wide and attrs.precision != "tf32":
         raise Refusal(f"products of float32 in {attrs.precision} precision are not implemented; in tf32 they are")
+    if dot.results[0].dtype == torch.int32:
+        raise Refusal(
+            "products of integers are not implemented: epilogues compute in float32, which does not hold every sum in int32"
+        )
     if dot.results[0].dtype != torch.float32:
         raise Refusal(f"sums in float32 are implemented, not in {dtype_name(dot.results[0].dtype)}")
 
