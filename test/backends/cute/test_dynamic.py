@@ -269,3 +269,34 @@ def test_a_call_goes_straight_to_its_launch(monkeypatch: pytest.MonkeyPatch) -> 
             -(-m // height) * gemm.work[1] for m in (192, 64, 128)
         ]
     assert len(asked) < 8
+
+
+# On a GPU ------------------------------------------------------------------------------------------------------------------
+
+GPU_SIZES = (*SIZES, (130, 1000, 520), (2, 64, 64), (8191, 520, 2056), (300, 4096, 4096))
+
+
+@pytest.mark.gpu
+def test_all_sizes_on_a_gpu() -> None:
+    """In turn and again, so that calls that were written out meet sizes that they have not seen."""
+    kernel, batched = dynamic(bias_residual), dynamic(products.bmm)
+    for m, n, k in (*GPU_SIZES, *GPU_SIZES[::-1]):
+        x, y, bias, scale, residual = (each.cuda() for each in fused_arguments(m, n, k))
+        expected = torch.relu(x.double() @ y.double() * scale[:, None].double() + bias.double()) + residual.double()
+        close(kernel(x, y, bias, scale, residual), expected)
+        close(for_any_m(x, y.t().contiguous()), x.double() @ y.double())
+        left, right = values(3, m % 500 + 2, k).cuda(), values(3, k, n).cuda()
+        close(batched(left, right), left.double() @ right.double())
+
+
+@pytest.mark.gpu
+def test_what_cute_cannot_take_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the backend left open: strides, addresses and empty tensors, between calls that it takes."""
+    for static in (True, False):
+        kernel = helion.kernel(products.matmul.fn, backend="auto", static_shapes=static)
+        for m, n, k in ((512, 264, 136), (512, 264, 135), (512, 264, 136), (0, 264, 136)):
+            x, y = (each.cuda() for each in pair(m, n, k))
+            close(kernel(x, y), x.double() @ y.double())
+            apart = torch.empty(x.numel() + 1, dtype=BF16, device="cuda")[1:].view(x.shape).copy_(x)
+            close(kernel(apart, y), x.double() @ y.double())
+    assert "failed" not in capsys.readouterr().err

@@ -202,3 +202,20 @@ def test_dimensions_in_front() -> None:
     for front in ((5,), (3, 24), (2, 3, 4)):
         x, weight = values(*front, K), Y.t().contiguous()
         close(linear(x, weight, ROW), x.double() @ Y.double() + ROW.double())
+
+
+@pytest.mark.gpu
+def test_styles_on_a_gpu() -> None:
+    x, y, row, column, matrix = (each.cuda() for each in (X, Y, ROW, COLUMN, MATRIX))
+    expected = PRODUCT.cuda()
+    for add in SUMS.values():
+        close(summed(x, y, add), expected, 1e-4)
+    close(beginning(x, y, lambda m, n: matrix[m, n].float()), (expected + matrix.double()).relu())
+    close(transposed(x, y, row, column), ((expected + row.double()) * column.double()[:, None]).relu().T)
+    for splits in (1, 2):
+        config = helion.Config(block_sizes=[64, 64, 64], wgmma_k_splits=splits)
+        for out in (matrix.clone(), matrix.T.contiguous().T):
+            added = helion.kernel(stored.fn, backend="cute", static_shapes=True, config=config)
+            close(added(x, y, out, _added), 0.5 * expected + 2 * matrix.double())
+    mask, offset = matrix > 0, (row * 20).to(torch.int8)
+    close(masked(x, y, mask, offset), torch.where(mask, expected, offset.double()))
