@@ -257,6 +257,13 @@ def test_configs_say_where_rows_lie() -> None:
     assert (held["wgmma_rows_in"], held["wgmma_tile_columns"]) == ("cluster", 256)
 
 
+@pytest.mark.parametrize("name", ["softmax", "two norms"])
+def test_rows_in_memory(name: str) -> None:
+    case, given = CASES[name], operands(7, 4104, 72, BF16)
+    found = row_kernels.whole_rows(*given, case.dtype, case.chain)
+    assert row_error(found, expected(case, *given)) < BOUNDS[case.dtype]
+
+
 def test_a_row_of_more_elements_than_a_tile_of_triton() -> None:
     assert bound_of("sm_90", 63, 50264, 512).plan().gemm.whole.n == 50264
 

@@ -11,6 +11,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._testing import EXAMPLES_DIR, import_path
+from helion.backends.cute.plan.records import RowFinish, TileFinish
 
 
 def matrices(m: int = 77, n: int = 296, k: int = 136) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,6 +30,18 @@ def test_examples(name: str) -> None:
     assert row_error(found.view(77, -1), wanted.view(77, -1)) < BOUNDS[BF16]
     plan = kernel.bind((x, y, *more)).plan().gemm
     assert plan.cluster[1] * plan.tile[1] >= 296
+
+
+@pytest.mark.parametrize(("name", "kind"), [("rms_norm", RowFinish), ("logsumexp", TileFinish)])
+def test_examples_with_rows_that_no_cluster_holds(name: str, kind: type) -> None:
+    """Numbers per row come from those of tiles, matrices from what the product leaves."""
+    example = import_path(EXAMPLES_DIR / f"matmul_{name}_tiled.py")
+    kernel = helion.kernel(getattr(example, f"matmul_{name}_tiled").fn, backend="cute")
+    x, y = matrices(5, 4104, 72)
+    more = [values(4104, dtype=BF16, device="cpu", seed=3)] if name == "rms_norm" else []
+    found, wanted = kernel(x, y, *more), example.reference(x.double(), y.double(), *(each.double() for each in more))
+    assert row_error(found.view(5, -1), wanted.view(5, -1)) < BOUNDS[BF16]
+    assert isinstance(kernel.bind((x, y, *more)).plan().gemm.finish, kind)
 
 
 @pytest.mark.parametrize(("name", "message"), [("layernorm", "tile in an epilogue"), ("softmax", "without offsets")])

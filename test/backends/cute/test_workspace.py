@@ -8,6 +8,7 @@ import pytest
 import torch
 from backends.cute import gemms
 
+from helion.backends.cute.execute import workspace as workspace_module
 from helion.backends.cute.execute.workspace import Workspaces
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import k_range
@@ -55,6 +56,17 @@ def test_a_captured_launch_has_a_workspace_of_its_own() -> None:
     assert [each.data_ptr() for each in memory.given[1:]] == captured
     assert not any(each[:HEAD].any() for each in memory.given)
     memory.captured = False
+    assert known.address(HEAD + 64, stream=7) == kept
+
+
+def test_a_large_workspace_goes_back_to_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a product are gigabytes, which other kernels use when their launch is over."""
+    monkeypatch.setattr(workspace_module, "KEPT_BYTES", HEAD + 64)
+    memory = Memory()
+    known = memory.workspaces()
+    kept = known.address(HEAD + 64, stream=7)
+    large = [known.address(HEAD + 128, stream=7) for _ in range(2)]
+    assert [each.data_ptr() for each in memory.given[1:]] == large
     assert known.address(HEAD + 64, stream=7) == kept
 
 
