@@ -13,7 +13,9 @@ warps (2.2 times as fast); rows that do not begin at multiples of 16 bytes are l
 (1.4 times); products of three waves or more take a persistent grid with tensor descriptors (1.01 to 1.15 times), and those
 whose right operand is contiguous along K take descriptors on any grid; products with a K of at most 128 take smaller
 tiles; and 8-bit integers whose right operand must be transposed take tall ones. One measured product, not a sweep, says
-that those of few tiles and a long K want smaller ones, which are an alternate elsewhere.
+that those of few tiles and a long K want smaller ones, which are an alternate elsewhere. Where predicted times say that
+programs had better share the sums of larger tiles (``split_k``), those come first on H200, and as an alternate elsewhere; that is not
+measured.
 """
 
 from __future__ import annotations
