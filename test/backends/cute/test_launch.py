@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends.cute import products
+from backends.cute import products, scaled_kernels
 from backends.cute.products import BF16, matmul
 from backends.cute.row_kernels import scaled_norm
 from fake_cudart import FakeRuntime
@@ -77,6 +77,23 @@ def test_an_address_that_the_copy_engine_cannot_take_is_named(compiled_by_nobody
         with pytest.raises(exc.CuteError, match="y, of shape"):  # the written call leaves it to the launcher
             kernel(ARGUMENTS[0], shifted)
         assert len(stub.launches) == 2
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_every_tensor_of_a_launch_is_named(at: int) -> None:
+    """A, B, D and factors of blocks of K."""
+    case = scaled_kernels.CASES["by_id"]
+    given = scaled_kernels.arguments(case, 200, 136, 400)
+    bound = case.kernel.bind(given)
+    described = bound.compile_config().__globals__[f"_helion_{case.kernel.name}"]
+    tensors = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in bound.plan().arguments]
+    launcher.check_tensors(described, tensors)
+    apart = torch.empty(tensors[at].nbytes + 1, dtype=torch.uint8)[1:].view(torch.uint8)
+    tensors[at] = apart
+    with pytest.raises(
+        launcher.LaunchFailed, match=rf"^{bound.plan().arguments[at].name}\w*, of shape .* begins 1 bytes"
+    ):
+        launcher.check_tensors(described, tensors)
 
 
 def test_no_rows_launch_nothing() -> None:

@@ -42,7 +42,9 @@ def names_of(kernel: GemmKernel) -> tuple[str, ...]:
     """What the tensors and numbers of a launch are called in messages, in order."""
     problem = problem_of(kernel.problem)
     outputs = (problem.names[2], *(output.name for output in problem.outputs[1:]))
-    return (*problem.names[:2], *outputs, *(operand.name for operand in problem.epilogue.operands))
+    factors = problem.scales.factors if problem.scales is not None else ()
+    operands = (operand.name for operand in problem.epilogue.operands)
+    return (*problem.names[:2], *outputs, *operands, *(factor.name for factor in factors))
 
 
 def launched(kernel: GemmKernel, integers: Sequence[int]) -> GemmProblem:
