@@ -41,7 +41,9 @@ from helion.autotuner.search.domain import SpaceDomain  # noqa: E402
 from helion.autotuner.search.time_model import PredictedTime  # noqa: E402
 
 KEPT = ROOT / "benchmarks" / "results" / "nvidia-h200-sweeps.tsv"
-#: What the kept file was measured on: torch 2.11 with CUDA 13.0, Triton 3.6, 2026-11-20.
+#: What ``--sample`` gave for families that no rule and no prediction was made for.
+SAMPLES = ROOT / "benchmarks" / "results" / "nvidia-h200-samples.tsv"
+#: What the kept files were measured on: torch 2.11 with CUDA 13.0, Triton 3.6, 2026-11-20 and, the samples, 22.
 KEPT_TARGET = "h200"
 #: Of the time that is predicted for the first seed, what a sampled config may take; of its chance to spill; and mutations
 #: that are drawn for each config that is wanted.

@@ -3,8 +3,8 @@
     python benchmarks/time_model.py              several halves held out in turn, then what the product has, by kernel
     python benchmarks/time_model.py --fit        writes the parameters that the product has, from all kernels
 
-Neither needs a GPU: the times are those of benchmarks/results/nvidia-h200-sweeps.tsv, and the fit stays near the rates
-that benchmarks/calibrate.py has measured. Fitting takes scipy (``pip install helion[fit]``).
+Neither needs a GPU: the times are those of benchmarks/results/nvidia-h200-sweeps.tsv and nvidia-h200-samples.tsv, and the
+fit stays near the rates that benchmarks/calibrate.py has measured. Fitting takes scipy (``pip install helion[fit]``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cells import Cell, timed_cells  # noqa: E402
-from benchmarks.sweep import KEPT, KEPT_TARGET, Timed, parse  # noqa: E402
+from benchmarks.sweep import KEPT, KEPT_TARGET, SAMPLES, Timed, parse  # noqa: E402
 from helion.backends.triton.resources.time.demand import Demand, demands  # noqa: E402
 from helion.backends.triton.resources.time.launch import launch_of  # noqa: E402
 from helion.backends.triton.resources.time.model import parts  # noqa: E402
@@ -100,7 +100,7 @@ RANGES: Mapping[str, tuple[float, float, float]] = {
 }
 #: Weights of the fit: of parameters that leave where they begin, of a cell's absolute times beside the order in it, and
 #: the logarithm of a time over the best of its cell from which on it counts less.
-_STAY, _ABSOLUTE, _SLOW = 0.02, 0.2, 0.5
+_STAY, _ABSOLUTE, _SLOW = 0.02, 0.5, 0.5
 #: Of a measured parameter, how far the fit may go from it: a kernel is no benchmark of one unit.
 _MEASURED = 0.15
 #: Errors above this count less than their square.
@@ -350,7 +350,9 @@ def main() -> int:
     options = parser.parse_args()
     parameters = json.loads(options.calibration.read_text())["parameters"]
     measured = {name: parameters[name] for name in HELD}
-    cells = swept(parse(KEPT.read_text()), timed_cells())
+    rows, samples = (parse(file.read_text()) for file in (KEPT, SAMPLES))
+    sampled = {row.key for row in samples}
+    cells = swept([*rows, *samples], timed_cells())
     groups = {
         "with products": [cell for cell in cells if cell.has_products],
         "without": [cell for cell in cells if not cell.has_products],
@@ -365,9 +367,13 @@ def main() -> int:
             lines, scored = held_out(group, measured, split)
             everything += scored
             print(*(f"{name}, {what}: {line}" for what, line in lines), sep="\n")
-    print(f"all, held out: {summary(everything)}")
-    print(f"all, parameters of the product: {summary(as_is(cells, fitted()))}")
-    print(f"all, measured again: {summary(repeated(cells))}")
+    for name, found in (
+        ("held out", everything),
+        ("parameters of the product", as_is(cells, fitted())),
+        ("measured again", repeated(cells)),
+    ):
+        for what, inside in (("kept sweep", False), ("samples", True)):
+            print(f"{what}, {name}: {summary([score for score in found if (score.key in sampled) == inside])}")
     print("", "held out, by kernel, all splits:", *comparison(everything), sep="\n")
     return 0
 

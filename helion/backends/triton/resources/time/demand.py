@@ -128,7 +128,7 @@ class _Count:
         sums.update(
             programs=nest.programs,
             warps=self.launch.warps,
-            resident=max(1, predicted.occupancy_blocks),
+            resident=min(max(1, predicted.occupancy_blocks), self.launch.per_sm or math.inf),
             registers=predicted.registers_per_thread,
             limit=predicted.register_limit,
             stages=self.launch.stages,

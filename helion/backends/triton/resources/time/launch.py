@@ -15,7 +15,8 @@ class Launch:
     """One config as the time sees it: ``sizes`` in elements by block id, orders and groupings by the number of the grid loop,
     and the memory slots that the copy engine moves or that have an eviction policy. ``flattened`` are the grid loops over the
     product of their extents, ``fused`` those whose loop over tiles is one with the loops inside, ``parts`` the programs that
-    share a sum, ``copied_bytes`` those of operands that are copied first."""
+    share a sum, ``copied_bytes`` those of operands that are copied first, ``per_sm`` the programs that are launched for each SM
+    where they go on to other tiles."""
 
     sizes: Mapping[int, int]
     warps: int
@@ -27,6 +28,7 @@ class Launch:
     flattened: frozenset[int] = frozenset()
     fused: frozenset[int] = frozenset()
     persistent: bool = False
+    per_sm: int | None = None
     parts: int = 1
     copied_bytes: int = 0
 
@@ -36,17 +38,19 @@ def launch_of(decisions: Decisions) -> Launch:
     # an entry of a grid loop is about the loop, that of one inside about one of its dimensions
     roots = tuple(enumerate(sorted(place for place in stages if isinstance(place, int))))
     orders = {root: decisions.at("loop_orders", loop) for root, loop in roots}
-    persistent = values["pid_type"] != "flat"
+    persistent = values["pid_type"].startswith("persistent")
+    inside = [given or values["num_stages"] for place, given in stages.items() if not isinstance(place, int)]
     return Launch(
         sizes=decisions.sizes,
         warps=values["num_warps"],
-        stages=max(values["num_stages"], *stages.values()),
+        stages=max(inside, default=values["num_stages"]),
         boxed=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way == _BOXES),
         evictions={slot: how for slot, how in decisions.accesses("load_eviction_policies").items() if how},
         orders={root: tuple(order) for root, order in orders.items() if order},
         groupings={root: decisions.at("l2_groupings", loop) or 1 for root, loop in roots},
         flattened=frozenset(root for root, loop in roots if decisions.at("flatten_loops", loop)),
         persistent=persistent,
+        per_sm=values["num_sm_multiplier"] if persistent else None,
         parts=values.get("split_k", 1),
         fused=frozenset(root for root, loop in roots if persistent and decisions.at("range_flattens", loop)),
     )
