@@ -1,8 +1,9 @@
 """How long a plan takes: a roofline of a K tile, times the rounds of tiles that as many clusters as fit the GPU take.
 
-The parameters are fitted to 318 timings of products on an H200 with a cold L2 (benchmarks/results/cute, 2026-11-22). Fitted
-on one half of the products, the prediction of the other half is off by 4.8 and 5.5 % at the median; the plan it would choose
-there takes 1.019 of the best one's time at the geometric mean, 1.09 at worst (``benchmarks/cute_fit.py``).
+The parameters are fitted to 318 timings of products on an H200 with a cold L2. Of the 379 that are kept now
+(benchmarks/results/cute, 2026-11-22), most of them of a later run, they are off by 4.8 % at the median, and the plan they
+choose takes 1.015 of the best one's time at the geometric mean, 1.09 at worst. Fitted on one half of the products, they
+choose plans of the other half that take 1.015 and 1.023 (``benchmarks/cute_fit.py``).
 """
 
 from __future__ import annotations
