@@ -117,7 +117,7 @@ def code_and_output(fn: helion.Kernel, args: tuple[Any, ...], **config: Any) -> 
         chosen = fn.configs[0]
     else:
         chosen = bound.default_config()
-    return bound.to_triton_code(chosen), bound.compile_config(chosen)(*args)
+    return bound.to_code(chosen), bound.compile_config(chosen)(*args)
 
 
 def check_example(

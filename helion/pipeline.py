@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -132,6 +134,28 @@ class Analysis:
     def predict(self, config: Config) -> Predicted:
         """What a launch of a normalised config takes."""
         return self.backend.predict(self.facts, self.space.decode(config), self.target)
+
+    def taking(self, config: Config | Mapping[str, Any]) -> tuple[Analysis, Config]:
+        """This one with the normal form of a user's config, or the first of ``slower`` whose backend takes the config.
+
+        Raises ``exc.InvalidConfig`` of this one where none does.
+        """
+        try:
+            return self, self.full_config(config)
+        except exc.InvalidConfig:
+            for other in self.slower:
+                with contextlib.suppress(exc.InvalidConfig):
+                    return self.led_by(other.backend.name), other.full_config(config)
+            raise
+
+    def led_by(self, backend: str) -> Analysis:
+        """The same with another backend in front; itself where that is there, or does not take the kernel."""
+        first = next((each for each in self.slower if each.backend.name == backend), None)
+        if first is None:
+            return self
+        led = copy.copy(first)  # which keeps what is computed
+        led.contenders, led.slower = self.contenders, (self, *(each for each in self.slower if each is not first))
+        return led
 
     def without_first(self, reason: str) -> Analysis:
         """The next of ``slower``, after this one has turned out not to work because of ``reason``."""

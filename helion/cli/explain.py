@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
     bound = kernel.bind(kernel.normalize_args(*positional, **keywords), target=options.target)
     _show(bound, options)
     if options.code:
-        print(f"\n{bound.to_triton_code()}")
+        print(f"\n{bound.to_code()}")
     return 0
 
 

@@ -93,6 +93,8 @@ class BoundKernel:
         self._is_own = False
         self.compiled = Compiled(self._of, self._run_others)
         self._choice = Choice(self.compiled, lambda: kernel.calls.forget(self))
+        #: What compiles configs that other backends take, by the name of the backend.
+        self._elsewhere: dict[str, Compiled] = {}
         if self.is_eager:  # an eager kernel need not compile
             return
         start = time.perf_counter()
@@ -134,7 +136,7 @@ class BoundKernel:
         if not self._analysis.program.roots:  # it launches nothing
             return False
         try:
-            self._choice.use(self._full(config))
+            self._use(*self._taking(config))
         except exc.InvalidConfig:
             return False
         return True
@@ -238,10 +240,35 @@ class BoundKernel:
         """A full config: the given one, else the one in use, the only one given to the decorator, or the default."""
         return self._choice.full(config, self.configs)
 
+    def _taking(self, config: ConfigLike) -> tuple[Compiled, Config]:
+        """What compiles a config, and its full form: the backend in use, or, where that was left open, another that takes it."""
+        if config is None:
+            return self.compiled, self._full(None)
+        analysis, full = self._analysis.taking(config)
+        return self._compiled_by(analysis), full
+
+    def _compiled_by(self, analysis: pipeline.Analysis) -> Compiled:
+        if analysis is self._analysis:
+            return self.compiled
+        with self.compiled.lock:
+            name = analysis.backend.name
+            if name not in self._elsewhere:
+                self._elsewhere[name] = self.compiled.of(self._of.of(analysis))
+            return self._elsewhere[name]
+
+    def _of_backend(self, name: str, config: ConfigLike) -> tuple[Compiled, Config]:
+        """What ``_taking`` gives, of a backend by name, with its default for None; the backend in use where that one does not
+        take the kernel."""
+        analysis = self._analysis.led_by(name)
+        if analysis is self._analysis:
+            return self.compiled, self._full(config)
+        compiled = self._compiled_by(analysis)
+        return compiled, Choice(compiled, lambda: None).full(config, self.configs)
+
     # --- code ------------------------------------------------------------------------------------------------------------
 
     @short_errors
-    def to_triton_code(
+    def to_code(
         self,
         config: ConfigLike = None,
         *,
@@ -261,21 +288,25 @@ class BoundKernel:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        if options is not None and not isinstance(options, OutputCodeOptions):
-            raise TypeError(f"options= takes a helion.OutputCodeOptions, got {options!r}")
-        if options is not None and options.jax_fn:
-            raise exc.InvalidAPIUsage(
-                f"The backend {self.settings.backend!r} makes no JAX functions; leave out jax_fn."
-            )
-        form = host_program.Form(
-            alone=options is not None and not options.allow_helion_deps,
-            source=repro.source_of(self.kernel) if emit_repro_caller else None,
-        )
-        text = self._analysis.text(self._full(config), output_origin_lines, form)
-        return repro.with_caller(text, self._of) if emit_repro_caller else text
+        return self._text(*self._taking(config), options, emit_repro_caller, output_origin_lines)
 
-    to_code = to_triton_code
+    @short_errors
+    def to_triton_code(
+        self,
+        config: ConfigLike = None,
+        *,
+        options: OutputCodeOptions | None = None,
+        emit_repro_caller: bool = False,
+        output_origin_lines: bool | None = None,
+    ) -> str:
+        """``to_code`` of the Triton backend, whose default config is that of None where another is in use.
 
+        Where Triton is not among the backends that were left open, it is that of the one that was asked for.
+        """
+        found = self._of_backend("triton", config)
+        return self._text(*found, options, emit_repro_caller, output_origin_lines)
+
+    @short_errors
     def to_cute_code(
         self,
         config: ConfigLike = None,
@@ -284,16 +315,37 @@ class BoundKernel:
         emit_repro_caller: bool = False,
         output_origin_lines: bool | None = None,
     ) -> str:
-        """``to_code`` of a kernel that is bound with the cute backend; raises ``exc.InvalidAPIUsage`` for others."""
-        backend = self._analysis.backend.name
+        """``to_code`` of the cute backend, whose default config is that of None where another is in use.
+
+        Raises ``exc.InvalidAPIUsage`` where it does not take the kernel, or was not asked.
+        """
+        compiled, full = self._of_backend("cute", config)
+        backend = compiled.specialized.analysis.backend.name
         if backend != "cute":
             raise exc.InvalidAPIUsage(f"Kernel {self.kernel.name!r} has the backend {backend!r}; call to_code().")
-        return self.to_triton_code(
-            config,
-            options=options,
-            emit_repro_caller=emit_repro_caller,
-            output_origin_lines=output_origin_lines,
+        return self._text(compiled, full, options, emit_repro_caller, output_origin_lines)
+
+    def _text(
+        self,
+        compiled: Compiled,
+        config: Config,
+        options: OutputCodeOptions | None,
+        emit_repro_caller: bool,
+        origin_lines: bool | None,
+    ) -> str:
+        of = compiled.specialized
+        if options is not None and not isinstance(options, OutputCodeOptions):
+            raise TypeError(f"options= takes a helion.OutputCodeOptions, got {options!r}")
+        if options is not None and options.jax_fn:
+            raise exc.InvalidAPIUsage(
+                f"The backend {of.analysis.backend.name!r} makes no JAX functions; leave out jax_fn."
+            )
+        form = host_program.Form(
+            alone=options is not None and not options.allow_helion_deps,
+            source=repro.source_of(self.kernel) if emit_repro_caller else None,
         )
+        text = of.analysis.text(config, origin_lines, form)
+        return repro.with_caller(text, of) if emit_repro_caller else text
 
     def plan(self, config: ConfigLike = None) -> Any:
         """Return the decisions that a config comes to, as the backend's planner has them: data that prints as text.
@@ -303,7 +355,8 @@ class BoundKernel:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        return self._analysis.plan(self._full(config))
+        compiled, full = self._taking(config)
+        return compiled.specialized.analysis.plan(full)
 
     def export_shared_object(self, path: str | pathlib.Path, config: ConfigLike = None) -> pathlib.Path:
         """Write the kernel of a config as a shared object that runs where neither its compiler nor helion is installed.
@@ -317,7 +370,7 @@ class BoundKernel:
 
         Args:
             path: the file to write.
-            config: as for ``to_triton_code``.
+            config: as for ``to_code``.
 
         Returns:
             The path.
@@ -325,40 +378,47 @@ class BoundKernel:
         Raises:
             exc.InvalidAPIUsage: the backend has no such form.
         """
-        return self.compiled.export(self._full(config), pathlib.Path(path))
+        compiled, full = self._taking(config)
+        return compiled.export(full, pathlib.Path(path))
 
     @short_errors
     def compile_config(self, config: ConfigLike = None, *, allow_print: bool = True) -> Callable[..., Any]:
         """Generate, load and return the function for a config: it takes the arguments of a call.
 
         Args:
-            config: as for ``to_triton_code``.
+            config: as for ``to_code``.
             allow_print: print the code where ``print_output_code`` is set.
 
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        return self.compiled.function(self._full(config), allow_print)
+        compiled, full = self._taking(config)
+        return compiled.function(full, allow_print)
 
     def get_cached_path(self, config: ConfigLike = None) -> str:
         """Return the path of the file that holds the generated module of a config."""
-        return self._of.path(self._full(config))
+        compiled, full = self._taking(config)
+        return compiled.specialized.path(full)
 
     def backend_cache_key(self, config: ConfigLike = None) -> str:
         """Return the key of a config's generated module in the cache: equal for equal text, in every process."""
-        return codecache.key(self.to_triton_code(config))
+        return codecache.key(self.to_code(config))
 
     @short_errors
     def set_config(self, config: ConfigLike) -> None:
         """Use a config for all later calls.
 
+        With ``backend="auto"`` it may be one of a backend that takes the kernel and is not in use, which then is.
         With ``static_shapes=False`` it is that of all sizes, but for those that a config was tuned or set for.
 
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        full = self._full(config)
-        self.use(full)
+        compiled, full = self._taking(config)
+        self._use(compiled, full)
+        self._is_own = True
+        for other in self.followers:
+            other._adopt(full)
         self._peers.config = full
         for other in tuple(self._peers.members):
             if other is not self and not other._is_own:
@@ -368,18 +428,31 @@ class BoundKernel:
 
     def use(self, config: Config) -> None:
         """Use a full config for all later calls with such sizes."""
-        self._choice.use(config)
+        self._use(self.compiled, config)
         self._is_own = True
         for other in self.followers:
             other._adopt(config)
 
+    def _use(self, compiled: Compiled, config: Config) -> None:
+        """Use a full config with what compiles it, for which the backend in use may be left."""
+        if compiled is self.compiled:
+            self._choice.use(config)
+            return
+        choice = Choice(compiled, self._choice.changed)
+        choice.use(config)
+        self._of, self.compiled, self._choice = compiled.specialized, compiled, choice
+        self._elsewhere.clear()
+        choice.changed()  # calls that were kept meanwhile run the former
+
     def short_config(self, config: ConfigLike = None) -> Config:
         """Return a config without the keys at their defaults, but for tile sizes, warps and stages."""
-        return self._of.short_config(self._full(config))
+        compiled, full = self._taking(config)
+        return compiled.specialized.short_config(full)
 
     def format_kernel_decorator(self, config: ConfigLike = None, settings: Any = None) -> str:
         """Return the decorator line that fixes a config, without the keys at their defaults."""
-        return self._of.decorator(self._full(config), settings)
+        compiled, full = self._taking(config)
+        return compiled.specialized.decorator(full, settings)
 
     @short_errors
     def resources(self, config: ConfigLike = None) -> Resources:
@@ -388,7 +461,7 @@ class BoundKernel:
         No GPU is needed. A config over a limit does not raise: see ``fits``.
 
         Args:
-            config: as for ``to_triton_code``.
+            config: as for ``to_code``.
 
         Returns:
             Registers per thread, spilled bytes per thread, bytes of shared memory and the limit, threads of a program.
@@ -396,7 +469,8 @@ class BoundKernel:
         Raises:
             exc.InvalidConfig: the config is not legal for the kernel.
         """
-        return self.compiled.resources(self._full(config))
+        compiled, full = self._taking(config)
+        return compiled.resources(full)
 
     # --- running ---------------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Choice:
         self.compiled = compiled
         self.config: Config | None = None
         self.run: Callable[..., Any] | None = None
-        self._changed = changed
+        self.changed = changed
         # whether nobody asked for the config in use
         self._by_default = False
 
@@ -70,7 +70,7 @@ class Choice:
         if of.settings.print_repro:
             run = self._shown(config, run)
         self.config, self.run = config, run
-        self._changed()
+        self.changed()
 
     def _aligned(self, config: Config, keys: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` for tensors that begin at multiples of 16 bytes; others run the config with other ``keys``."""

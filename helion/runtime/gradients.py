@@ -302,7 +302,7 @@ def backward(
                 backward.kernel.settings.autotune_effort = autotune_effort
             backward.kernel.autotune(arguments)
         if return_code:
-            texts[backward.text] = ("", backward.kernel.bind(arguments).to_triton_code())
+            texts[backward.text] = ("", backward.kernel.bind(arguments).to_code())
 
     asked = [t for t in made if t.requires_grad]
     found = iter(pulled_back(of, recording, outputs, gradients, asked, used))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .. import exc
+from .. import exc, knobs
 from .._lazy import lazy
 from ..config import Config
 from ..hardware import Target
@@ -96,15 +96,23 @@ class Specialized:
         executor = self.executor
         return executor.without_alignment(plan) is not None or (executor.aligned_only and bool(self.analysis.slower))
 
+    def of(self, analysis: pipeline.Analysis) -> Specialized:
+        """The same for another analysis, whose configs may be others."""
+        other = copy.copy(self)
+        other._take(analysis)
+        return other
+
+    def _take(self, analysis: pipeline.Analysis) -> None:
+        self.analysis = analysis
+        vars(self).pop("tabled", None)
+
     def of_next_backend(self, reason: str) -> Specialized:
         """The same for the backend that is predicted to be the next fastest; there must be one."""
-        other = copy.copy(self)
-        other.analysis = self.analysis.without_first(reason)
-        return other
+        return self.of(self.analysis.without_first(reason))
 
     def leave_backend(self, reason: str) -> None:
         """Go on with the backend that is predicted to be the next fastest, because of ``reason``; there must be one."""
-        self.analysis = self.analysis.without_first(reason)
+        self._take(self.analysis.without_first(reason))
 
     def sample(self) -> tuple[Any, ...]:
         """Arguments like those of every call: the ones it was bound for as long as they live, tensors of their shapes
@@ -146,4 +154,6 @@ class Specialized:
         static = (settings or self.settings).static_shapes
         wanted = self.settings.index_dtype
         extra = f", index_dtype={wanted!r}" if wanted not in (None, "auto") else ""
-        return f"@helion.kernel(config={self.short_config(config)!r}, static_shapes={static}{extra})"
+        backend = self.analysis.backend.name
+        chosen = f", backend={backend!r}" if backend != knobs.SETTINGS["backend"].default else ""
+        return f"@helion.kernel(config={self.short_config(config)!r}, static_shapes={static}{extra}{chosen})"

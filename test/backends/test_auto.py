@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -214,3 +215,100 @@ def test_the_next_backend_runs_where_the_first_cannot_launch(
     for asked in ({"backend": "cute"}, {"backend": "auto", "config": helion.Config(block_sizes=[64, 64, 64])}):
         with pytest.raises(exc.CuteError, match="CUDA error 912"):
             helion.kernel(matmul.fn, **asked)(*arguments)
+
+
+# --- configs that are another backend's ----------------------------------------------------------------------------------
+
+OF_TRITON = {"block_sizes": [32, 32, 32], "num_warps": 2}
+OF_CUTE = {"block_sizes": [128, 64, 64], "wgmma_cluster_m": 1}
+CALL = (
+    torch.arange(100 * 64).sin().add(1).reshape(100, 64).bfloat16(),
+    torch.arange(64 * 72).cos().reshape(64, 72).bfloat16(),
+)
+
+
+def left_open(monkeypatch: pytest.MonkeyPatch, chosen: str) -> Any:
+    times(monkeypatch, {"cute": 10.0 if chosen == "cute" else 30.0, "triton": 20.0})
+    bound = helion.kernel(matmul.fn, backend="auto").bind(CALL, target=HOPPER)
+    assert bound._of.analysis.backend.name == chosen
+    return bound
+
+
+@pytest.mark.parametrize("chosen", ["cute", "triton"])
+def test_methods_take_configs_of_the_backend_that_takes_them(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    bound = left_open(monkeypatch, chosen)
+    expected = CALL[0].double() @ CALL[1].double()
+    for config, mark, key in ((OF_TRITON, "@triton.jit", "num_warps=2"), (OF_CUTE, "gemm_kernel(", "backend='cute'")):
+        assert mark in bound.to_code(config)
+        assert (bound.compile_config(config)(*CALL).double() - expected).norm() < 5e-3 * expected.norm()
+        assert key in bound.format_kernel_decorator(config)
+        assert bound.short_config(config).block_sizes == config["block_sizes"]
+        assert pathlib.Path(bound.get_cached_path(config)).read_text() == bound.to_code(config)
+        assert config["block_sizes"][0] in bound.plan(config).gemm.tile if config is OF_CUTE else bound.plan(config)
+    assert bound.config is None and bound._of.analysis.backend.name == chosen
+    assert bound.compile_config(OF_TRITON) is bound.compile_config(OF_TRITON)
+
+
+@pytest.mark.parametrize("chosen", ["cute", "triton"])
+def test_code_of_one_backend_is_that_of_its_default(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    bound = left_open(monkeypatch, chosen)
+    alone = {name: helion.kernel(matmul.fn, backend=name).bind(CALL, target=HOPPER) for name in BACKENDS}
+    assert bound.to_triton_code() == alone["triton"].to_code()
+    assert bound.to_cute_code() == alone["cute"].to_code()
+    assert bound.to_code() == alone[chosen].to_code()
+    with pytest.raises(exc.InvalidConfig, match="'wgmma_cluster_m' belongs to the cute backend"):
+        bound.to_triton_code(OF_CUTE)
+    with pytest.raises(exc.InvalidConfig, match="num_warps cannot be 2"):
+        bound.to_cute_code(OF_TRITON)
+    with pytest.raises(exc.InvalidAPIUsage, match=r"has the backend 'triton'; call to_code\(\)"):
+        alone["triton"].to_cute_code()
+    refused = helion.kernel(matmul.fn, backend="auto").bind(tensors((64, 64), (64, 63)), target=HOPPER)
+    assert "@triton.jit" in refused.to_triton_code()
+
+
+@pytest.mark.parametrize("chosen", ["cute", "triton"])
+def test_a_config_that_is_set_leaves_the_backend_for_one_that_takes_it(
+    monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    bound = left_open(monkeypatch, chosen)
+    expected = CALL[0].double() @ CALL[1].double()
+    for config, name in ((OF_TRITON, "triton"), (OF_CUTE, "cute"), (OF_CUTE, "cute"), (OF_TRITON, "triton")):
+        bound.set_config(config)
+        assert bound._of.analysis.backend.name == name and bound.config.block_sizes == config["block_sizes"]
+        assert ("@triton.jit" in bound.to_code()) == (name == "triton")
+        for run in (bound, bound.kernel):
+            assert (run(*CALL).double() - expected).norm() < 5e-3 * expected.norm()
+
+
+def test_a_config_that_nobody_takes_is_refused_by_the_backend_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = left_open(monkeypatch, "cute")
+    for config in ({**OF_TRITON, **OF_CUTE}, {"block_sizes": [128, 64, 64], "num_warps": 3}):
+        for method in (bound.to_code, bound.compile_config, bound.set_config, bound.resources, bound.plan):
+            with pytest.raises(exc.InvalidConfig, match="num_warps cannot be"):
+                method(config)
+    assert bound.config is None
+    with pytest.raises(exc.InvalidConfig, match="num_warps cannot be 2"):
+        helion.kernel(matmul.fn, backend="cute").bind(ARGUMENTS, target=HOPPER).set_config(OF_TRITON)
+
+
+def test_sizes_of_one_class_follow_a_config_to_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    kernel = helion.kernel(matmul.fn, backend="auto", static_shapes=False)
+    few, many = ((torch.randn(m, 64).bfloat16(), torch.randn(64, 72).bfloat16()) for m in (40, 4000))
+    first, second = kernel.bind(few), kernel.bind(many)
+    first.set_config(OF_TRITON)
+    for arguments, bound in ((few, first), (many, second)):
+        expected = arguments[0].double() @ arguments[1].double()
+        assert (kernel(*arguments).double() - expected).norm() < 5e-3 * expected.norm()
+        assert bound.config["num_warps"] == 2
+
+
+def test_calls_that_begin_elsewhere_stay_right_behind_a_config_that_was_set(compiled_by_nobody: Any) -> None:
+    kernel = helion.kernel(matmul.fn, backend="auto")
+    square, apart = torch.zeros(64, 64, dtype=BF16), torch.zeros(64 * 64 + 1, dtype=BF16)[1:].view(64, 64)
+    bound = kernel.bind((square, square))
+    for config in (OF_TRITON, OF_CUTE):
+        bound.set_config(config)
+        kernel(square, square)
+        kernel(apart, square)
+    assert len(compiled_by_nobody.launches) == 4
