@@ -71,6 +71,34 @@ class IntegerFragment:
 
 
 @dataclass(frozen=True)
+class MultipleFragment:
+    """Multiples of ``step`` in ``[low, high]``; the least is the default. Raises ValueError unless both ends are multiples."""
+
+    step: int
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.step < 1 or self.low < 1 or self.low % self.step or self.high % self.step or self.high < self.low:
+            raise ValueError(
+                f"MultipleFragment: low and high must be multiples of the step, low not above high, got {self.step},"
+                f" {self.low} and {self.high}"
+            )
+
+    def default(self) -> int:
+        return self.low
+
+    def why_not(self, value: object) -> str | None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            return f"must be an integer, got {value!r}"
+        if value < 1 or value % self.step:
+            return f"must be a multiple of {self.step}, got {value}"
+        if not self.low <= value <= self.high:
+            return f"must be between {self.low} and {self.high}, got {value}"
+        return None
+
+
+@dataclass(frozen=True)
 class EnumFragment:
     """One of the listed values; the first is the default. Raises ValueError where there is none."""
 
@@ -117,7 +145,9 @@ class PermutationFragment:
         return f"must be a permutation of {list(range(self.length))}, got {value!r}"
 
 
-Fragment = PowerOfTwoFragment | IntegerFragment | EnumFragment | BooleanFragment | PermutationFragment
+Fragment = (
+    PowerOfTwoFragment | IntegerFragment | MultipleFragment | EnumFragment | BooleanFragment | PermutationFragment
+)
 
 
 @dataclass(frozen=True)
@@ -143,6 +173,8 @@ def values_of(fragment: Fragment) -> tuple[Any, ...]:
             return tuple(1 << bit for bit in range(low.bit_length() - 1, high.bit_length()))
         case IntegerFragment(low, high):
             return tuple(range(low, high + 1))
+        case MultipleFragment(step, low, high):
+            return tuple(range(low, high + 1, step))
         case EnumFragment(choices):
             return choices
         case BooleanFragment():

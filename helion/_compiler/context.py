@@ -29,6 +29,8 @@ class Limits:
     """Its name in messages."""
     powers_of_2: bool
     """Whether tiles have powers of two of lanes, so that other sizes are padded."""
+    tile_step: int | None
+    """Sizes of tiles that the program says may be multiples of this as well; None where they may not."""
     min_dot: Mapping[int, tuple[int, int, int]]
     """Smallest (M, N, K) of a matrix product, in elements, by the bytes of an element."""
     min_four_bit_k: int

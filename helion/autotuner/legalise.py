@@ -82,5 +82,5 @@ def _smaller(config: Config, space: ConfigSpace) -> list[dict[str, Any]]:
         larger = [block for block in blocks if sizes[block] > space.lowest[block]]
         if larger:
             ordered = sorted(larger, key=lambda block: -sizes[block])
-            return [space.sized(config, {block: sizes[block] // 2}) for block in ordered]
+            return [space.sized(config, {block: space.half(block, sizes[block])}) for block in ordered]
     return []

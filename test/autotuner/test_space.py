@@ -28,7 +28,14 @@ from helion.autotuner.space.fields import adjacent, nearest, values_of
 from helion.backends import BACKENDS
 from helion.backends.triton.proposal import TritonProposal
 from helion.config import Config
-from helion.fields import BooleanFragment, EnumFragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
+from helion.fields import (
+    BooleanFragment,
+    EnumFragment,
+    IntegerFragment,
+    MultipleFragment,
+    PermutationFragment,
+    PowerOfTwoFragment,
+)
 from helion.hardware import target
 from helion.settings import Settings
 
@@ -738,6 +745,7 @@ def test_proposals_name_what_exists(wish: dict[str, Any], message: str) -> None:
         (PowerOfTwoFragment(4, 32), (4, 8, 16, 32)),
         (PowerOfTwoFragment(1, 1), (1,)),
         (IntegerFragment(2, 4), (2, 3, 4)),
+        (MultipleFragment(16, 32, 80), (32, 48, 64, 80)),
         (EnumFragment(("a", None)), ("a", None)),
         (BooleanFragment(), (False, True)),
         (PermutationFragment(2), ([0, 1], [1, 0])),
@@ -754,6 +762,9 @@ def test_values_of(fragment: Any, values: tuple[Any, ...]) -> None:
 def test_adjacent() -> None:
     assert adjacent(PowerOfTwoFragment(4, 32), 8) == [4, 16]
     assert adjacent(IntegerFragment(0, 4), 0) == [1]
+    assert adjacent(MultipleFragment(16, 32, 256), 256) == [128, 240]
+    assert adjacent(MultipleFragment(16, 32, 256), 80) == [64, 96, 128]
+    assert adjacent(MultipleFragment(1, 1, 3), 1) == [2]
     assert adjacent(EnumFragment((None, True, False)), None) == [True, False]
     assert adjacent(PermutationFragment(2), [0, 1]) == [[1, 0]]
 

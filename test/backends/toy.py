@@ -124,6 +124,7 @@ class Toy:
         return Limits(
             backend="toy",
             powers_of_2=False,
+            tile_step=None,
             min_dot=products,
             min_four_bit_k=1,
             dot_precisions=frozenset(("ieee",)),

@@ -12,7 +12,7 @@ from ..._compiler.passes.flatten import Nest, can_flatten, nests
 from ..._compiler.passes.subtile import COUNTS
 from ..._compiler.sizes import padded_extent
 from ..._shapes import hint_of, next_power_of_2, previous_power_of_2
-from ...fields import BooleanFragment, EnumFragment, PermutationFragment, PowerOfTwoFragment
+from ...fields import BooleanFragment, EnumFragment, Fragment, MultipleFragment, PermutationFragment, PowerOfTwoFragment
 from ...hardware import Target
 from ...settings import Settings
 from .core import ConfigSpace
@@ -28,6 +28,7 @@ from .fields import (
     ReductionLoops,
     Scalar,
     Slot,
+    nearest,
     values_of,
 )
 from .own import OwnKeys
@@ -63,7 +64,7 @@ def build_space(
     seen = survey(program, rollable)
     chunks = tuple(_chunk(program.blocks[block]) for block in rollable)
     more = own(seen, program, target, settings)
-    tiles = _block_slots(seen, chunks, target, more.sizes)
+    tiles = _block_slots(seen, chunks, target, more)
     fields: list[Field] = [
         BlockSizes(slots=tiles),
         *_loop_fields(seen, program),
@@ -102,9 +103,7 @@ def _extent(block: Block) -> int | None:
     return block.extent if isinstance(block.extent, int) else None
 
 
-def _block_slots(
-    seen: Survey, chunks: Sequence[Chunk], target: Target, own: Mapping[int, tuple[int, int]]
-) -> tuple[Slot, ...]:
+def _block_slots(seen: Survey, chunks: Sequence[Chunk], target: Target, own: OwnKeys) -> tuple[Slot, ...]:
     tunable = [block for block in seen.blocks if block.tunable]
     highest: dict[int, int] = {}
     for block in tunable:
@@ -114,18 +113,26 @@ def _block_slots(
     slots = []
     for block in tunable:
         low, high = block.min_size, max(highest[block.id], block.min_size)
-        if block.id in own:
-            low, high = max(low, own[block.id][0]), max(low, own[block.id][1])
+        if block.id in own.sizes:
+            low, high = max(low, own.sizes[block.id][0]), max(low, own.sizes[block.id][1])
+        fragment = _sizes_between(low, high, own.multiples.get(block.id))
         slots.append(
             Slot(
                 name=block.name,
                 at=block.id,
-                fragment=PowerOfTwoFragment(low, high),
-                initial=min(max(initial, low), max(_covering(block, high), low)),
+                fragment=fragment,
+                initial=nearest(fragment, min(max(initial, low), max(_covering(block, high), low)), low),
                 ids=(block.id,),
             )
         )
     return tuple(slots)
+
+
+def _sizes_between(low: int, high: int, step: int | None) -> Fragment:
+    if step is None:
+        return PowerOfTwoFragment(low, high)
+    least = -(-low // step) * step
+    return MultipleFragment(step, least, max(least, high // step * step))
 
 
 def _highest(block: Block, seen: Survey, outer: Mapping[int, int]) -> int:

@@ -18,7 +18,7 @@ from ...hardware import Target
 from ..decisions import Decisions
 from ..proposal import Proposal
 from .adjusted import Adjustment, adjustments
-from .fields import Field, PerSlot
+from .fields import BlockSizes, Field, PerSlot
 from .own import Rule
 from .survey import Survey, Volume
 
@@ -175,6 +175,14 @@ class ConfigSpace:
     def resized(self, config: Mapping[str, Any], sizes: Mapping[int, int]) -> Config:
         """The full ``config`` with other ``sizes`` for some tiles and whole dimensions."""
         return self.repair({**config, **self.sized(config, sizes)})
+
+    def half(self, block: int, size: int) -> int:
+        """About half of the ``size`` that a tile or a chunk has, as a config can say it."""
+        if block not in self.tunable:
+            return size // 2
+        sizes = self.field("block_sizes")
+        assert isinstance(sizes, BlockSizes)
+        return sizes.half(block, size)
 
     def smallest(self) -> Config:
         """The conservative config with the smallest tiles and chunks there are."""

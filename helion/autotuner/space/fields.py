@@ -17,7 +17,15 @@ from typing import Any
 
 from ... import exc
 from ..._shapes import previous_power_of_2
-from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PermutationFragment, PowerOfTwoFragment
+from ...fields import (
+    BooleanFragment,
+    EnumFragment,
+    Fragment,
+    IntegerFragment,
+    MultipleFragment,
+    PermutationFragment,
+    PowerOfTwoFragment,
+)
 from ...fields import values_of as values_of
 from ..decisions import Place
 from ..proposal import Proposal
@@ -35,12 +43,18 @@ def nearest(fragment: Fragment, value: Any, default: Any) -> Any:
             return min(max(previous_power_of_2(value), low), high)
         case IntegerFragment(low, high):
             return min(max(value, low), high)
+        case MultipleFragment(step, low, high):
+            return min(max(value // step * step, low), high)
     return default if fragment.why_not(value) else value
 
 
 def adjacent(fragment: Fragment, value: Any) -> list[Any]:
-    """One step up and down for numbers, every other value elsewhere."""
+    """One step up and down for numbers, among multiples to the next powers of two as well; every other value elsewhere."""
     values = values_of(fragment)
+    if isinstance(fragment, MultipleFragment):
+        half, double = previous_power_of_2(max(1, value - 1)), 2 * previous_power_of_2(value)
+        near = {value - fragment.step, value + fragment.step, half, double} - {value}
+        return [other for other in values if other in near]
     if isinstance(fragment, (PowerOfTwoFragment, IntegerFragment)):
         at = values.index(value)
         return [values[i] for i in (at - 1, at + 1) if 0 <= i < len(values)]
@@ -54,7 +68,7 @@ _APART = 0.7
 def coordinates(fragment: Fragment, value: Any) -> list[float]:
     """A place for ``value`` such that distances mean something: one step of a number is 1, powers of two are steps."""
     match fragment:
-        case PowerOfTwoFragment():
+        case PowerOfTwoFragment() | MultipleFragment():
             return [math.log2(value)]
         case IntegerFragment() | BooleanFragment():
             return [float(value)]
@@ -294,9 +308,29 @@ class BlockSizes(PerSlot):
         super().check_length(value)
 
     def entry(self, at: int, slot: Slot, value: Any) -> int:
-        if (why := _ANY_POWER_OF_TWO.why_not(value)) is not None:
+        if (why := _why_no_size(slot.fragment, value)) is not None:
             raise self.refusal(at, slot, why)
         return nearest(slot.fragment, value, slot.initial)
+
+    def half(self, block: int, size: int) -> int:
+        """About half of the ``size`` that a block has, as its slot takes it."""
+        slot = next(slot for slot in self.slots if slot.at == block)
+        return int(nearest(slot.fragment, size // 2, slot.initial))
+
+
+def _why_no_size(fragment: Fragment, value: object) -> str | None:
+    """Why ``value`` cannot be brought into range: it is neither a power of two, nor a multiple where those are legal."""
+    why = _ANY_POWER_OF_TWO.why_not(value)
+    if (
+        why is None
+        or not isinstance(fragment, MultipleFragment)
+        or isinstance(value, bool)
+        or not isinstance(value, int)
+    ):
+        return why
+    if value > 0 and value % fragment.step == 0:
+        return None
+    return f"must be a power of two or a multiple of {fragment.step}, got {value}"
 
 
 @dataclass(frozen=True, kw_only=True)

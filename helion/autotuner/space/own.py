@@ -32,5 +32,7 @@ class OwnKeys:
     verbatim: str
     rules: tuple[Rule, ...]
     sizes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    multiples: Mapping[int, int] = field(default_factory=dict)
+    """What sizes of tiles are multiples of, by block, where they need not be powers of two."""
     holds_values: bool = True
     """Whether each value of a program is one tile, of no more than ``Target.max_tensor_numel`` elements."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..._shapes import is_power_of_2
 from ...hardware import Target
-from .limits import LEAST_COLUMNS, TCGEN05_ROWS
+from .limits import COLUMN_STEP, LEAST_COLUMNS, TCGEN05_ROWS
 from .plan.build import MAX_CLUSTER, MAX_ROW_CLUSTER, MAX_SUM_REGISTERS
 from .plan.dtypes import itemsize
 from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS, Choice, GemmProblem
 from .plan.scales import BlockScales
+from .subtiles import STORE_STAGES, buffers_of, subtile_of
 
 MOST_COLUMNS = 256
 #: The fewest and the most elements along each of M, N and K.
@@ -28,6 +30,15 @@ def tile_bounds(problem: GemmProblem, target: Target) -> Sides:
         most = min(most, MAX_SUM_REGISTERS // products)
     sides = (WGMMA_ROWS, rows // products), (least, most), (line, depth)
     return sides if problem.scales is None else _with_factors(problem.scales, sides)
+
+
+def column_step(problem: GemmProblem) -> int | None:
+    """What columns of a tile are a multiple of: swizzle atoms of B, and of what the matrix units take. None where they are
+    powers of two, as the columns that have one factor in the program."""
+    shared = problem.scales.of("column") if problem.scales is not None else None
+    if shared is not None and shared.whole and is_power_of_2(shared.lines):
+        return None
+    return COLUMN_STEP if problem.b_major == "k" else SWIZZLE_BYTES // itemsize(problem.operand_dtype)
 
 
 def _with_factors(scales: BlockScales, sides: Sides) -> Sides:
@@ -93,8 +104,14 @@ def smallest(
     if not whole_rows:
         rows = tile[0]
         pair = ctas_per_mma(rows, target)
+        columns = subtile_of(tile[1], narrow)
         yield Choice(
-            tile=(rows, tile[1], tile[2]), cluster=(pair, 1), ctas_per_mma=pair, epilogue_n=narrow, ab_stages=2
+            tile=(rows, tile[1], tile[2]),
+            cluster=(pair, 1),
+            ctas_per_mma=pair,
+            epilogue_n=columns,
+            store_stages=buffers_of(tile[1] // columns, STORE_STAGES[0]),
+            ab_stages=2,
         )
         return
     for ctas in row_clusters(problem, target) if held_by_cluster(problem, target) else ():

@@ -12,6 +12,8 @@ from .plan.records import SWIZZLE_BYTES, WGMMA_ROWS
 TCGEN05_ROWS = 128
 #: Two sub-tiles of the fewest columns that are stored at a time.
 LEAST_COLUMNS = 32
+#: What columns of both matrix units are a multiple of where a tile has 128 rows (PTX ISA, ``wgmma.mma_async`` and ``tcgen05.mma``).
+COLUMN_STEP = 16
 
 
 def limits(target: Target) -> Limits:
@@ -19,6 +21,7 @@ def limits(target: Target) -> Limits:
     return Limits(
         backend="cute",
         powers_of_2=True,
+        tile_step=COLUMN_STEP,
         min_dot={itemsize: (WGMMA_ROWS, LEAST_COLUMNS, SWIZZLE_BYTES // itemsize) for itemsize in (1, 2, 4, 8)},
         min_four_bit_k=SWIZZLE_BYTES,
         dot_precisions=frozenset({"ieee", "tf32", "tf32x3"}),

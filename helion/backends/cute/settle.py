@@ -14,15 +14,10 @@ from .bounds import columns_of, ctas_per_mma, least_rows, row_clusters, tile_bou
 from .plan.build import plan_gemm, unit_of
 from .plan.records import Choice, GemmPlan, GemmProblem
 from .plan.refusal import Refusal
+from .subtiles import ONE_WARP_COLUMNS, buffers_of, subtile_of
 
-STORE_STAGES = (2, 4, 8)
-"""Sub-tiles of a result on their way to memory."""
 MEMORY_GROUP = 8
 """Tiles along M that are swept together where rows lie in memory."""
-ONE_WARP_COLUMNS = 16
-"""The fewest columns of a sub-tile."""
-
-
 TILE_COLUMNS = (64, 128, 256)
 """Of tiles where rows lie in memory."""
 CLUSTER_HELD = {"pingpong": False, "k_splits": 1, "grid_splits": 1}
@@ -82,14 +77,6 @@ def width_of(decisions: Decisions, asked: Asked, target: Target) -> int:
     return decisions.sizes[asked.blocks[1]]
 
 
-def subtile_of(width: int, wanted: int) -> int:
-    """Columns of a sub-tile, ``wanted`` at most: a tile of ``width`` has an even number of them."""
-    columns = min(wanted, max(width // 2, ONE_WARP_COLUMNS))
-    while width % (2 * columns) and columns > ONE_WARP_COLUMNS:
-        columns //= 2
-    return columns
-
-
 @dataclass(frozen=True)
 class Settling:
     """The rules of one product on one target."""
@@ -141,8 +128,7 @@ class Settling:
     def _sub_tiles(self, decisions: Decisions, repair: bool) -> Decisions:
         width = width_of(decisions, self.product, self.target)
         columns = subtile_of(width, decisions.values[self._key("epilogue_columns")])
-        wanted, parts = decisions.values[self._key("c_stages")], width // columns
-        stages = max((each for each in STORE_STAGES if each <= wanted and parts % each == 0), default=STORE_STAGES[0])
+        stages = buffers_of(width // columns, decisions.values[self._key("c_stages")])
         return decisions.valued(**{self._key("epilogue_columns"): columns, self._key("c_stages"): stages})
 
     def _pairs(self, decisions: Decisions, repair: bool) -> Decisions:
@@ -178,7 +164,7 @@ class Settling:
             {"epilogue_columns": ONE_WARP_COLUMNS},
             {"ab_stages": 2},
         ):
-            decisions = self._with(decisions, changes)
+            decisions = self._sub_tiles(self._with(decisions, changes), True)
             yield decisions
 
     def _filled(self, decisions: Decisions, plan: GemmPlan) -> Decisions:

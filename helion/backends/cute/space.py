@@ -11,12 +11,13 @@ from ...autotuner.space.survey import Survey
 from ...fields import BooleanFragment, EnumFragment
 from ...hardware import Target
 from ...settings import Settings
-from .bounds import held_by_cluster, least_rows, lies_in_memory, row_clusters, tile_bounds
-from .limits import LEAST_COLUMNS
+from .bounds import column_step, held_by_cluster, least_rows, lies_in_memory, row_clusters, tile_bounds
+from .limits import COLUMN_STEP, LEAST_COLUMNS
 from .lower.kernel import known_product
 from .plan.build import MAX_CLUSTER, MAX_RESIDUAL_STAGES, MAX_SPLITS, MAX_STAGES, unit_of
 from .plan.records import WGMMA_ROWS, GemmProblem, Unit
-from .settle import STORE_STAGES, TILE_COLUMNS, Asked, Settling, key
+from .settle import TILE_COLUMNS, Asked, Settling, key
+from .subtiles import ODD_STORE_STAGES, STORE_STAGES
 
 #: Options under any name that begins so; there are none.
 VERBATIM_PREFIX = "_cute_config_"
@@ -78,6 +79,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
     product, unit = known_product(program), unit_of(target)
     settling = Settling(program.host.name, product, target)
     sizes = dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True))
+    step = column_step(product.problem)
     if product.batch_block is not None:
         sizes[product.batch_block] = (1, 1)
     if product.whole_rows:
@@ -93,6 +95,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         verbatim=VERBATIM_PREFIX,
         rules=settling.rules(),
         sizes=sizes,
+        multiples={} if step is None or product.whole_rows else {product.blocks[1]: step},
         holds_values=False,
     )
 
@@ -104,7 +107,7 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
         _clusters_field("cluster_m", target),
         _columns_field(product, target) if product.whole_rows else _clusters_field("cluster_n", target),
         Scalar(key=key("ab_stages", target), fragment=stages, initial=None),
-        Scalar(key=key("c_stages", target), fragment=EnumFragment(STORE_STAGES), initial=2),
+        _stores_field(product, target),
         Scalar(key=key("epilogue_columns", target), fragment=EnumFragment((8, 16, 32, 64)), initial=32),
     ]
     if problem.epilogue.reduces_rows:
@@ -122,6 +125,13 @@ def _fields(product: Asked, unit: Unit, target: Target) -> list[Field]:
         ahead = EnumFragment(tuple(range(2, MAX_RESIDUAL_STAGES + 1)))
         fields.append(Scalar(key=key("residual_stages", target), fragment=ahead, initial=2))
     return fields
+
+
+def _stores_field(product: Asked, target: Target) -> Field:
+    """Odd numbers of buffers are for odd numbers of sub-tiles, which tiles have that are a multiple of 16 columns only."""
+    odd = ODD_STORE_STAGES if not product.whole_rows and column_step(product.problem) == COLUMN_STEP else ()
+    fragment = EnumFragment((*STORE_STAGES, *odd))
+    return Scalar(key=key("c_stages", target), fragment=fragment, initial=STORE_STAGES[0])
 
 
 def _clusters_field(name: str, target: Target) -> Field:

@@ -211,6 +211,19 @@ ON_HOPPER: dict[str, tuple[GemmProblem, Choice]] = {
         product(1000, 528, 144, operands=E4M3, output=E4M3, epilogue=row_and_column_scales()),
         Choice(tile=(128, 128, 128)),
     ),
+    "bf16_columns_80": (
+        product(1000, 4104, 136, epilogue=bias("silu")),
+        Choice(tile=(128, 80, 64), cluster=(2, 1), epilogue_n=16, store_stages=5),
+    ),
+    "bf16_columns_112_splits": (
+        product(250, 1000, 1096),
+        Choice(tile=(128, 112, 64), splits=3, grid_splits=2, epilogue_n=8),
+    ),
+    "bf16_columns_144_pingpong": (
+        product(1000, 3000, 136, epilogue=scaled_residual(3000)),
+        Choice(tile=(64, 144, 64), pingpong=True, epilogue_n=16, store_stages=3),
+    ),
+    "bf16_columns_192": (product(1000, 520, 136, b_major="mn"), Choice(tile=(128, 192, 64), cluster=(1, 2))),
     "bf16_swiglu": (product(epilogue=swiglu(4096)), _with(SQUARE, cluster=(2, 1))),
     "bf16_swiglu_pingpong": (product(epilogue=swiglu(4096)), Choice(tile=(128, 64, 64), cluster=(2, 1), pingpong=True)),
     "bf16_swiglu_odd": (product(1000, 520, 136, epilogue=swiglu(136)), Choice(tile=(64, 96, 64), epilogue_n=16)),
@@ -334,6 +347,15 @@ ON_BLACKWELL: dict[str, tuple[GemmProblem, Choice]] = {
         Choice(tile=(256, 128, 32), cluster=(2, 1), ctas_per_mma=2),
     ),
     "bf16_64": (product(), Choice(tile=(64, 256, 64))),
+    "bf16_64_columns_80": (
+        product(1000, 4104, 136, epilogue=scaled_residual(4104, "float32")),
+        Choice(tile=(64, 80, 64), epilogue_n=16, store_stages=5),
+    ),
+    "bf16_pair_columns_96": (
+        product(1000, 3000, 136, epilogue=bias("silu")),
+        Choice(tile=(256, 96, 64), cluster=(2, 1), ctas_per_mma=2, epilogue_n=16),
+    ),
+    "bf16_columns_144": (product(1000, 520, 136), Choice(tile=(128, 144, 64), epilogue_n=16, store_stages=3)),
     "bf16_64_residual_odd": (
         product(1000, 520, 136, epilogue=scaled_residual(520, "float32")),
         Choice(tile=(64, 64, 64), cluster=(1, 2)),

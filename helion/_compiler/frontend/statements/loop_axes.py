@@ -88,9 +88,11 @@ def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str) -> Block
             f"block_size must be a positive integer or a registered block size, got {describe(size)}."
         )
     limits = s.t.context.limits
-    if limits.powers_of_2 and size & (size - 1):
+    step = limits.tile_step
+    if limits.powers_of_2 and size & (size - 1) and (step is None or size % step):
+        also = "" if step is None else f" or a multiple of {step}"
         raise exc.BackendUnsupported(
-            what=f"block_size={size}", backend=limits.backend, remedy=": it must be a power of two"
+            what=f"block_size={size}", backend=limits.backend, remedy=f": it must be a power of two{also}"
         )
     return s.t.blocks.new("tile", extent, size=size, name=name)
 

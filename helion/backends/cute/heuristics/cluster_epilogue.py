@@ -21,7 +21,7 @@ from ..bounds import columns_of, ctas_per_mma, held_by_cluster, lies_in_memory, 
 from ..plan.build import unit_of
 from ..plan.records import Choice, Unit
 from ..resources.shape import ProductShape, shape_of
-from ..settle import STORE_STAGES, subtile_of
+from ..subtiles import STORE_STAGES, subtile_of
 from .rows_in_memory import choices
 from .tiles import handicapped_us, options, proposals
 

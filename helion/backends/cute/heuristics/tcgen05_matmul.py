@@ -15,7 +15,7 @@ from ....hardware import Target
 from ..bounds import ctas_per_mma
 from ..plan.records import Choice
 from ..resources.shape import ProductShape, shape_of
-from .tiles import options, proposals, tiles
+from .tiles import narrowed, options, proposals, tiles
 
 GRID_SPLITS = (2, 3, 4, 6, 8, 16, 32)
 
@@ -41,7 +41,7 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
     found = []
     for tile in tiles(shape, target):
         pair = ctas_per_mma(tile[0], target)
-        choice = Choice(tile=tile, cluster=(pair, 1), ctas_per_mma=pair, epilogue_n=min(32, tile[1] // 2))
+        choice = narrowed(Choice(tile=tile, cluster=(pair, 1), ctas_per_mma=pair))
         found.append(choice)
         ctas = shape.problem.batches * pair * -(-shape.problem.m // tile[0]) * -(-shape.problem.n // tile[1])
         for clusters in GRID_SPLITS:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...._shapes import is_power_of_2
 from ....hardware import Target
-from ..bounds import tile_bounds
+from ..bounds import column_step, ctas_per_mma, tile_bounds
 from ..plan.records import Choice, GemmPlan, RowsIn, TileFinish
 from ..proposal import CuteProposal
 from ..resources.predict import plan_of, timing
 from ..resources.shape import ProductShape
 from ..resources.time import Timing, resident_clusters
 from ..settle import key
+from ..subtiles import buffers_of, subtile_of
 
 MOST_GROUPED = 16
 MOST_BUFFERS = 4
@@ -27,6 +30,15 @@ ALTERNATES, WITHIN = 3, 1.5
 MEMORY_GAINS = 0.9
 
 
+#: The same of columns that are no power of two, of which none was timed.
+UNEVEN_GAINS = 0.95
+#: Widths of columns that are no power of two which are tried for each number of rows, beside that which covers N.
+MOST_UNEVEN = 1
+#: They have to leave the SMs so much less to do than wider powers of two, and at most so much more than narrower ones, whose
+#: tiles load more.
+LESS_THAN_WIDER, MORE_THAN_NARROWER = 0.95, 1.25
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """A choice with its plan and time."""
@@ -34,18 +46,21 @@ class Option:
     choice: Choice
     plan: GemmPlan
     time: Timing
+    uneven: bool = False
+    """Whether its columns are no power of two, though it is not the number of CTAs that says how many they are."""
 
 
 def options(shape: ProductShape, target: Target, choices: Sequence[Choice]) -> list[Option]:
-    """Those of ``choices`` that have a plan, the fastest first; of equally fast ones the earlier."""
+    """Those of ``choices`` that have a plan, the fastest first, as ``handicapped_us`` says; of equally fast ones the earlier."""
     found = []
     for choice in choices:
         if not shape.allows(choice.tile):
             continue
         plan = plan_of(shape, choice, target)
         if not isinstance(plan, str):
-            found.append(Option(choice=choice, plan=plan, time=timing(plan, target)))
-    return sorted(found, key=lambda option: option.time.total_us)
+            uneven = not shape.whole_rows and not is_power_of_2(choice.tile[1])
+            found.append(Option(choice=choice, plan=plan, time=timing(plan, target), uneven=uneven))
+    return sorted(found, key=handicapped_us)
 
 
 def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]:
@@ -55,6 +70,35 @@ def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]
     rows, columns = ([*_halves(*b, extent)] for b, extent in zip(bounds, extents, strict=False))
     deep = shape.fixed.get(shape.blocks[2], bounds[2][0])
     yield from ((m, n, deep) for m, n in itertools.product(rows, columns))
+    for m in rows:
+        yield from ((m, n, deep) for n in _uneven(shape, m, target))
+
+
+def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
+    """Columns that are no power of two and leave SMs the least to do: the larger of rounds of tiles, times their elements.
+    One that covers N is among them, as it reads A once; what the program says is the only one."""
+    step, fixed = column_step(shape.problem), shape.fixed.get(shape.blocks[1])
+    if step is None or fixed is not None:
+        return [] if fixed is None or is_power_of_2(fixed) else [fixed]
+    least, most = tile_bounds(shape.problem, target)[1]
+
+    def work(columns: int) -> int:
+        tiles = shape.problem.batches * -(-shape.problem.m // rows) * -(-shape.problem.n // columns)
+        return -(-tiles * ctas_per_mma(rows, target) // target.num_sms) * columns
+
+    widths = range(-(-least // step) * step, most + 1, step)
+    even = {columns: work(columns) for columns in widths if is_power_of_2(columns)}
+    uneven = {columns: work(columns) for columns in widths if columns not in even}
+
+    def promises(columns: int) -> bool:
+        wider = [each for width, each in even.items() if width > columns]
+        narrower = [each for width, each in even.items() if width < columns]
+        less = uneven[columns] < LESS_THAN_WIDER * min(wider, default=math.inf)
+        return less and uneven[columns] <= MORE_THAN_NARROWER * min(narrower, default=math.inf)
+
+    found = sorted(filter(promises, uneven), key=lambda columns: (uneven[columns], -columns))[:MOST_UNEVEN]
+    covering = -(-shape.problem.n // step) * step
+    return [*found, *([covering] if covering in uneven and covering not in found else [])]
 
 
 def _halves(least: int, most: int, extent: int) -> Iterator[int]:
@@ -65,9 +109,18 @@ def _halves(least: int, most: int, extent: int) -> Iterator[int]:
         side //= 2
 
 
+def narrowed(choice: Choice, wanted: int = 32) -> Choice:
+    """With sub-tiles of ``wanted`` columns at most, of which there are two and more, and as few buffers as divide them."""
+    columns = subtile_of(choice.tile[1], wanted)
+    return dataclasses.replace(
+        choice, epilogue_n=columns, store_stages=buffers_of(choice.tile[1] // columns, choice.store_stages)
+    )
+
+
 def handicapped_us(option: Option) -> float:
     """What options are ranked by."""
-    return option.time.total_us / (MEMORY_GAINS if option.choice.rows_in == "memory" else 1.0)
+    gains = MEMORY_GAINS if option.choice.rows_in == "memory" else 1.0
+    return option.time.total_us / (gains * (UNEVEN_GAINS if option.uneven else 1.0))
 
 
 def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> tuple[CuteProposal, ...]:
@@ -79,7 +132,8 @@ def proposals(shape: ProductShape, target: Target, ranked: Sequence[Option]) -> 
         if option.time.total_us <= WITHIN * ranked[0].time.total_us:
             chosen.setdefault((option.choice.tile, option.choice.rows_in), option)
     best = [_with_buffers(shape, target, option) for option in list(chosen.values())[:ALTERNATES]]
-    return tuple(_proposal(shape, target, option, fastest) for option in best)
+    even = next((option for option in ranked if not option.uneven), None)
+    return tuple(_proposal(shape, target, option, fastest, even) for option in best)
 
 
 def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option:
@@ -92,7 +146,9 @@ def _with_buffers(shape: ProductShape, target: Target, option: Option) -> Option
     return dataclasses.replace(option, choice=choice, plan=plan)
 
 
-def _proposal(shape: ProductShape, target: Target, option: Option, fastest: Mapping[RowsIn, Option]) -> CuteProposal:
+def _proposal(
+    shape: ProductShape, target: Target, option: Option, fastest: Mapping[RowsIn, Option], even: Option | None
+) -> CuteProposal:
     choice, plan = option.choice, option.plan
     group = grouping(shape, plan, target)
     values: dict[str, object] = {
@@ -117,7 +173,7 @@ def _proposal(shape: ProductShape, target: Target, option: Option, fastest: Mapp
     if shape.whole_rows:
         blocks.pop(shape.blocks[1], None)
     return CuteProposal(
-        reason=reason(option, group, target) + _other_place(option, fastest),
+        reason=reason(option, group, target) + _other_place(option, fastest) + _other_columns(option, even),
         block_sizes={**blocks, **({} if shape.batch_block is None else {shape.batch_block: 1})},
         l2_groupings={} if shape.root is None or shape.whole_rows else {shape.root: group},
         unit={key(name, target): value for name, value in values.items() if value is not None},
@@ -174,6 +230,13 @@ def _other_place(option: Option, fastest: Mapping[RowsIn, Option]) -> str:
             said += f"; {others[place]} rows would take {best.time.total_us:.0f} us"
             said += f", which would have to be less than {MEMORY_GAINS * option.time.total_us:.0f}" if close else ""
     return said
+
+
+def _other_columns(option: Option, even: Option | None) -> str:
+    """What the best tile whose columns are a power of two would take, where those of this one are none."""
+    if even is None or not option.uneven:
+        return ""
+    return f"; {'x'.join(map(str, even.plan.tile))} would take {even.time.total_us:.0f} us"
 
 
 def grouping(shape: ProductShape, plan: GemmPlan, target: Target) -> int:

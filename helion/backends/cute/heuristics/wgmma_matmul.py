@@ -10,6 +10,7 @@ work, CTAs of a cluster share the K of a tile, and clusters do where one is not 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from ....autotuner.proposal import Declined, Heuristic, Proposal
 from ....hardware import Target
 from ..plan.records import Choice
 from ..resources.shape import ProductShape, shape_of
-from .tiles import options, proposals, tiles
+from .tiles import narrowed, options, proposals, tiles
 
 WIDE = (128, 256)
 SPLITS = (2, 4, 8)
@@ -47,15 +48,17 @@ def choices(shape: ProductShape, target: Target) -> list[Choice]:
     for tile in sorted(tiles(shape, target), key=lambda tile: tile[:2] != WIDE):
         rows, columns = -(-shape.problem.m // tile[0]), -(-shape.problem.n // tile[1])
         together = rows * columns * shape.problem.batches
-        width = min(32, tile[1] // 2)
-        found += [Choice(tile=tile, cluster=(2, 1), epilogue_n=width)] if rows > 1 else []
-        found.append(Choice(tile=tile, epilogue_n=width))
+        plain = narrowed(Choice(tile=tile))
+        paired = dataclasses.replace(plain, cluster=(2, 1))
+        found += [paired] if rows > 1 else []
+        found.append(plain)
         if together > target.num_sms:
-            found += [Choice(tile=tile, cluster=(2, 1), epilogue_n=width, pingpong=True)] if rows > 1 else []
-            found.append(Choice(tile=tile, epilogue_n=width, pingpong=True))
+            found += [dataclasses.replace(paired, pingpong=True)] if rows > 1 else []
+            found.append(dataclasses.replace(plain, pingpong=True))
         for splits, clusters in itertools.product((1, *SPLITS), (1, *GRID_SPLITS)):
-            narrow, ctas = min(width, tile[1] // splits), together * splits * clusters
+            ctas = together * splits * clusters
             fills = clusters == 1 or 2 * ctas > target.num_sms
             if splits * clusters > 1 and fills and ctas <= target.num_sms:
-                found.append(Choice(tile=tile, epilogue_n=narrow, splits=splits, grid_splits=clusters))
+                split = Choice(tile=tile, splits=splits, grid_splits=clusters)
+                found.append(narrowed(split, min(plain.epilogue_n, tile[1] // splits)))
     return found
