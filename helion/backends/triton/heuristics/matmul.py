@@ -68,6 +68,8 @@ _MIN_SIDE = 16
 _LOOPED_SIDE, _LOOPED_STAGES = 128, 3
 #: M, N, K, warps and stages where fp32 has to do without the asynchronous matrix unit.
 _SYNC_TILE = (128, 64, 32, 2, 3)
+#: Smallest side of such tiles that share sums: two warps have no registers for 64 x 64.
+_SYNC_FLOOR = 32
 _WIDE_ITEMSIZE = 4
 #: Tiles along K of a loop beside the product's, against those of the product: wider ones were faster on H200.
 _BESIDE = 2
@@ -90,6 +92,8 @@ _LEAST_SPAN = 256
 _WORTH = 0.8
 #: Most parts of a sum.
 _MOST_PARTS = 64
+#: Powers of two of parts that are compared: small programs hide each other's waiting where several share an SM.
+_ROUNDS = 4
 #: Elements of the tiles of other grid loops, such as one that sums up parts.
 _REST_ELEMENTS = 1024
 
@@ -273,13 +277,14 @@ class _Sizer:
     def shared(self, first: _Tile) -> TritonProposal | None:
         """Larger tiles whose sums several programs share, where that takes less time than ``first``: each operand is read
         less often, and more SMs read."""
-        few = 2 * self.blocks(first.m, first.n) <= self.target.num_sms
+        m, n = self.start()
+        least = _SYNC_FLOOR if self.sync else _TILE_FLOOR
+        few = 2 * self.blocks(m, n) <= self.target.num_sms
         if not self.facts.divisible or self.looped or not few or self.extents[2] < _LONG_K:
             return None
-        m, n = self.start()
         options = [
             sizer.whole(*sides)
-            for sides in itertools.product(_shared_sides(m), _shared_sides(n))
+            for sides in itertools.product(_shared_sides(m, least), _shared_sides(n, least))
             for sizer in self.sharing(*sides)
         ]
         best = min(options, key=lambda option: option[1], default=None)
@@ -288,10 +293,10 @@ class _Sizer:
         return best[0]
 
     def sharing(self, m: int, n: int) -> list[_Sizer]:
-        """For tiles of these sides: with as many parts as fill the SMs once, or twice."""
-        once = previous_power_of_2(self.target.num_sms // self.blocks(m, n))
+        """For tiles of these sides: with as many parts as fill the SMs once, or several times."""
+        once = previous_power_of_2(max(1, self.target.num_sms // self.blocks(m, n)))
         most = min(_MOST_PARTS, self.extents[2] // _LEAST_SPAN)
-        counts = (parts for parts in (once, 2 * once) if 1 < parts <= most)
+        counts = (parts for parts in (once << i for i in range(_ROUNDS)) if 1 < parts <= most)
         return [_Sizer(self.facts, self.found, self.target, parts) for parts in counts]
 
     def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
@@ -456,9 +461,9 @@ def _beside(facts: KernelFacts) -> tuple[int, ...]:
     )
 
 
-def _shared_sides(side: int) -> list[int]:
-    """A side of a tile and its halves, down to what the matrix unit works at full rate on."""
-    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, _TILE_FLOOR)]
+def _shared_sides(side: int, least: int) -> list[int]:
+    """A side of a tile and its halves, down to ``least``, what the matrix unit works at full rate on."""
+    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, least)]
 
 
 def _halves(side: int) -> list[int]:

@@ -175,7 +175,9 @@ def shared_sums(m: int, n: int, k: int, gpu: Target, dtype: torch.dtype = BF16) 
     return [(parts, parts * cdiv(m, sizes[0]) * cdiv(n, sizes[1])) for sizes, parts in tiles]
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(256, 256, 65536), (512, 512, 16384), (16, 512, 16384), (64, 1024, 8192)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(256, 256, 65536), (512, 512, 16384), (1024, 1024, 16384), (16, 512, 16384), (64, 1024, 8192)]
+)
 def test_few_tiles_and_a_long_k_share_sums(m: int, n: int, k: int) -> None:
     h200 = target("h200")
     (parts, programs), *others = shared_sums(m, n, k, h200)
@@ -186,7 +188,7 @@ def test_few_tiles_and_a_long_k_share_sums(m: int, n: int, k: int) -> None:
     assert (first, second > 1) == (1, True)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1024, 1024, 16384), (256, 256, 1024), (16, 4096, 4096), (4096, 4096, 4096)])
+@pytest.mark.parametrize(("m", "n", "k"), [(2048, 2048, 8192), (256, 256, 1024), (16, 4096, 4096), (4096, 4096, 4096)])
 def test_grids_that_fill_the_gpu_and_short_sums_are_left(m: int, n: int, k: int) -> None:
     assert {parts for parts, _ in shared_sums(m, n, k, target("h200"))} == {1}
 
