@@ -236,6 +236,11 @@ def hint_of(number: Number) -> Any:
     return number.hint if isinstance(number, Expr) else number
 
 
+def fixed_at(number: object, value: int) -> bool:
+    """Whether a number is ``value`` in every call. To compare an ``Expr`` would ask what it is in this one."""
+    return isinstance(number, int) and number == value
+
+
 def number_key(number: Any) -> Any:
     return number.key if isinstance(number, Expr) else number
 

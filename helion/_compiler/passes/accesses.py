@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..._shapes import Expr, Number
+from ..._shapes import Expr, Number, number_key
 from ..ir.effects import own_effects
 from ..ir.grammar import (
     AddressAttrs,
@@ -284,7 +284,11 @@ class Accesses:
         assert one.block is not None and other.block is not None
         a, b = (self.program.blocks[c.block].part for c in (one, other) if c.block is not None)
         if a is not None and b is not None:
-            return one.shift == other.shift and (a.block, a.count) == (b.block, b.count) and a.at != b.at
+            return (
+                number_key(one.shift) == number_key(other.shift)
+                and (a.block, a.count) == (b.block, b.count)
+                and a.at != b.at
+            )
         # of a merged dimension, one tile covers any of its indices
         merged = any(one.block in block.merged for block in self.program.blocks)
         if one.block != other.block or self.program.blocks[one.block].kind != "tile" or merged:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..._shapes import ONE, Dim, cdiv
+from ..._shapes import ONE, Dim, cdiv, fixed_at
 from ..ir.build import Builder, Numbers
 from ..ir.effects import own_effects
 from ..ir.grammar import (
@@ -125,14 +125,18 @@ def _operand(program: Program, op: Op, axes: Mapping[int, LoopAxis], written: se
     blocks = []
     for index, extent in zip(attrs.indices, tensor.shape, strict=True):
         axis = axes.get(index.block) if index.kind == "block" and index.block is not None else None
-        whole = axis is not None and (axis.begin, axis.end, axis.jagged, axis.merged) == (0, extent, None, ())
-        if not whole or index.operand is not None or index.shift != 0 or index.block is None:
+        if axis is None or not _whole(axis, int(extent)) or index.operand is not None or not fixed_at(index.shift, 0):
             return None
-        blocks.append(index.block)
+        blocks.append(axis.block)
     unit = [dim for dim, stride in enumerate(tensor.strides) if stride == 1]
     if len(unit) != 1 or int(tensor.strides[1 - unit[0]]) * tensor.dtype.itemsize % _ALIGNMENT == 0:
         return None
     return Operand2D(load=op, tensor=tensor, blocks=(blocks[0], blocks[1]), along=unit[0])
+
+
+def _whole(axis: LoopAxis, extent: int) -> bool:
+    """Whether an axis walks over a dimension from its beginning to its end."""
+    return fixed_at(axis.begin, 0) and fixed_at(axis.end, extent) and axis.jagged is None and not axis.merged
 
 
 # --- the copies ----------------------------------------------------------------------------------------------------------

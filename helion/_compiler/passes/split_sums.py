@@ -21,8 +21,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..._shapes import Dim, Dims, Expr, Number
+from ..._shapes import Dim, Dims, Expr, Number, fixed_at
 from ..ir.build import Builder, Numbers
+from ..ir.effects import may_alias
 from ..ir.grammar import (
     Block,
     DotAttrs,
@@ -43,6 +44,7 @@ from ..ir.grammar import (
     Split,
     TileAttrs,
     Value,
+    ViewAttrs,
     accumulator_of,
 )
 from ..ir.ops import OPS
@@ -77,7 +79,7 @@ def summing_loop(program: Program) -> int:
     _check_loop(loop)
     at = root.body.ops.index(loop)
     _check_around(root.body.ops[:at], root.body.ops[at + 1 :])
-    if any(axis.merged or axis.begin != 0 or not isinstance(axis.end, int) for axis in root.axes):
+    if any(axis.merged or not fixed_at(axis.begin, 0) or not isinstance(axis.end, int) for axis in root.axes):
         raise Declined("the sizes of the grid differ from call to call")
     return loop.number
 
@@ -98,7 +100,7 @@ def _check_loop(loop: Op) -> None:
     if len(attrs.axes) != 1 or len(loop.operands) != attrs.carried:
         raise Declined("the loop is over several dimensions, or its bounds depend on data")
     (axis,) = attrs.axes
-    if axis.scalar or axis.jagged is not None or axis.begin != 0:
+    if axis.scalar or axis.jagged is not None or not fixed_at(axis.begin, 0):
         raise Declined("the loop is not over tiles from 0 on")
     inside = list(itertools.chain.from_iterable(op.walk() for op in body.ops))
     if any(op.kind not in ("load", "for") and (OPS[op.kind].stays or OPS[op.kind].writes) for op in inside):
@@ -112,8 +114,8 @@ def _check_loop(loop: Op) -> None:
 def _check_sum(body: Region, param: Value, result: Operand) -> None:
     """A carried value is what it was plus something that has nothing to do with it."""
     (maker,) = [op for op in body.ops if any(r is result for r in op.results)] or (None,)
-    uses = sum(v is param for op in body.ops for v in op.reads()) + sum(v is param for v in body.results)
-    others = sum(v is result for op in body.ops for v in op.reads())
+    uses = sum(v is param for op in body.walk() for v in op.reads()) + sum(v is param for v in body.results)
+    others = sum(v is result for op in body.walk() for v in op.reads())
     if maker is None or uses != 1 or others or not _adds(maker, param):
         raise Declined("the loop carries something else than sums")
 
@@ -212,7 +214,7 @@ class _Splitter:
     def programs(self, axis: LoopAxis) -> int:
         """Programs along an axis of which each has sums of its own."""
         assert isinstance(axis.end, int)
-        if (axis.scalar and axis.step == 1) or (self.sizes[axis.block] == 1 and not axis.scalar):
+        if (axis.scalar and fixed_at(axis.step, 1)) or (self.sizes[axis.block] == 1 and not axis.scalar):
             return axis.end
         raise Declined("tiles of an axis share no dimension with the sum")
 
@@ -256,6 +258,7 @@ class _Splitter:
 
     def adding(self, tensors: list[HostTensor]) -> Root:
         to = self.tiles()
+        self.check_lanes(to)
         renamed: dict[int, Value] = {}
         ops: list[Op] = []
         out = Builder(self.numbers, self.op.location, ops)
@@ -281,6 +284,38 @@ class _Splitter:
             found[axis.block] = self.block("tile", axis.end, size, name).id  # type: ignore[arg-type]
             room = max(1, room // size)
         return found
+
+    def check_lanes(self, to: Mapping[int, int]) -> None:
+        """Raises ``Declined`` where it matters which lanes are together in a tile of the second grid loop."""
+        ops = (*self.first, *self.rest)
+        smaller = frozenset(old for old, new in to.items() if self.blocks[new].size != self.sizes[old])
+        ends = {axis.block: axis.end for axis in self.root.axes}
+        cut = frozenset(old for old in smaller if ends[old] > self.blocks[to[old]].size)  # type: ignore[operator]
+        values = (*self.op.results, *(result for op in ops for result in op.results))
+        if any(_walks_twice(value.dims, cut) for value in values):
+            raise Declined("a value has the lanes of one tile along two dimensions")
+        if any(_moves_lanes(op, smaller) for op in ops):
+            raise Declined("lanes of a tile become those of another dimension")
+        accesses = [op for op in ops if isinstance(op.attrs, MemoryAttrs)]
+        if any(op.kind == "atomic" and not cut <= set(_lanes(op.result.dims)) for op in accesses):
+            raise Declined("an atomic is done once for a tile")
+        if any(OPS[op.kind].writes and not self.owned(op, accesses, cut) for op in accesses):
+            raise Declined("a tile reads or writes again what it has stored, at other indices")
+
+    def owned(self, store: Op, accesses: list[Op], cut: frozenset[int]) -> bool:
+        """Whether only one program touches what ``store`` writes, however small tiles of ``cut`` are."""
+        tensors = self.before.tensors
+        written = store.attributes(MemoryAttrs)
+        met = [
+            a
+            for op in accesses
+            if may_alias(tensors[(a := op.attributes(MemoryAttrs)).tensor], tensors[written.tensor])
+        ]
+        if len(met) == 1:
+            return True
+        places = [{(at, i.block) for at, i in enumerate(a.indices) if _plain(i)} for a in met]
+        common = set.intersection(*places) if len({a.tensor for a in met}) == 1 else set()
+        return cut <= {block for _, block in common}
 
     def total(
         self, out: Builder, tensors: list[HostTensor], renamed: Mapping[int, Value], to: Mapping[int, int]
@@ -314,6 +349,39 @@ class _Splitter:
 
 def _dims(dims: Dims, to: Mapping[int, int]) -> Dims:
     return tuple(Dim(dim.const, tuple(to.get(b, b) for b in dim.blocks)) if dim.blocks else dim for dim in dims)
+
+
+def _lanes(dims: Dims) -> list[int]:
+    return [block for dim in dims for block in dim.blocks]
+
+
+def _walks_twice(dims: Dims, blocks: frozenset[int]) -> bool:
+    found = [block for block in _lanes(dims) if block in blocks]
+    return len(found) > len(set(found))
+
+
+def _plain(index: Index) -> bool:
+    return index.kind == "block" and index.operand is None and fixed_at(index.shift, 0)
+
+
+def _moves_lanes(op: Op, blocks: frozenset[int]) -> bool:
+    """Whether a ``reshape`` does more than to change what stands in front of, between and behind tiles of ``blocks``."""
+    if not isinstance(op.attrs, ViewAttrs) or op.attrs.name != "reshape":
+        return False
+    (value,) = op.values()
+    return _between(value.dims, blocks) != _between(op.result.dims, blocks)
+
+
+def _between(dims: Dims, blocks: frozenset[int]) -> list[tuple[int, list[int]]]:
+    """Dimensions of one of ``blocks``, and what stands between them: the product of constants, and other blocks."""
+    found: list[tuple[int, list[int]]] = [(1, [])]
+    for dim in dims:
+        if dim.const == 1 and len(dim.blocks) == 1 and dim.blocks[0] in blocks:
+            found += [(1, list(dim.blocks)), (1, [])]
+        else:
+            const, others = found[-1]
+            found[-1] = const * dim.const, sorted((*others, *dim.blocks))
+    return found
 
 
 def _follows(op: Op, blocks: Mapping[int, int]) -> bool:

@@ -383,7 +383,10 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("programs of this pid_type take one tile each", _single_tiles),
     ("one loop at most is warp-specialized, with no unrolling and at least 4 warps", _one_specialized),
     ("products of so few rows are wrong when they stand in a row in so many warps", _unrolled_products),
-    ("a sum has as many parts as tiles at most, whose programs are numbered and whose loop is their own", _parts),
+    (
+        "a sum has as many parts as tiles at most, whose programs are numbered and whose loop is their own; what follows is the same in other tiles",
+        _parts,
+    ),
     ("a loop that is unrolled when compiling has no other options", _static_loops),
     ("products of so few rows in a row are wrong in more warps", _chained_warps),
     (

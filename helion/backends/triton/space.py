@@ -187,7 +187,9 @@ def _turn_fields(program: Program, target: Target, absent: dict[str, str]) -> li
     if not target.has("wgmma"):
         absent["turn_products"] = f"operands of TF32 need not be contiguous along K for the matrix unit of {target}"
     elif not turnable(program):
-        absent["turn_products"] = "no product adds up fp32 operands of which the left one alone is contiguous along K"
+        absent["turn_products"] = (
+            "no loop only adds up a product of fp32 operands of which the left one alone is contiguous along K"
+        )
     else:
         return [Scalar(key="turn_products", fragment=BooleanFragment(), initial=False)]
     return []

@@ -326,6 +326,147 @@ def test_grids_whose_size_changes_are_not_split() -> None:
         bound.config_spec.normalize(helion.Config(split_k=2))
 
 
+def diagonal(x, y):
+    """Blocks on the diagonal of x x^T: the lanes of one tile, along two dimensions."""
+    m, k = x.size()
+    out = torch.zeros([m, m], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(m, block_size=256):
+        acc = hl.zeros([tile, tile], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile, tile_k], x[tile, tile_k].t())
+        out[tile, tile] = acc
+    return out
+
+
+def counted(x, y):
+    """Each tile adds 1 to the number of tiles of its columns, which stands below the product."""
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.zeros([m + 1, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n], block_size=[64, 64]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+        hl.atomic_add(out, [m, tile_n], torch.full_like(y[0, tile_n], 1.0))
+    return out
+
+
+def mirrored(x, y):
+    """Rows of a tile are stored, and read again in reverse order."""
+    m, k = x.size()
+    stored = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    out = torch.empty_like(stored)
+    for tile_m, tile_n in hl.tile([m, y.size(1)], block_size=[64, 64]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        stored[tile_m, tile_n] = acc
+        out[tile_m, tile_n] = stored[tile_m.index // 64 * 64 + 63 - tile_m.index % 64, tile_n]
+    return out
+
+
+def accumulated(x, y):
+    """What is stored is added to what was there."""
+    m, k = x.size()
+    out = torch.ones([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)], block_size=[64, 64]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] += acc
+    return out
+
+
+def _diagonal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    tile = torch.arange(x.size(0)) // 256
+    return torch.where(tile[:, None] == tile, x.double() @ x.double().t(), 0.0)
+
+
+def _counted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([product(x, y), torch.full([1, y.size(1)], -(-x.size(0) // 64))])
+
+
+def _mirrored(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return product(x, y).unflatten(0, (-1, 64)).flip(1).flatten(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reference", "rows", "split"),
+    [
+        (diagonal, _diagonal, 257, False),
+        (diagonal, _diagonal, 40, True),
+        (counted, _counted, 65, False),
+        (mirrored, _mirrored, 128, False),
+        (accumulated, lambda x, y: product(x, y) + 1, 65, True),
+        (accumulated, lambda x, y: product(x, y) + 1, 1, True),
+    ],
+)
+def test_what_depends_on_the_lanes_of_a_tile_stays_in_it(
+    fn: Callable[..., Any], reference: Callable[..., torch.Tensor], rows: int, split: bool
+) -> None:
+    x, y = operands(torch.float32, (rows, 100), (100, 65))
+    kernel = helion.kernel(fn, static_shapes=True, config=helion.Config(block_sizes=[32], split_k=2))
+    expected = reference(x, y)
+    assert (kernel(x, y).double() - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert ("_helion_parts" in kernel.bind((x, y)).to_triton_code()) is split
+
+
+def to_a_number(x, y, first: int, last: int):
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([x.size(0), y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(first, last):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def of_some_rows(x, y, first: int, last: int):
+    out = torch.zeros([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([first, 0], [last, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@pytest.mark.parametrize("fn", [to_a_number, of_some_rows])
+def test_bounds_that_are_arguments(fn: Callable[..., Any]) -> None:
+    x, y = operands(torch.float32, (33, 77), (77, 20))
+    config = helion.Config(block_sizes=[16, 16, 16])
+    for static in (True, False):
+        kernel = helion.kernel(fn, static_shapes=static, config=config)
+        for first, last in ((0, 33), (3, 30), (5, 5)):
+            picked = slice(first, last)
+            if fn is to_a_number:
+                expected = product(x[:, picked], y[picked])
+            else:
+                expected = torch.zeros(33, 20, dtype=torch.float64)
+                expected[picked] = product(x[picked], y)
+            assert torch.allclose(kernel(x, y, first, last).double(), expected, atol=1e-4)
+
+
+def up_to_a_number(x, y, last: int):
+    out = torch.empty([x.size(0), y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([x.size(0), y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(last):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def test_parts_of_a_loop_whose_end_is_an_argument() -> None:
+    x, y = operands(torch.float32, (33, 77), (77, 20))
+    kernel = helion.kernel(
+        up_to_a_number, static_shapes=True, config=helion.Config(block_sizes=[16, 16, 16], split_k=4)
+    )
+    for last in (77, 50, 1, 0):
+        assert torch.allclose(kernel(x, y, last).double(), product(x[:, :last], y[:last]), atol=1e-4)
+
+
 # --- the kernels -------------------------------------------------------------------------------------------------------
 
 

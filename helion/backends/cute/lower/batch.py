@@ -27,7 +27,7 @@ from ...._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ...._shapes import Dims, Number
+from ...._shapes import Dims, Number, fixed_at
 from ..plan.refusal import Refusal
 from .numbers import equal, size
 
@@ -232,12 +232,12 @@ class _Taker:
     def _walks(self, op: Op, index: Index) -> bool:
         """Whether the batch walks over the dimension."""
         if index.kind == "block" and index.block == self.block:
-            if index.shift != 0 or index.operand is not None:
+            if not fixed_at(index.shift, 0) or index.operand is not None:
                 raise Refusal("matrices of a batch are picked by its index as it is, without offsets")
             return True
         picked = op.operands[index.operand] if index.operand is not None else None
         if isinstance(picked, Value) and picked.number in self.positions:
-            if index.kind != "scalar" or index.shift != 0:
+            if index.kind != "scalar" or not fixed_at(index.shift, 0):
                 raise Refusal("matrices of a batch are picked by its index as it is, without offsets")
             return True
         return False

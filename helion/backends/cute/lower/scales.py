@@ -30,7 +30,7 @@ from ...._compiler.ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ...._shapes import dtype_name
+from ...._shapes import dtype_name, fixed_at
 from ..plan.dtypes import FLOAT_DTYPES
 from ..plan.refusal import Refusal
 from ..plan.scales import BlockScales, Scale, Side
@@ -94,7 +94,7 @@ class _Bounds:
         """Elements of a block, if the tiles cover exactly those of block after block."""
         (axis,) = self.inner.attributes(ForAttrs).axes
         begin, end = self._bound(axis.begin), self._bound(axis.end)
-        plain = not axis.scalar and axis.step == 1 and axis.jagged is None and not axis.merged
+        plain = not axis.scalar and fixed_at(axis.step, 1) and axis.jagged is None and not axis.merged
         if not plain or begin is None or end is None or begin[1] != 0 or begin[0] < 1:
             return None
         return begin[0] if end == (begin[0], begin[0]) else None
@@ -268,7 +268,7 @@ class ScaleReader:
 
     def _lines(self, load: Op, index: Index, name: str) -> _Lines | None:
         """What `index` picks; None for the one element of a dimension."""
-        if index.shift != 0 or (index.kind == "block" and index.operand is not None):
+        if not fixed_at(index.shift, 0) or (index.kind == "block" and index.operand is not None):
             raise Refusal(f"{name} is read with an offset")
         if index.kind == "block":
             assert index.block is not None

@@ -81,14 +81,21 @@ def _product(program: Program, loop: Op) -> Turnable | None:
         return None
     (dot,) = dots
     for at, (param, result) in enumerate(zip(body.params, body.results, strict=True)):
-        uses = [op for op in body.ops if any(v is param for v in op.reads())]
         adding = None if result is dot.result else _sum(body, param, dot, result)
         summing = dot if adding is None else adding
-        if result is not summing.result or uses != [summing] or param.dims != dot.result.dims:
+        if result is not summing.result or param.dims != dot.result.dims or not _stays_a_sum(body, summing, param, dot):
             continue
         if adding is not None or dot.operands[2:] == (param,):
             return Turnable(dot=dot, adding=adding, at=at)
     return None
+
+
+def _stays_a_sum(body: Region, summing: Op, param: Value, dot: Op) -> bool:
+    """Whether an iteration uses the sum from before it in ``summing`` alone, and what that gives as the next sum alone."""
+    read = [v for op in body.walk() for v in op.reads()]
+    unread = sum(v is param for v in read) == 1 and not any(v is summing.result for v in read)
+    carried = sum(v is summing.result for v in body.results) == 1 and not any(v is param for v in body.results)
+    return unread and carried and (dot is summing or not any(v is dot.result for v in body.results))
 
 
 def _fits(program: Program, dot: Op, makers: Makers) -> bool:

@@ -114,6 +114,56 @@ def test_turned_products_are_right(name: str) -> None:
         torch.testing.assert_close(kernel(*args).double(), reference(*args), rtol=1e-2, atol=5e-2)
 
 
+def stored_each_time(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            out[tile_m, tile_n] = acc
+    return out
+
+
+def sum_before(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        before = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            before = acc
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc - before
+    return out
+
+
+def last_product(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        last = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            last = torch.matmul(x[tile_m, tile_k], y[tile_k, tile_n])
+            acc = acc + last
+        out[tile_m, tile_n] = acc - last
+    return out
+
+
+def carried_twice(x, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        most = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            most = torch.maximum(most, acc)
+        out[tile_m, tile_n] = acc + most
+    return out
+
+
 def test_products_that_cannot_be_turned() -> None:
     row, column = tensor(64, 64, dtype=FP32), tensor(64, 64, dtype=FP32).t()
     half = tensor(64, 64)
@@ -123,6 +173,10 @@ def test_products_that_cannot_be_turned() -> None:
         (accumulated, (column, row), 0),
         (accumulated, (half, half), 0),
         (read, (row, row), 0),
+        (stored_each_time, (row, row), 0),
+        (sum_before, (row, row), 0),
+        (last_product, (row, row), 0),
+        (carried_twice, (row, row), 0),
     ):
         assert len(turnable(program_of(fn, *args, static_shapes=True))) == found
     assert not turnable(program_of(exact, row, row, static_shapes=True, dot_precision="ieee"))
