@@ -287,6 +287,11 @@ RUN = {
         gemms.HOPPER,
     ),
     "wgmma_rows": (scaled_rows(120, 272), Choice(tile=(128, 64, 128), cluster=(1, 2)), gemms.HOPPER),
+    "wgmma_112_columns": (
+        gemms.blockwise(60, 104, 272, columns=1),
+        Choice(tile=(64, 112, 128), epilogue_n=8),
+        gemms.HOPPER,
+    ),
     "tcgen05": (gemms.blockwise(90, 120, 272), Choice(tile=(128, 64, 128), cluster=(1, 2)), gemms.BLACKWELL),
     "tcgen05_columns": (gemms.blockwise(90, 56, 272, columns=1), Choice(tile=(128, 64, 128)), gemms.BLACKWELL),
     "tcgen05_few_columns": (

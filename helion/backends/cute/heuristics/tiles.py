@@ -32,7 +32,7 @@ MEMORY_GAINS = 0.9
 
 #: The same of columns that are no power of two, of which none was timed.
 UNEVEN_GAINS = 0.95
-#: Widths of columns that are no power of two which are tried for each number of rows, beside that which covers N.
+#: Widths of columns that are no power of two which are tried for each number of rows where none covers N.
 MOST_UNEVEN = 1
 #: They have to leave the SMs so much less to do than wider powers of two, and at most so much more than narrower ones, whose
 #: tiles load more.
@@ -76,7 +76,7 @@ def tiles(shape: ProductShape, target: Target) -> Iterator[tuple[int, int, int]]
 
 def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
     """Columns that are no power of two and leave SMs the least to do: the larger of rounds of tiles, times their elements.
-    One that covers N is among them, as it reads A once; what the program says is the only one."""
+    One that covers N reads A once and is the only one, as what the program says."""
     step, fixed = column_step(shape.problem), shape.fixed.get(shape.blocks[1])
     if step is None or fixed is not None:
         return [] if fixed is None or is_power_of_2(fixed) else [fixed]
@@ -96,9 +96,10 @@ def _uneven(shape: ProductShape, rows: int, target: Target) -> list[int]:
         less = uneven[columns] < LESS_THAN_WIDER * min(wider, default=math.inf)
         return less and uneven[columns] <= MORE_THAN_NARROWER * min(narrower, default=math.inf)
 
-    found = sorted(filter(promises, uneven), key=lambda columns: (uneven[columns], -columns))[:MOST_UNEVEN]
     covering = -(-shape.problem.n // step) * step
-    return [*found, *([covering] if covering in uneven and covering not in found else [])]
+    if covering in uneven:
+        return [covering]
+    return sorted(filter(promises, uneven), key=lambda columns: (uneven[columns], -columns))[:MOST_UNEVEN]
 
 
 def _halves(least: int, most: int, extent: int) -> Iterator[int]:
