@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, RegionFact
+from ...._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, RegionFact
 from ...._shapes import dtype_name
 from ..plan.build import MAX_PROMOTE_K_TILES
 from ..plan.dtypes import itemsize
@@ -61,16 +61,58 @@ def bytes_moved(problem: GemmProblem) -> int:
     return operands + problem.batches * problem.m * problem.n * (stored + exact)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sides:
+    """What the products of a kernel have in common. ``nested``: K is walked in blocks, each by a loop of its own."""
+
+    fact: MatmulFact
+    others: Sequence[MatmulFact]
+    extents: tuple[int, int, int]
+    rows: int
+    columns: int
+    inner: int
+    whole: int | None
+    nested: bool
+
+
 def shape_of(facts: KernelFacts) -> ProductShape | str:
     """The product of a kernel, or why its facts show none."""
+    sides = _sides(facts)
+    if isinstance(sides, str):
+        return sides
+    facts = facts if sides.whole is None else _with_rows(facts, sides.columns)
+    axes = (sides.rows, sides.columns)
+    stores = _stores(facts, axes)
+    if isinstance(stores, str):
+        return stores
+    if _lines(stores[0], axes) == axes[::-1]:  # the product is that of the transposed factors
+        axes = axes[::-1]
+    blocks = (*axes, sides.inner)
+    batch = _batch_axes(facts, sides, blocks)
+    if len(batch) > 1 or any(axis.extent is None for axis in batch):
+        return "beside M, N and K there are more dimensions than that of a batch"
+    number = facts.regions[sides.fact.region].root
+    dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
+    return ProductShape(
+        problem=_with_batch(facts, sides, axes, _problem(facts, sides, axes, stores), batch),
+        blocks=blocks,
+        root=number if dimensions > 1 and sides.whole is None else None,
+        whole_rows=sides.whole is not None,
+        batch_block=batch[0].block_id if batch and batch[0].kind == "tile" else None,
+        fixed={block: size for block in blocks if (size := _size(facts, block)) is not None},
+    )
+
+
+def _sides(facts: KernelFacts) -> _Sides | str:
+    """The sides of the one product, or of two of the same tiles; or why there is none."""
     if len(facts.matmuls) not in (1, 2):
         return f"the kernel has {len(facts.matmuls)} matrix products, not one or two"
     fact, *others = facts.matmuls
     if any(_axes(each) != _axes(fact) for each in others):
         return "the two products of the kernel have different tiles"
-    m, n, k = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis, fact.k_axis))
     nested = bool(_blocks_of_k(fact, facts))
-    k = _depth(fact, facts) if nested else k
+    m, n = (_extent(facts, axis) for axis in (fact.m_axis, fact.n_axis))
+    k = _depth(fact, facts) if nested else _extent(facts, fact.k_axis)
     whole = _whole_axis(fact, facts)
     rows, inner = _tile(facts, fact.m_axis), _tile(facts, fact.k_axis)
     columns = _tile(facts, fact.n_axis) if whole is None else whole
@@ -78,18 +120,30 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         return "M, N and K of the product are not three tiles, nor is N a whole dimension"
     if m is None or n is None or k is None:
         return "an extent of the product depends on data"
-    axes = (rows, columns)
-    facts = _with_rows(facts, columns) if whole is not None else facts
+    return _Sides(
+        fact=fact, others=others, extents=(m, n, k), rows=rows, columns=columns, inner=inner, whole=whole, nested=nested
+    )
+
+
+def _stores(facts: KernelFacts, axes: tuple[int, int]) -> list[MemoryOpFact] | str:
+    """One store of each output, those of matrices first; or why they are no outputs of a product."""
     stores = [*{op.storage: op for op in facts.memory_ops if op.kind == "store"}.values()]
     stores.sort(key=lambda store: len(_walked(store, axes)), reverse=True)
     if not stores or any(_walked(store, axes) not in (axes, axes[::-1], axes[:1]) for store in stores):
         return "the kernel stores something else than tiles of the product, or numbers per row"
-    if _lines(stores[0], axes) == axes[::-1]:  # the product is that of the transposed factors
-        axes, (m, n) = axes[::-1], (n, m)
-    swapped = axes[0] != rows
-    layouts = (fact.rhs_layout, fact.lhs_layout) if swapped else (fact.lhs_layout, fact.rhs_layout)
+    return stores
+
+
+def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: Sequence[MemoryOpFact]) -> GemmProblem:
+    """Of one product of a batch; ``axes`` are those of the lines and columns of its first output."""
+    fact, (m, n, k) = sides.fact, sides.extents
+    layouts = fact.lhs_layout, fact.rhs_layout
+    if axes[0] != sides.rows:
+        m, n, layouts = n, m, layouts[::-1]
     majors: list[Major] = ["k" if layout == "k_major" else "mn" for layout in layouts]
-    problem = GemmProblem(
+    walked = (*axes, None if sides.nested else fact.k_axis)
+    operands = (*_second(sides.others, _pitch(majors[1], n, k)), *_operands(facts, axes))
+    return GemmProblem(
         m=m,
         n=n,
         k=k,
@@ -100,38 +154,33 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         d_pitch=_pitches(stores[0], axes, n),
         a_major=majors[0],
         b_major=majors[1],
-        epilogue=_epilogue(
-            (*_second(others, _pitch(majors[1], n, k)), *_operands(facts, axes)), facts, stores, axes, n
-        ),
+        epilogue=_epilogue(operands, facts, stores, axes, n),
         scales=_scales(fact, facts, axes, k),
-        runtime=_runtime(
-            facts, zip(("size_m", "size_n", "size_k"), (*axes, None if nested else fact.k_axis), strict=True)
-        ),
+        runtime=_runtime(facts, zip(("size_m", "size_n", "size_k"), walked, strict=True)),
     )
-    blocks = (*axes, inner)
-    fixed = {block: size for block in blocks if (size := _size(facts, block)) is not None}
-    slots = (fact.rhs_slot, fact.lhs_slot) if swapped else (fact.lhs_slot, fact.rhs_slot)
-    number = facts.regions[fact.region].root
-    dimensions = next(len(region.axes) for region in facts.regions if region.root == number and region.parent is None)
+
+
+def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> list[AxisFact]:
+    """The axes beside those of the product."""
     tiled = facts.matmul_with_tiled_reduction_epilogue
-    over = {*blocks, *(facts.axes[at].block_id for at in _blocks_of_k(fact, facts))}
-    over |= {*tiled.apply_axes, *tiled.n_block_ids} if whole is not None and tiled is not None else set()
-    batch = [axis for axis in facts.axes if axis.block_id not in over and (whole is None or axis.on_grid)]
-    if len(batch) > 1 or any(axis.extent is None for axis in batch):
-        return "beside M, N and K there are more dimensions than that of a batch"
+    over = {*blocks, *(facts.axes[at].block_id for at in _blocks_of_k(sides.fact, facts))}
+    if sides.whole is not None and tiled is not None:
+        over |= {*tiled.apply_axes, *tiled.n_block_ids}
+    return [axis for axis in facts.axes if axis.block_id not in over and (sides.whole is None or axis.on_grid)]
+
+
+def _with_batch(
+    facts: KernelFacts, sides: _Sides, axes: tuple[int, int], problem: GemmProblem, batch: Sequence[AxisFact]
+) -> GemmProblem:
     size = (batch[0].extent or 1) if batch else 1
-    if size > 1:
-        varying = _runtime(facts, [("batches", batch[0].block_id)])
-        batches, runtime = _batch(facts, slots, problem, size), (*problem.runtime, *varying)
-        problem = dataclasses.replace(problem, batch=batches, runtime=runtime)
-    return ProductShape(
-        problem=problem,
-        blocks=blocks,
-        root=number if dimensions > 1 and whole is None else None,
-        whole_rows=whole is not None,
-        batch_block=batch[0].block_id if batch and batch[0].kind == "tile" else None,
-        fixed=fixed,
-    )
+    if size == 1:
+        return problem
+    slots = sides.fact.lhs_slot, sides.fact.rhs_slot
+    if axes[0] != sides.rows:
+        slots = slots[::-1]
+    varying = _runtime(facts, [("batches", batch[0].block_id)])
+    batches = _batch(facts, slots, problem, size)
+    return dataclasses.replace(problem, batch=batches, runtime=(*problem.runtime, *varying))
 
 
 def _extent(facts: KernelFacts, axis: int | None) -> int | None:
