@@ -378,6 +378,19 @@ def accumulated(x, y):
     return out
 
 
+def centred(x, y):
+    """Each group of 32 rows of a tile has its mean taken away."""
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)], block_size=[64, 64]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        groups = acc.reshape(2, 32, 64)
+        out[tile_m, tile_n] = (groups - groups.mean(1, keepdim=True)).reshape(64, 64)
+    return out
+
+
 def _diagonal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     tile = torch.arange(x.size(0)) // 256
     return torch.where(tile[:, None] == tile, x.double() @ x.double().t(), 0.0)
@@ -391,21 +404,27 @@ def _mirrored(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return product(x, y).unflatten(0, (-1, 64)).flip(1).flatten(0, 1)
 
 
+def _centred(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    groups = product(x, y).unflatten(0, (-1, 32))
+    return (groups - groups.mean(1, keepdim=True)).flatten(0, 1)
+
+
 @pytest.mark.parametrize(
-    ("fn", "reference", "rows", "split"),
+    ("fn", "reference", "sides", "split"),
     [
-        (diagonal, _diagonal, 257, False),
-        (diagonal, _diagonal, 40, True),
-        (counted, _counted, 65, False),
-        (mirrored, _mirrored, 128, False),
-        (accumulated, lambda x, y: product(x, y) + 1, 65, True),
-        (accumulated, lambda x, y: product(x, y) + 1, 1, True),
+        (diagonal, _diagonal, (257, 65), False),
+        (diagonal, _diagonal, (40, 65), True),
+        (counted, _counted, (65, 65), False),
+        (mirrored, _mirrored, (128, 65), False),
+        (centred, _centred, (128, 128), False),
+        (accumulated, lambda x, y: product(x, y) + 1, (65, 65), True),
+        (accumulated, lambda x, y: product(x, y) + 1, (1, 65), True),
     ],
 )
 def test_what_depends_on_the_lanes_of_a_tile_stays_in_it(
-    fn: Callable[..., Any], reference: Callable[..., torch.Tensor], rows: int, split: bool
+    fn: Callable[..., Any], reference: Callable[..., torch.Tensor], sides: tuple[int, int], split: bool
 ) -> None:
-    x, y = operands(torch.float32, (rows, 100), (100, 65))
+    x, y = operands(torch.float32, (sides[0], 100), (100, sides[1]))
     kernel = helion.kernel(fn, static_shapes=True, config=helion.Config(block_sizes=[32], split_k=2))
     expected = reference(x, y)
     assert (kernel(x, y).double() - expected).abs().max() <= 1e-5 * expected.abs().max()
