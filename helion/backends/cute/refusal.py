@@ -8,6 +8,7 @@ from ...hardware import Target
 from .bounds import smallest
 from .lower.kernel import check_strides, known_product
 from .lower.kernel import multiples as of_strides
+from .lower.names import as_written
 from .plan.build import plan_gemm, unit_of
 from .plan.records import Choice, GemmProblem
 from .plan.refusal import Refusal
@@ -30,7 +31,7 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
     except Refusal as error:
         reason = error
     assert reason is not None
-    return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=reason)
+    return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, reason))
 
 
 def multiples(program: Program) -> dict[str, int]:

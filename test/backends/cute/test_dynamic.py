@@ -210,6 +210,19 @@ def test_auto_takes_each_stride_where_it_can_go(monkeypatch: pytest.MonkeyPatch,
     assert len({id(kernel.bind(pair(*each), target="h200")) for each in sizes}) == 2
 
 
+def test_lines_that_are_the_same_are_refused_when_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a class of their own, whichever call comes first."""
+    x, y = pair(64, 96, 72)
+    for left, right, name in ((x[:1].expand(64, 72), y, "x"), (x, y[:1].expand(72, 96), "y")):
+        kernel = dynamic(products.matmul)
+        for _ in range(2):
+            with pytest.raises(
+                exc.CuteUnsupported, match=f"{name} has a stride of 0 elements .*overlap.*backend='auto'"
+            ):
+                kernel(left, right)
+            close(kernel(x, y), x.double() @ y.double())
+
+
 def test_k_is_split_where_it_is_known() -> None:
     bound = dynamic(products.matmul).bind(pair(64, 96, 1000), target="sm_90")
     for key in ("wgmma_k_splits", "wgmma_grid_splits"):

@@ -68,9 +68,9 @@ def test_an_address_that_the_copy_engine_cannot_take_is_named(compiled_by_nobody
     shifted = torch.zeros(64 * 64 + 1, dtype=BF16)[1:].view(64, 64)
     described = kernel_of(kernel.bind(ARGUMENTS))
     with pytest.raises(launcher.LaunchFailed, match=r"y, of shape .* begins 2 bytes behind a multiple of 16.*clone it"):
-        launcher.check_tensors(described, (ARGUMENTS[0], shifted))
+        launcher.check_launch(described, (ARGUMENTS[0], shifted))
     with pytest.raises(launcher.LaunchFailed, match=r"y is on meta, and x on cpu"):
-        launcher.check_tensors(described, (ARGUMENTS[0], shifted.to("meta")))
+        launcher.check_launch(described, (ARGUMENTS[0], shifted.to("meta")))
     with helion.runtime.stub_driver() as stub:
         kernel(*ARGUMENTS)
         kernel(*ARGUMENTS)
@@ -87,13 +87,13 @@ def test_every_tensor_of_a_launch_is_named(at: int) -> None:
     bound = case.kernel.bind(given)
     described = bound.compile_config().__globals__[f"_helion_{case.kernel.name}"]
     tensors = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in bound.plan().arguments]
-    launcher.check_tensors(described, tensors)
+    launcher.check_launch(described, tensors)
     apart = torch.empty(tensors[at].nbytes + 1, dtype=torch.uint8)[1:].view(torch.uint8)
     tensors[at] = apart
     with pytest.raises(
         launcher.LaunchFailed, match=rf"^{bound.plan().arguments[at].name}\w*, of shape .* begins 1 bytes"
     ):
-        launcher.check_tensors(described, tensors)
+        launcher.check_launch(described, tensors)
 
 
 def test_no_rows_launch_nothing() -> None:

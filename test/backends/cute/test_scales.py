@@ -441,3 +441,12 @@ def test_factors_are_asked_for_before_operands_are_waited_for() -> None:
         rewrite(store.program, lambda step, kept=kept: (kept.append(step) or step,))  # type: ignore[misc]
         kinds = [type(step) for step in kept]
         assert kinds.index(g.LoadScales) < kinds.index(g.Wait) < kinds.index(g.Promote)
+
+
+def test_sizes_and_tiles_that_factors_need_are_named() -> None:
+    case = scaled_kernels.CASES["by_id"]
+    given = scaled_kernels.arguments(case, *ODD)
+    with pytest.raises(
+        exc.CuteUnsupported, match="the size of the dimension that sa has factors for is known only at run"
+    ):
+        helion.kernel(case.kernel.fn, backend="cute", static_shapes=False).bind(given)

@@ -219,3 +219,76 @@ def test_styles_on_a_gpu() -> None:
             close(added(x, y, out, _added), 0.5 * expected + 2 * matrix.double())
     mask, offset = matrix > 0, (row * 20).to(torch.int8)
     close(masked(x, y, mask, offset), torch.where(mask, expected, offset.double()))
+
+
+def test_refusals_name_tensors_as_they_are_written() -> None:
+    """Not as the kernel's text does, nor without a name where the epilogue has them from outside."""
+    numbers, apart = torch.arange(N), values(M, N + 1, dtype=torch.float32)[:, :N]
+    for epilogue, message in (
+        (lambda acc, out, m, n: _plain(acc + numbers[n], out, m, n), r"operand store\.\S+cell_contents is of int64"),
+        (lambda acc, out, m, n: _plain(acc + apart[m, n], out, m, n), r": store\.\S+cell_contents has a stride of 145"),
+    ):
+        with pytest.raises(exc.CuteUnsupported, match=message):
+            stored.bind((X, Y, torch.empty(M, N, dtype=BF16), epilogue))
+    with pytest.raises(exc.CuteUnsupported, match=": residual has a stride of 145 elements, 580 bytes"):
+        with_residual.bind((X, Y, apart))
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def with_residual(x: torch.Tensor, y: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = (acc + residual[tile_m, tile_n]).to(x.dtype)
+    return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def over_an_operand(x: torch.Tensor, y: torch.Tensor, left: hl.constexpr) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = x if left else y
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(out.dtype)
+    return out
+
+
+@helion.kernel(backend="cute", static_shapes=True)
+def rows_over_an_operand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        x[tile_m, :] = torch.softmax(acc, dim=-1).to(x.dtype)
+    return x
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_operands_are_not_written_while_others_read_them(static: bool) -> None:
+    """Also where a program of the user's reads all of a row before it writes it: several CTAs read it, each in its own time."""
+    x, y = values(512, 512), values(512, 512)
+    for kernel, arguments, name in (
+        (over_an_operand, (x, y, True), "x"),
+        (over_an_operand, (x, y, False), "y"),
+        (rows_over_an_operand, (x, y), "x"),
+    ):
+        bound = helion.kernel(kernel.fn, backend="cute", static_shapes=static)
+        with pytest.raises(exc.CuteUnsupported, match=f"{name} shares memory with the output {name}.*backend='triton'"):
+            bound.bind(arguments)
+
+
+def test_refusals_name_strides_that_only_launches_know() -> None:
+    apart = torch.empty(M, 2 * N, dtype=BF16)[:, ::2]
+    for static, stride in ((True, "2"), (False, r"\w*stride_1")):
+        kernel = helion.kernel(stored.fn, backend="cute", static_shapes=static)
+        with pytest.raises(exc.CuteUnsupported, match=f"out has a stride of {stride} along N"):
+            kernel.bind((X, Y, apart, _plain))

@@ -77,7 +77,10 @@ def _refusals(kernel: GemmKernel) -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
-        raise LaunchFailed(f"{kernel.name} cannot be launched with these sizes and strides: {refusal}") from refusal
+        raise LaunchFailed(
+            f"{kernel.name} cannot be launched with these sizes and strides: {refusal}; call contiguous() of the tensor, or"
+            " use backend='auto'"
+        ) from refusal
 
 
 def left_of(given: Sequence[Given]) -> torch.Tensor:
@@ -88,10 +91,8 @@ def left_of(given: Sequence[Given]) -> torch.Tensor:
 
 
 def _launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
-    check_tensors(kernel, given)
+    check_launch(kernel, given)
     device, integers = left_of(given).get_device(), split(kernel, given)[1]
-    with _refusals(kernel):
-        launched(kernel, integers)
     with torch.cuda.device(device):
         entry = entry_of(kernel, device)
         stream = entry.current_stream(device)
@@ -105,8 +106,14 @@ def _launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
     entry.checked.add(integers)
 
 
-def check_tensors(kernel: GemmKernel, given: Sequence[Given]) -> None:
-    """Raises ``LaunchFailed`` for a tensor that the copy engine cannot address."""
+def check_launch(kernel: GemmKernel, given: Sequence[Given]) -> None:
+    """Raises ``LaunchFailed`` for tensors, sizes and strides that the copy engine cannot address."""
+    _check_tensors(kernel, given)
+    with _refusals(kernel):
+        launched(kernel, split(kernel, given)[1])
+
+
+def _check_tensors(kernel: GemmKernel, given: Sequence[Given]) -> None:
     device = left_of(given).device
     for at, tensor in enumerate(given):
         if not isinstance(tensor, torch.Tensor):

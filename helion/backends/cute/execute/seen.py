@@ -8,7 +8,7 @@ from typing import Any
 from ... import stub
 from ..toolchain.kernel import GemmKernel
 from ..toolchain.library import folder
-from .launcher import Entry, check_tensors, entry_of, left_of
+from .launcher import Entry, check_launch, entry_of, left_of
 from .problems import Given, split
 
 
@@ -23,7 +23,7 @@ class SeenLauncher:
     def __call__(self, kernel: GemmKernel, grid: tuple[int, ...], *given: Given) -> None:
         if stub.active():
             folder(kernel)
-            check_tensors(kernel, given)
+            check_launch(kernel, given)
             entry = self._stub(kernel, grid, len(given))
             entry.launch()
             entry.checked.add(split(kernel, given)[1])

@@ -223,7 +223,9 @@ class _Taker:
         if at is None:
             return attrs
         if not equal(tensor.shape[at], self.size):
-            raise Refusal(f"{tensor.name} has {tensor.shape[at]} matrices, of which the batch walks over {self.size}")
+            raise Refusal(
+                f"{tensor.name} has {tensor.shape[at]!r} matrices, of which the batch walks over {self.size!r}"
+            )
         self.strides[tensor.id] = tensor.strides[at]
         gone = attrs.indices[at].positions
         kept = tuple(self._shifted(index, gone) for index in attrs.indices[:at] + attrs.indices[at + 1 :])

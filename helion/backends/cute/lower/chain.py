@@ -12,6 +12,7 @@ from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import ARITY, Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from ..plan.refusal import Refusal
 from .frame import Frame, Place, kind_of, place_of, upright
+from .names import name_of
 from .numbers import equal, example
 
 ROUNDED = {torch.bfloat16: "round_bfloat16", torch.float16: "round_float16"}
@@ -67,7 +68,7 @@ class Chain:
 
     def add_product(self, sums: Value, tensor: HostTensor, pitch: Number) -> None:
         """The sums of a second product are read like an operand."""
-        operand = EpilogueOperand(name=_name_of(tensor), kind="product", dtype=dtype_name(tensor.dtype))
+        operand = EpilogueOperand(name=name_of(tensor), kind="product", dtype=dtype_name(tensor.dtype))
         self.known[sums.number] = self._loaded(operand, tensor.id, pitch)
 
     def begin(self, sums: Value, start: Operand) -> None:
@@ -136,7 +137,7 @@ class Chain:
         self.read_from.append((op, place))
         kind, pitch = kind_of(self.frame, place)
         tensor = place.tensor
-        name = _name_of(tensor)
+        name = name_of(tensor)
         if name in self.loads and self.loads[name][0].kind == "product":
             raise Refusal(f"{tensor.name} is multiplied, and read by the epilogue as well")
         if name in self.loads and self.loads[name][0].kind != kind:
@@ -225,7 +226,7 @@ class Chain:
         place = upright(self.frame, place_of(self.frame, op))
         kind, stride = _output_kind(self.frame, place)
         first = kind == "exact" and all(output.kind != "exact" for output in self.outputs)
-        pitch = self._pitch("d" if first else f"{_name_of(place.tensor)}_output", stride)
+        pitch = self._pitch("d" if first else f"{name_of(place.tensor)}_output", stride)
         self.outputs.append(Written(op=op, place=place, value=self.read(self._unrounded(op)), kind=kind, pitch=pitch))
 
     def _unrounded(self, store: Op) -> Operand:
@@ -258,7 +259,7 @@ class Chain:
         if isinstance(output.value, Constant) or not self._has_sums(output.value):
             raise Refusal(f"what is stored to {tensor.name} does not come from the product")
         return EpilogueOutput(
-            name=_name_of(tensor),
+            name=name_of(tensor),
             value=names[output.value],
             kind="exact" if output.kind == "exact" else "column",
             dtype=dtype_name(tensor.dtype),
@@ -345,10 +346,6 @@ _TRUTH = (*_COMPARISONS, *(name for name in _SPELLED if name.startswith(("logica
 """Operations whose result is a truth value, here 1 or 0."""
 
 
-def _name_of(tensor: HostTensor) -> str:
-    return f"{tensor.name}_{tensor.id}" if tensor.name.isidentifier() else f"operand_{tensor.id}"
-
-
 def _check_ranks(op: Op, frame: Frame) -> None:
     """Dimensions meet those of the result from the last one on: a vector along M would else be taken for one along N."""
     for value in op.operands:
@@ -374,7 +371,7 @@ def _output_kind(frame: Frame, place: Place) -> tuple[str, Number]:
     if place.blocks == (frame.m, frame.n):
         if not equal(place.strides[1], 1):
             raise Refusal(
-                f"{place.tensor.name} has a stride of {place.strides[1]} along N; contiguous rows are implemented"
+                f"{place.tensor.name} has a stride of {place.strides[1]!r} along N; contiguous rows are implemented"
             )
         return "exact", place.strides[0]
     if place.blocks == (frame.m,) and frame.whole_rows:

@@ -19,6 +19,7 @@ from ..plan.runtime import multiple_of, shown
 from ..settle import choice_of
 from .batch import Batched, without_batch
 from .chain import EXAMPLE_MULTIPLE
+from .names import as_written
 from .numbers import dividing, equal, example
 from .product import Product, product_of
 
@@ -101,7 +102,7 @@ def build_plan(program: Program, decisions: Decisions, target: Target, settings:
     try:
         gemm = plan_gemm(product.problem, choice_of(decisions, product, target), target)
     except Refusal as refusal:
-        raise exc.InvalidConfig(f"{program.host.name} on {target}: {refusal}.") from refusal
+        raise exc.InvalidConfig(f"{program.host.name} on {target}: {as_written(program, refusal)}.") from refusal
     return CutePlan(
         program=program,
         gemm=gemm,

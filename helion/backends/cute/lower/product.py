@@ -337,7 +337,8 @@ def _operand(frame: Frame, value: Operand, wanted: tuple[int, int]) -> Place:
         wanted = (wanted[1], wanted[0]) if op.kind == "view" else wanted
         op = frame.maker(op.operands[0])
     if op is None or op.kind != "load":
-        raise Refusal("operands of the dot that are loaded as they are are implemented")
+        made = "" if op is None else f", not of what {op.attrs.name if op.kind == 'view' else _name(op)} makes"
+        raise Refusal(f"a dot of operands as they are loaded is implemented{made}")
     if blocks_of(frame, op) != wanted:
         raise Refusal(f"{frame.tensor(op).name} is not tiled by the dimensions of the dot")
     return place_of(frame, op)
@@ -371,8 +372,9 @@ def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:
 def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> Product:
     operands = tuple(source for _, source in chain.loads.values())
     outputs = tuple(output.place.tensor.id for output in chain.outputs)
-    read = [each for each in (a.tensor.id, b.tensor.id, *operands, *scaled.tensors) if isinstance(each, int)]
-    _check_memory(frame, read, outputs, chain.updated())
+    multiplied = (a.tensor.id, b.tensor.id, *scaled.tensors)  # of which every tile reads what others write
+    read = [each for each in (*multiplied, *operands) if isinstance(each, int)]
+    _check_memory(frame, read, outputs, chain.updated().difference(multiplied))
     if a.tensor.dtype != b.tensor.dtype:
         raise Refusal(f"a product of {dtype_name(a.tensor.dtype)} and {dtype_name(b.tensor.dtype)} is not implemented")
     a_major, a_pitch = major_of(frame, a)

@@ -35,6 +35,7 @@ from ..plan.dtypes import FLOAT_DTYPES
 from ..plan.refusal import Refusal
 from ..plan.scales import BlockScales, Scale, Side
 from .frame import Frame
+from .names import name_of
 from .numbers import known
 
 
@@ -242,16 +243,16 @@ class ScaleReader:
                 continue
             self._check_extent(tensor.name, lines, extent)
             if lines.block == self.frame.k:
-                k_pitch, k = known(stride, "a stride"), lines.lines
+                k_pitch, k = known(stride, f"the stride of {tensor.name}"), lines.lines
             elif place is None and lines.block in (self.frame.m, self.frame.n):
-                place, pitch = lines, known(stride, "a stride")
+                place, pitch = lines, known(stride, f"the stride of {tensor.name}")
             else:
                 raise Refusal(
                     f"{tensor.name} has a factor for each row and column; one per row or per column is implemented"
                 )
         side: Side = "row" if place is not None and place.block == self.frame.m else "column"
         scale = Scale(
-            name=f"{tensor.name}_{tensor.id}" if tensor.name.isidentifier() else f"operand_{tensor.id}",
+            name=name_of(tensor),
             side=side,
             dtype=dtype_name(tensor.dtype),
             pitch=pitch,
@@ -262,8 +263,11 @@ class ScaleReader:
         return _Factor(scale=scale, tensor=tensor.id, k=k)
 
     def _check_extent(self, name: str, lines: _Lines, extent: object) -> None:
-        read = -(-known(self.frame.extent(lines.block), "a size") // lines.lines)
-        if known(extent, "an extent") < read:
+        read = -(
+            -known(self.frame.extent(lines.block), f"the size of the dimension that {name} has factors for")
+            // lines.lines
+        )
+        if known(extent, f"the size of {name}") < read:
             raise Refusal(f"{name} has {extent} factors along a dimension of which {read} are read")
 
     def _lines(self, load: Op, index: Index, name: str) -> _Lines | None:

@@ -249,7 +249,7 @@ def _line(major: Major, other: str) -> str:
 def _check_pitch(problem: GemmProblem, name: str, dtype: str, pitch: int, side: str) -> None:
     """TMA moves boxes of tensors whose lines, along `side`, lie a multiple of 16 bytes apart."""
     line = getattr(problem, side)
-    if pitch < line and f"size_{side}" not in problem.runtime:
+    if pitch < line and (pitch == 0 or f"size_{side}" not in problem.runtime):
         raise Refusal(f"{name} has a stride of {pitch} elements between lines of {line}: they overlap")
     if pitch * itemsize(dtype) % TMA_ALIGNMENT_BYTES:
         raise Refusal(
