@@ -317,7 +317,8 @@ class BoundKernel:
     ) -> str:
         """``to_code`` of the cute backend, whose default config is that of None where another is in use.
 
-        Raises ``exc.InvalidAPIUsage`` where it does not take the kernel, or was not asked.
+        Raises:
+            exc.InvalidAPIUsage: the cute backend does not take the kernel, or was not asked.
         """
         compiled, full = self._of_backend("cute", config)
         backend = compiled.specialized.analysis.backend.name
