@@ -272,6 +272,21 @@ def rows_over_an_operand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@helion.kernel(backend="cute", static_shapes=True)
+def gated_over_an_operand(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = gate.size(1)
+    for tile_m, tile_n in hl.tile([m, n]):
+        gated = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        value = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            left = x[tile_m, tile_k]
+            gated = torch.addmm(gated, left, gate[tile_k, tile_n])
+            value = torch.addmm(value, left, up[tile_k, tile_n])
+        up[tile_m, tile_n] = (torch.relu(gated) * value).to(up.dtype)
+    return up
+
+
 @pytest.mark.parametrize("static", [True, False])
 def test_operands_are_not_written_while_others_read_them(static: bool) -> None:
     """Also where a program of the user's reads all of a row before it writes it: several CTAs read it, each in its own time."""
@@ -280,6 +295,7 @@ def test_operands_are_not_written_while_others_read_them(static: bool) -> None:
         (over_an_operand, (x, y, True), "x"),
         (over_an_operand, (x, y, False), "y"),
         (rows_over_an_operand, (x, y), "x"),
+        (gated_over_an_operand, (x, y, values(512, 512)), "up"),
     ):
         bound = helion.kernel(kernel.fn, backend="cute", static_shapes=static)
         with pytest.raises(exc.CuteUnsupported, match=f"{name} shares memory with the output {name}.*backend='triton'"):

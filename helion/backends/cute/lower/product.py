@@ -372,7 +372,8 @@ def _oriented(frame: Frame, stores: Sequence[Op]) -> Frame:
 def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> Product:
     operands = tuple(source for _, source in chain.loads.values())
     outputs = tuple(output.place.tensor.id for output in chain.outputs)
-    multiplied = (a.tensor.id, b.tensor.id, *scaled.tensors)  # of which every tile reads what others write
+    second = (source for operand, source in chain.loads.values() if operand.kind == "product")
+    multiplied = (a.tensor.id, b.tensor.id, *second, *scaled.tensors)  # of which every tile reads what others write
     read = [each for each in (*multiplied, *operands) if isinstance(each, int)]
     _check_memory(frame, read, outputs, chain.updated().difference(multiplied))
     if a.tensor.dtype != b.tensor.dtype:
