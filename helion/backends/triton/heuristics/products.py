@@ -31,9 +31,9 @@ _PIPELINES = ((128, 3), (128, 2), (64, 3), (64, 2), (64, 1))
 _WARPS = (4, 8, 16)
 #: Rows of a chunk that are multiplied by one another, at most.
 _CHUNK = 64
-#: Bytes on their way to an SM that hide the latency of memory: 4.8 TB/s times a microsecond, for each of 132 SMs. Stages at
-#: most.
-_IN_FLIGHT, _MOST_STAGES = 36 * 1024, 6
+#: Microseconds of an SM's share of the memory bandwidth that its bytes on their way last, to hide the latency of memory.
+#: Stages at most.
+_IN_FLIGHT_US, _MOST_STAGES = 1.0, 6
 #: Waves are full enough at this efficiency.
 _WAVE_TARGET = 0.8
 
@@ -69,9 +69,10 @@ def _deepened(facts: KernelFacts, proposal: TritonProposal, target: Target) -> T
     stages = first = proposal.num_stages or 1
     if target.kind != "cuda" or first < _PIPELINES[0][1]:
         return None
+    in_flight = _IN_FLIGHT_US * 1e3 * target.bandwidth_gb_per_s / target.num_sms
     while stages < min(_MOST_STAGES, _steps(facts, sizes)):
         resident = min(cdiv(_programs(facts, proposal), target.num_sms), _resident(facts, target, sizes, warps, stages))
-        if (stages - 1) * resident * _staged_bytes(facts, sizes) >= _IN_FLIGHT:
+        if (stages - 1) * resident * _staged_bytes(facts, sizes) >= in_flight:
             break
         predicted = estimate(facts, target, sizes, warps, stages + 1)
         if not predicted.fits or predicted.spill_risk:
