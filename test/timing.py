@@ -9,7 +9,7 @@ from collections.abc import Callable
 _KNOWN_SECONDS = 0.55e-3
 
 
-def seconds(work: Callable[[], object], repeats: int = 20) -> float:
+def seconds(work: Callable[[], object], repeats: int = 60) -> float:
     """The least seconds of ``work``, as on the machine where the bounds were set.
 
     A slower machine, or one that others use too, takes longer for known work that is timed in turns with it; by so much
