@@ -6,15 +6,16 @@ Tensors of a cell are of device ``meta``; ``inputs`` makes random ones of the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.general import KERNELS, SUMMED
+from benchmarks.holdout import HOLDOUT
 from benchmarks.unseen.table import ALL as UNSEEN
-from benchmarks.unseen.table import Maker
+from benchmarks.unseen.table import Maker, Unseen
 from helion._testing import EXAMPLES_DIR, as_meta, import_path, map_tensors
 
 if TYPE_CHECKING:
@@ -342,14 +343,23 @@ def general_cells() -> Iterator[Cell]:
 
 def unseen_cells() -> Iterator[Cell]:
     """Families of kernels that no rule was made for."""
-    for one in UNSEEN:
+    return _made_cells("unseen", UNSEEN)
+
+
+def holdout_cells() -> Iterator[Cell]:
+    """Kernels that predicted times are judged by and were not fitted to."""
+    return _made_cells("holdout", HOLDOUT)
+
+
+def _made_cells(suite: str, kernels: Sequence[Unseen]) -> Iterator[Cell]:
+    for one in kernels:
         for dtype, shape in one.shapes:
 
             def made(device: str, seed: int, one=one, dtype=dtype, shape=shape) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
                 return one.arguments(Maker(device, seed), dtype, *shape)
 
             yield Cell(
-                suite="unseen",
+                suite=suite,
                 kernel=one.kernel.name,
                 case=" by ".join(map(str, shape)),
                 dtype=_name(dtype),
@@ -369,6 +379,11 @@ def table_cells() -> list[Cell]:
 def timed_cells() -> list[Cell]:
     """All that is timed on a GPU."""
     return [cell for cell in (*table_cells(), *general_cells(), *unseen_cells()) if cell.baseline is not None]
+
+
+def swept_cells() -> list[Cell]:
+    """All whose configs are timed."""
+    return [*timed_cells(), *holdout_cells()]
 
 
 def inputs(cell: Cell, device: str, seed: int = 0) -> tuple[Any, ...]:

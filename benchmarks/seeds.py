@@ -224,10 +224,10 @@ def measured(cell: Cell, made: Variants, timer: Timer, errors: Mapping[str, floa
     )
 
 
-def chosen_cells(options: argparse.Namespace) -> list[int]:
-    """Positions in ``_cells()`` of what was asked for."""
+def chosen_cells(options: argparse.Namespace, cells: Sequence[Cell]) -> list[int]:
+    """Positions in ``cells`` of what was asked for."""
     found = []
-    for at, cell in enumerate(_cells()):
+    for at, cell in enumerate(cells):
         extents = {int(word) for word in cell.case.replace("=", " ").split() if word.isdigit()}
         if (
             cell.suite in options.suites
@@ -326,7 +326,7 @@ def main() -> int:
     unknown = set(options.suites) - set(SUITES)
     if unknown:
         parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
-    indices = chosen_cells(options)
+    indices = chosen_cells(options, _cells())
     if not indices:
         parser.error("no cell is left; loosen --kernels, --dtypes or --extents")
     if not torch.cuda.is_available():

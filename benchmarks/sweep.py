@@ -3,7 +3,7 @@
     python benchmarks/sweep.py --score                          from what is kept; needs no GPU
     python benchmarks/sweep.py --suites reductions --kernels softmax --extents 4096 \\
         --grid '{"block_sizes": [[1], [2]], "num_warps": [4, 8]}'    times all combinations, and keeps them
-    python benchmarks/sweep.py --suites unseen --sample 24 --seconds 140    configs that chance finds around the seeds
+    python benchmarks/sweep.py --suites holdout --sample 24 --seconds 140   configs that chance finds around the seeds
 
 The file has a line per config: kernel, case, dtype, config as JSON, microseconds (device time with a cold L2 by CUDA
 graph, the median of 11). Configs that fail, or are not right, have none.
@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks.cells import Cell, inputs, timed_cells  # noqa: E402
+from benchmarks.cells import Cell, inputs, swept_cells  # noqa: E402
 from benchmarks.seeds import SUITES, Variants, bound_of, checked, chosen_cells, least_bytes  # noqa: E402
 from benchmarks.timing import LEAST_REPETITIONS, GraphTimer, Timer  # noqa: E402
 from helion import exc  # noqa: E402
@@ -95,7 +95,7 @@ def scores(rows: Iterable[Timed], target: str = KEPT_TARGET) -> Iterator[Score]:
     by_cell: dict[tuple[str, str, str], list[Timed]] = {}
     for row in rows:
         by_cell.setdefault(row.key, []).append(row)
-    for cell in timed_cells():
+    for cell in swept_cells():
         timed = by_cell.get(cell.key[1:])
         if timed is None:
             continue
@@ -141,10 +141,15 @@ def in_turns(cells: Sequence[Cell], indices: Iterable[int]) -> list[int]:
     return [index for _, index in sorted(turns)]
 
 
+@functools.cache
+def _cells() -> list[Cell]:
+    return swept_cells()
+
+
 def launched(index: int, configs: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[str, Any]]]:
     """In a process of its own: the configs that run, whose binaries the disk caches then have."""
     torch.set_float32_matmul_precision("high")
-    cell, running = timed_cells()[index], []
+    cell, running = _cells()[index], []
     for config in configs:
         with contextlib.suppress(Exception):  # of the compiler or the driver: such a config has no time
             args = inputs(cell, "cuda")
@@ -231,12 +236,14 @@ def main() -> int:
         return 1
     torch.set_float32_matmul_precision("high")
     begin = time.monotonic()
-    cells = timed_cells()
+    cells = _cells()
     if options.sample:
-        samples = {index: sampled(cells[index], options.sample) for index in in_turns(cells, chosen_cells(options))}
+        samples = {
+            index: sampled(cells[index], options.sample) for index in in_turns(cells, chosen_cells(options, cells))
+        }
         chosen = prepared(samples, options.seconds * _COMPILING - (time.monotonic() - begin))
     else:
-        chosen = {index: list(combinations(options.grid)) for index in chosen_cells(options)}
+        chosen = {index: list(combinations(options.grid)) for index in chosen_cells(options, cells)}
     timer = GraphTimer(LEAST_REPETITIONS)
     for index, configs in chosen.items():
         if options.sample and time.monotonic() - begin > options.seconds:

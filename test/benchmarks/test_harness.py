@@ -82,7 +82,7 @@ def test_every_suite_is_timed_and_sampled_here() -> None:
 
 def chosen(**given: Any) -> list[Cell]:
     nothing = {"suites": list(seeds.SUITES), "kernels": [], "dtypes": [], "extents": []}
-    return [all_timed()[at] for at in seeds.chosen_cells(argparse.Namespace(**{**nothing, **given}))]
+    return [all_timed()[at] for at in seeds.chosen_cells(argparse.Namespace(**{**nothing, **given}), all_timed())]
 
 
 def test_all_cells_are_chosen_where_nothing_is_asked_for() -> None:
