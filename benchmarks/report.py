@@ -26,6 +26,7 @@ from benchmarks.cells import timed_cells  # noqa: E402
 from benchmarks.goals import Finding, number  # noqa: E402
 from benchmarks.seeds import BOUNDS, RESULTS, SUITES, Row  # noqa: E402
 from benchmarks.timing import FLUSH_BYTES, LEAST_REPETITIONS, REPETITIONS, SLOW  # noqa: E402
+from helion.backends import BACKENDS  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
 #: Stands for the device where there are no results at all.
@@ -125,8 +126,8 @@ def method() -> list[str]:
         f"  relative in the 2-norm, is at most {bounds}.",
         "  What fails or is wrong is listed with the reason. Products of fp32 matrices run in TF32 everywhere.",
         "- *seed* is the first seed, *fastest seed* the best of those that were timed. The first seed runs when nothing",
-        "  was tuned, but for cells that are listed under *another default*. *conservative* is the config of small safe",
-        "  tiles. *eager* is the same computation in PyTorch (a plain product is cuBLAS's), *torch.compile* that",
+        "  was tuned, but for cells that are listed under *another default*. *conservative* is Triton's config of small",
+        "  safe tiles, *cute* and *triton* the default of the backend that does not run. *eager* is the same computation in PyTorch (a plain product is cuBLAS's), *torch.compile* that",
         "  computation compiled for these static shapes.",
         "- Ratios are the other's time over the seed's: above 1 the seed is faster. Means are geometric, over the cells",
         "  where both are right.",
@@ -295,7 +296,7 @@ def defaults(rows: Sequence[Row]) -> list[str]:
 def details(rows: Sequence[Row]) -> list[str]:
     """Every cell on a line, folded."""
     header = ["kernel", "case", "dtype", "seed, µs", "± quartiles", "torch.compile", "fastest seed", "eager"]
-    others = ["conservative", *(["cute"] if any("cute" in row.times for row in rows) else [])]
+    others = ["conservative", *(name for name in BACKENDS if any(name in row.times for row in rows))]
     header += [*others, "GB/s", "TFLOP/s", "error", "config of the seed"]
     lines = []
     for row in rows:

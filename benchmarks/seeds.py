@@ -1,4 +1,4 @@
-"""Times the first seeds on a GPU beside the conservative config, the cute backend, eager PyTorch and torch.compile.
+"""Times the first seeds on a GPU beside the conservative config, the other backend, eager PyTorch and torch.compile.
 
     python benchmarks/seeds.py [--suites epilogue,matmul] [--kernels softmax] [--extents 4096] [--dtypes bfloat16]
 
@@ -11,6 +11,7 @@ benchmarks/results; benchmarks/report.py makes docs/performance.md of them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -34,7 +35,7 @@ import helion  # noqa: E402
 from benchmarks.cells import Cell, inputs, timed_cells  # noqa: E402
 from benchmarks.timing import GraphTimer, Timer, copy_bandwidth, reason  # noqa: E402
 from helion._testing import map_tensors  # noqa: E402
-from helion.backends import BACKENDS  # noqa: E402
+from helion.backends import BACKENDS, GENERAL  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general", "unseen")
@@ -76,20 +77,25 @@ class Variants:
 
 def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, compiled: bool = True) -> Variants:
     """The functions of one cell on ``args``: ``seed``, further seeds if asked for, ``default`` where that is another
-    config, ``conservative``, ``cute`` (see ``on_cute``), ``eager``, ``library`` where one has a call of its own for it (flash
-    and cuDNN attention, cuBLAS on narrow numbers), and ``compile`` for torch.compile."""
+    config, the ``conservative`` one of the backend for all kernels, defaults of ``others``, ``eager``, ``library`` where one
+    has a call of its own for it (flash and cuDNN attention, cuBLAS on narrow numbers), and ``compile`` for torch.compile."""
     bound = cell.function.bind(args)
+    slower = others(cell, bound, args)
+    general = slower.get(GENERAL, bound)
     chosen = {"seed" if at == 0 else f"seed {at}": seed.config for at, seed in enumerate(bound.seeds)}
     if not alternates:
         chosen = {name: config for name, config in chosen.items() if name == "seed"}
     default = bound.default_config()
     if default not in chosen.values():
         chosen["default"] = default
-    chosen["conservative"] = bound.conservative_config()
     functions: dict[str, Callable[[], Any]] = {
         name: functools.partial(_run, bound, config, args) for name, config in chosen.items()
     }
-    functions.update(on_cute(cell, args))
+    conservative = general.conservative_config()
+    functions["conservative"] = functools.partial(_run, general, conservative, args)
+    functions.update(
+        {name: functools.partial(_run, each, each.default_config(), args) for name, each in slower.items()}
+    )
     assert cell.baseline is not None
     functions["eager"] = functools.partial(cell.baseline, *args)
     if cell.library is not None:
@@ -99,23 +105,27 @@ def variants(cell: Cell, args: tuple[Any, ...], *, alternates: bool = False, com
         functions["compile"] = functools.partial(torch.compile(cell.baseline, dynamic=False), *args)
     return Variants(
         functions=functions,
-        configs={name: repr(bound.short_config(config)) for name, config in {**chosen, "default": default}.items()},
+        configs={
+            **{name: repr(bound.short_config(config)) for name, config in chosen.items()},
+            "conservative": repr(general.short_config(conservative)),
+            "default": repr(bound.short_config(default)),
+        },
         heuristic=bound.seeds[0].heuristic if bound.seeds else "",
         bytes=least_bytes(cell, args),
         flops=sum(math.prod(m) * 2 for m in products(cell)),
     )
 
 
-def on_cute(cell: Cell, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
-    """The default of the cute backend under its name, where that is installed and takes the kernel."""
-    if not BACKENDS["cute"].is_installed:
-        return {}
-    kernel = helion.kernel(cell.function.fn, backend="cute", static_shapes=cell.function.settings.static_shapes)
-    try:
-        bound = kernel.bind(args)
-    except helion.exc.BackendUnsupported:
-        return {}
-    return {"cute": functools.partial(_run, bound, bound.default_config(), args)}
+def others(cell: Cell, used: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    """The kernel bound for each further backend, by name, that is installed and takes it; ``used`` runs by default."""
+    found = {}
+    for name, backend in BACKENDS.items():
+        if name == used.backend or not backend.is_installed:
+            continue
+        kernel = helion.kernel(cell.function.fn, backend=name, static_shapes=cell.function.settings.static_shapes)
+        with contextlib.suppress(helion.exc.BackendUnsupported):
+            found[name] = kernel.bind(args)
+    return found
 
 
 def _run(bound: Any, config: Any, args: tuple[Any, ...]) -> Any:
@@ -296,6 +306,7 @@ def environment() -> dict[str, Any]:
         "sms": properties.multi_processor_count,
         "torch": torch.__version__,
         "triton": triton.__version__,
+        "backends": [name for name, backend in BACKENDS.items() if backend.is_installed],
         "python": sys.version.split()[0],
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),

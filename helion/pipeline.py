@@ -22,7 +22,7 @@ from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
 from ._lazy import lazy
 from ._shapes import hint_of
-from .backends import BACKENDS
+from .backends import BACKENDS, GENERAL
 from .backends.protocol import Backend
 from .config import Config, as_config
 from .hardware import Target
@@ -288,7 +288,7 @@ def analyse(
     backend: str | None = None,
 ) -> Analysis:
     """Walk a kernel on its arguments. ``observed``: tensors of its host code that are known from a run, by name;
-    ``backend`` is that of ``settings`` unless it is given.
+    ``backend`` is that of ``settings`` unless it is given; where neither names one, tensors of a GPU get ``auto``.
 
     With the backend ``auto`` that one is taken which is predicted to be the fastest of those that refuse neither the kernel
     nor one of ``configs``, which are those it was given; where all refuse, the last one's reason is raised. Raises every
@@ -300,7 +300,7 @@ def analyse(
     def analysed(asked: Backend[Any]) -> Analysis:
         return _analysed(asked, fn, name, arguments, settings, target, constants, observed or {}, divided)
 
-    *others, last = _asked(name, backend or settings.backend)
+    *others, last = _asked(name, backend or settings.backend or _unasked(_device(name, arguments)))
     found = {each.name: _unless_refused(analysed, each, configs) for each in others}
     if not any(isinstance(each, Analysis) for each in found.values()):
         chosen = replace(analysed(last), contenders=_refused(found))
@@ -336,6 +336,12 @@ def _fastest(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> 
         _LOG.debug("%s: %s", timed[0][1].name, contender)
     first, *slower = (each for _, each in timed)
     return replace(first, contenders=contenders, slower=tuple(slower))
+
+
+def _unasked(device: torch.device) -> str:
+    """What stands for the backend that nobody named: on a GPU all of them compete; where nothing of theirs is launched, the
+    one for all kernels says what there is."""
+    return "auto" if device.type == "cuda" else GENERAL
 
 
 def _asked(name: str, wanted: str) -> Sequence[Backend[Any]]:

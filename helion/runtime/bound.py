@@ -206,6 +206,11 @@ class BoundKernel:
         return self._analysis.config_spec
 
     @property
+    def backend(self) -> str:
+        """The name of the backend in use, ``"triton"`` or ``"cute"``: the one that was asked for, or that was taken of all."""
+        return self._analysis.backend.name
+
+    @property
     def seeds(self) -> tuple[Seed, ...]:
         """Legal configs the heuristics propose, best first, at most 10."""
         return self._analysis.seeds.seeds

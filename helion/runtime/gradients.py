@@ -90,8 +90,8 @@ def _decorator(settings: Settings) -> str:
     options = ["static_shapes=True", f"dot_precision={settings.dot_precision!r}"]
     if settings.index_dtype_name != "auto":
         options.append(f"index_dtype=torch.{settings.index_dtype_name}")
-    if {settings.backend, Settings().backend} != {GENERAL}:  # what takes a kernel need not take its backward
-        options.append("backend='auto'")
+    if settings.backend is not None:  # what takes a kernel need not take its backward
+        options.append(f"backend={settings.backend if settings.backend == GENERAL else 'auto'!r}")
     options.append("ignore_warnings=[helion.exc.TensorOperationInWrapper]")
     return f"@helion.kernel({', '.join(options)})"
 

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .. import exc, knobs
+from .. import exc
 from .._lazy import lazy
+from ..backends import GENERAL
 from ..config import Config
 from ..hardware import Target
 from ..settings import RefMode, Settings
@@ -155,5 +156,5 @@ class Specialized:
         wanted = self.settings.index_dtype
         extra = f", index_dtype={wanted!r}" if wanted not in (None, "auto") else ""
         backend = self.analysis.backend.name
-        chosen = f", backend={backend!r}" if backend != knobs.SETTINGS["backend"].default else ""
+        chosen = f", backend={backend!r}" if backend != GENERAL else ""
         return f"@helion.kernel(config={self.short_config(config)!r}, static_shapes={static}{extra}{chosen})"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from backends.cute.products import BF16, matmul
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import helion
 import helion.language as hl
@@ -68,6 +69,36 @@ def test_the_faster_one_is_taken_and_both_are_explained(
     assert f"not {other}: predicted" in bound.explain(format="html")
     data = json.loads(bound.explain(format="json"))
     assert [(each["backend"], each["us"]) for each in data["contenders"]] == [(chosen, us[chosen]), (other, us[other])]
+
+
+def on_gpu(device: str = "cuda") -> tuple[torch.Tensor, ...]:
+    with FakeTensorMode():
+        return tuple(torch.empty(64, 64, dtype=BF16, device=device) for _ in range(2))
+
+
+def test_where_none_was_named_backends_compete_for_tensors_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    kernel = helion.kernel(matmul.fn)
+    assert [kernel.bind(on_gpu(device), target=HOPPER).backend for device in ("cuda", "cpu")] == ["cute", "triton"]
+    assert kernel.bind(ARGUMENTS, target=HOPPER).backend == "triton"
+    assert helion.kernel(matmul.fn, backend="triton").bind(on_gpu(), target=HOPPER).backend == "triton"
+    given = helion.kernel(matmul.fn, config=helion.Config(block_sizes=[64, 64, 64], num_warps=4))
+    assert given.bind(on_gpu(), target=HOPPER).backend == "triton"
+    monkeypatch.setenv("HELION_BACKEND", "triton")
+    assert helion.kernel(matmul.fn).bind(on_gpu(), target=HOPPER).backend == "triton"
+
+
+def test_without_the_extra_it_is_triton_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(BACKENDS["cute"]), "is_installed", False)
+    bound = helion.kernel(matmul.fn).bind(on_gpu(), target=HOPPER)
+    assert bound.backend == "triton" and "\n  backend" not in bound.explain()
+
+
+def test_a_decorator_names_the_backend_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    for us, named in ((10.0, "backend='cute'"), (30.0, "")):
+        times(monkeypatch, {"cute": us, "triton": 20.0})
+        line = helion.kernel(matmul.fn).bind(on_gpu(), target=HOPPER).format_kernel_decorator()
+        assert (named in line) if named else ("backend" not in line)
 
 
 def test_one_that_refuses_says_why() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import helion
 from benchmarks import seeds
 from benchmarks.cells import Cell, inputs, table_cells, timed_cells
 from benchmarks.timing import GraphTimer, RecordedTimer, Times, copy_bandwidth
@@ -266,7 +267,19 @@ def test_the_cute_backend_is_timed_where_it_takes_a_kernel(monkeypatch: pytest.M
     other = next(cell for cell in cells.values() if cell.suite == "reductions")
     kind = type(BACKENDS["cute"])
     monkeypatch.setattr(kind, "is_installed", True)
-    assert list(seeds.on_cute(product, product.args)) == ["cute"]
-    assert seeds.on_cute(other, other.args) == {}
+    used = product.function.bind(product.args)
+    assert {name: each.backend for name, each in seeds.others(product, used, product.args).items()} == {"cute": "cute"}
+    assert seeds.others(other, other.function.bind(other.args), other.args) == {}
     monkeypatch.setattr(kind, "is_installed", False)
-    assert seeds.on_cute(product, product.args) == {}
+    assert seeds.others(product, used, product.args) == {}
+
+
+def test_what_runs_by_default_is_the_seed_and_triton_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The conservative config is that of the backend for all kernels."""
+    monkeypatch.setenv("HELION_BACKEND", "cute")
+    cell = small("matmul", 200)
+    kernel = helion.kernel(cell.function.fn, static_shapes=True)
+    cell = dataclasses.replace(cell, function=kernel)
+    made = seeds.variants(cell, inputs(cell, "cpu"), compiled=False)
+    assert list(made.functions) == ["seed", "conservative", "triton", "eager"]
+    assert made.heuristic.startswith("Cute") and "num_warps" in made.configs["conservative"]
