@@ -53,11 +53,12 @@ def _tile_field(e: Emission, attrs: TileAttrs) -> str:
 
 def iota(e: Emission, op: Op) -> None:
     attrs = op.attributes(IotaAttrs)
-    full = e.kernel.blocks[attrs.block].kind == "full"
+    (dim,) = op.result.dims
+    full = e.kernel.blocks[attrs.block].kind == "full" and dim.block is not None
     if full or not attrs.relative:
         text = e.active(attrs.block).index
     else:
-        text = f"tl.arange(0, {e.symbol(attrs.block)})" + (".to(tl.int64)" if e.wide else "")
+        text = f"tl.arange(0, {e.size_text(dim)})" + (".to(tl.int64)" if e.wide else "")
     if attrs.relative:
         text = f"{text} * {attrs.step}" if attrs.step != 1 else text
         text = f"{text} + {attrs.start}" if attrs.start else text

@@ -31,8 +31,9 @@ from .running_sums import keep_sums
 from .turn import turn_products
 
 if TYPE_CHECKING:
-    from . import squeeze
+    from . import counted, squeeze
 else:
+    counted = lazy("helion.backends.triton.lower.counted")
     squeeze = lazy("helion.backends.triton.lower.squeeze")
 
 
@@ -90,6 +91,11 @@ def unread_atomics(program: Program, scheduled: Scheduled) -> Program:
     return map_ops(program, mark)
 
 
+def _count_lanes(program: Program, scheduled: Scheduled) -> Program:
+    merging = any(op.kind == "view" and len(op.result.dims) == 1 for op in program.walk())
+    return counted.count_lanes(program, scheduled) if merging else program
+
+
 def _squeeze(program: Program, scheduled: Scheduled) -> Program:
     return squeeze.squeeze_batches(program, scheduled)
 
@@ -106,6 +112,7 @@ STEPS: tuple[Step, ...] = (
     ORDER_MEMORY,
     INSERT_CHECKS,
     Step("triton.running_sums", keep_sums),
+    Step("triton.counted_lanes", _count_lanes),
     Step("triton.gathers", widen_gathers),
     Step("triton.products", single_products),
     Step("triton.atomics", unread_atomics),
