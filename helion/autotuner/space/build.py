@@ -116,12 +116,13 @@ def _block_slots(seen: Survey, chunks: Sequence[Chunk], target: Target, own: Own
         if block.id in own.sizes:
             low, high = max(low, own.sizes[block.id][0]), max(low, own.sizes[block.id][1])
         fragment = _sizes_between(low, high, own.multiples.get(block.id))
+        first = max(low, own.initial.get(block.id, min(max(initial, low), max(_covering(block, high), low))))
         slots.append(
             Slot(
                 name=block.name,
                 at=block.id,
                 fragment=fragment,
-                initial=nearest(fragment, min(max(initial, low), max(_covering(block, high), low)), low),
+                initial=nearest(fragment, first, low),
                 ids=(block.id,),
             )
         )

@@ -10,7 +10,7 @@ from ... import exc
 from ...autotuner.decisions import Decisions
 from ...autotuner.space.own import Rule
 from ...hardware import Target
-from .bounds import columns_of, ctas_per_mma, least_rows, row_clusters, tile_bounds
+from .bounds import columns_of, ctas_per_mma, least_rows, lies_in_memory, row_clusters, tile_bounds
 from .plan.build import plan_gemm, unit_of
 from .plan.records import Choice, GemmPlan, GemmProblem
 from .plan.refusal import Refusal
@@ -105,6 +105,8 @@ class Settling:
         return decisions.having("loop_orders", {place: sorted(order) for place, order in entries.items()})
 
     def _rows(self, decisions: Decisions, repair: bool) -> Decisions:
+        if self._too_few_rows(decisions):
+            decisions = self._with(decisions, {"rows_in": "memory"})
         if decisions.values.get(self._key("rows_in")) == "memory":
             return decisions.valued(**{self._key("cluster_n"): 1})
         columns = min(tile_bounds(self.product.problem, self.target)[1][1], TILE_COLUMNS[-1])
@@ -116,6 +118,14 @@ class Settling:
         rows, wanted = decisions.sizes[self.product.blocks[0]], decisions.values[name]
         known = [each for each in row_clusters(problem, self.target) if least_rows(problem, each) <= rows] or [wanted]
         return decisions.valued(**{name: min(known, key=lambda each: abs(each - wanted))})
+
+    def _too_few_rows(self, decisions: Decisions) -> bool:
+        """Whether tiles have fewer rows than slices of A for each CTA of a cluster; in memory they need not."""
+        problem = self.product.problem
+        if not self.product.whole_rows or not lies_in_memory(problem):
+            return False
+        rows = decisions.sizes[self.product.blocks[0]]
+        return all(least_rows(problem, ctas) > rows for ctas in row_clusters(problem, self.target))
 
     def _with(self, decisions: Decisions, changes: Mapping[str, Any]) -> Decisions:
         """With those of `changes` that the product has keys for."""

@@ -79,7 +79,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
     product, unit = known_product(program), unit_of(target)
     settling = Settling(program.host.name, product, target)
     sizes = dict(zip(product.blocks, tile_bounds(product.problem, target), strict=True))
-    step = column_step(product.problem)
+    step, initial = column_step(product.problem), dict[int, int]()
     if product.batch_block is not None:
         sizes[product.batch_block] = (1, 1)
     if product.whole_rows:
@@ -87,14 +87,16 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         sizes |= dict.fromkeys(product.undecided, (LEAST_COLUMNS, LEAST_COLUMNS))
         rows = product.blocks[0]
         held = held_by_cluster(product.problem, target)
-        fewest = least_rows(product.problem, row_clusters(product.problem, target)[0]) if held else WGMMA_ROWS
-        sizes[rows] = (fewest, max(fewest, sizes[rows][1]))
+        first = least_rows(product.problem, row_clusters(product.problem, target)[0]) if held else WGMMA_ROWS
+        fewest = WGMMA_ROWS if lies_in_memory(product.problem) else first
+        sizes[rows], initial[rows] = (fewest, max(first, sizes[rows][1])), first
     return OwnKeys(
         fields=tuple(_fields(product, unit, target)),
         absent={**_absent(product.problem, unit), **{name: why.format(unit=unit) for name, why in _ELSEWHERE.items()}},
         verbatim=VERBATIM_PREFIX,
         rules=settling.rules(),
         sizes=sizes,
+        initial=initial,
         multiples={} if step is None or product.whole_rows else {product.blocks[1]: step},
         holds_values=False,
     )

@@ -257,6 +257,20 @@ def test_configs_say_where_rows_lie() -> None:
     assert (held["wgmma_rows_in"], held["wgmma_tile_columns"]) == ("cluster", 256)
 
 
+def test_tiles_of_fewer_rows_than_a_cluster_slices_lie_in_memory() -> None:
+    """16 CTAs load slices of 8 rows each, so that tiles of a cluster have 128; what is predicted of 64 is what runs."""
+    bound = bound_of("h200", 16, 4096, 4096)
+    plans = [bound.plan(seed.config).gemm for seed in bound.seeds]
+    assert [plan.tile[0] for plan in plans] == [64, 64, 64]
+    for seed, plan in zip(bound.seeds, plans, strict=True):
+        assert bound.config_spec.normalize(seed.config) == seed.config
+        assert "x".join(map(str, plan.tile)) in seed.reason
+    space = bound.config_spec
+    first, few = space.normalize({}), space.normalize({"block_sizes": [64, 64], "wgmma_cluster_n": 16})
+    assert (first["block_sizes"], first["wgmma_rows_in"], first["wgmma_cluster_n"]) == ([128, 64], "cluster", 16)
+    assert (few["block_sizes"], few["wgmma_rows_in"], few["wgmma_cluster_n"]) == ([64, 64], "memory", 1)
+
+
 @pytest.mark.parametrize("name", ["softmax", "two norms"])
 def test_rows_in_memory(name: str) -> None:
     case, given = CASES[name], operands(7, 4104, 72, BF16)
