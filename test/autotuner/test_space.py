@@ -110,7 +110,7 @@ def scalar_grid(x):
 def whole_scan(x):
     out = torch.empty([x.size(0)], device=x.device)
     for tile in hl.tile(x.size(0)):
-        out[tile] = torch.cumsum(x[tile, :], dim=1).amax(1)
+        out[tile] = hl.cumsum(x[tile, :], dim=1, reverse=True).amax(1)
     return out
 
 

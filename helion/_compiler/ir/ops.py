@@ -79,7 +79,9 @@ OPS: Mapping[str, OpSpec] = {
     "dot": OpSpec(attrs=g.DotAttrs, needs_whole=True),
     "view": OpSpec(attrs=g.ViewAttrs, mergeable=True, is_view=True, tile_independent=True, divided_by=_ALL),
     "mask": OpSpec(attrs=g.MaskAttrs, mergeable=True, is_view=True, tile_independent=True, divided_by=_ROWS),
-    "scan": OpSpec(attrs=g.ScanAttrs, regions=1, combines=True, needs_whole=True),
+    "scan": OpSpec(
+        attrs=g.ScanAttrs, regions=1, combines=True, needs_whole=True, divided_by=frozenset(("roll",))
+    ),
     "fold": OpSpec(attrs=g.FoldAttrs, regions=1, combines=True, needs_whole=True),
     "gather": OpSpec(attrs=g.GatherAttrs, mergeable=True, needs_whole=True),
     "sort": OpSpec(mergeable=True, needs_whole=True),

@@ -37,7 +37,7 @@ from ..ir.grammar import Block, IotaAttrs, Op, Program, ReduceAttrs, Region, Val
 from ..ir.ops import OPS
 from ..ir.reductions import REDUCTIONS, identity
 from ..ir.rewrite import Declined, Makers, map_regions
-from . import online, places
+from . import online, places, running
 from .chunks import Pass
 from .online import Centred
 from .simplify import drop_dead
@@ -160,6 +160,8 @@ class _Roller:
             raise Declined(f"a {op.kind} uses the dimension")
         if isinstance(op.attrs, IotaAttrs) and op.attrs.block != self.block:
             raise Declined("an index mixes dimensions")
+        if op.kind == "scan":
+            running.check_scan(op, self.block)
         for value in (*op.values(), *op.results):
             places = [d for d in value.dims if self.block in d.blocks]
             if len(places) > 1:
@@ -301,8 +303,14 @@ class _Roller:
                     self.centre_later(found, stage)
                 continue
             operands = tuple(self.rename(o, stage) if isinstance(o, Value) else o for o in op.operands)
+            if running.runs_along(op, self.block):
+                stage.loop.locate(op.location)
+                scanned = running.scan_chunk(op, operands, stage.loop)
+                stage.renamed.update((r.number, value) for r, value in zip(op.results, scanned, strict=True))
+                continue
             clones = tuple(self.clone(r, stage) for r in op.results)
-            stage.loop.body.repeat(op, operands=operands, results=clones)
+            regions = tuple(running.fresh_region(region, stage.loop.body) for region in op.regions)
+            stage.loop.body.repeat(op, operands=operands, results=clones, regions=regions)
         return stage
 
     def closure(self, sinks: Collection[Op], schedule: _Schedule, makers: Makers) -> set[int]:
