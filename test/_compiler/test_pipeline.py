@@ -31,6 +31,7 @@ from helion._compiler.ir.verifier import verify
 from helion._compiler.passes.schedule import (
     CHOOSE_BRANCHES,
     FLATTEN,
+    HOIST_OPERANDS,
     INSERT_CHECKS,
     ORDER_MEMORY,
     PACK_OPERANDS,
@@ -167,7 +168,17 @@ def test_an_unknown_name_lists_all_steps(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_names_differ_and_begin_with_the_backend() -> None:
-    shared = (CHOOSE_BRANCHES, ROLL, FLATTEN, SPLIT_SUMS, PACK_OPERANDS, SUBTILE, ORDER_MEMORY, INSERT_CHECKS)
+    shared = (
+        CHOOSE_BRANCHES,
+        ROLL,
+        FLATTEN,
+        SPLIT_SUMS,
+        HOIST_OPERANDS,
+        PACK_OPERANDS,
+        SUBTILE,
+        ORDER_MEMORY,
+        INSERT_CHECKS,
+    )
     assert len(NAMES) == len(PASSES) + len(STEPS) + 1
     for name, backend in BACKENDS.items():
         assert all(s.name.startswith(f"{name}.") for s in backend.steps if s not in shared)

@@ -37,6 +37,17 @@ def tile_sums(x):
     return out
 
 
+def narrow_weights(x, w):
+    """A product of weights of 8 bits, which are widened in the loop."""
+    out = torch.empty([x.size(0), w.size(0)], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = hl.dot(x[tile_m, tile_k], w[tile_n, tile_k].T.to(x.dtype), acc=acc)
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
 def scaled(x):
     out = torch.empty_like(x)
     factor = hl.register_tunable("factor", helion.autotuner.IntegerFragment(1, 8, 1))
@@ -88,6 +99,11 @@ SAMPLES = {
     ),
     "matmul_odd": Sample(
         fn=sample_kernels.matmul, args=(_meta(128, 63), _meta(63, 256)), config={"block_sizes": [64, 64, 16]}
+    ),
+    "narrow_weights": Sample(
+        fn=narrow_weights,
+        args=(_MATRICES[0], _meta(250, 64, dtype=torch.int8)),
+        config={"block_sizes": [64, 64, 32]},
     ),
     "row_sum": Sample(fn=sample_kernels.row_sum, args=(_meta(48, 300),), config={"block_sizes": [2]}),
     "tile_sums": Sample(fn=tile_sums, args=(_meta(48, 64),), config={"block_sizes": [2]}),
@@ -178,6 +194,8 @@ ENTRIES = (
     entry("turn_products", "matmul", True),
     entry("pack_operands", "matmul_odd", True),
     entry("pack_operands", "matmul", True),
+    entry("hoist_operands", "narrow_weights", True),
+    entry("hoist_operands", "matmul", True),
     entry("factor", "scaled", 3),
     entry("_triton_config_enable_fp_fusion", "add", False),
     entry("num_ctas", "matmul", 2),

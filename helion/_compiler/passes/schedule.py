@@ -14,11 +14,12 @@ from . import branches, order_memory, rolling
 from .accesses import Launched
 
 if TYPE_CHECKING:
-    from . import checks, flatten, pack, split_sums, subtile
+    from . import checks, flatten, hoist, pack, split_sums, subtile
 else:
     # binding needs the names of the steps alone
     checks = lazy("helion._compiler.passes.checks")
     flatten = lazy("helion._compiler.passes.flatten")
+    hoist = lazy("helion._compiler.passes.hoist")
     pack = lazy("helion._compiler.passes.pack")
     split_sums = lazy("helion._compiler.passes.split_sums")
     subtile = lazy("helion._compiler.passes.subtile")
@@ -31,7 +32,7 @@ class Scheduled:
     ``sizes`` are those of the traced program's blocks, in elements. ``chunked`` are the whole dimensions walked in
     chunks. ``flattened`` has the loop order of each grid that becomes one loop, by number of its root. ``subtiles`` is the
     number of column subtiles of an epilogue, 0 for none, ``parts`` that of programs which share a sum. ``turned``: products
-    are computed as their transposes. ``packed``: of copies of operands. ``threads``, ``steady``
+    are computed as their transposes. ``packed``: of copies of operands. ``hoisted``: computed operands are computed first. ``threads``, ``steady``
     and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``tunables`` are the values of the
     kernel's own keys.
     """
@@ -43,6 +44,7 @@ class Scheduled:
     parts: int = 1
     turned: bool = False
     packed: bool = False
+    hoisted: bool = False
     threads: int
     steady: bool
     block_accesses: frozenset[int] = frozenset()
@@ -96,6 +98,10 @@ def _split_sums(program: Program, scheduled: Scheduled) -> Program:
     return split_sums.split_sums(program, scheduled.parts, scheduled.sizes_in(program))
 
 
+def _hoist_operands(program: Program, scheduled: Scheduled) -> Program:
+    return hoist.hoist_operands(program, scheduled.sizes_in(program)) if scheduled.hoisted else program
+
+
 def _pack_operands(program: Program, scheduled: Scheduled) -> Program:
     return pack.pack_operands(program, scheduled.sizes_in(program)) if scheduled.packed else program
 
@@ -122,6 +128,7 @@ FLATTEN = Step("flatten", _flatten)
 #: Behind every step that changes the axes of a grid.
 SPLIT_SUMS = Step("split_sums", _split_sums)
 #: Behind it, as what adds parts up reads no operands.
+HOIST_OPERANDS = Step("hoist_operands", _hoist_operands)
 PACK_OPERANDS = Step("pack_operands", _pack_operands)
 SUBTILE = Step("subtile", _subtile)
 #: Behind every step that moves, repeats or splits accesses.

@@ -61,7 +61,7 @@ class Triton:
     name: str = "triton"
     key_prefixes: tuple[str, ...] = (
         "range_", "static_range", "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
-        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "pack_operands", "_triton_config_",
+        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "pack_operands", "hoist_operands", "_triton_config_",
     )  # fmt: skip
     is_installed: bool = True
 

@@ -12,6 +12,7 @@ from ... import exc
 from ..._compiler.ir.grammar import Bound, ForAttrs, LoopAxis, Op, OperandRef, Program, Root
 from ..._compiler.ir.loops import loops_of
 from ..._compiler.ir.rewrite import Declined
+from ..._compiler.passes.hoist import computed_operands, may_hoist
 from ..._compiler.passes.order_memory import rewrites
 from ..._compiler.passes.pack import may_pack, unaligned_operands
 from ..._compiler.passes.split_sums import summing_loop
@@ -294,6 +295,16 @@ def _packed(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
 
 
+def _hoisted(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Offsets of what is computed first have 32 bits; the grid loop that computes it has a numbered grid."""
+    if not decisions.values.get("hoist_operands", False):
+        return decisions
+    found = computed_operands(scene.program)
+    if any(decisions.entries["flatten_loops"].values()) or not all(may_hoist(each, decisions.sizes) for each in found):
+        return decisions.valued(hoist_operands=False)
+    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+
+
 def _lanes(dim: Dim, sizes: Mapping[int, int]) -> int:
     return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
 
@@ -394,6 +405,10 @@ _RULES: tuple[tuple[str, _Step], ...] = (
         _turned,
     ),
     ("rows of whole tiles would not begin at multiples of 16 bytes, or copies have no numbered grid", _packed),
+    (
+        "32-bit offsets do not reach all of the operands that are computed first, or these have no numbered grid",
+        _hoisted,
+    ),
     ("a block of threads with so many registers does not fit an SM", _registers),
     ("no tile of an epilogue is wide enough", _subtiles),
     ("a dimension of the grid is too long", _long_axes),

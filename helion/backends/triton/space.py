@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
+from ..._compiler.passes.hoist import computed_operands
 from ..._compiler.passes.pack import unaligned_operands
 from ..._shapes import cdiv, previous_power_of_2
 from ...autotuner.space.fields import (
@@ -62,6 +63,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         *_split_fields(program, target, settings, absent),
         *_turn_fields(program, target, absent),
         *_pack_fields(program, settings, absent),
+        *_hoist_fields(program, settings, absent),
         *_memory_fields(seen),
     ]
     return OwnKeys(
@@ -202,6 +204,18 @@ def _pack_fields(program: Program, settings: Settings, absent: dict[str, str]) -
         absent["pack_operands"] = "no operand of a matrix product has rows of known size that begin anywhere"
     else:
         return [Scalar(key="pack_operands", fragment=BooleanFragment(), initial=False)]
+    return []
+
+
+def _hoist_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
+    if settings.checked:
+        absent["hoist_operands"] = "a checked kernel reads the tensors that it was written for"
+    elif not computed_operands(program):
+        absent["hoist_operands"] = (
+            "no operand of a matrix product in a loop is computed from tiles of known sizes that several programs share"
+        )
+    else:
+        return [Scalar(key="hoist_operands", fragment=BooleanFragment(), initial=False)]
     return []
 
 

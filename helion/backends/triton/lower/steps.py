@@ -15,6 +15,7 @@ from ...._compiler.ir.rewrite import map_ops
 from ...._compiler.passes.schedule import (
     CHOOSE_BRANCHES,
     FLATTEN,
+    HOIST_OPERANDS,
     INSERT_CHECKS,
     ORDER_MEMORY,
     PACK_OPERANDS,
@@ -107,6 +108,7 @@ STEPS: tuple[Step, ...] = (
     FLATTEN,
     Step("triton.squeeze", _squeeze),
     SPLIT_SUMS,
+    HOIST_OPERANDS,
     PACK_OPERANDS,
     SUBTILE,
     ORDER_MEMORY,

@@ -1,0 +1,325 @@
+"""Computes operands of matrix products once, in a grid loop in front, where programs would each compute them again.
+
+Weights of few bits are made numbers of 16 bits for every tile of rows that they are multiplied by. Before::
+
+    grid b0, b1: for b2 in 0..k: %1: [b0, b2] = load x; %2: [b2, b1] = load w; %3 = cast %2; dot %1, %3
+
+After, with tiles of the same sizes, so that whatever is computed is computed of the same lanes::
+
+    grid b2 in 0..k, b1: %2: [b2, b1] = load w; %3 = cast %2; store hoisted[b2, b1] <- %3
+    grid b0, b1: for b2 in 0..k: %1: [b0, b2] = load x; %3: [b2, b1] = load hoisted; dot %1, %3
+
+``hoisted`` has whole tiles: lanes out of range hold what they held before. Its rows are contiguous along the dimension along
+which the largest tensor is that it is made of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ..._shapes import Dim, cdiv, fixed_at
+from ..ir.build import Builder, Numbers
+from ..ir.effects import own_effects
+from ..ir.grammar import (
+    AddressAttrs,
+    DotAttrs,
+    ForAttrs,
+    HostTensor,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    Operand,
+    Program,
+    Region,
+    Root,
+    TileAttrs,
+    Value,
+)
+from ..ir.ops import OPS
+from ..ir.rewrite import Makers, expand_ops
+from .simplify import drop_dead
+
+#: Ops that give the same wherever they stand.
+_MOVED = frozenset(("number", "tile", "iota", "full", "load", "pointwise", "view", "mask", "join", "split"))
+_NAME = "_helion_hoisted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """Operand ``at`` of a product that can be computed first: by ``ops``, in the order of the program, over tiles of ``axes``,
+    one for each of its dimensions. ``main`` is the load of the largest tensor among them, ``along`` the dimension
+    along which its memory is contiguous. ``replaced``: nothing else reads what ``main`` loads, so that a load of the operand takes its
+    place."""
+
+    dot: Op
+    at: int
+    value: Value
+    axes: tuple[LoopAxis, ...]
+    ops: tuple[Op, ...]
+    main: Op
+    along: int
+    replaced: bool
+
+
+def computed_operands(program: Program) -> tuple[Computed, ...]:
+    """The operands of matrix products in loops that are computed, of known sizes, from tensors that the kernel does not write,
+    and that are the same for all tiles along some dimension of the grid."""
+    if len(program.roots) != 1:
+        return ()
+    (root,) = program.roots
+    places = [(op, axes) for op, axes in _inside_loops(root.body, {axis.block: axis for axis in root.axes})]
+    dots = [(op, axes) for op, axes in places if isinstance(op.attrs, DotAttrs) and op.attrs.scaled is None]
+    if not dots:
+        return ()
+    search = _Search(program, root)
+    found = (search.operand(op, at, axes) for op, axes in dots for at in (0, 1))
+    return tuple(each for each in found if each is not None)
+
+
+def may_hoist(each: Computed, sizes: Mapping[int, int]) -> bool:
+    """Whether 32-bit offsets reach all of the memory that it takes."""
+    return math.prod(_whole_tiles(each, sizes)) < 2**31
+
+
+def hoist_operands(program: Program, sizes: Mapping[int, int]) -> Program:
+    """The program with grid loops in front of it that compute such operands, which it then loads."""
+    found = computed_operands(replace(program, roots=program.roots[:1]))
+    return drop_dead(_Hoister(program, sizes).program(found)) if found else program
+
+
+# --- which operands ----------------------------------------------------------------------------------------------------
+
+
+def _inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tuple[Op, Mapping[int, LoopAxis]]]:
+    """The ops of loops in ``region``, with the axes around them."""
+    for op in region.ops:
+        if isinstance(op.attrs, ForAttrs):
+            around = {**axes, **{axis.block: axis for axis in op.attrs.axes}}
+            yield from ((inner, around) for inner in op.regions[0].ops)
+            yield from _inside_loops(op.regions[0], around)
+
+
+class _Search:
+    def __init__(self, program: Program, root: Root) -> None:
+        self.program, self.root = program, root
+        self.ops = list(root.body.walk())
+        self.makers = Makers.among(self.ops)
+        self.order = {op.number: at for at, op in enumerate(self.ops)}
+        self.written = {effect.storage for op in self.ops for effect in self.effects(op) if effect.writes}
+
+    def effects(self, op: Op) -> Iterator:
+        if isinstance(op.attrs, (MemoryAttrs, AddressAttrs)) or OPS[op.kind].writes:
+            yield from own_effects(self.program, op)
+
+    def operand(self, dot: Op, at: int, around: Mapping[int, LoopAxis]) -> Computed | None:
+        value = dot.operands[at]
+        if not isinstance(value, Value) or not self.is_computed(value):
+            return None
+        own = {axis.block for axis in self.root.axes}
+        if not all(block in own or _runs(axis) for block, axis in around.items()):
+            return None
+        axes = [[around[block] for block in dim.blocks if block in around] for dim in value.dims]
+        whole = tuple(each[0] for each in axes if len(each) == 1 and _is_whole(each[0]))
+        blocks = frozenset(axis.block for axis in whole)
+        if not len(axes) == len(whole) == len(blocks) == 2:
+            return None
+        ops = self.slice(value, blocks, around)
+        if ops is None:
+            return None
+        free = any(axis.block not in blocks and not axis.scalar for axis in self.root.axes)
+        loads = [op for op in ops if op.kind == "load"]
+        if not free or not loads:
+            return None
+        main = max(loads, key=lambda op: (len(op.result.dims), -self.order[op.number]))
+        inside = {op.number for op in ops}
+        readers = [op for op in self.ops if any(v is main.result for v in op.reads())]
+        return Computed(
+            dot=dot,
+            at=at,
+            value=value,
+            axes=whole,
+            ops=ops,
+            main=main,
+            along=self.along(main, value),
+            replaced=all(op.number in inside for op in readers),
+        )
+
+    def is_computed(self, value: Value) -> bool:
+        """Whether something else than views and masks stands between a load and ``value``."""
+        maker = self.makers.of(value)
+        while maker is not None and OPS[maker.kind].is_view:
+            maker = self.makers.of(maker.operands[0])
+        return maker is not None and maker.kind != "load"
+
+    def slice(self, value: Value, own: frozenset[int], around: Mapping[int, LoopAxis]) -> tuple[Op, ...] | None:
+        """What ``value`` is made by; None where that depends on more than tiles of ``own``, or cannot be done twice."""
+        found: dict[int, Op] = {}
+        waiting: list[Operand] = [value]
+        while waiting:
+            operand = waiting.pop()
+            if not isinstance(operand, Value):
+                continue
+            op = self.makers.of(operand)
+            if op is None or not self.moves(op, own, around):
+                return None
+            if op.number not in found:
+                found[op.number] = op
+                waiting += op.operands
+        return tuple(sorted(found.values(), key=lambda op: self.order[op.number]))
+
+    def moves(self, op: Op, own: frozenset[int], around: Mapping[int, LoopAxis]) -> bool:
+        if op.kind not in _MOVED or not _walked(op, around) <= own:
+            return False
+        if not isinstance(op.attrs, MemoryAttrs):
+            return True
+        return None not in self.written and self.program.tensors[op.attrs.tensor].storage not in self.written
+
+    def along(self, main: Op, value: Value) -> int:
+        """The dimension of ``value`` that has the lanes along which memory of ``main`` is contiguous; else the last one."""
+        attrs = main.attributes(MemoryAttrs)
+        strides = self.program.tensors[attrs.tensor].strides
+        unit = {
+            i.block for i, stride in zip(attrs.indices, strides, strict=True) if isinstance(stride, int) and stride == 1
+        }
+        return 0 if unit & set(value.dims[0].blocks) else 1
+
+
+def _walked(op: Op, around: Mapping[int, LoopAxis]) -> set[int]:
+    """The blocks around a product whose tiles an op depends on."""
+    blocks = {block for result in op.results for dim in result.dims for block in dim.blocks}
+    match op.attrs:
+        case TileAttrs(block=block) | IotaAttrs(block=block):
+            blocks.add(block)
+        case MemoryAttrs(indices=indices):
+            blocks |= {index.block for index in indices if index.block is not None}
+    return {block for block in blocks if block in around}
+
+
+def _runs(axis: LoopAxis) -> bool:
+    """Whether a loop is known to run at least once."""
+    known = isinstance(axis.begin, int) and isinstance(axis.end, int)
+    return known and axis.jagged is None and axis.begin < axis.end  # type: ignore[operator]
+
+
+def _is_whole(axis: LoopAxis) -> bool:
+    """Whether an axis walks over tiles from 0 to a number that is known."""
+    known = isinstance(axis.end, int) and axis.end > 0 and fixed_at(axis.begin, 0)
+    return known and axis.jagged is None and not axis.merged and not axis.scalar
+
+
+def _whole_tiles(each: Computed, sizes: Mapping[int, int]) -> tuple[int, ...]:
+    pairs = zip(each.axes, each.value.dims, strict=True)
+    return tuple(cdiv(axis.end, sizes[axis.block]) * _lanes(dim, sizes) for axis, dim in pairs)  # type: ignore[arg-type]
+
+
+def _lanes(dim: Dim, sizes: Mapping[int, int]) -> int:
+    return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
+
+
+# --- the grid loops in front -----------------------------------------------------------------------------------------------
+
+
+class _Hoister:
+    def __init__(self, program: Program, sizes: Mapping[int, int]) -> None:
+        self.before, self.sizes = program, sizes
+        self.numbers = Numbers.after(program)
+        self.tensors = list(program.tensors)
+        taken = (op.attrs.slot for op in program.walk() if isinstance(op.attrs, MemoryAttrs))
+        self.slots = itertools.count(1 + max(taken))
+        #: By tensor, that of its loads.
+        self.read_at: dict[int, int] = {}
+
+    def program(self, found: tuple[Computed, ...]) -> Program:
+        made: dict[int, HostTensor] = {}
+        roots: list[Root] = []
+        for each in found:
+            if each.value.number not in made:
+                made[each.value.number] = self.tensor(each)
+                roots.append(self.computing(each, made[each.value.number]))
+        reading = {
+            number: [(each, made[each.value.number]) for each in group]
+            for number, group in itertools.groupby(found, key=lambda each: each.dot.number)
+        }
+        changed = expand_ops(self.before, lambda op: self.loading(op, reading.get(op.number, [])))
+        later = (replace(root, phase=root.phase + 1) for root in changed.roots)
+        return replace(changed, tensors=tuple(self.tensors), roots=(*later, *roots))
+
+    def tensor(self, each: Computed) -> HostTensor:
+        shape = _whole_tiles(each, self.sizes)
+        main = self.before.tensors[each.main.attributes(MemoryAttrs).tensor]
+        made = replace(
+            main,
+            id=len(self.tensors),
+            name=f"hoisted_{main.name}",
+            source=f"{_NAME}_{len(self.tensors)}",
+            dtype=each.value.dtype,
+            shape=shape,
+            strides=(shape[1], 1) if each.along else (1, shape[0]),
+            storage=1 + max(tensor.storage for tensor in self.tensors),
+            aligned=True,
+            made=True,
+        )
+        self.tensors.append(made)
+        return made
+
+    def computing(self, each: Computed, to: HostTensor) -> Root:
+        """The grid loop that computes an operand."""
+        ops: list[Op] = []
+        out = Builder(self.numbers, each.dot.location, ops)
+        renamed: dict[int, Value] = {}
+        for op in each.ops:
+            results = tuple(self.numbers.value(r.dtype, r.dims, r.name) for r in op.results)
+            operands = tuple(renamed.get(o.number, o) if isinstance(o, Value) else o for o in op.operands)
+            renamed.update((old.number, new) for old, new in zip(op.results, results, strict=True))
+            attrs = replace(op.attrs, slot=next(self.slots)) if isinstance(op.attrs, MemoryAttrs) else op.attrs
+            out.repeat(op, operands=operands, results=results, attrs=attrs)
+        value = renamed[each.value.number]
+        indices, access = self.access(out, each, to, next(self.slots), first=1)
+        out.emit("store", (value, *indices), to.dtype, value.dims, access)
+        axes = tuple(replace(axis, split=None) for axis in each.axes)
+        return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()), phase=0)
+
+    def loading(self, op: Op, found: list[tuple[Computed, HostTensor]]) -> tuple[Op, ...]:
+        """A product with loads of such operands in front of it."""
+        if not found:
+            return (op,)
+        ops: list[Op] = []
+        out = Builder(self.numbers, op.location, ops)
+        given = list(op.operands)
+        for each, tensor in found:
+            indices, attrs = self.access(out, each, tensor, self.reading_slot(each, tensor), first=0)
+            given[each.at] = out.emit("load", indices, tensor.dtype, each.value.dims, attrs, each.value.name)
+        return (*ops, replace(op, operands=tuple(given)))
+
+    def access(
+        self, out: Builder, each: Computed, tensor: HostTensor, slot: int, *, first: int
+    ) -> tuple[list[Operand], MemoryAttrs]:
+        """The tile of ``tensor`` around: index operands, of which the first one is operand ``first``."""
+        operands: list[Operand] = []
+        indices = []
+        for at, (axis, dim) in enumerate(zip(each.axes, each.value.dims, strict=True)):
+            if dim.block is not None:
+                indices.append(Index("block", block=axis.block, positions=(at,)))
+                continue
+            begin = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(axis.block, "begin"))
+            first_lane = out.pointwise("mul", begin, _lanes(dim, self.sizes) // self.sizes[axis.block])
+            lanes = out.emit("iota", (), self.before.index_dtype, (dim,), IotaAttrs(axis.block, True))
+            operands.append(out.pointwise("add", first_lane, lanes))
+            indices.append(Index("tensor", positions=(at,), operand=first + len(operands) - 1))
+        return operands, MemoryAttrs(tensor.id, tuple(indices), slot, 2, padded=True)
+
+    def reading_slot(self, each: Computed, tensor: HostTensor) -> int:
+        """That of the load in whose place an operand is loaded, if nothing else has it."""
+        own = each.main.attributes(MemoryAttrs).slot
+        if tensor.id not in self.read_at:
+            free = each.replaced and own not in self.read_at.values()
+            self.read_at[tensor.id] = own if free else next(self.slots)
+        return self.read_at[tensor.id]
+
+
+__all__ = ["Computed", "computed_operands", "hoist_operands", "may_hoist"]
