@@ -6,7 +6,7 @@ import collections
 import functools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -18,7 +18,6 @@ from helion.autotuner.measure.simulated import SimulatedDevice
 from helion.autotuner.options import Options
 from helion.autotuner.search.domain import ListedDomain
 from helion.autotuner.search.protocol import Search
-from helion.autotuner.search.random import RandomSearch
 from helion.autotuner.search.strategy import search_of
 from helion.autotuner.search.time_model import PredictedTime
 from helion.autotuner.tuner import Budget, tune
@@ -81,10 +80,16 @@ def by_the_tuner() -> list[list[float]]:
 
 @functools.cache
 def at_random() -> list[list[float]]:
-    """Random search without the seeds that the tuner begins with."""
-    return [
-        median_of(each, lambda seed, each=each: RandomSearch(each.domain, seed, seeded=False)) for each in recordings()
-    ]
+    """What random search without the seeds reaches at the median of all its runs."""
+    return [[drawn(sorted(each.times.values()), budget) for budget in BUDGETS] for each in recordings()]
+
+
+def drawn(times: list[float], count: int) -> float:
+    """The least of ``times``, which are sorted, over the median of the least of ``count`` that are drawn without putting
+    any back."""
+    every = math.comb(len(times), min(count, len(times)))
+    later = (math.comb(len(times) - at - 1, min(count, len(times))) for at in range(len(times)))
+    return times[0] / times[next(at for at, draws in enumerate(later) if 2 * draws <= every)]
 
 
 def mean(values: list[float]) -> float:
@@ -92,7 +97,7 @@ def mean(values: list[float]) -> float:
 
 
 def test_thirty_evaluations_find_97_percent_of_the_best() -> None:
-    """Measured with HELION_PROVE=1: 260 cells, geometric mean 0.9998, the worst 0.980."""
+    """Measured with HELION_PROVE=1: 260 cells, geometric mean 0.9999, the worst 0.992."""
     ratios = [ratio[-1] for ratio in by_the_tuner()]
     assert mean(ratios) >= 0.995
     short = [(each.case, ratio) for each, ratio in zip(recordings(), ratios, strict=True) if ratio < 0.97]
@@ -101,20 +106,21 @@ def test_thirty_evaluations_find_97_percent_of_the_best() -> None:
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_it_is_better_than_random_search_at_equal_budget(budget: int) -> None:
-    """On the whole, and for no kernel worse by more than noise once the seeds, which come first, are through."""
+    """On the whole. From 10 evaluations on it is behind for no kernel by more than noise, and from 20 on in no cell by more
+    than 0.2 %: of 260 cells in none with 20, in one with 30 (0.1 %)."""
     at = BUDGETS.index(budget)
-    by_kernel: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
-    for each, ours, random in zip(recordings(), by_the_tuner(), at_random(), strict=True):
-        by_kernel[each.kernel].append((ours[at], random[at]))
-    assert mean([ours for pairs in by_kernel.values() for ours, _ in pairs]) > mean(
-        [random for pairs in by_kernel.values() for _, random in pairs]
-    )
-    worse = {
-        kernel: (mean([ours for ours, _ in pairs]), mean([random for _, random in pairs]))
-        for kernel, pairs in by_kernel.items()
-        if budget >= 10 and mean([ours for ours, _ in pairs]) < 0.99 * mean([random for _, random in pairs])
-    }
-    assert not worse
+    cells = [(each.kernel, ours[at], random[at]) for each, ours, random in by_cell()]
+    assert mean([ours for _, ours, _ in cells]) > mean([random for _, _, random in cells])
+    by_kernel: dict[str, list[float]] = collections.defaultdict(list)
+    for kernel, ours, random in cells:
+        by_kernel[kernel].append(ours / random)
+    assert budget < 10 or not {kernel: mean(found) for kernel, found in by_kernel.items() if mean(found) < 0.99}
+    assert budget < 20 or not [cell for cell in cells if cell[1] < 0.998 * cell[2]]
+
+
+def by_cell() -> Iterator[tuple[Recorded, list[float], list[float]]]:
+    """What the tuner and random search reach with each of the budgets."""
+    return zip(recordings(), by_the_tuner(), at_random(), strict=True)
 
 
 def test_every_kept_config_is_replayed() -> None:

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import torch
+from conftest import PROVE
 from sample_kernels import matmul, softmax
 from timing import seconds
 
@@ -26,6 +27,9 @@ from helion.config import Config
 from helion.settings import Settings
 
 SEARCHES = ("surrogate", "pattern", "evolution", "random")
+#: Planted optima, and at how many times their time the surrogate search is at most after 80 evaluations, on average: 1.16 of
+#: 16 from the seeds, 1.26 from the smallest config.
+OPTIMA, PLANTED = (16, 1.4) if PROVE else (5, 1.4)
 
 
 def bound_matmul() -> helion.runtime.bound.BoundKernel:
@@ -92,26 +96,27 @@ def test_everything_asked_is_legal_and_fits(bound: helion.runtime.bound.BoundKer
 def mean_log(search: str, bound: helion.runtime.bound.BoundKernel, configs: int, seeds: list[Config] | None) -> float:
     """The geometric mean, as a logarithm, of the best over the optimum for several planted ones."""
     total = 0.0
-    for planted_at in range(5):
+    for planted_at in range(OPTIMA):
         times = planted(bound, planted_at)
         domain = domain_of(bound, seeds)
         result = found(
             search_of(Options(search=search, random_seed=planted_at), domain), times, configs, bound.default_config()
         )
         total += math.log(times(result.config) / 10.0)
-    return total / 5
+    return total / OPTIMA
 
 
 def test_a_planted_optimum_is_approached(bound: helion.runtime.bound.BoundKernel) -> None:
-    """It lies anywhere, and neither seeds nor predictions know of it: 1.3 to 1.8 times its time, at random 2.2."""
-    at_random = mean_log("random", bound, 80, None)
+    """It lies anywhere, and neither seeds nor predictions know of it: 1.2 to 1.8 times its time, at random 2.2."""
+    reached = {search: mean_log(search, bound, 80, None) for search in SEARCHES}
+    print({search: round(math.exp(log), 2) for search, log in reached.items()})
     for search in ("surrogate", "pattern", "evolution"):
-        assert mean_log(search, bound, 80, None) < at_random - 0.1, search
-    assert mean_log("surrogate", bound, 80, None) < math.log(1.5)
+        assert reached[search] < reached["random"] - 0.1, search
+    assert reached["surrogate"] < math.log(PLANTED)
 
 
 def test_a_poor_start_is_left(bound: helion.runtime.bound.BoundKernel) -> None:
-    assert mean_log("surrogate", bound, 80, [bound.config_spec.smallest()]) < math.log(1.5)
+    assert mean_log("surrogate", bound, 80, [bound.config_spec.smallest()]) < math.log(PLANTED)
 
 
 def test_failures_are_learnt_from(bound: helion.runtime.bound.BoundKernel) -> None:
@@ -166,7 +171,11 @@ def test_the_budget_is_kept(bound: helion.runtime.bound.BoundKernel) -> None:
 @pytest.mark.parametrize("interrupts", [1, 2])
 def test_an_interrupt_gives_the_best_so_far(bound: helion.runtime.bound.BoundKernel, interrupts: int) -> None:
     """The second one ends the comparison with the baseline, which stays unless it was far behind."""
-    times = planted(bound, 0)
+    steep = planted(bound, 0)
+
+    def times(config: Config) -> float:
+        return steep(config) ** 0.25
+
     left = [interrupts]
 
     def interrupted(config: Config) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, Protocol
 
@@ -43,8 +43,8 @@ class Domain(Protocol):
         """A config a step or a few away."""
         ...
 
-    def neighbours(self, config: Config) -> list[Config]:
-        """All configs one step away."""
+    def neighbours(self, config: Config) -> Iterator[Config]:
+        """All configs one step away, those along keys that matter most first; made one by one, as they are asked for."""
         ...
 
     def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
@@ -115,11 +115,15 @@ class SpaceDomain:
 
         return self._first(changed, other_than=config)
 
-    def neighbours(self, config: Config) -> list[Config]:
+    def neighbours(self, config: Config) -> Iterator[Config]:
         steps = [(field, value) for field in self._movable for value in field.neighbours(config[field.key])]
         steps.sort(key=lambda step: -step[0].weight)
-        found = (self._legal({**config, field.key: value}) for field, value in steps)
-        return list(dict.fromkeys(other for other in found if other is not None and other != config))
+        given = {config}
+        for field, value in steps:
+            other = self._legal({**config, field.key: value})
+            if other is not None and other not in given:
+                given.add(other)
+                yield other
 
     def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
         def moved() -> Mapping[str, Any]:
@@ -185,11 +189,11 @@ class ListedDomain:
         return rng.choice(self.configs) if self.configs else None
 
     def mutated(self, config: Config, rng: Random) -> Config | None:
-        near = self.neighbours(config)
+        near = list(self.neighbours(config))
         return rng.choice(near) if near else None
 
-    def neighbours(self, config: Config) -> list[Config]:
-        return self._near(self._places[self._at[config]], config)[:_NEAREST]
+    def neighbours(self, config: Config) -> Iterator[Config]:
+        return iter(self._near(self._places[self._at[config]], config)[:_NEAREST])
 
     def differed(self, base: Config, plus: Config, minus: Config, rng: Random) -> Config | None:
         up, down = self._places[self._at[plus]], self._places[self._at[minus]]

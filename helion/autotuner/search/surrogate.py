@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -25,8 +25,10 @@ _DROPPED = 50
 _FAILED = 2.0
 #: Candidates that are drawn at first, and for each config given after that. Drawing one takes about 0.5 ms.
 _FIRST_DRAWN, _DRAWN = 24, 2
-#: Candidates are drawn around this many of the fastest configs, and one in so many anywhere.
-_AROUND, _ANYWHERE = 5, 4
+#: Every second candidate is the next neighbour of one of so many of the fastest configs. The others are a few steps from one
+#: of so many of them, and one in so many lies anywhere. Optima that predictions know nothing of are left at 1.2 times their
+#: time after 80 evaluations; with steps alone, around 5 configs and one in 4 anywhere, at 1.35 (test/autotuner/test_search.py).
+_WALKED, _AROUND, _ANYWHERE = 2, 3, 8
 #: Gains that differ by less than this share are told apart at random.
 _TIE = 1e-3
 #: Seeds that are tried before the model is asked.
@@ -100,6 +102,7 @@ class SurrogateSearch:
         self._first = list(domain.seeds[:_SEEDS])
         self._candidates: dict[Config, None] = dict.fromkeys(domain.configs or domain.seeds)
         self._given: set[Config] = set()
+        self._around: dict[Config, Iterator[Config]] = {}
         self._drawn = 0
         self._observed = Observations(domain)
 
@@ -129,10 +132,11 @@ class SurrogateSearch:
             return candidates[int(np.argmin(self._observed.rows(candidates)[1]))]
         features, predicted = self._observed.rows(candidates)
         mean, deviation = model.at(features, predicted)
+        deviation = np.hypot(deviation, model.doubt(predicted))
         gain = expected_improvement(mean, deviation, self._observed.best)
         gain *= 1.0 + _TIE * np.array([self._rng.random() for _ in candidates])
         # what ends the search must be certain
-        hopeless = self._observed.hopeless(mean - 2.0 * np.hypot(deviation, model.doubt(predicted)))
+        hopeless = self._observed.hopeless(mean - 2.0 * deviation)
         at = int(np.argmax(np.where(hopeless, -1.0, gain)))
         return None if hopeless[at] else candidates[at]
 
@@ -144,16 +148,28 @@ class SurrogateSearch:
         fastest = sorted(worked, key=worked.__getitem__)[:_AROUND] or list(self._domain.seeds)
         for _ in range(count):
             self._drawn += 1
-            at = self._drawn
-            if at % _ANYWHERE == 0 or not fastest:
-                config = self._domain.random(self._rng)
-            elif at % _ANYWHERE == 1 and len(fastest) > 2:
-                base, plus, minus = self._rng.sample(fastest, 3)
-                config = self._domain.differed(base, plus, minus, self._rng)
-            else:
-                config = self._domain.mutated(self._rng.choice(fastest), self._rng)
+            at, second = divmod(self._drawn, 2)
+            config = self._neighbour(fastest[:_WALKED]) if second else self._anywhere(fastest, at)
             if config is not None and config not in self._given:
                 self._candidates[config] = None
+
+    def _neighbour(self, fastest: Sequence[Config]) -> Config | None:
+        """The next one step away from the fastest configs, the first one's before those of others."""
+        for config in fastest:
+            around = self._around.setdefault(config, self._domain.neighbours(config))
+            found = next(around, None)
+            if found is not None:
+                return found
+        return None
+
+    def _anywhere(self, fastest: Sequence[Config], at: int) -> Config | None:
+        """A config some steps away from one of the fastest, between them, or anywhere, in turn."""
+        if at % _ANYWHERE == 0 or not fastest:
+            return self._domain.random(self._rng)
+        if at % _ANYWHERE == 1 and len(fastest) > 2:
+            base, plus, minus = self._rng.sample(fastest, 3)
+            return self._domain.differed(base, plus, minus, self._rng)
+        return self._domain.mutated(self._rng.choice(fastest), self._rng)
 
 
 class Pruned:
