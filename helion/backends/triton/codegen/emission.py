@@ -17,6 +17,7 @@ from .combine import Function
 from .expressions import Expression
 from .ops_pointwise import TRITON_DTYPES, literal
 from .printer import Active, Lines, Names
+from .roundings import Roundings, roundings
 
 
 @dataclass
@@ -52,6 +53,10 @@ class Emission:
         self.functions: dict[Function | str, str] = {}
         #: What the module must provide: ``libdevice``, and helpers by name.
         self.needs: set[str] = set()
+        bodies = [each.root.body for each in kernel.roots] if plan.rounds_in_pairs else []
+        self.roundings: Roundings = roundings(bodies)
+        #: Variables of fp32 that hold values of bf16, by number of the value.
+        self.wide_names: dict[int, str] = {}
         #: Names of block sizes that were used.
         self.symbols: set[str] = set()
         self.index_dtype = TRITON_DTYPES[kernel.index_dtype]
@@ -137,6 +142,33 @@ class Emission:
             self.needs |= value.needs
             value = value.text
         self.lines.add(f"{self.names.define(op.result, base)} = {value}")
+
+    def is_wide(self, value: Value) -> bool:
+        """Whether a value of bf16 is to stand in a variable of fp32."""
+        return value.number in self.roundings.wide
+
+    def in_fp32(self, value: Value) -> str:
+        """The variable of fp32 that holds a value, if there is one, else its own."""
+        return self.wide_names.get(value.number) or self.names.of(value)
+
+    def assign_wide(self, op: Op, base: str, value: str | Expression) -> None:
+        """``value``, which is of fp32, as the result of bf16; also in a variable of bf16 where that is read."""
+        if op.result.number not in self.roundings.narrow:
+            self.assign(op, base, value)
+            self.wide_names[op.result.number] = self.names.of(op.result)
+            return
+        if isinstance(value, Expression):
+            self.needs |= value.needs
+            value = value.text
+        wide = self.names.fresh(f"{op.result.name or base}_fp32")
+        self.lines.add(f"{wide} = {value}")
+        self.wide_names[op.result.number] = wide
+        self.assign(op, base, f"{wide}.to(tl.bfloat16)")
+
+    def alias_wide(self, result: Value, value: Value) -> None:
+        """``result`` is ``value``, which may stand in variables of either dtype."""
+        self.wide_names[result.number] = self.in_fp32(value)
+        self.names.alias(result, self.names.of(value))
 
     def mask_of(self, dims: Dims, along: Sequence[int]) -> str:
         """The lanes in range along some dimensions of a value; empty when all are."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from .expressions import Expression, call, in_parentheses, method
+from .expressions import Expression, call, helper, in_parentheses, infix, method
 from .expressions import number as number_text
-from .ops_pointwise import TRITON_DTYPES
+from .ops_pointwise import ROUND_TO_BF16, TRITON_DTYPES
 
 #: ``tl.max`` drops nan and ``tl.argmax`` ignores it; torch propagates it and finds the first.
 HELPERS: Mapping[str, str] = {
@@ -55,6 +55,12 @@ def render(name: str, operand: Expression, axis: int, dtype: torch.dtype) -> Exp
     if name in ("sum", "max", "min"):
         return call(f"tl.{name}", operand, number_text(axis))
     raise KeyError(name)
+
+
+def render_rounded(name: str, reduced: Expression, *, kept: bool) -> Expression:
+    """What :func:`render` gave for operands of bf16 in fp32, with the value that it has in bf16."""
+    rounded = reduced if name in ("max", "min") else helper(ROUND_TO_BF16, reduced)
+    return infix(rounded, "+", number_text(0.0)) if kept else rounded
 
 
 def render_arg(name: str, operand: str, index: str, axis: int) -> Expression:

@@ -80,12 +80,17 @@ def full(e: Emission, op: Op) -> None:
 def pointwise(e: Emission, op: Op) -> None:
     attrs = op.attributes(PointwiseAttrs)
     name, rank = attrs.name, len(op.result.dims)
-    operands = [_aligned(e, o, rank) if isinstance(o, Value) else o for o in op.operands]
+    wide = e.is_wide(op.result)
+    in_fp32 = wide or ops_pointwise.computes_in_fp32(name) or (name == "cast" and op.result.dtype == torch.float32)
+    operands = [_aligned(e, o, rank, in_fp32) if isinstance(o, Value) else o for o in op.operands]
     kinds = [_promotes_as(e, o) for o in op.operands]
     if name in ("cast", "bitcast"):
         dtypes = [o.dtype if isinstance(o, Value) else None for o in op.operands]
     else:
         dtypes = [k[0] if isinstance(k, tuple) else None for k in kinds]
+    if wide:
+        e.assign_wide(op, name, ops_pointwise.render_rounded(name, operands, dtypes))
+        return
     common = common_dtype(name, kinds) if POINTWISE[name].result == "bool" else None
     e.assign(op, name, ops_pointwise.render(name, operands, dtypes, op.result.dtype, common_dtype=common))
 
@@ -98,9 +103,9 @@ def _promotes_as(e: Emission, operand: Operand) -> Any:
     return e.number_kinds.get(operand.number, (operand.dtype, len(operand.dims)))
 
 
-def _aligned(e: Emission, operand: Value, rank: int) -> str:
+def _aligned(e: Emission, operand: Value, rank: int, in_fp32: bool) -> str:
     """The name of an operand with leading dimensions of 1 up to ``rank``."""
-    text = e.names.of(operand)
+    text = e.in_fp32(operand) if in_fp32 else e.names.of(operand)
     if 0 < len(operand.dims) < rank:
         subscript = ", ".join(["None"] * (rank - len(operand.dims)) + [":"] * len(operand.dims))
         name = e.names.fresh(text)
@@ -115,12 +120,15 @@ def reduce(e: Emission, op: Op) -> None:
     if attrs.name in ("argmax", "argmin"):
         _arg_reduce(e, op, value, attrs.dims[0])
         return
-    reduced = Expression(e.names.of(value))
+    reduced = Expression(e.in_fp32(value))
     if value.dtype in (torch.float16, torch.bfloat16):
         # the combine functions would give fp32 for half operands; extrema are exact in it
         reduced = method(reduced, "to(tl.float32)")
     for axis in reversed(attrs.dims):
         reduced = ops_reduction.render(attrs.name, reduced, axis, value.dtype)
+    if e.is_wide(op.result):
+        e.assign_wide(op, attrs.name, ops_reduction.render_rounded(attrs.name, reduced, kept=attrs.kept))
+        return
     narrow = not op.result.dtype.is_floating_point and op.result.dtype.itemsize < 4
     if narrow or op.result.dtype in (torch.float16, torch.bfloat16) or op.result.dtype != value.dtype:
         reduced = ops_reduction.cast(reduced, op.result.dtype)
@@ -143,26 +151,31 @@ def _arg_reduce(e: Emission, op: Op, value: Value, axis: int) -> None:
 def view(e: Emission, op: Op) -> None:
     attrs = op.attributes(ViewAttrs)
     (value,) = op.values()
-    text = e.names.of(value)
+    wide = e.is_wide(op.result)
+    text = e.in_fp32(value) if wide else e.names.of(value)
+    assign = e.assign_wide if wide else e.assign
     if attrs.name == "permute":
-        e.assign(op, "permute", f"tl.permute({text}, {list(attrs.order)})")
+        assign(op, "permute", f"tl.permute({text}, {list(attrs.order)})")
     elif attrs.name == "broadcast" or not value.dims:
-        e.assign(op, "expand", f"tl.broadcast_to({text}, {e.shape(op.result.dims)})")
+        assign(op, "expand", f"tl.broadcast_to({text}, {e.shape(op.result.dims)})")
     elif not op.result.dims:
         # a value of one element becomes a scalar
         flat = text if len(value.dims) == 1 else f"tl.reshape({text}, [1])"
         total = f"tl.max({flat}.to(tl.int32), 0)" if value.dtype == torch.bool else f"tl.sum({flat}, 0)"
         e.assign(op, "scalar", ops_reduction.cast(Expression(total), value.dtype))
     elif (subscript := _insertions(value.dims, op.result.dims)) is not None:
-        e.assign(op, "view", f"{text}[{subscript}]")
+        assign(op, "view", f"{text}[{subscript}]")
     else:
-        e.assign(op, "view", f"tl.reshape({text}, {e.shape(op.result.dims)})")
+        assign(op, "view", f"tl.reshape({text}, {e.shape(op.result.dims)})")
 
 
 def mask(e: Emission, op: Op) -> None:
     attrs = op.attributes(MaskAttrs)
     value, *other = op.values()
     mask = e.mask_of(value.dims, attrs.dims)
+    if e.is_wide(op.result):
+        _mask_wide(e, op, mask)
+        return
     if not mask:
         e.names.alias(op.result, e.names.of(value))
         return
@@ -171,6 +184,17 @@ def mask(e: Emission, op: Op) -> None:
     if value.dtype != torch.float32 and not other:
         masked = ops_reduction.cast(masked, value.dtype)
     e.assign(op, "masked", masked)
+
+
+def _mask_wide(e: Emission, op: Op, mask: str) -> None:
+    """The same of bf16 values in variables of fp32."""
+    attrs = op.attributes(MaskAttrs)
+    value, *other = op.values()
+    fill = f"{e.in_fp32(other[0])}.to(tl.float32)" if other else literal(attrs.fill, value.dtype)
+    if mask:
+        e.assign_wide(op, "masked", f"tl.where({mask}, {e.in_fp32(value)}, {fill})")
+    else:
+        e.alias_wide(op.result, value)
 
 
 def _insertions(before: Dims, after: Dims) -> str | None:

@@ -96,6 +96,7 @@ class _Planner:
             launch=self.launch(),
             boxes=self.boxes,
             partial_sums=partial_sums(self.rolled, self.sizes, self.decisions.values["num_warps"], self.target),
+            rounds_in_pairs=self.target.kind == "cuda",
             origin_lines=self.settings.output_origin_lines,
             tunables={name: self.decisions.values[name] for name, _ in self.program.tunables},
             full_masked=frozenset(

@@ -15,6 +15,7 @@ import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 
+from ...codegen.ops_pointwise import ROUND_PAIR_PTX
 from . import numerics
 from .access import Access
 from .elementwise import Elementwise
@@ -91,6 +92,16 @@ def _scaled_operand(value: Handle, scale: Handle | None, format: Any, unpack_axi
     if factors.dtype.kind in "iu":
         factors = numerics.decode_e8m0(factors)
     return data * np.repeat(factors, data.shape[-1] // factors.shape[-1], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class AssemblyResults:
+    """What ``tl.inline_asm_elementwise`` asks for its only result."""
+
+    only: Handle
+
+    def get_result(self, _at: int) -> Handle:
+        return self.only
 
 
 class Builder(Elementwise, Access):
@@ -238,7 +249,10 @@ class Builder(Elementwise, Access):
 
     # Debugging and hints.
 
-    def create_inline_asm(self, text: str, *_: Any) -> Handle:
+    def create_inline_asm(self, text: str, _constraints: Any, values: Sequence[Handle], *_: Any) -> AssemblyResults:
+        if text == ROUND_PAIR_PTX:
+            (value,) = values
+            return AssemblyResults(Handle(numerics.round_narrow(value.data, "bf16"), value.dtype, value.shape))
         raise NotImplementedError(
             f"{self.place}: tl.inline_asm_elementwise does not run on CPU tensors (assembly {str(text).strip()!r}). "
             "Write the operation with triton.language, or run this kernel on a GPU."
