@@ -59,14 +59,18 @@ class Fragment:
 
 
 class Memory:
-    """A tensor in global memory, as its layout says: of a vector's columns, vectors and rows, or of rows alone."""
+    """A tensor in global memory, as its layout says: of a vector's columns, vectors and rows, or of rows alone. What the
+    product has stored is ``late``: it is there behind the wait only."""
 
-    def __init__(self, grid: Grid, held: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        self.grid, self.held, self.shape, self.strides = grid, held, shape, strides
+    def __init__(
+        self, grid: Grid, held: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], late: bool
+    ) -> None:
+        self.grid, self.held, self.shape, self.strides, self.late = grid, held, shape, strides, late
         self.stores = torch.zeros_like(held, dtype=torch.int64)
 
     def places(self, at: tuple[Any, ...]) -> torch.Tensor:
         """Elements that the active threads address."""
+        assert self.grid.awaited or not self.late, "read before the product has ended"
         numbers = [torch.as_tensor(x.held if isinstance(x, Lanes) else x).expand(self.grid.shape) for x in at]
         for number, extent in zip(numbers, self.shape, strict=True):
             inside = (number >= 0) & (number < extent)
@@ -124,6 +128,7 @@ class Grid:
         self.shape = (ctas_of(finish), threads_of(finish))
         self.thread = torch.arange(self.shape[1]).expand(self.shape)
         self.active = torch.ones(self.shape, dtype=torch.bool)
+        self.awaited = False
         self.shared = Shared(self, max(1, shared_words(finish)))
         self.memory = {}
         for name, layout in layouts.items():
@@ -131,7 +136,7 @@ class Grid:
                 f"(lambda shape, stride=1: (shape, stride))({layout.replace('), stride', '), stride')})"
             )
             shape, strides = (x if isinstance(x, tuple) else (x,) for x in (shape, strides))
-            self.memory[name] = Memory(self, tensors[name], shape, strides)
+            self.memory[name] = Memory(self, tensors[name], shape, strides, name.startswith("stored_"))
 
     def text(self) -> str:
         out = Writer()
@@ -184,6 +189,7 @@ class Grid:
             shuffle_sync_bfly=lambda value, offset: Lanes(
                 value.held.expand(self.shape)[:, torch.arange(self.shape[1]) ^ offset]
             ),
+            griddepcontrol_wait=lambda: setattr(self, "awaited", True),
             sync_threads=lambda: self.shared.fresh.fill_(-1),
         )
         return types.SimpleNamespace(

@@ -22,7 +22,16 @@ from helion.backends.cute.plan.finish import row_walks, rows_bytes, shared_words
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem, RowFinish, TileFinish
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.workspace import MAX_COUNTERS, rows_offset, workspace_bytes
-from helion.backends.cute.roles.finish import LoadRow, StoreColumns, finish_steps
+from helion.backends.cute.roles.edits import edit_role
+from helion.backends.cute.roles.finish import (
+    AwaitProduct,
+    EvaluateNumbers,
+    LoadOperands,
+    LoadRow,
+    StoreColumns,
+    finish_steps,
+)
+from helion.backends.cute.roles.grammar import LaunchFinish, TileLoop
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.verify import finish as verify_module
 from helion.backends.cute.verify.cluster import Fault
@@ -288,6 +297,8 @@ def test_two_kernels_of_one_launch(name: str) -> None:
     text = render(kernel_program(plan))
     product, finish = (text.index(f"\n    {called}(\n") for called in ("kernel", "finish"))
     assert product < finish and text.count(").launch(") == 2
+    launched, awaited = (text.index(f"cute.arch.griddepcontrol_{each}()") for each in ("launch_dependents", "wait"))
+    assert launched < text.index("def finish(") < awaited and text.count("use_pdl=True") == 1
     assert plan.finish is not None and text.count("cute.arch.sync_threads()") == len(
         [walk for walk in row_walks(plan.finish) if walk.reduces] if isinstance(plan.finish, RowFinish) else []
     )
@@ -323,11 +334,27 @@ def test_steps_of_a_finish_have_an_order(name: str) -> None:
     assert plan.finish is not None
     steps = finish_steps(plan.finish)
     for at, (step, after) in enumerate(itertools.pairwise(steps)):
-        loads = isinstance(after, LoadRow), isinstance(step, StoreColumns)
-        if any(loads):  # registers are loaded, and outputs stored, in any order
+        waits = isinstance(step, AwaitProduct)
+        begins = isinstance(step, LoadOperands) or (step == EvaluateNumbers(0) and isinstance(after, AwaitProduct))
+        if begins or isinstance(step, StoreColumns) or (isinstance(after, LoadRow) and not waits):
+            # registers are loaded, and outputs stored, in any order; nothing is read before the wait
             continue
         with pytest.raises(Fault):
             verify_finish(plan, (*steps[:at], after, step, *steps[at + 2 :]))
+
+
+def test_the_second_kernel_is_launched_once_behind_all_tiles() -> None:
+    program = kernel_program(gemms.hopper("memory_rms_norm_odd"))
+    without = edit_role(program, "load", lambda step: () if isinstance(step, LaunchFinish) else (step,))
+    inside = edit_role(
+        without,
+        "load",
+        lambda step: (TileLoop((LaunchFinish(), *step.body)),) if isinstance(step, TileLoop) else (step,),
+    )
+    alone = dataclasses.replace(program, plan=dataclasses.replace(program.plan, finish=None))
+    for faulty in (without, inside, alone):
+        with pytest.raises(Fault, match="a kernel behind the product is launched"):
+            verify(faulty)
 
 
 def test_memory_of_a_finish_is_checked() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from ..plan.epilogue import EpilogueOperand, EpilogueOutput
+from ..plan.epilogue import EpilogueOutput
 from ..plan.finish import (
     ROWS_PER_CTA,
     ctas_of,
     joined,
+    loaded_early,
+    operands_read,
     part_slot,
     row_walks,
     shared_words,
@@ -45,7 +47,7 @@ def layouts(finish: Finish) -> dict[str, str]:
     found: dict[str, str] = {}
     if isinstance(finish, RowFinish):
         found[ROWS] = _matrix(finish, finish.pitch)
-        for operand in _read(finish):
+        for operand in operands_read(finish):
             if operand.kind == "exact":
                 found[operand.label] = _matrix(finish, operand.pitch)
             elif operand.pitch == 1:
@@ -75,12 +77,6 @@ def _vectors(finish: RowFinish) -> int:
 
 def _part(at: int) -> str:
     return f"stored_part_{at}"
-
-
-def _read(finish: RowFinish) -> tuple[EpilogueOperand, ...]:
-    """Matrices and rows of the epilogue that some walk reads."""
-    numbers = sorted({value for walk in row_walks(finish) for value in walk.reads})
-    return tuple(finish.problem.epilogue.operands[value - 1] for value in numbers)
 
 
 # The host function -------------------------------------------------------------------------------------------------------
@@ -122,6 +118,7 @@ def launch(plan: GemmPlan) -> list[str]:
         f"    grid=({ctas_of(finish)}, 1, 1),",
         f"    block=({threads_of(finish)}, 1, 1),",
         *([f"    smem={SUM_BYTES * shared_words(finish)},"] if shared_words(finish) else []),
+        "    use_pdl=True,",
         "    min_blocks_per_mp=1,",  # else the assembler spills rather than take a few more registers
         "    stream=stream,",
         ")",
@@ -163,6 +160,11 @@ def _(step: g.EvaluateNumbers, out: Writer, finish: Finish) -> None:
 
 
 @_print.register
+def _(step: g.AwaitProduct, out: Writer, finish: Finish) -> None:
+    out.line("cute.arch.griddepcontrol_wait()")
+
+
+@_print.register
 def _(step: g.StoreNumbers, out: Writer, finish: Finish) -> None:
     one = "thread == 0" if isinstance(finish, RowFinish) else f"row < {finish.problem.m} and lane == 0"
     with out.block(f"if {one}:"):
@@ -196,6 +198,16 @@ def _name(problem: GemmProblem, value: int) -> str:
 
 
 # Whole rows --------------------------------------------------------------------------------------------------------------
+
+
+@_print.register
+def _(step: g.LoadOperands, out: Writer, finish: RowFinish) -> None:
+    with out.block(f"for chunk in cutlass.range_constexpr({finish.chunks}):"):
+        out.line(_vector(finish))
+        for operand in loaded_early(finish):
+            out.lines(_load(finish, operand.label, operand.dtype))
+            out.line(f"for i in cutlass.range_constexpr({finish.vector}):")
+            out.line(f"    {operand.label}_early[chunk * {finish.vector} + i] = {operand.label}_loaded[i]")
 
 
 @_print.register
@@ -258,7 +270,11 @@ def _(step: g.StoreColumns, out: Writer, finish: RowFinish) -> None:
 
 def _is_far(finish: RowFinish) -> bool:
     """Whether elements have numbers of more than 32 bits."""
-    pitches = [finish.pitch, *(read.pitch for read in _read(finish)), *(output.pitch for output in stored_last(finish))]
+    pitches = [
+        finish.pitch,
+        *(read.pitch for read in operands_read(finish)),
+        *(output.pitch for output in stored_last(finish)),
+    ]
     return finish.problem.m * max(pitches) >= 2**31
 
 
@@ -266,9 +282,11 @@ def _registers(finish: RowFinish) -> Iterator[str]:
     """Fragments, of which those that are loaded begin as zeros: columns behind the last are computed with."""
     if finish.kept:
         yield f"held = cute.make_rmem_tensor({finish.chunks * finish.vector}, cutlass.Float32)"
-    for name, dtype in ((ROWS, finish.dtype), *((each.label, each.dtype) for each in _read(finish))):
+    for name, dtype in ((ROWS, finish.dtype), *((each.label, each.dtype) for each in operands_read(finish))):
         yield f"{name}_loaded = cute.make_rmem_tensor({finish.vector}, {dsl(dtype)})"
         yield f"{name}_loaded.fill(0.0)"
+    for each in loaded_early(finish):
+        yield f"{each.label}_early = cute.make_rmem_tensor({finish.chunks * finish.vector}, {dsl(each.dtype)})"
     for output in stored_last(finish):
         yield f"{output.label}_values = cute.make_rmem_tensor({finish.vector}, cutlass.Float32)"
         yield f"{output.label}_rounded = cute.make_rmem_tensor({finish.vector}, {dsl(output.dtype)})"
@@ -324,8 +342,10 @@ def _elements(finish: RowFinish, walk: Pass) -> list[str]:
     first = f"held[chunk * {finish.vector} + i]" if finish.kept else f"{ROWS}_loaded[i].to(cutlass.Float32)"
     lines = [f"{_name(problem, walk.held)} = {first}"]
     for value in walk.reads:
-        label = problem.epilogue.operands[value - 1].label
-        lines.append(f"{_name(problem, value)} = {label}_loaded[i].to(cutlass.Float32)")
+        operand = problem.epilogue.operands[value - 1]
+        early = operand in loaded_early(finish)
+        place = f"{operand.label}_early[chunk * {finish.vector} + i]" if early else f"{operand.label}_loaded[i]"
+        lines.append(f"{_name(problem, value)} = {place}.to(cutlass.Float32)")
     for value in walk.computes:
         lines.append(f"{_name(problem, value)} = {expression(problem, value, lambda x: _name(problem, x))}")
     return lines
@@ -338,7 +358,7 @@ def _begin(finish: RowFinish, walk: Pass) -> list[str]:
         lines += _load(finish, ROWS, finish.dtype)
     for value in walk.reads:
         operand = finish.problem.epilogue.operands[value - 1]
-        lines += _load(finish, operand.label, operand.dtype)
+        lines += [] if operand in loaded_early(finish) else _load(finish, operand.label, operand.dtype)
     return lines
 
 

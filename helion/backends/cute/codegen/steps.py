@@ -491,6 +491,11 @@ def _inside(plan: GemmPlan) -> list[str]:
 
 
 @_print.register
+def _(step: g.LaunchFinish, out: Writer, names: Names) -> None:
+    out.line("cute.arch.griddepcontrol_launch_dependents()")
+
+
+@_print.register
 def _(step: g.StoreWait, out: Writer, names: Names) -> None:
     out.line(f"cute.arch.cp_async_bulk_wait_group({step.pending}, read=True)")
 

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from .dtypes import itemsize
-from .epilogue import Constant, Epilogue, EpilogueOutput, Instruction, constant
+from .epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from .passes import Pass, check_places, needed, reductions_of, walks
 from .records import SUM_BYTES, WARP_THREADS, GemmProblem, Part, RowFinish, TileFinish
 from .refusal import Refusal
@@ -26,6 +26,8 @@ KEPT_VALUES, KEPT_THREADS = 32, 512
 """Of a thread that keeps its part of a row, beside what its epilogue needs, and the most threads of which each can have so
 many: with 1024, each has 64 registers in all."""
 THREADS = (128, 256, 512, 1024)
+EARLY_REGISTERS, REGISTER_BYTES = 16, 4
+"""Of a thread, for operands of the epilogue that it has before the product has ended."""
 ROWS_PER_CTA = 4
 """Of the kernel that joins tiles, a warp each."""
 ROWS = "rows"
@@ -140,6 +142,25 @@ def row_walks(finish: RowFinish) -> tuple[Pass, ...]:
     """The walks over a row of the second kernel: one for each reduction that waits for others, one that stores."""
     problem = finish.problem
     return walks(problem.epilogue, stored_last(finish), reductions_of(problem), finish.held, finish.kept)
+
+
+def operands_read(finish: RowFinish) -> tuple[EpilogueOperand, ...]:
+    """Matrices and rows of the epilogue that some walk reads."""
+    numbers = sorted({value for walk in row_walks(finish) for value in walk.reads})
+    return tuple(finish.problem.epilogue.operands[value - 1] for value in numbers)
+
+
+@functools.lru_cache(maxsize=256)
+def loaded_early(finish: RowFinish) -> tuple[EpilogueOperand, ...]:
+    """Those whose columns a thread loads while the product still runs, as many as few registers hold: what lies in no cache
+    takes about a microsecond, more than all else that a row of few needs."""
+    found, left = [], EARLY_REGISTERS if finish.kept else 0
+    for operand in operands_read(finish):
+        registers = -(-finish.chunks * finish.vector * itemsize(operand.dtype) // REGISTER_BYTES)
+        if registers <= left:
+            found.append(operand)
+            left -= registers
+    return tuple(found)
 
 
 def stored_last(finish: RowFinish) -> tuple[EpilogueOutput, ...]:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan.finish import row_walks
+from ..plan.finish import loaded_early, row_walks
 from ..plan.passes import reductions_of
 from ..plan.records import Finish, RowFinish
 
 
 class FinishStep:
     """One step, printed by one rule of ``codegen.finish`` and executed by one of ``verify.finish``."""
+
+
+@dataclass(frozen=True)
+class LoadOperands(FinishStep):
+    """The columns of a thread of operands of the epilogue into registers, which nothing of the product's is needed for."""
+
+
+@dataclass(frozen=True)
+class AwaitProduct(FinishStep):
+    """Until all CTAs of the product have left and what they stored is there: the kernel is launched before that."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,8 @@ class StoreNumbers(FinishStep):
 
 
 def finish_steps(finish: Finish) -> tuple[FinishStep, ...]:
-    steps: list[FinishStep] = [EvaluateNumbers(0)]
+    early = isinstance(finish, RowFinish) and loaded_early(finish)
+    steps: list[FinishStep] = [*([LoadOperands()] if early else []), EvaluateNumbers(0), AwaitProduct()]
     if isinstance(finish, RowFinish) and finish.kept:
         steps.append(LoadRow())
     for number in range(len(reductions_of(finish.problem))):

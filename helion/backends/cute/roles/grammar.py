@@ -340,6 +340,12 @@ class TmaStore(Step):
 
 
 @dataclass(frozen=True)
+class LaunchFinish(Step):
+    """The kernel behind this one may be launched as soon as a warp of every CTA is here, or has left; it waits for the end of
+    this one itself."""
+
+
+@dataclass(frozen=True)
 class StoreWait(Step):
     """Until no more than ``pending`` stores still read shared memory."""
 

@@ -19,6 +19,7 @@ from .grammar import (
     Evaluate,
     FenceShared,
     KernelProgram,
+    LaunchFinish,
     LoadVectors,
     Meet,
     Pipeline,
@@ -55,6 +56,8 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
         program = with_grid_splits(program)
     if plan.teams > 1:
         program = with_teams(program)
+    if plan.finish is not None:
+        program = edit_role(program, "load", before(Tail, (LaunchFinish(),)))
     if plan.ctas > 1:
         program = dataclasses.replace(program, exit=(ClusterExit(),))
     return program

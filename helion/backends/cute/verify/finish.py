@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..plan.counts import counts
 from ..plan.dtypes import itemsize
-from ..plan.finish import part_slot, row_walks, rows_bytes, shared_words, threads_of
+from ..plan.finish import loaded_early, part_slot, row_walks, rows_bytes, shared_words, threads_of
 from ..plan.passes import reductions_of
 from ..plan.records import WARP_THREADS, Finish, GemmPlan, RowFinish
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS, rows_offset, sums_bytes, workspace_bytes
@@ -60,6 +60,10 @@ class _Warp:
     number: int
     place: int = 0
     """Of the next step."""
+    awaited: bool = False
+    """Whether what the product has stored is there."""
+    operands: bool = False
+    """Whether those of the epilogue are in registers that are loaded early."""
     loaded: bool = False
     reduced: int = -1
     """The last walk whose reductions it has of its own columns."""
@@ -110,7 +114,23 @@ def _run(step: g.FinishStep, cta: _Cta, warp: _Warp) -> None:
 
 
 @_run.register
+def _(step: g.LoadOperands, cta: _Cta, warp: _Warp) -> None:
+    warp.operands = True
+
+
+@_run.register
+def _(step: g.AwaitProduct, cta: _Cta, warp: _Warp) -> None:
+    warp.awaited = True
+
+
+def _check_awaited(warp: _Warp) -> None:
+    if not warp.awaited:
+        raise Fault("what the product stores is read before it is there")
+
+
+@_run.register
 def _(step: g.LoadRow, cta: _Cta, warp: _Warp) -> None:
+    _check_awaited(warp)
     warp.loaded = True
 
 
@@ -122,8 +142,12 @@ def _(step: g.ReduceColumns, cta: _Cta, warp: _Warp) -> None:
 
 def _check_walk(cta: _Cta, warp: _Warp, number: int) -> None:
     assert isinstance(cta.finish, RowFinish)
+    _check_awaited(warp)
     if cta.finish.kept and not warp.loaded:
         raise Fault(f"walk {number} reads registers that no row was loaded into")
+    read = {cta.finish.problem.epilogue.operands[value - 1] for value in row_walks(cta.finish)[number].reads}
+    if not warp.operands and read & {*loaded_early(cta.finish)}:
+        raise Fault(f"walk {number} reads registers that no operand was loaded into")
     if warp.level != number:
         raise Fault(f"walk {number} has the numbers per row of level {warp.level}")
 
@@ -159,6 +183,7 @@ def _(step: g.JoinParts, cta: _Cta, warp: _Warp) -> None:
 
 @_run.register
 def _(step: g.JoinTiles, cta: _Cta, warp: _Warp) -> None:
+    _check_awaited(warp)
     if warp.level != step.number:
         raise Fault(f"parts of level {step.number} are joined behind level {warp.level}")
     warp.joined = step.number
@@ -179,6 +204,7 @@ def _(step: g.StoreColumns, cta: _Cta, warp: _Warp) -> None:
 
 @_run.register
 def _(step: g.StoreNumbers, cta: _Cta, warp: _Warp) -> None:
+    _check_awaited(warp)
     if warp.level != len(reductions_of(cta.finish.problem)):
         raise Fault(f"numbers per row are stored while those of level {warp.level} are there")
     warp.stored.add("numbers")

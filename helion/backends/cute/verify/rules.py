@@ -608,6 +608,11 @@ def _(cluster: Cluster, step: g.FreeSums, warp: Warp) -> Ready | None:
     return lambda: all(cta.freed for cta in pair)
 
 
+@rule(g.LaunchFinish)
+def _(cluster: Cluster, step: g.LaunchFinish, warp: Warp) -> None:
+    """What is launched takes nothing of this kernel's, whose CTAs all run by then, and reads behind its end."""
+
+
 @rule(g.ClusterExit)
 def _(cluster: Cluster, step: g.ClusterExit, warp: Warp) -> Ready:
     cluster.exits += 1

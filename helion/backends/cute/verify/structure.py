@@ -28,6 +28,7 @@ def check_structure(program: g.KernelProgram) -> None:
     _warps(program)
     _barriers(program)
     _pipelines(program)
+    _finish(program)
 
 
 def steps(program: Sequence[g.Step]) -> Iterator[g.Step]:
@@ -98,6 +99,14 @@ def _barriers(program: g.KernelProgram) -> None:
         threads = sum(role.warps for role in visitors(program, barrier.name)) * WARP_THREADS
         if threads != barrier.threads:
             raise Fault(f"barrier {barrier.name} is for {barrier.threads} threads; {threads} come to it")
+
+
+def _finish(program: g.KernelProgram) -> None:
+    """Whoever loads says so once, behind all of its tiles: a CTA that has yet to begin would find its SM taken."""
+    launches = [role.name for role in program.roles for step in role.program if isinstance(step, g.LaunchFinish)]
+    everywhere = [step for role in program.roles for step in steps(role.program) if isinstance(step, g.LaunchFinish)]
+    if len(launches) != len(everywhere) or launches != (["load"] if program.plan.finish is not None else []):
+        raise Fault(f"a kernel behind the product is launched {len(everywhere)} times")
 
 
 def visitors(program: g.KernelProgram, barrier: str) -> list[g.Role]:
