@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..._compiler.ir.grammar import Program
+from ..._shapes import next_power_of_2
 from ...autotuner.space.fields import Field, Scalar
 from ...autotuner.space.own import OwnKeys
 from ...autotuner.space.survey import Survey
@@ -85,6 +86,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
     if product.whole_rows:
         del sizes[product.blocks[1]]
         sizes |= dict.fromkeys(product.undecided, (LEAST_COLUMNS, LEAST_COLUMNS))
+        sizes |= dict.fromkeys(product.one_tile, (next_power_of_2(product.problem.n),) * 2)
         rows = product.blocks[0]
         held = held_by_cluster(product.problem, target)
         first = least_rows(product.problem, row_clusters(product.problem, target)[0]) if held else WGMMA_ROWS

@@ -26,7 +26,7 @@ from backends.cute.combinations import random_plans, random_row_plans
 from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts
-from helion.backends.cute.plan.epilogue import Constant
+from helion.backends.cute.plan.epilogue import Constant, EpilogueOutput
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
 from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.plan.workspace import workspace_bytes
@@ -199,6 +199,59 @@ CELLS: dict[str, tuple[GemmProblem, tuple[Choice, ...]]] = {
 }
 
 
+SIZES_OF_ROWS = ("size_m", "size_k", "pitch_a", "pitch_b")
+"""Of products whose number of columns is part of the kernel, and whose operands are contiguous along K."""
+
+
+def of_any_size(problem: GemmProblem) -> GemmProblem:
+    """Whose launches are given M and K, and N where no whole rows are reduced."""
+    given = SIZES_OF_ROWS
+    if not problem.epilogue.reduces_rows:
+        matrices = (*problem.outputs_of("exact"), *problem.epilogue.of_kind("exact"))
+        labels = (problem.label_of(each) if isinstance(each, EpilogueOutput) else each.label for each in matrices)
+        given = ("size_m", "size_n", *SIZES_OF_ROWS[1:], *(f"pitch_{label}" for label in labels))
+    return dataclasses.replace(problem, runtime=given)
+
+
+# Kernels whose launches are given their sizes.
+OF_ANY_SIZE: dict[str, tuple[GemmProblem, Choice]] = {
+    "any_product": (
+        of_any_size(gemms.product(1000, 520, 136, epilogue=gemms.scaled_residual(520))),
+        Choice(tile=(128, 112, 64), cluster=(2, 1), epilogue_n=16, store_stages=7),
+    ),
+    "any_product_pingpong": (
+        of_any_size(gemms.product(1000, 520, 136, epilogue=gemms.bias("silu"))),
+        Choice(tile=SQUARE, cluster=(1, 2), pingpong=True),
+    ),
+    "any_fp8": (
+        of_any_size(gemms.product(1000, 528, 144, operands=gemms.E4M3, epilogue=FP8_SCALED)),
+        Choice(tile=(128, 128, 128), cluster=(2, 1)),
+    ),
+    "any_rms_norm": (of_any_size(gemms.whole_rows("rms_norm", 2000, 1024, 520)), gemms.clusters(WIDE, 4)),
+    "any_rms_norm_two_per_sm": (
+        of_any_size(gemms.whole_rows("rms_norm", 2000, 1024, 520)),
+        gemms.clusters(SQUARE, 8, epilogue_n=16, ctas_per_sm=2),
+    ),
+    "any_layer_norm": (of_any_size(gemms.whole_rows("layer_norm", 1000, 1000, 136)), gemms.clusters(SMALL, 8)),
+    "any_softmax_16": (of_any_size(gemms.whole_rows("softmax", 1000, 3000, 136)), gemms.clusters((128, 192, 64), 16)),
+    "any_quantized": (of_any_size(gemms.whole_rows("quantized", 1000, 1008, 136)), gemms.clusters(WIDE, 4)),
+    "any_log_softmax_multicast_b": (
+        of_any_size(gemms.whole_rows("log_softmax", 1000, 520, 136)),
+        Choice(tile=(128, 144, 64), cluster=(2, 4), epilogue_n=16, store_stages=3),
+    ),
+}
+
+# Few CTAs, as `sanitize_on_gpu.py` needs them.
+FEW_CTAS: dict[str, tuple[GemmProblem, Choice]] = {
+    "few_rows": (gemms.whole_rows("layer_norm", 200, 240, 136), gemms.clusters((64, 64, 64), 4)),
+    "few_memory_rows": (gemms.whole_rows("softmax", 63, 1000, 136), gemms.in_memory(SMALL)),
+    "few_scaled": (gemms.blockwise(200, 256, 400, columns=1), Choice(tile=(64, 64, 128), cluster=(2, 1))),
+    "few_splits": (
+        gemms.product(63, 120, 1000, epilogue=gemms.scaled_residual(120)),
+        Choice(tile=(64, 64, 64), splits=2, grid_splits=2),
+    ),
+}
+
 RANDOM = 40
 """Combinations that are only checked."""
 
@@ -220,6 +273,9 @@ def exported_plans() -> dict[str, GemmPlan]:
     plans = {name: gemms.hopper(name) for name in gemms.ON_HOPPER}
     for cell, (problem, choices) in CELLS.items():
         plans |= {label(cell, choice): plan_gemm(problem, choice, gemms.HOPPER) for choice in choices}
+    plans |= {
+        name: plan_gemm(problem, choice, gemms.HOPPER) for name, (problem, choice) in (OF_ANY_SIZE | FEW_CTAS).items()
+    }
     return plans | random_plans(RANDOM) | random_row_plans(RANDOM)
 
 
@@ -232,10 +288,12 @@ def description(plan: GemmPlan, symbol: str, product: str = "") -> dict[str, Any
         "extents": [problem.m, problem.n, problem.k],
         "dtypes": [problem.operand_dtype, problem.output_dtype],
         "majors": [problem.a_major, problem.b_major],
+        "runtime": problem.runtime,
         "outputs": [
-            {"name": each.name, "value": each.value, "kind": each.kind, "dtype": each.dtype} for each in problem.outputs
+            {"label": problem.label_of(each), "value": each.value, "kind": each.kind, "dtype": each.dtype}
+            for each in problem.outputs
         ],
-        "operands": [dataclasses.asdict(operand) for operand in problem.epilogue.operands],
+        "operands": [{**dataclasses.asdict(each), "label": each.label} for each in problem.epilogue.operands],
         "scales": dataclasses.asdict(problem.scales) if problem.scales else None,
         "instructions": [
             [each.op, [float(x.text) if isinstance(x, Constant) else x for x in each.arguments]]

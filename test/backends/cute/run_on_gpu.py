@@ -1,10 +1,11 @@
 """Launches the kernels that `export.py` compiled, checks them against fp32 and times them. Needs torch and a Hopper GPU.
 
-    python run_on_gpu.py FOLDER [--seconds N] [--check-only] [--launches N] [--sanitizer TOOL] [NAME ...]
+    python run_on_gpu.py FOLDER [--seconds N] [--check-only] [--launches N] [--sizes N] [NAME ...]
 
 Prints one line of JSON per kernel: the largest error of a row, whether runs differ, microseconds beside torch's. A
 kernel that hangs is given up after a while, and the rest goes on in a new process. ``--launches 10000`` repeats each kernel
-so often before its result is compared with the first one; ``--sanitizer memcheck`` runs it under compute-sanitizer.
+so often, and compares every result with the first one; kernels whose launches are given their sizes get so many of them,
+drawn at random, in random order. `sanitize_on_gpu.py` runs kernels under compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import random
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,6 @@ FIRST_LINE_SECONDS = 60.0  # importing torch and making a context
 SILENT_SECONDS = 20.0
 FLUSH_BYTES = 256 << 20
 REPEATS = 20
-SANITIZED_SECONDS = 200.0
 ROW_ERROR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2, "float8_e4m3fn": 4e-2, "int8": 4e-2}
 """Of the norm of a row, against sums in fp32; outputs of less than 32 bits are rounded once."""
 COLUMN_ERROR = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2, "int32": 1e-5, "int64": 1e-5}
@@ -116,9 +118,18 @@ class Kernel:
         failed = runtime.cudaOccupancyMaxActiveClusters(ctypes.byref(found), kernel, ctypes.byref(configuration))
         return (found.value, True) if not failed and found.value else (fallback, False)
 
-    def launcher(self, tensors: list[Any], clusters: int, stream: int) -> Callable[[], None]:
+    def launcher(
+        self,
+        tensors: list[Any],
+        clusters: int,
+        stream: int,
+        numbers: tuple[Any, ...] = (),
+        space: list[Any] | None = None,
+    ) -> Callable[[], None]:
+        """``numbers`` are those of ``launch_numbers``, ``space`` has the workspace, if there is one."""
         values: list[Any] = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
         status = ctypes.c_int32(0)
+        values += [*numbers, *(ctypes.c_void_p(tensor.data_ptr()) for tensor in space or ())]
         values += [ctypes.c_int32(clusters), ctypes.c_void_p(stream), status]
         array = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         number = ctypes.c_int32(len(values))
@@ -130,6 +141,31 @@ class Kernel:
 
         launch.values = values  # type: ignore[attr-defined]  # the array holds only their addresses
         return launch
+
+
+def launch_numbers(plan: dict[str, Any]) -> tuple[Any, ...]:
+    """Sizes and strides of tensors without gaps, as far as each launch is given them."""
+    m, n, k = plan["extents"]
+    a_major, b_major = plan["majors"]
+    known = {"size_m": m, "size_n": n, "size_k": k}
+    known |= {"pitch_a": k if a_major == "k" else m, "pitch_b": k if b_major == "k" else n}
+    for each in (*plan["outputs"], *plan["operands"]):
+        known[f"pitch_{each['label']}"] = {"exact": n, "product": known["pitch_b"]}.get(each["kind"], 1)
+    return tuple(
+        (ctypes.c_int32 if name.startswith("size") else ctypes.c_int64)(known[name]) for name in plan["runtime"]
+    )
+
+
+def drawn(plan: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    """`plan` itself, and with other sizes where each launch is given them: lines stay multiples of 16 bytes."""
+    found, draw = [plan], random.Random(plan["symbol"])
+    m, n, k = plan["extents"]
+    while plan["runtime"] and len(found) < number:
+        rows = draw.choice((draw.randint(1, 64), draw.randint(1, m), draw.randint(m, 2 * m)))
+        columns = 16 * draw.randint(1, n // 8) if "size_n" in plan["runtime"] else n
+        depth = 16 * draw.randint(1, k // 8) if "size_k" in plan["runtime"] else k
+        found.append({**plan, "extents": [rows, columns, depth]})
+    return found
 
 
 def inputs(plan: dict[str, Any], torch: Any, device: str = "cuda") -> list[Any]:
@@ -317,43 +353,80 @@ def baseline(plan: dict[str, Any], tensors: list[Any], torch: Any) -> Callable[[
     return lambda: torch.mm(a, b.t(), out=torch.empty_like(d))
 
 
-def different_launches(launch: Callable[[], Any], outputs: list[Any], launches: int, torch: Any) -> int:
-    """How many of ``launches`` give other bytes than what stands in ``outputs``. Each one is compared, since the next
-    would hide what it wrote; on the device, so that launches follow each other closely."""
-    found = torch.zeros((), dtype=torch.int64, device="cuda")
-    written = [output.view(torch.uint8) for output in outputs]
-    first = [output.clone() for output in written]
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """One size of a kernel, whose first result was compared."""
+
+    plan: dict[str, Any]
+    tensors: list[Any]
+    launch: Callable[[], None]
+    errors: tuple[float, float, int]
+    """As ``compare`` gives them."""
+    first: list[Any]
+    """The bytes of the outputs."""
+
+    @property
+    def outputs(self) -> list[Any]:
+        return parts(self.plan, self.tensors)[2]
+
+
+def prepare(
+    plan: dict[str, Any], make: Callable[[dict[str, Any], list[Any]], Callable[[], None]], torch: Any
+) -> Prepared:
+    """`make` gives the launch of tensors."""
+    tensors = inputs(plan, torch)
+    outputs = parts(plan, tensors)[2]
+    launch = make(plan, tensors)
+    for output in outputs:
+        output.view(torch.uint8).fill_(255)  # not a number, or -1
+    launch()
+    torch.cuda.synchronize()
+    errors = compare(plan, tensors, torch)
+    first = [output.view(torch.uint8).clone() for output in outputs]
+    return Prepared(plan=plan, tensors=tensors, launch=launch, errors=errors, first=first)
+
+
+def different_launches(prepared: list[Prepared], launches: int, torch: Any) -> int:
+    """How many of ``launches``, of sizes in random order, give other bytes than the first one of their size. Each one is
+    compared, since the next would hide what it wrote; on the device, so that launches follow each other closely."""
+    found, draw = torch.zeros((), dtype=torch.int64, device="cuda"), random.Random(0)
     for _ in range(launches):
-        launch()
-        same = [torch.eq(before, output).all() for before, output in zip(first, written, strict=True)]
+        one = draw.choice(prepared)
+        one.launch()
+        written = [output.view(torch.uint8) for output in one.outputs]
+        same = [torch.eq(before, output).all() for before, output in zip(one.first, written, strict=True)]
         found += ~torch.stack(same).all()
     return int(found)
 
 
+def allowed(plan: dict[str, Any]) -> float:
+    """The error of a row, relative to its norm, below which it is right."""
+    if plan["imprecise"]:
+        return IMPRECISE_ROW_ERROR
+    stored = max((ROW_ERROR[each["dtype"]] for each in plan["outputs"] if each["kind"] == "exact"), default=1.0)
+    return max(stored, PROMOTED_ROW_ERROR) if plan["dtypes"][0].startswith("float8") else stored
+
+
 def run(name: str, kernel: Kernel, options: argparse.Namespace, torch: Any, runtime: Any, flush: Any) -> dict[str, Any]:
     plan = kernel.plan
-    tensors = inputs(plan, torch)
-    _, _, outputs, _ = parts(plan, tensors)
     if plan["ctas_per_sm"] > 1:
         kernel.share_sms(runtime)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     clusters, known = kernel.clusters(runtime, sms * plan["ctas_per_sm"] // ctas_of(plan))
     space = [torch.zeros(plan["workspace_bytes"], dtype=torch.uint8, device="cuda")] if plan["workspace_bytes"] else []
-    launch = kernel.launcher([*tensors, *space], clusters, torch.cuda.current_stream().cuda_stream)
-    for output in outputs:
-        output.view(torch.uint8).fill_(255)  # not a number, or -1
-    launch()
-    torch.cuda.synchronize()
-    error, columns, bad = compare(plan, tensors, torch)
-    moved = different_launches(launch, outputs, options.launches or (10_000 if space else 10), torch)
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def make(one: dict[str, Any], tensors: list[Any]) -> Callable[[], None]:
+        return kernel.launcher(tensors, clusters, stream, launch_numbers(one), space)
+
+    prepared = [prepare(one, make, torch) for one in drawn(plan, options.sizes)]
+    error, columns, bad = (max(each) for each in zip(*(one.errors for one in prepared), strict=True))
+    moved = different_launches(prepared, options.launches or (10_000 if space else 10), torch)
     counted = int(space[0][:COUNTER_BYTES].count_nonzero()) if space else 0
-    stored = [ROW_ERROR[each["dtype"]] for each in plan["outputs"] if each["kind"] == "exact"]
-    bound = IMPRECISE_ROW_ERROR if plan["imprecise"] else max(stored, default=1.0)
-    if plan["dtypes"][0].startswith("float8"):
-        bound = max(bound, PROMOTED_ROW_ERROR)
     row = {
         "name": name,
-        "ok": bad == 0 and moved == 0 and error < bound and columns < 1 and counted == 0,
+        "ok": bad == 0 and moved == 0 and error < allowed(plan) and columns < 1 and counted == 0,
+        "sizes": len(prepared),
         "row_error": float(f"{error:.3g}"),
         "column_error_of_allowed": float(f"{columns:.3g}"),
         "not_finite": bad,
@@ -363,9 +436,9 @@ def run(name: str, kernel: Kernel, options: argparse.Namespace, torch: Any, runt
     }
     if not options.check_only:
         m, n, k = plan["extents"]
-        row["us"] = timed(launch, torch, flush)
+        row["us"] = timed(prepared[0].launch, torch, flush)
         row["tflops"] = round(2e-6 * m * n * k / row["us"], 1)
-        other = baseline(plan, tensors, torch)
+        other = baseline(plan, prepared[0].tensors, torch)
         if other is not None:
             row["torch_product_us"] = timed(other, torch, flush)
     return row
@@ -396,11 +469,9 @@ def child(folder: Path, plans: dict[str, Any], options: argparse.Namespace) -> N
 def watch(options: argparse.Namespace) -> None:
     deadline, left = time.monotonic() + options.seconds, list(options.names)
     while left and time.monotonic() < deadline:
-        tool = ["compute-sanitizer", "--tool", options.sanitizer, "--error-exitcode", "9"] if options.sanitizer else []
-        command = [*tool, sys.executable, __file__, str(options.folder), "--child", *left]
-        command += ["--check-only"] if options.check_only or options.sanitizer else []
-        command += ["--launches", str(options.launches)] if options.launches else []
-        silent = SANITIZED_SECONDS if options.sanitizer else SILENT_SECONDS
+        command = [sys.executable, __file__, str(options.folder), "--child", *left]
+        command += ["--check-only"] if options.check_only else []
+        command += ["--launches", str(options.launches), "--sizes", str(options.sizes)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1)
         heard = [time.monotonic() + FIRST_LINE_SECONDS - SILENT_SECONDS]
         begun: list[str] = []
@@ -418,13 +489,12 @@ def watch(options: argparse.Namespace) -> None:
         while process.poll() is None:
             time.sleep(0.2)
             now = time.monotonic()
-            if now > heard[0] + silent or now > deadline:
+            if now > heard[0] + SILENT_SECONDS or now > deadline:
                 process.kill()
                 why = "hangs" if now <= deadline else "no time left"
                 print(json.dumps({"name": begun[-1] if begun else None, "ok": False, "error": why}), flush=True)
                 break
-        if process.wait() == 9 and options.sanitizer:
-            print(json.dumps({"ok": False, "error": f"{options.sanitizer} found something"}), flush=True)
+        process.wait()
         listener.join(timeout=5)
         if not begun:
             return
@@ -438,7 +508,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--check-only", action="store_true")
     parser.add_argument("--launches", type=int, default=0)
-    parser.add_argument("--sanitizer", choices=("memcheck", "racecheck", "synccheck", "initcheck"))
+    parser.add_argument("--sizes", type=int, default=20)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()
     plans = json.loads((options.folder / "plans.json").read_text())

@@ -18,6 +18,7 @@ from timing import seconds
 
 from helion.backends.cute.codegen.module import render
 from helion.backends.cute.execute.evaluate import evaluate
+from helion.backends.cute.execute.launcher import launch_gemm
 from helion.backends.cute.plan.build import check_problem, plan_gemm
 from helion.backends.cute.plan.counts import counts, row_peers
 from helion.backends.cute.plan.passes import exchanges, passes, per_row
@@ -363,6 +364,18 @@ def test_what_runs_on_a_gpu_is_compared_with_torch(name: str) -> None:
         output[7] += 9
     error, columns, bad = run_on_gpu.compare(described, tensors, torch)
     assert max(error / 0.04, columns) > 1
+
+
+@pytest.mark.parametrize("name", export.OF_ANY_SIZE)
+def test_sizes_drawn_for_a_gpu_are_those_of_its_launches(name: str) -> None:
+    """Tensors and numbers of a launch, as the script makes them, go together."""
+    plan = plan_gemm(*export.OF_ANY_SIZE[name], gemms.HOPPER)
+    for described in run_on_gpu.drawn(export.description(plan, "entry"), 3):
+        tensors = run_on_gpu.inputs(described, torch, device="cpu")
+        numbers = [number.value for number in run_on_gpu.launch_numbers(described)]
+        launch_gemm(kernel(plan.problem), (1,), *tensors, *numbers)
+        error, columns, bad = run_on_gpu.compare(described, tensors, torch)
+        assert error < 0.04 and columns < 1 and bad == 0
 
 
 # The protocol ------------------------------------------------------------------------------------------------------------

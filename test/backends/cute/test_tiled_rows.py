@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends.cute import tiled_kernels
 from backends.cute.products import BOUNDS, row_error, values
 from backends.cute.row_kernels import BF16, FP32
 
@@ -44,13 +45,38 @@ def test_examples_with_rows_that_no_cluster_holds(name: str, kind: type) -> None
     assert isinstance(kernel.bind((x, y, *more)).plan().gemm.finish, kind)
 
 
-@pytest.mark.parametrize(("name", "message"), [("layernorm", "tile in an epilogue"), ("softmax", "without offsets")])
-def test_examples_that_hand_on_more_than_reductions_are_refused(name: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["layernorm", "softmax"])
+@pytest.mark.parametrize(("m", "n", "k"), [(77, 296, 136), (5, 4104, 72), (1, 8, 8)])
+def test_examples_that_leave_tiles_of_their_own(name: str, m: int, n: int, k: int) -> None:
+    """Rows less the mean of their first tile, or powers about the maximum so far, with what corrects them."""
     example = import_path(EXAMPLES_DIR / f"matmul_{name}_tiled.py")
     kernel = helion.kernel(getattr(example, f"matmul_{name}_tiled").fn, backend="cute")
-    more = [torch.ones(296, dtype=BF16)] * 2 if name == "layernorm" else []
-    with pytest.raises(exc.CuteUnsupported, match=message):
-        kernel.bind((*matrices(), *more))
+    more = [values(n, dtype=BF16, device="cpu", seed=3 + at) for at in range(2)] if name == "layernorm" else []
+    x, y = matrices(m, n, k)
+    found, wanted = kernel(x, y, *more), example.reference(x.double(), y.double(), *(each.double() for each in more))
+    assert row_error(found, wanted) < BOUNDS[BF16]
+    assert max(kernel.bind((x, y, *more)).default_config()["block_sizes"]) >= n, "host code counts one tile"
+
+
+@pytest.mark.parametrize("name", tiled_kernels.KERNELS)
+def test_tiles_of_columns_as_users_write_them(name: str) -> None:
+    kernel, taken, meaning = tiled_kernels.KERNELS[name]
+    x, y = matrices()
+    known = {
+        "w": values(296, dtype=BF16, device="cpu", seed=2),
+        "b": values(296, dtype=FP32, device="cpu", seed=3),
+        "g": values(77, 296, dtype=BF16, device="cpu", seed=4),
+    }
+    found, wanted = (
+        kernel(x, y, *map(known.get, taken)),
+        meaning(x.double() @ y.double(), *(known[each].double() for each in taken)),
+    )
+    found, wanted = (each if isinstance(each, tuple) else (each,) for each in (found, wanted))
+    for one, exact in zip(found, wanted, strict=True):
+        if one.dtype == torch.int64:
+            assert torch.equal(one, exact)
+        else:
+            assert row_error(one.view(77, -1), exact.view(77, -1)) < BOUNDS[one.dtype] * 5
 
 
 @helion.kernel(backend="cute")
@@ -139,11 +165,88 @@ def running(x: torch.Tensor, y: torch.Tensor, step: hl.constexpr) -> torch.Tenso
     return out
 
 
-@pytest.mark.parametrize("step", ["top", "total", "other", "unscaled", "base", "turned"])
-def test_sums_that_are_rescaled_in_another_way_are_refused(step: str) -> None:
-    with pytest.raises(exc.CuteUnsupported, match="hand on|hands on|rescaled sum"):
+@pytest.mark.parametrize("step", ["unscaled", "base", "turned"])
+def test_sums_that_depend_on_tiles_are_refused(step: str) -> None:
+    with pytest.raises(exc.CuteUnsupported, match="what is stored depends on the width of tiles"):
         running.bind((*matrices(), step))
-    assert running.bind((*matrices(), "")).plan()
+
+
+@pytest.mark.parametrize("step", ["", "top", "total", "other"])
+def test_sums_that_are_rescaled_in_another_way(step: str) -> None:
+    """A maximum from 0 on, a sum whose first number the first tile takes away, a maximum of other numbers."""
+    x, y = matrices()
+    sums = x.double() @ y.double()
+    top = {"top": sums.amax(1).clamp_min(0), "other": 2 * sums.amax(1)}.get(step, sums.amax(1))
+    wanted = (sums - top[:, None]).exp().sum(1) + top
+    torch.testing.assert_close(running(x, y, step).double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@helion.kernel(backend="cute")
+def of_blocks(x: torch.Tensor, y: torch.Tensor, step: hl.constexpr) -> torch.Tensor:
+    """Tiles of 64 columns, of which what is stored depends but for one."""
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        mean = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n, block_size=64):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+            mean = mean + acc.sum(-1) / n
+            if step == "rounded":
+                out[tile_m, tile_n] = (acc - mean[:, None]).to(x.dtype)
+        for tile_n in hl.tile(n, block_size=64):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+            if step == "rounded":
+                out[tile_m, tile_n] = ((acc - mean[:, None]) + 0.0 * out[tile_m, tile_n]).to(x.dtype)
+            else:
+                centred = acc - mean[:, None]
+                top = torch.amax(centred, dim=-1)[:, None] if step == "block" else 1.0
+                out[tile_m, tile_n] = (centred / top).to(x.dtype)
+    return out
+
+
+def test_tiles_of_a_width_that_the_kernel_says() -> None:
+    """They are one tile where tiles of any width leave the same, and round the same."""
+    x, y = matrices()
+    sums = x.double() @ y.double()
+    assert row_error(of_blocks(x, y, ""), sums - sums.mean(1, keepdim=True)) < BOUNDS[BF16]
+    for step in ("block", "rounded"):
+        with pytest.raises(exc.CuteUnsupported, match="depends on the width of tiles"):
+            of_blocks.bind((x, y, step))
+
+
+def test_numbers_of_tiles_pick_what_there_is_one_of_for_each() -> None:
+    """A tensor of a fixed number of parts has others than the first one."""
+
+    @helion.kernel(backend="cute")
+    def tops(x: torch.Tensor, y: torch.Tensor, parts: hl.constexpr) -> tuple[torch.Tensor, torch.Tensor]:
+        m, k = x.size()
+        n = y.size(1)
+        block = hl.register_block_size(n)
+        out = torch.empty([m], dtype=torch.float32, device=x.device)
+        each = torch.empty([parts or helion.cdiv(n, block), m], dtype=torch.float32, device=x.device)
+        for tile_m in hl.tile(m):
+            top = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+            for tile_n in hl.tile(n, block_size=block):
+                acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+                for tile_k in hl.tile(k):
+                    acc = hl.dot(x[tile_m, tile_k], y[tile_k, tile_n], acc=acc)
+                here = acc.amax(-1)
+                each[tile_n.id, tile_m] = here
+                top = torch.maximum(top, here)
+            out[tile_m] = top
+        return out, each
+
+    x, y = matrices()
+    found, each = tops(x, y, 0)
+    torch.testing.assert_close(found, (x.double() @ y.double()).amax(1).float())
+    assert each.shape == (1, 77) and torch.equal(each[0], found)
+    with pytest.raises(exc.CuteUnsupported, match="picks one of 5 parts of each"):
+        tops.bind((x, y, 5))
 
 
 def test_a_tile_s_own_reduction_is_none_of_the_row() -> None:
@@ -160,5 +263,5 @@ def test_a_tile_s_own_reduction_is_none_of_the_row() -> None:
                 out[tile_m, tile_n] = (acc - torch.amax(acc, dim=-1, keepdim=True)).to(x.dtype)
         return out
 
-    with pytest.raises(exc.CuteUnsupported, match="reductions of a tile's columns"):
+    with pytest.raises(exc.CuteUnsupported, match="reductions of a tile's columns.*depends on the width of tiles"):
         by_tile.bind(matrices())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -12,6 +13,7 @@ from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import ARITY, Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
 from ..plan.refusal import Refusal
 from .frame import Frame, Place, kind_of, place_of, upright
+from .known import known_number, known_of_columns
 from .names import name_of
 from .numbers import equal, example
 
@@ -47,6 +49,22 @@ class Written:
     pitch: int
 
 
+class Tiles(Protocol):
+    """Loops over tiles of columns."""
+
+    def carried(self, loop: Op, result: Value) -> Reference:
+        """What a loop leaves in a value that it carries."""
+
+    def handed(self, value: Value) -> Reference:
+        """What a loop hands to its body."""
+
+    def position(self, op: Op) -> Reference:
+        """A number that says where a tile lies."""
+
+    def take_whole(self, reduction: Op) -> None:
+        """Raises ``Refusal`` where a tile's own reduction is none of all columns."""
+
+
 class Chain:
     """Walks from stored values back to the sums, and numbers what it meets as ``Epilogue`` does.
 
@@ -63,8 +81,8 @@ class Chain:
         self.read_from: list[tuple[Op, Place]] = []
         #: Strides that only the launch knows, by their names in the kernel.
         self.runtime: dict[str, Expr] = {}
-        #: What a loop leaves in a value that it carries, where loops over tiles are read.
-        self.carried: Callable[[Op, Value], Reference] | None = None
+        #: What loops over tiles of columns mean, where there are some.
+        self.tiles: Tiles | None = None
 
     def add_product(self, sums: Value, tensor: HostTensor, pitch: Number) -> None:
         """The sums of a second product are read like an operand."""
@@ -106,12 +124,16 @@ class Chain:
 
     def _made(self, value: Value) -> Reference:
         op = self.frame.maker(value)
+        if op is None and self.tiles is not None:
+            return self.tiles.handed(value)
         if op is None:
             raise Refusal("the epilogue reads a value that a loop hands on")
         if op.kind == "load":
             return self._load(op)
-        if op.kind == "for" and self.carried is not None:
-            return self.carried(op, value)
+        if op.kind == "for" and self.tiles is not None:
+            return self.tiles.carried(op, value)
+        if op.kind == "tile" and self.tiles is not None:
+            return self.tiles.position(op)
         if op.kind == "mask":  # reductions and stores leave out what lies beyond the end of a row
             return self.read(op.operands[0])
         if op.kind == "view" and isinstance(op.attrs, ViewAttrs):
@@ -161,12 +183,15 @@ class Chain:
     def _reduced(self, op: Op, dtype: torch.dtype) -> Reference:
         """One number per row. Its type is that of what is reduced: sums in fp32 are rounded to it."""
         _check_reduction(op, self.frame)
+        if self.tiles is not None:
+            self.tiles.take_whole(op)
         return self.reduce(op, dtype)
 
     def reduce(self, op: Op, dtype: torch.dtype) -> Reference:
         """What ``op`` does with all columns."""
         name, source = op.attributes(ReduceAttrs).name, op.operands[0]
-        if name not in _REDUCTIONS or (name not in _POSITIONS and dtype != torch.float32 and dtype not in ROUNDED):
+        exact = name in _POSITIONS or _counts_truths(self.frame, source)
+        if name not in _REDUCTIONS or (not exact and dtype != torch.float32 and dtype not in ROUNDED):
             raise Refusal(f"a reduction by {name} to {dtype_name(dtype)} in an epilogue is not implemented")
         value = self.read(source)
         result = self.step(_REDUCTIONS[name], (value,))
@@ -180,9 +205,12 @@ class Chain:
         name = op.attributes(PointwiseAttrs).name
         if name == "cast":
             return self._cast(op, dtype)
+        known = self._known(op, name)
+        if known is not None:
+            return known
         if name not in (_TRUTH if dtype == torch.bool else _ARITHMETIC):
             raise Refusal(f"{name} in an epilogue is not implemented")
-        if dtype not in (torch.bool, torch.float32, *ROUNDED):
+        if dtype not in (torch.bool, torch.float32, *ROUNDED) and not (name == "where" and dtype in INDICES):
             raise Refusal(f"{name} of {dtype_name(dtype)} in an epilogue is not implemented")
         _check_ranks(op, self.frame)
         arguments = tuple(self.read(operand) for operand in op.operands)
@@ -197,12 +225,24 @@ class Chain:
         """Widening changes nothing, and positions are small enough for every type that holds them."""
         source = op.operands[0]
         from_dtype = source.dtype if isinstance(source, Value) else torch.float32
-        if dtype in INDICES and from_dtype in INDICES:
+        if dtype in INDICES and from_dtype in (*INDICES, torch.bool):
             return self.read(source)
         if dtype != torch.float32 and dtype not in ROUNDED:
             raise Refusal(f"cast of {dtype_name(dtype)} in an epilogue is not implemented")
         value = self.read(source)
         return value if dtype in (from_dtype, torch.float32) else self.rounded(value, dtype)
+
+    def _known(self, op: Op, name: str) -> Reference | None:
+        """What is known of an operation: a number, what a known condition chooses, and a position that 0 is added to."""
+        found = known_of_columns(self.frame, op, self.read) or known_number(op, self.read)
+        if found is not None:
+            return found
+        if name == "where" and isinstance(condition := self.read(op.operands[0]), Constant):
+            return self.read(op.operands[1 if float(condition.text) else 2])
+        if name == "add" and op.result.dtype in INDICES:
+            rest = [value for value in map(self.read, op.operands) if value != constant(0.0)]
+            return rest[0] if len(rest) == 1 else None
+        return None
 
     def _tanh_plus_one(self, name: str, arguments: tuple[Reference, ...]) -> Reference | None:
         """The argument of a tanh that 1 is added to: twice a logistic function, which does not cancel and is shorter."""
@@ -338,6 +378,7 @@ _SPELLED: Mapping[str, Callable[[Chain, tuple[Reference, ...]], Reference]] = {
     "bitwise_not": lambda chain, x: chain.step("eq", (*x, constant(0.0))),
     "pow": _power,
     "reciprocal": lambda chain, x: chain.step("div", (constant(1.0), *x)),
+    "sign": lambda chain, x: chain.step("sub", tuple(chain.step(way, (*x, constant(0.0))) for way in ("gt", "lt"))),
 }
 """Operations that are made of others."""
 _ARITHMETIC = {*_SPELLED, *(name for name in ARITY if not name.startswith("round_"))}
@@ -359,12 +400,23 @@ def _check_reduction(op: Op, frame: Frame) -> None:
     source = op.operands[0]
     assert isinstance(source, Value)
     reduced = {frame.block(source.dims[dim]) for dim in op.attributes(ReduceAttrs).dims}
-    if (frame.by_tiles or not frame.whole_rows) and reduced == {frame.n}:
+    if not frame.whole_rows and reduced == {frame.n}:
         raise Refusal(
             "reductions of a tile's columns are implemented where a program holds whole rows, hl.tile over M alone"
         )
     if reduced != {frame.n} or frame.block(source.dims[0]) != frame.m:
         raise Refusal("reductions of whole rows, along N, are implemented")
+
+
+def _counts_truths(frame: Frame, value: Operand) -> bool:
+    """Whether integers are truth values, of which fp32 holds every sum over a row."""
+    made = frame.maker(value)
+    while made is not None and (made.kind in ("mask", "view") or made.attrs == PointwiseAttrs("cast")):
+        source = made.operands[0]
+        if isinstance(source, Value) and source.dtype == torch.bool:
+            return frame.columns <= EXACT_INTEGERS
+        made = frame.maker(source)
+    return False
 
 
 def _output_kind(frame: Frame, place: Place) -> tuple[str, Number]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ...._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, Program, Value
-from ...._shapes import Dim, Number
+from ...._compiler.ir.grammar import HostTensor, Index, MemoryAttrs, Op, Operand, Program, TileAttrs, Value
+from ...._shapes import Dim, Expr, Number, next_power_of_2
 from ..plan.epilogue import OperandKind
 from ..plan.records import Major
 from ..plan.refusal import Refusal
@@ -48,6 +48,29 @@ class Frame:
     def tensor(self, op: Op) -> HostTensor:
         return self.program.tensors[op.attrs.tensor]
 
+    @property
+    def column_blocks(self) -> tuple[int, ...]:
+        """Those that walk over columns."""
+        return (self.n, *(block for block, stands_for in self.same.items() if stands_for == self.n))
+
+    @property
+    def columns(self) -> int:
+        """Of a row. Raises ``Refusal`` where only a launch knows."""
+        found = self.extent(self.n)
+        if not isinstance(found, int):
+            raise Refusal(
+                "whole rows have a number of columns that is known when the kernel is compiled; use hl.specialize"
+            )
+        return found
+
+    def tiles_in(self, extent: Number) -> int | None:
+        """An extent that counts tiles of columns where one tile has all of them; None for others."""
+        if not isinstance(extent, Expr):
+            return None
+        if not all(leaf.op == "block" and self.named(leaf.args[0]) == self.n for leaf in extent.leaves()):
+            return None
+        return int(extent.evaluate(lambda leaf: next_power_of_2(self.columns)))
+
     def extent(self, block: int) -> Number:
         if block == self.k and self.k_extent is not None:
             return self.k_extent
@@ -65,10 +88,27 @@ class Place:
 
 def blocks_of(frame: Frame, op: Op) -> tuple[int, ...]:
     """Which block walks over each dimension of the tensor that `op` addresses; an index of 0 walks over none."""
+    return walked_blocks(frame, op)[0]
+
+
+def walked_blocks(frame: Frame, op: Op) -> tuple[tuple[int, ...], bool]:
+    """``blocks_of``, and whether the number of a tile of columns picks a part of the tensor, which has one for each tile."""
     attrs = op.attributes(MemoryAttrs)
-    if attrs.mask is not None or not all(_is_plain(index) for index in attrs.indices):
+    picked = [at for at, index in enumerate(attrs.indices) if _is_number_of_tile(frame, op, index)]
+    if attrs.mask is not None or not all(at in picked or _is_plain(index) for at, index in enumerate(attrs.indices)):
         raise Refusal("loads and stores of whole tiles, without offsets and masks, are implemented")
-    return tuple(frame.named(index.block) for index in attrs.indices if index.block is not None)
+    tensor = frame.tensor(op)
+    for at in picked:
+        if frame.tiles_in(tensor.shape[at]) != 1:
+            raise Refusal(f"the number of a tile of columns picks one of {tensor.shape[at]!r} parts of {tensor.name}")
+    return tuple(frame.named(index.block) for index in attrs.indices if index.block is not None), bool(picked)
+
+
+def _is_number_of_tile(frame: Frame, op: Op, index: Index) -> bool:
+    made = frame.maker(op.operands[index.operand]) if frame.by_tiles and index.operand is not None else None
+    if made is None or not isinstance(made.attrs, TileAttrs) or not _is_plain(replace(index, operand=None)):
+        return False
+    return made.attrs.field == "id" and index.block is None and frame.named(made.attrs.block) == frame.n
 
 
 def _is_plain(index: Index) -> bool:

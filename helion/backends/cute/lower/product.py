@@ -50,6 +50,8 @@ class Product:
     whole_rows: bool
     undecided: tuple[int, ...] = ()
     """Tiles of the program that mean nothing here: of columns where it has whole rows."""
+    one_tile: frozenset[int] = frozenset()
+    """Those of them that have to have all columns."""
     is_empty: bool = False
     """Whether there is nothing to compute, and the problem is that of one row."""
     batch_block: int | None = None
@@ -94,10 +96,12 @@ def product_of(program: Program) -> Product:
             raise Refusal("sums that start from zero are implemented where rows are walked over in tiles of columns")
         chain.begin(result, start)
     if outer:
-        stores = TiledRows(frame, chain, loop, lambda other: _is_same(frame, other, (a, b, *second))).stores(root)
+        tiled = TiledRows(root, frame, chain, loop, lambda other: _is_same(frame, other, (a, b, *second)))
+        stores = tiled.stores()
     for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
         chain.store(store)
-    return _product(frame, a, b, chain, scaled)
+    product = _product(frame, a, b, chain, scaled)
+    return replace(product, one_tile=frozenset(frame.column_blocks)) if outer and tiled.one_tile else product
 
 
 # Loops -----------------------------------------------------------------------------------------------------------------
@@ -381,10 +385,8 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> 
     a_major, a_pitch = major_of(frame, a)
     b_major, b_pitch = major_of(frame, b)
     sizes = {f"size_{side}": frame.extent(getattr(frame, side)) for side in "mnk"}
-    if frame.whole_rows and isinstance(sizes["size_n"], Expr):
-        raise Refusal(
-            "whole rows have a number of columns that is known when the kernel is compiled; use hl.specialize"
-        )
+    if frame.whole_rows:
+        sizes["size_n"] = frame.columns
     numbers: dict[str, Number] = {**sizes, "pitch_a": a_pitch, "pitch_b": b_pitch, **chain.runtime}
     runtime = tuple((name, number) for name, number in numbers.items() if isinstance(number, Expr))
     problem = GemmProblem(

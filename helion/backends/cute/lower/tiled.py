@@ -11,23 +11,26 @@
 
     for tile_n: out[...] = x                 y of the rounded x, which is read where it was
     for tile_n: y of out[...]          →     written
+
+Anything else is what one tile of all columns makes of it, where tiles of any width leave the same (``widths``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ...._compiler.ir.grammar import ForAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Region, Root, Value
+from ...._compiler.ir.grammar import ForAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Region, Root, TileAttrs, Value
 from ...._compiler.ir.ops import OPS
 from ...._shapes import dtype_name
 from ..plan.epilogue import constant
 from ..plan.refusal import Refusal
 from .chain import ROUNDED, Chain, Reference
 from .frame import Frame, blocks_of
+from .widths import any_width_is_the_same
 
 #: The reduction of a tile that each step of a running one takes in, and what it begins with.
 RUNNING = {"add": ("sum", 0.0), "maximum": ("max", -math.inf), "minimum": ("min", math.inf)}
@@ -37,19 +40,24 @@ class TiledRows:
     """Reads the loops over tiles of columns in a root; ``is_sums`` checks a loop over K, and whether it is that of the sums
     once more."""
 
-    def __init__(self, frame: Frame, chain: Chain, sums: Op, is_sums: Callable[[Op], bool]) -> None:
+    def __init__(self, root: Root, frame: Frame, chain: Chain, sums: Op, is_sums: Callable[[Op], bool]) -> None:
+        self.root = root
         self.frame = frame
         self.chain = chain
         self.sums = sums
         self.is_sums = is_sums
         self.stored: dict[int, Op] = {}
-        chain.carried = self.carried
+        #: What the loops over columns hand to their bodies at first.
+        self.handed_first: dict[int, Operand] = {}
+        #: Whether all columns are one tile of what the loops compute.
+        self.one_tile = False
+        chain.tiles = self
 
-    def stores(self, root: Root) -> list[Op]:
+    def stores(self) -> list[Op]:
         """What is left in memory: of each tensor, what is stored to it last."""
-        for op in root.body.ops:
+        for op in self.root.body.ops:
             if op.kind == "for":
-                self._loop(op.regions[0])
+                self._loop(op.regions[0], op.operands)
             elif op.kind == "store":
                 self._keep({op.attrs.tensor: op})
         return list(self.stored.values())
@@ -59,7 +67,8 @@ class TiledRows:
             self.stored.pop(tensor, None)
             self.stored[tensor] = store
 
-    def _loop(self, body: Region) -> None:
+    def _loop(self, body: Region, first: Sequence[Operand]) -> None:
+        self.handed_first |= {param.number: value for param, value in zip(body.params, first, strict=False)}
         here: dict[int, Op] = {}
         for op in body.ops:
             if op.kind == "load" and op.attrs.tensor in {**self.stored, **here}:
@@ -75,7 +84,10 @@ class TiledRows:
         self._keep(here)
 
     def _whole(self, store: Op) -> Op:
-        if blocks_of(self.frame, store) != (self.frame.m, self.frame.n):
+        blocks = blocks_of(self.frame, store)
+        if blocks == (self.frame.m,):
+            self._take_one_tile(f"{self.frame.tensor(store).name} is stored by each tile of columns")
+        elif blocks != (self.frame.m, self.frame.n):
             raise Refusal(f"{self.frame.tensor(store).name} is stored tile by tile, and not by rows and columns")
         return store
 
@@ -100,8 +112,6 @@ class TiledRows:
         for result, known in zip(loop.results, self.sums.results, strict=True):
             self.chain.known[result.number] = self.chain.known[known.number]
 
-    # Carried values --------------------------------------------------------------------------------------------------------
-
     def carried(self, loop: Op, result: Value) -> Reference:
         """What a loop over all tiles of columns leaves in one of the values that it carries."""
         at = next(at for at, each in enumerate(loop.results) if each is result)
@@ -111,9 +121,46 @@ class TiledRows:
             assert isinstance(reduce.operands[0], Value)
             return self._from(self.chain.reduce(reduce, result.dtype), loop, at, start)
         rescaled = self._rescaled(loop, at)
-        if rescaled is None:
-            raise Refusal("values that tiles of columns hand on are implemented as running sums, maxima and minima")
-        return rescaled
+        if rescaled is not None:
+            return rescaled
+        self._take_one_tile("values that tiles of columns hand on are no running sums, maxima or minima")
+        return self.chain.read(loop.regions[0].results[at])
+
+    # One tile of all columns -------------------------------------------------------------------------------------------------
+
+    def handed(self, value: Value) -> Reference:
+        """What a loop over columns begins with, where it has one tile."""
+        if value.number not in self.handed_first:
+            raise Refusal("the epilogue reads a value that a loop hands on")
+        self._take_one_tile("a tile of columns reads what the one before it hands on")
+        return self.chain.read(self.handed_first[value.number])
+
+    def position(self, op: Op) -> Reference:
+        """Of the only tile."""
+        attrs = op.attributes(TileAttrs)
+        fields = {"begin": 0, "id": 0, "count": 1, "end": self.frame.columns}
+        if self.frame.named(attrs.block) != self.frame.n or attrs.field not in fields:
+            raise Refusal(f"the {attrs.field} of a tile in an epilogue is not implemented")
+        self._take_one_tile("what is computed depends on where a tile of columns lies")
+        return constant(fields[attrs.field])
+
+    def take_whole(self, reduction: Op) -> None:
+        """A tile's own reduction is one of the row where there is one tile."""
+        self._take_one_tile("reductions of a tile's columns are no running ones")
+
+    def _take_one_tile(self, why: str) -> None:
+        """Raises ``Refusal`` where what is stored depends on how wide tiles are."""
+        if self.one_tile:
+            return
+        fixed = any(self.frame.program.blocks[block].size is not None for block in self.frame.column_blocks)
+        if not any_width_is_the_same(self.frame, self.root, self.frame.columns, rounded=fixed):
+            raise Refusal(
+                f"{why}, and what is stored depends on the width of tiles; reductions of whole rows are implemented,"
+                " of acc[tile_m, n] or by running sums, maxima and minima"
+            )
+        self.one_tile = True
+
+    # Carried values --------------------------------------------------------------------------------------------------------
 
     def _running(self, loop: Op, at: int) -> tuple[Op, float] | None:
         """The reduction that each tile adds to a carried value, and what that begins with; None where it does not."""
@@ -131,19 +178,11 @@ class TiledRows:
 
     def _from(self, value: Reference, loop: Op, at: int, neutral: float) -> Reference:
         """``value`` behind what the carried value begins with."""
-        start = self._start(loop, at)
-        if start == neutral:
+        start = self.chain.read(loop.operands[at])
+        if start == constant(neutral):
             return value
-        if not math.isfinite(start):
-            raise Refusal(f"a running reduction that begins with {start}")
         name = next(name for name, (_, each) in RUNNING.items() if each == neutral)
-        return self.chain.step(name, (value, constant(start)))
-
-    def _start(self, loop: Op, at: int) -> float:
-        made = self.frame.maker(loop.operands[at])
-        if made is None or made.kind != "full" or not isinstance(made.operands[0], (int, float)):
-            raise Refusal("running reductions that begin with a number are implemented")
-        return float(made.operands[0])
+        return self.chain.step(name, (value, start))
 
     def _rescaled(self, loop: Op, at: int) -> Reference | None:
         """A sum of exponentials about the largest number so far, which is rescaled with every larger one."""
@@ -153,16 +192,18 @@ class TiledRows:
             return None
         for kept, added in (made.operands, made.operands[::-1]):
             scaled = self._scaled(kept, loop, at)
-            if scaled is None:
+            if scaled is None or not self._begins(loop, (at, 0.0), (scaled[1], -math.inf)):
                 continue
             power, top = scaled
             term = self._shifted(added, loop, power, top)
             if term is not None:
-                if self._start(loop, at) != 0 or self._start(loop, top) != -math.inf:
-                    raise Refusal("a rescaled sum that does not begin with 0, or its maximum not with -inf")
                 shifted = self.chain.step("sub", (term, self.chain.read(loop.results[top])))
                 return self.chain.step("row_sum", (self.chain.step(power, (shifted,)),))
         return None
+
+    def _begins(self, loop: Op, *starts: tuple[int, float]) -> bool:
+        """Whether carried values, by their position, begin with these numbers."""
+        return all(self.chain.read(loop.operands[at]) == constant(start) for at, start in starts)
 
     def _scaled(self, kept: Operand, loop: Op, at: int) -> tuple[str, int] | None:
         """``kept`` is the carried sum times exp(top - raised): exp, and the position of ``top`` among the carried values."""
