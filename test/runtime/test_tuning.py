@@ -23,6 +23,7 @@ from helion.autotuner.measure.accuracy import Tolerance, difference
 from helion.autotuner.options import Options
 from helion.autotuner.outcome import Outcome, Status
 from helion.autotuner.pool.children import Nursery
+from helion.runtime.bound import kept_entry
 from helion.runtime.tuning import autotune, evaluator, loaded
 from helion.runtime.tuning.bench import Bench, DirectBench
 from helion.runtime.tuning.candidates import start_configs
@@ -130,6 +131,27 @@ def empty_store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 QUIET = {"simulated": True, "progress": False, "workers": 2}
+
+
+def with_noise(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """Draws on the host and in the kernel, and writes some rows only."""
+    noise, out = torch.rand_like(x), torch.empty_like(x)
+    for tile in hl.tile(rows):
+        out[tile, :] = x[tile, :] + noise[tile, :] * (torch.rand_like(x[tile, :]) > 0.5)
+    return out
+
+
+def test_random_numbers_and_rows_that_nobody_writes_are_compared_and_the_users_stay(empty_store: None) -> None:
+    x, kernel = torch.randn(20, 33), helion.kernel(with_noise)
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    kernel.autotune((x, 11), effort="minimal", **QUIET)
+    assert torch.equal(torch.rand(3), expected)
+    found = kernel.autotune((x, 11), configs=4, random_seed=2, isolated=False, **QUIET)
+    entry = kept_entry(kernel.bind((x, 11)), (x, 11))
+    assert entry is not None and entry.row.config == found
+    assert {outcome.status for outcome in entry.sweep} == {Status.OK}
 
 
 def test_a_kernel_is_tuned_and_the_answer_kept(empty_store: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from ... import _logging, exc
 from ...autotuner.cache.rows import Entry, Key, Row
 from ...autotuner.cache.store import Store, default_store
 from ...autotuner.measure.accuracy import Tolerance
+from ...autotuner.measure.guarded import Guards, poisoned
 from ...autotuner.measure.protocol import Evaluator as AnyEvaluator
 from ...autotuner.options import Options
 from ...autotuner.outcome import Outcome, Status
@@ -35,7 +36,7 @@ from .bench import AnyBench, Bench, DirectBench
 from .candidates import admitted, domain_of, legal, start_configs
 from .evaluator import Evaluator, job_of
 from .keys import key_of
-from .session import Task, copied, nursery_of
+from .session import Task, copied, kept_random_numbers, nursery_of, same_random_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +170,7 @@ def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iter
     if not direct and not nursery().is_ready:
         _compiled_here(of)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(kept_random_numbers(task.device))
         pool, bench = None, None
         if not direct:
             patience = Patience(most=options.compile_seconds, adaptive=options.adaptive)
@@ -203,7 +205,7 @@ def _needs_its_module(of: Specialized) -> bool:
 
 def _task(of: Specialized, args: Sequence[Any], options: Options) -> Task:
     device = next((tensor.device for tensor in tensors_in(args)), torch.device("cpu"))
-    expected, changed = _reference(of, args) if options.accuracy else (None, None)
+    expected, changed = _reference(of, args, device, options.random_seed) if options.accuracy else (None, None)
     return Task(
         name=of.kernel.name,
         backend=of.analysis.backend.name,
@@ -218,9 +220,13 @@ def _task(of: Specialized, args: Sequence[Any], options: Options) -> Task:
     )
 
 
-def _reference(of: Specialized, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
-    """What the kernel, or the function that the user names for it, gives for copies of ``args``, and the copies after."""
+def _reference(of: Specialized, args: Sequence[Any], device: torch.device, seed: int) -> tuple[Any, tuple[Any, ...]]:
+    """What the kernel, or the function that the user names for it, gives for copies of ``args``, and the copies after.
+
+    Random numbers are those that candidates draw, and what is not written holds what it holds there.
+    """
     copies = copied(args)
     function: Callable[..., Any] | None = of.settings.autotune_baseline_fn
-    result = ref_mode.run_reference(of.kernel, copies) if function is None else function(*copies)
+    with same_random_numbers(device, seed), poisoned(Guards()):
+        result = ref_mode.run_reference(of.kernel, copies) if function is None else function(*copies)
     return result, copies

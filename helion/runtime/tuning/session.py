@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pathlib
 import statistics
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -128,7 +129,7 @@ class Session:
         """What is wrong with a candidate's results; "" where they are right."""
         self._inputs.restore()
         guards = Guards()
-        with poisoned(guards):
+        with same_random_numbers(self._task.device, self._task.seed), poisoned(guards):
             result = function(*self._inputs.args)
         self._clock.wait()
         if guards.broken() or self._inputs.guards.broken():
@@ -155,6 +156,23 @@ class Session:
             return not self._inputs.guards.broken()
         except RuntimeError:
             return False
+
+
+@contextlib.contextmanager
+def kept_random_numbers(device: torch.device) -> Iterator[None]:
+    """After it torch goes on with the random numbers that it would have drawn without it."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+
+
+@contextlib.contextmanager
+def same_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
+    """Within it torch draws the same random numbers each time, so that results of kernels that draw some can be compared."""
+    with kept_random_numbers(device):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        yield
 
 
 def _refused(check: Callable[[Any, Any], Any], result: Any, expected: Any) -> str:
