@@ -14,7 +14,7 @@ from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import k_range
 from helion.backends.cute.plan.records import Choice, GemmPlan
 from helion.backends.cute.plan.refusal import Refusal
-from helion.backends.cute.plan.workspace import COUNTER_BYTES, MAX_COUNTERS, sums_shape, workspace_bytes
+from helion.backends.cute.plan.workspace import COUNTER_BYTES, MAX_COUNTERS, counter_bytes, sums_shape, workspace_bytes
 
 HEAD = MAX_COUNTERS * COUNTER_BYTES
 
@@ -37,10 +37,10 @@ class Memory:
 def test_a_stream_has_one_workspace_and_grows_it() -> None:
     memory = Memory()
     known = memory.workspaces()
-    first = known.address(HEAD + 64, stream=7)
-    assert known.address(HEAD + 16, stream=7) == known.address(HEAD + 64, stream=7) == first
-    assert known.address(HEAD + 64, stream=8) != first
-    assert known.address(HEAD + 128, stream=7) == memory.given[-1].data_ptr()
+    first = known.address(HEAD + 64, 32, stream=7)
+    assert known.address(HEAD + 16, 32, stream=7) == known.address(HEAD + 64, 32, stream=7) == first
+    assert known.address(HEAD + 64, 32, stream=8) != first
+    assert known.address(HEAD + 128, 32, stream=7) == memory.given[-1].data_ptr()
     assert [each.numel() - HEAD for each in memory.given] == [64, 64, 128]
     for each in memory.given:
         assert not each[:HEAD].any(), "counters are zero"
@@ -50,13 +50,16 @@ def test_a_stream_has_one_workspace_and_grows_it() -> None:
 def test_a_captured_launch_has_a_workspace_of_its_own() -> None:
     memory = Memory()
     known = memory.workspaces()
-    kept = known.address(HEAD + 64, stream=7)
+    kept = known.address(HEAD + 64, 32, stream=7)
     memory.captured = True
-    captured = [known.address(HEAD + 64, stream=7) for _ in range(2)]
+    captured = [known.address(HEAD + 64, 32, stream=7) for _ in range(2)]
     assert [each.data_ptr() for each in memory.given[1:]] == captured
-    assert not any(each[:HEAD].any() for each in memory.given)
+    assert not any(each[:32].any() for each in memory.given)
+    assert all(bool((each[32:] == 255).all()) for each in memory.given[1:]), "what the launch does not count with"
+    known.address(HEAD + 64, 0, stream=7)
+    assert bool((memory.given[-1] == 255).all()), "a launch without counters clears none"
     memory.captured = False
-    assert known.address(HEAD + 64, stream=7) == kept
+    assert known.address(HEAD + 64, 32, stream=7) == kept
 
 
 def test_a_large_workspace_goes_back_to_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +67,10 @@ def test_a_large_workspace_goes_back_to_the_allocator(monkeypatch: pytest.Monkey
     monkeypatch.setattr(workspace_module, "KEPT_BYTES", HEAD + 64)
     memory = Memory()
     known = memory.workspaces()
-    kept = known.address(HEAD + 64, stream=7)
-    large = [known.address(HEAD + 128, stream=7) for _ in range(2)]
+    kept = known.address(HEAD + 64, 32, stream=7)
+    large = [known.address(HEAD + 128, 32, stream=7) for _ in range(2)]
     assert [each.data_ptr() for each in memory.given[1:]] == large
-    assert known.address(HEAD + 64, stream=7) == kept
+    assert known.address(HEAD + 64, 32, stream=7) == kept
 
 
 def split(**changes: object) -> GemmPlan:
@@ -80,7 +83,8 @@ def test_a_workspace_holds_the_sums_of_every_part_once() -> None:
     assert workspace_bytes(split()) == HEAD + 4 * 4 * 128 * 128 * 4
     assert workspace_bytes(split(splits=4)) == HEAD + 4 * 4 * 128 * 128 * 4
     assert sums_shape(split(splits=4)) == (4, 256, 4, 1, 4, 4, 4)
-    assert workspace_bytes(split(grid_splits=1)) == 0
+    assert workspace_bytes(split(grid_splits=1)) == counter_bytes(split(grid_splits=1)) == 0
+    assert (counter_bytes(split()), counter_bytes(split(splits=4))) == (4 * 4, 4 * 4 * 4)
 
 
 @pytest.mark.parametrize(("splits", "clusters"), [(1, 3), (3, 1), (4, 8), (2, 5)])

@@ -9,7 +9,7 @@ from ...._compiler.host.print import SOURCE_IMPORT, print_comparisons, print_hos
 from ...._compiler.host.program import Form, HostProgram, Import, Module
 from ..plan.kernel import CutePlan
 from ..plan.records import WARP_THREADS
-from ..plan.workspace import workspace_bytes
+from ..plan.workspace import counter_bytes, workspace_bytes
 from ..toolchain.kernel import GemmKernel
 from .module import pointer_dtypes, render
 
@@ -57,6 +57,7 @@ def kernel_of(plan: CutePlan) -> GemmKernel:
         problem=repr(plan.gemm.whole),
         source=render(plan.roles),
         workspace_bytes=workspace_bytes(plan.gemm),
+        counter_bytes=counter_bytes(plan.gemm),
         ctas_per_sm=plan.gemm.ctas_per_sm,
     )
 
@@ -65,8 +66,9 @@ def _kernel(kernel: GemmKernel) -> list[str]:
     assert "'''" not in kernel.source and "\\" not in kernel.source, "the text of a kernel is a plain literal"
     described = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
     del described["source"]
-    if not kernel.workspace_bytes:
-        del described["workspace_bytes"]
+    for name in ("workspace_bytes", "counter_bytes"):
+        if not described[name]:
+            del described[name]
     if kernel.ctas_per_sm == 1:
         del described["ctas_per_sm"]
     return [

@@ -159,7 +159,7 @@ def _loaded(kernel: GemmKernel, device: int) -> Entry:
         device=device,
         current_stream=torch._C._cuda_getCurrentRawStream,
         current_device=torch._C._cuda_getDevice if torch.cuda.device_count() > 1 else None,
-        workspace=functools.partial(workspaces(device).address, kernel.workspace_bytes)
+        workspace=functools.partial(workspaces(device).address, kernel.workspace_bytes, kernel.counter_bytes)
         if kernel.workspace_bytes
         else None,
     )

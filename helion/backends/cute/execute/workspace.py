@@ -18,7 +18,7 @@ class Workspaces:
     """Those of one device, one for each stream: launches on a stream follow one another, and each leaves its counters at
     zero.
 
-    A launch that is captured gets one of its own, whose counters the graph clears: graphs are replayed on any stream, beside
+    A launch that is captured gets one of its own, whose counters, if it has some, the graph clears: graphs are replayed on any stream, beside
     others. `allocate` gives so many bytes on the current stream; `capturing` says whether that is captured.
     """
 
@@ -27,20 +27,23 @@ class Workspaces:
         self._kept: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
 
-    def address(self, size: int, stream: int) -> int:
-        """Where at least `size` bytes begin whose counters are zero when `stream`, the current one, comes to the launch."""
+    def address(self, size: int, counters: int, stream: int) -> int:
+        """Where at least `size` bytes begin whose first `counters` bytes are zero when `stream`, the current one, comes to
+        the launch. Of memory that one launch has to itself no others are cleared, and none without counters: in a graph that
+        is a kernel more."""
         if self._capturing() or size > KEPT_BYTES:
-            return self._cleared(size).data_ptr()
+            return self._cleared(size, counters).data_ptr()
         kept = self._kept.get(stream)
         if kept is None or kept.numel() < size:
             with self._lock:
-                kept = self._kept[stream] = self._cleared(size)
+                kept = self._kept[stream] = self._cleared(size, MAX_COUNTERS * COUNTER_BYTES)
         return kept.data_ptr()
 
-    def _cleared(self, size: int) -> torch.Tensor:
+    def _cleared(self, size: int, counters: int) -> torch.Tensor:
         """Memory that the allocator takes back is given to what comes later on the same stream only."""
         memory = self._allocate(size)
-        memory[: MAX_COUNTERS * COUNTER_BYTES].zero_()
+        if counters:
+            memory[:counters].zero_()
         return memory
 
 

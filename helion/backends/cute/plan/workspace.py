@@ -23,6 +23,11 @@ def counters(plan: GemmPlan) -> int:
     return plan.tiles * plan.ctas
 
 
+def counter_bytes(plan: GemmPlan) -> int:
+    """Of the counters that a launch uses."""
+    return COUNTER_BYTES * counters(plan) if plan.grid_splits > 1 else 0
+
+
 def sums_shape(plan: GemmPlan) -> tuple[int, ...]:
     """Words, threads, words of a thread in a sub-tile, sub-tiles that a CTA stores, parts of K, CTAs, clusters' worth of
     tiles; the first is contiguous."""

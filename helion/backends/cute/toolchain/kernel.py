@@ -31,6 +31,8 @@ class GemmKernel:
     ctas_per_sm: int = 1
     workspace_bytes: int = 0
     """Of global memory that a launch takes behind its tensors (``plan.workspace``)."""
+    counter_bytes: int = 0
+    """Of these, the first ones, that are zero before a launch and behind it."""
 
     @functools.cached_property
     def key(self) -> str:
