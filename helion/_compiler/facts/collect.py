@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ..ir.grammar import Op, Program, Value
+import math
+
+from ..ir.grammar import MemoryAttrs, Op, Program, Value
 from ..ir.rewrite import Declined
+from ..passes.hoist import Computed, computed_operands
 from ..passes.rolling import loads_in_chunks
 from ..passes.split_sums import summing_loop
 from .axes import axis_facts, with_means
@@ -12,7 +15,7 @@ from .flow import trace_flow
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles
 from .memory import atomic_facts, memory_facts
-from .records import KernelFacts, MatmulFact, ScanFact
+from .records import AxisFact, HoistableFact, KernelFacts, MatmulFact, ScanFact
 from .reductions import accumulator_facts, reduction_facts
 from .walk import Walk, walk_program
 
@@ -56,6 +59,31 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         attention=attention_fact(matmuls, reductions, regions),
         attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
         divisible=_is_divisible(program),
+        hoistable=_hoistable(program, walk, axes) if walk.dots else (),
+    )
+
+
+def _hoistable(program: Program, walk: Walk, axes: tuple[AxisFact, ...]) -> tuple[HoistableFact, ...]:
+    numbers = {op.number: number for number, op in enumerate(walk.dots)}
+    return tuple(_hoistable_fact(each, numbers[each.dot.number], axes) for each in computed_operands(program))
+
+
+def _hoistable_fact(each: Computed, dot: int, axes: tuple[AxisFact, ...]) -> HoistableFact:
+    (row, column), dims = each.axes, each.value.dims
+    inner = [[axes[block].padded for block in dim.blocks if block not in (row.block, column.block)] for dim in dims]
+    lanes = [math.prod(sizes, start=dim.const) for sizes, dim in zip(inner, dims, strict=True)]
+    rows, columns = (axes[axis.block].extent or 1 for axis in each.axes)
+    slots = dict.fromkeys(op.attrs.slot for op in each.ops if isinstance(op.attrs, MemoryAttrs))
+    return HoistableFact(
+        dot=dot,
+        role="rhs" if each.at else "lhs",
+        dtype=each.value.dtype,
+        axes=(row.block, column.block),
+        lanes=(lanes[0], lanes[1]),
+        shape=(rows * lanes[0], columns * lanes[1]),
+        along=each.along,
+        slots=tuple(slots),
+        main=each.main.attributes(MemoryAttrs).slot,
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from ..._shapes import Dim
-from ..ir.grammar import DotAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, Value, accumulator_of
+from ..ir.grammar import DotAttrs, Index, MemoryAttrs, Op, Operand, PointwiseAttrs, Value, accumulator_of
 from ..ir.ops import OPS
 from .axes import count
 from .flow import Flow
+from .merged import MergedTiles
 from .records import (
     AttentionFact,
     AttentionGradientFact,
@@ -142,8 +143,8 @@ def _fact(number: int, op: Op, sides: list[_Side], walk: Walk, flow: Flow, axes:
         rhs_format=scaled.rhs_format if scaled is not None else "",
         lhs_slot=_slot(sides[0].load),
         rhs_slot=_slot(sides[1].load),
-        lhs_layout=_layout(sides[0].load, k, m, walk),
-        rhs_layout=_layout(sides[1].load, k, n, walk),
+        lhs_layout=_layout(sides[0].load, lhs.dims[-1], lhs.dims[-2], walk),
+        rhs_layout=_layout(sides[1].load, rhs.dims[-2], rhs.dims[-1], walk),
         lhs_prologue=sides[0].prologue,
         rhs_prologue=sides[1].prologue,
         accumulator_loop=_accumulator_loop(op, walk),
@@ -157,16 +158,24 @@ def _slot(load: Op | None) -> int | None:
     return None if load is None else load.attrs.slot
 
 
-def _layout(load: Op | None, k: int | None, other: int | None, walk: Walk) -> Layout | None:
+def _layout(load: Op | None, k: Dim, other: Dim, walk: Walk) -> Layout | None:
     """Along which dimension of the operand memory is contiguous."""
     if load is None:
         return None
     attrs = load.attributes(MemoryAttrs)
     strides = walk.program.tensors[attrs.tensor].strides
-    unit = [index.block for index, stride in zip(attrs.indices, strides, strict=True) if count(stride) == 1]
-    if k is not None and k in unit:
+    unit = [index for index, stride in zip(attrs.indices, strides, strict=True) if count(stride) == 1]
+    if any(_walks(index, load, k, walk) for index in unit):
         return "k_major"
-    return "mn_major" if other is not None and other in unit else "strided"
+    return "mn_major" if any(_walks(index, load, other, walk) for index in unit) else "strided"
+
+
+def _walks(index: Index, load: Op, dim: Dim, walk: Walk) -> bool:
+    """Whether an index goes from element to element along a dimension of an operand."""
+    if index.kind == "block":
+        return index.block is not None and index.block == dim.block
+    tile = MergedTiles(walk).lanes_of(load.operands[index.operand]) if index.operand is not None else None
+    return tile is not None and tile[0] in dim.blocks
 
 
 def _accumulator_loop(op: Op, walk: Walk) -> int | None:

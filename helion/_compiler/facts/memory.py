@@ -9,6 +9,7 @@ from ..._shapes import Expr
 from ..ir.grammar import Index, IotaAttrs, MemoryAttrs, Op, Operand, PointwiseAttrs, TileAttrs, Value
 from .axes import count
 from .flow import Flow
+from .merged import MergedTiles
 from .records import AxisFact, MemoryOpFact
 from .walk import MAX_HOPS, Walk
 
@@ -22,13 +23,13 @@ def memory_facts(
 ) -> tuple[MemoryOpFact, ...]:
     """``operands`` says, by slot, which loads are dot operands; ``looped`` how often each is done, by axis that can
     be walked in chunks."""
-    casts = _casts(walk)
-    facts = [_fact(op, walk, flow, axes, operands, looped, casts) for op in (*walk.loads, *walk.stores)]
+    casts, merged = _casts(walk), MergedTiles(walk)
+    facts = [_fact(op, walk, flow, axes, operands, looped, casts, merged) for op in (*walk.loads, *walk.stores)]
     return tuple(sorted(facts, key=lambda fact: fact.slot))
 
 
 def atomic_facts(walk: Walk, flow: Flow, axes: tuple[AxisFact, ...]) -> tuple[MemoryOpFact, ...]:
-    return tuple(_fact(op, walk, flow, axes, {}, {}, {}) for op in walk.atomics)
+    return tuple(_fact(op, walk, flow, axes, {}, {}, {}, MergedTiles(walk)) for op in walk.atomics)
 
 
 def _casts(walk: Walk) -> dict[int, list[Op]]:
@@ -49,12 +50,13 @@ def _fact(
     operands: dict[int, Literal["lhs", "rhs"]],
     looped: Mapping[int, Mapping[int, int]],
     casts: Mapping[int, list[Op]],
+    merged: MergedTiles,
 ) -> MemoryOpFact:
     attrs = op.attributes(MemoryAttrs)
     tensor = walk.program.tensors[attrs.tensor]
     strides = tuple(map(count, tensor.strides))
     extents = tuple(map(count, tensor.shape))
-    found = [_subscript(index, op, walk) for index in attrs.indices]
+    found = [_subscript(index, op, walk, merged) for index in attrs.indices]
     tile_axes = walk.tile(op.results[0])[0]
     bits = flow.of(op.results[0]) if op.kind == "load" else 0
     fed: dict[int, int] = {}
@@ -73,12 +75,12 @@ def _fact(
         dtype=tensor.dtype,
         region=walk.homes[op.number],
         tile_axes=tile_axes,
-        subscript_axes=tuple(axis for axis, _ in found),
+        subscript_axes=tuple(axis for axis, _, _ in found),
         strides=strides,
         extents=extents,
-        scales=tuple(scale for _, scale in found),
+        scales=tuple(scale for _, scale, _ in found),
         gathered=any(
-            index.kind == "tensor" and axis is None for index, (axis, _) in zip(attrs.indices, found, strict=True)
+            index.kind == "tensor" and axis is None for index, (axis, _, _) in zip(attrs.indices, found, strict=True)
         ),
         accessed_numel=_accessed(attrs, found, strides, extents, axes),
         matmul_operand=operands.get(attrs.slot) if op.kind == "load" else None,
@@ -92,28 +94,31 @@ def _fact(
 
 def _accessed(
     attrs: MemoryAttrs,
-    found: list[tuple[int | None, int]],
+    found: list[tuple[int | None, int, int]],
     strides: tuple[int, ...],
     extents: tuple[int, ...],
     axes: tuple[AxisFact, ...],
 ) -> int:
     """Different elements in reach of all programs together; dimensions of stride 0 are one element."""
     numel = 1
-    for index, (axis, _), stride, extent in zip(attrs.indices, found, strides, extents, strict=True):
+    for index, (axis, _, lanes), stride, extent in zip(attrs.indices, found, strides, extents, strict=True):
         if stride == 0 or (index.kind == "scalar" and axis is None and index.operand is None):
             continue
         reach = None if axis is None else axes[axis].extent
-        numel *= extent if reach is None else min(extent, reach)
+        numel *= extent if reach is None else min(extent, reach * lanes)
     return numel
 
 
-def _subscript(index: Index, op: Op, walk: Walk) -> tuple[int | None, int]:
-    """The axis behind a subscript and the factor on its index; of a constant, how far it is from the first element."""
+def _subscript(index: Index, op: Op, walk: Walk, merged: MergedTiles) -> tuple[int | None, int, int]:
+    """The axis behind a subscript, the factor on its index and the lanes for each of its elements; of a constant, how far
+    it is from the first element."""
     if index.kind == "block":
-        return index.block, 1
+        return index.block, 1, 1
     if index.operand is None:
-        return None, abs(index.shift) if isinstance(index.shift, int) else 1
-    return _affine(op.operands[index.operand], walk)
+        return None, abs(index.shift) if isinstance(index.shift, int) else 1, 1
+    operand = op.operands[index.operand]
+    tile = merged.lanes_of(operand) if index.kind == "tensor" else None
+    return (tile[0], 1, tile[1]) if tile is not None else (*_affine(operand, walk), 1)
 
 
 def _affine(operand: Operand, walk: Walk) -> tuple[int | None, int]:

@@ -350,6 +350,27 @@ class StagedOperand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HoistableFact:
+    """An operand of dot number ``dot`` that may be computed once, by a grid loop in front (``passes/hoist.py``): ``shape``
+    elements of ``dtype`` in tiles of ``axes``, with ``lanes`` of them for each element of an axis. Memory is contiguous along dimension ``along``.
+    ``slots`` are the loads that it is made of, ``main`` that of the largest tensor, in whose place it is loaded."""
+
+    dot: int
+    role: Literal["lhs", "rhs"]
+    dtype: torch.dtype
+    axes: tuple[int, int]
+    lanes: tuple[int, int]
+    shape: tuple[int, int]
+    along: int
+    slots: tuple[int, ...]
+    main: int
+
+    @property
+    def numel(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkFact:
     """Elementwise ops of region ``region`` on values that span ``axes``: how many, and how many of them need the special
     function unit (transcendental functions, roots, divisions). ``polynomials`` are those of them that take dozens of
@@ -370,7 +391,8 @@ class KernelFacts:
     snapshots (per root, none contained in another) of what must be held between ops: elementwise chains work in place
     there, and masks and views cost nothing. ``held_tiles`` are the snapshots of what must be there whole, because it
     crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers. ``divisible``: programs may
-    share the sums of the kernel's product (``passes/split_sums.py``).
+    share the sums of the kernel's product (``passes/split_sums.py``). ``hoistable`` are the operands of products that may be computed
+    first.
     """
 
     axes: tuple[AxisFact, ...]
@@ -395,6 +417,7 @@ class KernelFacts:
     attention: AttentionFact | None = None
     attention_gradients: tuple[AttentionGradientFact, ...] = ()
     divisible: bool = False
+    hoistable: tuple[HoistableFact, ...] = ()
 
     @property
     def tunable_axes(self) -> tuple[AxisFact, ...]:

@@ -94,9 +94,12 @@ class Triton:
         taken_by = launch.launch_of(decisions)
         if decisions.values.get("turn_products", False):
             facts = rewritten.turned(facts)
+        if decisions.values.get("hoist_operands", False):
+            taken_by = replace(taken_by, copied_bytes=rewritten.hoisted_bytes(facts))
+            facts = rewritten.hoisted(facts)
         if decisions.values.get("pack_operands", False):
             facts, before = rewritten.packed(facts), facts
-            taken_by = replace(taken_by, copied_bytes=rewritten.changed_bytes(before, facts))
+            taken_by = replace(taken_by, copied_bytes=taken_by.copied_bytes + rewritten.changed_bytes(before, facts))
         ways = decisions.accesses("indexing")
         descriptor_slots = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
         own_stages = max(0, *decisions.entries["range_num_stages"].values())

@@ -13,7 +13,8 @@ warps (2.2 times as fast); rows that do not begin at multiples of 16 bytes are l
 (1.4 times); products of three waves or more take a persistent grid with tensor descriptors (1.01 to 1.15 times), and those
 whose right operand is contiguous along K take descriptors on any grid; products with a K of at most 128 take smaller
 tiles; and 8-bit integers whose right operand must be transposed take tall ones. One measured product, not a sweep, says
-that those of few tiles and a long K want smaller ones, which are an alternate elsewhere. Where predicted times say that
+that those of few tiles and a long K want smaller ones, which are an alternate elsewhere. Operands that had better be computed once
+(``hoisting.py``) are, and the product is sized as if it loaded them. Where predicted times say that
 programs had better share the sums of larger tiles (``split_k``), those come first on H200, and as an alternate elsewhere; that is not
 measured.
 """
@@ -30,10 +31,12 @@ from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic, Predicted
 from ....hardware import MemoryClass, Target
 from ..proposal import TritonProposal
+from ..resources import rewritten
 from ..resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
 from ..resources.predict import predict
 from ..resources.time.launch import Launch
 from ..resources.time.predict import timing
+from .hoisting import hoisting, unhoisted
 from .product_extents import Extents, product_extents
 from .sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
 
@@ -127,6 +130,8 @@ class TritonMatmulHeuristic(Heuristic):
         for axis in facts.tunable_axes:
             if axis.block_id not in (*axes, *beside) and not axis.on_grid:
                 return Declined(f"{axis.name} is a tile of neither the product nor the grid")
+        if not unhoisted(facts, target):
+            return hoisting(_Sizer(rewritten.hoisted(facts), extents, target).proposals())
         return _Sizer(facts, extents, target).proposals()
 
 

@@ -9,6 +9,7 @@ from .attention_gradient import TritonAttentionGradientHeuristic
 from .column_reduction import TritonColumnReductionHeuristic
 from .fallback import TritonFallbackHeuristic
 from .feature_gradient import TritonFeatureGradientHeuristic
+from .hoisted_operands import TritonHoistedOperandsHeuristic
 from .matmul import TritonMatmulHeuristic
 from .matmul_reduction_epilogue import TritonMatmulReductionEpilogueHeuristic
 from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueHeuristic
@@ -29,6 +30,7 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonAttentionHeuristic(),
     TritonAttentionDecodeHeuristic(),
     TritonAttentionGradientHeuristic(),
+    TritonHoistedOperandsHeuristic(),
     TritonMatmulHeuristic(),
     TritonSkinnyGemmHeuristic(),
     TritonProductsHeuristic(),

@@ -1,14 +1,23 @@
 """Facts of a kernel whose products a config rewrites: they are turned around (``lower/turn.py``), or their operands packed
-(``passes/pack.py``)."""
+(``passes/pack.py``) or computed first (``passes/hoist.py``)."""
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 
 import torch
 
-from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
+from ...._compiler.facts.records import (
+    HoistableFact,
+    KernelFacts,
+    Layout,
+    LiveTiles,
+    MatmulFact,
+    MemoryOpFact,
+    StagedOperand,
+)
 from ...._shapes import cdiv
 from .predict import Same
 
@@ -45,6 +54,88 @@ def _packed(same: Same) -> KernelFacts:
         same.facts,
         memory_ops=tuple(_aligned(op) if op.slot in operands else op for op in same.facts.memory_ops),
     )
+
+
+def hoisted(facts: KernelFacts) -> KernelFacts:
+    """With the operands that may be computed first as loads. Asked again for the same, it answers the same object."""
+    return _hoisted(Same(facts))
+
+
+@functools.lru_cache(maxsize=64)
+def _hoisted(same: Same) -> KernelFacts:
+    facts = same.facts
+    for each in facts.hoistable:
+        facts = _loaded(facts, each)
+    return replace(facts, hoistable=())
+
+
+def hoisted_bytes(facts: KernelFacts) -> int:
+    """What is read and written to compute operands first, halved: as many bytes are copied in the same time."""
+    read = {op.slot: op.accessed_numel * op.itemsize for op in facts.memory_ops}
+    made = {(each.main, each.along): each for each in facts.hoistable}.values()
+    return sum(sum(read[slot] for slot in each.slots) + each.numel * each.dtype.itemsize for each in made) // 2
+
+
+def _loaded(facts: KernelFacts, each: HoistableFact) -> KernelFacts:
+    """With one operand as a load in place of its largest one."""
+    fact = facts.matmuls[each.dot]
+    itemsize = each.dtype.itemsize * math.prod(each.lanes)
+    operand = StagedOperand(
+        region=fact.region,
+        dot=each.dot,
+        role=each.role,
+        slot=each.main,
+        axes=each.axes,
+        itemsize=itemsize,
+        direct=True,
+        after=0,
+    )
+    both = frozenset(each.axes)
+    others = (s for s in facts.staged if (s.dot, s.role) != (each.dot, each.role))
+    return replace(
+        facts,
+        matmuls=tuple(_multiplied(f, each) if f.number == each.dot else f for f in facts.matmuls),
+        staged=(*others, operand),
+        memory_ops=tuple(
+            _access(op, each, fact.region) if op.slot == each.main else op
+            for op in facts.memory_ops
+            if op.slot not in each.slots or op.slot == each.main
+        ),
+        work=tuple(w for w in facts.work if w.region != fact.region or not both <= set(w.axes)),
+        live_tiles=tuple(_without(tiles, both) for tiles in facts.live_tiles),
+        resident_tiles=tuple(tuple(_without(tiles, both) for tiles in root) for root in facts.resident_tiles),
+        held_tiles=tuple(tuple(_without(tiles, both) for tiles in root) for root in facts.held_tiles),
+    )
+
+
+def _multiplied(fact: MatmulFact, each: HoistableFact) -> MatmulFact:
+    # K is the last dimension of the left operand and the first one of the right
+    layout: Layout = "k_major" if (each.along == 1) == (each.role == "lhs") else "mn_major"
+    if each.role == "lhs":
+        return replace(fact, lhs_slot=each.main, lhs_layout=layout, lhs_prologue=False)
+    return replace(fact, rhs_slot=each.main, rhs_layout=layout, rhs_prologue=False)
+
+
+def _access(op: MemoryOpFact, each: HoistableFact, region: int) -> MemoryOpFact:
+    """The load of an operand, whose lanes beside those of an axis are part of its elements."""
+    return replace(
+        op,
+        dtype=each.dtype,
+        region=region,
+        tile_axes=each.axes,
+        subscript_axes=each.axes,
+        strides=(each.shape[1], 1) if each.along else (1, each.shape[0]),
+        extents=each.shape,
+        scales=(1, 1),
+        gathered=False,
+        accessed_numel=each.numel,
+        matmul_operand=each.role,
+        cast_itemsize=each.dtype.itemsize,
+    )
+
+
+def _without(tiles: LiveTiles, both: frozenset[int]) -> LiveTiles:
+    return tuple(tile for tile in tiles if not both <= set(tile[0]))
 
 
 def changed_bytes(before: KernelFacts, after: KernelFacts) -> int:

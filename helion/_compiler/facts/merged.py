@@ -1,0 +1,54 @@
+"""Subscripts along a tile whose elements have several lanes each: ``x[tile.begin * 2 + hl.arange(2 * block)]``."""
+
+from __future__ import annotations
+
+import functools
+
+from ..ir.counting import Counting, merges_lanes
+from ..ir.grammar import Op, Operand, PointwiseAttrs, TileAttrs, Value
+from ..sizes import padded_extent
+from .walk import Walk
+
+#: The size of tiles where it does not matter which one it is.
+_ANY_SIZE = 16
+
+
+class MergedTiles:
+    """``lanes_of`` asks of one subscript, ``axis`` and ``lanes`` are the axis of the tile and the lanes of each of its elements."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+
+    @functools.cached_property
+    def counting(self) -> Counting:
+        program = self.walk.program
+        sizes = {b.id: padded_extent(b) if b.kind == "full" else _ANY_SIZE for b in program.blocks}
+        return Counting(program, sizes)
+
+    def lanes_of(self, operand: Operand) -> tuple[int, int] | None:
+        """Axis and lanes of a subscript that has the elements of a merged tile, one behind the other; None for others."""
+        if not isinstance(operand, Value) or len(operand.dims) != 1 or operand.dims[0].block is not None:
+            return None
+        tiles = [b for b in operand.dims[0].blocks if self.walk.program.blocks[b].kind == "tile"]
+        op = self.walk.makers.of(operand)
+        if op is None or len(tiles) != 1 or not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name != "add":
+            return None
+        (axis,) = tiles
+        lanes = self.counting.size(operand.dims[0]) // _ANY_SIZE
+        makers = [self.walk.makers.of(each) for each in op.operands]
+        begins = any(self.begins(maker, axis, lanes) for maker in makers)
+        return (axis, lanes) if begins and any(self.counts(maker) for maker in makers) else None
+
+    def begins(self, op: Op | None, axis: int, lanes: int) -> bool:
+        """Whether an op gives where the lanes of a tile begin: ``tile.begin * lanes``."""
+        if op is None or not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name != "mul" or lanes not in op.operands:
+            return False
+        (value, *_) = op.values()
+        maker = self.walk.makers.of(value)
+        return maker is not None and maker.attrs == TileAttrs(axis, "begin")
+
+    def counts(self, op: Op | None) -> bool:
+        if op is None or not merges_lanes(op):
+            return False
+        found = self.counting.range_of(op)
+        return found is not None and (found.start, found.step) == (0, 1)
