@@ -69,3 +69,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False"))
+        return
+    for item in on_gpu:
+        item.fixturenames.insert(0, "seeds_are_not_measured")
+
+
+@pytest.fixture
+def seeds_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU tests see the config that would run untuned; those of tuning say which seeds contend."""
+    from helion.runtime.tuning import unasked
+
+    monkeypatch.setattr(unasked, "MOST", 0)

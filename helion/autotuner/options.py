@@ -43,13 +43,13 @@ class Options:
     checked and timed. ``workers`` compile at once. ``isolated``: candidates are run in a process of their own.
     ``simulated``: CPU tensors are tuned as well, on times that are predicted.
     ``atol`` and ``rtol`` replace the tolerances of the dtypes. ``overrides`` are keys that every candidate has.
-    ``best_of`` searches run one after the other, each with the whole budget and a random seed of its own; what is within
+    ``seed_configs`` are configs to begin with, after the default one. ``best_of`` searches run one after the other, each with the whole budget and a random seed of its own; what is within
     ``close`` times the least time is measured again at the end.
 
     Functions of the user's: ``filter(config)`` gives whether a config is tried (None: it is not), or another one that is
     tried in its place; ``benchmark(functions, repeat=..., desc=...)`` the milliseconds of each of a list of functions;
-    ``check(result, expected)`` raises AssertionError for a result that is wrong. With ``benchmark`` or ``check`` candidates
-    run in this process.
+    ``baseline(*args)`` gives what results are compared with; ``check(result, expected)`` raises AssertionError for a result that
+    is wrong. With ``benchmark`` or ``check`` candidates run in this process.
     """
 
     effort: str = "full"
@@ -66,10 +66,12 @@ class Options:
     atol: float | None = None
     rtol: float | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    seed_configs: Any = None
     best_of: int = 1
     close: float = CLOSE
     filter: Callable[[Config], Any] | None = None
     benchmark: Callable[..., Sequence[float]] | None = None
+    baseline: Callable[..., Any] | None = None
     check: Callable[[Any, Any], Any] | None = None
     simulated: bool = False
     progress: bool = True
@@ -107,10 +109,12 @@ class Options:
             atol=settings.autotune_baseline_atol,
             rtol=settings.autotune_baseline_rtol,
             overrides=settings.autotune_config_overrides or {},
+            seed_configs=settings.autotune_seed_configs,
             best_of=1 if settings.autotune_best_of_k is None else settings.autotune_best_of_k,
             close=CLOSE if threshold is None else threshold,
             filter=settings.autotune_config_filter,
             benchmark=settings.autotune_benchmark_fn,
+            baseline=settings.autotune_baseline_fn,
             check=settings.autotune_baseline_accuracy_check_fn,
             progress=settings.autotune_progress_bar,
             log=settings.autotune_log,
@@ -129,7 +133,7 @@ class Options:
         _check("workers", self.workers, (int,), 1)
         _check("best_of", self.best_of, (int,), 1)
         _check("close", self.close, (int, float), 1)
-        for name in ("filter", "benchmark", "check"):
+        for name in ("filter", "benchmark", "baseline", "check"):
             if not (getattr(self, name) is None or callable(getattr(self, name))):
                 raise exc.InvalidAPIUsage(f"{name} must be a function or None, got {getattr(self, name)!r}.")
 
@@ -159,6 +163,7 @@ _OTHER_NAMES = {
     "rebenchmark_threshold": "close",
     "config_filter": "filter",
     "benchmark_fn": "benchmark",
+    "baseline_fn": "baseline",
     "baseline_accuracy_check_fn": "check",
     "accuracy_check": "accuracy",
     "baseline_atol": "atol",

@@ -566,7 +566,7 @@ class BoundKernel:
             if not given:
                 self._choice.check_feasible(args)
             tuned = at_call.tuned_config(self._of, args, given)
-            config = tuned or (given[0] if given else self._choice.verified(args))
+            config = tuned or (given[0] if given else self._untuned(args))
             if tuned is None and not given:
                 self._announce(config)
             self._choice.use(config, by_default=True)
@@ -574,6 +574,9 @@ class BoundKernel:
             self.set_config(self.configs[0])
         else:
             self.autotune(args, force=False)
+
+    def _untuned(self, args: Sequence[Any]) -> Config:
+        return at_call.untuned_config(self._of, args, self._choice.verified(args))
 
     def _is_forced(self, args: Sequence[Any]) -> bool:
         return bool(self.settings.force_autotune) and at_call.is_forced(self._of, args)

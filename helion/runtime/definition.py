@@ -38,6 +38,8 @@ class Definition:
         self.configs = list(configs)
         self.key = key
         self.announced = False
+        #: Whether torch has recorded calls of it, which run wherever it likes.
+        self.is_in_graphs = False
         #: Options of tables of tuned configs, of kernels that have some; warnings about them; whether others were tuned.
         self.aot: AotOptions | None = None
         self.told: set[str] = set()

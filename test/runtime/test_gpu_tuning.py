@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from helion.autotuner.measure.accuracy import Tolerance
 from helion.autotuner.measure.comparison import log_ratios, median_interval
 from helion.autotuner.outcome import Status
 from helion.autotuner.pool.children import Nursery
+from helion.runtime.bound import kept_entry
+from helion.runtime.choice import Choice
+from helion.runtime.tuning import unasked
 from helion.runtime.tuning.bench import Bench
 from helion.runtime.tuning.clocks import DeviceClock
 from helion.runtime.tuning.session import NEEDED, Candidate, Task
@@ -78,13 +82,80 @@ def test_a_kernel_is_tuned(effort: str) -> None:
     torch.testing.assert_close(kernel(x), x - x.amax(-1, keepdim=True))
 
 
+SLOW = {"block_sizes": [1], "num_warps": 1, "maxnreg": 32}
+
+
+def seeded(monkeypatch: pytest.MonkeyPatch, x: torch.Tensor) -> tuple[helion.runtime.kernel.Kernel, helion.Config]:
+    """A kernel that would run a slow config, with its seed for the only contender."""
+    kernel = helion.kernel(shifted)
+    bound = kernel.bind((x,))
+    seed, slow = bound.default_config(), bound.config_spec.normalize(SLOW)
+    monkeypatch.setattr(unasked, "contenders", lambda of, config: [seed])
+    monkeypatch.setattr(Choice, "verified", lambda self, args: slow)
+    return kernel, seed
+
+
+def test_a_seed_in_doubt_is_measured_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(16384, 4096, device="cuda") + 3
+    kernel, seed = seeded(monkeypatch, x)
+    kernel.bind((x,)).compile_config(seed)(x)
+    torch.manual_seed(5)
+    expected = torch.rand(3, device="cuda")
+    torch.manual_seed(5)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    found = kernel(x)
+    torch.cuda.synchronize()
+    print(f"{time.perf_counter() - began:.2f} s")
+    assert time.perf_counter() - began < 3.0
+    assert kernel.bind((x,)).config == seed
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+    torch.testing.assert_close(found, x - x.amax(-1, keepdim=True))
+
+
+def test_a_first_call_that_is_captured_or_compiled_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(1024, 4096, device="cuda")
+    monkeypatch.setattr(unasked.autotune, "tuned", None)
+    kernel, seed = seeded(monkeypatch, x)
+    kernel.bind((x,)).compile_config(SLOW)(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kernel(x)
+    graph.replay()
+    torch.testing.assert_close(found, x - x.amax(-1, keepdim=True))
+    assert kernel.bind((x,)).config != seed
+    recorded, _ = seeded(monkeypatch, x)
+    compiled = torch.compile(lambda x: recorded(x) + 1, mode="reduce-overhead", fullgraph=True)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), x - x.amax(-1, keepdim=True) + 1)
+
+
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    noise, out = torch.rand_like(x), torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = x[tile, :] + noise[tile, :] * (torch.rand_like(x[tile, :]) > 0.5)
+    return out
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_kernel_that_draws_random_numbers_is_tuned(isolated: bool) -> None:
+    x, kernel = torch.randn(1000, 130, device="cuda"), helion.kernel(drawn)
+    torch.manual_seed(5)
+    expected = torch.rand(3, device="cuda")
+    torch.manual_seed(5)
+    kernel.autotune((x,), configs=4, isolated=isolated, progress=False)
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+    entry = kept_entry(kernel.bind((x,)), (x,))
+    assert entry is not None and {outcome.status for outcome in entry.sweep} == {Status.OK}
+
+
 def test_a_slow_config_is_never_chosen() -> None:
     """One warp for a row of 4096."""
     x = torch.randn(16384, 4096, device="cuda")
     bound = helion.kernel(shifted).bind((x,))
     seed, slow = (
         bound.default_config(),
-        bound.config_spec.normalize({"block_sizes": [1], "num_warps": 1, "maxnreg": 32}),
+        bound.config_spec.normalize(SLOW),
     )
     listed = helion.kernel(shifted, configs=[seed, slow])
     for _ in range(3):

@@ -3,6 +3,7 @@ whose times are simulated."""
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,9 @@ import helion.language as hl
 from helion import exc
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.options import GENERATION, Options
-from helion.runtime.tuning import at_call, autotune, loaded
+from helion.backends.stub import stub_driver
+from helion.runtime.tuning import at_call, autotune, evaluator, loaded, session, unasked
+from helion.runtime.tuning.session import Candidate
 from helion.settings import Settings
 
 
@@ -73,7 +76,7 @@ def kept() -> int:
 
 def test_a_call_is_tuned_once_and_later_processes_take_what_was_kept(searches: list[int]) -> None:
     check(kernel()(ROWS), ROWS)
-    assert searches == [] and kept() == 0  # no effort is set
+    assert searches == [] and kept() == 0  # no effort is set, and no seed is in doubt
     check(kernel(autotune_effort="minimal")(ROWS), ROWS)
     assert len(searches) == 1 and kept() == 1
     check(kernel(autotune_effort="minimal")(ROWS), ROWS)
@@ -149,25 +152,121 @@ def test_a_search_that_breaks_costs_the_call_nothing(
     assert "shifted_rows is not tuned: OSError: no space left on device" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("unasked", [None, "minimal"])
-def test_the_effort_of_calls_that_nobody_named_one_for(
-    searches: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unasked: str | None
+@pytest.fixture
+def doubted(monkeypatch: pytest.MonkeyPatch) -> helion.Config:
+    """A seed that is said to be predicted to be faster than the config that would run, and is simulated to be."""
+    bound = kernel().bind((ROWS,))
+    other = bound.config_spec.normalize({**bound.default_config(), "num_warps": 16})
+    monkeypatch.setattr(unasked, "contenders", lambda of, config: [other])
+    monkeypatch.setattr(evaluator.Evaluator, "_candidate", as_predicted(other))
+    return other
+
+
+def as_predicted(fast: helion.Config) -> Callable[[evaluator.Evaluator, helion.Config], Candidate]:
+    def made(self: evaluator.Evaluator, config: helion.Config) -> Candidate:
+        return Candidate(text=self._of.analysis.code(config).text, expected=5.0 if config == fast else 10.0)
+
+    return made
+
+
+def test_seeds_in_doubt_are_measured_at_a_call_that_nobody_tuned(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(at_call, "UNASKED", unasked)
-    loud = {"autotune_progress_bar": True}
-    check(kernel(**loud)(ROWS), ROWS)
-    tunes = unasked == "minimal"
-    assert len(searches) == kept() == int(tunes)
-    assert ("helion: tuned shifted_rows on" in capsys.readouterr().err) is tunes
-    check(kernel(**loud)(ROWS), ROWS)  # what was kept is taken
-    check(kernel(autotune_effort="none")(ROWS[:, :4]), ROWS[:, :4])
-    assert len(searches) == int(tunes)
-    monkeypatch.setenv("HELION_DISALLOW_AUTOTUNING", "1")
-    check(kernel(**loud)(ROWS[:, :5]), ROWS[:, :5])  # it is no reason to fail
-    monkeypatch.delenv("HELION_DISALLOW_AUTOTUNING")
-    monkeypatch.setenv("HELION_LOGS", "-default")
-    check(kernel(**loud)(ROWS[:, :6]), ROWS[:, :6])
-    assert len(searches) == 2 * int(tunes) and "tuned" not in capsys.readouterr().err
+    first = kernel()
+    check(first(ROWS), ROWS)
+    assert first.bind((ROWS,)).config == doubted and searches == [2]
+    again = kernel()
+    check(again(ROWS), ROWS)  # another process takes what was kept
+    assert again.bind((ROWS,)).config == doubted and searches == [2]
+    monkeypatch.setenv("HELION_ASSERT_CACHE_HIT", "1")  # it is no config that somebody tuned
+    with pytest.raises(exc.CacheAssertionError):
+        kernel()(ROWS)
+    monkeypatch.delenv("HELION_ASSERT_CACHE_HIT")
+    check(kernel(autotune_effort="minimal")(ROWS), ROWS)
+    assert len(searches) == 2
+
+
+LEFT_ALONE = {
+    "effort none": {"autotune_effort": "none"},
+    "a filter": {"autotune_config_filter": lambda config: True},
+    "a baseline": {"autotune_baseline_fn": lambda x: x},
+}
+
+
+@pytest.mark.parametrize("settings", LEFT_ALONE.values(), ids=list(LEFT_ALONE))
+def test_what_users_decide_is_left_to_them(
+    searches: list[int], doubted: helion.Config, settings: dict[str, Any]
+) -> None:
+    check(kernel(**settings)(ROWS), ROWS)
+    assert searches == []
+
+
+def test_calls_that_must_be_the_same_everywhere_or_are_recorded_measure_nothing(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def untuned(at: int) -> None:
+        x = ROWS[:, :at].clone()
+        check(kernel()(x), x)
+        assert searches == []
+
+    with torch.inference_mode():
+        untuned(3)
+    with stub_driver():
+        kernel()(ROWS[:, :4].clone())
+    torch.use_deterministic_algorithms(True)
+    try:
+        untuned(5)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.distributed, "is_initialized", lambda: True)
+        patched.setattr(torch.distributed, "get_world_size", lambda: 2)
+        untuned(6)
+    with monkeypatch.context() as patched:
+        for name in ("is_initialized", "is_current_stream_capturing"):
+            patched.setattr(torch.cuda, name, lambda: True)
+        untuned(7)
+    with monkeypatch.context() as patched:
+        patched.setenv("HELION_DISALLOW_AUTOTUNING", "1")
+        untuned(8)
+    with monkeypatch.context() as patched:  # as while another thread measures
+        patched.setattr(unasked, "_UNDER_WAY", threading.Lock())
+        with unasked._UNDER_WAY:
+            untuned(9)
+    recorded = kernel()
+    torch.compile(recorded, backend="eager", fullgraph=True)(ROWS)
+    assert searches == [] and recorded.is_in_graphs
+
+
+def test_measuring_that_goes_wrong_costs_the_call_nothing(
+    searches: list[int], doubted: helion.Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(autotune, "copied", broken)
+    check(kernel()(ROWS), ROWS)
+    assert "no space left" not in capsys.readouterr().err
+    monkeypatch.setattr(autotune, "copied", session.copied)
+    monkeypatch.setattr(evaluator.Evaluator, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # it was meant for the program
+        kernel()(ROWS)
+
+
+def interrupted(*args: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_seeds_that_are_predicted_to_be_faster_contend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unasked, "MOST", 2)
+    bound = kernel().bind((torch.empty(4096, 5000, device="meta"),), target="h200")
+    seeds, of = bound.seeds, bound.compiled.specialized
+    by_time = sorted(seeds, key=lambda seed: seed.predicted.time_us)
+    fastest, slowest = by_time[0], by_time[-1]
+    assert len(seeds) > 1 and fastest.predicted.time_us < slowest.predicted.time_us
+    assert unasked.contenders(of, fastest.config) == []
+    found = unasked.contenders(of, slowest.config)
+    assert found[0] == fastest.config and len(found) <= unasked.MOST and slowest.config not in found
 
 
 def test_what_is_captured_into_a_graph_is_not_tuned(
@@ -231,6 +330,18 @@ def test_a_benchmark_of_the_users_decides() -> None:
     assert {repeat for _, repeat in asked} == {5} and max(count for count, _ in asked) > 1
 
 
+def test_a_baseline_and_seeds_are_options_of_a_search_too() -> None:
+    def wrong(x: torch.Tensor) -> Any:
+        return torch.zeros_like(x), torch.zeros(len(x))
+
+    with pytest.raises(exc.NoConfigFound, match="off"):
+        tuned(autotune_baseline_fn=wrong)
+    seeds = [{"block_sizes": [2], "num_warps": 32}]
+    seen: list[helion.Config] = []
+    tuned(seed_configs=seeds, effort="minimal", filter=lambda config: seen.append(config) or True)
+    assert any(config["block_sizes"] == [2] and config["num_warps"] == 32 for config in seen)
+
+
 @pytest.mark.parametrize("times", [[], [0.0], [float("nan")], [1.0, 2.0], ["fast"]])
 def test_a_benchmark_that_gives_no_times_is_named(times: list[Any]) -> None:
     with pytest.raises(exc.NoConfigFound, match="autotune_benchmark_fn gave"):
@@ -249,7 +360,7 @@ def test_a_comparison_of_the_users_decides_what_is_right() -> None:
     assert len(compared) == 4 and config != kernel().bind((ROWS,)).default_config()
 
 
-@pytest.mark.parametrize("name", ["filter", "benchmark", "check"])
+@pytest.mark.parametrize("name", ["filter", "benchmark", "baseline", "check"])
 def test_what_is_no_function_is_refused(name: str) -> None:
     with pytest.raises(exc.InvalidAPIUsage, match=f"{name} must be a function or None, got 3"):
         tuned(**{name: 3})

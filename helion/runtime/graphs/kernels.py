@@ -31,6 +31,7 @@ class Kernel(Protocol):
     settings: Settings
     signature: inspect.Signature
     constant_at: tuple[bool, ...]
+    is_in_graphs: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def bind(self, args: Sequence[Any]) -> BoundKernel: ...

@@ -118,6 +118,7 @@ def operator_for(kernel: Kernel, given: Apart, effects: Effects, results: int | 
     return, its backward is the kernel's own."""
     kinds = tuple(map(_kind, given.leaves))
     key = (kernel, key_of(given.tree), kinds, effects, results)
+    kernel.is_in_graphs = True
     with _LOCK:
         found = _OPERATORS.get(key)
         if found is None:

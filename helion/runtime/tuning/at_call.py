@@ -18,19 +18,18 @@ from ..signature import tensors_in
 from ..specialized import Specialized
 from .loaded import loaded_config
 
+_LOG = _logging.logger(__name__)
+
 if TYPE_CHECKING:
     from ...autotuner import options as search_options
-    from . import autotune, candidates, keys
+    from . import autotune, candidates, keys, unasked
 else:
     # a call where nothing was tuned needs no search
     search_options = lazy("helion.autotuner.options")
     autotune = lazy("helion.runtime.tuning.autotune")
     candidates = lazy("helion.runtime.tuning.candidates")
     keys = lazy("helion.runtime.tuning.keys")
-
-
-#: The effort of calls on a GPU that nobody named an effort for. None: what was tuned before is taken, and nothing is searched.
-UNASKED: str | None = None
+    unasked = lazy("helion.runtime.tuning.unasked")
 
 
 def is_forced(of: Specialized, args: Sequence[Any]) -> bool:
@@ -57,15 +56,20 @@ def tuned_config(of: Specialized, args: Sequence[Any], given: Sequence[Config] =
     if forced:
         return _tuned_now(of, args, given, "full")
     config = _kept(of, args)
-    effort = _effort(of)
+    effort = of.settings.autotune_effort
     return _tuned_now(of, args, given, effort) if config is None and effort is not None else config
 
 
-def _effort(of: Specialized) -> str | None:
-    """With what effort a call is tuned; one that nobody asked for is no reason to fail where tuning is not allowed."""
-    if of.settings.autotune_effort is not None:
-        return of.settings.autotune_effort
-    return None if knobs.DISALLOW_AUTOTUNING.read() else UNASKED
+def untuned_config(of: Specialized, args: Sequence[Any], config: Config) -> Config:
+    """What runs where nothing was tuned, and nobody has said with what effort it is to be: ``config``, unless another seed
+    that is predicted to be faster is measured to be so."""
+    if of.settings.autotune_effort is not None or not _on_gpu(args):
+        return config
+    try:
+        return unasked.measured(of, args, config)
+    except Exception as error:  # nobody asked for it
+        _LOG.debug("%s: seeds are not measured: %s: %s", of.kernel.name, type(error).__name__, error)
+        return config
 
 
 def _kept(of: Specialized, args: Sequence[Any]) -> Config | None:
@@ -103,9 +107,8 @@ def _tuned_now(of: Specialized, args: Sequence[Any], given: Sequence[Config], ef
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         _logging.say_once(f"helion: {of.kernel.name} is not tuned: it is first called while a CUDA graph is captured")
         return None
-    silent = of.settings.autotune_effort is None and _logging.is_silent("default")
     try:
-        options = search_options.Options.of(of.settings, effort, {"progress": False} if silent else {})
+        options = search_options.Options.of(of.settings, effort, {})
         return autotune.tuned(of, args, options, given, only=False).config
     except exc.AutotuningDisallowedInEnvironment:
         raise

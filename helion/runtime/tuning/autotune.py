@@ -205,7 +205,7 @@ def _needs_its_module(of: Specialized) -> bool:
 
 def _task(of: Specialized, args: Sequence[Any], options: Options) -> Task:
     device = next((tensor.device for tensor in tensors_in(args)), torch.device("cpu"))
-    expected, changed = _reference(of, args, device, options.random_seed) if options.accuracy else (None, None)
+    expected, changed = _reference(of, args, device, options) if options.accuracy else (None, None)
     return Task(
         name=of.kernel.name,
         backend=of.analysis.backend.name,
@@ -220,13 +220,15 @@ def _task(of: Specialized, args: Sequence[Any], options: Options) -> Task:
     )
 
 
-def _reference(of: Specialized, args: Sequence[Any], device: torch.device, seed: int) -> tuple[Any, tuple[Any, ...]]:
-    """What the kernel, or the function that the user names for it, gives for copies of ``args``, and the copies after.
+def _reference(
+    of: Specialized, args: Sequence[Any], device: torch.device, options: Options
+) -> tuple[Any, tuple[Any, ...]]:
+    """What the kernel, or the function that stands for it, gives for copies of ``args``, and the copies after.
 
     Random numbers are those that candidates draw, and what is not written holds what it holds there.
     """
     copies = copied(args)
-    function: Callable[..., Any] | None = of.settings.autotune_baseline_fn
-    with same_random_numbers(device, seed), poisoned(Guards()):
+    function = options.baseline
+    with same_random_numbers(device, options.random_seed), poisoned(Guards()):
         result = ref_mode.run_reference(of.kernel, copies) if function is None else function(*copies)
     return result, copies

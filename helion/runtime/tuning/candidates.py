@@ -47,7 +47,7 @@ def admission(of: Specialized, options: Options) -> Callable[[Config], Config | 
 def start_configs(of: Specialized, options: Options, store: Store | None, key: Key | None) -> list[Config]:
     """Configs to begin with, in order: the default config, the user's, the seeds', those kept of this and of the nearest
     shapes; all with the user's overrides, and those alone that the user's filter lets pass."""
-    wanted = of.settings.autotune_seed_configs or ()
+    wanted = options.seed_configs or ()
     asked = [as_config(each) for each in ([wanted] if isinstance(wanted, (dict, Config)) else wanted)]
     found = [of.analysis.default_config, *asked, *(seed.config for seed in of.analysis.seeds.seeds)]
     if store is not None and key is not None:

@@ -95,7 +95,7 @@ def _unit(of: Specialized, args: Sequence[Any], relative_to: str, options: Optio
             raise exc.NoConfigFound(kernel=of.kernel.name, reason=f"the default config fails: {outcome.detail}")
         return outcome.microseconds
     device = next((tensor.device for tensor in tensors_in(args)), torch.device("cpu"))
-    function = of.settings.autotune_baseline_fn or functools.partial(_eager, of)
+    function = options.baseline or functools.partial(_eager, of)
     values = copied(args)
     expected = max(of.analysis.predict(of.analysis.default_config).time_us, 1e-3)
     times = clock_of(device, options.random_seed, options.benchmark).time(
