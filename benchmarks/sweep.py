@@ -43,7 +43,9 @@ from helion.autotuner.search.time_model import PredictedTime  # noqa: E402
 KEPT = ROOT / "benchmarks" / "results" / "nvidia-h200-sweeps.tsv"
 #: What ``--sample`` gave for families that no rule and no prediction was made for.
 SAMPLES = ROOT / "benchmarks" / "results" / "nvidia-h200-samples.tsv"
-#: What the kept files were measured on: torch 2.11 with CUDA 13.0, Triton 3.6, 2026-11-20 and, the samples, 22.
+#: The same of kernels that predicted times are judged by: nothing is fitted to them.
+HOLDOUT = ROOT / "benchmarks" / "results" / "nvidia-h200-holdout.tsv"
+#: What the kept files were measured on: torch 2.11 with CUDA 13.0, Triton 3.6, 2026-11-20, the samples 22, the last 23.
 KEPT_TARGET = "h200"
 #: Of the time that is predicted for the first seed, what a sampled config may take; of its chance to spill; and mutations
 #: that are drawn for each config that is wanted.

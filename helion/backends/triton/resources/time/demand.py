@@ -28,6 +28,8 @@ _VALUES = {"argmax": 3, "argmin": 3}
 _ACCUMULATOR_BYTES = 4
 #: Bytes of an operand that one instruction of a warp brings to registers for the synchronous unit.
 _FRAGMENT_BYTES = 256
+#: Rows and columns of an accumulator that one warp takes at least.
+_FRAGMENT_ROWS, _FRAGMENT_COLUMNS = 16, 8
 #: Of an access to memory, what an exchange within a warp costs.
 _SHUFFLE_ACCESSES = 0.5
 #: Bytes that lie together, or are read by programs next to each other: each halving below this costs the memory as much.
@@ -61,6 +63,8 @@ class Demand(NamedTuple):
     asked_bytes: float
     """Bytes through the L2 cache."""
     sector_bytes: float
+    written_bytes: float
+    """Bytes of sectors that programs store to in parts, beside what they store."""
     near_bytes: float
     """Of ``sector_bytes``, those that the last program on the same SM has read too."""
     straight_bytes: float
@@ -92,6 +96,8 @@ class Demand(NamedTuple):
     """Of accumulators in registers, each counted once for every product that is added to it."""
     operand_bytes: float
     """Read from shared memory by the matrix unit."""
+    turned_bytes: float
+    """Of products that are operands of others, what goes to other warps on the way."""
     exchanges: float
     """Reductions across warps."""
     shuffles: float
@@ -99,6 +105,8 @@ class Demand(NamedTuple):
     stores: float
     descriptors: float
     """Descriptors of tensors that a program makes before it can load; one that goes on to other tiles makes them once."""
+    persistent: float
+    """1 where programs go on to other tiles."""
     fused: float
     """1 where the next tile's loads begin before the last one is stored."""
 
@@ -132,6 +140,7 @@ class _Count:
             registers=predicted.registers_per_thread,
             limit=predicted.register_limit,
             stages=self.launch.stages,
+            persistent=self.launch.persistent,
             fused=self.root in self.launch.fused,
             iterations=nest.iterations,
             largest_times=self._largest_times(),
@@ -143,6 +152,7 @@ class _Count:
         self._wait()
         self._elementwise()
         self._reductions()
+        self._scans()
         for fact in self.facts.matmuls:
             if self._mine(fact.region):
                 self._product(fact)
@@ -173,6 +183,8 @@ class _Count:
         sector_bytes = times * useful / max(run, 1.0) * -(-run * op.itemsize // _SECTOR) * _SECTOR
         sums["asked_bytes"] += asked
         sums["sector_bytes"] += sector_bytes
+        if op.kind == "store":
+            sums["written_bytes"] += max(0.0, sector_bytes - asked)
         if op.kind == "load" and op.accessed_numel * op.itemsize <= _NEAR_BYTES and self._of_all_programs(op):
             sums["near_bytes"] += sector_bytes
         sums["looped_bytes" if times > 1 else "straight_bytes"] += asked
@@ -202,8 +214,6 @@ class _Count:
 
     def _run(self, op: MemoryOpFact, numel: int) -> tuple[float, float]:
         """Elements of the tile that lie together in memory, and elements of one thread's access."""
-        if op.gathered:
-            return 1.0, 1.0
         run, tiled, aligned, inner = 1.0, 1, 16, None
         dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
         for axis, stride, extent, scale in dimensions:
@@ -212,6 +222,10 @@ class _Count:
         for axis, stride, extent, _ in dimensions:
             if axis != inner and stride > 1 and extent > 1:
                 aligned = math.gcd(aligned, stride)
+        if self.root in self.launch.flattened and inner in self.nest.order:
+            # a tile is a run of the flat index, along the last of the axes in their order
+            straight = inner == self.nest.ordered(self.launch)[-1]
+            run, tiled = (float(numel), numel) if straight else (1.0, 1)
         return run, float(max(1, min(VECTOR_BYTES // op.itemsize, tiled, aligned, numel // self.threads)))
 
     def _traffic(self, op: MemoryOpFact, asked: float, passes: int, run: float) -> None:
@@ -292,9 +306,26 @@ class _Count:
             sums["looped_issue" if times * chunks > 1 else "straight_issue"] += issued
             sums["accesses"] += times * results * self.launch.warps * steps * _SHUFFLE_ACCESSES
 
+    def _scans(self) -> None:
+        """Each step of a scan exchanges, within a warp or through shared memory, all that a thread has."""
+        sizes, sums = self.launch.sizes, self.sums
+        for fact in self.facts.scans:
+            if fact.axis is None or not set(fact.tile).intersection(self.nest.order):
+                continue
+            times = math.prod([self.nest.trips[axis] for axis in fact.tile if axis not in self.nest.order])
+            each = max(1.0, math.prod([sizes[axis] for axis in fact.tile]) / self.threads)
+            issued = times * each * self.launch.warps * fact.ops
+            steps = math.log2(min(_WARP, max(2, sizes[fact.axis])))
+            sums["looped_issue" if times > 1 else "straight_issue"] += issued * (1 + steps)
+            sums["accesses"] += times * each * self.launch.warps * steps * _SHUFFLE_ACCESSES
+            sums["barriers"] += times
+
     def _threads_along(self, fact: ReductionFact, numel: int) -> tuple[int, int]:
         """Threads of a program, and of one warp, that share a row which is reduced: neighbours in memory go to neighbours."""
         sizes = self.launch.sizes
+        for product in self.facts.matmuls:
+            if product.region == fact.region and {product.m_axis, product.n_axis} <= set(fact.tile):
+                return self._accumulator_threads(fact, product)
         width = max(1, min(VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize), numel // self.threads))
         inside = math.prod([sizes[axis] for axis in fact.tile[fact.tile.index(fact.axis) + 1 :]])
         if inside == 1:
@@ -303,6 +334,13 @@ class _Count:
         lanes = min(self.threads, max(1, inside // width))
         along = min(sizes[fact.axis], max(1, self.threads // lanes))
         return along, min(along, max(1, _WARP // lanes))
+
+    def _accumulator_threads(self, fact: ReductionFact, product: MatmulFact) -> tuple[int, int]:
+        """The same of a product: warps take rows by 16 first, then columns; a warp has 8 rows and 4 columns of threads."""
+        rows, columns, _ = tile_shape(product, self.launch.sizes)
+        below = max(1, min(self.launch.warps, rows // _FRAGMENT_ROWS))
+        beside = max(1, min(self.launch.warps // below, columns // _FRAGMENT_COLUMNS))
+        return (4 * beside, 4) if fact.axis == product.n_axis else (8 * below, 8)
 
     def _product(self, fact: MatmulFact) -> None:
         sums, launch, target = self.sums, self.launch, self.target
@@ -324,6 +362,8 @@ class _Count:
         below = max(1, min(groups, padded // _UNIT_ROWS[unit]))
         read = padded * (groups // below) + columns * below
         sums["operand_bytes"] += times * read * depth * fact.lhs_dtype.itemsize
+        if fact.consumes and rows < _FRAGMENT_ROWS * launch.warps:
+            sums["turned_bytes"] += times * rows * depth * fact.lhs_dtype.itemsize
         sums["products"] += times
         if unit != "tcgen05":
             sums["accumulated_bytes"] += times * padded * columns * _ACCUMULATOR_BYTES

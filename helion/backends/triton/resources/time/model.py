@@ -107,7 +107,7 @@ class _Formula:
         instructions = self._issued() / self.issue * self.per_sm
         matrix = self._matrix_us() * self.per_sm
         shared = d.operand_bytes * p.operand_share / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm
-        programs = (p.program_us + p.warp_us * d.warps) * self.per_sm
+        programs = (p.program_us + p.warp_us * d.warps) * self.per_sm * self._begun()
         chain = self._chain() + spilled * p.spill_us
         rounds = self.per_sm / self.at_once
         units = self._norm((instructions, matrix, shared), _UNITS)
@@ -177,7 +177,8 @@ class _Formula:
     def _cache_bytes(self, spilled: Value) -> Value:
         d = self.d
         wasted = self.m.maximum(0.0, d.sector_bytes - d.asked_bytes)
-        return d.asked_bytes + self.p.sector_share * wasted - self.p.near_share * d.near_bytes + spilled
+        wasted = self.p.sector_share * wasted + self.p.written_share * d.written_bytes
+        return d.asked_bytes + wasted - self.p.near_share * d.near_bytes + spilled
 
     def _issued(self) -> Value:
         d, p = self.d, self.p
@@ -202,11 +203,22 @@ class _Formula:
         pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait / self.m.maximum(1.0, d.stages - 1)
         looped_bytes, straight_bytes = d.looped_bytes * p.byte_us, d.straight_bytes * p.byte_us
         exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
-        fixed = p.start_us + exchanged + d.stores * p.store_us + straight_bytes + d.descriptors * p.descriptor_us
+        exchanged = exchanged + d.turned_bytes * p.turned_us
+        fixed = (
+            p.start_us * self._begun()
+            + exchanged
+            + d.stores * p.store_us
+            + straight_bytes
+            + d.descriptors * p.descriptor_us
+        )
         repeats = d.looped_rounds + d.pipelined_rounds > 0
         loop = self._norm((waits + own * _DRIFTED, instructions, looped_bytes, matrix + pipelined), p.together)
         fixed = (fixed + d.fills * p.wait_us) * (1 - d.fused * p.hidden)
         return fixed + self.m.where(repeats, loop, waits + instructions + matrix)
+
+    def _begun(self) -> Value:
+        """Of what a program costs to begin, what one tile pays."""
+        return 1 - self.d.persistent * (1 - self.p.repeated)
 
     def _tail(self, rounds: Value) -> Value:
         """Rounds that are begun over those that are full."""

@@ -23,6 +23,8 @@ class Parameters:
     """Bandwidth of the L2 cache over that of memory."""
     sector_share: float
     """Of a sector that nobody uses, what it costs."""
+    written_share: float
+    """The same of a sector that a store writes a part of."""
     near_share: float
     """Of bytes that the last program on the same SM has read, those that are still near it."""
     crowded: float
@@ -72,6 +74,10 @@ class Parameters:
     store_us: float
     descriptor_us: float
     """A tensor descriptor that a program makes."""
+    repeated: float
+    """Of what a program costs to begin, what its next tile costs again."""
+    turned_us: float
+    """A byte of a product that goes to another warp, as an operand of the next one."""
     hidden: float
     """Of what a program does once, what is hidden where its loops are one with the loop over tiles."""
     matrix: float
