@@ -338,16 +338,17 @@ def _(step: g.Signal, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.LoadVectors, out: Writer, names: Names) -> None:
     plan, threads, columns = names.plan, counts(names.plan).consumer_threads, names.plan.tile[1]
-    for operand in plan.problem.epilogue.of_kind("column"):
+    epilogue, tile_n = plan.problem.epilogue, "place[2]" if step.once else "tile_n"
+    for operand in epilogue.of_kind("column") if "column" in step.kinds else ():
         places = fragment(plan)
         with out.block(f"for i in cutlass.range_constexpr({places.rows}):"):
             row = f"{rows_of(plan)} * {plan.cta_tile[0]} + {places.first_row} + {places.row_offset}"
             out.line(
                 f"{operand.label}_rows[i] = {operand.label}[cutlass.min({row}, {numbers.last(plan, 'm')}){batched(plan, operand.label)}].to(cutlass.Float32)"
             )
-    for operand in plan.problem.epilogue.of_kind("row"):
+    for operand in epilogue.of_kind("row") if "row" in step.kinds else ():
         with out.block(f"for i in cutlass.range_constexpr({-(-columns // threads)}):"):
-            column = f"tile_n * {columns} + store_thread + i * {threads}"
+            column = f"{tile_n} * {columns} + store_thread + i * {threads}"
             out.line(
                 f"{operand.label}_loaded[i] = {operand.label}[cutlass.min({column}, {numbers.last(plan, 'n')}){batched(plan, operand.label)}].to(cutlass.Float32)"
             )

@@ -381,5 +381,10 @@ class GemmPlan:
         return self.problem.epilogue.reduces_rows or bool(self.problem.numbers)
 
     @property
+    def columns_stay(self) -> bool:
+        """Whether a CTA that holds parts of rows has the same columns, and the same row operands, in all of its tiles."""
+        return self.by_rows and self.work[1] == 1 and self.problem.batch is None and "size_n" not in self.problem.runtime
+
+    @property
     def has_residual(self) -> bool:
         return bool(self.problem.epilogue.of_kind("exact"))

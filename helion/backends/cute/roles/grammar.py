@@ -239,7 +239,10 @@ class ResetCount(Step):
 
 @dataclass(frozen=True)
 class LoadVectors(Step):
-    """Row and column operands of this tile from global memory into registers."""
+    """Operands of ``kinds`` of this tile from global memory into registers; ``once`` in front of all tiles, which share them."""
+
+    kinds: tuple[Literal["column", "row"], ...]
+    once: bool = False
 
 
 @dataclass(frozen=True)

@@ -64,19 +64,25 @@ def kernel_program(plan: GemmPlan) -> KernelProgram:
 
 
 def with_vectors(program: KernelProgram) -> KernelProgram:
-    """Row and column operands are read from global memory before the sums are waited for, rows shared behind it.
+    """Row and column operands are read from global memory before the sums are waited for, rows shared behind it, or in front
+    of all tiles where these have the same columns.
 
     The last barrier among the storing warps lies between the reads of one tile and the writes of the next.
     """
-    shared: tuple[Step, ...] = ()
-    if program.plan.problem.epilogue.of_kind("row"):
-        shared = (ShareVectors(), Meet("epilogue"))
-    program = edit_role(program, "store", before(TileLoop, (SetUp("vectors"),)))
-    program = edit_role(program, "store", before(SubtileLoop, shared))
+    epilogue = program.plan.problem.epilogue
+    kinds = tuple(kind for kind in ("column", "row") if epilogue.of_kind(kind))
+    once: tuple[Step, ...] = ()
+    if "row" in kinds and program.plan.columns_stay:
+        once, kinds = (LoadVectors(("row",), once=True), ShareVectors(), Meet("epilogue")), kinds[:-1]
+    elif "row" in kinds:
+        program = edit_role(program, "store", before(SubtileLoop, (ShareVectors(), Meet("epilogue"))))
+    program = edit_role(program, "store", before(TileLoop, (SetUp("vectors"), *once)))
+    if not kinds:
+        return program
     return edit_role(
         program,
         "store",
-        lambda step: (TileLoop((LoadVectors(), *step.body)),) if isinstance(step, TileLoop) else (step,),
+        lambda step: (TileLoop((LoadVectors(kinds), *step.body)),) if isinstance(step, TileLoop) else (step,),
     )
 
 

@@ -74,7 +74,7 @@ def _walks(plan: GemmPlan, loop: SubtileLoop) -> tuple[Step, ...]:
         steps.append(StoreRows())
     if plan.problem.outputs_of("exact"):
         return (*steps, loop)
-    if plan.problem.epilogue.of_kind("row") and counts(plan).rows is None:
+    if plan.problem.epilogue.of_kind("row") and counts(plan).rows is None and not plan.columns_stay:
         # Neither an exchange nor a store keeps warps from sharing the row operands of the next tile.
         steps.append(Meet("epilogue"))
     return tuple(_given_back(steps, loop))

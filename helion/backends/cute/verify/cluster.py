@@ -120,7 +120,7 @@ class Cta:
     count: int | None = None
     """Parts of the tile that were in the workspace before its own."""
     vectors: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By team and warp: the tile whose part of the row operands is in shared memory."""
+    """By team and warp: the tile whose part of the row operands is in shared memory, before the last barrier."""
     allocated: bool = False
     freed: bool = False
     running: int = 0
@@ -167,6 +167,10 @@ class Warp:
     taken: Tag | None = None
     """The sub-tile whose sums of all clusters they are."""
     vectors: int | None = None
+    """The tile whose column operands are in the registers."""
+    row_vectors: int | None = None
+    shared_vectors: int | None = None
+    """The tile whose row operands it has written to shared memory since it last came to a barrier."""
     residual: Tag | None = None
     terms: list[int] = field(default_factory=list)
     """Sub-tiles whose terms of reductions have been added up."""

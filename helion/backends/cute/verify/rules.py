@@ -27,6 +27,9 @@ from .cluster import (
 )
 from .workspace import share
 
+EVERY_TILE = -1
+"""In the place of a tile's number."""
+
 # Control ---------------------------------------------------------------------------------------------------------------
 
 
@@ -235,14 +238,18 @@ def _(cluster: Cluster, step: g.ReadResiduals, warp: Warp) -> None:
 
 @rule(g.LoadVectors)
 def _(cluster: Cluster, step: g.LoadVectors, warp: Warp) -> None:
-    warp.vectors = warp.tile
+    if "column" in step.kinds:
+        warp.vectors = warp.tile
+    if "row" in step.kinds:
+        warp.row_vectors = EVERY_TILE if step.once else warp.tile
 
 
 @rule(g.ShareVectors)
 def _(cluster: Cluster, step: g.ShareVectors, warp: Warp) -> None:
-    if warp.vectors is None:
+    if warp.row_vectors is None:
         raise Fault("row operands are shared before they are loaded")
-    warp.cta.vectors.setdefault(warp.role.team, {})[warp.number] = warp.vectors
+    warp.cta.vectors.setdefault(warp.role.team, {}).pop(warp.number, None)
+    warp.shared_vectors = warp.row_vectors
 
 
 # Products ----------------------------------------------------------------------------------------------------------------
@@ -506,7 +513,7 @@ def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:
         raise Fault(f"the epilogue of tile {warp.tile} has the vectors of tile {warp.vectors}")
     if cluster.reads_rows:
         shared = warp.cta.vectors.get(warp.role.team, {})
-        if shared != dict.fromkeys(range(warp.role.warps), warp.tile):
+        if all(shared != dict.fromkeys(range(warp.role.warps), tile) for tile in (warp.tile, EVERY_TILE)):
             raise Fault(f"the epilogue of tile {warp.tile} reads vectors of tiles {sorted(set(shared.values()))}")
     if cluster.by_rows and warp.level != (warp.tile, walk.number):
         raise Fault(f"the epilogue of tile {warp.tile} has the numbers per row of {warp.level}")
@@ -563,6 +570,8 @@ def _(cluster: Cluster, step: g.StoreWait, warp: Warp) -> Ready:
 def _come(cluster: Cluster, warp: Warp, name: str) -> Ready:
     """Comes to a barrier. Gives whether all have come this time."""
     cta, barrier = warp.cta, next(barrier for barrier in cluster.program.barriers if barrier.name == name)
+    if warp.shared_vectors is not None:
+        cta.vectors[warp.role.team][warp.number], warp.shared_vectors = warp.shared_vectors, None
     there, meetings = cta.meetings.get(name, (0, 0))
     complete = (there + 1) * 32 >= barrier.threads
     cta.meetings[name] = (0, meetings + 1) if complete else (there + 1, meetings)
