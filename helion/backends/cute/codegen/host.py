@@ -159,28 +159,30 @@ def _umma(plan: GemmPlan) -> HostObjects:
     return HostObjects(lines=tuple(lines), parameters=_matrix_parameters(plan))
 
 
-def _row_tiles(plan: GemmPlan, name: str, dtype: str, pitch: int, stages: int, op: str) -> list[str]:
-    """A matrix of D's shape that moves in sub-tiles."""
+def _row_tiles(
+    plan: GemmPlan, name: str, dtype: str, pitch: int, box: tuple[int, int], stages: int, op: str
+) -> list[str]:
+    """A matrix of D's shape that moves in boxes."""
     library = "hopper" if plan.unit == "wgmma" else "blackwell"
-    tile = f"({plan.cta_tile[0]}, {plan.epilogue_n})"
     extents = f"({_extent(plan, 'm')}, {_extent(plan, 'n')}"
     shape, stride = _with_batch(plan, name, extents, f"({number(plan, f'pitch_{name}', pitch)}, 1")
     return [
         f"matrix_{name} = cute.make_tensor({name}, cute.make_layout({shape}, stride={stride}))",
-        f"layout_{name} = {library}.make_smem_layout_epi({dsl(dtype)}, LayoutEnum.ROW_MAJOR, {tile}, {stages})",
+        f"layout_{name} = {library}.make_smem_layout_epi({dsl(dtype)}, LayoutEnum.ROW_MAJOR, {box}, {stages})",
         f"tma_{name}, tensor_{name} = cpasync.make_tiled_tma_atom(",
-        f"    cpasync.{op}(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {tile}",
+        f"    cpasync.{op}(), matrix_{name}, cute.select(layout_{name}, mode=[0, 1]), {box}",
         ")",
     ]
 
 
 def _output(plan: GemmPlan) -> HostObjects:
-    stages = plan.teams * plan.store_stages
+    stages = plan.teams * plan.store_stages * plan.storing_warps
     lines: list[str] = []
     names = []
     for output in plan.problem.outputs_of("exact"):
         names.append(plan.problem.label_of(output))
-        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, stages, "CopyBulkTensorTileS2GOp")
+        how = plan.store_box, stages, "CopyBulkTensorTileS2GOp"
+        lines += _row_tiles(plan, names[-1], output.dtype, output.pitch, *how)
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 
@@ -189,9 +191,8 @@ def _residuals(plan: GemmPlan) -> HostObjects:
     names = []
     for operand in plan.problem.epilogue.of_kind("exact"):
         names.append(operand.label)
-        lines += _row_tiles(
-            plan, operand.label, operand.dtype, operand.pitch, plan.residual_stages, "CopyBulkTensorTileG2SOp"
-        )
+        how = (plan.cta_tile[0], plan.epilogue_n), plan.residual_stages, "CopyBulkTensorTileG2SOp"
+        lines += _row_tiles(plan, operand.label, operand.dtype, operand.pitch, *how)
     return HostObjects(lines=tuple(lines), parameters=_parameters(*names))
 
 

@@ -119,16 +119,22 @@ def _umma_loads(plan: GemmPlan, role: Role) -> list[str]:
 
 def _store_views(plan: GemmPlan, output: EpilogueOutput) -> list[str]:
     """From registers to a buffer in shared memory, and from there to global memory."""
-    rows, label = plan.cta_tile[0], plan.problem.label_of(output)
+    (rows, columns), label = plan.store_box, plan.problem.label_of(output)
+    staged, lines = f"shared_{label}", []
+    if plan.warp_stores:  # the same memory as the tile of all warps
+        staged, tile = f"staged_{label}", (plan.cta_tile[0], plan.epilogue_n)
+        layout = f"hopper.make_smem_layout_epi({dsl(output.dtype)}, LayoutEnum.ROW_MAJOR, {tile}, {plan.store_stages})"
+        lines = [f"{staged} = cute.make_tensor(shared_{label}.iterator, {layout}.outer)"]
     copy, thread, part, registers, rounded = (
         suffixed(plan, name, output)
         for name in ("stage_copy", "thread_stage", "stage_part", "stage_registers", "rounded")
     )
     return [
+        *lines,
         f"{thread} = {copy}.get_slice(store_thread)",
-        f"{part} = {thread}.partition_D(shared_{label})",
+        f"{part} = {thread}.partition_D({staged})",
         f"{registers} = {copy}.retile({rounded})",
-        f"tiles_{label} = cute.local_tile(tensor_{label}, ({rows}, {plan.epilogue_n}), {_modes(plan, label)})",
+        f"tiles_{label} = cute.local_tile(tensor_{label}, ({rows}, {columns}), {_modes(plan, label)})",
         f"from_{label}, to_{label} = cpasync.tma_partition(",
         f"    tma_{label}, 0, cute.make_layout(1),"
         f" cute.group_modes(shared_{label}, 0, 2), cute.group_modes(tiles_{label}, 0, 2)",

@@ -465,9 +465,12 @@ def _(step: g.FenceShared, out: Writer, names: Names) -> None:
 def _(step: g.TmaStore, out: Writer, names: Names) -> None:
     plan = names.plan
     label = plan.problem.label_of(plan.problem.outputs_of("exact")[step.output])
+    stage, rows = stage_of(plan, names.role), _stored_rows(plan)
+    if plan.warp_stores:
+        stage = f"{stage} * {plan.storing_warps} + store_warp"
     copy = (
-        f"cute.copy(tma_{label}, from_{label}[None, {stage_of(plan, names.role)}],"
-        f" to_{label}[None, {rows_of(plan)}, tile_n * {plan.subtiles} + subtile{batched(plan, label)}])"
+        f"cute.copy(tma_{label}, from_{label}[None, {stage}],"
+        f" to_{label}[None, {rows}, tile_n * {plan.subtiles} + subtile{batched(plan, label)}])"
     )
     inside = _inside(plan)
     if inside:
@@ -478,14 +481,20 @@ def _(step: g.TmaStore, out: Writer, names: Names) -> None:
     out.line("cute.arch.cp_async_bulk_commit_group()")
 
 
+def _stored_rows(plan: GemmPlan) -> str:
+    """Number of the rows that one store moves, among those of all CTAs along M."""
+    return f"{rows_of(plan)} * {plan.storing_warps} + store_warp" if plan.warp_stores else rows_of(plan)
+
+
 def _inside(plan: GemmPlan) -> list[str]:
     """What holds of a sub-tile that lies in the output, unless all do. Where the output has one sub-tile of rows or of
     columns, the coordinates of those behind it would be those of the first. Groups are counted, so an empty one is one."""
-    rows, columns = numbers.parts(plan, "m", plan.cta_tile[0]), numbers.parts(plan, "n", plan.epilogue_n)
-    walked = plan.work[0] * plan.cluster[0], plan.work[1] * plan.cluster[1] * plan.subtiles
+    (high, wide), of_tile = plan.store_box, plan.cta_tile[0] // plan.store_box[0]
+    rows, columns = numbers.parts(plan, "m", high), numbers.parts(plan, "n", wide)
+    walked = plan.work[0] * plan.cluster[0] * of_tile, plan.work[1] * plan.cluster[1] * plan.subtiles
     conditions = []
     if not rows.isdigit() or int(rows) < walked[0]:
-        conditions.append(f"{rows_of(plan)} < {rows}")
+        conditions.append(f"{_stored_rows(plan)} < {rows}")
     if not columns.isdigit() or int(columns) < walked[1]:
         conditions.append(f"tile_n * {plan.subtiles} + subtile < {columns}")
     return conditions
@@ -504,6 +513,11 @@ def _(step: g.StoreWait, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.Meet, out: Writer, names: Names) -> None:
     out.line(f"{step.barrier}_barrier.arrive_and_wait()")
+
+
+@_print.register
+def _(step: g.MeetLanes, out: Writer, names: Names) -> None:
+    out.line("cute.arch.sync_warp()")
 
 
 @_print.register

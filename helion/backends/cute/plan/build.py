@@ -79,6 +79,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         grid_splits=choice.grid_splits,
         residual_stages=choice.residual_stages,
         ctas_per_sm=choice.ctas_per_sm,
+        warp_stores=False,
         shared_limit_bytes=_shared_limit(target, choice.ctas_per_sm),
         tensor_memory_limit_columns=target.tensor_memory_columns,
         registers_per_sm=target.registers_per_sm,
@@ -86,7 +87,9 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     )
     _check_tile(plan)
     (_check_wgmma if unit == "wgmma" else _check_tcgen05)(plan)
-    plan = dataclasses.replace(plan, accumulator_stages=_accumulator_stages(plan, choice))
+    plan = dataclasses.replace(
+        plan, accumulator_stages=_accumulator_stages(plan, choice), warp_stores=_stores_by_warps(plan)
+    )
     if choice.ab_stages is None:
         plan = dataclasses.replace(plan, ab_stages=_most_stages(plan))
     _check_fits(plan)
@@ -410,6 +413,20 @@ def _check_rows(plan: GemmPlan) -> None:
             f"rows of {plan.problem.n} columns are reduced, of which {plan.cluster[1]} tiles of {plan.tile[1]} hold {held}"
         )
     check_passes(plan)
+
+
+def _stores_by_warps(plan: GemmPlan) -> bool:
+    """Where nothing else has warps wait for each other between tiles: rows that are reduced, whose row operands stay. A warp's
+    rows of a sub-tile lie one behind the other in shared memory as long as they are no longer than a swizzle atom is wide.
+    On an H200 layer_norm of 131072×4096 products with K = 512 takes 1155 us instead of 1281 so, softmax 1425 instead of 1525."""
+    shared_by_tile = plan.problem.epilogue.of_kind("row") and not plan.columns_stay
+    return (
+        plan.unit == "wgmma"
+        and plan.row_atoms == 1
+        and plan.problem.epilogue.reduces_rows
+        and not shared_by_tile
+        and all(plan.epilogue_n * itemsize(each.dtype) <= SWIZZLE_BYTES for each in plan.problem.outputs_of("exact"))
+    )
 
 
 def _check_residents(plan: GemmPlan) -> None:

@@ -22,6 +22,8 @@ TMA_ALIGNMENT_BYTES = 16
 WARP_THREADS = 32
 WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64
+WARP_ROWS = 16
+"""Rows of sums that a warp holds, of each 64."""
 SUM_BYTES = 4
 NAMES = ("A", "B", "D")
 
@@ -246,6 +248,8 @@ class GemmPlan:
     """Clusters that each take a range of the K tiles of the same tiles."""
     residual_stages: int
     ctas_per_sm: int
+    warp_stores: bool
+    """Each warp stores its own rows of a sub-tile, and waits for no other."""
     shared_limit_bytes: int
     tensor_memory_limit_columns: int
     registers_per_sm: int
@@ -306,6 +310,16 @@ class GemmPlan:
     def consumer_warps(self) -> int:
         """Warps of one team, which turn sums into stored values."""
         return 4 * self.warpgroups
+
+    @property
+    def storing_warps(self) -> int:
+        """Of one team, that store parts of a sub-tile."""
+        return self.consumer_warps if self.warp_stores else 1
+
+    @property
+    def store_box(self) -> tuple[int, int]:
+        """Rows and columns that one store moves."""
+        return (WARP_ROWS if self.warp_stores else self.cta_tile[0]), self.epilogue_n
 
     @property
     def rounds(self) -> int:
@@ -383,7 +397,9 @@ class GemmPlan:
     @property
     def columns_stay(self) -> bool:
         """Whether a CTA that holds parts of rows has the same columns, and the same row operands, in all of its tiles."""
-        return self.by_rows and self.work[1] == 1 and self.problem.batch is None and "size_n" not in self.problem.runtime
+        return (
+            self.by_rows and self.work[1] == 1 and self.problem.batch is None and "size_n" not in self.problem.runtime
+        )
 
     @property
     def has_residual(self) -> bool:

@@ -13,6 +13,7 @@ from .grammar import (
     Gate,
     KLoop,
     Meet,
+    MeetLanes,
     Role,
     SetUp,
     Step,
@@ -59,6 +60,8 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
     """From registers to global memory with one barrier: the first warp sees to it before the barrier that the buffers of
     the *next* sub-tile have been read, that is all stores but those of the last ``store_stages`` - 2."""
     outputs = range(len(plan.problem.outputs_of("exact")))
+    if plan.warp_stores:
+        return _store_rows_of_warp(plan, outputs)
     return (
         Evaluate(),
         *(WriteStage(output) for output in outputs),
@@ -67,3 +70,22 @@ def store_subtile(plan: GemmPlan) -> tuple[Step, ...]:
         Meet("epilogue"),
         Gate("first_warp", tuple(TmaStore(output) for output in outputs)),
     )
+
+
+def _store_rows_of_warp(plan: GemmPlan, outputs: range) -> tuple[Step, ...]:
+    """By each warp for itself: the lane that stores has seen its buffers read before the others write to them, and stores what
+    all have written."""
+    return (
+        Evaluate(),
+        StoreWait((plan.store_stages - 1) * len(outputs)),
+        MeetLanes(),
+        *(WriteStage(output) for output in outputs),
+        FenceShared(),
+        MeetLanes(),
+        *(TmaStore(output) for output in outputs),
+    )
+
+
+def last_stores(plan: GemmPlan) -> tuple[Step, ...]:
+    """Until shared memory may go away."""
+    return (StoreWait(0),) if plan.warp_stores else (Gate("first_warp", (StoreWait(0),)),)

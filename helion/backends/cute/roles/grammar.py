@@ -12,6 +12,8 @@ PipelineKind = Literal["tma_wgmma", "tma_umma", "umma_epilogue", "tma_epilogue",
 Side = Literal["producer", "consumer"]
 Who = Literal["leader", "first_warp", "last_subtile", "owner", "others", "last_part", "earlier_part"]
 Slots = Literal["k_tiles", "subtiles"]
+Vector = Literal["column", "row"]
+VECTORS: tuple[Vector, ...] = ("column", "row")
 
 
 class Step:
@@ -241,7 +243,7 @@ class ResetCount(Step):
 class LoadVectors(Step):
     """Operands of ``kinds`` of this tile from global memory into registers; ``once`` in front of all tiles, which share them."""
 
-    kinds: tuple[Literal["column", "row"], ...]
+    kinds: tuple[Vector, ...]
     once: bool = False
 
 
@@ -360,6 +362,11 @@ class Meet(Step):
     """A named barrier: until all of its threads are here."""
 
     barrier: str
+
+
+@dataclass(frozen=True)
+class MeetLanes(Step):
+    """Until all lanes of the warp are here."""
 
 
 @dataclass(frozen=True)

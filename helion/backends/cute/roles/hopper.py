@@ -6,13 +6,12 @@ import dataclasses
 
 from ..plan.counts import counts
 from ..plan.records import GemmPlan
-from .common import load_role, store_subtile
+from .common import last_stores, load_role, store_subtile
 from .edits import contains, rewrite
 from .grammar import (
     Advance,
     ClearSums,
     Cursor,
-    Gate,
     KernelProgram,
     KGroups,
     KLoop,
@@ -26,7 +25,6 @@ from .grammar import (
     Role,
     SetUp,
     Step,
-    StoreWait,
     SubtileLoop,
     TileLoop,
     Wait,
@@ -126,7 +124,7 @@ def program(plan: GemmPlan) -> KernelProgram:
                     SubtileLoop((ReadSums(), *store_subtile(plan))),
                 )
             ),
-            Gate("first_warp", (StoreWait(0),)),
+            *last_stores(plan),
         ),
     )
     two = warps * plan.teams > LOADING_WARPS and not shared_sm

@@ -10,6 +10,7 @@ from ..plan.records import GemmPlan
 from . import blackwell, hopper
 from .edits import add_role, before, edit_role
 from .grammar import (
+    VECTORS,
     Acquire,
     AddTerms,
     Advance,
@@ -70,7 +71,7 @@ def with_vectors(program: KernelProgram) -> KernelProgram:
     The last barrier among the storing warps lies between the reads of one tile and the writes of the next.
     """
     epilogue = program.plan.problem.epilogue
-    kinds = tuple(kind for kind in ("column", "row") if epilogue.of_kind(kind))
+    kinds = tuple(kind for kind in VECTORS if epilogue.of_kind(kind))
     once: tuple[Step, ...] = ()
     if "row" in kinds and program.plan.columns_stay:
         once, kinds = (LoadVectors(("row",), once=True), ShareVectors(), Meet("epilogue")), kinds[:-1]

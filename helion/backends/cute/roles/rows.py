@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ..plan.counts import counts
 from ..plan.passes import exchanges
 from ..plan.records import GemmPlan
+from .common import last_stores
 from .edits import contains, edit_role
 from .grammar import (
     AddTerms,
@@ -28,7 +29,6 @@ from .grammar import (
     SetUp,
     Step,
     StoreRows,
-    StoreWait,
     SubtileLoop,
     TileLoop,
     Wait,
@@ -47,7 +47,7 @@ def with_rows(program: KernelProgram) -> KernelProgram:
         if isinstance(step, TileLoop):
             cursor = (Cursor(CURSOR, "rows", "consumer"),) if ring else ()
             return (SetUp("rows"), *cursor, step)
-        if isinstance(step, Gate) and step.body == (StoreWait(0),) and not plan.problem.outputs_of("exact"):
+        if (step,) == last_stores(plan) and not plan.problem.outputs_of("exact"):
             return ()
         return (step,)
 

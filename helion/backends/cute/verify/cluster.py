@@ -182,6 +182,10 @@ class Warp:
     """(tile, exchanges) up to which numbers per row are computed."""
     stores: list[Store] = field(default_factory=list)
     unfenced_reads: list[Slot] = field(default_factory=list)
+    waited: bool = False
+    """Since its lanes last met, the one that stores has waited for what it stored, where warps store for themselves."""
+    written: bool = False
+    """Since then, lanes have written to buffers for stores."""
     unfenced_writes: list[tuple[Buffer, Tag]] = field(default_factory=list)
     """In shared memory, since the last fence between the threads and TMA."""
 
@@ -275,6 +279,7 @@ class Cluster:
         self.stored_rows: dict[tuple[int, int], int] = {}
         """By CTA and tile: the warps that have stored numbers per row."""
         self.counts = counts(self.plan)
+        self.storing_warps = self.program.role("store").warps if self.plan.warp_stores else 1
         epilogue = self.plan.problem.epilogue
         self.by_rows = self.plan.by_rows
         self.reads_matrices = [reads_matrices(self.plan, walk) for walk in passes(self.plan)]
@@ -305,7 +310,11 @@ class Cluster:
             rank=rank,
             rings=rings,
             stages=[Sums() for _ in range(self.plan.accumulator_stages)],
-            buffers=[Buffer() for _ in range(self.plan.teams * self.plan.store_stages * self.matrices)],
+            buffers=[
+                Buffer()
+                for _ in range(self.plan.teams * self.plan.store_stages * self.matrices)
+                for _ in range(self.plan.storing_warps)
+            ],
         )
 
     # Schedule ---------------------------------------------------------------------------------------------------------
@@ -340,7 +349,7 @@ class Cluster:
     def _check_stored(self, cta: Cta, tile: int) -> None:
         for output in range(self.matrices):
             for subtile in self.own(cta):
-                if self.stored.get((cta.rank, (tile, subtile), output)) != 1:
+                if self.stored.get((cta.rank, (tile, subtile), output)) != self.storing_warps:
                     raise Fault(f"sub-tile {subtile} of tile {tile} is not stored once")
         if self.plan.problem.numbers:
             warps = self.program.role("store").warps

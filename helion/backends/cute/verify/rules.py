@@ -522,7 +522,8 @@ def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:
 def _buffer(cluster: Cluster, warp: Warp, output: int) -> Buffer:
     stages = cluster.plan.store_stages
     first = (warp.role.team * cluster.matrices + output) * stages
-    return warp.cta.buffers[first + warp.subtile // cluster.plan.splits % stages]
+    at = first + warp.subtile // cluster.plan.splits % stages
+    return warp.cta.buffers[at * cluster.plan.storing_warps + (warp.number if cluster.plan.warp_stores else 0)]
 
 
 @rule(g.WriteStage)
@@ -530,6 +531,9 @@ def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> None:
     buffer = _buffer(cluster, warp, step.output)
     if buffer.stores:
         raise Fault(f"sub-tile {warp.subtile} of tile {warp.tile} overwrites a buffer that is being stored")
+    if warp.waited:
+        raise Fault("a buffer is written by lanes that have not met the one which has waited for its store")
+    warp.written = cluster.plan.warp_stores
     warp.unfenced_writes.append((buffer, (warp.tile, warp.subtile)))
 
 
@@ -543,7 +547,10 @@ def _(cluster: Cluster, step: g.FenceShared, warp: Warp) -> None:
 @rule(g.TmaStore)
 def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
     tag, buffer = (warp.tile, warp.subtile), _buffer(cluster, warp, step.output)
-    if buffer.written != dict.fromkeys(range(warp.role.warps), tag):
+    if warp.written:
+        raise Fault(f"sub-tile {tag} is stored by a lane that has not met the others, which write to its buffer")
+    writers = [warp.number] if cluster.plan.warp_stores else range(warp.role.warps)
+    if buffer.written != dict.fromkeys(writers, tag):
         raise Fault(f"sub-tile {tag} is stored while a buffer holds {sorted(buffer.written.values())}")
     store = Store()
     buffer.stores += 1
@@ -560,6 +567,7 @@ def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
 
 @rule(g.StoreWait)
 def _(cluster: Cluster, step: g.StoreWait, warp: Warp) -> Ready:
+    warp.waited = cluster.plan.warp_stores
     awaited = warp.stores[: len(warp.stores) - step.pending] if step.pending else list(warp.stores)
     return lambda: all(store.done for store in awaited)
 
@@ -578,6 +586,11 @@ def _come(cluster: Cluster, warp: Warp, name: str) -> Ready:
     if cluster.plan.grid_splits > 1:
         share(cta, warp, name, complete)
     return lambda: cta.meetings[name][1] > meetings
+
+
+@rule(g.MeetLanes)
+def _(cluster: Cluster, step: g.MeetLanes, warp: Warp) -> None:
+    warp.waited = warp.written = False
 
 
 @rule(g.Meet)
