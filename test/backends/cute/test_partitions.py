@@ -16,7 +16,7 @@ from helion.backends.cute.codegen.module import IMPORTS
 from helion.backends.cute.codegen.setups import SETUPS, mma_arguments
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts
-from helion.backends.cute.plan.records import Choice, GemmPlan
+from helion.backends.cute.plan.records import WARP_ROWS, Choice, GemmPlan
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.offline import ARCHITECTURES
 
@@ -109,16 +109,23 @@ def _text(plan: GemmPlan) -> str:
     return "\n".join(IMPORTS[plan.unit]) + body
 
 
+def _module(folder: Path, text: str) -> Any:
+    """`text` as a module: the DSL reads the source of what it compiles."""
+    path = folder / "partitions.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("partitions", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_threads_hold_the_rows_and_columns_that_the_epilogue_takes_them_for(name: str, tmp_path: Path) -> None:
     pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
     plan = PLANS[name]
     places, threads = fragment(plan), counts(plan).consumer_threads
-    (tmp_path / "partitions.py").write_text(_text(plan))
-    spec = importlib.util.spec_from_file_location("partitions", tmp_path / "partitions.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _module(tmp_path, _text(plan))
     subtile = np.full((threads, places.values, 2), -1, np.int32)
     whole = np.full((threads, places.values * plan.subtiles, 2), -1, np.int32)
     module.run(subtile, whole, f"--gpu-arch {ARCHITECTURES[plan.unit]}")
@@ -131,3 +138,41 @@ def test_threads_hold_the_rows_and_columns_that_the_epilogue_takes_them_for(name
         for number in range(plan.subtiles):
             held = [eval(sum_of(plan), {"i": i, "subtile": number}) for i in range(places.values)]
             np.testing.assert_array_equal(whole[:, held], known + np.array([0, number * plan.epilogue_n]))
+
+
+BOXES = """
+import cutlass
+from cutlass.cute.runtime import from_dlpack
+
+@cute.jit
+def offsets(found: cute.Tensor):
+    for number in cutlass.range_constexpr({count}):
+        columns, dtype = {cases}[number]
+        tile = hopper.make_smem_layout_epi(dtype, LayoutEnum.ROW_MAJOR, (128, columns), 2)
+        box = hopper.make_smem_layout_epi(dtype, LayoutEnum.ROW_MAJOR, ({high}, columns), {boxes})
+        for row in range(128):
+            for column in range(columns):
+                for stage in range(2):
+                    of_box = row % {high}, column, stage * {of_tile} + row // {high}
+                    found[number, row, column, stage, 0] = cutlass.Int32(tile((row, column, stage)))
+                    found[number, row, column, stage, 1] = cutlass.Int32(box(of_box))
+
+def run(found, options):
+    cute.compile(offsets, from_dlpack(found), options=options)(from_dlpack(found))
+"""
+
+
+def test_rows_of_a_warp_lie_where_its_store_takes_them_from(tmp_path: Path) -> None:
+    """The buffer of all warps and those of each are the same memory."""
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    widths = {"Int8": (16, 32, 64), "BFloat16": (8, 16, 32, 64), "Float32": (8, 16, 32)}
+    cases = [(columns, dtype) for dtype, known in widths.items() for columns in known]
+    shown = f"({', '.join(f'({columns}, cutlass.{dtype})' for columns, dtype in cases)})"
+    of_tile = 128 // WARP_ROWS
+    text = BOXES.format(cases=shown, count=len(cases), high=WARP_ROWS, boxes=2 * of_tile, of_tile=of_tile)
+    found = np.full((len(cases), 128, 64, 2, 2), -1, np.int32)
+    _module(tmp_path, "\n".join(IMPORTS["wgmma"]) + text).run(found, f"--gpu-arch {ARCHITECTURES['wgmma']}")
+    for number, (columns, _) in enumerate(cases):
+        of_tiles, of_boxes = np.moveaxis(found[number, :, :columns], -1, 0)
+        np.testing.assert_array_equal(of_tiles, of_boxes)
+        assert len(np.unique(of_tiles)) == 128 * columns * 2

@@ -425,6 +425,27 @@ def test_programs_run_under_random_schedules(name: str) -> None:
         Cluster(kernel, tiles=tiles, k_tiles=k_tiles, seed=seed).run()
 
 
+def drop_at(wanted: g.Step, number: int) -> Rewrite:
+    """The step of that number, among equal ones in a loop over sub-tiles."""
+
+    def rule(step: g.Step) -> tuple[g.Step, ...]:
+        if not isinstance(step, g.SubtileLoop) or wanted not in step.body:
+            return (step,)
+        at = [i for i, each in enumerate(step.body) if each == wanted][number]
+        return (dataclasses.replace(step, body=(*step.body[:at], *step.body[at + 1 :])),)
+
+    return rule
+
+
+def a_later_wait(step: g.Step) -> tuple[g.Step, ...]:
+    """For one store less."""
+    return (g.StoreWait(2),) if step == g.StoreWait(1) else (step,)
+
+
+def first_warp_alone(step: g.Step) -> tuple[g.Step, ...]:
+    return (g.Gate("first_warp", (step,)),) if isinstance(step, g.TmaStore) else (step,)
+
+
 FAULTS: list[tuple[str, Rewrite, str]] = [
     ("wgmma", drop(g.Advance("rows_place")), "overwrite others|stale reductions|deadlock|arrivals"),
     ("wgmma", drop(g.ArmRows("rows_place", 0)), "deadlock|stale reductions"),
@@ -438,6 +459,15 @@ FAULTS: list[tuple[str, Rewrite, str]] = [
     ("wgmma_two", drop(g.ArmRows("rows_place", 1)), "deadlock|stale reductions"),
     ("wgmma_two", drop(g.SendRows("rows_place", 1)), "deadlock"),
     ("wgmma_two", drop(g.EvaluateRows(2)), "numbers per row of"),
+    ("wgmma_two", drop(g.MeetLanes()), "have not met"),
+    ("wgmma_two", drop_at(g.MeetLanes(), 0), "have not met the one which has waited"),
+    ("wgmma_two", drop_at(g.MeetLanes(), 1), "has not met the others"),
+    ("wgmma_two", drop(g.WriteStage()), "is stored while"),
+    ("wgmma_two", drop(g.FenceShared()), "is stored while"),
+    ("wgmma_two", drop(g.TmaStore()), "not stored once"),
+    ("wgmma_two", drop(g.StoreWait(1)), "being stored"),
+    ("wgmma_two", a_later_wait, "being stored"),
+    ("wgmma_two", first_warp_alone, "not stored once"),
     ("wgmma_four", drop(g.Wait("rows_place")), "stale reductions"),
     ("wgmma_four", drop(g.Meet("epilogue")), "is stored while|reads vectors of tiles"),
     ("wgmma_grid", drop(g.StoreRows()), "not stored once by each warp"),
