@@ -283,6 +283,7 @@ class Cluster:
                 range=lambda *bounds, unroll: range(*bounds),
                 select_=lifted(_select),
                 min=_least,
+                max=_most,
             ),
             "cute": self._cute(),
             "pipeline": types.SimpleNamespace(
@@ -515,6 +516,12 @@ def _least(x: Any, y: Any) -> Any:
     if isinstance(x, int) and isinstance(y, int):
         return min(x, y)
     return Lanes(torch.minimum(torch.as_tensor(_plain(x)), torch.as_tensor(_plain(y))))
+
+
+def _most(x: Any, y: Any) -> Any:
+    if isinstance(x, int) and isinstance(y, int):
+        return max(x, y)
+    return Lanes(torch.maximum(torch.as_tensor(_plain(x)), torch.as_tensor(_plain(y))))
 
 
 def _select(condition: Any, x: Any, y: Any) -> torch.Tensor:

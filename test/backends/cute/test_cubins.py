@@ -14,8 +14,9 @@ from helion.backends.cute.codegen.module import build
 from helion.backends.cute.plan.build import plan_gemm
 from helion.backends.cute.plan.counts import counts
 from helion.backends.cute.plan.epilogue import ARITY, Epilogue, Instruction, constant
-from helion.backends.cute.plan.passes import exchanges, passes, reads_matrices
+from helion.backends.cute.plan.passes import passes, reads_matrices
 from helion.backends.cute.plan.records import Choice, GemmPlan
+from helion.backends.cute.plan.reductions import exchanges
 from helion.backends.cute.plan.shared import shared_bytes
 from helion.backends.cute.toolchain.offline import compile_text
 

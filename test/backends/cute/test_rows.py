@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,8 +22,9 @@ from helion.backends.cute.execute.evaluate import evaluate
 from helion.backends.cute.execute.launcher import launch_gemm
 from helion.backends.cute.plan.build import check_problem, plan_gemm
 from helion.backends.cute.plan.counts import counts, row_peers
-from helion.backends.cute.plan.passes import exchanges, passes, per_row
-from helion.backends.cute.plan.records import Choice, GemmProblem
+from helion.backends.cute.plan.passes import passes, per_row
+from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
+from helion.backends.cute.plan.reductions import exchanges
 from helion.backends.cute.plan.refusal import Refusal
 from helion.backends.cute.plan.shared import shared_memory
 from helion.backends.cute.roles import grammar as g
@@ -30,7 +32,7 @@ from helion.backends.cute.roles.edits import Rewrite, edit_role
 from helion.backends.cute.roles.programs import kernel_program
 from helion.backends.cute.toolchain.kernel import GemmKernel
 from helion.backends.cute.toolchain.shared_object import source
-from helion.backends.cute.verify.cluster import Cluster
+from helion.backends.cute.verify.cluster import Cluster, Fault
 from helion.backends.cute.verify.smaller import smaller
 from helion.backends.cute.verify.verify import _simulate, trips, verify
 from helion.hardware import Target
@@ -302,25 +304,96 @@ def test_the_text_computes_what_torch_does(name: str, unit: str) -> None:
     generator = torch.Generator().manual_seed(n)
     sums = torch.randn(tile[0], n, generator=generator) * 3 + 1
     given = operands(dataclasses.replace(asked, m=tile[0]), generator)
+    kept = {key: x[: asked.m] if x.dim() == 2 else x for key, x in given.items()}
+    compare(name, sums[: asked.m].double(), kept, text_outputs(plan, sums, given))
+
+
+def text_outputs(plan: GemmPlan, sums: torch.Tensor, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """What the text stores."""
     cluster = lockstep.Cluster(plan, [sums], given)
     cluster.run()
     outputs = []
-    for output in asked.outputs:
+    for output in plan.problem.outputs:
         if output.kind == "exact":
-            outputs.append(cluster.matrix(output.name)[: asked.m])
+            outputs.append(cluster.matrix(output.name)[: plan.problem.m])
         else:
             column = cluster.columns[output.name]
             assert bool((column.stores == 1).all()), "each number per row is stored once"
             outputs.append(column.values)
-    kept = {key: x[: asked.m] if x.dim() == 2 else x for key, x in given.items()}
-    compare(name, sums[: asked.m].double(), kept, outputs)
+    return outputs
+
+
+JOINED = ("layer_norm", "softmax", "log_softmax", "logsumexp", "argmax")
+
+
+@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize(("ctas", "n", "mean"), [(4, 240, 1.0), (8, 272, -3.0), (2, 128, 500.0)])
+def test_exchanges_at_once_give_what_exchanges_apart_do(name: str, ctas: int, n: int, mean: float) -> None:
+    """Of few columns some CTAs have none."""
+    asked = gemms.whole_rows(name, 64, n, 1024)
+    plan = plan_gemm(asked, gemms.clusters((64, 64, 64), ctas), gemms.HOPPER)
+    assert plan.joins and (rows := counts(plan).rows) is not None and rows.stages == 1
+    generator = torch.Generator().manual_seed(n)
+    sums = torch.randn(64, n, generator=generator) * 3 + mean
+    given = operands(asked, generator)
+    outputs = text_outputs(plan, sums, given)
+    compare(name, sums.double(), given, outputs)
+    apart = text_outputs(dataclasses.replace(plan, joins=False), sums, given)
+    for found, wanted in zip(outputs, apart, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2.0**-7, atol=4e-3)
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_what_is_not_finite_stays_so_with_exchanges_at_once(name: str) -> None:
+    """In whole rows, in all columns of a CTA, and in one."""
+    asked = gemms.whole_rows(name, 64, 240, 1024)
+    plan = plan_gemm(asked, gemms.clusters((64, 64, 64), 4), gemms.HOPPER)
+    sums = torch.randn(64, 240, generator=torch.Generator().manual_seed(0))
+    inf, nan = float("inf"), float("nan")
+    sums[0], sums[1, :64], sums[2, 3], sums[3, 5], sums[4, 200] = -inf, -inf, inf, nan, -inf
+    sums[5] -= 200
+    sums[5, :64] = -inf
+    sums[6, 1], sums[6, 230], sums[7, 64:] = inf, nan, -inf
+    sums[8], sums[9], sums[10] = torch.linspace(-200, 100, 240), torch.linspace(200, -200, 240), -3e38
+    given = {operand.name: torch.zeros(240) for operand in asked.epilogue.operands}
+    outputs, apart = (text_outputs(each, sums, given) for each in (plan, dataclasses.replace(plan, joins=False)))
+    for found, wanted in zip(outputs, apart, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2.0**-7, atol=1e-6, equal_nan=True)
+
+
+def test_what_is_no_part_of_a_row_is_exchanged_apart() -> None:
+    """A sum of squares about a mean of something else, powers of what has no maximum, a factor of the row."""
+
+    def joins(value: Callable[[Chain], int]) -> bool:
+        e = Chain(("scale", "column", "float32", 1))
+        epilogue = e.done(("total", value(e), "column", "float32", 1))
+        asked = gemms.product(64, 256, 1024, epilogue=epilogue)
+        return plan_gemm(asked, gemms.clusters((64, 64, 64), 4), gemms.HOPPER).joins
+
+    def powers(e: Chain, about: int, factor: float | int) -> int:
+        return e("row_sum", e("exp", e("mul", e("sub", 0, about), factor)))
+
+    def squares(e: Chain, x: int, about: int) -> int:
+        d = e("sub", x, about)
+        return e("row_sum", e("mul", d, d))
+
+    assert joins(lambda e: powers(e, e("row_maximum", 0), 0.5))
+    assert not joins(lambda e: powers(e, e("row_maximum", 0), -0.5))
+    assert not joins(lambda e: powers(e, e("row_maximum", 0), 1))
+    assert not joins(lambda e: powers(e, e("row_minimum", 0), 0.5))
+    assert not joins(lambda e: powers(e, e("row_sum", 0), 0.5))
+    assert joins(lambda e: squares(e, 0, e("mul", e("row_sum", 0), 0.125)))
+    assert not joins(lambda e: squares(e, 0, e("row_maximum", 0)))
+    assert not joins(lambda e: squares(e, e("abs", 0), e("row_sum", 0)))
+    assert not joins(lambda e: e("row_sum", e("mul", 0, e("row_sum", 0))))
 
 
 @pytest.mark.parametrize("target", [gemms.HOPPER, gemms.BLACKWELL])
-def test_quotients_by_a_number_of_the_row_are_rounded_once(target: Target) -> None:
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 2.0**-23), ("bfloat16", 2.0**-8)])
+def test_quotients_by_a_number_of_the_row_are_rounded_once(target: Target, dtype: str, error: float) -> None:
     """By reciprocals: of zero, of what is not finite and of subnormal numbers as well."""
     e = Chain(("divisor", "column", "float32", 1))
-    epilogue = e.done(("d", e("div", 0, 1), "exact", "float32", 64), ("same", 1, "column", "float32", 1))
+    epilogue = e.done(("d", e("div", 0, 1), "exact", dtype, 64), ("same", 1, "column", "float32", 1))
     plan = plan_gemm(gemms.product(64, 64, 64, epilogue=epilogue), Choice(tile=(64, 64, 64)), target)
     special = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, 1e-45, 3e38, -2e-38, 1.0])
     generator = torch.Generator().manual_seed(0)
@@ -330,7 +403,7 @@ def test_quotients_by_a_number_of_the_row_are_rounded_once(target: Target) -> No
     sums[:, :10] = special
     cluster = lockstep.Cluster(plan, [sums], {"divisor": divisor})
     cluster.run()
-    torch.testing.assert_close(cluster.matrix("d"), sums / divisor[:, None], rtol=2.0**-23, atol=1e-37, equal_nan=True)
+    torch.testing.assert_close(cluster.matrix("d"), sums / divisor[:, None], rtol=error, atol=1e-37, equal_nan=True)
 
 
 @pytest.mark.parametrize("target", [gemms.HOPPER, gemms.BLACKWELL])
@@ -383,13 +456,15 @@ def test_sizes_drawn_for_a_gpu_are_those_of_its_launches(name: str) -> None:
 
 @functools.cache
 def program(name: str) -> g.KernelProgram:
-    """Rows of few sub-tiles in a cluster of two CTAs along N, unless said."""
+    """Rows of few sub-tiles in a cluster of two CTAs along N, unless said. Of few K tiles exchanges stay apart."""
+    k = 128 if name == "wgmma_apart" else 4096
     small = Choice(tile=(64, 64, 64), cluster=(1, 2), ab_stages=3)
     pair = Choice(tile=(256, 64, 64), cluster=(2, 2), ctas_per_mma=2, ab_stages=3)
     cases = {
         "wgmma": ("rms_norm", 128, small, gemms.HOPPER),
         "wgmma_two": ("softmax", 256, dataclasses.replace(small, tile=(128, 128, 64)), gemms.HOPPER),
         "wgmma_four": ("layer_norm", 256, dataclasses.replace(small, cluster=(1, 4)), gemms.HOPPER),
+        "wgmma_apart": ("layer_norm", 256, dataclasses.replace(small, cluster=(1, 4)), gemms.HOPPER),
         "wgmma_grid": ("argmax", 128, dataclasses.replace(small, cluster=(2, 2)), gemms.HOPPER),
         "wgmma_residual": ("residual_layer_norm", 128, small, gemms.HOPPER),
         "wgmma_alone": ("softmax", 64, dataclasses.replace(small, cluster=(1, 1)), gemms.HOPPER),
@@ -400,13 +475,14 @@ def program(name: str) -> g.KernelProgram:
         "tcgen05_pair": ("residual_layer_norm", 128, pair, gemms.BLACKWELL),
     }
     name, n, choice, target = cases[name]
-    return kernel_program(plan_gemm(gemms.whole_rows(name, 4096, n, 4096), choice, target))
+    return kernel_program(plan_gemm(gemms.whole_rows(name, 4096, n, k), choice, target))
 
 
 PROGRAMS = (
     "wgmma",
     "wgmma_two",
     "wgmma_four",
+    "wgmma_apart",
     "wgmma_grid",
     "wgmma_residual",
     "wgmma_alone",
@@ -459,6 +535,17 @@ FAULTS: list[tuple[str, Rewrite, str]] = [
     ("wgmma_two", drop(g.ArmRows("rows_place", 1)), "deadlock|stale reductions"),
     ("wgmma_two", drop(g.SendRows("rows_place", 1)), "deadlock"),
     ("wgmma_two", drop(g.EvaluateRows(2)), "numbers per row of"),
+    ("wgmma_apart", drop(g.ArmRows("rows_place", 1)), "deadlock|stale reductions"),
+    ("wgmma_apart", drop(g.SendRows("rows_place", 0)), "deadlock"),
+    ("wgmma_apart", drop(g.EvaluateRows(1)), "numbers per row of"),
+    ("wgmma_two", drop(g.OwnRows()), "is about numbers of tile"),
+    ("wgmma_two", drop(g.JoinLanes(0)), "is about reductions of tile"),
+    ("wgmma_two", drop(g.JoinLanes(1)), "are sent as those of"),
+    ("wgmma_two", drop(g.GatherRows("rows_place", 0)), "made of reductions of"),
+    ("wgmma_two", drop(g.GatherRows("rows_place", 1)), "made of reductions of|overwrite others"),
+    ("wgmma_two", drop(g.EvaluateRows(1)), "made with the numbers per row of"),
+    ("wgmma_two", drop(g.Wait("rows_place")), "stale reductions"),
+    ("wgmma_two", drop(g.Advance("rows_place")), "stale reductions|overwrite others|deadlock"),
     ("wgmma_two", drop(g.MeetLanes()), "have not met"),
     ("wgmma_two", drop_at(g.MeetLanes(), 0), "have not met the one which has waited"),
     ("wgmma_two", drop_at(g.MeetLanes(), 1), "has not met the others"),
@@ -495,7 +582,20 @@ def test_a_missing_step_is_found(name: str, rewrite: Rewrite, message: str) -> N
     assert is_found_at_once(kernel)
 
 
-@pytest.mark.parametrize("name", ["wgmma_two", "wgmma_four", "wgmma_grid", "tcgen05", "tcgen05_column"])
+@pytest.mark.parametrize("name", ["wgmma_two", "wgmma_four", "wgmma_grid"])
+def test_too_few_k_tiles_for_a_single_slot_are_found(name: str) -> None:
+    """Nothing keeps a CTA from sending what it found of the next tile where the ring of operands holds all of that."""
+    kernel = program(name)
+    assert kernel.plan.joins and counts(kernel.plan).rows_stage_bytes == 2 * 64 * 4 * kernel.plan.cluster[1] * (
+        kernel.plan.tile[0] // 64
+    )
+    Cluster(kernel, tiles=4, k_tiles=kernel.plan.ab_stages + 1, seed=0).run()
+    with pytest.raises(Fault, match="reductions"):
+        for seed in range(40):
+            Cluster(kernel, tiles=4, k_tiles=kernel.plan.ab_stages, seed=seed).run()
+
+
+@pytest.mark.parametrize("name", ["wgmma_apart", "tcgen05", "tcgen05_column"])
 def test_a_single_slot_of_an_exchange_is_found(name: str) -> None:
     """A CTA that has all parts of one row may send those of the next while another still reads."""
     assert "reductions" in first_fault(with_counts(program(name), "rows", stages=1))
@@ -533,7 +633,7 @@ def of_eight() -> g.KernelProgram:
     [
         drop(g.Advance("rows_place")),
         drop(g.ArmRows("rows_place", 1)),
-        drop(g.SendRows("rows_place", 0)),
+        drop(g.SendRows("rows_place", 1)),
         drop(g.Wait("rows_place")),
         drop(g.Release("ab_free")),
         drop(g.Wait("ab_read")),

@@ -21,7 +21,7 @@ from helion.backends.cute.roles.registers import register_limit
 from helion.backends.cute.verify.cluster import RULES, Cluster, Fault, Running, Warp
 from helion.backends.cute.verify.smaller import smaller
 from helion.backends.cute.verify.structure import check_structure
-from helion.backends.cute.verify.verify import _simulate, trips, verify
+from helion.backends.cute.verify.verify import _simulate, least_k_tiles, trips, verify
 
 RANDOM = random_plans(24, seed=1)
 PROVE = os.environ.get("HELION_PROVE") == "1"
@@ -139,7 +139,8 @@ def first_fault(kernel: g.KernelProgram, schedules: int = 12) -> str:
     for seed in range(schedules):
         for tiles, k_tiles in ((1, 1), (2, 1), (1, 4), (2, 3), (4, 2), (3, 7)):
             try:
-                Cluster(kernel, tiles=tiles, k_tiles=k_tiles * kernel.plan.parts, seed=seed).run()
+                more = least_k_tiles(kernel.plan) - 1
+                Cluster(kernel, tiles=tiles, k_tiles=k_tiles * kernel.plan.parts + more, seed=seed).run()
             except Fault as fault:
                 return str(fault)
     return "nothing"

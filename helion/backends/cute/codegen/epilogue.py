@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..plan.dtypes import LARGEST_E4M3, itemsize
 from ..plan.epilogue import Constant, EpilogueOperand, EpilogueOutput
+from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
 
@@ -188,23 +189,51 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
     """The values of element ``i`` that `walk` computes, from ``values[i]`` on."""
     operands = plan.problem.epilogue.operands
     names = functools.partial(value_name, plan)
-    lines = [f"{names(walk.held)} = values[i]"]
+    lines = [f"{names(walk.held)} = values[i]{_to_the_row(plan, walk.held)}"]
     for value in walk.reads:
         lines.append(f"{names(value)} = {_operand_value(plan, operands[value - 1])}")
     for value in walk.computes:
-        lines += _quotient(plan, value) or [f"{names(value)} = {expression(plan.problem, value, names)}"]
+        known = _own_names(plan, value) if walk.number == 1 else names
+        lines += _quotient(plan, value) or [f"{names(value)} = {expression(plan.problem, value, known)}"]
     return lines
+
+
+def _to_the_row(plan: GemmPlan, held: int) -> str:
+    """The factor of what registers hold of a walk that was about a number of the CTA's own."""
+    part = moved(plan, held)
+    return f" * {moved_registers(plan, part)}[{fragment(plan).row_of}]" if part else ""
+
+
+def _own_names(plan: GemmPlan, value: int) -> Callable[[int], str]:
+    """The names of what `value` is computed of in the second walk, which may take numbers of a CTA's own columns for the row's."""
+    parts = [part for part in joint(plan) if part.kind != "first" and part.difference == value]
+    row = fragment(plan).row_of
+    own = {part.about: f"{own_registers(plan, part)}[{row}]" for part in parts}
+    return lambda x: own.get(x) or value_name(plan, x)
+
+
+def own_registers(plan: GemmPlan, part: OwnPart) -> str:
+    """What a CTA takes a reduction of its own columns about: one number per row."""
+    return f"{row_registers(plan, part.value).removesuffix('_rows')}_own"
+
+
+def moved_registers(plan: GemmPlan, part: OwnPart) -> str:
+    """The factors of terms about that number that make them those about the row's."""
+    return f"{row_registers(plan, part.value).removesuffix('_rows')}_moved"
 
 
 def _quotient(plan: GemmPlan, value: int) -> list[str]:
     """A quotient by a number of the row from its reciprocal: one step of Newton's method leaves the error of one rounding,
-    and what is not finite is what multiplying gives. An eighth of the instructions of a division each."""
+    and what is not finite is what multiplying gives. An eighth of the instructions of a division each. What is rounded to 16
+    bits next does without that step: of a product of numbers that are each rounded once it is 1000 times as coarse."""
     over = divisor_of(plan, value)
     if over is None:
         return []
     x, place = plan.problem.epilogue.instruction(value).arguments[0], fragment(plan).row_of
     name, (scale, scaled, inverse) = value_name(plan, value), divisor_registers(plan, over)
     numerator = _literal(x) if isinstance(x, Constant) else value_name(plan, x)
+    if _is_rounded(plan, value):
+        return [f"{name} = {numerator} * {scale}[{place}] * {inverse}[{place}]"]
     return [
         f"scaled_up = {numerator} * {scale}[{place}]",
         f"{name} = scaled_up * {inverse}[{place}]",
@@ -212,6 +241,14 @@ def _quotient(plan: GemmPlan, value: int) -> list[str]:
         f"nearer = cute.math.fma(left_over, {inverse}[{place}], {name})",
         f"{name} = cutlass.Float32(cutlass.select_(cute.math.abs({name}) < {INFINITY}, nearer, {name}))",
     ]
+
+
+def _is_rounded(plan: GemmPlan, value: int) -> bool:
+    """Whether nothing becomes of `value` but outputs of floating point in 16 bits."""
+    epilogue = plan.problem.epilogue
+    read = any(value in made.arguments for made in epilogue.instructions)
+    stored = [each.dtype for each in plan.problem.outputs if each.value == value]
+    return not read and all(dtype in ("bfloat16", "float16") for dtype in stored)
 
 
 def divisor_registers(plan: GemmPlan, value: int) -> tuple[str, str, str]:

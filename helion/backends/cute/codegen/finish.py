@@ -18,8 +18,9 @@ from ..plan.finish import (
     stored_last,
     threads_of,
 )
-from ..plan.passes import Pass, numbers_of, reductions_of
+from ..plan.passes import Pass, numbers_of
 from ..plan.records import SUM_BYTES, WARP_THREADS, Finish, GemmPlan, GemmProblem, Part, RowFinish, TileFinish
+from ..plan.reductions import reductions_of
 from ..plan.workspace import rows_offset
 from ..roles import finish as g
 from ..roles.finish import finish_steps

@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..plan.counts import ROW_SLOTS, counts
-from ..plan.passes import divisors, exchanges, passes, per_row
+from ..plan.counts import counts
+from ..plan.joint import OwnPart, exchanged, joint, most_exchanged
+from ..plan.passes import divisors, passes, per_row
 from ..plan.records import GemmPlan
+from ..plan.reductions import exchanges
 from ..roles.grammar import Pipeline, Role
 from . import numbers
 from .epilogue import (
@@ -18,6 +20,8 @@ from .epilogue import (
     divisor_registers,
     expression,
     fragment,
+    moved_registers,
+    own_registers,
     row_registers,
     sum_of,
     value_name,
@@ -82,6 +86,11 @@ def set_up(plan: GemmPlan, role: Role) -> list[str]:
         lines += [
             f"{name} = cute.make_rmem_tensor({places.rows}, cutlass.Float32)" for name in divisor_registers(plan, value)
         ]
+    for part in own_parts(plan):
+        lines += [
+            f"{name(plan, part)} = cute.make_rmem_tensor({places.rows}, cutlass.Float32)"
+            for name in (own_registers, *((moved_registers,) if part.kind == "powers" else ()))
+        ]
     for number in plan.problem.epilogue.of_kind("number"):
         lines.append(f"{number.label}_rows = cute.make_rmem_tensor({places.rows}, cutlass.Float32)")
         lines.append(f"{number.label}_rows.fill({number.label})")
@@ -90,7 +99,9 @@ def set_up(plan: GemmPlan, role: Role) -> list[str]:
 
 def _view(plan: GemmPlan) -> list[str]:
     """(rows of a thread that are sent together, these, reduction, source, slot)."""
-    shape = (_together(plan), _senders(plan), _most(plan), plan.cluster[1], ROW_SLOTS)
+    ring = counts(plan).rows
+    assert ring is not None
+    shape = (_together(plan), _senders(plan), _most(plan), plan.cluster[1], ring.stages)
     strides = [1]
     for extent in shape[:-1]:
         strides.append(strides[-1] * extent)
@@ -113,7 +124,7 @@ def _senders(plan: GemmPlan) -> int:
 
 def _most(plan: GemmPlan) -> int:
     """Reductions of one exchange."""
-    return max(map(len, exchanges(plan)))
+    return most_exchanged(plan)
 
 
 def _words(plan: GemmPlan) -> int:
@@ -218,7 +229,7 @@ def make(pipeline: Pipeline) -> list[str]:
 
 
 def arm(plan: GemmPlan, role: Role, pipeline: Pipeline, cursor: str, number: int) -> list[str]:
-    size = pipeline.counts.transaction_bytes * len(exchanges(plan)[number])
+    size = pipeline.counts.transaction_bytes * len(exchanged(plan, number))
     return [
         f"if warp == {role.first_warp}:",
         "    with cute.arch.elect_one():",
@@ -238,7 +249,7 @@ def wait(pipeline: Pipeline, cursor: str) -> list[str]:
 def send(plan: GemmPlan, pipeline: Pipeline, cursor: str, number: int) -> list[str]:
     """Where lanes share a row each of them sends it to every fourth CTA."""
     together, lines = _together(plan), []
-    for place, value in enumerate(exchanges(plan)[number]):
+    for place, value in enumerate(exchanged(plan, number)):
         registers = row_registers(plan, value)
         words = ", ".join(f"{registers}[word * {together} + {i}].bitcast(cutlass.Int32)" for i in range(together))
         slot = f"({cursor}.index * {plan.cluster[1]} + place[2]) * {_most(plan)} + {place}"
@@ -281,17 +292,20 @@ def _peers(plan: GemmPlan, body: list[str]) -> list[str]:
 def gather(plan: GemmPlan, cursor: str, number: int) -> list[str]:
     """In the order of the columns within each lane's share, and the lanes' shares in one order."""
     together, lines = _together(plan), []
-    for place, value in enumerate(exchanges(plan)[number]):
+    known = {part.value: part for part in joint(plan)}
+    for value in exchanges(plan)[number]:
         reduction, registers = _reduction(plan, value), row_registers(plan, value)
-        source = f"rows_view[None, {_sender(plan, 'word')}, {place}, peer, {cursor}.index].load()"
-        join = [
-            f"{registers}[word * {together} + {i}] = {reduction.join(f'{registers}[word * {together} + {i}]', f'received[{i}]')}"
-            for i in range(together)
-        ]
+        body = [f"received = {_received(plan, cursor, number, value)}"]
+        if value in known:
+            body.append(f"about = {_received(plan, cursor, number, known[value].of)}")
+        for i in range(together):
+            place = f"word * {together} + {i}"
+            part, more = _to_the_row(plan, known[value], i, place) if value in known else (f"received[{i}]", [])
+            body += [*more, f"{registers}[{place}] = {reduction.join(f'{registers}[{place}]', part)}"]
         lines += [
             f"{registers}.fill({reduction.identity})",
             f"for word in cutlass.range_constexpr({_words(plan)}):",
-            *(f"    {line}" for line in _peers(plan, [f"received = {source}", *join])),
+            *(f"    {line}" for line in _peers(plan, body)),
         ]
         if plan.paired:
             lines += [
@@ -300,7 +314,83 @@ def gather(plan: GemmPlan, cursor: str, number: int) -> list[str]:
                 *_butterfly(plan, reduction),
                 f"    {registers}[i] = part",
             ]
+        if value in known and known[value].kind == "powers":
+            lines += _move(plan, known[value])
     return lines
+
+
+def _received(plan: GemmPlan, cursor: str, number: int, value: int) -> str:
+    """What CTA ``peer`` found of a reduction, of the rows of a word."""
+    place = exchanged(plan, number).index(value)
+    return f"rows_view[None, {_sender(plan, 'word')}, {place}, peer, {cursor}.index].load()"
+
+
+def own_parts(plan: GemmPlan) -> list[OwnPart]:
+    """Reductions of the second walk that are about numbers of the CTA's own columns."""
+    return [part for part in joint(plan) if part.kind != "first"]
+
+
+def own(plan: GemmPlan) -> list[str]:
+    """The mean of the CTA's columns, or their maximum, or 0 where that is not finite: what lies all at -inf sums up to 0."""
+    lines = []
+    for part in own_parts(plan):
+        found = f"{row_registers(plan, part.of)}[i]"
+        about = f"{found} * {_inverse_columns(plan, 'place[2]')}"
+        if part.kind == "powers":
+            about = (
+                f"cutlass.Float32(cutlass.select_(cute.math.abs({found}) < {INFINITY}, {found}, cutlass.Float32(0.0)))"
+            )
+            lines.append(f"{moved_registers(plan, part)}[i] = {_shift(found)}")
+        lines.append(f"{own_registers(plan, part)}[i] = {about}")
+    if not lines:
+        return []
+    return [f"for i in cutlass.range_constexpr({fragment(plan).rows}):", *(f"    {line}" for line in lines)]
+
+
+def _columns_of(plan: GemmPlan, cta: str) -> str:
+    """Columns of a row that a CTA along N has, as a number of fp32."""
+    width, n = plan.tile[1], plan.problem.n
+    if not _masked(plan):
+        return f"cutlass.Float32({float(width)})"
+    return f"cutlass.Float32(cutlass.min(cutlass.max({n} - {cta} * {width}, 0), {width}))"
+
+
+def _inverse_columns(plan: GemmPlan, cta: str) -> str:
+    if not _masked(plan):
+        return f"cutlass.Float32({1.0 / plan.tile[1]!r})"
+    return f"(1.0 / cute.arch.fmax({_columns_of(plan, cta)}, cutlass.Float32(1.0)))"
+
+
+def _to_the_row(plan: GemmPlan, part: OwnPart, i: int, place: str) -> tuple[str, list[str]]:
+    """What CTA ``peer`` has ``received`` of its columns, row number `i` of a word, as the same ``about`` a number of the row,
+    and the lines before it."""
+    received, about = f"received[{i}]", f"about[{i}]"
+    if part.kind == "first":
+        return found_at(about, f"{row_registers(plan, part.of)}[{place}]", received), []
+    to = f"{column_registers(plan, part.about)}[{place}]"
+    if part.kind == "powers":
+        return f"{received} * {_power(part, _shift(about), to)}", []
+    off = [f"off = {about} * {_inverse_columns(plan, 'peer')} - {to}"]
+    return f"({received} + {_columns_of(plan, 'peer')} * off * off)", off
+
+
+def _shift(largest: str) -> str:
+    """What terms are about, of the ``largest`` of a CTA's columns: 0 where that is infinite. Where all lie at -inf, and there
+    are none but 0, it is that, so that their factor is 0 too."""
+    return f"cutlass.Float32(cutlass.select_({largest} == {INFINITY}, cutlass.Float32(0.0), {largest}))"
+
+
+def _power(part: OwnPart, shift: str, to: str) -> str:
+    """The factor that makes terms about one number those about another."""
+    scaled = "" if part.scale == 1.0 else f" * {part.scale!r}"
+    return f"cute.math.{part.op}(({shift} - {to}){scaled})"
+
+
+def _move(plan: GemmPlan, part: OwnPart) -> list[str]:
+    """The factor of the terms that registers keep."""
+    registers = moved_registers(plan, part)
+    factor = _power(part, f"{registers}[i]", f"{column_registers(plan, part.about)}[i]")
+    return [f"for i in cutlass.range_constexpr({fragment(plan).rows}):", f"    {registers}[i] = {factor}"]
 
 
 def evaluate_rows(plan: GemmPlan, level: int) -> list[str]:

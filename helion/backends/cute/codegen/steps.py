@@ -397,6 +397,11 @@ def _(step: g.JoinLanes, out: Writer, names: Names) -> None:
 
 
 @_print.register
+def _(step: g.OwnRows, out: Writer, names: Names) -> None:
+    out.lines(rows.own(names.plan))
+
+
+@_print.register
 def _(step: g.ArmRows, out: Writer, names: Names) -> None:
     pipeline = names.program.pipeline(names.pipeline(step.cursor))
     out.lines(rows.arm(names.plan, names.role, pipeline, step.cursor, step.number))

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .dtypes import itemsize
-from .passes import exchanges
+from .joint import most_exchanged
 from .records import SUM_BYTES, WARP_THREADS, GemmPlan
 
 ROW_SLOTS = 2
@@ -45,7 +45,7 @@ class Counts:
     rows: PipelineCounts | None
     """One slot holds what all CTAs of a row found of it; its bytes are those of one reduction. Nobody says that a slot is
     empty: who fills it has seen the exchange before the one that it takes part in, which everybody sent to who had read
-    the slot."""
+    the slot. Of one slot it has seen K tiles for which everybody gave back theirs of A and B behind reading it."""
     rows_stage_bytes: int
     """Of as many reductions as the exchange with the most of them has."""
     a_multicast: int
@@ -68,7 +68,6 @@ def counts(plan: GemmPlan) -> Counts:
     a_multicast, b_multicast = plan.cluster[1], plan.cluster_tiles[0]
     sharers = a_multicast + b_multicast - 1
     tcgen05 = plan.unit == "tcgen05"
-    exchanged = exchanges(plan)
     row_bytes = plan.cluster[1] * rows * SUM_BYTES
     parts_bytes = (plan.splits - 1) * rows * plan.epilogue_n * SUM_BYTES
     return Counts(
@@ -105,10 +104,12 @@ def counts(plan: GemmPlan) -> Counts:
         if plan.splits > 1
         else None,
         parts_stage_bytes=parts_bytes,
-        rows=PipelineCounts(stages=ROW_SLOTS, full_arrivals=1, empty_arrivals=0, transaction_bytes=row_bytes)
-        if exchanged and plan.cluster[1] > 1
+        rows=PipelineCounts(
+            stages=1 if plan.joins else ROW_SLOTS, full_arrivals=1, empty_arrivals=0, transaction_bytes=row_bytes
+        )
+        if most_exchanged(plan) and plan.cluster[1] > 1
         else None,
-        rows_stage_bytes=row_bytes * max(map(len, exchanged), default=0),
+        rows_stage_bytes=row_bytes * most_exchanged(plan),
         a_multicast=a_multicast,
         b_multicast=b_multicast,
         consumer_threads=plan.consumer_warps * WARP_THREADS,

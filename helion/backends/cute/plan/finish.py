@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from .dtypes import itemsize
 from .epilogue import Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
-from .passes import Pass, check_places, needed, reductions_of, walks
+from .passes import Pass, check_places, walks
 from .records import SUM_BYTES, WARP_THREADS, GemmProblem, Part, RowFinish, TileFinish
+from .reductions import needed, reductions_of
 from .refusal import Refusal
 
 STORED = {"round_bfloat16": "bfloat16", "round_float16": "float16"}

@@ -12,8 +12,8 @@ from ..roles.grammar import KernelProgram
 from ..roles.programs import kernel_program
 from .counts import counts
 from .finish import ctas_of, threads_of
-from .passes import exchanges
 from .records import Finish, GemmPlan, RowFinish, TileFinish
+from .reductions import exchanges
 from .runtime import SIZES
 from .scales import Scale
 from .shared import shared_bytes, shared_memory
@@ -99,7 +99,8 @@ def _product_lines(plan: CutePlan) -> list[str]:
         return [*lines, *_finish_lines(gemm, gemm.finish)]
     if exchanges(gemm):
         reduced = [", ".join(epilogue.instruction(value).op for value in exchange) for exchange in exchanges(gemm)]
-        lines.append(f"  rows held by {gemm.cluster[1]} CTAs, reduced in turn: {'; '.join(reduced)}")
+        once = ", exchanged at once" if gemm.joins else ""
+        lines.append(f"  rows held by {gemm.cluster[1]} CTAs, reduced in turn: {'; '.join(reduced)}{once}")
     return lines
 
 

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .epilogue import REDUCTIONS, Constant, Epilogue, EpilogueOutput
+from .joint import joint
 from .records import GemmPlan, GemmProblem
+from .reductions import exchanges, needed
 from .refusal import Refusal
 
 
@@ -42,7 +44,8 @@ def passes(plan: GemmPlan) -> tuple[Pass, ...]:
         operands = tuple(range(1, 1 + len(epilogue.operands)))
         computed = tuple(1 + len(epilogue.operands) + i for i in range(len(epilogue.instructions)))
         return (Pass(number=0, held=0, keeps=0, computes=computed, reads=operands, reduces=(), outputs=exact),)
-    return walks(epilogue, exact, exchanges(plan), 0, plan.unit == "wgmma")
+    own = frozenset(part.term for part in joint(plan) if part.kind == "powers") if plan.joins else None
+    return walks(epilogue, exact, exchanges(plan), 0, plan.unit == "wgmma", own)
 
 
 def walks(
@@ -51,9 +54,11 @@ def walks(
     reductions: Sequence[tuple[int, ...]],
     held: int,
     registers: bool,
+    own: frozenset[int] | None = None,
 ) -> tuple[Pass, ...]:
     """One walk for each of `reductions`, which wait for one another, and one that stores `exact`, from value `held` on;
-    ``registers`` may keep another one from walk to walk."""
+    ``registers`` may keep another one from walk to walk. Where the second walk is about numbers of a CTA's ``own`` columns,
+    these of its values are kept at most: those that can be made those of the row."""
     targets = [_terms(epilogue, reduced) for reduced in reductions]
     if exact:
         targets.append(tuple(output.value for output in exact))
@@ -61,7 +66,8 @@ def walks(
     for number, wanted in enumerate(targets):
         values = _walk(epilogue, wanted, held)
         later = [value for target in targets[number + 1 :] for value in target]
-        keeps = _kept(epilogue, values, held, later) if registers else held
+        kept = values if own is None or number != 1 else [x for x in values if not epilogue.levels[x] or x in own]
+        keeps = _kept(epilogue, kept, held, later) if registers else held
         last = number == len(reductions)
         found.append(
             Pass(
@@ -76,24 +82,6 @@ def walks(
         )
         held = keeps
     return tuple(found)
-
-
-@functools.lru_cache(maxsize=1024)
-def exchanges(plan: GemmPlan) -> tuple[tuple[int, ...], ...]:
-    """The reductions, by numbers of values, that CTAs exchange at once: those that wait for as many others."""
-    return reductions_of(plan.problem)
-
-
-@functools.lru_cache(maxsize=1024)
-def reductions_of(problem: GemmProblem) -> tuple[tuple[int, ...], ...]:
-    """The reductions of `problem` that its outputs need, those together that wait for as many others."""
-    epilogue = problem.epilogue
-    wanted = needed(epilogue, (output.value for output in problem.outputs))
-    reductions = [value for value in wanted if (made := epilogue.made(value)) and made.op in REDUCTIONS]
-    last = max((epilogue.levels[value] for value in reductions), default=0)
-    return tuple(
-        tuple(value for value in reductions if epilogue.levels[value] == level) for level in range(1, last + 1)
-    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -176,19 +164,6 @@ def _terms(epilogue: Epilogue, reductions: Iterable[int]) -> tuple[int, ...]:
         assert not isinstance(term, Constant)
         found.append(term)
     return tuple(found)
-
-
-def needed(epilogue: Epilogue, values: Iterable[int]) -> list[int]:
-    """`values` and all that they are made of, in order."""
-    found: set[int] = set()
-    left = list(values)
-    while left:
-        value = left.pop()
-        if value not in found:
-            found.add(value)
-            made = epilogue.made(value)
-            left += [x for x in made.arguments if not isinstance(x, Constant)] if made else []
-    return sorted(found)
 
 
 def _walk(epilogue: Epilogue, values: Iterable[int], held: int) -> list[int]:

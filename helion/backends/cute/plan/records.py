@@ -250,6 +250,8 @@ class GemmPlan:
     ctas_per_sm: int
     warp_stores: bool
     """Each warp stores its own rows of a sub-tile, and waits for no other."""
+    joins: bool
+    """Reductions of rows that wait for one another are exchanged at once (``plan.joint``), in one slot."""
     shared_limit_bytes: int
     tensor_memory_limit_columns: int
     registers_per_sm: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from .counts import ROW_SLOTS, counts, subtile_bytes
+from .counts import counts, subtile_bytes
 from .records import SUM_BYTES, GemmPlan
 
 RING_ALIGNMENT_BYTES = 1024
@@ -40,8 +40,8 @@ def shared_memory(plan: GemmPlan) -> tuple[Allocation, ...]:
         wanted.append((f"shared_{operand.label}", size, RING_ALIGNMENT_BYTES))
     if plan.splits > 1:
         wanted.append(("shared_parts", plan.rounds * counts(plan).parts_stage_bytes, VECTOR_ALIGNMENT_BYTES))
-    if counts(plan).rows is not None:
-        wanted.append(("shared_rows", ROW_SLOTS * counts(plan).rows_stage_bytes, VECTOR_ALIGNMENT_BYTES))
+    if (rows := counts(plan).rows) is not None:
+        wanted.append(("shared_rows", rows.stages * counts(plan).rows_stage_bytes, VECTOR_ALIGNMENT_BYTES))
     for operand in epilogue.of_kind("row"):
         wanted.append((f"shared_{operand.label}", plan.teams * plan.tile[1] * SUM_BYTES, VECTOR_ALIGNMENT_BYTES))
     for name, pipeline in (

@@ -16,8 +16,8 @@ from ....hardware import Target
 from ..plan.counts import Counts, counts
 from ..plan.dtypes import itemsize
 from ..plan.finish import rows_bytes, stored_last
-from ..plan.passes import reductions_of
 from ..plan.records import SUM_BYTES, Finish, GemmPlan, TileFinish
+from ..plan.reductions import reductions_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..plan.finish import loaded_early, row_walks
-from ..plan.passes import reductions_of
 from ..plan.records import Finish, RowFinish
+from ..plan.reductions import reductions_of
 
 
 class FinishStep:

@@ -282,6 +282,11 @@ class JoinLanes(Step):
 
 
 @dataclass(frozen=True)
+class OwnRows(Step):
+    """What the second pass takes the place of numbers of the row for: numbers of the CTA's own columns."""
+
+
+@dataclass(frozen=True)
 class ArmRows(Step):
     """The first warp says how many bytes the exchange behind pass ``number`` brings to the slot of ``cursor``."""
 
@@ -291,7 +296,7 @@ class ArmRows(Step):
 
 @dataclass(frozen=True)
 class SendRows(Step):
-    """The reductions of the CTA's tile to the slot of ``cursor`` in every CTA that holds a part of the rows."""
+    """The reductions of the CTA's tile, of pass ``number`` and those exchanged with them, to the slot of ``cursor`` in every CTA that holds a part of the rows."""
 
     cursor: str
     number: int
@@ -299,7 +304,7 @@ class SendRows(Step):
 
 @dataclass(frozen=True)
 class GatherRows(Step):
-    """The reductions over whole rows, of all CTAs that hold a part of them, in a fixed order."""
+    """The reductions of pass ``number`` over whole rows, of all CTAs that hold a part of them, in a fixed order."""
 
     cursor: str
     number: int

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..plan.counts import counts
-from ..plan.passes import exchanges
+from ..plan.joint import meeting
 from ..plan.records import GemmPlan
+from ..plan.reductions import exchanges
 from .common import last_stores
 from .edits import contains, edit_role
 from .grammar import (
@@ -22,6 +23,7 @@ from .grammar import (
     JoinLanes,
     KernelProgram,
     Meet,
+    OwnRows,
     Pipeline,
     ReadSums,
     Release,
@@ -67,9 +69,13 @@ def _walks(plan: GemmPlan, loop: SubtileLoop) -> tuple[Step, ...]:
     for number in range(len(exchanges(plan))):
         reducing = dataclasses.replace(loop, body=(read, AddTerms(number)))
         steps += [ClearRows(number), reducing, JoinLanes(number)]
-        if counts(plan).rows:
-            steps += _exchange(number)
-        steps.append(EvaluateRows(number + 1))
+        together = meeting(plan, number)
+        if number != together[-1]:
+            steps.append(OwnRows())
+        elif counts(plan).rows:
+            steps += _exchange(together)
+        else:
+            steps.append(EvaluateRows(number + 1))
     if plan.problem.numbers:
         steps.append(StoreRows())
     if plan.problem.outputs_of("exact"):
@@ -80,14 +86,11 @@ def _walks(plan: GemmPlan, loop: SubtileLoop) -> tuple[Step, ...]:
     return tuple(_given_back(steps, loop))
 
 
-def _exchange(number: int) -> tuple[Step, ...]:
-    return (
-        ArmRows(CURSOR, number),
-        SendRows(CURSOR, number),
-        Wait(CURSOR),
-        GatherRows(CURSOR, number),
-        Advance(CURSOR),
-    )
+def _exchange(together: tuple[int, ...]) -> tuple[Step, ...]:
+    """Of the reductions of so many walks, the first of which the others are made with."""
+    last = together[-1]
+    gathered = [step for number in together for step in (GatherRows(CURSOR, number), EvaluateRows(number + 1))]
+    return (ArmRows(CURSOR, last), SendRows(CURSOR, last), Wait(CURSOR), *gathered, Advance(CURSOR))
 
 
 def _given_back(steps: Sequence[Step], loop: SubtileLoop) -> list[Step]:

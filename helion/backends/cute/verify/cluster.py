@@ -86,9 +86,17 @@ class Sums:
 
 
 @dataclass
+class Store:
+    done: bool = False
+    awaited: bool = False
+    """Whether the warp that stored has waited for it."""
+
+
+@dataclass
 class Buffer:
     written: dict[int, Tag] = field(default_factory=dict)
     stores: int = 0
+    last: Store = field(default_factory=lambda: Store(done=True, awaited=True))
 
 
 Put = tuple[int, int, int, int, int]
@@ -124,11 +132,6 @@ class Cta:
     allocated: bool = False
     freed: bool = False
     running: int = 0
-
-
-@dataclass
-class Store:
-    done: bool = False
 
 
 @dataclass
@@ -174,8 +177,10 @@ class Warp:
     residual: Tag | None = None
     terms: list[int] = field(default_factory=list)
     """Sub-tiles whose terms of reductions have been added up."""
-    joined: Tag | None = None
-    """(tile, pass) whose reductions of the CTA's columns are in the registers."""
+    joined: dict[int, int] = field(default_factory=dict)
+    """By pass: the tile whose reductions of the CTA's columns are in the registers."""
+    own: int | None = None
+    """The tile of whose own columns the second pass has the numbers."""
     whole: Tag | None = None
     """(tile, pass) whose reductions of whole rows are."""
     level: Tag | None = None
@@ -208,7 +213,7 @@ class Leaf(NamedTuple):
 
 ALONE = (
     *(g.SetUp, g.Cursor, g.Advance, g.Skip, g.WgmmaFence, g.WgmmaCommit, g.ClearSums, g.Promote),
-    *(g.LoadVectors, g.ClearRows, g.JoinLanes, g.EvaluateRows),
+    *(g.LoadVectors, g.ClearRows, g.JoinLanes, g.OwnRows, g.EvaluateRows),
 )
 """Steps that no other warp notices, and that notice none: they are taken together with the next one that is not so."""
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from ..plan.counts import counts
 from ..plan.dtypes import itemsize
 from ..plan.finish import loaded_early, part_slot, row_walks, rows_bytes, shared_words, threads_of
-from ..plan.passes import reductions_of
 from ..plan.records import WARP_THREADS, Finish, GemmPlan, RowFinish
+from ..plan.reductions import reductions_of
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS, rows_offset, sums_bytes, workspace_bytes
 from ..roles import finish as g
 from .cluster import Fault

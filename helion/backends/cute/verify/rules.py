@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from ..plan.counts import k_range, multicast_masks, row_peers, subtile_bytes
-from ..plan.passes import Pass, exchanges, passes
+from ..plan.joint import exchanged, meeting
+from ..plan.passes import Pass, passes
+from ..plan.reductions import exchanges
 from ..roles import grammar as g
 from .cluster import (
     Barrier,
@@ -426,14 +428,21 @@ def _(cluster: Cluster, step: g.AddTerms, warp: Warp) -> None:
 def _(cluster: Cluster, step: g.JoinLanes, warp: Warp) -> None:
     if warp.terms != list(range(cluster.plan.subtiles)):
         raise Fault(f"rows of tile {warp.tile} are reduced over sub-tiles {warp.terms}")
-    warp.joined = (warp.tile, step.number)
+    warp.joined[step.number] = warp.tile
+
+
+@rule(g.OwnRows)
+def _(cluster: Cluster, step: g.OwnRows, warp: Warp) -> None:
+    if warp.joined.get(0) != warp.tile:
+        raise Fault(f"the second walk of tile {warp.tile} is about reductions of tile {warp.joined.get(0)}")
+    warp.own = warp.tile
 
 
 @rule(g.ArmRows)
 def _(cluster: Cluster, step: g.ArmRows, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
     if warp.number == 0:
-        ring.full[index].arrive(ring.pipeline.counts.transaction_bytes * len(exchanges(cluster.plan)[step.number]))
+        ring.full[index].arrive(ring.pipeline.counts.transaction_bytes * len(exchanged(cluster.plan, step.number)))
 
 
 @rule(g.SendRows)
@@ -441,12 +450,13 @@ def _(cluster: Cluster, step: g.SendRows, warp: Warp) -> None:
     """Each warp of the others finds what the same warp of this CTA sent."""
     ring, index, _ = cluster.slot(warp, step.cursor)
     tag, key = (warp.tile, step.number), (f"rows of warp {warp.number}", warp.cta.rank)
-    if warp.joined != tag:
-        raise Fault(f"reductions of {warp.joined} are sent as those of {tag}")
+    for number in meeting(cluster.plan, step.number):
+        if warp.joined.get(number) != warp.tile:
+            raise Fault(f"reductions of tile {warp.joined.get(number)} are sent as those of {tag}")
     numbers, peers = cluster.counts.rows, row_peers(cluster.plan, warp.cta.rank)
     assert numbers is not None
     size = numbers.transaction_bytes // len(peers) // cluster.plan.consumer_warps
-    size *= len(exchanges(cluster.plan)[step.number])
+    size *= len(exchanged(cluster.plan, step.number))
 
     def land(slot: Slot, full: Barrier) -> None:
         if key in slot.held:
@@ -462,17 +472,22 @@ def _(cluster: Cluster, step: g.SendRows, warp: Warp) -> None:
 @rule(g.GatherRows)
 def _(cluster: Cluster, step: g.GatherRows, warp: Warp) -> None:
     ring, index, _ = cluster.slot(warp, step.cursor)
-    tag = (warp.tile, step.number)
+    together, held = meeting(cluster.plan, step.number), ring.slots[index].held
+    tag = (warp.tile, together[-1])
     for rank in row_peers(cluster.plan, warp.cta.rank):
-        found = ring.slots[index].held.pop((f"rows of warp {warp.number}", rank), None)
+        key = f"rows of warp {warp.number}", rank
+        found = held.pop(key, None) if step.number == together[-1] else held.get(key)
         if found != tag:
             raise Fault(f"stale reductions: of CTA {rank} there are those of {found}, to be read are those of {tag}")
-    warp.whole = tag
+    if step.number != together[0] and warp.level != (warp.tile, step.number):
+        raise Fault(f"reductions of {tag} are made with the numbers per row of {warp.level}")
+    warp.whole = (warp.tile, step.number)
 
 
 @rule(g.EvaluateRows)
 def _(cluster: Cluster, step: g.EvaluateRows, warp: Warp) -> None:
-    reached, tag = (warp.whole if cluster.counts.rows else warp.joined), (warp.tile, step.level - 1)
+    tag = (warp.tile, step.level - 1)
+    reached = warp.whole if cluster.counts.rows else (warp.joined.get(step.level - 1), step.level - 1)
     if step.level and reached != tag:
         raise Fault(f"numbers per row of {tag} are made of reductions of {reached}")
     if cluster.plan.problem.epilogue.of_kind("column") and warp.vectors != warp.tile:
@@ -515,7 +530,12 @@ def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:
         shared = warp.cta.vectors.get(warp.role.team, {})
         if all(shared != dict.fromkeys(range(warp.role.warps), tile) for tile in (warp.tile, EVERY_TILE)):
             raise Fault(f"the epilogue of tile {warp.tile} reads vectors of tiles {sorted(set(shared.values()))}")
-    if cluster.by_rows and warp.level != (warp.tile, walk.number):
+    level = walk.number
+    if cluster.plan.joins and level == 1:
+        level = 0
+        if warp.own != warp.tile:
+            raise Fault(f"the second walk of tile {warp.tile} is about numbers of tile {warp.own}")
+    if cluster.by_rows and warp.level != (warp.tile, level):
         raise Fault(f"the epilogue of tile {warp.tile} has the numbers per row of {warp.level}")
 
 
@@ -529,7 +549,7 @@ def _buffer(cluster: Cluster, warp: Warp, output: int) -> Buffer:
 @rule(g.WriteStage)
 def _(cluster: Cluster, step: g.WriteStage, warp: Warp) -> None:
     buffer = _buffer(cluster, warp, step.output)
-    if buffer.stores:
+    if buffer.stores or not buffer.last.awaited:
         raise Fault(f"sub-tile {warp.subtile} of tile {warp.tile} overwrites a buffer that is being stored")
     if warp.waited:
         raise Fault("a buffer is written by lanes that have not met the one which has waited for its store")
@@ -554,6 +574,7 @@ def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
         raise Fault(f"sub-tile {tag} is stored while a buffer holds {sorted(buffer.written.values())}")
     store = Store()
     buffer.stores += 1
+    buffer.last = store
     warp.stores.append(store)
 
     def read() -> None:
@@ -569,6 +590,8 @@ def _(cluster: Cluster, step: g.TmaStore, warp: Warp) -> None:
 def _(cluster: Cluster, step: g.StoreWait, warp: Warp) -> Ready:
     warp.waited = cluster.plan.warp_stores
     awaited = warp.stores[: len(warp.stores) - step.pending] if step.pending else list(warp.stores)
+    for store in awaited:
+        store.awaited = True
     return lambda: all(store.done for store in awaited)
 
 

@@ -39,8 +39,13 @@ def trips(plan: GemmPlan) -> list[tuple[int, int]]:
     return [
         (tiles, plan.parts * k_tiles + k_tiles % plan.parts)
         for tiles in range(3 * rounds + 1)
-        for k_tiles in range(1, 3 * plan.ab_stages + 1)
+        for k_tiles in range(least_k_tiles(plan), least_k_tiles(plan) + 3 * plan.ab_stages)
     ]
+
+
+def least_k_tiles(plan: GemmPlan) -> int:
+    """Of a tile: exchanges of rows in one slot need more than the ring of operands has slots."""
+    return 1 + plan.ab_stages if plan.joins else 1
 
 
 def _rounds(plan: GemmPlan) -> int:
@@ -65,6 +70,7 @@ def _simulate(program: KernelProgram) -> None:
     which clusters that split K have more than one each anyway."""
     plan, rounds = program.plan, _rounds(program.plan)
     several, two = (rounds + 1, 2) if plan.grid_splits == 1 else (2, 1)
-    sampled = [(0, plan.parts), (several, plan.parts), (two, plan.parts * plan.ab_stages + 1)]
+    more = least_k_tiles(plan) - 1
+    sampled = [(0, plan.parts), (several, plan.parts + more), (two, plan.parts * plan.ab_stages + 1 + more)]
     for seed, (tiles, k_tiles) in zip(SCHEDULES, sampled, strict=True):
         Cluster(program, tiles=tiles, k_tiles=k_tiles, seed=seed).run()

@@ -1,0 +1,148 @@
+"""Reductions that wait for one another and are exchanged at once all the same: CTAs reduce about numbers of their own columns
+first, and what they have found is moved to those of the row when all parts are there.
+
+The sum of squares about a number t is that about a part's mean c, plus its columns times (c - t) ** 2 (Chan, Golub and
+LeVeque 1983); a sum of exponentials about t is that about a part's maximum c, times exp(c - t).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from .epilogue import Constant, Epilogue, Instruction
+from .records import GemmPlan, GemmProblem
+from .reductions import exchanges, reductions_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPart:
+    """Reduction ``value`` behind others, of which ``of`` says about what a CTA reduces its own columns.
+
+    ``squares``: of ``difference``, from number ``about`` of the row; ``of`` is the sum of what that is the difference of.
+    ``powers``: ``term`` is ``op`` (``difference`` * ``scale``), and ``of`` the maximum. ``first``: the place of ``of``, an extreme.
+    """
+
+    value: int
+    kind: Literal["squares", "powers", "first"]
+    of: int
+    term: int
+    about: int = 0
+    difference: int = 0
+    op: str = ""
+    scale: float = 1.0
+
+
+def joint(plan: GemmPlan) -> tuple[OwnPart, ...]:
+    """The reductions of the second walk, where they are exchanged together with those of the first; else none."""
+    return own_parts(plan.problem) if plan.joins else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def own_parts(problem: GemmProblem) -> tuple[OwnPart, ...]:
+    """How those of the second of two walks come from those of parts of a row; none where one of them does not."""
+    reductions = reductions_of(problem)
+    if len(reductions) != 2:
+        return ()
+    parts = [_part(problem.epilogue, value, reductions[0]) for value in reductions[1]]
+    known = [part for part in parts if part is not None]
+    differences = [part.difference for part in known if part.kind != "first"]
+    return tuple(known) if len(known) == len(parts) and len(set(differences)) == len(differences) else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def meetings(plan: GemmPlan) -> tuple[tuple[int, ...], ...]:
+    """The numbers of the walks whose reductions are exchanged at once."""
+    return ((0, 1),) if plan.joins else tuple((number,) for number in range(len(exchanges(plan))))
+
+
+def meeting(plan: GemmPlan, number: int) -> tuple[int, ...]:
+    """The one in which those of walk `number` are exchanged."""
+    return next(each for each in meetings(plan) if number in each)
+
+
+def exchanged(plan: GemmPlan, number: int) -> tuple[int, ...]:
+    """All reductions of that exchange, in the order of their places in a slot."""
+    return tuple(value for walk in meeting(plan, number) for value in exchanges(plan)[walk])
+
+
+def most_exchanged(plan: GemmPlan) -> int:
+    """Reductions of the exchange with the most of them."""
+    return max((len(exchanged(plan, numbers[0])) for numbers in meetings(plan)), default=0)
+
+
+def moved(plan: GemmPlan, value: int) -> OwnPart | None:
+    """The reduction whose terms, value number `value`, a CTA has taken about its own maximum."""
+    return next((part for part in joint(plan) if part.kind == "powers" and part.term == value), None)
+
+
+def _part(epilogue: Epilogue, value: int, before: tuple[int, ...]) -> OwnPart | None:
+    made = epilogue.instruction(value)
+    term = made.arguments[0]
+    if not isinstance(term, int):
+        return None
+    if made.op == "row_first":
+        of = made.arguments[1]
+        known = {("row_maximum", (term,)), ("row_minimum", (term,))}
+        found = isinstance(of, int) and of in before and _named(epilogue.instruction(of)) in known
+        return OwnPart(value=value, kind="first", of=of, term=term) if found and isinstance(of, int) else None
+    if made.op != "row_sum":
+        return None
+    inner = epilogue.made(term)
+    if inner is None:
+        return None
+    if inner.op == "mul" and len({*inner.arguments}) == 1:
+        return _about(epilogue, value, term, inner.arguments[0], "row_sum", before)
+    if inner.op in ("exp", "exp2"):
+        scale, difference = _scaled(epilogue, inner.arguments[0])
+        return _about(epilogue, value, term, difference, "row_maximum", before, inner.op, scale)
+    return None
+
+
+def _about(
+    epilogue: Epilogue,
+    value: int,
+    term: int,
+    difference: int | Constant,
+    reduction: str,
+    before: tuple[int, ...],
+    op: str = "",
+    scale: float = 1.0,
+) -> OwnPart | None:
+    """Of a `difference` from a number of the row, where the `reduction` of what it is the difference of is there."""
+    made = epilogue.made(difference) if isinstance(difference, int) else None
+    if made is None or made.op != "sub" or not isinstance(difference, int):
+        return None
+    x, about = made.arguments
+    if not isinstance(x, int) or not isinstance(about, int) or epilogue.levels[x] or not epilogue.per_row[about]:
+        return None
+    of = [each for each in before if _named(epilogue.instruction(each)) == (reduction, (x,))]
+    if not of:
+        return None
+    return OwnPart(
+        value=value,
+        kind="powers" if op else "squares",
+        of=of[0],
+        term=term,
+        about=about,
+        difference=difference,
+        op=op,
+        scale=scale,
+    )
+
+
+def _named(made: Instruction) -> tuple[str, tuple[int | Constant, ...]]:
+    return made.op, made.arguments
+
+
+def _scaled(epilogue: Epilogue, value: int | Constant) -> tuple[float, int | Constant]:
+    """A positive factor of `value`, and what it is the factor of."""
+    made = epilogue.made(value) if isinstance(value, int) else None
+    if made is None or made.op != "mul":
+        return 1.0, value
+    factors = [float(x.text) for x in made.arguments if isinstance(x, Constant)]
+    others = [x for x in made.arguments if isinstance(x, int)]
+    if len(factors) != 1 or len(others) != 1 or not 0 < factors[0] < float("inf"):
+        return 1.0, value
+    return factors[0], others[0]

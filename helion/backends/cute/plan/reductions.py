@@ -1,0 +1,40 @@
+"""Which reductions of rows wait for which others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from .epilogue import REDUCTIONS, Constant, Epilogue
+from .records import GemmPlan, GemmProblem
+
+
+@functools.lru_cache(maxsize=1024)
+def exchanges(plan: GemmPlan) -> tuple[tuple[int, ...], ...]:
+    """The reductions, by numbers of values, that CTAs exchange at once: those that wait for as many others."""
+    return reductions_of(plan.problem)
+
+
+@functools.lru_cache(maxsize=1024)
+def reductions_of(problem: GemmProblem) -> tuple[tuple[int, ...], ...]:
+    """The reductions of `problem` that its outputs need, those together that wait for as many others."""
+    epilogue = problem.epilogue
+    wanted = needed(epilogue, (output.value for output in problem.outputs))
+    reductions = [value for value in wanted if (made := epilogue.made(value)) and made.op in REDUCTIONS]
+    last = max((epilogue.levels[value] for value in reductions), default=0)
+    return tuple(
+        tuple(value for value in reductions if epilogue.levels[value] == level) for level in range(1, last + 1)
+    )
+
+
+def needed(epilogue: Epilogue, values: Iterable[int]) -> list[int]:
+    """`values` and all that they are made of, in order."""
+    found: set[int] = set()
+    left = list(values)
+    while left:
+        value = left.pop()
+        if value not in found:
+            found.add(value)
+            made = epilogue.made(value)
+            left += [x for x in made.arguments if not isinstance(x, Constant)] if made else []
+    return sorted(found)
