@@ -6,8 +6,8 @@ import functools
 from dataclasses import dataclass
 
 from .dtypes import itemsize
-from .joint import most_exchanged
 from .records import SUM_BYTES, WARP_THREADS, GemmPlan
+from .reductions import exchanges
 
 ROW_SLOTS = 2
 """Of exchanges of rows: CTAs that have the result of one may begin the next while others still read."""
@@ -21,11 +21,13 @@ class PipelineCounts:
     full_arrivals: int
     empty_arrivals: int
     transaction_bytes: int = 0
+    spare_words: int = 0
+    """Places of barriers that are not used."""
 
     @property
     def barrier_words(self) -> int:
         """64-bit barriers: one that says full per slot, and one that says empty unless nobody has to."""
-        return (2 if self.empty_arrivals else 1) * self.stages
+        return (2 if self.empty_arrivals else 1) * self.stages + self.spare_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,8 @@ class Counts:
     empty: who fills it has seen the exchange before the one that it takes part in, which everybody sent to who had read
     the slot. Of one slot it has seen K tiles for which everybody gave back theirs of A and B behind reading it."""
     rows_stage_bytes: int
-    """Of as many reductions as the exchange with the most of them has."""
+    """Of as many reductions as the exchange with the most of them has. The slot of all at once has the bytes of two for those
+    apart: memory is predicted by facts that do not say which it will be."""
     a_multicast: int
     """CTAs of the cluster that read one A tile: those along N."""
     b_multicast: int
@@ -69,6 +72,7 @@ def counts(plan: GemmPlan) -> Counts:
     sharers = a_multicast + b_multicast - 1
     tcgen05 = plan.unit == "tcgen05"
     row_bytes = plan.cluster[1] * rows * SUM_BYTES
+    slots = 1 if plan.joins else ROW_SLOTS
     parts_bytes = (plan.splits - 1) * rows * plan.epilogue_n * SUM_BYTES
     return Counts(
         a_stage_bytes=a_bytes,
@@ -105,11 +109,15 @@ def counts(plan: GemmPlan) -> Counts:
         else None,
         parts_stage_bytes=parts_bytes,
         rows=PipelineCounts(
-            stages=1 if plan.joins else ROW_SLOTS, full_arrivals=1, empty_arrivals=0, transaction_bytes=row_bytes
+            stages=slots,
+            full_arrivals=1,
+            empty_arrivals=0,
+            transaction_bytes=row_bytes,
+            spare_words=ROW_SLOTS - slots,
         )
-        if most_exchanged(plan) and plan.cluster[1] > 1
+        if exchanges(plan) and plan.cluster[1] > 1
         else None,
-        rows_stage_bytes=row_bytes * most_exchanged(plan),
+        rows_stage_bytes=ROW_SLOTS // slots * row_bytes * max(map(len, exchanges(plan)), default=0),
         a_multicast=a_multicast,
         b_multicast=b_multicast,
         consumer_threads=plan.consumer_warps * WARP_THREADS,
