@@ -56,6 +56,7 @@ KEYS: Mapping[str, str] = {
     "epilogue_subtile": "Parts into which the columns of a matrix product's result are split before they are worked on and stored; None keeps them whole.",
     "split_k": "Programs that share the sums of a matrix product, each for a part of the loop that adds up; a second kernel adds the parts up, in their order, and does what follows.",
     "turn_products": "Whether products of fp32 in TF32 are computed as their transposes, so that a right operand that is contiguous along N goes to the matrix unit through registers, as it is.",
+    "join_loops": "Whether loops with matrix products that stand one behind the other and differ in numbers alone, such as those over the taps of a convolution, are one loop.",
     "hoist_operands": "Whether operands of a matrix product that are computed, such as weights of few bits, are computed once by a kernel in front, where each tile of the output would compute them again.",
     "pack_operands": "Whether operands of a matrix product whose rows are no multiples of 16 bytes are first copied to memory where they are.",
     "advanced_controls_file": "Path of a file with options for NVIDIA's assembler.",

@@ -37,6 +37,19 @@ def tile_sums(x):
     return out
 
 
+def three_taps(x, w):
+    """A convolution along rows: a product for each tap."""
+    rows, n = x.size(0) - 2, w.size(2)
+    out = torch.empty([rows, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tap in hl.static_range(3):
+            for tile_k in hl.tile(x.size(1)):
+                acc = torch.addmm(acc, x[tile_m.index + tap, tile_k], w[tap, tile_k, tile_n])
+        out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
 def narrow_weights(x, w):
     """A product of weights of 8 bits, which are widened in the loop."""
     out = torch.empty([x.size(0), w.size(0)], dtype=x.dtype, device=x.device)
@@ -104,6 +117,11 @@ SAMPLES = {
         fn=narrow_weights,
         args=(_MATRICES[0], _meta(250, 64, dtype=torch.int8)),
         config={"block_sizes": [64, 64, 32]},
+    ),
+    "three_taps": Sample(
+        fn=three_taps,
+        args=(_meta(130, 64, dtype=torch.float16), _meta(3, 64, 256, dtype=torch.float16)),
+        config={"block_sizes": [64, 64, 32, 32, 32]},
     ),
     "row_sum": Sample(fn=sample_kernels.row_sum, args=(_meta(48, 300),), config={"block_sizes": [2]}),
     "tile_sums": Sample(fn=tile_sums, args=(_meta(48, 64),), config={"block_sizes": [2]}),
@@ -196,6 +214,8 @@ ENTRIES = (
     entry("pack_operands", "matmul", True),
     entry("hoist_operands", "narrow_weights", True),
     entry("hoist_operands", "matmul", True),
+    entry("join_loops", "three_taps", True),
+    entry("join_loops", "matmul", True),
     entry("factor", "scaled", 3),
     entry("_triton_config_enable_fp_fusion", "add", False),
     entry("num_ctas", "matmul", 2),

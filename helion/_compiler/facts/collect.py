@@ -7,6 +7,7 @@ import math
 from ..ir.grammar import MemoryAttrs, Op, Program, Value
 from ..ir.rewrite import Declined
 from ..passes.hoist import Computed, computed_operands
+from ..passes.join import joinable_loops
 from ..passes.rolling import loads_in_chunks
 from ..passes.split_sums import summing_loop
 from .axes import axis_facts, with_means
@@ -60,6 +61,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
         divisible=_is_divisible(program),
         hoistable=_hoistable(program, walk, axes) if walk.dots else (),
+        joinable=_joinable(program) if walk.dots else (),
     )
 
 
@@ -85,6 +87,11 @@ def _hoistable_fact(each: Computed, dot: int, axes: tuple[AxisFact, ...]) -> Hoi
         slots=tuple(slots),
         main=each.main.attributes(MemoryAttrs).slot,
     )
+
+
+def _joinable(program: Program) -> tuple[int, ...]:
+    run = joinable_loops(program)
+    return () if run is None else run.blocks
 
 
 def _is_divisible(program: Program) -> bool:

@@ -392,7 +392,7 @@ class KernelFacts:
     there, and masks and views cost nothing. ``held_tiles`` are the snapshots of what must be there whole, because it
     crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers. ``divisible``: programs may
     share the sums of the kernel's product (``passes/split_sums.py``). ``hoistable`` are the operands of products that may be computed
-    first.
+    first, ``joinable`` the axes of loops that may be one (``passes/join.py``), in their order.
     """
 
     axes: tuple[AxisFact, ...]
@@ -418,6 +418,7 @@ class KernelFacts:
     attention_gradients: tuple[AttentionGradientFact, ...] = ()
     divisible: bool = False
     hoistable: tuple[HoistableFact, ...] = ()
+    joinable: tuple[int, ...] = ()
 
     @property
     def tunable_axes(self) -> tuple[AxisFact, ...]:

@@ -14,12 +14,13 @@ from . import branches, order_memory, rolling
 from .accesses import Launched
 
 if TYPE_CHECKING:
-    from . import checks, flatten, hoist, pack, split_sums, subtile
+    from . import checks, flatten, hoist, join, pack, split_sums, subtile
 else:
     # binding needs the names of the steps alone
     checks = lazy("helion._compiler.passes.checks")
     flatten = lazy("helion._compiler.passes.flatten")
     hoist = lazy("helion._compiler.passes.hoist")
+    join = lazy("helion._compiler.passes.join")
     pack = lazy("helion._compiler.passes.pack")
     split_sums = lazy("helion._compiler.passes.split_sums")
     subtile = lazy("helion._compiler.passes.subtile")
@@ -32,7 +33,8 @@ class Scheduled:
     ``sizes`` are those of the traced program's blocks, in elements. ``chunked`` are the whole dimensions walked in
     chunks. ``flattened`` has the loop order of each grid that becomes one loop, by number of its root. ``subtiles`` is the
     number of column subtiles of an epilogue, 0 for none, ``parts`` that of programs which share a sum. ``turned``: products
-    are computed as their transposes. ``packed``: of copies of operands. ``hoisted``: computed operands are computed first. ``threads``, ``steady``
+    are computed as their transposes. ``packed``: of copies of operands. ``hoisted``: computed operands are computed first. ``joined``: loops that
+    differ in numbers alone are one. ``threads``, ``steady``
     and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``tunables`` are the values of the
     kernel's own keys.
     """
@@ -45,6 +47,7 @@ class Scheduled:
     turned: bool = False
     packed: bool = False
     hoisted: bool = False
+    joined: bool = False
     threads: int
     steady: bool
     block_accesses: frozenset[int] = frozenset()
@@ -98,6 +101,10 @@ def _split_sums(program: Program, scheduled: Scheduled) -> Program:
     return split_sums.split_sums(program, scheduled.parts, scheduled.sizes_in(program))
 
 
+def _join_loops(program: Program, scheduled: Scheduled) -> Program:
+    return join.join_loops(program, scheduled.sizes_in(program)) if scheduled.joined else program
+
+
 def _hoist_operands(program: Program, scheduled: Scheduled) -> Program:
     return hoist.hoist_operands(program, scheduled.sizes_in(program)) if scheduled.hoisted else program
 
@@ -125,6 +132,7 @@ CHOOSE_BRANCHES = Step("choose_branches", _choose_branches)
 #: Includes taking centred sums in the pass of their centre (``online``).
 ROLL = Step("roll", _roll)
 FLATTEN = Step("flatten", _flatten)
+JOIN_LOOPS = Step("join_loops", _join_loops)
 #: Behind every step that changes the axes of a grid.
 SPLIT_SUMS = Step("split_sums", _split_sums)
 #: Behind it, as what adds parts up reads no operands.

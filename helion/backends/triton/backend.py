@@ -61,7 +61,7 @@ class Triton:
     name: str = "triton"
     key_prefixes: tuple[str, ...] = (
         "range_", "static_range", "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
-        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "pack_operands", "hoist_operands", "_triton_config_",
+        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "pack_operands", "hoist_operands", "join_loops", "_triton_config_",
     )  # fmt: skip
     is_installed: bool = True
 
@@ -94,6 +94,8 @@ class Triton:
         taken_by = launch.launch_of(decisions)
         if decisions.values.get("turn_products", False):
             facts = rewritten.turned(facts)
+        if decisions.values.get("join_loops", False):
+            facts = rewritten.joined(facts)
         if decisions.values.get("hoist_operands", False):
             taken_by = replace(taken_by, copied_bytes=rewritten.hoisted_bytes(facts))
             facts = rewritten.hoisted(facts)

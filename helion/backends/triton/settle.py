@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import exc
-from ..._compiler.ir.grammar import Bound, ForAttrs, LoopAxis, Op, OperandRef, Program, Root
+from ..._compiler.ir.grammar import Bound, ForAttrs, LoopAxis, MemoryAttrs, Op, OperandRef, Program, Root
 from ..._compiler.ir.loops import loops_of
 from ..._compiler.ir.rewrite import Declined
 from ..._compiler.passes.hoist import computed_operands, may_hoist
+from ..._compiler.passes.join import joinable_loops, may_join
 from ..._compiler.passes.order_memory import rewrites
 from ..._compiler.passes.pack import may_pack, unaligned_operands
 from ..._compiler.passes.split_sums import summing_loop
@@ -302,7 +303,42 @@ def _hoisted(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     found = computed_operands(scene.program)
     if any(decisions.entries["flatten_loops"].values()) or not all(may_hoist(each, decisions.sizes) for each in found):
         return decisions.valued(hoist_operands=False)
+    decisions = _without_gone(scene, decisions)
     return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+
+
+def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Loops that are joined have the same tiles, all of them whole; the first one's options are those of all."""
+    if not decisions.values.get("join_loops", False):
+        return decisions
+    run = joinable_loops(scene.program)
+    others = any(decisions.values.get(key, False) for key in ("hoist_operands", "pack_operands"))
+    if run is None or others or not may_join(run, decisions.sizes):
+        return decisions.valued(join_loops=False)
+    numbers = {op.number: at for at, op in enumerate(run.loops)}
+    places = {
+        at: numbers[loop.number]
+        for at, loop in enumerate(loops_of(scene.program))
+        if isinstance(loop, Op) and loop.number in numbers
+    }
+    for key in ("static_ranges", *_PLAIN_RANGE):
+        gone = [
+            place
+            for place in decisions.entries.get(key, {})
+            if isinstance(place, tuple) and (key == "static_ranges" or places.get(place[0], 0))
+        ]
+        decisions = decisions.having(key, dict.fromkeys(gone, _PLAIN_RANGE.get(key, False)))
+    return _without_gone(scene, decisions)
+
+
+def _without_gone(scene: Scene, decisions: Decisions) -> Decisions:
+    """Options of loads that the rewritten program does not have are as they are where nothing is said."""
+    attrs = [op.attrs for op in _lowered(scene, decisions).program.walk() if isinstance(op.attrs, MemoryAttrs)]
+    slots, loads = {each.slot for each in attrs}, {each.load_slot for each in attrs}
+    for key, known in (("load_eviction_policies", loads), ("load_cache_modifiers", slots)):
+        gone = [slot for slot, option in decisions.accesses(key).items() if option and slot not in known]
+        decisions = decisions.having(key, dict.fromkeys(gone, ""))
+    return decisions
 
 
 def _lanes(dim: Dim, sizes: Mapping[int, int]) -> int:
@@ -408,6 +444,10 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     (
         "32-bit offsets do not reach all of the operands that are computed first, or these have no numbered grid",
         _hoisted,
+    ),
+    (
+        "tiles of loops that are joined are the same, and whole, with options of the first loop and no operands of kernels in front",
+        _joined,
     ),
     ("a block of threads with so many registers does not fit an SM", _registers),
     ("no tile of an epilogue is wide enough", _subtiles),

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
 from ..._compiler.passes.hoist import computed_operands
+from ..._compiler.passes.join import joinable_loops
 from ..._compiler.passes.pack import unaligned_operands
 from ..._shapes import cdiv, previous_power_of_2
 from ...autotuner.space.fields import (
@@ -64,6 +65,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         *_turn_fields(program, target, absent),
         *_pack_fields(program, settings, absent),
         *_hoist_fields(program, settings, absent),
+        *_join_fields(program, settings, absent),
         *_memory_fields(seen),
     ]
     return OwnKeys(
@@ -216,6 +218,18 @@ def _hoist_fields(program: Program, settings: Settings, absent: dict[str, str]) 
         )
     else:
         return [Scalar(key="hoist_operands", fragment=BooleanFragment(), initial=False)]
+    return []
+
+
+def _join_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
+    if settings.checked:
+        absent["join_loops"] = "a checked kernel has the loops that it was written with"
+    elif joinable_loops(program) is None:
+        absent["join_loops"] = (
+            "the kernel has no loops with matrix products, one behind the other, that differ in numbers alone"
+        )
+    else:
+        return [Scalar(key="join_loops", fragment=BooleanFragment(), initial=False)]
     return []
 
 

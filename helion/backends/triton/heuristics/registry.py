@@ -10,6 +10,7 @@ from .column_reduction import TritonColumnReductionHeuristic
 from .fallback import TritonFallbackHeuristic
 from .feature_gradient import TritonFeatureGradientHeuristic
 from .hoisted_operands import TritonHoistedOperandsHeuristic
+from .joined_loops import TritonJoinedLoopsHeuristic
 from .matmul import TritonMatmulHeuristic
 from .matmul_reduction_epilogue import TritonMatmulReductionEpilogueHeuristic
 from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueHeuristic
@@ -31,6 +32,7 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonAttentionDecodeHeuristic(),
     TritonAttentionGradientHeuristic(),
     TritonHoistedOperandsHeuristic(),
+    TritonJoinedLoopsHeuristic(),
     TritonMatmulHeuristic(),
     TritonSkinnyGemmHeuristic(),
     TritonProductsHeuristic(),

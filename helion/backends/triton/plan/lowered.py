@@ -77,6 +77,7 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         subtiles=decisions.values["epilogue_subtile"] or 0,
         parts=decisions.values.get("split_k", 1),
         turned=decisions.values.get("turn_products", False),
+        joined=decisions.values.get("join_loops", False),
         hoisted=decisions.values.get("hoist_operands", False),
         packed=decisions.values.get("pack_operands", False),
         threads=decisions.values["num_warps"] * target.warp_size,

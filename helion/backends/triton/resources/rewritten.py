@@ -18,7 +18,7 @@ from ...._compiler.facts.records import (
     MemoryOpFact,
     StagedOperand,
 )
-from ...._shapes import cdiv
+from ...._shapes import cdiv, next_power_of_2
 from .predict import Same
 
 #: Elements that rows of packed operands are multiples of, at least.
@@ -67,6 +67,31 @@ def _hoisted(same: Same) -> KernelFacts:
     for each in facts.hoistable:
         facts = _loaded(facts, each)
     return replace(facts, hoistable=())
+
+
+def joined(facts: KernelFacts) -> KernelFacts:
+    """With the first of the loops that may be one, over as many elements as all of them. Asked again for the same, it
+    answers the same object."""
+    return _joined(Same(facts))
+
+
+@functools.lru_cache(maxsize=64)
+def _joined(same: Same) -> KernelFacts:
+    facts, (first, *others) = same.facts, same.facts.joinable
+    gone = {region.region for region in facts.regions if set(region.axes) & set(others)}
+    axis, count = facts.axes[first], len(facts.joinable)
+    extent = count * (axis.extent or 1)
+    longer = replace(axis, extent=extent, padded=next_power_of_2(extent))
+    matmuls = tuple(fact for fact in facts.matmuls if fact.region not in gone)
+    return replace(
+        facts,
+        axes=tuple(longer if each is axis else each for each in facts.axes),
+        matmuls=tuple(replace(f, static_k=extent) if f.k_axis == first else f for f in matmuls),
+        staged=tuple(each for each in facts.staged if each.region not in gone),
+        memory_ops=tuple(op for op in facts.memory_ops if op.region not in gone),
+        work=tuple(each for each in facts.work if each.region not in gone),
+        joinable=(),
+    )
 
 
 def hoisted_bytes(facts: KernelFacts) -> int:

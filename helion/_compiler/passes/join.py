@@ -1,0 +1,517 @@
+"""Joins loops that stand one behind the other and differ in numbers alone, such as those over the taps of a convolution.
+
+A loop that begins anew has nothing on its way from memory yet, and one of few iterations never has. Before::
+
+    %2 = for b2 in 0..256 carrying %1: load x[%10, b2]; load w[0, b2, b1]; dot ..
+    %11 = add %10, 1
+    %3 = for b3 in 0..256 carrying %2: load x[%11, b3]; load w[1, b3, b1]; dot ..
+
+After, with tiles of 64, of which 4 make one pass::
+
+    %3 = for b9 in 0..8 carrying %1: %20 = b9 // 4; %21 = b9 % 4 * 64; load x[%10, %20 * stride + %21 + 0..64]; load w[%20, ..]; dot ..
+
+Numbers that differ are those of digits of the pass: ``first + a * (pass // 3) + b * (pass % 3)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..._shapes import Dim, Dims, Number, fixed_at
+from ..ir.build import Builder, Numbers
+from ..ir.effects import own_effects
+from ..ir.grammar import (
+    Block,
+    ForAttrs,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    Program,
+    Region,
+    TileAttrs,
+    Value,
+)
+from ..ir.ops import OPS
+from ..ir.rewrite import Declined, Makers
+from .simplify import drop_dead
+
+#: What stands in the loops that are joined.
+_INSIDE = frozenset(("number", "tile", "iota", "full", "load", "pointwise", "view", "mask", "join", "split", "dot"))
+#: What between them is done anew in each iteration, with other numbers.
+_REPEATED = frozenset(("pointwise", "view"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """``loops`` that can be one, ``blocks`` of theirs, over ``extent`` elements each."""
+
+    loops: tuple[Op, ...]
+    blocks: tuple[int, ...]
+    extent: int
+
+
+def joinable_loops(program: Program) -> Run | None:
+    """The loops with matrix products of the kernel's only grid loop, if they can be joined into one."""
+    if len(program.roots) != 1:
+        return None
+    if sum(isinstance(op.attrs, ForAttrs) for op in program.roots[0].body.ops) < 2:
+        return None
+    program = _with_constants_outside(program)
+    loops = tuple(op for op in program.roots[0].body.ops if isinstance(op.attrs, ForAttrs))
+    if any(op.regions and op.kind != "for" for op in program.roots[0].body.ops):
+        return None
+    axes = [op.attributes(ForAttrs).axes for op in loops]
+    if not all(len(each) == 1 and _is_plain(op, each[0]) for op, each in zip(loops, axes, strict=True)):
+        return None
+    extents = {axis.end for (axis,) in axes}
+    run = Run(loops=loops, blocks=tuple(axis.block for (axis,) in axes), extent=extents.pop())  # type: ignore[arg-type]
+    if extents or len(set(run.blocks)) < len(loops) or not _is_chain(program, loops):
+        return None
+    try:
+        _Joiner(program, run, dict.fromkeys((b.id for b in program.blocks), 1)).joined()
+    except Declined:
+        return None
+    return run
+
+
+def may_join(run: Run, sizes: Mapping[int, int]) -> bool:
+    """Whether tiles of all loops are the same, and the last one is whole."""
+    (size, *others) = {sizes[block] for block in run.blocks}
+    return not others and run.extent % size == 0
+
+
+def join_loops(program: Program, sizes: Mapping[int, int]) -> Program:
+    """The program with such loops in one; itself where there are none, or tiles of ``sizes`` do not match."""
+    run = joinable_loops(program)
+    if run is None or not may_join(run, sizes):
+        return program
+    return drop_dead(_Joiner(_with_constants_outside(program), run, sizes).program_of())
+
+
+def _with_constants_outside(program: Program) -> Program:
+    """The program with what loops of the grid loop compute again and again in front of them."""
+    (root,) = program.roots
+    ops: list[Op] = []
+    for op in root.body.ops:
+        if op.kind != "for":
+            ops.append(op)
+            continue
+        (body,) = op.regions
+        changing, own = {value.number for value in body.params}, {axis.block for axis in op.attrs.axes}
+        kept: list[Op] = []
+        for inner in body.ops:
+            along = {block for value in inner.results for dim in value.dims for block in dim.blocks} & own
+            fixed = inner.kind in _REPEATED and not along and not any(v.number in changing for v in inner.values())
+            (ops if fixed else kept).append(inner)
+            changing.update(() if fixed else (value.number for value in inner.results))
+        ops.append(replace(op, regions=(replace(body, ops=tuple(kept)),)))
+    return replace(program, roots=(replace(root, body=replace(root.body, ops=tuple(ops))),))
+
+
+def _is_plain(loop: Op, axis: LoopAxis) -> bool:
+    """Whether a loop is over tiles from 0 to a number that is known, and has a product."""
+    attrs = loop.attributes(ForAttrs)
+    whole = isinstance(axis.end, int) and axis.end > 0 and fixed_at(axis.begin, 0)
+    plain = not axis.scalar and axis.jagged is None and not axis.merged and axis.split is None
+    (body,) = loop.regions
+    kinds = {op.kind for op in body.ops}
+    return whole and plain and len(loop.operands) == attrs.carried and "dot" in kinds and kinds <= _INSIDE
+
+
+def _is_chain(program: Program, loops: Sequence[Op]) -> bool:
+    """Whether each loop goes on with what the one before has come to, which nothing else reads, and the kernel writes
+    nothing that they read."""
+    (root,) = program.roots
+    reads = [value.number for op in root.body.walk() for value in op.reads()]
+    for before, behind in itertools.pairwise(loops):
+        carried = [o.number if isinstance(o, Value) else None for o in behind.operands]
+        results = [value.number for value in before.results]
+        if carried != results or any(reads.count(number) != 1 for number in results):
+            return False
+    loaded = {program.tensors[op.attrs.tensor].storage for loop in loops for op in loop.walk() if op.kind == "load"}
+    touching = (op for op in root.body.walk() if OPS[op.kind].writes)
+    written = {effect.storage for op in touching for effect in own_effects(program, op) if effect.writes}
+    return None not in written and not loaded & written
+
+
+# --- numbers that differ -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Digit:
+    """``factor * (pass // divisor % modulus)``."""
+
+    divisor: int
+    modulus: int
+    factor: int
+
+
+def digits_of(numbers: Sequence[int]) -> tuple[_Digit, ...] | None:
+    """The digits of the position with which ``numbers`` grow from the first one; None where they do not."""
+    found = _digits([number - numbers[0] for number in numbers], 1)
+    return None if found is None else tuple(digit for digit in found if digit.factor)
+
+
+def _digits(offsets: Sequence[int], divisor: int) -> list[_Digit] | None:
+    count = len(offsets)
+    for period in (count, *(p for p in range(2, count) if count % p == 0)):
+        step = offsets[1] - offsets[0] if period > 1 else 0
+        if all(offsets[at] - offsets[at - at % period] == step * (at % period) for at in range(count)):
+            rest = [] if period == count else _digits(offsets[::period], divisor * period)
+            if rest is not None:
+                return [_Digit(divisor, period, step), *rest]
+    return None
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """``constant`` plus values times numbers."""
+
+    factors: Mapping[int, int]
+    constant: int
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Integers of ``dtype``, in which sums and products wrap around, as sums of multiples of other values."""
+
+    makers: Makers
+    dtype: torch.dtype
+
+    def of(self, operand: Operand) -> _Linear | None:
+        if not isinstance(operand, Value):
+            return _Linear({}, operand) if type(operand) is int else None
+        op = self.makers.of(operand) if operand.dtype == self.dtype else None
+        if op is None or not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name not in ("add", "sub", "mul"):
+            return _Linear({operand.number: 1}, 0)
+        left, right = map(self.of, op.operands)
+        if left is None or right is None:
+            return None
+        if op.attrs.name == "mul":
+            scaled = _scaled(left, right)
+            return _Linear({operand.number: 1}, 0) if scaled is None else scaled
+        return _sum(left, right, -1 if op.attrs.name == "sub" else 1)
+
+
+def _scaled(left: _Linear, right: _Linear) -> _Linear | None:
+    if left.factors and right.factors:
+        return None
+    value, number = (left, right.constant) if left.factors else (right, left.constant)
+    return _Linear({at: factor * number for at, factor in value.factors.items()}, value.constant * number)
+
+
+def _sum(left: _Linear, right: _Linear, sign: int) -> _Linear:
+    factors = dict(left.factors)
+    for at, factor in right.factors.items():
+        factors[at] = factors.get(at, 0) + sign * factor
+    return _Linear({at: f for at, f in factors.items() if f}, left.constant + sign * right.constant)
+
+
+def _totals(found: Mapping[int, list[int]]) -> list[int]:
+    return [sum(each) for each in zip(*found.values(), strict=True)]
+
+
+# --- one loop ------------------------------------------------------------------------------------------------------------
+
+
+class _Joiner:
+    """``joined`` makes the loop of all passes, or raises ``Declined``."""
+
+    def __init__(self, program: Program, run: Run, sizes: Mapping[int, int]) -> None:
+        self.before, self.run = program, run
+        self.size = sizes[run.blocks[0]]
+        self.numbers = Numbers.after(program)
+        (self.root,) = program.roots
+        self.makers = Makers.among(self.root.body.ops)
+        self.sums = _Sums(self.makers, program.index_dtype)
+        self.counter = Block(
+            id=len(program.blocks), kind="grid", extent=self.passes * self.steps, size=1, name="passes"
+        )
+        self.bodies = [loop.regions[0] for loop in run.loops]
+        #: By value of the first body, those of all bodies.
+        self.same: dict[int, tuple[Value, ...]] = {}
+        self.renamed: dict[int, Value] = {}
+        self.repeated: dict[tuple[int, ...], Operand] = {}
+
+    @property
+    def passes(self) -> int:
+        return len(self.run.loops)
+
+    @property
+    def steps(self) -> int:
+        """Iterations of one pass."""
+        return max(1, self.run.extent // self.size)
+
+    def program_of(self) -> Program:
+        joined, gone = self.joined(), {op.number for op in self.run.loops}
+        last = self.run.loops[-1].number
+        ops = tuple(
+            joined if op.number == last else op
+            for op in self.root.body.ops
+            if op.number not in gone or op.number == last
+        )
+        body = replace(self.root.body, ops=ops)
+        blocks = (*self.before.blocks, self.counter)
+        return replace(self.before, blocks=blocks, roots=(replace(self.root, body=body),))
+
+    def joined(self) -> Op:
+        """The first loop, going on through all passes, in the place of the last one."""
+        first, last = self.run.loops[0], self.run.loops[-1]
+        if len({len(body.ops) for body in self.bodies}) != 1:
+            raise Declined("loops have different numbers of ops")
+        for at, param in enumerate(self.bodies[0].params):
+            self.same[param.number] = tuple(body.params[at] for body in self.bodies)
+        ops: list[Op] = []
+        self.out = Builder(self.numbers, first.location, ops)
+        self.start()
+        for same in zip(*(body.ops for body in self.bodies), strict=True):
+            self.repeat(same)
+        results = tuple(self.operand(same) for same in zip(*(body.results for body in self.bodies), strict=True))
+        axis = LoopAxis(self.counter.id, 0, self.passes * self.steps, scalar=True)
+        attrs = replace(first.attributes(ForAttrs), axes=(axis,))
+        region = Region(self.bodies[0].params, tuple(ops), results)
+        return replace(first, results=last.results, attrs=attrs, regions=(region,))
+
+    def start(self) -> None:
+        """The pass, and where its tile begins."""
+        out, dtype = self.out, self.before.index_dtype
+        count = out.emit("tile", (), dtype, (), TileAttrs(self.counter.id, "index"))
+        self.at = out.pointwise("truncdiv", count, self.steps)
+        self.begin = out.pointwise("mul", out.pointwise("fmod", count, self.steps), self.size)
+        self.dims: Dims = (Dim(blocks=(self.run.blocks[0],)),)
+        self.lanes = out.emit("iota", (), dtype, self.dims, IotaAttrs(self.run.blocks[0], True))
+
+    # --- ops -------------------------------------------------------------------------------------------------------------
+
+    def repeat(self, same: tuple[Op, ...]) -> None:
+        """An op of the first body for all passes."""
+        first = same[0]
+        for at, op in enumerate(same):
+            if op.kind != first.kind or [self.dims_of(r, at) for r in op.results] != [r.dims for r in first.results]:
+                raise Declined("ops of the loops differ")
+            if any(a.dtype != b.dtype for a, b in zip(op.results, first.results, strict=True)):
+                raise Declined("ops of the loops differ")
+        for at, result in enumerate(first.results):
+            self.same[result.number] = tuple(op.results[at] for op in same)
+        if (made := self.walked(same)) is not None:
+            self.renamed[first.result.number] = made
+        elif isinstance(first.attrs, MemoryAttrs):
+            self.load(same)
+        elif any(op.attrs != first.attrs for op in same):
+            raise Declined("attributes of the loops' ops differ")
+        else:
+            operands = tuple(map(self.operand, zip(*(op.operands for op in same), strict=True)))
+            self.out.ops.append(replace(first, operands=operands))
+
+    def dims_of(self, value: Value, at: int) -> Dims:
+        """Dimensions of a value of body ``at``, along the block of the first one."""
+        own, block = self.run.blocks[at], self.run.blocks[0]
+        return tuple(replace(d, blocks=tuple(block if b == own else b for b in d.blocks)) for d in value.dims)
+
+    def walked(self, same: tuple[Op, ...]) -> Value | None:
+        """What an op gives that says where the tile of the loop is, or is along it; None for other ops."""
+        blocks = [op.attrs.block for op in same if isinstance(op.attrs, (TileAttrs, IotaAttrs))]
+        if tuple(blocks) != self.run.blocks:
+            return None
+        first = same[0].attrs
+        if isinstance(first, TileAttrs) and first.field == "begin" and all(op.attrs.field == "begin" for op in same):
+            return self.begin
+        if isinstance(first, IotaAttrs) and all(replace(op.attrs, block=first.block) == first for op in same):
+            if first.relative:
+                return self.out.emit("iota", (), same[0].result.dtype, self.dims, first)
+            return self.out.pointwise("add", self.begin, self.lanes)
+        raise Declined("the loops ask for more of their tiles than where they begin")
+
+    def operand(self, same: Sequence[Operand]) -> Operand:
+        """An operand of all passes."""
+        first = same[0]
+        if all(o is first for o in same):
+            return self.renamed.get(first.number, first) if isinstance(first, Value) else first
+        if isinstance(first, Value):
+            if first.number in self.same:
+                if not all(o is other for o, other in zip(same, self.same[first.number], strict=True)):
+                    raise Declined("values of the loops differ")
+                return self.renamed.get(first.number, first)
+            return self.outside(same)
+        if all(type(o) is type(first) and repr(o) == repr(first) for o in same):
+            return first
+        raise Declined("numbers in the loops differ")
+
+    # --- what differs ------------------------------------------------------------------------------------------------------
+
+    def outside(self, same: Sequence[Operand]) -> Operand:
+        """A value from before the loops which is another one in each pass, done anew in each iteration."""
+        values = [value for value in same if isinstance(value, Value)]
+        key = tuple(value.number for value in values)
+        if key in self.repeated:
+            return self.repeated[key]
+        offsets = self.offsets(same)
+        if offsets is not None:
+            made: Operand = self.out.pointwise("add", values[0], self.varying(offsets))
+        else:
+            made = self.again(values) if len(values) == len(same) else self.declined()
+        self.repeated[key] = made
+        return made
+
+    def declined(self) -> Operand:
+        raise Declined("a number takes the place of a value")
+
+    def again(self, values: Sequence[Value]) -> Operand:
+        makers = [self.makers.of(value) for value in values]
+        ops = [op for op in makers if op is not None and op.kind in _REPEATED]
+        if len(ops) < len(makers) or any((op.kind, op.attrs) != (ops[0].kind, ops[0].attrs) for op in ops):
+            raise Declined("values from before the loops are made in different ways")
+        if any(value.dims != values[0].dims or value.dtype != values[0].dtype for value in values):
+            raise Declined("values from before the loops have different dimensions")
+        operands = [self.part(same) for same in zip(*(op.operands for op in ops), strict=True)]
+        return self.out.emit(ops[0].kind, operands, values[0].dtype, values[0].dims, ops[0].attrs)
+
+    def part(self, same: Sequence[Operand]) -> Operand:
+        """An operand of what is made before the loops."""
+        first = same[0]
+        if all(o is first for o in same) or all(type(o) is type(first) and repr(o) == repr(first) for o in same):
+            return first
+        if all(type(o) is int for o in same):
+            return self.varying([o for o in same if isinstance(o, int)])
+        return self.outside(same)
+
+    def offsets(self, same: Sequence[Operand]) -> list[int] | None:
+        """By how much integers exceed the first of them, where that is known."""
+        first = same[0]
+        if not isinstance(first, Value) or first.dtype != self.before.index_dtype:
+            return None
+        sums = [self.sums.of(value) for value in same]
+        found = [each for each in sums if each is not None]
+        if len(found) < len(sums) or any(each.factors != found[0].factors for each in found):
+            return None
+        if any(isinstance(v, Value) and (v.dims != first.dims or v.dtype != first.dtype) for v in same):
+            return None
+        return [each.constant - found[0].constant for each in found]
+
+    def varying(self, numbers: Sequence[int]) -> Operand:
+        """A number that is another one in each pass."""
+        digits = digits_of(numbers)
+        if digits is None:
+            raise Declined("numbers of the loops do not grow evenly")
+        out = self.out
+        made: Value | None = None
+        for digit in digits:
+            value = self.at if digit.divisor == 1 else out.pointwise("truncdiv", self.at, digit.divisor)
+            if digit.divisor * digit.modulus < self.passes:
+                value = out.pointwise("fmod", value, digit.modulus)
+            value = value if digit.factor == 1 else out.pointwise("mul", value, digit.factor)
+            made = value if made is None else out.pointwise("add", made, value)
+        if made is None:
+            return numbers[0]
+        return made if numbers[0] == 0 else out.pointwise("add", made, numbers[0])
+
+    # --- loads -------------------------------------------------------------------------------------------------------------
+
+    def load(self, same: tuple[Op, ...]) -> None:
+        first = same[0]
+        attrs = first.attributes(MemoryAttrs)
+        every = [op.attributes(MemoryAttrs) for op in same]
+        plain = replace(attrs, indices=())
+        if any(replace(a, indices=(), slot=attrs.slot, load_slot=attrs.load_slot) != plain for a in every):
+            raise Declined("the loops load in different ways")
+        operands: list[Operand] = []
+        indices: list[Index] = []
+        begins = self.begins(same, every)
+        for at, indexed in enumerate(zip(*(a.indices for a in every), strict=True)):
+            index, operand = self.first_index(same, indexed) if at in begins else self.index(same, indexed, begins)
+            if operand is not None:
+                index = replace(index, operand=len(operands))
+                operands.append(operand)
+            indices.append(index)
+        mask = attrs.mask
+        if mask is not None:
+            operands.append(self.operand([op.operands[mask] for op in same]))
+            mask = len(operands) - 1
+        made = replace(attrs, indices=tuple(indices), mask=mask)
+        self.out.ops.append(replace(first, operands=tuple(operands), attrs=made))
+
+    def begins(self, same: tuple[Op, ...], every: Sequence[MemoryAttrs]) -> Mapping[int, list[int]]:
+        """By dimension, how many elements along the tile of the loop further the passes begin because of its index, for those that
+        differ by known numbers of them: lanes are then the same in all passes, and numbers alone differ."""
+        tensor, found = self.before.tensors[every[0].tensor], {}
+        walked = [
+            stride
+            for stride, index in zip(tensor.strides, every[0].indices, strict=True)
+            if index.block == self.run.blocks[0]
+        ]
+        if len(walked) != 1 or not isinstance(walked[0], int) or walked[0] <= 0:
+            return {}
+        for at, stride in enumerate(tensor.strides):
+            offsets = self.moved(same, [attrs.indices[at] for attrs in every])
+            if offsets is None or not any(offsets) or not isinstance(stride, int):
+                continue
+            if all(offset * stride % walked[0] == 0 for offset in offsets):
+                found[at] = [offset * stride // walked[0] for offset in offsets]
+        return found if found and digits_of(_totals(found)) is not None else {}
+
+    def moved(self, same: tuple[Op, ...], indexed: Sequence[Index]) -> list[int] | None:
+        """By how much an index exceeds that of the first pass, where that is known and the index is not along the loop's tile."""
+        first = indexed[0]
+        if any((i.kind, i.positions, i.block) != (first.kind, first.positions, first.block) for i in indexed):
+            return None
+        if not all(type(index.shift) is int for index in indexed):
+            return None
+        shifts = [index.shift for index in indexed if isinstance(index.shift, int)]
+        from_first = [shift - shifts[0] for shift in shifts]
+        if all(index.operand is None for index in indexed):
+            return from_first
+        if any(index.operand is None for index in indexed):
+            return None
+        given = [op.operands[i.operand] for op, i in zip(same, indexed, strict=True)]  # type: ignore[index]
+        offsets = [0] * len(given) if all(o is given[0] for o in given) else self.offsets(given)
+        return None if offsets is None else [a + b for a, b in zip(from_first, offsets, strict=True)]
+
+    def first_index(self, same: tuple[Op, ...], indexed: Sequence[Index]) -> tuple[Index, Operand | None]:
+        """That of the first pass."""
+        first = indexed[0]
+        return first, None if first.operand is None else same[0].operands[first.operand]
+
+    def index(
+        self, same: tuple[Op, ...], indexed: Sequence[Index], begins: Mapping[int, list[int]]
+    ) -> tuple[Index, Operand | None]:
+        """One index of all passes, and its operand."""
+        first = indexed[0]
+        own = all(index.block == block for index, block in zip(indexed, self.run.blocks, strict=True))
+        if any((i.kind, i.positions) != (first.kind, first.positions) for i in indexed):
+            raise Declined("the loops index in different ways")
+        if not own and any(index.block != first.block for index in indexed):
+            raise Declined("the loops index in different ways")
+        given = None
+        if first.operand is not None:
+            given = self.operand([op.operands[i.operand] for op, i in zip(same, indexed, strict=True)])  # type: ignore[index]
+        elif any(index.operand is not None for index in indexed):
+            raise Declined("the loops index in different ways")
+        shifts = [index.shift for index in indexed]
+        if first.block is not None and own:
+            begin = self.out.pointwise("add", self.varying(_totals(begins)), self.begin) if begins else self.begin
+            lanes = self.out.pointwise("add", begin, self.lanes)
+            lanes = lanes if given is None else self.out.pointwise("add", lanes, given)
+            moved = (
+                lanes if all(fixed_at(s, 0) for s in shifts) else self.out.pointwise("add", lanes, self.shift(shifts))
+            )
+            return Index("tensor", positions=first.positions), moved
+        if all(repr(shift) == repr(shifts[0]) for shift in shifts):
+            return first, given
+        shift = self.shift(shifts)
+        return replace(first, shift=0), shift if given is None else self.out.pointwise("add", given, shift)
+
+    def shift(self, shifts: Sequence[Number]) -> Operand:
+        if not all(type(shift) is int for shift in shifts):
+            raise Declined("indices of the loops differ by more than numbers")
+        return self.varying([shift for shift in shifts if isinstance(shift, int)])
+
+
+__all__ = ["Run", "join_loops", "joinable_loops", "may_join"]
