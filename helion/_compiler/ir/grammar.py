@@ -129,7 +129,8 @@ class MemoryAttrs:
     ``load_slot`` numbers the loads whose eviction policy the user left open. ``mask`` is the operand that holds the
     user's extra mask. ``rank`` is the number of dimensions of the accessed tile. ``atomic`` is the operation of an
     atomic (its slots are numbered by themselves), ``sem`` its memory order. What an ``unread`` atomic gives, nothing uses.
-    The memory of a ``padded`` load has whole tiles, with zeros out of range.
+    The memory of a ``padded`` load has whole tiles, with zeros out of range. Lanes of an ``aligned`` access begin at multiples of so
+    many elements of its tensor.
     """
 
     tensor: int
@@ -143,6 +144,7 @@ class MemoryAttrs:
     sem: str = "relaxed"
     unread: bool = False
     padded: bool = False
+    aligned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +353,8 @@ class LoopAxis:
     merged: tuple[LoopAxis, ...] = ()
     #: Of a loop whose tiles are spread over several programs: those of this one.
     split: Split | None = None
+    #: Of a loop that begins up to so many elements, less one, before the first that is in range.
+    aligned: int = 0
 
 
 @dataclass(frozen=True, slots=True)

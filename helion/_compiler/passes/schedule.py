@@ -35,7 +35,7 @@ class Scheduled:
     number of column subtiles of an epilogue, 0 for none, ``parts`` that of programs which share a sum. ``turned``: products
     are computed as their transposes. ``packed``: of copies of operands. ``hoisted``: computed operands are computed first. ``joined``: loops that
     differ in numbers alone are one. ``threads``, ``steady``
-    and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``tunables`` are the values of the
+    and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``unrolled``: loops are, whole. ``tunables`` are the values of the
     kernel's own keys.
     """
 
@@ -52,6 +52,7 @@ class Scheduled:
     steady: bool
     block_accesses: frozenset[int] = frozenset()
     checked: bool = False
+    unrolled: bool = False
     tunables: Mapping[str, Any] = field(default_factory=dict)
 
     def sizes_in(self, program: Program) -> dict[int, int]:

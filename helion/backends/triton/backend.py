@@ -112,6 +112,7 @@ class Triton:
             num_stages=max(decisions.values["num_stages"], own_stages),
             target=target,
             prefetch_stages=max(1, own_stages),
+            unrolled=max(1, *decisions.entries["range_unroll_factors"].values()),
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
         )

@@ -32,6 +32,8 @@ from .settle import bound_seen, rules, split_axis, unsplit
 VERBATIM_PREFIX = "_triton_config_"
 #: Most iterations of a loop that may be unrolled at compile time.
 STATIC_TRIPS = 8
+#: Pipeline stages of a loop at most; of one over single indices without a product, whose steps wait for loads alone.
+_STAGES, _STEP_STAGES = 4, 8
 #: Most parts of a sum: so many loads of the kernel that adds them up are in flight at once.
 MOST_PARTS = 64
 #: Elements of a part that a search tries, sides of tiles that it is about, and rounds of programs that it may come to.
@@ -42,7 +44,7 @@ _TRISTATE = EnumFragment((None, True, False))
 _RANGE_FIELDS: tuple[tuple[str, Fragment], ...] = (
     ("range_unroll_factors", IntegerFragment(0, 4, 0)),
     ("range_warp_specializes", _TRISTATE),
-    ("range_num_stages", IntegerFragment(0, 4, 0)),
+    ("range_num_stages", IntegerFragment(0, _STAGES, 0)),
     ("range_multi_buffers", _TRISTATE),
     ("range_flattens", _TRISTATE),
 )
@@ -105,10 +107,11 @@ def _range_slots(seen: Survey, key: str, fragment: Fragment) -> Iterable[Slot]:
             yield Slot(name=name, at=number, fragment=choice, initial=choice.default(), ids=ids, remedy=remedy)
             continue
         for place, axis in enumerate(loop.axes):
+            deep = key == "range_num_stages" and axis.scalar and not seen.matrix_blocks and not remedy
             yield Slot(
                 name=f"the loop over {seen.blocks[axis.block].name}",
                 at=(number, place),
-                fragment=choice,
+                fragment=IntegerFragment(0, _STEP_STAGES, 0) if deep else choice,
                 initial=choice.default(),
                 ids=(axis.block,),
                 remedy=remedy,

@@ -27,7 +27,16 @@ def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
     if bare or unaddressed(attrs.indices, op.operands, dims):
         # the indices do not give the pointers their whole shape: some are into dimensions of size 1
         parts.append(f"tl.zeros({e.shape(dims)}, {e.index_dtype})")
+    if attrs.aligned:
+        return f"{name} + tl.multiple_of({' + '.join(parts)}, {_multiples(e, attrs)})"
     return f"{name} + ({' + '.join(parts)})" if len(parts) > 1 else f"{name} + {parts[0]}" if parts else name
+
+
+def _multiples(e: Emission, attrs: MemoryAttrs) -> list[int]:
+    """By dimension, of how many elements the first of each row of offsets is a multiple."""
+    blocks = (index for index in attrs.indices if index.kind == "block" and index.block is not None)
+    (along,) = (index.positions[0] for index in blocks if e.plan.size(index.block) > 1)  # type: ignore[arg-type]
+    return [attrs.aligned if at == along else 1 for at in range(attrs.rank)]
 
 
 def index_text(e: Emission, op: Op, index: Index, rank: int) -> str:

@@ -62,8 +62,8 @@ class Emission:
         self.index_dtype = TRITON_DTYPES[kernel.index_dtype]
         self.wide = kernel.index_dtype == torch.int64
 
-    def vector(self, block: int, offset: str, masked: bool, end: str, begin: str = "0") -> Active:
-        """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``."""
+    def vector(self, block: int, offset: str, masked: bool, end: str, begin: str = "0", first: str = "") -> Active:
+        """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``, which may lie before ``first``."""
         lanes = f"tl.arange(0, {self.symbol(block)})" + (".to(tl.int64)" if self.wide else "")
         label = self.kernel.blocks[block].label
         index = self.names.fresh(f"indices_{label}")
@@ -71,7 +71,8 @@ class Emission:
         mask = ""
         if masked:
             mask = self.names.fresh(f"mask_{label}")
-            self.lines.add(f"{mask} = {index} < {end}")
+            below = f"{index} < {end}"
+            self.lines.add(f"{mask} = ({index} >= {first}) & ({below})" if first else f"{mask} = {below}")
         return Active(offset or "0", index, mask, begin, end)
 
     def is_active(self, block: int) -> bool:

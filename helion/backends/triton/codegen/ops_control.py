@@ -35,10 +35,13 @@ def for_loop(e: Emission, op: Op) -> None:
     carried = _carry_all(e, op, attrs.variables)
     outer = dict(e.scope.active)
     depth = e.lines.depth
-    for at in plan.order:
-        _loop_header(e, op, attrs.axes[at], plan, at)
-    e.region(region)
-    _yield_values(e, region, carried)
+    if attrs.axes[0].aligned:
+        _aligned_tiles(e, op, plan, carried)
+    else:
+        for at in plan.order:
+            _loop_header(e, op, attrs.axes[at], plan, at)
+        e.region(region)
+        _yield_values(e, region, carried)
     e.lines.depth = depth
     e.scope.active = outer
     for result, name in zip(op.results, carried, strict=True):
@@ -71,6 +74,27 @@ def _carry(e: Emission, initial: Operand, param: Value, taken: bool) -> str:
     name = e.names.define(param, "carried")
     e.lines.add(f"{name} = {e.operand(initial)}")
     return name
+
+
+def _aligned_tiles(e: Emission, op: Op, plan: LoopPlan, carried: list[str]) -> None:
+    """A loop whose first and last tile have lanes out of range: the body for tiles without such lanes, and for the others."""
+    (axis,), (region,) = op.attributes(ForAttrs).axes, op.regions
+    begin, end = e.bound(axis.begin, op), e.bound(axis.end, op)
+    offset, size = e.names.fresh(f"offset_{axis.block}"), e.symbol(axis.block)
+    e.lines.add(f"for {offset} in {range_text(plan.ranges[0], [begin, end, size])}:")
+    e.lines.depth += 1
+    if e.wide:
+        e.lines.add(f"{offset} = tl.cast({offset}, tl.int64)")
+    known = e.names.mark()
+    for head, masked in ((f"if ({offset} >= 0) & ({offset} + {size} <= {end}):", False), ("else:", True)):
+        e.names.rewind(known)
+        known = e.names.mark()
+        e.lines.add(head)
+        with e.lines.indent():
+            first = "0" if masked else ""
+            e.scope.active[axis.block] = e.vector(axis.block, offset, masked, end, begin, first)
+            e.region(region)
+            _yield_values(e, region, carried)
 
 
 def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -> None:

@@ -60,6 +60,8 @@ class Lines:
 class Names:
     """Python names of IR values: the user's where known, else after the op."""
 
+    Mark = tuple[dict[int, str], dict[int, str], set[str]]
+
     def __init__(self, space: NameSpace) -> None:
         self.space = space
         self._of: dict[int, str] = {}
@@ -77,6 +79,14 @@ class Names:
         name = self._promised.pop(value.number, None) or self.space.fresh(value.name or base)
         self._of[value.number] = name
         return name
+
+    def mark(self) -> Names.Mark:
+        """What ``rewind`` goes back to: what values are called."""
+        return dict(self._of), dict(self._promised), set(self._shared)
+
+    def rewind(self, mark: Names.Mark) -> None:
+        """Values are called what they were; names that were given are not given again."""
+        self._of, self._promised, self._shared = mark
 
     def alias(self, value: Value, name: str) -> None:
         """``value`` is what the variable ``name`` holds, which another value may be, too."""

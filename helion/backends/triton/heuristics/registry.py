@@ -11,9 +11,11 @@ from .fallback import TritonFallbackHeuristic
 from .feature_gradient import TritonFeatureGradientHeuristic
 from .hoisted_operands import TritonHoistedOperandsHeuristic
 from .joined_loops import TritonJoinedLoopsHeuristic
+from .long_scan import TritonLongScanHeuristic
 from .matmul import TritonMatmulHeuristic
 from .matmul_reduction_epilogue import TritonMatmulReductionEpilogueHeuristic
 from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueHeuristic
+from .nested_reduction import TritonNestedReductionHeuristic
 from .pointwise import TritonPointwiseHeuristic
 from .products import TritonProductsHeuristic
 from .recurrence import TritonRecurrenceHeuristic
@@ -36,7 +38,9 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonMatmulHeuristic(),
     TritonSkinnyGemmHeuristic(),
     TritonProductsHeuristic(),
+    TritonLongScanHeuristic(),
     TritonColumnReductionHeuristic(),
+    TritonNestedReductionHeuristic(),
     TritonFeatureGradientHeuristic(),
     TritonStreamingReductionHeuristic(),
     TritonReductionHeuristic(),

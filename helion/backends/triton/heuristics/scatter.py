@@ -19,8 +19,8 @@ from .sizing import clamp, estimate, extent_of, grid_extent, is_contiguous
 
 #: Elements of a tile at most and at least, and at most of one that a loop walks over.
 _MOST, _LEAST, _WALKED = 2048, 128, 4096
-#: Elements along the contiguous axis where there are others; fewer where tiles are summed up across it before an atomic,
-#: which leaves fewer of these.
+#: Elements along the contiguous axis where there are others, twice as many for a whole row; fewer where tiles are summed up
+#: across it before an atomic, which leaves fewer of these.
 _RUN, _SUMMED_RUN = 256, 64
 #: Programs per SM that are left.
 _WAVES = 4
@@ -64,6 +64,8 @@ def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
     sizes = {axis.block_id: axis.min_size for axis in axes}
     for axis in sorted(axes, key=lambda axis: _rank(axis, facts)):
         run = longest if len(axes) > 1 and is_contiguous(axis, facts) else _MOST
+        if run == _RUN and axis.padded == 2 * run:
+            run = axis.padded
         # what is left of the whole tile, and of the part of it that lies on the grid
         most = min(room[False], room[True]) if axis.on_grid else room[False]
         size = clamp(min(run, most, axis.padded or most), axis)

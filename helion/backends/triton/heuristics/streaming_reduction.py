@@ -42,6 +42,8 @@ _CHUNK, _SHORT_CHUNK, _MANY_TILES = 16384, 4096, 3
 #: has these chunks too where rows are not aligned for loads of so many bytes.
 _VECTOR_BYTES = 16
 _SCALAR_CHUNK, _SCALAR_THREADS = 2048, 512
+#: Chunks of rows that are not aligned, and threads for them: a chunk at each end is accessed by elements.
+_UNALIGNED_CHUNK, _UNALIGNED_THREADS = 2048, 256
 #: A body is heavy from this many live tiles on: elements of a row that is held, of a chunk, and per thread.
 _HEAVY_TILES, _HEAVY_HELD, _HEAVY_CHUNK = 6, 4096, 2048
 _HEAVY_THREAD_ELEMENTS, _HEAVY_THREADS = 16, 256
@@ -173,6 +175,8 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_b
         return whole
     if not primary.full_extent:
         return _HELD if whole <= 2 * _HELD else 2 * _HELD
+    if not _is_aligned(facts, primary):
+        return _UNALIGNED_CHUNK
     if loads > 1 and _ONE_PASS.issubset(primary.names):
         return _SHORT_CHUNK
     return (_SHORT_CHUNK if whole <= 2 * _HELD else _CHUNK) // previous_power_of_2(loads)
@@ -221,6 +225,8 @@ def _threads(
         return _HEAVY_THREADS if looped else max(least, elements // _HEAVY_THREAD_ELEMENTS)
     if primary.full_extent and not _stores_rows(facts, primary):
         return _SCALAR_THREADS if looped else max(least, min(most, elements // _THREAD_ELEMENTS))
+    if looped and not _is_aligned(facts, primary):
+        return _UNALIGNED_THREADS
     if looped:
         crowded = width * _itemsize(primary) >= _CACHED_BYTES and primary.body_live_tiles >= _MANY_TILES
         return most // 2 if crowded else most

@@ -64,12 +64,13 @@ def _pinned(op: Op, region: Region, readers: dict[int, list[Op]]) -> list[int]:
         alone = len(readers[param.number]) == 1 and len(behind) == 1 and _reads_once(behind[0])
         if not alone:
             parts = (makers.of(value) for value in combined.values())
-            found += [part.number for part in parts if part is not None and _is_moved(part, makers)]
+            found += [part.number for part in parts if part is not None and is_moved(part, makers)]
     return found
 
 
-def _is_moved(op: Op, makers: Makers) -> bool:
-    """Whether this reduces a tile as it is loaded; masks and views may turn out to be no ops."""
+def is_moved(op: Op, makers: Makers) -> bool:
+    """Whether this reduces a tile as it is loaded, which Triton may do behind the loop; masks and views may turn out to be no
+    ops."""
     if not isinstance(op.attrs, ReduceAttrs) or op.attrs.name not in _MOVED or not op.result.dtype.is_floating_point:
         return False
     maker = makers.of(op.operands[0])

@@ -28,6 +28,7 @@ from ...._compiler.passes.schedule import (
 )
 from ...._lazy import lazy
 from ...._shapes import Dim
+from .align import align_rows
 from .carries import share_variables
 from .running_sums import keep_sums
 from .turn import turn_products
@@ -115,6 +116,7 @@ STEPS: tuple[Step, ...] = (
     SUBTILE,
     ORDER_MEMORY,
     INSERT_CHECKS,
+    Step("triton.aligned_rows", align_rows),
     Step("triton.running_sums", keep_sums),
     Step("triton.counted_lanes", _count_lanes),
     Step("triton.gathers", widen_gathers),

@@ -84,6 +84,7 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
         block_accesses=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
         checked=settings.checked,
+        unrolled=any(decisions.entries.get("static_ranges", {}).values()),
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )
 

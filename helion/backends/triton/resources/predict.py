@@ -32,10 +32,12 @@ def predict(
     descriptor_slots: frozenset[int] = frozenset(),
     once: bool = False,
     prefetch_stages: int = 1,
+    unrolled: int = 1,
 ) -> Predicted:
     """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk).
 
-    ``prefetch_stages`` are those that a loop asks for by itself, which Triton gives loops without a product too.
+    ``prefetch_stages`` are those that a loop asks for by itself, which Triton gives loops without a product too; each loads for
+    ``unrolled`` steps.
     ``descriptor_slots`` are the memory slots that tensor descriptors move; ``once``: a program does not go on to another tile, so
     that what it stores behind its loops may lie where operands were. Asked again for the same, it answers the same object:
     heuristics and the legaliser look at one launch several times.
@@ -49,6 +51,7 @@ def predict(
         descriptor_slots,
         once,
         prefetch_stages,
+        unrolled,
     )
 
 
@@ -77,6 +80,7 @@ def _predict(
     descriptor_slots: frozenset[int],
     once: bool,
     prefetch_stages: int,
+    unrolled: int,
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
     registers, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
@@ -84,7 +88,7 @@ def _predict(
     shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
     shared += descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
     shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
-    shared += prefetched_bytes(facts, sizes, prefetch_stages, target)
+    shared += unrolled * prefetched_bytes(facts, sizes, prefetch_stages, target)
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
     limit = register_limit(num_warps, target)
     occupancy = _occupancy(min(registers, limit), shared, columns, num_warps, target)

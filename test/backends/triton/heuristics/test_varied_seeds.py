@@ -306,10 +306,11 @@ def test_a_loop_over_data_is_as_long_as_its_share_of_the_tensor() -> None:
 
 def test_a_scan_passes_on_a_number_for_each_part_of_its_row() -> None:
     kernel = bound(f"{row_prefix_sum.name}-64x32768 float32", "sm_90")
-    config = kernel.config_spec.normalize({"block_sizes": [1], "num_warps": 8})
-    predicted = predict(kernel.facts, kernel.config_spec.sizes(config), 8, 1, kernel.target)
-    # 32768 elements by 256 threads of 4, for each of 8 warps
-    assert predicted.shared_bytes == 32 * 8 * 4
+    # elements by 256 threads of 4, for each of 8 warps: all of the row, or of a chunk
+    for chunk, passed in ((None, 32), (4096, 4)):
+        config = kernel.config_spec.normalize({"block_sizes": [1], "reduction_loops": [chunk], "num_warps": 8})
+        predicted = predict(kernel.facts, kernel.config_spec.sizes(config), 8, 1, kernel.target)
+        assert predicted.shared_bytes == passed * 8 * 4
 
 
 def test_every_cell_is_named_once() -> None:

@@ -1,0 +1,52 @@
+"""Scans of whole rows that are long and few: running sums, products and extremes of waveforms or of one sequence each.
+
+Matches kernels without a dot that scan a dimension which can be walked in chunks, where rows are longer than a program holds
+and the grid has fewer programs than SMs. Each program is alone on its SM: its chunk is what 512 threads keep under way. On an
+H200 (CUDA 13.0, Triton 3.6, 2026-11-23) such chunks take 0.18 of the time of rows that are held at once over 64 running sums of
+131072 numbers in fp32, 0.57 of that of chunks of 4096 with 128 threads; torch.compile takes 1.3 times as long.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...._compiler.facts.records import KernelFacts
+from ....autotuner.proposal import Declined, Heuristic
+from ....hardware import Target
+from ..proposal import TritonProposal
+from .sizing import estimate, grid_extent, warps_for_threads
+
+_CHUNK, _LEAST_CHUNK, _THREADS = 16384, 1024, 512
+
+
+class TritonLongScanHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonLongScanHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if facts.matmuls or not facts.scans:
+            return Declined("the kernel has a matrix product, or no scan")
+        along = {fact.axis for fact in facts.scans}
+        scanned = [facts.axes[axis] for axis in along if axis is not None]
+        if len(scanned) < len(along) or not all(axis.rollable and axis.padded > _CHUNK for axis in scanned):
+            return Declined("what is scanned is short, or cannot be walked in chunks")
+        if any(not axis.on_grid for axis in facts.tunable_axes):
+            return Declined("the kernel has loops of its own")
+        if grid_extent(facts) >= target.num_sms:
+            return Declined("there are rows for all SMs")
+        sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+        warps, chunk = warps_for_threads(_THREADS, target), _CHUNK
+        rolled = [axis.block_id for axis in facts.rolled_axes]
+        while estimate(facts, target, sizes, warps, 1, dict.fromkeys(rolled, chunk)).spill_risk:
+            if chunk <= _LEAST_CHUNK:
+                return Declined("small chunks spill")
+            chunk //= 2
+        return (
+            TritonProposal(
+                reason=f"{grid_extent(facts)} rows in chunks of {chunk}, {warps} warps",
+                block_sizes=sizes,
+                reduction_loops={axis: chunk if facts.axes[axis].padded > chunk else None for axis in rolled},
+                num_warps=warps,
+                num_stages=1,
+            ),
+        )

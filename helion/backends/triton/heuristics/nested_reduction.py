@@ -1,0 +1,76 @@
+"""Reductions over two dimensions or more that a loop walks over together, for few results: statistics of a channel over a batch.
+
+Matches kernels without a dot whose loop over several tiles reduces all of them, reads nothing again, and stores nothing, where
+the grid has no more results than leave each SM two programs. A program then is alone on its SM: its tile is what 512 threads
+keep under way, along contiguous memory first, and where that dimension takes several tiles the nest becomes one loop. On an
+H200 (CUDA 13.0, Triton 3.6, 2026-11-23) such tiles take 0.78 and 0.80 of the time of those of rows over channels of
+64 x 64 x 12544 in fp32 and 32 x 256 x 3136 in bf16; torch.compile takes 1.05 and 1.4 times as long.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...._compiler.facts.records import AxisFact, KernelFacts, ReductionFact
+from ....autotuner.proposal import Declined, Heuristic
+from ....hardware import MemoryClass, Target
+from ..proposal import TritonProposal
+from .reduction_budget import reduction_alone
+from .sizing import clamp, estimate, grid_extent, is_contiguous, warps_for_threads
+
+#: Programs per SM at most, and elements of a tile: all of them, and along one dimension.
+_PROGRAMS, _TILE, _RUN = 2, 32768, 8192
+_THREADS = 512
+
+
+class TritonNestedReductionHeuristic(Heuristic):
+    name: ClassVar[str] = "TritonNestedReductionHeuristic"
+    promote_seed_to_default: ClassVar[bool] = True
+
+    def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if target.memory is not MemoryClass.FAST:
+            return Declined(f"measured for H200, not for {target.device}")
+        primary = reduction_alone(facts)
+        if isinstance(primary, Declined):
+            return primary
+        walked = _walked(facts, primary)
+        if isinstance(walked, Declined):
+            return walked
+        if grid_extent(facts) > _PROGRAMS * target.num_sms:
+            return Declined(f"more than {_PROGRAMS} programs per SM")
+        sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+        room = _TILE
+        for axis in sorted(walked, key=lambda axis: not is_contiguous(axis, facts)):
+            sizes[axis.block_id] = clamp(min(room, _RUN, axis.padded or _RUN), axis)
+            room = max(1, room // sizes[axis.block_id])
+        warps = warps_for_threads(_THREADS, target)
+        if estimate(facts, target, sizes, warps, 1).spill_risk:
+            return Declined("a tile for all threads spills")
+        inner = walked[-1]
+        several = inner.extent is None or sizes[inner.block_id] < inner.extent
+        tile = " x ".join(str(sizes[axis.block_id]) for axis in walked)
+        return (
+            TritonProposal(
+                reason=f"tiles of {tile} of a result per program, {warps} warps",
+                block_sizes=sizes,
+                range_flattens={walked[0].block_id: True} if several else {},
+                num_warps=warps,
+                num_stages=1,
+            ),
+        )
+
+
+def _walked(facts: KernelFacts, primary: ReductionFact) -> tuple[AxisFact, ...] | Declined:
+    """The tiles that the loop of the reduction walks over, outermost first, all of which it reduces."""
+    region = facts.regions[primary.region]
+    walked = tuple(facts.axes[axis] for axis in region.axes)
+    if region.kind != "loop" or len(walked) < 2 or not all(axis.tunable for axis in walked):
+        return Declined("no loop over several tiles")
+    if len(facts.tunable_axes) > len(walked) + len(facts.grid_axes):
+        return Declined("the kernel has another loop")
+    reduced = {fact.axis for fact in facts.reductions if fact.region == primary.region}
+    if not reduced.issuperset(region.axes) or primary.re_read or any(fact.carried_2d for fact in facts.reductions):
+        return Declined("the loop does more than sum up what it walks over")
+    if any(op.kind != "load" for op in facts.memory_ops if op.region == primary.region):
+        return Declined("the loop stores")
+    return walked

@@ -1,0 +1,266 @@
+"""Chunks of long rows begin where vectors may, wherever the rows begin.
+
+Rows of 50257 numbers of 16 bits begin anywhere in a vector of 16 bytes, so that each number is accessed by itself. A loop over
+the tiles of such a row, of which a program has one, begins up to a vector before it instead. Before::
+
+    for b1 in 0..50257: %1: [b0, b1] = load x[b0, b1]; ..
+
+after, with tiles of b0 of one row and rows of 50257 elements::
+
+    %2: [] = -((b0.begin * 1) & 7)
+    for b1 in %2..50257, aligned to 8: %1: [b0, b1] = load x[b0, b1], aligned to 8; ..
+
+All that the loop accesses along the row must begin alike: tiles that are accessed by vectors and by elements would change their
+layout in shared memory. In the first and the last tile lanes are out of range. What is printed has the body twice: for tiles whose lanes are all in range,
+without masks and with accesses of vectors, and for the others. A sum of what is loaded stays as it is: Triton takes it behind the
+loop, but not where it stands in a branch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ...._compiler.ir.build import Builder, Numbers
+from ...._compiler.ir.grammar import (
+    ForAttrs,
+    Index,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    Op,
+    OperandRef,
+    PointwiseAttrs,
+    Program,
+    TileAttrs,
+    Value,
+    unaddressed,
+)
+from ...._compiler.ir.ops import OPS
+from ...._compiler.ir.rewrite import Makers, expand_ops
+from ...._compiler.passes.schedule import Scheduled
+from ...._shapes import fixed_at
+from .running_sums import is_moved
+
+#: Bytes of a vector.
+_VECTOR_BYTES = 16
+#: Tiles of a row at least: the first and the last are slower.
+_LEAST_TILES = 4
+#: Elements of a tile at least, so that the first one has lanes in range.
+_LEAST_TILE = 2 * _VECTOR_BYTES
+#: What a loop may consist of.
+_KINDS = frozenset(("number", "tile", "iota", "full", "load", "store", "pointwise", "reduce", "view", "mask"))
+
+
+def align_rows(program: Program, scheduled: Scheduled) -> Program:
+    """The program with its loops over tiles of unaligned rows aligned."""
+    if scheduled.checked or scheduled.unrolled or not scheduled.steady or scheduled.block_accesses:
+        return program
+    if not any(isinstance(op.attrs, ForAttrs) for op in program.walk()):
+        return program
+    if _is_ordered(program):
+        return program
+    aligner = _Aligner(program, scheduled.sizes_in(program))
+    return expand_ops(program, aligner.change)
+
+
+def _is_ordered(program: Program) -> bool:
+    """Whether it matters which thread has which lanes: memory that is written is accessed in several places."""
+    accesses = [op for op in program.walk() if OPS[op.kind].reads or OPS[op.kind].writes]
+    if not all(isinstance(op.attrs, MemoryAttrs) for op in accesses):
+        return True
+    storages = Counter(program.tensors[op.attributes(MemoryAttrs).tensor].storage for op in accesses)
+    written = {program.tensors[op.attributes(MemoryAttrs).tensor].storage for op in accesses if OPS[op.kind].writes}
+    return any(storages[storage] > 1 for storage in written)
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A scalar that says where a row begins, times ``factor`` elements: what ``begin`` of the grid's tiles of a block is, a value,
+    or 1."""
+
+    factor: int
+    block: int | None = None
+    value: int | None = None
+
+
+#: Where the row of an access begins, in elements, but for multiples of a vector.
+_Row = frozenset[_Term]
+
+
+class _Aligner:
+    def __init__(self, program: Program, sizes: Mapping[int, int]) -> None:
+        self.program = program
+        self.sizes = sizes
+        self.numbers = Numbers.after(program)
+
+    def change(self, op: Op) -> Iterator[Op]:
+        aligned = self.aligned(op)
+        yield from (op,) if aligned is None else aligned
+
+    def aligned(self, op: Op) -> list[Op] | None:
+        """The loop ``op`` over tiles that are aligned, behind the ops that say where it begins; None if it stays as it is."""
+        block = self.walked(op)
+        if block is None:
+            return None
+        loop = _Loop.of(op)
+        accesses = [o for o in op.regions[0].ops if isinstance(o.attrs, MemoryAttrs) and _has(o, block)]
+        if not accesses or not all(self.is_along(o, block, loop) for o in accesses):
+            return None
+        vector = _VECTOR_BYTES // min(self.itemsize(o) for o in accesses)
+        rows = {self.row(o, block, vector) for o in accesses}
+        if vector == 1 or len(rows) > 1 or all(_is_one(term) for row in rows for term in row):
+            return None
+        made: list[Op] = []
+        begin = self.begin(rows.pop(), vector, loop, Builder(self.numbers, op.location, made))
+        return [*made, _aligned_loop(op, begin, vector, frozenset(o.number for o in accesses))]
+
+    # --- what is aligned -----------------------------------------------------------------------------------------------------
+
+    def walked(self, op: Op) -> int | None:
+        """The block whose tiles ``op`` walks over, if it is a plain loop over enough of them."""
+        if not isinstance(op.attrs, ForAttrs) or len(op.attrs.axes) != 1 or len(op.operands) != op.attrs.carried:
+            return None
+        (axis,) = op.attrs.axes
+        if not _is_plain(axis) or any(block.part is not None for block in self.program.blocks):
+            return None
+        assert isinstance(axis.end, int)
+        size = self.sizes[axis.block]
+        if size < _LEAST_TILE or axis.end < _LEAST_TILES * size:
+            return None
+        ops = op.regions[0].ops
+        makers = Makers.among(ops)
+        if not all(_may_begin_before(o, axis.block) and not is_moved(o, makers) for o in ops):
+            return None
+        return axis.block
+
+    def is_along(self, op: Op, block: int, loop: _Loop) -> bool:
+        """Whether a load or a store has the lanes of ``block`` along contiguous memory, and no others."""
+        attrs = op.attributes(MemoryAttrs)
+        indices, strides = attrs.indices, self.program.tensors[attrs.tensor].strides
+        along = [stride for index, stride in zip(indices, strides, strict=True) if index.block == block]
+        bare = all(_is_bare(index) for index in indices if index.block == block)
+        others = [index for index in indices if index.block != block]
+        if attrs.padded or along != [1] or not bare or unaddressed(indices, op.operands, op.result.dims):
+            return False
+        fixed = all(isinstance(n, int) for n in (*strides, *(index.shift for index in others)))
+        return fixed and all(self.is_single(index) and loop.knows(op, index) for index in others)
+
+    def is_single(self, index: Index) -> bool:
+        if index.kind == "scalar":
+            return True
+        return index.kind == "block" and index.operand is None and self.sizes[index.block] == 1  # type: ignore[index]
+
+    def itemsize(self, op: Op) -> int:
+        return self.program.tensors[op.attributes(MemoryAttrs).tensor].dtype.itemsize
+
+    def row(self, op: Op, block: int, vector: int) -> _Row:
+        attrs = op.attributes(MemoryAttrs)
+        factors: Counter[_Term] = Counter()
+        for index, stride in zip(attrs.indices, self.program.tensors[attrs.tensor].strides, strict=True):
+            if index.block == block:
+                continue
+            assert isinstance(stride, int) and isinstance(index.shift, int)
+            factors[_Term(0)] += index.shift * stride
+            value = None if index.operand is None else op.operands[index.operand]
+            if isinstance(value, Value):
+                factors[_Term(0, value=value.number)] += stride
+            elif value is not None:
+                factors[_Term(0)] += int(value) * stride
+            if index.block is not None:
+                factors[_Term(0, block=index.block)] += stride
+        return frozenset(replace(term, factor=n % vector) for term, n in factors.items() if n % vector)
+
+    # --- where it begins -----------------------------------------------------------------------------------------------------
+
+    def begin(self, row: _Row, vector: int, loop: _Loop, out: Builder) -> Value:
+        """The last multiple of a vector at the begin of the row or before it, counted from there."""
+        dtype = self.program.index_dtype
+        total: Value | None = None
+        for term in sorted(row, key=lambda term: (_is_one(term), term.block or 0, term.value or 0)):
+            if _is_one(term):
+                assert total is not None, "a row has terms that programs tell apart"
+                total = out.pointwise("add", total, term.factor)
+                continue
+            if term.block is not None:
+                place = out.emit("tile", (), dtype, (), TileAttrs(term.block, "begin"))
+            else:
+                assert term.value is not None
+                place = out.cast(loop.outside(term.value, out), dtype)
+            part = out.pointwise("mul", place, term.factor)
+            total = part if total is None else out.pointwise("add", total, part)
+        assert total is not None
+        rest = out.pointwise("bitwise_and", total, vector - 1)
+        return out.emit("pointwise", (0, rest), dtype, (), PointwiseAttrs("sub"))
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """The scalars that accesses of a loop use: those made in it, by number, and all by number."""
+
+    made: Mapping[int, Op]
+    used: Mapping[int, Value]
+
+    @classmethod
+    def of(cls, op: Op) -> _Loop:
+        body = op.regions[0]
+        used = {value.number: value for o in body.ops for value in o.values() if not value.dims}
+        made = {result.number: o for o in body.ops for result in o.results}
+        return cls(made, used)
+
+    def knows(self, op: Op, index: Index) -> bool:
+        """Whether the scalar of an index is known in front of the loop."""
+        value = None if index.operand is None else op.operands[index.operand]
+        if not isinstance(value, Value):
+            return True
+        maker = self.made.get(value.number)
+        return value.number in self.used and (maker is None or maker.kind == "tile")
+
+    def outside(self, number: int, out: Builder) -> Value:
+        """The scalar in front of the loop."""
+        maker = self.made.get(number)
+        if maker is None:
+            return self.used[number]
+        return out.emit("tile", (), maker.result.dtype, (), maker.attrs)
+
+
+def _has(op: Op, block: int) -> bool:
+    """Whether a load or a store has lanes of ``block``, or reads any in its indices."""
+    values = (*op.results, *op.values())
+    return any(block in dim.blocks for value in values for dim in value.dims)
+
+
+def _is_one(term: _Term) -> bool:
+    return term.block is None and term.value is None
+
+
+def _is_plain(axis: LoopAxis) -> bool:
+    whole = not axis.scalar and axis.jagged is None and axis.split is None and not axis.merged
+    return whole and fixed_at(axis.begin, 0) and isinstance(axis.end, int)
+
+
+def _is_bare(index: Index) -> bool:
+    return index.kind == "block" and index.operand is None and fixed_at(index.shift, 0)
+
+
+def _may_begin_before(op: Op, block: int) -> bool:
+    """Whether an op does the same for tiles that begin elsewhere."""
+    match op.attrs:
+        case TileAttrs(block=other):
+            return other != block
+        case IotaAttrs(block=other, relative=relative):
+            return other != block or not relative
+    return op.kind in _KINDS
+
+
+def _aligned_loop(op: Op, begin: Value, vector: int, accesses: frozenset[int]) -> Op:
+    attrs, (body,) = op.attributes(ForAttrs), op.regions
+    axis = replace(attrs.axes[0], begin=OperandRef(len(op.operands)), aligned=vector)
+    ops = tuple(replace(o, attrs=replace(o.attrs, aligned=vector)) if o.number in accesses else o for o in body.ops)
+    return replace(
+        op,
+        operands=(*op.operands, begin),
+        attrs=replace(attrs, axes=(axis,)),
+        regions=(replace(body, ops=ops),),
+    )
