@@ -259,8 +259,12 @@ def test_an_output_that_shares_memory_is_refused() -> None:
 
     with pytest.raises(Refusal, match="shares memory with the output"):
         product(into, tensor(M, K), tensor(K, N), tensor(M, N))
-    with pytest.raises(Refusal, match="shares memory with the output"):
-        product(stored_first, tensor(M, K), tensor(K, N), tensor(M, N))
+
+
+def test_what_was_stored_is_read_as_it_was_rounded() -> None:
+    found = product(stored_first, tensor(M, K), tensor(K, N), tensor(M, N)).problem.epilogue
+    assert [(each.op, each.arguments) for each in found.instructions] == [("round_bfloat16", (0,)), ("add", (0, 1))]
+    assert [each.value for each in found.outputs] == [0, 2]
 
 
 @helion.kernel(static_shapes=True)

@@ -52,6 +52,34 @@ def test_one_number_per_row(name: str) -> None:
     torch.testing.assert_close(found, wanted.to(case.dtype), rtol=1e-2 if case.dtype == BF16 else 1e-4, atol=1e-4)
 
 
+@helion.kernel(backend="cute", static_shapes=True)
+def read_back(x: torch.Tensor, y: torch.Tensor, rows: hl.constexpr) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums in bf16, which are read again, rows less their largest number or tiles less 1; the sums are stored once more."""
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    sums = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        sums[tile_m, :] = acc.to(x.dtype)
+        found = sums[tile_m, :].to(torch.float32)
+        out[tile_m, :] = found - torch.amax(found, dim=-1, keepdim=True) if rows else found - 1
+        sums[tile_m, :] = sums[tile_m, :] * 2
+    return sums, out
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_what_was_stored_is_read_rounded(rows: bool) -> None:
+    x, y, *_ = operands(65, 264, 72, BF16)
+    sums, out = read_back(x, y, rows)
+    rounded = (x.float() @ y.float()).bfloat16()
+    torch.testing.assert_close(sums, rounded * 2, rtol=1e-2, atol=0)
+    half = sums.float() / 2
+    assert torch.equal(out, half - (half.amax(1, keepdim=True) if rows else 1))
+
+
 def test_several_outputs() -> None:
     x, y, *_ = operands(65, 264, 72, BF16)
     probabilities, logits, total, place = row_kernels.softmax_with_statistics(x, y)

@@ -12,7 +12,10 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._testing import EXAMPLES_DIR, import_path
+from helion.backends.cute.lower.kernel import known_product
 from helion.backends.cute.plan.records import RowFinish, TileFinish
+from helion.backends.cute.resources import predict
+from helion.backends.cute.resources.shape import shape_of
 
 
 def matrices(m: int = 77, n: int = 296, k: int = 136) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,6 +80,27 @@ def test_tiles_of_columns_as_users_write_them(name: str) -> None:
             assert torch.equal(one, exact)
         else:
             assert row_error(one.view(77, -1), exact.view(77, -1)) < BOUNDS[one.dtype] * 5
+
+
+def test_facts_show_the_product_that_tiles_compute() -> None:
+    """Computed again or not, with the same outputs: seeds and predictions are made of them."""
+    known = {"w": (296,), "b": (296,), "g": (77, 296)}
+    for name, (kernel, taken, _) in tiled_kernels.KERNELS.items():
+        more = (torch.empty(known[each], dtype=BF16) for each in taken)
+        analysis = kernel.bind((*matrices(), *more))._analysis
+        shape, problem = shape_of(analysis.facts), known_product(analysis.program).problem
+        assert not isinstance(shape, str), (name, shape)
+        assert (shape.problem.m, shape.problem.n, shape.problem.k) == (problem.m, problem.n, problem.k)
+        assert sorted(each.kind for each in shape.problem.outputs) == sorted(each.kind for each in problem.outputs)
+        assert analysis.seeds.seeds, name
+
+
+def test_products_that_facts_do_not_show_are_predicted_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another backend is taken for them, unless nobody else is asked."""
+    monkeypatch.setattr(predict, "shape_of", lambda facts: "no product")
+    analysis = two_products.bind(matrices())._analysis
+    predicted = analysis.predict(analysis.default_config)
+    assert predicted.fits and predicted.time_us == float("inf") and predicted.reason == "no product"
 
 
 @helion.kernel(backend="cute")

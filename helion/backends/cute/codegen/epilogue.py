@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..plan.dtypes import LARGEST_E4M3, itemsize
-from ..plan.epilogue import Constant, EpilogueOperand, EpilogueOutput
+from ..plan.epilogue import COLUMN_NUMBER, Constant, EpilogueOperand, EpilogueOutput
 from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
@@ -168,9 +168,11 @@ def column_registers(plan: GemmPlan, value: int) -> str:
     return row_registers(plan, value) if value > len(operands) else f"{operands[value - 1].label}_rows"
 
 
-def expression(problem: GemmProblem, value: int, names: Callable[[int], str]) -> str:
-    """What instruction number `value` computes of the values called `names`."""
+def expression(problem: GemmProblem, value: int, names: Callable[[int], str], column: str = "") -> str:
+    """What instruction number `value` computes of the values called `names`, in column number `column`."""
     made = problem.epilogue.instruction(value)
+    if made.op == COLUMN_NUMBER:
+        return f"cutlass.Float32({column})"
     arguments = [
         _literal(argument) if isinstance(argument, Constant) else names(argument) for argument in made.arguments
     ]
@@ -185,6 +187,21 @@ def _literal(constant: Constant) -> str:
     return f"cutlass.Float32({constant.text})" if finite else f'cutlass.Float32(float("{constant.text}"))'
 
 
+def column_number(plan: GemmPlan) -> str:
+    """Of value ``i``, behind ``first_column``."""
+    return f"first_column + {fragment(plan).column_offset}"
+
+
+def first_column(plan: GemmPlan) -> str:
+    """Of the thread in the sub-tile."""
+    return f"first_column = tile_n * {plan.tile[1]} + subtile * {plan.epilogue_n} + {fragment(plan).first_column}"
+
+
+def numbers_columns(problem: GemmProblem, walk: Pass) -> bool:
+    """Whether `walk` computes with the numbers of columns."""
+    return any(problem.epilogue.instruction(value).op == COLUMN_NUMBER for value in walk.computes)
+
+
 def compute(plan: GemmPlan, walk: Pass) -> list[str]:
     """The values of element ``i`` that `walk` computes, from ``values[i]`` on."""
     operands = plan.problem.epilogue.operands
@@ -194,7 +211,8 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
         lines.append(f"{names(value)} = {_operand_value(plan, operands[value - 1])}")
     for value in walk.computes:
         known = _own_names(plan, value) if walk.number == 1 else names
-        lines += _quotient(plan, value) or [f"{names(value)} = {expression(plan.problem, value, known)}"]
+        text = expression(plan.problem, value, known, column_number(plan))
+        lines += _quotient(plan, value) or [f"{names(value)} = {text}"]
     return lines
 
 

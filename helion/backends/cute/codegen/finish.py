@@ -348,7 +348,8 @@ def _elements(finish: RowFinish, walk: Pass) -> list[str]:
         place = f"{operand.label}_early[chunk * {finish.vector} + i]" if early else f"{operand.label}_loaded[i]"
         lines.append(f"{_name(problem, value)} = {place}.to(cutlass.Float32)")
     for value in walk.computes:
-        lines.append(f"{_name(problem, value)} = {expression(problem, value, lambda x: _name(problem, x))}")
+        text = expression(problem, value, lambda x: _name(problem, x), f"vector * {finish.vector} + i")
+        lines.append(f"{_name(problem, value)} = {text}")
     return lines
 
 

@@ -15,12 +15,14 @@ from ..roles.grammar import Pipeline, Role
 from . import numbers
 from .epilogue import (
     INFINITY,
+    column_number,
     column_registers,
     compute,
     divisor_registers,
     expression,
     fragment,
     moved_registers,
+    numbers_columns,
     own_registers,
     row_registers,
     sum_of,
@@ -148,7 +150,7 @@ def add_terms(plan: GemmPlan, number: int) -> list[str]:
     walk, chains, places = passes(plan)[number], _chains(plan), fragment(plan)
     lines = compute(plan, walk)
     if _masked(plan):
-        lines.append(f"inside = first_column + {places.column_offset} < {plan.problem.n}")
+        lines.append(f"inside = {column_number(plan)} < {plan.problem.n}")
     for value in walk.reduces:
         term = _term(plan, value)
         if _masked(plan):
@@ -168,8 +170,7 @@ def _term(plan: GemmPlan, value: int) -> str:
     if made.op != "row_first":
         return x
     (sought,) = others
-    places = fragment(plan)
-    return found_at(x, sought, f"cutlass.Float32(first_column + {places.column_offset})")
+    return found_at(x, sought, f"cutlass.Float32({column_number(plan)})")
 
 
 def found_at(x: str, sought: str, place: str) -> str:
@@ -178,14 +179,11 @@ def found_at(x: str, sought: str, place: str) -> str:
     return f'cutlass.Float32(cutlass.select_({found}, {place}, cutlass.Float32(float("inf"))))'
 
 
-def first_column(plan: GemmPlan, number: int) -> list[str]:
-    """Of the thread in the sub-tile, where it matters."""
-    looks = any(plan.problem.epilogue.instruction(value).op == "row_first" for value in passes(plan)[number].reduces)
-    if not looks and not _masked(plan):
-        return []
-    return [
-        f"first_column = tile_n * {plan.tile[1]} + subtile * {plan.epilogue_n} + {fragment(plan).first_column}",
-    ]
+def needs_first_column(plan: GemmPlan, number: int) -> bool:
+    """Whether it matters for a walk where the columns of a thread lie in the row."""
+    walk = passes(plan)[number]
+    looks = any(plan.problem.epilogue.instruction(value).op == "row_first" for value in walk.reduces)
+    return looks or _masked(plan) or numbers_columns(plan.problem, walk)
 
 
 def _masked(plan: GemmPlan) -> bool:

@@ -9,7 +9,7 @@ from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
 from . import exchange, numbers, rows, scales, workspace
-from .epilogue import evaluate, fragment, in_range, suffixed, sum_of, values_of
+from .epilogue import evaluate, first_column, fragment, in_range, numbers_columns, suffixed, sum_of, values_of
 from .setups import SETUPS, batched, dsl, rows_of, second_b, stage_of
 from .writer import Writer
 
@@ -386,7 +386,8 @@ def _(step: g.ClearRows, out: Writer, names: Names) -> None:
 @_print.register
 def _(step: g.AddTerms, out: Writer, names: Names) -> None:
     _read_columns(out, names.plan, passes(names.plan)[step.number])
-    out.lines(rows.first_column(names.plan, step.number))
+    if rows.needs_first_column(names.plan, step.number):
+        out.line(first_column(names.plan))
     with out.block(f"for i in cutlass.range_constexpr({fragment(names.plan).values}):"):
         out.lines(rows.add_terms(names.plan, step.number))
 
@@ -440,6 +441,8 @@ def _read_columns(out: Writer, plan: GemmPlan, walk: Pass) -> None:
 def _(step: g.Evaluate, out: Writer, names: Names) -> None:
     plan, places = names.plan, fragment(names.plan)
     _read_columns(out, plan, passes(plan)[-1])
+    if numbers_columns(plan.problem, passes(plan)[-1]):
+        out.line(first_column(plan))
     outputs = plan.problem.outputs_of("exact")
     body = evaluate(plan)
     for output in outputs:

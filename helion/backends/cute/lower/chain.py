@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from ...._compiler.ir.grammar import HostTensor, NumberAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Value, ViewAttrs
+from ...._compiler.ir.grammar import (
+    HostTensor,
+    IotaAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    PointwiseAttrs,
+    ReduceAttrs,
+    Value,
+    ViewAttrs,
+)
 from ...._shapes import Expr, Number, dtype_name
-from ..plan.epilogue import ARITY, Constant, Epilogue, EpilogueOperand, EpilogueOutput, Instruction, constant
+from ..plan.epilogue import (
+    ARITY,
+    COLUMN_NUMBER,
+    Constant,
+    Epilogue,
+    EpilogueOperand,
+    EpilogueOutput,
+    Instruction,
+    constant,
+)
 from ..plan.refusal import Refusal
 from .frame import Frame, Place, kind_of, place_of, upright
 from .known import known_number, known_of_columns
@@ -76,6 +95,8 @@ class Chain:
         self.known: dict[int, Reference] = {sums.number: SUMS}
         self.loads: dict[str, tuple[EpilogueOperand, int | Expr]] = {}
         self.steps: list[Step] = []
+        #: Their positions.
+        self.numbers: dict[Step, int] = {}
         self.outputs: list[Written] = []
         #: Loads, and where they read from.
         self.read_from: list[tuple[Op, Place]] = []
@@ -140,6 +161,8 @@ class Chain:
             return self.read(op.operands[0])
         if op.kind == "number":
             return self._number(op)
+        if op.kind == "iota":
+            return self._column_number(op)
         if op.kind == "full":
             return _constant(op.operands[0])
         if op.kind == "reduce":
@@ -178,6 +201,18 @@ class Chain:
         self.loads[operand.name] = (replace(operand, pitch=self._pitch(operand.label, pitch)), source)
         return operand.name
 
+    def _column_number(self, op: Op) -> Reference:
+        attrs = op.attributes(IotaAttrs)
+        if self.frame.named(attrs.block) != self.frame.n or (attrs.relative and (attrs.start, attrs.step) != (0, 1)):
+            raise Refusal("numbers of columns are implemented, not of other dimensions or in other steps")
+        if example(self.frame.extent(self.frame.n)) > EXACT_INTEGERS:
+            raise Refusal("numbers of more columns than fp32 holds are not implemented")
+        if attrs.relative and self.tiles is not None:
+            self.tiles.take_whole(op)
+        elif attrs.relative and not self.frame.whole_rows:
+            raise Refusal("numbers of columns from the begin of a tile on are not implemented")
+        return self.step(COLUMN_NUMBER, ())
+
     # Reductions ----------------------------------------------------------------------------------------------------------
 
     def _reduced(self, op: Op, dtype: torch.dtype) -> Reference:
@@ -214,6 +249,7 @@ class Chain:
             raise Refusal(f"{name} of {dtype_name(dtype)} in an epilogue is not implemented")
         _check_ranks(op, self.frame)
         arguments = tuple(self.read(operand) for operand in op.operands)
+        _check_integers(op, name, arguments)
         tanh_of = self._tanh_plus_one(name, arguments)
         if tanh_of is not None and dtype == torch.float32:
             return self.step("one_plus_tanh", (tanh_of,))
@@ -226,7 +262,10 @@ class Chain:
         source = op.operands[0]
         from_dtype = source.dtype if isinstance(source, Value) else torch.float32
         if dtype in INDICES and from_dtype in (*INDICES, torch.bool):
-            return self.read(source)
+            value = self.read(source)
+            if dtype.itemsize < from_dtype.itemsize and _may_be_large(value):
+                raise Refusal("integers that fp32 may not hold are compared with positions, and nothing else")
+            return value
         if dtype != torch.float32 and dtype not in ROUNDED:
             raise Refusal(f"cast of {dtype_name(dtype)} in an epilogue is not implemented")
         value = self.read(source)
@@ -256,8 +295,10 @@ class Chain:
 
     def step(self, name: str, arguments: tuple[Reference, ...]) -> int:
         step = Step(name, arguments)
-        self.steps.append(step)
-        return len(self.steps) - 1
+        if step not in self.numbers:
+            self.numbers[step] = len(self.steps)
+            self.steps.append(step)
+        return self.numbers[step]
 
     # Outputs -------------------------------------------------------------------------------------------------------------
 
@@ -394,6 +435,24 @@ def _check_ranks(op: Op, frame: Frame) -> None:
         met = op.result.dims[len(op.result.dims) - len(dims) :]
         if any(not dim.is_one and frame.block(dim) != frame.block(other) for dim, other in zip(dims, met, strict=True)):
             raise Refusal("a vector along M without its second dimension")
+
+
+def _check_integers(op: Op, name: str, arguments: Sequence[Reference]) -> None:
+    """fp32 has a neighbour for every integer, on the same side of all below ``EXACT_INTEGERS``: enough to compare with these."""
+    integers = [_is_integer(operand) and _may_be_large(x) for operand, x in zip(op.operands, arguments, strict=True)]
+    if name == "where" and any(integers[1:]):
+        raise Refusal("integers that fp32 may not hold are compared with positions, and nothing else")
+    if name in _COMPARISONS and sum(integers) > 1:
+        raise Refusal("comparisons of two integers, which fp32 may not hold, are not implemented")
+
+
+def _is_integer(operand: Operand) -> bool:
+    return operand.dtype in INDICES if isinstance(operand, Value) else isinstance(operand, int)
+
+
+def _may_be_large(value: Reference) -> bool:
+    """Whether an integer is one that a tensor or the launch has, and no position, count or known number."""
+    return abs(float(value.text)) >= EXACT_INTEGERS if isinstance(value, Constant) else isinstance(value, str)
 
 
 def _check_reduction(op: Op, frame: Frame) -> None:

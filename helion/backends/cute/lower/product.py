@@ -31,6 +31,7 @@ from .chain import EXAMPLE_MULTIPLE, ROUNDED, Chain, starts_from_zero
 from .frame import Frame, Place, blocks_of, major_of, place_of
 from .numbers import equal, example, size
 from .scales import Nest, Scaled, ScaleReader, nest_of
+from .stored import stores_behind
 from .tiled import TiledRows, loops_over_columns
 
 
@@ -98,6 +99,8 @@ def product_of(program: Program) -> Product:
     if outer:
         tiled = TiledRows(root, frame, chain, loop, lambda other: _is_same(frame, other, (a, b, *second)))
         stores = tiled.stores()
+    else:
+        stores = stores_behind(root.body, frame, chain)
     for store in sorted(stores, key=lambda store: len(blocks_of(frame, store)), reverse=True):
         chain.store(store)
     product = _product(frame, a, b, chain, scaled)
@@ -417,7 +420,11 @@ def _product(frame: Frame, a: Place, b: Place, chain: Chain, scaled: Scaled) -> 
         whole_rows=frame.whole_rows,
         undecided=(frame.n, *frame.same) if frame.by_tiles else (),
         scales=scaled.tensors,
-        fixed={block.id: block.size for block in frame.program.blocks if isinstance(block.size, int)},
+        fixed={
+            block.id: block.size
+            for block in frame.program.blocks
+            if isinstance(block.size, int) and not (frame.by_tiles and block.id in frame.column_blocks)
+        },
     )
 
 

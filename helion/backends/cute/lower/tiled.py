@@ -25,11 +25,11 @@ import torch
 
 from ...._compiler.ir.grammar import ForAttrs, Op, Operand, PointwiseAttrs, ReduceAttrs, Region, Root, TileAttrs, Value
 from ...._compiler.ir.ops import OPS
-from ...._shapes import dtype_name
 from ..plan.epilogue import constant
 from ..plan.refusal import Refusal
-from .chain import ROUNDED, Chain, Reference
+from .chain import Chain, Reference
 from .frame import Frame, blocks_of
+from .stored import Stored
 from .widths import any_width_is_the_same
 
 #: The reduction of a tile that each step of a running one takes in, and what it begins with.
@@ -46,7 +46,7 @@ class TiledRows:
         self.chain = chain
         self.sums = sums
         self.is_sums = is_sums
-        self.stored: dict[int, Op] = {}
+        self.stored = Stored(frame, chain)
         #: What the loops over columns hand to their bodies at first.
         self.handed_first: dict[int, Operand] = {}
         #: Whether all columns are one tile of what the loops compute.
@@ -59,29 +59,26 @@ class TiledRows:
             if op.kind == "for":
                 self._loop(op.regions[0], op.operands)
             elif op.kind == "store":
-                self._keep({op.attrs.tensor: op})
-        return list(self.stored.values())
-
-    def _keep(self, stores: dict[int, Op]) -> None:
-        for tensor, store in stores.items():
-            self.stored.pop(tensor, None)
-            self.stored[tensor] = store
+                self.stored.keep([op])
+            elif op.kind == "load" and op.attrs.tensor in self.stored.stores:
+                self.stored.read_back(op)
+        return list(self.stored.stores.values())
 
     def _loop(self, body: Region, first: Sequence[Operand]) -> None:
         self.handed_first |= {param.number: value for param, value in zip(body.params, first, strict=False)}
         here: dict[int, Op] = {}
         for op in body.ops:
-            if op.kind == "load" and op.attrs.tensor in {**self.stored, **here}:
+            if op.kind == "load" and op.attrs.tensor in {**self.stored.stores, **here}:
                 if op.attrs.tensor in here:
                     raise Refusal(f"{self.frame.tensor(op).name} is stored and read in one loop")
-                self._read_back(op)
+                self.stored.read_back(op)
             elif op.kind == "store":
                 here[op.attrs.tensor] = self._whole(op)
             elif op.kind == "for":
                 self._product(op)
             elif op.regions or OPS[op.kind].stays:
                 raise Refusal(f"{op.kind} in a loop over tiles of columns is not implemented")
-        self._keep(here)
+        self.stored.keep(here.values())
 
     def _whole(self, store: Op) -> Op:
         blocks = blocks_of(self.frame, store)
@@ -90,19 +87,6 @@ class TiledRows:
         elif blocks != (self.frame.m, self.frame.n):
             raise Refusal(f"{self.frame.tensor(store).name} is stored tile by tile, and not by rows and columns")
         return store
-
-    def _read_back(self, load: Op) -> None:
-        """What an earlier loop has stored, rounded to the type of the tensor."""
-        tensor, store = self.frame.tensor(load), self.stored[load.attrs.tensor]
-        if blocks_of(self.frame, load) != blocks_of(self.frame, store):
-            raise Refusal(f"{tensor.name} is read in another way than it was stored")
-        if tensor.dtype != torch.float32 and tensor.dtype not in ROUNDED:
-            raise Refusal(f"{tensor.name} is stored as {dtype_name(tensor.dtype)} and read back")
-        value = store.operands[0]
-        known = self.chain.read(value)
-        if not isinstance(value, Value) or value.dtype != tensor.dtype:
-            known = self.chain.rounded(known, tensor.dtype)
-        self.chain.known[load.result.number] = known
 
     def _product(self, loop: Op) -> None:
         if loop is self.sums:

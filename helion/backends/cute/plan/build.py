@@ -7,7 +7,15 @@ import dataclasses
 from ....hardware import Target
 from . import workspace
 from .counts import counts
-from .dtypes import COLUMN_OUTPUT_DTYPES, EPILOGUE_DTYPES, FLOAT_DTYPES, OPERAND_DTYPES, OUTPUT_DTYPES, itemsize
+from .dtypes import (
+    COLUMN_DTYPES,
+    COLUMN_OUTPUT_DTYPES,
+    EPILOGUE_DTYPES,
+    FLOAT_DTYPES,
+    OPERAND_DTYPES,
+    OUTPUT_DTYPES,
+    itemsize,
+)
 from .epilogue import EpilogueOperand, EpilogueOutput
 from .finish import split
 from .joint import own_parts
@@ -152,10 +160,9 @@ def check_problem(problem: GemmProblem) -> None:
         if operand.kind == "product":
             _check_second(problem, operand)
             continue
-        if operand.dtype not in EPILOGUE_DTYPES:
-            raise Refusal(
-                f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(EPILOGUE_DTYPES)} are implemented"
-            )
+        known = COLUMN_DTYPES if operand.kind == "column" else EPILOGUE_DTYPES
+        if operand.dtype not in known:
+            raise Refusal(f"epilogue operand {operand.name} is of {operand.dtype}; {', '.join(known)} are implemented")
         if operand.kind == "exact":
             _check_pitch(problem, operand.name, operand.dtype, operand.pitch, "n")
         elif operand.pitch < (0 if operand.kind == "column" else 1):

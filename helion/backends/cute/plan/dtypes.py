@@ -35,6 +35,8 @@ OPERAND_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.mma_k)
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 EPILOGUE_DTYPES = (*FLOAT_DTYPES, "int8", "bool")
 """Of what epilogues read."""
+COLUMN_DTYPES = (*EPILOGUE_DTYPES, "int32", "int64")
+"""Of what they read one number per row of: integers as fp32 rounds them."""
 OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "int8")
 """The conversion to e5m2 saturates where torch's gives infinity."""
 COLUMN_OUTPUT_DTYPES = (*FLOAT_DTYPES, "int32", "int64")

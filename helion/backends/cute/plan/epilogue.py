@@ -58,6 +58,8 @@ ARITY: Mapping[str, int] = {
 """Number of arguments by operation. ``round`` gives the nearest integer, of two the even one; ``round_*`` rounds to the type
 and widens again, as a cast within the chain does. What compares gives 1 or 0, and ``where`` takes the second argument unless
 the first is 0."""
+COLUMN_NUMBER = "column_number"
+"""The operation without arguments that gives the number of each column, from 0 on."""
 REDUCTIONS: Mapping[str, int] = {"row_sum": 1, "row_maximum": 1, "row_minimum": 1, "row_first": 2}
 """Number of arguments by operation on the N values of a whole row, whose result is one number per row.
 
@@ -204,7 +206,7 @@ class Epilogue:
             )
 
     def _check_instruction(self, number: int, instruction: Instruction) -> None:
-        arity = {**ARITY, **REDUCTIONS}.get(instruction.op)
+        arity = {**ARITY, **REDUCTIONS, COLUMN_NUMBER: 0}.get(instruction.op)
         if arity != len(instruction.arguments):
             raise Refusal(f"no epilogue operation {instruction.op!r} of {len(instruction.arguments)} arguments")
         for argument in instruction.arguments:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ...._compiler.facts.records import KernelFacts
 from ....autotuner.decisions import Decisions
 from ....autotuner.proposal import Predicted
@@ -34,7 +36,8 @@ def plan_of(shape: ProductShape, choice: Choice, target: Target) -> GemmPlan | s
 def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
     """What one launch takes; ``fits`` is what the plan says."""
     shape = shape_of(facts)
-    assert not isinstance(shape, str), shape
+    if isinstance(shape, str):
+        return _unknown(shape, target)
     plan = plan_of(shape, choice_of(decisions, shape, target), target)
     if isinstance(plan, str):
         return _refused(shape, target, plan)
@@ -53,6 +56,24 @@ def predict(facts: KernelFacts, decisions: Decisions, target: Target) -> Predict
         time_us=time.total_us,
         register_limit=target.max_registers_per_thread,
         least_shared_bytes=shared_bytes(plan),
+    )
+
+
+def _unknown(reason: str, target: Target) -> Predicted:
+    """Of a product that facts do not show: nobody takes it for the fastest one."""
+    return Predicted(
+        registers_per_thread=0,
+        spill_risk=0.0,
+        shared_bytes=0,
+        tensor_memory_columns=0,
+        waves=0.0,
+        occupancy_blocks=0,
+        fits=True,
+        bytes_moved=0,
+        flops=0,
+        time_us=math.inf,
+        register_limit=target.max_registers_per_thread,
+        reason=reason,
     )
 
 

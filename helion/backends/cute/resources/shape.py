@@ -99,15 +99,24 @@ def shape_of(facts: KernelFacts) -> ProductShape | str:
         root=number if dimensions > 1 and sides.whole is None else None,
         whole_rows=sides.whole is not None,
         batch_block=batch[0].block_id if batch and batch[0].kind == "tile" else None,
-        fixed={block: size for block in blocks if (size := _size(facts, block)) is not None},
+        fixed={block: size for block in blocks if block != sides.whole and (size := _size(facts, block)) is not None},
     )
+
+
+def _products(facts: KernelFacts) -> tuple[MatmulFact, ...]:
+    """Those of the first loop that has any: others over the same columns compute them once more."""
+    parents = {region.region: region.parent for region in facts.regions}
+    (first, *_) = facts.matmuls
+    return tuple(fact for fact in facts.matmuls if parents[fact.region] == parents[first.region])
 
 
 def _sides(facts: KernelFacts) -> _Sides | str:
     """The sides of the one product, or of two of the same tiles; or why there is none."""
-    if len(facts.matmuls) not in (1, 2):
-        return f"the kernel has {len(facts.matmuls)} matrix products, not one or two"
-    fact, *others = facts.matmuls
+    if not facts.matmuls:
+        return "the kernel has no matrix product"
+    fact, *others = _products(facts)
+    if len(others) > 1:
+        return f"the kernel has {1 + len(others)} matrix products, not one or two"
     if any(_axes(each) != _axes(fact) for each in others):
         return "the two products of the kernel have different tiles"
     nested = bool(_blocks_of_k(fact, facts))
@@ -162,10 +171,7 @@ def _problem(facts: KernelFacts, sides: _Sides, axes: tuple[int, int], stores: S
 
 def _batch_axes(facts: KernelFacts, sides: _Sides, blocks: Sequence[int]) -> list[AxisFact]:
     """The axes beside those of the product."""
-    tiled = facts.matmul_with_tiled_reduction_epilogue
     over = {*blocks, *(facts.axes[at].block_id for at in _blocks_of_k(sides.fact, facts))}
-    if sides.whole is not None and tiled is not None:
-        over |= {*tiled.apply_axes, *tiled.n_block_ids}
     return [axis for axis in facts.axes if axis.block_id not in over and (sides.whole is None or axis.on_grid)]
 
 
@@ -215,14 +221,20 @@ def _whole_axis(fact: MatmulFact, facts: KernelFacts) -> int | None:
     if fact.n_axis is None:
         return None
     axis = facts.axes[fact.n_axis]
-    walked = axis.kind == "tile" and not axis.on_grid and fact.m_axis is not None and facts.axes[fact.m_axis].on_grid
+    walked = (
+        axis.kind in ("tile", "fixed")
+        and not axis.on_grid
+        and fact.m_axis is not None
+        and facts.axes[fact.m_axis].on_grid
+    )
     return fact.n_axis if axis.kind == "full" or walked else None
 
 
 def _with_rows(facts: KernelFacts, columns: int) -> KernelFacts:
-    """With the axis of N in the place of those of later loops over the columns."""
-    tiled = facts.matmul_with_tiled_reduction_epilogue
-    again = (*tiled.apply_axes, *tiled.n_block_ids) if tiled is not None else ()
+    """With the axis of N in the place of those of other loops over the columns, which stand in the grid itself."""
+    grids = {region.region for region in facts.regions if region.parent is None}
+    loops = [region for region in facts.regions if region.parent in grids] if facts.axes[columns].kind != "full" else []
+    again = {axis for region in loops for axis in region.axes}
 
     def renamed(op: MemoryOpFact) -> MemoryOpFact:
         return replace(op, subscript_axes=tuple(columns if axis in again else axis for axis in op.subscript_axes))

@@ -1,0 +1,54 @@
+"""What a program stores and reads again: the values that it stored, rounded to the type of the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ...._compiler.ir.grammar import Op, Region, Value
+from ...._shapes import dtype_name
+from ..plan.refusal import Refusal
+from .chain import ROUNDED, Chain
+from .frame import Frame, blocks_of
+
+
+class Stored:
+    """Of each tensor, by its id, what was stored to it last."""
+
+    def __init__(self, frame: Frame, chain: Chain) -> None:
+        self.frame = frame
+        self.chain = chain
+        self.stores: dict[int, Op] = {}
+
+    def keep(self, stores: Iterable[Op]) -> None:
+        for store in stores:
+            tensor = store.attrs.tensor
+            before = self.stores.pop(tensor, store)
+            if blocks_of(self.frame, before) != blocks_of(self.frame, store):
+                raise Refusal(f"{self.frame.tensor(store).name} is stored in two ways")
+            self.stores[tensor] = store
+
+    def read_back(self, load: Op) -> None:
+        """What ``load`` gives, of a tensor that was stored to."""
+        tensor, store = self.frame.tensor(load), self.stores[load.attrs.tensor]
+        if blocks_of(self.frame, load) != blocks_of(self.frame, store):
+            raise Refusal(f"{tensor.name} is read in another way than it was stored")
+        if tensor.dtype != torch.float32 and tensor.dtype not in ROUNDED:
+            raise Refusal(f"{tensor.name} is stored as {dtype_name(tensor.dtype)} and read back")
+        value = store.operands[0]
+        known = self.chain.read(value)
+        if not isinstance(value, Value) or value.dtype != tensor.dtype:
+            known = self.chain.rounded(known, tensor.dtype)
+        self.chain.known[load.result.number] = known
+
+
+def stores_behind(body: Region, frame: Frame, chain: Chain) -> list[Op]:
+    """What a program leaves in memory that stores, and may read that again, behind its loop over K."""
+    stored = Stored(frame, chain)
+    for op in body.ops:
+        if op.kind == "store":
+            stored.keep([op])
+        elif op.kind == "load" and op.attrs.tensor in stored.stores:
+            stored.read_back(op)
+    return list(stored.stores.values())

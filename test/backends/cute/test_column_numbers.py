@@ -1,0 +1,200 @@
+"""Epilogues that compute with the numbers of columns: labels, lengths, and what they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from backends.cute import gemms, lockstep
+from backends.cute.products import BOUNDS, row_error, values
+from backends.cute.rows import Chain
+from backends.cute.test_memory_rows import run
+from backends.cute.test_rows import UNITS
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.backends.cute.codegen.module import build
+from helion.backends.cute.plan.build import plan_gemm
+from helion.backends.cute.plan.epilogue import Epilogue
+from helion.backends.cute.plan.records import Choice, RowFinish, TileFinish
+from helion.backends.cute.toolchain.offline import compile_text
+from helion.hardware import Target
+
+F = torch.nn.functional
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@helion.kernel(backend="cute")
+def cross_entropy(
+    x: torch.Tensor, y: torch.Tensor, label: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Loss, its gradient by the product, and how many numbers are above that of the label."""
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    loss = torch.empty([m], dtype=torch.float32, device=x.device)
+    gradient = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    above = torch.empty([m], dtype=torch.int64, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        is_label = hl.arange(n)[None, :] == label[tile_m][:, None]
+        picked = torch.where(is_label, acc, 0.0).sum(-1)
+        loss[tile_m] = torch.logsumexp(acc, -1) - picked
+        gradient[tile_m, :] = (torch.softmax(acc, -1) - is_label.to(torch.float32)).to(x.dtype)
+        above[tile_m] = (acc > picked[:, None]).sum(-1)
+    return loss, gradient, above
+
+
+@helion.kernel(backend="cute")
+def tiled_cross_entropy(x: torch.Tensor, y: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    loss = torch.empty([m], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        top = hl.full([tile_m], float("-inf"), dtype=torch.float32)
+        total = hl.zeros([tile_m], dtype=torch.float32)
+        picked = hl.zeros([tile_m], dtype=torch.float32)
+        for tile_n in hl.tile(n):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            raised = torch.maximum(top, acc.amax(-1))
+            total = total * torch.exp(top - raised) + torch.exp(acc - raised[:, None]).sum(-1)
+            top = raised
+            picked += torch.where(tile_n.index[None, :] == label[tile_m][:, None], acc, 0.0).sum(-1)
+        loss[tile_m] = torch.log(total) + top - picked
+    return loss
+
+
+@helion.kernel(backend="cute")
+def within(x: torch.Tensor, y: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """A product whose rows end somewhere, with a slope along its columns."""
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        column = tile_n.index[None, :]
+        out[tile_m, tile_n] = torch.where(column < length[tile_m][:, None], acc + 0.25 * column, 0.0).to(x.dtype)
+    return out
+
+
+def arguments(m: int, n: int, k: int = 72, dtype: torch.dtype = torch.int64) -> tuple[torch.Tensor, ...]:
+    x, y = values(m, k, dtype=FP32, device="cpu"), values(k, n, dtype=FP32, device="cpu", seed=1, mean=-0.2)
+    label = torch.randint(0, n, (m,), generator=torch.Generator().manual_seed(0)).to(dtype)
+    label[:2] = torch.tensor([0, n - 1])
+    return x.to(BF16), (y * k**-0.5).to(BF16), label
+
+
+@pytest.mark.parametrize(("m", "n", "dtype"), [(37, 1000, torch.int64), (7, 4104, torch.int32)])
+def test_labels(m: int, n: int, dtype: torch.dtype) -> None:
+    """In the registers of a cluster, and in memory; tiles leave their parts of all that is one number per row."""
+    x, y, label = arguments(m, n, dtype=dtype)
+    sums = x.double() @ y.double()
+    wanted = F.cross_entropy(sums, label.long(), reduction="none")
+    loss, gradient, above = cross_entropy(x, y, label)
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert row_error(gradient, sums.softmax(1) - F.one_hot(label.long(), n)) < BOUNDS[BF16]
+    assert torch.equal(above, (sums > sums.gather(1, label.long()[:, None])).sum(1))
+    torch.testing.assert_close(tiled_cross_entropy(x, y, label).double(), wanted, rtol=1e-5, atol=1e-5)
+    if n > 4096:
+        assert isinstance(cross_entropy.bind((x, y, label)).plan().gemm.finish, RowFinish)
+        assert isinstance(tiled_cross_entropy.bind((x, y, label)).plan().gemm.finish, TileFinish)
+
+
+def test_lengths() -> None:
+    x, y, length = arguments(130, 200)
+    length[3] = 2**24 + 1  # fp32 has its neighbour, which is as far behind the last column
+    column = torch.arange(200)
+    wanted = torch.where(column < length[:, None], x.double() @ y.double() + 0.25 * column, 0.0)
+    assert row_error(within(x, y, length), wanted) < BOUNDS[BF16]
+
+
+# The text ------------------------------------------------------------------------------------------------------------------
+
+
+def picking(n: int) -> Epilogue:
+    """The number at the label, the sums less it before the label, and the number of the column behind."""
+    e = Chain(("label", "column", "int64", 1))
+    column = e("column_number")
+    picked = e("row_sum", e("where", e("eq", column, 1), 0, 0.0))
+    y = e("where", e("lt", column, 1), e("sub", 0, picked), column)
+    return e.done(("d", y, "exact", "float32", n), ("picked", picked, "column", "float32", 1))
+
+
+def pick(sums: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    column, picked = torch.arange(sums.shape[1]), sums.gather(1, label[:, None])
+    return torch.where(column < label[:, None], sums - picked, column.to(sums.dtype)), picked[:, 0]
+
+
+def problem(m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(m, n, generator=generator), torch.randint(0, n, (m,), generator=generator)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_text_numbers_columns(unit: str) -> None:
+    tile, ctas, n = UNITS[unit]
+    target = gemms.HOPPER if unit.startswith("wgmma") else gemms.BLACKWELL
+    asked = gemms.product(tile[0], n, 64, epilogue=picking(n))
+    plan = plan_gemm(asked, Choice(tile=tile, cluster=(1, ctas), epilogue_n=16), target)
+    sums, label = problem(tile[0], n)
+    cluster = lockstep.Cluster(plan, [sums], {"label": label})
+    cluster.run()
+    wanted, picked = pick(sums, label)
+    assert torch.equal(cluster.matrix("d")[: tile[0], :n], wanted)
+    assert torch.equal(cluster.columns["picked"].values, picked)
+
+
+def test_a_row_in_memory_numbers_its_columns() -> None:
+    plan = plan_gemm(gemms.product(5, 4104, 64, epilogue=picking(4104)), gemms.in_memory((64, 128, 64)), gemms.HOPPER)
+    sums, label = problem(5, 4104)
+    wanted, picked = pick(sums, label)
+    found, numbers = run(plan, sums, {"label": label})
+    assert torch.equal(found, wanted) and torch.equal(numbers, picked)
+
+
+# What is refused -------------------------------------------------------------------------------------------------------------
+
+
+@helion.kernel(backend="cute")
+def chosen(x: torch.Tensor, y: torch.Tensor, label: torch.Tensor, choose: hl.constexpr) -> torch.Tensor:
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m], dtype=torch.int64, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        out[tile_m] = choose(acc, label[tile_m])
+    return out
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (lambda a, label: torch.where(a.amax(-1) > 0, label, 0), "integers that fp32 may not hold are compared"),
+        (lambda a, label: a.argmax(-1) + label, "add of int64"),
+        (lambda a, label: (a * (label == label + 1)[:, None]).argmax(-1), "add of int64"),
+        (lambda a, label: (a * (label == label.abs())[:, None]).argmax(-1), "abs of int64"),
+        (lambda a, label: (a * (label == 2**24)[:, None]).argmax(-1), "comparisons of two integers"),
+    ],
+)
+def test_integers_that_fp32_does_not_hold_are_refused(choose: Callable[..., Any], message: str) -> None:
+    with pytest.raises(exc.CuteUnsupported, match=message):
+        chosen.bind((*arguments(37, 200), choose))
+
+
+@pytest.mark.parametrize("target", [gemms.HOPPER, gemms.BLACKWELL])
+def test_the_text_compiles(target: Target) -> None:
+    """In a walk that reduces, in one that stores, and in the kernel that finishes rows."""
+    pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
+    for n, choice in ((1000, gemms.clusters((64, 128, 64), 8)), (4104, gemms.in_memory((128, 128, 64)))):
+        plan = plan_gemm(gemms.product(64, n, 64, epilogue=picking(n)), choice, target)
+        assert compile_text(build(plan), plan).cubin
