@@ -17,6 +17,7 @@ from backends.cute.test_module import undefined
 from backends.cute.test_verify import drop, drop_kind, first_fault, is_found_at_once, with_counts
 from timing import seconds
 
+from helion.backends.cute.codegen.epilogue import dealt, dealt_columns, fragment
 from helion.backends.cute.codegen.module import render
 from helion.backends.cute.execute.evaluate import evaluate
 from helion.backends.cute.execute.launcher import launch_gemm
@@ -321,6 +322,34 @@ def text_outputs(plan: GemmPlan, sums: torch.Tensor, given: dict[str, torch.Tens
             assert bool((column.stores == 1).all()), "each number per row is stored once"
             outputs.append(column.values)
     return outputs
+
+
+@pytest.mark.parametrize("width", [8, 16, 32, 64])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_threads_read_row_operands_of_their_own_columns(name: str, width: int) -> None:
+    """Wherever in shared memory these lie: where tiles of columns change, in their order."""
+    stays = plan_gemm(
+        gemms.whole_rows(name, 64, 256, 64),
+        Choice(tile=(64, 128, 64), cluster=(1, 2), epilogue_n=width),
+        gemms.HOPPER,
+    )
+    changes = plan_gemm(
+        gemms.product(64, 256, 64, epilogue=gemms.bias()), Choice(tile=(64, 128, 64), epilogue_n=width), gemms.HOPPER
+    )
+    for plan in (stays, changes):
+        held = {eval(dealt(plan, f"({column})")): column for column in range(128)}
+        assert sorted(held) == [*range(128)]
+        first, shape, strides = dealt_columns(plan)
+        for lane in range(32):
+            for subtile in range(plan.subtiles):
+                start = eval(first, {"lane": lane}) + subtile * width
+                read = [held[start + at] for at in columns(eval(shape), eval(strides))]
+                own = subtile * width + eval(fragment(plan).first_column, {"lane": lane})
+                assert read == [own + at for at in columns((2, width // 8), (1, 8))]
+
+
+def columns(shape: tuple[int, int], strides: tuple[int, int]) -> list[int]:
+    return [i * strides[0] + j * strides[1] for j in range(shape[1]) for i in range(shape[0])]
 
 
 JOINED = ("layer_norm", "softmax", "log_softmax", "logsumexp", "argmax")

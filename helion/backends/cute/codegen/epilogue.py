@@ -68,6 +68,25 @@ def _paired_fragment(plan: GemmPlan) -> Fragment:
     )
 
 
+def dealt(plan: GemmPlan, column: str) -> str:
+    """Where the row operands of a tile have ``column`` in shared memory: where they stay from tile to tile, the columns of a
+    thread lie side by side, so that it reads four at a time."""
+    if not (plan.columns_stay and plan.paired):
+        return column
+    width = plan.epilogue_n
+    pairs = f"{column} % 8 // 2 * {width // 4} + {column} % {width} // 8 * 2 + {column} % 2"
+    return f"{column} // {width} * {width} + {pairs}"
+
+
+def dealt_columns(plan: GemmPlan) -> tuple[str, str, str]:
+    """Of a thread's columns of a sub-tile among those: the first, shape and strides."""
+    places = fragment(plan)
+    if plan.columns_stay and plan.paired:
+        return f"lane % 4 * {plan.epilogue_n // 4}", f"(2, {plan.epilogue_n // 8})", "(1, 2)"
+    shape, strides = places.columns.split(", stride=")
+    return places.first_column, shape, strides
+
+
 def sum_of(plan: GemmPlan) -> str:
     """Of all sums in the registers of a thread, the place of value ``i`` of ``subtile``."""
     if plan.unit == "tcgen05":

@@ -10,7 +10,7 @@ from ..plan.epilogue import EpilogueOutput
 from ..plan.records import WARPGROUP_THREADS, GemmPlan
 from ..roles.grammar import Role
 from . import exchange, rows, scales, workspace
-from .epilogue import fragment, suffixed, values_of
+from .epilogue import dealt_columns, fragment, suffixed, values_of
 
 
 def dsl(dtype: str) -> str:
@@ -253,12 +253,12 @@ def _vectors(plan: GemmPlan, role: Role) -> list[str]:
     registers = -(-plan.tile[1] // counts(plan).consumer_threads)
     first = f"{role.team * plan.tile[1]} + " if role.team else ""
     for operand in plan.problem.epilogue.of_kind("row"):
-        shape, strides = places.columns.split(", stride=")
+        first_column, shape, strides = dealt_columns(plan)
         lines += [
             f"{operand.label}_loaded = cute.make_rmem_tensor({registers}, cutlass.Float32)",
             f"{operand.label}_columns = cute.make_rmem_tensor(cute.make_layout({shape}), cutlass.Float32)",
             f"{operand.label}_view = cute.make_tensor(",
-            f"    shared_{operand.label}.iterator + {first}{places.first_column},",
+            f"    shared_{operand.label}.iterator + {first}{first_column},",
             f"    cute.make_layout(({shape[1:-1].rstrip(',')}, {plan.subtiles}), stride=({strides[1:-1].rstrip(',')}, {plan.epilogue_n})),",
             ")",
         ]

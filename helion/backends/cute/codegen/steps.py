@@ -9,7 +9,7 @@ from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
 from . import exchange, numbers, rows, scales, workspace
-from .epilogue import evaluate, first_column, fragment, in_range, numbers_columns, suffixed, sum_of, values_of
+from .epilogue import dealt, evaluate, first_column, fragment, in_range, numbers_columns, suffixed, sum_of, values_of
 from .setups import SETUPS, batched, dsl, rows_of, second_b, stage_of
 from .writer import Writer
 
@@ -359,8 +359,12 @@ def _(step: g.ShareVectors, out: Writer, names: Names) -> None:
     threads, columns = counts(names.plan).consumer_threads, names.plan.tile[1]
     first = f"{names.role.team * columns} + " if names.role.team else ""
     with out.block(f"for i in cutlass.range_constexpr({-(-columns // threads)}):"):
+        place = dealt(
+            names.plan,
+            f"(store_thread + i * {threads})" if names.plan.columns_stay else f"store_thread + i * {threads}",
+        )
         store = [
-            f"shared_{operand.label}[{first}store_thread + i * {threads}] = {operand.label}_loaded[i]"
+            f"shared_{operand.label}[{first}{place}] = {operand.label}_loaded[i]"
             for operand in names.plan.problem.epilogue.of_kind("row")
         ]
         if columns % threads:
