@@ -116,6 +116,29 @@ def test_lengths() -> None:
     assert row_error(within(x, y, length), wanted) < BOUNDS[BF16]
 
 
+@pytest.mark.parametrize("static", [True, False])
+def test_masks_of_what_there_is_are_none(static: bool) -> None:
+    """Whether sizes are known or only those of a launch."""
+
+    @helion.kernel(backend="cute", static_shapes=static)
+    def inside(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        m, k = x.size()
+        n = y.size(1)
+        out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+        for tile_m, tile_n in hl.tile([m, n]):
+            acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+            for tile_k in hl.tile(k):
+                acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+            keep = (tile_m.index[:, None] < m) & ~(tile_n.index[None, :] >= n)
+            out[tile_m, tile_n] = torch.where(keep, acc, 0.0).to(x.dtype)
+        return out
+
+    for m, n in ((130, 200), (70, 296)):
+        x, y, _ = arguments(m, n)
+        assert row_error(inside(x, y), x.double() @ y.double()) < BOUNDS[BF16]
+        assert inside.bind((x, y)).plan().gemm.problem.epilogue.instructions == ()
+
+
 # The text ------------------------------------------------------------------------------------------------------------------
 
 

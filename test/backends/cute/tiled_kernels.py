@@ -105,7 +105,7 @@ def chosen_maximum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @helion.kernel(backend="cute")
 def masked(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """logsumexp of columns that a mask leaves, which are all of them."""
+    """logsumexp of rows and columns that a mask leaves, which are all of them."""
     m, k = x.size()
     n = y.size(1)
     out = torch.empty([m], dtype=torch.float32, device=x.device)
@@ -116,7 +116,7 @@ def masked(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
             for tile_k in hl.tile(k):
                 acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
-            acc = torch.where(tile_n.index[None, :] < n, acc, float("-inf"))
+            acc = torch.where((tile_m.index[:, None] < m) & (tile_n.index[None, :] < n), acc, float("-inf"))
             new = torch.maximum(top, acc.amax(-1))
             total = total * torch.exp(top - new) + torch.exp(acc - new[:, None]).sum(-1)
             top = new

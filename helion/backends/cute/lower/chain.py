@@ -32,7 +32,7 @@ from ..plan.epilogue import (
 )
 from ..plan.refusal import Refusal
 from .frame import Frame, Place, kind_of, place_of, upright
-from .known import known_number, known_of_columns
+from .known import known_number, known_of_positions
 from .names import name_of
 from .numbers import equal, example
 
@@ -273,7 +273,7 @@ class Chain:
 
     def _known(self, op: Op, name: str) -> Reference | None:
         """What is known of an operation: a number, what a known condition chooses, and a position that 0 is added to."""
-        found = known_of_columns(self.frame, op, self.read) or known_number(op, self.read)
+        found = known_of_positions(self.frame, op, self.read) or known_number(op, self.read)
         if found is not None:
             return found
         if name == "where" and isinstance(condition := self.read(op.operands[0]), Constant):

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ...._compiler.ir.grammar import IotaAttrs, Op, Operand, PointwiseAttrs, Value
+from ...._compiler.ir.grammar import IotaAttrs, NumberAttrs, Op, Operand, PointwiseAttrs, Value
 from ...._compiler.ir.pointwise import POINTWISE
+from ...._shapes import Number
 from ..plan.epilogue import Constant, constant
 from .frame import Frame
+from .numbers import equal
 
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")
@@ -37,46 +39,64 @@ def _given(operand: Operand, value: Constant) -> torch.Tensor | bool | int | flo
     return type(operand)(number)
 
 
-def known_of_columns(frame: Frame, op: Op, read: Read) -> Constant | None:
-    """A comparison of the number of a column with a known number, where it gives the same in all columns."""
+def known_of_positions(frame: Frame, op: Op, read: Read) -> Constant | None:
+    """A comparison of the number of a row or column with a known number, or with how many there are, where it gives the same
+    in all of them."""
     name = op.attributes(PointwiseAttrs).name
     if name not in _COMPARE:
         return None
     first, second = op.operands
     for number, other, compared in ((first, second, name), (second, first, _MIRRORED[name])):
-        ends = _first_and_last(frame, number)
-        if ends is not None and (limit := _limit(frame, other, read)) is not None:
-            found = {_COMPARE[compared](end, limit) for end in ends}
-            inside = compared in ("eq", "ne") and ends[0] < limit < ends[1]
-            return None if inside or len(found) > 1 else constant(float(found.pop()))
+        counted = _counted(frame, number)
+        if counted is not None:
+            extent, start, step = counted
+            found = _of_all(extent, start, step, _COMPARE[compared], _limit(frame, other, read))
+            return found if found is not None or (start, step) != (0, 1) else _of_extent(frame, extent, compared, other)
     return None
+
+
+def _of_all(
+    extent: Number, start: int, step: int, compare: Callable[[float, float], bool], limit: float | None
+) -> Constant | None:
+    """Of all numbers from ``start`` on, if they agree."""
+    if limit is None or not isinstance(extent, int):
+        return None
+    ends = sorted((start, start + step * (extent - 1)))
+    found = {compare(end, limit) for end in ends}
+    inside = compare in (operator.eq, operator.ne) and ends[0] < limit < ends[1]
+    return None if inside or len(found) > 1 else constant(float(found.pop()))
+
+
+def _of_extent(frame: Frame, extent: Number, compared: str, other: Operand) -> Constant | None:
+    """Of a comparison with a number that only the launch knows: that of all rows, or columns."""
+    made = _behind_views(frame, other)
+    if made is None or made.kind != "number" or not equal(made.attributes(NumberAttrs).expr, extent):
+        return None
+    return constant(float(compared in ("lt", "le", "ne")))
 
 
 def _limit(frame: Frame, value: Operand, read: Read) -> float | None:
     made = _behind_views(frame, value)
-    if made is not None and made.kind not in ("tile", "full", "pointwise"):
-        return None
-    if isinstance(value, Value) and value.dims:
+    if (made is not None and made.kind not in ("tile", "full", "pointwise")) or (
+        isinstance(value, Value) and value.dims
+    ):
         return None
     known = read(value)
     return float(known.text) if isinstance(known, Constant) else None
 
 
-def _first_and_last(frame: Frame, value: Operand) -> tuple[int, int] | None:
-    """Numbers of the first and the last column that a value may count, behind views and casts; None where it counts none."""
+def _counted(frame: Frame, value: Operand) -> tuple[Number, int, int] | None:
+    """How many rows or columns a value may count, behind views and casts, from which number on and in which steps."""
     made = _behind_views(frame, value)
     while made is not None and made.attrs == PointwiseAttrs("cast"):
         made = _behind_views(frame, made.operands[0])
     if made is None or made.kind != "iota":
         return None
     attrs = made.attributes(IotaAttrs)
-    if frame.named(attrs.block) != frame.n:
+    block = frame.named(attrs.block)
+    if block not in (frame.m, frame.n):
         return None
-    last = frame.columns - 1
-    if not attrs.relative:
-        return 0, last
-    first, last = sorted((attrs.start, attrs.start + attrs.step * last))
-    return first, last
+    return (frame.extent(block), attrs.start, attrs.step) if attrs.relative else (frame.extent(block), 0, 1)
 
 
 def _behind_views(frame: Frame, value: Operand) -> Op | None:

@@ -143,10 +143,8 @@ class _Run:
             return self.numbers.of(("number", op.result.number), (), op.result.dtype)
         if op.kind == "tile":
             return torch.tensor(self._field(op.attributes(TileAttrs)))
-        if op.kind == "iota" and self.frame.named(op.attributes(IotaAttrs).block) == self.frame.n:
-            attrs = op.attributes(IotaAttrs)
-            lanes = torch.arange(self.end - self.begin)
-            return attrs.start + attrs.step * lanes if attrs.relative else self.begin + lanes
+        if op.kind == "iota":
+            return self._lanes(op)
         operand = self._read(op.operands[0]) if op.operands else None
         if operand is not None and op.kind == "full":
             return operand.expand(self._shape(op.result.dims))
@@ -157,6 +155,12 @@ class _Run:
         if operand is not None and op.kind == "reduce":
             return self._reduced(op, operand)
         raise Refusal(f"{op.kind} in a loop over tiles of columns is not implemented")
+
+    def _lanes(self, op: Op) -> torch.Tensor:
+        attrs, (size,) = op.attributes(IotaAttrs), self._shape(op.result.dims)
+        begin = self.begin if self.frame.named(attrs.block) == self.frame.n else 0
+        lanes = torch.arange(size)
+        return attrs.start + attrs.step * lanes if attrs.relative else begin + lanes
 
     def _field(self, attrs: TileAttrs) -> int:
         fields = {
