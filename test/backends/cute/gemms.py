@@ -294,6 +294,12 @@ ON_HOPPER |= {
         _with(SQUARE, cluster=(2, 4), tile=(128, 144, 64), epilogue_n=16, store_stages=3),
     ),
     "rows_logsumexp_odd": (whole_rows("logsumexp", 1000, 1000, 136), clusters(SMALL_ROWS, 8)),
+    "rows_layer_norm_at_once": (whole_rows("layer_norm", 1000, 3000, 520), clusters((128, 192, 64), 16)),
+    "rows_logsumexp_at_once": (whole_rows("logsumexp", 1000, 1000, 1032), clusters((256, 128, 64), 8)),
+    "rows_argmax_at_once": (
+        whole_rows("argmax", 1000, 1000, 1032),
+        _with(SQUARE, tile=(64, 256, 64), cluster=(2, 4)),
+    ),
     "rows_l2_normalize": (whole_rows("l2_normalize", 131077, 512, 512), clusters(BIG, 2)),
     "rows_quantized_odd": (whole_rows("quantized", 1000, 1008, 136), clusters(BIG, 4)),
     "rows_argmax_odd": (whole_rows("argmax", 1000, 1000, 136), clusters((256, 128, 64), 8)),

@@ -356,14 +356,19 @@ JOINED = ("layer_norm", "softmax", "log_softmax", "logsumexp", "argmax")
 
 
 @pytest.mark.parametrize("name", JOINED)
-@pytest.mark.parametrize(("ctas", "n", "mean"), [(4, 240, 1.0), (8, 272, -3.0), (2, 128, 500.0)])
-def test_exchanges_at_once_give_what_exchanges_apart_do(name: str, ctas: int, n: int, mean: float) -> None:
+@pytest.mark.parametrize(
+    ("tile", "ctas", "n", "mean"),
+    [((64, 64), 4, 240, 1.0), ((64, 64), 8, 272, -3.0), ((64, 64), 2, 128, 500.0), ((256, 64), 4, 240, 1.0)],
+)
+def test_exchanges_at_once_give_what_exchanges_apart_do(
+    name: str, tile: tuple[int, int], ctas: int, n: int, mean: float
+) -> None:
     """Of few columns some CTAs have none."""
-    asked = gemms.whole_rows(name, 64, n, 1024)
-    plan = plan_gemm(asked, gemms.clusters((64, 64, 64), ctas), gemms.HOPPER)
+    asked = gemms.whole_rows(name, tile[0], n, 1024)
+    plan = plan_gemm(asked, gemms.clusters((*tile, 64), ctas), gemms.HOPPER)
     assert plan.joins and (rows := counts(plan).rows) is not None and rows.stages == 1
     generator = torch.Generator().manual_seed(n)
-    sums = torch.randn(64, n, generator=generator) * 3 + mean
+    sums = torch.randn(tile[0], n, generator=generator) * 3 + mean
     given = operands(asked, generator)
     outputs = text_outputs(plan, sums, given)
     compare(name, sums.double(), given, outputs)

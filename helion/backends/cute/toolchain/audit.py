@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..plan.counts import PipelineCounts, counts
 from ..plan.records import GemmPlan
-from ..plan.shared import shared_memory
+from ..plan.shared import WORD_BYTES, Allocation, shared_memory
 
 # An instruction's address as a comment, an optional predicate, the opcode.
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
@@ -114,10 +115,17 @@ def barrier_offsets(ptx: str) -> list[int]:
 
 def misplaced_barriers(ptx: str, plan: GemmPlan) -> set[int]:
     """Offsets of barriers that `ptx` initialises outside of where `plan` has them, or does not initialise."""
+    rows = counts(plan).rows
     planned = {
         offset
         for allocation in shared_memory(plan)
         if allocation.name.endswith(("_barriers", "free_barrier"))
-        for offset in range(allocation.offset_bytes, allocation.offset_bytes + allocation.size_bytes, 8)
+        for offset in range(allocation.offset_bytes, allocation.offset_bytes + _used_bytes(allocation, rows), 8)
     }
     return planned ^ set(barrier_offsets(ptx))
+
+
+def _used_bytes(allocation: Allocation, rows: PipelineCounts | None) -> int:
+    """Without the places of barriers that nobody uses."""
+    spare = rows.spare_words if rows is not None and allocation.name == "rows_barriers" else 0
+    return allocation.size_bytes - spare * WORD_BYTES
