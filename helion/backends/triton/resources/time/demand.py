@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ....._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, ReductionFact
+from ....._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
 from ..matrix import rate_name, tile_shape, unit_of
 from ..tiles import VECTOR_BYTES
 from .launch import Launch
 from .nest import Nest
+from .roots import Access, Root, roots_of
 
 _SECTOR = 32
 #: Threads of a warp exchange in registers; a reduction over more of them goes through shared memory.
@@ -113,19 +114,16 @@ class Demand(NamedTuple):
 
 def demands(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> list[Demand]:
     """One for each grid loop."""
-    return [
-        _Count(facts, launch, predicted, target, region.root).demand()
-        for region in facts.regions
-        if region.kind == "root"
-    ]
+    return [_Count(facts, launch, predicted, target, root).demand() for root in roots_of(facts)]
 
 
 class _Count:
     """Sums over the facts of one root."""
 
-    def __init__(self, facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target, root: int) -> None:
-        self.facts, self.launch, self.predicted, self.target, self.root = facts, launch, predicted, target, root
-        self.nest = Nest(facts, launch.sizes, root, launch.parts)
+    def __init__(self, facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target, mine: Root) -> None:
+        self.launch, self.predicted, self.target, self.mine, self.root = launch, predicted, target, mine, mine.root
+        self.nest = Nest(facts, launch.sizes, mine.root, launch.parts)
+        self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
         self.sums: dict[str, float] = dict.fromkeys(Demand._fields, 0.0)
         self.seen: set[tuple[int, tuple[int, ...]]] = set()
@@ -145,47 +143,36 @@ class _Count:
             iterations=nest.iterations,
             largest_times=self._largest_times(),
         )
-        dots = {fact.region for fact in self.facts.matmuls}
-        for op in (*self.facts.memory_ops, *self.facts.atomics):
-            if self._mine(op.region):
-                self._access(op, op.region in dots)
+        for access in self.mine.accesses:
+            self._access(access)
         self._wait()
         self._elementwise()
         self._reductions()
         self._scans()
-        for fact in self.facts.matmuls:
-            if self._mine(fact.region):
-                self._product(fact)
+        for fact in self.mine.matmuls:
+            self._product(fact)
         return Demand(**sums)
-
-    def _mine(self, region: int) -> bool:
-        return self.facts.regions[region].root == self.root
 
     def _largest_times(self) -> int:
         sizes, nest = self.launch.sizes, self.nest
-        tiles: list[tuple[int, tuple[int | None, ...]]] = [(fact.region, fact.axes) for fact in self.facts.work]
-        tiles += [(op.region, op.tile_axes) for op in self.facts.memory_ops]
-        tiles += [(fact.region, (fact.m_axis, fact.n_axis)) for fact in self.facts.matmuls]
         held = [(1, 1)]
-        for region, dimensions in tiles:
-            if self._mine(region):
-                axes = [axis for axis in dimensions if axis is not None]
-                held.append((math.prod([sizes[axis] for axis in axes]), nest.times(region) * nest.chunks(axes)))
+        for region, axes in self.mine.tiles:
+            held.append((math.prod([sizes[axis] for axis in axes]), nest.times(region) * nest.chunks(axes)))
         return max(held)[1]
 
-    def _access(self, op: MemoryOpFact, feeds_dots: bool) -> None:
-        sums, nest, sizes = self.sums, self.nest, self.launch.sizes
+    def _access(self, access: Access) -> None:
+        sums, nest, sizes, op, itemsize = self.sums, self.nest, self.launch.sizes, access.op, access.itemsize
         passes, times = nest.repeats(op)
         numel = math.prod([sizes[axis] for axis in op.tile_axes])
         useful = math.prod([nest.used[axis] for axis in op.tile_axes])
-        run, width = self._run(op, numel)
-        asked = times * useful * op.itemsize
-        sector_bytes = times * useful / max(run, 1.0) * -(-run * op.itemsize // _SECTOR) * _SECTOR
+        run, width = self._run(access, numel)
+        asked = times * useful * itemsize
+        sector_bytes = times * useful / max(run, 1.0) * -(-run * itemsize // _SECTOR) * _SECTOR
         sums["asked_bytes"] += asked
         sums["sector_bytes"] += sector_bytes
         if op.kind == "store":
             sums["written_bytes"] += max(0.0, sector_bytes - asked)
-        if op.kind == "load" and op.accessed_numel * op.itemsize <= _NEAR_BYTES and self._of_all_programs(op):
+        if op.kind == "load" and access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
             sums["near_bytes"] += sector_bytes
         sums["looped_bytes" if times > 1 else "straight_bytes"] += asked
         eviction = self.launch.evictions.get(op.slot)
@@ -200,43 +187,34 @@ class _Count:
             sums["accesses"] += times * max(1.0, per_thread / width) * self.launch.warps
         if op.kind == "store":
             sums["stores"] += times
-        self._traffic(op, asked, passes, run)
+        self._traffic(access, asked, passes, run)
         if op.kind == "load":
-            walked = tuple(axis for axis in op.tile_axes if axis in nest.walked)
+            walked = tuple([axis for axis in op.tile_axes if axis in nest.walked]) if nest.walked else ()
             # Triton does not prefetch loads through pointers in a loop that is one with the loop over tiles
             kept = self.root not in self.launch.fused or op.slot in self.launch.boxed
-            key = op.region, walked, feeds_dots and kept and self.launch.stages > 1
+            key = op.region, walked, access.feeds_dots and kept and self.launch.stages > 1
             self.waits[key] = max(self.waits.get(key, 0.0), times)
 
-    def _of_all_programs(self, op: MemoryOpFact) -> bool:
-        nest = self.nest
-        return not any(nest.trips[axis] > 1 for axis in nest.order if axis in op.tile_axes or axis in op.subscript_axes)
+    def _of_all_programs(self, access: Access) -> bool:
+        return not any([self.nest.trips[axis] > 1 for axis in access.inside])
 
-    def _run(self, op: MemoryOpFact, numel: int) -> tuple[float, float]:
+    def _run(self, access: Access, numel: int) -> tuple[float, float]:
         """Elements of the tile that lie together in memory, and elements of one thread's access."""
-        run, tiled, aligned, inner = 1.0, 1, 16, None
-        dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
-        for axis, stride, extent, scale in dimensions:
-            if axis is not None and stride == 1 and scale == 1 and extent > 1:
-                run, tiled, inner = self.nest.used[axis], self.launch.sizes[axis], axis
-        for axis, stride, extent, _ in dimensions:
-            if axis != inner and stride > 1 and extent > 1:
-                aligned = math.gcd(aligned, stride)
-        if self.root in self.launch.flattened and inner in self.nest.order:
-            # a tile is a run of the flat index, along the last of the axes in their order
-            straight = inner == self.nest.ordered(self.launch)[-1]
-            run, tiled = (float(numel), numel) if straight else (1.0, 1)
-        return run, float(max(1, min(VECTOR_BYTES // op.itemsize, tiled, aligned, numel // self.threads)))
+        inner, run, tiled = access.inner, 1.0, 1
+        if inner is not None:
+            run, tiled = self.nest.used[inner], self.launch.sizes[inner]
+            if self.root in self.launch.flattened and inner in self.nest.order:
+                # a tile is a run of the flat index, along the last of the axes in their order
+                run, tiled = (float(numel), numel) if inner == self.fastest[-1] else (1.0, 1)
+        return run, float(max(1, min(VECTOR_BYTES // access.itemsize, tiled, access.aligned, numel // self.threads)))
 
-    def _traffic(self, op: MemoryOpFact, asked: float, passes: int, run: float) -> None:
+    def _traffic(self, access: Access, asked: float, passes: int, run: float) -> None:
         """Bytes from and to memory: each once, and again what the cache has lost in between."""
-        sums, nest = self.sums, self.nest
+        sums, nest, op, once = self.sums, self.nest, access.op, access.once_bytes
         programs = nest.programs
-        once = op.accessed_numel * op.itemsize
         first = asked / passes
         small = once <= self.target.l2_bytes * _L2_SHARE
-        shared = [axis for axis in nest.order if axis not in op.tile_axes and axis not in op.subscript_axes]
-        shared = [axis for axis in shared if nest.trips[axis] > 1]
+        shared = [axis for axis in access.apart if nest.trips[axis] > 1]
         total = least = min(once, programs * first)
         if shared and op.kind == "load" and not small:
             total = max(least, nest.covered(self.launch, self._at_once(), shared) * first)
@@ -252,19 +230,16 @@ class _Count:
         sums["again_bytes"] += again / programs
         if again:
             sums["row_bytes"] += first
-        halvings = math.log2(_RUN_BYTES / min(_RUN_BYTES, max(_SECTOR, self._run_bytes(op, run))))
+        halvings = math.log2(_RUN_BYTES / min(_RUN_BYTES, max(_SECTOR, self._run_bytes(access, run))))
         sums["scattered_bytes"] += (total + again) / programs * halvings
 
     def _at_once(self) -> float:
         return self.target.num_sms * self.sums["resident"]
 
-    def _run_bytes(self, op: MemoryOpFact, run: float) -> float:
+    def _run_bytes(self, access: Access, run: float) -> float:
         """Bytes that programs next to each other read together."""
-        fastest = self.nest.ordered(self.launch)[:1]
-        joined = self.root in self.launch.flattened or any(
-            axis in fastest and stride == 1 for axis, stride in zip(op.subscript_axes, op.strides, strict=True)
-        )
-        return _RUN_BYTES if joined else run * op.itemsize
+        joined = self.root in self.launch.flattened or not access.unit_stride.isdisjoint(self.fastest[:1])
+        return _RUN_BYTES if joined else run * access.itemsize
 
     def _wait(self) -> None:
         for (_, _, pipelined), times in self.waits.items():
@@ -275,9 +250,7 @@ class _Count:
                 self.sums["looped_rounds" if times > 1 else "straight_rounds"] += times
 
     def _elementwise(self) -> None:
-        for fact in self.facts.work:
-            if not self._mine(fact.region):
-                continue
+        for fact in self.mine.work:
             times = self.nest.times(fact.region) * self.nest.chunks(fact.axes)
             each = max(1.0, math.prod([self.launch.sizes[axis] for axis in fact.axes]) / self.threads)
             issued = times * each * self.launch.warps
@@ -289,9 +262,7 @@ class _Count:
 
     def _reductions(self) -> None:
         sizes, sums = self.launch.sizes, self.sums
-        for fact in self.facts.reductions:
-            if not self._mine(fact.region):
-                continue
+        for fact in self.mine.reductions:
             times = self.nest.times(fact.region) * sum(_VALUES.get(name, 1) for name in fact.names)
             numel = math.prod([sizes[axis] for axis in fact.tile])
             along, of_warp = self._threads_along(fact, numel)
@@ -309,13 +280,11 @@ class _Count:
     def _scans(self) -> None:
         """Each step of a scan exchanges, within a warp or through shared memory, all that a thread has."""
         sizes, sums = self.launch.sizes, self.sums
-        for fact in self.facts.scans:
-            if fact.axis is None or not set(fact.tile).intersection(self.nest.order):
-                continue
+        for scanned, fact in self.mine.scans:
             times = math.prod([self.nest.trips[axis] for axis in fact.tile if axis not in self.nest.order])
             each = max(1.0, math.prod([sizes[axis] for axis in fact.tile]) / self.threads)
             issued = times * each * self.launch.warps * fact.ops
-            steps = math.log2(min(_WARP, max(2, sizes[fact.axis])))
+            steps = math.log2(min(_WARP, max(2, sizes[scanned])))
             sums["looped_issue" if times > 1 else "straight_issue"] += issued * (1 + steps)
             sums["accesses"] += times * each * self.launch.warps * steps * _SHUFFLE_ACCESSES
             sums["barriers"] += times
@@ -323,7 +292,7 @@ class _Count:
     def _threads_along(self, fact: ReductionFact, numel: int) -> tuple[int, int]:
         """Threads of a program, and of one warp, that share a row which is reduced: neighbours in memory go to neighbours."""
         sizes = self.launch.sizes
-        for product in self.facts.matmuls:
+        for product in self.mine.matmuls:
             if product.region == fact.region and {product.m_axis, product.n_axis} <= set(fact.tile):
                 return self._accumulator_threads(fact, product)
         width = max(1, min(VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize), numel // self.threads))

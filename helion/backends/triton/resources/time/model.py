@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -98,16 +97,17 @@ class _Formula:
         self.per_sm = d.programs / target.num_sms
         self.resident = self._resident()
         self.at_once = self.m.minimum(self.resident, self.m.maximum(1.0, self.m.ceil(self.per_sm)))
+        self.issued, self.matrix_us, self.begun = self._issued(), self._matrix_us(), self._begun()
 
     def parts(self) -> Parts:
         d, p = self.d, self.p
         spilled = self._spilled()
         memory = self._memory_bytes(spilled) * d.programs / self._reachable() * self._crowding()
         cache = self._cache_bytes(spilled) * d.programs / (self.bandwidth * p.cache_speedup)
-        instructions = self._issued() / self.issue * self.per_sm
-        matrix = self._matrix_us() * self.per_sm
+        instructions = self.issued / self.issue * self.per_sm
+        matrix = self.matrix_us * self.per_sm
         shared = d.operand_bytes * p.operand_share / (_SHARED_BYTES_PER_CYCLE * self.clock) * self.per_sm
-        programs = (p.program_us + p.warp_us * d.warps) * self.per_sm * self._begun()
+        programs = (p.program_us + p.warp_us * d.warps) * self.per_sm * self.begun
         chain = self._chain() + spilled * p.spill_us
         rounds = self.per_sm / self.at_once
         units = self._norm((instructions, matrix, shared), _UNITS)
@@ -130,9 +130,10 @@ class _Formula:
 
     def _resident(self) -> Value:
         """Programs of an SM, smoothed over the error of the predicted registers where these decide."""
-        fewer, more = self._by_registers(1 - _REGISTER_ERROR), self._by_registers(1 + _REGISTER_ERROR)
-        mean = (fewer + 2 * self._by_registers(1.0) + more) / 4
-        decide = self.d.resident >= self._by_registers(1.0)
+        scales = 1 - _REGISTER_ERROR, 1.0, 1 + _REGISTER_ERROR
+        fewer, held, more = [self._by_registers(scale) for scale in scales]
+        mean = (fewer + 2 * held + more) / 4
+        decide = self.d.resident >= held
         return self.m.where(decide, mean, self.m.minimum(self.d.resident, mean))
 
     def _by_registers(self, scale: float) -> Value:
@@ -194,18 +195,17 @@ class _Formula:
     def _chain(self) -> Value:
         """What a program does one after the other; in a loop, warps that have drifted apart do it at the same time."""
         d, p = self.d, self.p
-        issued = self._issued()
-        own = issued / d.warps * p.dependency / self.clock
-        instructions = self.m.maximum(own, issued / self.issue)
+        own = self.issued / d.warps * p.dependency / self.clock
+        instructions = self.m.maximum(own, self.issued / self.issue)
         alone = self.m.maximum(1.0, _WARPS_FOR_ALL_UNITS / d.warps)
-        matrix = self._matrix_us() * alone + p.product_us * d.products
+        matrix = self.matrix_us * alone + p.product_us * d.products
         waits = (d.straight_rounds + d.looped_rounds) * p.wait_us
         pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait / self.m.maximum(1.0, d.stages - 1)
         looped_bytes, straight_bytes = d.looped_bytes * p.byte_us, d.straight_bytes * p.byte_us
         exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
         exchanged = exchanged + d.turned_bytes * p.turned_us
         fixed = (
-            p.start_us * self._begun()
+            p.start_us * self.begun
             + exchanged
             + d.stores * p.store_us
             + straight_bytes
@@ -234,5 +234,10 @@ class _Formula:
 
     def _norm(self, values: Sequence[Value], power: float) -> Value:
         """Between the largest and the sum, the nearer to the largest the greater ``power`` is."""
-        most = self.m.maximum(functools.reduce(self.m.maximum, values), 1e-9)
-        return most * sum((value / most) ** power for value in values) ** (1 / power)
+        most, total = values[0], 0.0
+        for value in values[1:]:
+            most = self.m.maximum(most, value)
+        most = self.m.maximum(most, 1e-9)
+        for value in values:
+            total = total + (value / most) ** power
+        return most * total ** (1 / power)

@@ -15,17 +15,17 @@ from .parameters import Parameters, fitted
 
 #: Of an element of a part of a sum.
 _PART_BYTES = 4
-#: What a launch waits for, by the field of ``Parts``.
-_NAMES = {
-    "memory": "memory",
-    "cache": "L2 cache",
-    "instructions": "instructions",
-    "matrix": "matrix units",
-    "shared": "shared memory",
-    "programs": "starting programs",
-    "latency": "latency",
-    "spills": "spilled registers",
-}
+#: What a launch waits for, in the order of the first fields of ``Parts``.
+_UNITS = (
+    "memory",
+    "L2 cache",
+    "instructions",
+    "matrix units",
+    "shared memory",
+    "starting programs",
+    "latency",
+    "spilled registers",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +41,9 @@ def timing(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Tar
     """``predicted`` says what registers and shared memory the launch takes."""
     parameters = fitted().products if facts.matmuls else fitted().others
     found = [parts(each, parameters, target) for each in demands(facts, launch, predicted, target)]
-    units = tuple((name, sum(getattr(root, field) for root in found)) for field, name in _NAMES.items())
+    *units, total = map(sum, zip(*found, strict=True))
     beside = _adding_us(facts, launch, parameters, target) + _copying_us(launch, parameters, target)
-    return Timing(us=sum(root.total for root in found) + beside, units=units)
+    return Timing(us=total + beside, units=tuple(zip(_UNITS, units, strict=True)))
 
 
 def _copying_us(launch: Launch, parameters: Parameters, target: Target) -> float:
