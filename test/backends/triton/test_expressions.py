@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 
 import pytest
 import torch
@@ -112,3 +113,20 @@ def test_source_of_the_users_may_name_what_modules_have(source: str, needed: str
     assert needed in code
     if not needed:
         assert "libdevice" not in code and "_log1p_unit" not in code
+
+
+def test_tanh_is_within_its_bound_and_keeps_signs() -> None:
+    @helion.kernel(autotune_effort="none")
+    def curve(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = torch.tanh(x[tile])
+        return out
+
+    edges = torch.tensor([0.0, -0.0, 1e-40, -1e-30, 0.625, -0.625, 0.62499994, 100.0, -3e38, math.inf, -math.inf])
+    x = torch.cat([edges, torch.linspace(-12, 12, 20001), torch.logspace(-20, 0, 2001)])
+    found, expected = curve(x), torch.tanh(x.double())
+    spacing = torch.nextafter(expected.float().abs(), torch.tensor(math.inf)) - expected.float().abs()
+    assert ((found.double() - expected).abs() <= 4 * spacing).all()
+    assert torch.equal(torch.signbit(found), torch.signbit(x))
+    assert curve(torch.full([3], math.nan)).isnan().all()

@@ -5,7 +5,7 @@ for heads of 64 and 128 down to what heads of 576 leave room for; then the heigh
 works through its share of them, and rows beyond the last query and SMs without a program count as work. Narrow heads of
 16 bits where the matrix unit is asynchronous leave registers for two programs of four warps on an SM, of which one has its
 exponentials while the other multiplies: on an H200 heads of 64 take 1455 us instead of 1789 (16 heads, 8192 keys, batch
-of 2). Offline for sm_80 to sm_120, gfx942 and gfx950 first seeds for heads of 64 to 576 fit and do not spill.
+of 2), where there are as many programs: one on an SM takes 11425 us with four warps and 6895 with eight. Offline for sm_80 to sm_120, gfx942 and gfx950 first seeds for heads of 64 to 576 fit and do not spill.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _feasible(facts: KernelFacts, query: int, key: int, target: Target, percent:
         walks = 1 if facts.axes[query].on_grid else cdiv(extent_of(facts.axes[query]), sizes[query])
         return cost_of(tile, programs_of(facts, facts.attention_root, sizes), walks * sizes[query], target)
 
-    first = (_NARROW,) if target.has("wgmma") and _has_narrow_heads(facts, key) else ()
+    paired = programs_of(facts, facts.attention_root, sizes_of(_NARROW)) > target.num_sms
+    first = (_NARROW,) if paired and target.has("wgmma") and _has_narrow_heads(facts, key) else ()
     for tile in sorted((*first, *(each for each in _CANDIDATES if each not in first)), key=cost):
         sizes = sizes_of(tile)
         predicted = fits(facts, target, sizes, tile, percent)

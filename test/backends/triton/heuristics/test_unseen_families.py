@@ -108,6 +108,24 @@ def test_both_loops_of_a_backward_pass_are_found() -> None:
     assert [fused.axes[f.held_axis].name for f in fused.attention_gradients] == ["tile_n"]
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "sizes", "warps"),
+    [
+        ("causal_backward", 0, [64, 64, 64, 64], 4),
+        ("causal_backward", 1, [64, 64, 64, 64], 4),
+        ("causal_backward", 2, [128, 32, 64, 32], 8),  # queries have one sum, keys and values two
+        ("fused_backward", 0, [64, 64], 8),  # what is added to memory takes the registers of four warps
+        ("fused_backward", 1, [64, 64], 4),
+        ("softcapped_window", 1, [128, 64], 8),  # 32 programs: none shares an SM
+    ],
+)
+def test_programs_of_four_warps_share_an_sm_where_there_are_two(
+    name: str, shape: int, sizes: list[int], warps: int
+) -> None:
+    config = bound(name, "h200", shape).default_config()
+    assert (config["block_sizes"], config["num_warps"]) == (sizes, warps)
+
+
 def test_scores_of_two_products_are_no_backward_pass() -> None:
     facts = bound("latent_decode", "sm_90").facts
     assert facts.attention is not None and facts.attention_gradients == ()
