@@ -122,7 +122,8 @@ def test_rows_of_8_bit_products_with_scales(dtype: torch.dtype) -> None:
     assert row_error(found, wanted) < 0.03, "an 8-bit float is off by 1/32 of itself on average"
     torch.testing.assert_close(scale.double(), wanted.abs().amax(1) / 448, rtol=1e-5, atol=0)
     for target in ("sm_90", "sm_100"):
-        assert row_kernels.scaled_rows.bind((x, y, *scales), target=target).plan().gemm.cluster[1] > 1
+        plan = row_kernels.scaled_rows.bind((x, y, *scales), target=target).plan().gemm
+        assert plan.cluster[1] > 1 or isinstance(plan.finish, RowFinish)
 
 
 def test_casts_on_the_way_round() -> None:
@@ -283,6 +284,35 @@ def test_configs_say_where_rows_lie() -> None:
     assert (config["wgmma_rows_in"], config["wgmma_tile_columns"], config["wgmma_cluster_n"]) == ("memory", 128, 1)
     held = space.normalize({"block_sizes": [64, 64], "wgmma_tile_columns": 64})
     assert (held["wgmma_rows_in"], held["wgmma_tile_columns"]) == ("cluster", 256)
+
+
+@pytest.mark.parametrize(
+    ("chain", "m", "n", "k", "measured"),
+    [
+        ("rms_norm", 1024, 1024, 1024, 12.5),
+        ("rms_norm", 1024, 1024, 64, 7.7),
+        ("rms_norm", 512, 512, 512, 8.4),
+        ("rms_norm", 256, 2048, 4096, 19.0),
+        ("rms_norm", 1000, 4096, 4096, 53.4),
+        ("rms_norm", 1, 2048, 4096, 14.2),
+    ],
+)
+def test_times_of_few_rows_are_those_that_were_measured(chain: str, m: int, n: int, k: int, measured: float) -> None:
+    """On an H200, where launching and finishing rows take as long as the product."""
+    seed = bound_of("h200", m, n, k, chain).seeds[0]
+    assert abs(seed.predicted.time_us / measured - 1) < 0.1, seed.reason
+
+
+def test_a_single_round_of_clusters_has_all_stages_that_fit() -> None:
+    """Stores that a next tile would wait for take the place of stages where there is one."""
+    held = {"wgmma_rows_in": "cluster"}
+    few, many = (bound_of("h200", m, 1024, 1024, "rms_norm") for m in (1024, 131072))
+    plans = [
+        bound.plan(next(s.config for s in bound.seeds if s.config["wgmma_rows_in"] == "cluster"))
+        for bound in (few, many)
+    ]
+    most = few.plan(few.config_spec.normalize({**held, "block_sizes": [plans[0].gemm.tile[0], 64]})).gemm.ab_stages
+    assert (plans[0].gemm.ab_stages, plans[1].gemm.ab_stages) == (most, 3)
 
 
 def test_tiles_of_fewer_rows_than_a_cluster_slices_lie_in_memory() -> None:

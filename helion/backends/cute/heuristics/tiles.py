@@ -25,8 +25,8 @@ MOST_BUFFERS = 4
 ALTERNATES, WITHIN = 3, 1.5
 
 
-#: How much faster rows in memory have to be than those of a cluster: predictions are off by up to so much, and the time of the
-#: second kernel is not fitted.
+#: How much faster rows in memory have to be than those of a cluster where they do not stay in the L2 cache: predictions are off by
+#: up to so much, and the time of the second kernel is not fitted.
 MEMORY_GAINS = 0.9
 
 
@@ -120,7 +120,7 @@ def narrowed(choice: Choice, wanted: int = 32) -> Choice:
 
 def handicapped_us(option: Option) -> float:
     """What options are ranked by."""
-    gains = MEMORY_GAINS if option.choice.rows_in == "memory" else 1.0
+    gains = MEMORY_GAINS if option.choice.rows_in == "memory" and not option.time.cached else 1.0
     return option.time.total_us / (gains * (UNEVEN_GAINS if option.uneven else 1.0))
 
 

@@ -16,7 +16,7 @@ from ....hardware import Target
 from ..plan.counts import Counts, counts
 from ..plan.dtypes import itemsize
 from ..plan.finish import rows_bytes, stored_last
-from ..plan.records import SUM_BYTES, Finish, GemmPlan, TileFinish
+from ..plan.records import SUM_BYTES, Finish, GemmPlan, RowFinish, TileFinish
 from ..plan.reductions import reductions_of
 
 
@@ -49,9 +49,7 @@ class Rates:
     k_tile_us: float = 0.136
     """The least time of a K tile: a load waits for a slot, the unit for the load."""
     ring_us: float = 0.0
-    """From the release of a slot of A and B until its next tile is there, the same for each CTA that shares A behind it: with
-    few stages the unit waits for that."""
-    ring_of_cta_us: float = 0.0
+    """From the release of a slot of A and B until its next tile is there: with few stages the unit waits for that."""
     slices_us: float = 0.0
     """Of a K tile, for each pair of CTAs that share A: each loads a slice for all, and waits for all."""
     overlap: float = 6.5
@@ -75,15 +73,22 @@ class Rates:
 RATES = Rates()
 ROW_RATES = Rates(
     matrix=0.86, sustained=0.86, cooperative=1.0, promoted=1.0, l2=2.14, l2_of_few=4.5, memory=1.0, memory_of_few=1.1,
-    multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.5, fill_us=0.0, tile_us=0.0, split_us=0.75,
-    walk_us=0.4, ring_us=1.2, ring_of_cta_us=0.07, slices_us=0.0018,
+    multicast=0.75, stored=1.1, k_tile_us=0.15, overlap=64.0, launch_us=6.3, fill_us=0.0, tile_us=0.0, split_us=0.75,
+    walk_us=0.4, ring_us=0.75, slices_us=0.0018,
 )  # fmt: skip
 """Of plans that reduce rows: 7.5 % off at the root mean square of 14 products with their chains on an H200 (2026-11-22) that take
 more than 100 us, 17 % at worst, where a chain has exponential functions, whose steps facts do not count. Of 162 plans of 1 to
-2048 rows there (2026-11-23), which take 8 to 110 us, they are 6.2 % off at the median: launch and ring are fitted to these."""
-FINISH_LAUNCH_US, FINISH_MEMORY, FROM_L2 = 3.0, 0.8, 2.0
-"""A second launch, the part of the memory bandwidth that a kernel reaches which reads and writes whole rows, and how much faster
-the L2 cache gives them once more; not fitted."""
+2048 rows there (2026-11-23), which take 8 to 110 us, they are 6.6 % off at the median: launch and ring are fitted to these."""
+CACHED_RATES = dataclasses.replace(
+    RATES, fill_us=0.16, stored=1.82, l2=2.3, l2_of_few=3.1, memory=0.55, memory_of_few=9.6, k_tile_us=0.19, split_us=0.46,
+    workspace_us=4.3, tile_us=0.0,
+)  # fmt: skip
+"""Of products that leave rows in memory which stay in the L2 cache until a second kernel reads them: 5.0 % off at the median of
+284 plans of 1 to 2048 rows on an H200 (2026-11-23), and 6.5 and 5.1 % of each half of the products where fitted on the other."""
+FINISH_LAUNCH_US, FINISH_MEMORY, FINISH_CACHED, FROM_L2 = 3.0, 0.8, 1.2, 2.0
+"""What a second kernel takes beside its memory, the part of the memory bandwidth that it reaches where it reads and writes whole
+rows, the same where they are in the L2 cache, and how much faster that gives them once more. The second and the last are not
+fitted."""
 ACTIVE_CLUSTERS = {3: 39, 4: 30, 6: 17, 8: 15, 16: 7}
 """Clusters of so many CTAs that run at once on the SMs of ``MEASURED``, whose GPCs have different numbers of them
 (``cudaOccupancyMaxActiveClusters``, benchmarks/results/cute/nvidia-h200.json)."""
@@ -104,19 +109,30 @@ class Timing:
     total_us: float
     finish_us: float = 0.0
     """Of the total, what the kernel behind the product takes."""
+    cached: bool = False
+    """Whether rows stay in the L2 cache until that reads them."""
 
 
 def predicted_time(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates | None = None) -> Timing:
     """Of one launch of `plan`, which moves so many bytes from and to memory."""
-    rates = rates or (ROW_RATES if plan.by_rows else RATES)
+    cached = stays_cached(plan, target)
+    rates = rates or (ROW_RATES if plan.by_rows else CACHED_RATES if cached else RATES)
     cool = _at_rate(plan, bytes_moved, target, rates, rates.matrix)
     warm = cool.total_us / (cool.total_us + rates.sustained_us)
     time = _at_rate(plan, bytes_moved, target, rates, rates.matrix + (rates.sustained - rates.matrix) * warm)
-    finish_us = _finish_us(plan.finish, target)
-    return dataclasses.replace(time, finish_us=finish_us, total_us=time.total_us + finish_us)
+    finish_us = _finish_us(plan.finish, target, FINISH_CACHED if cached else FINISH_MEMORY)
+    return dataclasses.replace(time, finish_us=finish_us, total_us=time.total_us + finish_us, cached=cached)
 
 
-def _finish_us(finish: Finish | None, target: Target) -> float:
+def stays_cached(plan: GemmPlan, target: Target) -> bool:
+    """Whether the rows that the product leaves, no more than half of the L2 cache holds, are there when they are read."""
+    finish = plan.finish
+    if not isinstance(finish, RowFinish) or plan.unit != "wgmma":
+        return False
+    return 2 * finish.problem.m * finish.pitch * itemsize(finish.dtype) <= target.l2_bytes
+
+
+def _finish_us(finish: Finish | None, target: Target, memory: float) -> float:
     """Of the kernel behind the product, which takes as long as its memory: longer rows than registers keep are read once more
     by each walk, from the L2 cache."""
     if finish is None:
@@ -129,7 +145,7 @@ def _finish_us(finish: Finish | None, target: Target) -> float:
         columns = sum(map(itemsize, (finish.dtype, *exact, *written)))
         again = 0 if finish.kept else len(reductions_of(finish.problem)) * itemsize(finish.dtype)
         moved = finish.problem.m * finish.problem.n * (columns + again / FROM_L2)
-    return FINISH_LAUNCH_US + moved / (FINISH_MEMORY * target.bandwidth_gb_per_s * 1e3)
+    return FINISH_LAUNCH_US + moved / (memory * target.bandwidth_gb_per_s * 1e3)
 
 
 def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, matrix: float) -> Timing:
@@ -160,11 +176,7 @@ def _at_rate(plan: GemmPlan, bytes_moved: int, target: Target, rates: Rates, mat
 def _slot_us(plan: GemmPlan, rates: Rates) -> float:
     """What the CTAs of a cluster and the stages of the ring let a K tile take at least; of tcgen05 that is not known."""
     ctas = plan.cluster[1]
-    return (
-        0.0
-        if plan.unit == "tcgen05"
-        else max((rates.ring_us + rates.ring_of_cta_us * ctas) / plan.ab_stages, rates.slices_us * ctas * ctas)
-    )
+    return 0.0 if plan.unit == "tcgen05" else max(rates.ring_us / plan.ab_stages, rates.slices_us * ctas * ctas)
 
 
 def _together(one: float, other: float, exponent: float) -> float:
