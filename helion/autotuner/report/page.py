@@ -56,8 +56,8 @@ def _answer(history: History) -> str:
     if end is None:
         return f"<p>The search did not end.</p>{tried}"
     best, untuned = end.get("microseconds"), end.get("baseline_microseconds")
-    gain = f", {untuned / best:.2f} times as fast as the seed ({untuned:.1f} µs)" if best and untuned else ""
-    time = f"{best:.1f} µs{gain}" if best else "no time was measured"
+    gain = f", {untuned / best:.2f} times as fast as the seed ({untuned:.2f} µs)" if best and untuned else ""
+    time = f"{best:.2f} µs{gain}" if best else "no time was measured"
     config = html.escape(str(end.get("decorator") or repr(Config.from_dict(end["config"]))))
     return f"<p><strong>{time}</strong>; {html.escape(str(end.get('why', '')))}.</p>{tried}<p><code>{config}</code></p>"
 
@@ -66,7 +66,7 @@ def _fastest(history: History) -> str:
     fastest = sorted(history.working, key=lambda step: step.outcome.time)[:_FASTEST]
     rows = (
         (
-            f"{step.outcome.time:.1f}",
+            f"{step.outcome.time:.2f}",
             f"{step.seconds:.1f}",
             f"<code>{html.escape(_changed(step.outcome.config, history))}</code>",
         )
