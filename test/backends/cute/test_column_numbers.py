@@ -1,4 +1,4 @@
-"""Epilogues that compute with the numbers of columns: labels, lengths, and what they are compared with."""
+"""Epilogues that compute with the numbers of rows and columns: labels, lengths, triangles."""
 
 from __future__ import annotations
 
@@ -85,6 +85,37 @@ def within(x: torch.Tensor, y: torch.Tensor, length: torch.Tensor) -> torch.Tens
     return out
 
 
+@helion.kernel(backend="cute")
+def causal(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax of what lies up to the diagonal, and its logsumexp with the row's number added to it."""
+    m, k = x.size()
+    n = hl.specialize(y.size(1))
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    last = torch.empty([m], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.zeros([tile_m, n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        kept = torch.where(hl.arange(n)[None, :] <= tile_m.index[:, None], acc, float("-inf"))
+        out[tile_m, :] = torch.softmax(kept, -1).to(x.dtype)
+        last[tile_m] = torch.logsumexp(kept, -1) + tile_m.index
+    return out, last
+
+
+@helion.kernel(backend="cute")
+def lower_triangle(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.empty([m, n], dtype=x.dtype, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        row, column = tile_m.index[:, None].to(torch.float32), tile_n.index[None, :].to(torch.float32)
+        out[tile_m, tile_n] = torch.where(column <= row, acc - 0.25 * (row - column), 0.0).to(x.dtype)
+    return out
+
+
 def arguments(m: int, n: int, k: int = 72, dtype: torch.dtype = torch.int64) -> tuple[torch.Tensor, ...]:
     x, y = values(m, k, dtype=FP32, device="cpu"), values(k, n, dtype=FP32, device="cpu", seed=1, mean=-0.2)
     label = torch.randint(0, n, (m,), generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -116,6 +147,19 @@ def test_lengths() -> None:
     assert row_error(within(x, y, length), wanted) < BOUNDS[BF16]
 
 
+@pytest.mark.parametrize(("m", "n"), [(130, 200), (7, 4104)])
+def test_triangles(m: int, n: int) -> None:
+    x, y, _ = arguments(m, n)
+    row, column = torch.arange(m)[:, None], torch.arange(n)
+    sums = x.double() @ y.double()
+    kept = torch.where(column <= row, sums, -torch.inf)
+    out, last = causal(x, y)
+    assert row_error(out, kept.softmax(1)) < BOUNDS[BF16]
+    torch.testing.assert_close(last.double(), kept.logsumexp(1) + row[:, 0], rtol=1e-5, atol=1e-5)
+    wanted = torch.where(column <= row, sums - 0.25 * (row - column), 0.0)
+    assert row_error(lower_triangle(x, y), wanted) < BOUNDS[BF16]
+
+
 @pytest.mark.parametrize("static", [True, False])
 def test_masks_of_what_there_is_are_none(static: bool) -> None:
     """Whether sizes are known or only those of a launch."""
@@ -143,17 +187,30 @@ def test_masks_of_what_there_is_are_none(static: bool) -> None:
 
 
 def picking(n: int) -> Epilogue:
-    """The number at the label, the sums less it before the label, and the number of the column behind."""
+    """The number at the label, and of the row, the sums less the former before the label, and the distance to the diagonal
+    behind it."""
     e = Chain(("label", "column", "int64", 1))
     column = e("column_number")
     picked = e("row_sum", e("where", e("eq", column, 1), 0, 0.0))
-    y = e("where", e("lt", column, 1), e("sub", 0, picked), column)
-    return e.done(("d", y, "exact", "float32", n), ("picked", picked, "column", "float32", 1))
+    row = e("row_number")
+    y = e("where", e("lt", column, 1), e("sub", 0, picked), e("sub", column, row))
+    return e.done(("d", y, "exact", "float32", n), ("picked", e("add", picked, row), "column", "float32", 1))
+
+
+def triangle() -> Epilogue:
+    """Without numbers per row in registers."""
+    e = Chain()
+    e("where", e("le", e("column_number"), e("row_number")), 0, e("neg", e("row_number")))
+    return e.done()
 
 
 def pick(sums: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    column, picked = torch.arange(sums.shape[1]), sums.gather(1, label[:, None])
-    return torch.where(column < label[:, None], sums - picked, column.to(sums.dtype)), picked[:, 0]
+    row, column, picked = *places(sums), sums.gather(1, label[:, None])
+    return torch.where(column < label[:, None], sums - picked, (column - row).to(sums.dtype)), picked[:, 0] + row[:, 0]
+
+
+def places(sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(sums.shape[0])[:, None], torch.arange(sums.shape[1])
 
 
 def problem(m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,7 +219,7 @@ def problem(m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_the_text_numbers_columns(unit: str) -> None:
+def test_the_text_numbers_rows_and_columns(unit: str) -> None:
     tile, ctas, n = UNITS[unit]
     target = gemms.HOPPER if unit.startswith("wgmma") else gemms.BLACKWELL
     asked = gemms.product(tile[0], n, 64, epilogue=picking(n))
@@ -173,6 +230,23 @@ def test_the_text_numbers_columns(unit: str) -> None:
     wanted, picked = pick(sums, label)
     assert torch.equal(cluster.matrix("d")[: tile[0], :n], wanted)
     assert torch.equal(cluster.columns["picked"].values, picked)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_text_numbers_elements(unit: str) -> None:
+    tile, ctas, n = UNITS[unit]
+    target = gemms.HOPPER if unit.startswith("wgmma") else gemms.BLACKWELL
+    plan = plan_gemm(
+        gemms.product(tile[0], n, 64, output="float32", epilogue=triangle()),
+        Choice(tile=tile, cluster=(1, ctas), epilogue_n=16),
+        target,
+    )
+    assert not plan.by_rows
+    sums, _ = problem(tile[0], n)
+    cluster = lockstep.Cluster(plan, [sums], {})
+    cluster.run()
+    row, column = places(sums)
+    assert torch.equal(cluster.matrix("d")[: tile[0], :n], torch.where(column <= row, sums, -row.to(sums.dtype)))
 
 
 def test_a_row_in_memory_numbers_its_columns() -> None:
@@ -216,8 +290,10 @@ def test_integers_that_fp32_does_not_hold_are_refused(choose: Callable[..., Any]
 
 @pytest.mark.parametrize("target", [gemms.HOPPER, gemms.BLACKWELL])
 def test_the_text_compiles(target: Target) -> None:
-    """In a walk that reduces, in one that stores, and in the kernel that finishes rows."""
+    """In a walk that reduces, in ones that store, and in the kernel that finishes rows."""
     pytest.importorskip("cutlass", reason="the CuTe DSL is not installed (the cute extra)")
     for n, choice in ((1000, gemms.clusters((64, 128, 64), 8)), (4104, gemms.in_memory((128, 128, 64)))):
         plan = plan_gemm(gemms.product(64, n, 64, epilogue=picking(n)), choice, target)
         assert compile_text(build(plan), plan).cubin
+    plan = plan_gemm(gemms.product(1000, 1000, 64, epilogue=triangle()), Choice(tile=(64, 64, 64)), target)
+    assert compile_text(build(plan), plan).cubin

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..plan.dtypes import LARGEST_E4M3, itemsize
-from ..plan.epilogue import COLUMN_NUMBER, Constant, EpilogueOperand, EpilogueOutput
+from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
 from ..plan.joint import OwnPart, joint, moved
 from ..plan.passes import Pass, divisor_of, passes
 from ..plan.records import WGMMA_ROWS, GemmPlan, GemmProblem
@@ -192,11 +193,12 @@ def column_registers(plan: GemmPlan, value: int) -> str:
     return row_registers(plan, value) if value > len(operands) else f"{operands[value - 1].label}_rows"
 
 
-def expression(problem: GemmProblem, value: int, names: Callable[[int], str], column: str = "") -> str:
-    """What instruction number `value` computes of the values called `names`, in column number `column`."""
+def expression(problem: GemmProblem, value: int, names: Callable[[int], str], position: Callable[[str], str]) -> str:
+    """What instruction number `value` computes of the values called `names`; ``position`` gives the number of the row, or of the
+    column, by the name of the operation."""
     made = problem.epilogue.instruction(value)
-    if made.op == COLUMN_NUMBER:
-        return f"cutlass.Float32({column})"
+    if made.op in (ROW_NUMBER, COLUMN_NUMBER):
+        return f"cutlass.Float32({position(made.op)})"
     arguments = [
         _literal(argument) if isinstance(argument, Constant) else names(argument) for argument in made.arguments
     ]
@@ -221,6 +223,22 @@ def first_column(plan: GemmPlan) -> str:
     return f"first_column = tile_n * {plan.tile[1]} + subtile * {plan.epilogue_n} + {fragment(plan).first_column}"
 
 
+def row_number(plan: GemmPlan, row: str = "i") -> str:
+    """Of the thread's row number `row`, behind ``first_row``."""
+    offset = re.sub(r"\bi\b", f"({row})", fragment(plan).row_offset)
+    return f"first_row + {offset}"
+
+
+def _position(plan: GemmPlan, op: str) -> str:
+    """Of value ``i``."""
+    return row_number(plan, fragment(plan).row_of) if op == ROW_NUMBER else column_number(plan)
+
+
+def first_row(plan: GemmPlan, rows: str) -> str:
+    """Of the thread; `rows` numbers the CTA's rows of tiles."""
+    return f"first_row = {rows} * {plan.cta_tile[0]} + {fragment(plan).first_row}"
+
+
 def numbers_columns(problem: GemmProblem, walk: Pass) -> bool:
     """Whether `walk` computes with the numbers of columns."""
     return any(problem.epilogue.instruction(value).op == COLUMN_NUMBER for value in walk.computes)
@@ -235,7 +253,7 @@ def compute(plan: GemmPlan, walk: Pass) -> list[str]:
         lines.append(f"{names(value)} = {_operand_value(plan, operands[value - 1])}")
     for value in walk.computes:
         known = _own_names(plan, value) if walk.number == 1 else names
-        text = expression(plan.problem, value, known, column_number(plan))
+        text = expression(plan.problem, value, known, functools.partial(_position, plan))
         lines += _quotient(plan, value) or [f"{names(value)} = {text}"]
     return lines
 

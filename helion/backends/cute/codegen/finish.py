@@ -183,7 +183,7 @@ def _columns(finish: Finish) -> list[str]:
 def _numbers(problem: GemmProblem, level: int) -> list[str]:
     """Instructions of one number per row behind `level` reductions."""
     return [
-        f"{_name(problem, value)} = {expression(problem, value, lambda x: _name(problem, x))}"
+        f"{_name(problem, value)} = {expression(problem, value, lambda x: _name(problem, x), lambda op: 'row')}"
         for value in numbers_of(problem, level)
     ]
 
@@ -348,7 +348,7 @@ def _elements(finish: RowFinish, walk: Pass) -> list[str]:
         place = f"{operand.label}_early[chunk * {finish.vector} + i]" if early else f"{operand.label}_loaded[i]"
         lines.append(f"{_name(problem, value)} = {place}.to(cutlass.Float32)")
     for value in walk.computes:
-        text = expression(problem, value, lambda x: _name(problem, x), f"vector * {finish.vector} + i")
+        text = expression(problem, value, lambda x: _name(problem, x), lambda op: f"vector * {finish.vector} + i")
         lines.append(f"{_name(problem, value)} = {text}")
     return lines
 

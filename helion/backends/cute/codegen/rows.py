@@ -24,6 +24,7 @@ from .epilogue import (
     moved_registers,
     numbers_columns,
     own_registers,
+    row_number,
     row_registers,
     sum_of,
     value_name,
@@ -393,10 +394,11 @@ def _move(plan: GemmPlan, part: OwnPart) -> list[str]:
 
 def evaluate_rows(plan: GemmPlan, level: int) -> list[str]:
     """Instructions of one number per row, of those before, and the reciprocals of those that elements are divided by."""
-    lines = [
-        f"{row_registers(plan, value)}[i] = {expression(plan.problem, value, lambda x: f'{column_registers(plan, x)}[i]')}"
-        for value in per_row(plan, level)
-    ]
+
+    def text(value: int) -> str:
+        return expression(plan.problem, value, lambda x: f"{column_registers(plan, x)}[i]", lambda op: row_number(plan))
+
+    lines = [f"{row_registers(plan, value)}[i] = {text(value)}" for value in per_row(plan, level)]
     for value in divisors(plan, level):
         lines += _inverse(plan, value)
     if not lines:

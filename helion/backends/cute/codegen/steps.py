@@ -5,11 +5,23 @@ from __future__ import annotations
 import functools
 
 from ..plan.counts import counts
+from ..plan.epilogue import ROW_NUMBER
 from ..plan.passes import Pass, passes
 from ..plan.records import GemmPlan
 from ..roles import grammar as g
 from . import exchange, numbers, rows, scales, workspace
-from .epilogue import dealt, evaluate, first_column, fragment, in_range, numbers_columns, suffixed, sum_of, values_of
+from .epilogue import (
+    dealt,
+    evaluate,
+    first_column,
+    first_row,
+    fragment,
+    in_range,
+    numbers_columns,
+    suffixed,
+    sum_of,
+    values_of,
+)
 from .setups import SETUPS, batched, dsl, rows_of, second_b, stage_of
 from .writer import Writer
 
@@ -425,6 +437,8 @@ def _(step: g.GatherRows, out: Writer, names: Names) -> None:
 
 @_print.register
 def _(step: g.EvaluateRows, out: Writer, names: Names) -> None:
+    if step.level == 0 and names.plan.problem.epilogue.numbers(ROW_NUMBER):
+        out.line(first_row(names.plan, rows_of(names.plan)))
     out.lines(rows.evaluate_rows(names.plan, step.level))
 
 
@@ -447,6 +461,8 @@ def _(step: g.Evaluate, out: Writer, names: Names) -> None:
     _read_columns(out, plan, passes(plan)[-1])
     if numbers_columns(plan.problem, passes(plan)[-1]):
         out.line(first_column(plan))
+    if not plan.by_rows and plan.problem.epilogue.numbers(ROW_NUMBER):
+        out.line(first_row(plan, rows_of(plan)))
     outputs = plan.problem.outputs_of("exact")
     body = evaluate(plan)
     for output in outputs:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ..plan.epilogue import COLUMN_NUMBER, Constant, EpilogueOperand, EpilogueOutput
+from ..plan.epilogue import COLUMN_NUMBER, ROW_NUMBER, Constant, EpilogueOperand, EpilogueOutput
 from ..plan.records import GemmProblem, Major
 from ..plan.scales import BlockScales
 from ..toolchain.kernel import GemmKernel
@@ -114,6 +114,8 @@ def _scaled(
 def _apply(op: str, given: Sequence[torch.Tensor], problem: GemmProblem) -> torch.Tensor:
     if op == COLUMN_NUMBER:
         return torch.arange(problem.n, dtype=torch.float32)
+    if op == ROW_NUMBER:
+        return torch.arange(problem.m, dtype=torch.float32)[:, None]
     if op not in REDUCTIONS:
         return OPERATIONS[op](*given)
     return REDUCTIONS[op](given[0].expand(problem.m, problem.n), *given[1:])

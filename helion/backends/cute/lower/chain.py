@@ -23,6 +23,8 @@ from ...._shapes import Expr, Number, dtype_name
 from ..plan.epilogue import (
     ARITY,
     COLUMN_NUMBER,
+    MAX_NUMBERED,
+    ROW_NUMBER,
     Constant,
     Epilogue,
     EpilogueOperand,
@@ -38,7 +40,7 @@ from .numbers import equal, example
 
 ROUNDED = {torch.bfloat16: "round_bfloat16", torch.float16: "round_float16"}
 """Types that eager rounds every result to; arithmetic itself is in fp32."""
-EXACT_INTEGERS = 2**24
+EXACT_INTEGERS = MAX_NUMBERED
 """Integers up to here are what they are in fp32."""
 EXAMPLE_MULTIPLE = 16
 """Of examples of strides, in elements: what TMA takes of every type."""
@@ -162,7 +164,7 @@ class Chain:
         if op.kind == "number":
             return self._number(op)
         if op.kind == "iota":
-            return self._column_number(op)
+            return self._position(op)
         if op.kind == "full":
             return _constant(op.operands[0])
         if op.kind == "reduce":
@@ -201,17 +203,17 @@ class Chain:
         self.loads[operand.name] = (replace(operand, pitch=self._pitch(operand.label, pitch)), source)
         return operand.name
 
-    def _column_number(self, op: Op) -> Reference:
+    def _position(self, op: Op) -> Reference:
+        """The number of a row or a column."""
         attrs = op.attributes(IotaAttrs)
-        if self.frame.named(attrs.block) != self.frame.n or (attrs.relative and (attrs.start, attrs.step) != (0, 1)):
-            raise Refusal("numbers of columns are implemented, not of other dimensions or in other steps")
-        if example(self.frame.extent(self.frame.n)) > EXACT_INTEGERS:
-            raise Refusal("numbers of more columns than fp32 holds are not implemented")
-        if attrs.relative and self.tiles is not None:
+        block = self.frame.named(attrs.block)
+        if block not in (self.frame.m, self.frame.n) or (attrs.relative and (attrs.start, attrs.step) != (0, 1)):
+            raise Refusal("numbers of rows and columns are implemented, not in other steps")
+        if attrs.relative and block == self.frame.n and self.tiles is not None:
             self.tiles.take_whole(op)
-        elif attrs.relative and not self.frame.whole_rows:
-            raise Refusal("numbers of columns from the begin of a tile on are not implemented")
-        return self.step(COLUMN_NUMBER, ())
+        elif attrs.relative and (block == self.frame.m or not self.frame.whole_rows):
+            raise Refusal("numbers from the begin of a tile on are not implemented")
+        return self.step(COLUMN_NUMBER if block == self.frame.n else ROW_NUMBER, ())
 
     # Reductions ----------------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ def product_of(program: Program) -> Product:
     for axis in (*root.axes, *(_axes(loop) if nest is None else ())):
         _check_axis(axis, program)
     stores = _stores(program, [root.body, *(each.regions[0] for each in outer)])
-    frame = _tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
+    frame = tiled_frame(program, root, outer, loop) if outer else _oriented(_frame(program, root, loop, nest), stores)
     dots, scaled = _dots(frame, loop, nest)
     (a, b), *others = (_operands(frame, dot) for dot in dots)
     if any(other != a for other, _ in others):
@@ -139,7 +139,7 @@ def _frame(program: Program, root: Root, loop: Op, nest: Nest | None) -> Frame:
     )
 
 
-def _tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> Frame:
+def tiled_frame(program: Program, root: Root, outer: Sequence[Op], loop: Op) -> Frame:
     """Rows are walked over in tiles of columns, by every loop from the first column to the last."""
     n, *others = (each.attributes(ForAttrs).axes[0] for each in outer)
     (k,) = _axes(loop)

@@ -16,7 +16,7 @@ from .dtypes import (
     OUTPUT_DTYPES,
     itemsize,
 )
-from .epilogue import EpilogueOperand, EpilogueOutput
+from .epilogue import COLUMN_NUMBER, MAX_NUMBERED, ROW_NUMBER, EpilogueOperand, EpilogueOutput
 from .finish import split
 from .joint import own_parts
 from .passes import check_passes
@@ -152,6 +152,9 @@ def check_problem(problem: GemmProblem) -> None:
     _check_pitch(problem, problem.names[0], problem.operand_dtype, problem.a_pitch, _line(problem.a_major, "m"))
     _check_pitch(problem, problem.names[1], problem.operand_dtype, problem.b_pitch, _line(problem.b_major, "n"))
     problem.epilogue.check()
+    for what, op, extent in (("rows", ROW_NUMBER, problem.m), ("columns", COLUMN_NUMBER, problem.n)):
+        if extent > MAX_NUMBERED and problem.epilogue.numbers(op):
+            raise Refusal(f"numbers of {extent} {what}; those of {MAX_NUMBERED} are implemented")
     _check_batch(problem)
     if problem.scales is not None:
         _check_scales(problem, problem.scales)

@@ -58,8 +58,10 @@ ARITY: Mapping[str, int] = {
 """Number of arguments by operation. ``round`` gives the nearest integer, of two the even one; ``round_*`` rounds to the type
 and widens again, as a cast within the chain does. What compares gives 1 or 0, and ``where`` takes the second argument unless
 the first is 0."""
-COLUMN_NUMBER = "column_number"
-"""The operation without arguments that gives the number of each column, from 0 on."""
+COLUMN_NUMBER, ROW_NUMBER = "column_number", "row_number"
+"""The operations without arguments that give the number of each column, and of each row, from 0 on."""
+MAX_NUMBERED = 2**24
+"""Rows, or columns, whose numbers fp32 holds."""
 REDUCTIONS: Mapping[str, int] = {"row_sum": 1, "row_maximum": 1, "row_minimum": 1, "row_first": 2}
 """Number of arguments by operation on the N values of a whole row, whose result is one number per row.
 
@@ -171,7 +173,8 @@ class Epilogue:
         found = [False, *(operand.kind in ("column", "number") for operand in self.operands)]
         for instruction in self.instructions:
             values = [x for x in instruction.arguments if not isinstance(x, Constant)]
-            found.append(instruction.op in REDUCTIONS or (bool(values) and all(found[x] for x in values)))
+            alone = instruction.op in REDUCTIONS or instruction.op == ROW_NUMBER
+            found.append(alone or (bool(values) and all(found[x] for x in values)))
         return tuple(found)
 
     @functools.cached_property
@@ -182,6 +185,10 @@ class Epilogue:
             before = max((found[x] for x in instruction.arguments if not isinstance(x, Constant)), default=0)
             found.append(before + (instruction.op in REDUCTIONS))
         return tuple(found)
+
+    def numbers(self, op: str) -> bool:
+        """Whether it computes with the numbers of rows, or of columns."""
+        return any(instruction.op == op for instruction in self.instructions)
 
     def of_kind(self, kind: OperandKind) -> tuple[EpilogueOperand, ...]:
         return tuple(operand for operand in self.operands if operand.kind == kind)
@@ -206,7 +213,7 @@ class Epilogue:
             )
 
     def _check_instruction(self, number: int, instruction: Instruction) -> None:
-        arity = {**ARITY, **REDUCTIONS, COLUMN_NUMBER: 0}.get(instruction.op)
+        arity = {**ARITY, **REDUCTIONS, COLUMN_NUMBER: 0, ROW_NUMBER: 0}.get(instruction.op)
         if arity != len(instruction.arguments):
             raise Refusal(f"no epilogue operation {instruction.op!r} of {len(instruction.arguments)} arguments")
         for argument in instruction.arguments:
