@@ -112,7 +112,7 @@ def test_groups_by_wide_loads() -> None:
     assert torch.equal(b[5:], torch.where(offsets[5:, None] == 3, 0, y.view(-1, 16)[offsets[5:]].half()))
 
 
-@helion.kernel(static_shapes=False)
+@helion.kernel(static_shapes=False, size_hints=())
 def rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.size(), dtype=x.dtype, device=x.device)
     for tile in hl.tile(x.size(0)):

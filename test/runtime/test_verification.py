@@ -135,7 +135,7 @@ GOOD = {"block_sizes": [64, 64, 32], "num_warps": 4, "num_stages": 2}
 
 def planted(monkeypatch: pytest.MonkeyPatch, *configs: dict[str, Any], **options: Any) -> helion.Kernel:
     """A kernel whose seeds, in this order and the first the default, are ``configs``."""
-    kernel = helion.kernel(product, **options)
+    kernel = helion.kernel(product, backend="triton", **options)
     ordinary = BoundKernel.__init__
 
     def bind(bound: BoundKernel, *args: Any) -> None:

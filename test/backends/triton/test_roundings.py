@@ -129,16 +129,21 @@ def test_values_are_those_of_eager_mode(function: Callable) -> None:
     x, y = torch.randn(shape).to(BF16), (torch.randn(other) + 0.3).to(BF16)
     if x.ndim == 1:
         x[:3] = torch.tensor([float("nan"), float("inf"), -3.3e38])
-    bound = helion.kernel(function, autotune_effort="none").bind((x, y))
-    assert "_rounded_bf16(" in bound.to_triton_code()
-    torch.testing.assert_close(bound(x, y), eager(x, y), rtol=tolerance, atol=tolerance, equal_nan=True)
+    bound = helion.kernel(function).bind((x, y))
+    for warps, in_pairs in ((1, True), (16, function is product)):
+        config = {**bound.default_config(), "num_warps": warps}
+        assert ("_rounded_bf16(" in bound.to_triton_code(config)) == in_pairs, (
+            "threads of 16 warps have one lane at most"
+        )
+        made = bound.compile_config(config)(x, y)
+        torch.testing.assert_close(made, eager(x, y), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def code(function: Callable, dtype: torch.dtype = BF16, target: str = "sm_90") -> str:
     shape, other, *_ = CASES[function]
     arguments = (tensor(*shape, dtype=dtype), tensor(*other, dtype=dtype))
     bound = helion.kernel(function).bind(arguments, target=target)
-    return bound.to_triton_code(bound.default_config())
+    return bound.to_triton_code({**bound.default_config(), "num_warps": 1})
 
 
 def test_what_is_computed_on_stays_in_fp32_and_what_is_stored_is_of_bf16() -> None:
@@ -158,6 +163,15 @@ def test_extremes_and_choices_are_not_rounded_again() -> None:
 @pytest.mark.parametrize(("dtype", "target"), [(torch.float16, "sm_90"), (torch.float32, "sm_90"), (BF16, "gfx942")])
 def test_other_dtypes_and_targets_are_rounded_one_by_one(dtype: torch.dtype, target: str) -> None:
     assert "_rounded_bf16" not in code(chain, dtype, target)
+
+
+@pytest.mark.parametrize(("function", "warps"), [(rows, 1), (rows, 8), (moved, 4), (stored_and_read, 8)])
+def test_whatever_is_rounded_in_pairs_compiles(function: Callable, warps: int) -> None:
+    """Triton refuses two at once where a thread has an odd number."""
+    shape, other, *_ = CASES[function]
+    arguments = (tensor(*shape, dtype=BF16), tensor(*other, dtype=BF16))
+    bound = helion.kernel(function).bind(arguments, target="sm_90")
+    assert bound.resources({**bound.default_config(), "num_warps": warps}).fits
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])

@@ -12,7 +12,7 @@ addition, but only where both are wanted in one register. So such values are rou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -32,11 +32,12 @@ class Roundings:
     narrow: frozenset[int] = frozenset()
 
 
-def roundings(regions: Iterable[Region]) -> Roundings:
-    """What of the values that are rounded in these regions has to be there in which dtype."""
+def roundings(regions: Iterable[Region], has_pairs: Callable[[Value], bool]) -> Roundings:
+    """What of the values that are rounded in these regions has to be there in which dtype, but for those that are too small
+    to be rounded in pairs."""
     regions = tuple(regions)
     ops = [op for region in regions for op in region.walk()]
-    rounded = _rounded(ops)
+    rounded = _rounded(ops, has_pairs)
     wide: set[int] = set()
     narrow = {v.number for op in ops for region in op.regions for v in region.results if isinstance(v, Value)}
     for op in reversed(ops):  # what reads a value stands behind it
@@ -51,11 +52,11 @@ def roundings(regions: Iterable[Region]) -> Roundings:
     return Roundings(wide=frozenset(wide), narrow=frozenset(narrow))
 
 
-def _rounded(ops: Iterable[Op]) -> frozenset[int]:
+def _rounded(ops: Iterable[Op], has_pairs: Callable[[Value], bool]) -> frozenset[int]:
     """Values of bf16 that are results of arithmetic in fp32, or of moving such values."""
     found: set[int] = set()
     for op in ops:
-        if len(op.results) != 1 or op.result.dtype != torch.bfloat16 or not op.result.dims:
+        if len(op.results) != 1 or op.result.dtype != torch.bfloat16 or not op.result.dims or not has_pairs(op.result):
             continue
         if _rounds(op) or any(value.number in found and _moves(op, value) for value in op.values()):
             found.add(op.result.number)

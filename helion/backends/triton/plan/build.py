@@ -83,6 +83,7 @@ class _Planner:
         grids, root_ranges, loops = self.loops()
         policies = self.decisions.accesses("load_eviction_policies")
         evictions = {slot: policy for slot, policy in policies.items() if policy}
+        threads = self.decisions.values["num_warps"] * self.target.warp_size
         return Plan(
             program=self.rolled,
             kernel_names=self.kernel_names(),
@@ -96,7 +97,7 @@ class _Planner:
             launch=self.launch(),
             boxes=self.boxes,
             partial_sums=partial_sums(self.rolled, self.sizes, self.decisions.values["num_warps"], self.target),
-            rounds_in_pairs=self.target.kind == "cuda",
+            rounded_in_pairs=2 * threads if self.target.kind == "cuda" else None,
             origin_lines=self.settings.output_origin_lines,
             tunables={name: self.decisions.values[name] for name, _ in self.program.tunables},
             full_masked=frozenset(
