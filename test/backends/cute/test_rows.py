@@ -22,7 +22,7 @@ from helion.backends.cute.codegen.module import render
 from helion.backends.cute.execute.evaluate import evaluate
 from helion.backends.cute.execute.launcher import launch_gemm
 from helion.backends.cute.plan.build import check_problem, plan_gemm
-from helion.backends.cute.plan.counts import counts, row_peers
+from helion.backends.cute.plan.counts import counts, multicast_masks, row_peers
 from helion.backends.cute.plan.passes import passes, per_row
 from helion.backends.cute.plan.records import Choice, GemmPlan, GemmProblem
 from helion.backends.cute.plan.reductions import exchanges
@@ -485,6 +485,25 @@ def test_sizes_drawn_for_a_gpu_are_those_of_its_launches(name: str) -> None:
         assert error < 0.04 and columns < 1 and bad == 0
 
 
+def test_sixteen_ctas_load_a_for_themselves() -> None:
+    """Unless a joined exchange, which their loads keep in order, is worth more."""
+    asked, choice = gemms.whole_rows("rms_norm", 8192, 4096, 512), gemms.clusters((128, 256, 64), 16)
+    plan = plan_gemm(asked, choice, gemms.HOPPER)
+    assert not plan.shares_a and counts(plan).ab.empty_arrivals == 8
+    assert multicast_masks(plan, 5) == (1 << 5, 1 << 5)
+    text = render(kernel_program(plan))
+    assert "mcast_mask" not in text and "cta_layout_vmnk" not in text
+    for name, k, sharing, joins in (
+        ("rms_norm", 4096, False, False),
+        ("layer_norm", 512, True, True),
+        ("layer_norm", 4096, False, False),
+    ):
+        plan = plan_gemm(gemms.whole_rows(name, 8192, 4096, k), choice, gemms.HOPPER)
+        assert (plan.shares_a, plan.joins) == (sharing, joins), (name, k)
+    eight = plan_gemm(gemms.whole_rows("layer_norm", 8192, 2048, 4096), gemms.clusters((128, 256, 64), 8), gemms.HOPPER)
+    assert eight.shares_a and eight.joins
+
+
 # The protocol ------------------------------------------------------------------------------------------------------------
 
 
@@ -499,6 +518,12 @@ def program(name: str) -> g.KernelProgram:
         "wgmma_two": ("softmax", 256, dataclasses.replace(small, tile=(128, 128, 64)), gemms.HOPPER),
         "wgmma_four": ("layer_norm", 256, dataclasses.replace(small, cluster=(1, 4)), gemms.HOPPER),
         "wgmma_apart": ("layer_norm", 256, dataclasses.replace(small, cluster=(1, 4)), gemms.HOPPER),
+        "wgmma_sixteen": (
+            "rms_norm",
+            512,
+            dataclasses.replace(small, tile=(128, 32, 64), cluster=(1, 16), epilogue_n=16),
+            gemms.HOPPER,
+        ),
         "wgmma_grid": ("argmax", 128, dataclasses.replace(small, cluster=(2, 2)), gemms.HOPPER),
         "wgmma_residual": ("residual_layer_norm", 128, small, gemms.HOPPER),
         "wgmma_alone": ("softmax", 64, dataclasses.replace(small, cluster=(1, 1)), gemms.HOPPER),
@@ -517,6 +542,7 @@ PROGRAMS = (
     "wgmma_two",
     "wgmma_four",
     "wgmma_apart",
+    "wgmma_sixteen",
     "wgmma_grid",
     "wgmma_residual",
     "wgmma_alone",
@@ -569,6 +595,10 @@ FAULTS: list[tuple[str, Rewrite, str]] = [
     ("wgmma_two", drop(g.ArmRows("rows_place", 1)), "deadlock|stale reductions"),
     ("wgmma_two", drop(g.SendRows("rows_place", 1)), "deadlock"),
     ("wgmma_two", drop(g.EvaluateRows(2)), "numbers per row of"),
+    ("wgmma_sixteen", drop(g.Release("ab_free")), "deadlock"),
+    ("wgmma_sixteen", drop(g.Wait("ab_read")), "stale operands"),
+    ("wgmma_sixteen", drop(g.Wait("rows_place")), "stale reductions"),
+    ("wgmma_sixteen", drop(g.Advance("rows_place")), "overwrite others|stale reductions|deadlock|arrivals"),
     ("wgmma_apart", drop(g.ArmRows("rows_place", 1)), "deadlock|stale reductions"),
     ("wgmma_apart", drop(g.SendRows("rows_place", 0)), "deadlock"),
     ("wgmma_apart", drop(g.EvaluateRows(1)), "numbers per row of"),

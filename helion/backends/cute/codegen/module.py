@@ -199,7 +199,8 @@ CLASSES = {
 
 
 def _pipeline(out: Writer, program: KernelProgram, pipeline: Pipeline) -> None:
-    """Arrivals and bytes as the plan counts them. A residual stays within its CTA, so its pipeline knows no cluster."""
+    """Arrivals and bytes as the plan counts them. A residual stays within its CTA, and so do A and B that are not shared: their
+    pipelines know no cluster."""
     numbers = pipeline.counts
     if pipeline.kind == "exchange":
         out.lines(exchange.make(pipeline))
@@ -214,7 +215,7 @@ def _pipeline(out: Writer, program: KernelProgram, pipeline: Pipeline) -> None:
         if numbers.transaction_bytes:
             out.line(f"tx_count={numbers.transaction_bytes},")
         out.line(f"barrier_storage={pipeline.barriers},")
-        if pipeline.kind != "tma_epilogue":
+        if pipeline.kind != "tma_epilogue" and (program.plan.shares_a or pipeline.name != "ab"):
             out.line("cta_layout_vmnk=cluster_layout,")
         out.line("defer_sync=True,")
     out.line(")")

@@ -86,12 +86,17 @@ def _partitions(plan: GemmPlan, modes: int, part: str) -> list[str]:
         lines.append("shared_part = cute.make_tensor(shared_b.iterator, layout_part.outer)")
     for name in ("a", "b", *second_b(plan)):
         is_a = name == "a"
+        sharing = [
+            f"place[{2 if is_a else 1}]",
+            f"cute.make_layout(cute.slice_(cluster_layout, {'(0, 0, None, 0)' if is_a else '(0, None, 0, 0)'}).shape)",
+        ]
+        if is_a and not plan.shares_a:
+            sharing = ["0", "cute.make_layout(1)"]
         tiles = part.format(side="A" if is_a else "B", tiles=f"tiles_{name}")
         lines += [
             f"to_{name}, from_{name} = cpasync.tma_partition(",
             f"    tma_{name},",
-            f"    place[{2 if is_a else 1}],",
-            f"    cute.make_layout(cute.slice_(cluster_layout, {'(0, 0, None, 0)' if is_a else '(0, None, 0, 0)'}).shape),",
+            *(f"    {line}," for line in sharing),
             f"    cute.group_modes({'shared_a' if is_a else shared_b}, 0, {modes}),",
             f"    cute.group_modes({tiles}, 0, {modes}),",
             ")",

@@ -21,8 +21,7 @@ from ..bounds import columns_of, ctas_per_mma, held_by_cluster, lies_in_memory, 
 from ..plan.build import unit_of
 from ..plan.records import Choice, Unit
 from ..resources.shape import ProductShape, shape_of
-from ..resources.time import resident_clusters
-from ..subtiles import STORE_STAGES, subtile_of
+from ..subtiles import subtile_of
 from .rows_in_memory import choices
 from .tiles import handicapped_us, options, proposals
 
@@ -32,11 +31,7 @@ LEAST_COLUMNS, WIDTHS = 128, (32, 16)
 FEW_ROUNDS = 4
 #: Rows of a tile, the best first where it makes no difference; 256 are those of a pair of CTAs.
 ROWS: dict[Unit, tuple[int, ...]] = {"wgmma": (128, 64), "tcgen05": (256, 128, 64)}
-#: Clusters up to which a whole tile waits for its stores; larger ones exchange through the shared memory that it takes.
-WHOLE_STORES = 8
-#: Main loops of so many K tiles are short.
-SHORT_LOOP = 16
-#: The stages that a main loop needs beside such stores.
+#: The stages that a main loop needs where two CTAs share an SM.
 LEAST_STAGES = 3
 
 
@@ -76,8 +71,8 @@ def _choices(shape: ProductShape, target: Target) -> Iterator[Choice]:
             width = subtile_of(columns, WIDTHS[0])
             plain = Choice(tile=tile, cluster=(pair, ctas), ctas_per_mma=pair, epilogue_n=width)
             few = -(-shape.problem.m // rows) * ctas <= FEW_ROUNDS * target.num_sms
-            sharing, storing = _sharing(plain, shape, target), _storing(plain, shape, target)
-            yield from (*sharing, *storing) if few else (*storing, *sharing)
+            sharing = _sharing(plain, shape, target)
+            yield from (*sharing, plain) if few else (plain, *sharing)
 
 
 def _sharing(plain: Choice, shape: ProductShape, target: Target) -> Iterator[Choice]:
@@ -86,14 +81,3 @@ def _sharing(plain: Choice, shape: ProductShape, target: Target) -> Iterator[Cho
         for width in WIDTHS:
             columns = subtile_of(plain.tile[1], width)
             yield replace(plain, ctas_per_sm=2, ab_stages=LEAST_STAGES, epilogue_n=columns)
-
-
-def _storing(plain: Choice, shape: ProductShape, target: Target) -> Iterator[Choice]:
-    """In a single round no tile is loaded behind one that is stored: stages are worth more there."""
-    clusters = -(-shape.problem.m // plain.tile[0])
-    several = clusters > resident_clusters(plain.cluster[0] * plain.cluster[1], target)
-    short = -(-shape.problem.k // plain.tile[2]) <= SHORT_LOOP
-    if several and short and plain.cluster[1] <= WHOLE_STORES:
-        stages = max(stages for stages in STORE_STAGES if plain.tile[1] // plain.epilogue_n % stages == 0)
-        yield replace(plain, store_stages=stages, ab_stages=LEAST_STAGES)
-    yield plain

@@ -38,6 +38,10 @@ MAX_ROW_CLUSTER = 16
 non-portable)."""
 RESERVED_SHARED_BYTES = 1024
 """Of each resident CTA (CUDA programming guide, compute capability 9.0 and 10.0)."""
+MAX_SHARING_A = 8
+"""CTAs along N that share loads of A."""
+FEW_K_TILES = 16
+"""Of a tile whose epilogue takes as long as its product."""
 MAX_SPLITS = 16
 """CTAs of a cluster that Hopper can schedule where the kernel says that it may (CUDA programming guide, non-portable)."""
 MAX_GRID_SPLITS = 64
@@ -89,6 +93,7 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
         residual_stages=choice.residual_stages,
         ctas_per_sm=choice.ctas_per_sm,
         warp_stores=False,
+        shares_a=True,
         joins=False,
         shared_limit_bytes=_shared_limit(target, choice.ctas_per_sm),
         tensor_memory_limit_columns=target.tensor_memory_columns,
@@ -102,9 +107,18 @@ def plan_gemm(problem: GemmProblem, choice: Choice, target: Target) -> GemmPlan:
     )
     if choice.ab_stages is None:
         plan = dataclasses.replace(plan, ab_stages=_most_stages(plan))
-    plan = dataclasses.replace(plan, joins=_joins(plan))
+    joins = _joins(plan)
+    shares = _shares_a(plan, joins)
+    plan = dataclasses.replace(plan, shares_a=shares, joins=joins and shares)
     _check_fits(plan)
     return plan
+
+
+def _shares_a(plan: GemmPlan, joins: bool) -> bool:
+    """Whether A is loaded once for the CTAs along N. Slices for 16 of them are slow: on an H200 the loads alone of tiles of
+    128×256 with K = 512 take 945 us of 131072×4096 products so, and 675 us without sharing, where multiplying takes 670.
+    A joined exchange of few K tiles is worth more."""
+    return plan.unit != "wgmma" or plan.cluster[1] <= MAX_SHARING_A or (joins and plan.k_tiles <= FEW_K_TILES)
 
 
 def _joins(plan: GemmPlan) -> bool:

@@ -52,7 +52,7 @@ class Counts:
     """Of as many reductions as the exchange with the most of them has. The slot of all at once has the bytes of two for those
     apart: memory is predicted by facts that do not say which it will be."""
     a_multicast: int
-    """CTAs of the cluster that read one A tile: those along N."""
+    """CTAs of the cluster that one A tile is loaded for at once: those along N, or one."""
     b_multicast: int
     """CTAs, or pairs, that read one B tile: those along M."""
     consumer_threads: int
@@ -68,7 +68,7 @@ def counts(plan: GemmPlan) -> Counts:
     rows, columns = plan.cta_tile
     a_bytes = rows * plan.tile[2] * plan.operand_bytes
     b_bytes = columns * plan.products // plan.ctas_per_mma * plan.tile[2] * plan.operand_bytes
-    a_multicast, b_multicast = plan.cluster[1], plan.cluster_tiles[0]
+    a_multicast, b_multicast = plan.cluster[1] if plan.shares_a else 1, plan.cluster_tiles[0]
     sharers = a_multicast + b_multicast - 1
     tcgen05 = plan.unit == "tcgen05"
     row_bytes = plan.cluster[1] * rows * SUM_BYTES
@@ -140,7 +140,7 @@ def multicast_masks(plan: GemmPlan, rank: int) -> tuple[int, int]:
     """
     half, pair_m, cta_n = place(plan, rank)
     rows, columns = plan.cluster_tiles
-    a = sum(1 << rank_at(plan, half, pair_m, n) for n in range(columns))
+    a = sum(1 << rank_at(plan, half, pair_m, n) for n in (range(columns) if plan.shares_a else (cta_n,)))
     b = sum(1 << rank_at(plan, half, m, cta_n) for m in range(rows))
     first = rank_at(plan, 0, 0, 0, part_of(plan, rank))
     return a << first, b << first

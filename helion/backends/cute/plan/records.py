@@ -250,6 +250,8 @@ class GemmPlan:
     ctas_per_sm: int
     warp_stores: bool
     """Each warp stores its own rows of a sub-tile, and waits for no other."""
+    shares_a: bool
+    """CTAs along N each load a slice of A for all of them; else each loads its own."""
     joins: bool
     """Reductions of rows that wait for one another are exchanged at once (``plan.joint``), in one slot."""
     shared_limit_bytes: int
