@@ -6,7 +6,8 @@ import torch
 
 from ...._compiler.ir.grammar import DotAttrs, Op, Scaled, Value, accumulator_of
 from .emission import Emission
-from .ops_pointwise import TRITON_DTYPES
+from .expressions import Expression, helper
+from .ops_pointwise import SETTLE, TRITON_DTYPES
 
 
 def dot(e: Emission, op: Op) -> None:
@@ -27,7 +28,13 @@ def dot(e: Emission, op: Op) -> None:
         arguments.append(f"max_num_imprecise_acc={e.plan.partial_sums[op.number]}")
     arguments.append(f"out_dtype={TRITON_DTYPES[op.result.dtype]}")
     text = f"tl.dot({', '.join(arguments)})"
-    e.assign(op, "dot", f"tl.reshape({text}, {e.shape(op.result.dims)})" if attrs.single else text)
+    whole = Expression(f"tl.reshape({text}, {e.shape(op.result.dims)})" if attrs.single else text)
+    e.assign(op, "dot", settled(e, op, whole))
+
+
+def settled(e: Emission, op: Op, value: Expression) -> Expression:
+    """The value, waited for if the plan says so."""
+    return helper(SETTLE, value) if op.number in e.plan.settled_sums else value
 
 
 def _scaled(e: Emission, op: Op, scaled: Scaled) -> None:

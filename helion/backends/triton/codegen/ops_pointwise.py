@@ -87,7 +87,18 @@ ROUND_PAIR_PTX = (
 )
 ROUND_TO_BF16 = "_rounded_bf16"
 
+#: What is computed before Triton lets the loop go on, as something reads it.
+SETTLE_PTX = "mov.b32 $0, $1; // is there"
+SETTLE = "_settled"
+
 HELPERS: Mapping[str, str] = {
+    SETTLE: f'''\
+@triton.jit
+def {SETTLE}(x):
+    """The same, which is waited for here: sums of a matrix unit that works by itself."""
+    PACK: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+    return tl.inline_asm_elementwise({SETTLE_PTX!r}, "=r,r", [x], dtype=x.dtype, is_pure=True, pack=PACK)
+''',
     ROUND_TO_BF16: f'''\
 @triton.jit
 def {ROUND_TO_BF16}(x):

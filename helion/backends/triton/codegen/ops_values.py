@@ -25,6 +25,7 @@ from . import ops_pointwise, ops_reduction
 from .emission import Emission
 from .expressions import Expression, infix, method
 from .expressions import number as number_text
+from .ops_matmul import settled
 from .ops_pointwise import TRITON_DTYPES, literal
 
 
@@ -92,7 +93,8 @@ def pointwise(e: Emission, op: Op) -> None:
         e.assign_wide(op, name, ops_pointwise.render_rounded(name, operands, dtypes))
         return
     common = common_dtype(name, kinds) if POINTWISE[name].result == "bool" else None
-    e.assign(op, name, ops_pointwise.render(name, operands, dtypes, op.result.dtype, common_dtype=common))
+    value = ops_pointwise.render(name, operands, dtypes, op.result.dtype, common_dtype=common)
+    e.assign(op, name, settled(e, op, value))
 
 
 def _promotes_as(e: Emission, operand: Operand) -> Any:

@@ -27,7 +27,7 @@ from ...._shapes import Expr, Number, cdiv, hint_of
 from ....autotuner.decisions import Decisions, Place
 from ....hardware import Target
 from ....settings import Settings
-from .dots import partial_sums
+from .dots import partial_sums, settled_sums
 from .lowered import Lowered, lower, waits
 from .records import (
     AxisPlan,
@@ -97,6 +97,7 @@ class _Planner:
             launch=self.launch(),
             boxes=self.boxes,
             partial_sums=partial_sums(self.rolled, self.sizes, self.decisions.values["num_warps"], self.target),
+            settled_sums=settled_sums(self.rolled, self.sizes, self.decisions.values["num_warps"], self.target),
             rounded_in_pairs=2 * threads if self.target.kind == "cuda" else None,
             origin_lines=self.settings.output_origin_lines,
             tunables={name: self.decisions.values[name] for name, _ in self.program.tunables},

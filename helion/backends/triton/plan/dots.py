@@ -1,16 +1,16 @@
-"""How matrix products of 8-bit floats are summed up."""
+"""How matrix products of 8-bit floats are summed up, and which products have to be finished before a loop goes on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from ...._compiler.ir.grammar import DotAttrs, MemoryAttrs, Op, Program, Value
+from ...._compiler.ir.grammar import DotAttrs, ForAttrs, MemoryAttrs, Op, PointwiseAttrs, Program, Region, Value
 from ...._compiler.ir.ops import OPS
 from ...._compiler.ir.rewrite import Makers
 from ...._shapes import Dim, hint_of
 from ....hardware import Target
-from ..resources.matrix import are_float8, partial_sum, unit_for
+from ..resources.matrix import Unit, are_float8, partial_sum, unit_for
 
 
 def partial_sums(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
@@ -29,25 +29,85 @@ def _is_float8(op: Op) -> bool:
     return attrs.scaled is None and are_float8((lhs.dtype, rhs.dtype))
 
 
+def settled_sums(program: Program, sizes: Mapping[int, int], num_warps: int, target: Target) -> frozenset[int]:
+    """The ops, by number, that give a sum of products which must be there before the next ones are computed.
+
+    Hopper's asynchronous matrix unit reads a left operand that was computed out of registers while the warps go on. Triton (3.6
+    and 3.7) waits for all parts but the last of a product, and in the next iteration the registers get other numbers: on
+    an H200 products of 4096 x 4096 x 4096 had 50403 wrong sums (2026-11-23). Where the operand is made of another product of the
+    loop, waiting for that waits for both.
+    """
+    if not target.has("wgmma"):
+        return frozenset()
+    found: set[int] = set()
+    makers = Makers.among(program.walk())
+    for loop in program.walk():
+        if not isinstance(loop.attrs, ForAttrs):
+            continue
+        (body,) = loop.regions
+        for op in body.ops:
+            computed = isinstance(op.attrs, DotAttrs) and _is_computed(op, body)
+            if computed and _unit(program, op, makers, sizes, num_warps, target) == "wgmma":
+                found.add(_sum(op, body).number)
+    return frozenset(found)
+
+
+def _is_computed(dot: Op, body: Region) -> bool:
+    """Whether the left operand is computed in each iteration, of no other product of it."""
+    makers = Makers.among(body.ops)
+    carried = {param.number for param in body.params}
+    lhs = next(dot.values())
+    op = makers.of(lhs)
+    while op is not None and op.kind == "view":
+        lhs = next(op.values())
+        op = makers.of(lhs)
+    if op is None:
+        return lhs.number in carried
+    return op.kind != "load" and not any(each.kind == "dot" for each in _behind(op, makers))
+
+
+def _behind(op: Op, makers: Makers) -> Iterator[Op]:
+    """What an op is made of."""
+    seen: set[int] = set()
+    ahead = [op]
+    while ahead:
+        each = ahead.pop()
+        if each.number not in seen:
+            seen.add(each.number)
+            yield each
+            ahead += [made for value in each.values() if (made := makers.of(value)) is not None]
+
+
+def _sum(dot: Op, body: Region) -> Op:
+    """The dot, or what adds it up: Triton makes one instruction of both."""
+    readers = [op for op in body.ops if any(value is dot.result for value in op.reads())]
+    alone = len(readers) == 1 and isinstance(readers[0].attrs, PointwiseAttrs) and readers[0].attrs.name == "add"
+    return readers[0] if alone and len(dot.operands) == 2 and readers[0].result.dtype == dot.result.dtype else dot
+
+
 def _of(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warps: int, target: Target) -> int:
-    attrs = op.attributes(DotAttrs)
     lhs, rhs = list(op.values())[:2]
+    unit = _unit(program, op, makers, sizes, warps, target)
+    return partial_sum((lhs.dtype, rhs.dtype), _size(lhs.dims[-1], sizes), target) if unit == "wgmma" else 0
 
-    def size(dim: Dim) -> int:
-        return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
 
-    depth, dtypes = size(lhs.dims[-1]), (lhs.dtype, rhs.dtype)
-    unit = unit_for(
-        rows=size(lhs.dims[-2]),
+def _size(dim: Dim, sizes: Mapping[int, int]) -> int:
+    return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
+
+
+def _unit(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warps: int, target: Target) -> Unit:
+    lhs, rhs = list(op.values())[:2]
+    depth, dtypes = _size(lhs.dims[-1], sizes), (lhs.dtype, rhs.dtype)
+    return unit_for(
+        rows=_size(lhs.dims[-2], sizes),
         depth=depth,
-        batched=any(size(dim) > 1 for dim in lhs.dims[:-2]),
+        batched=any(_size(dim, sizes) > 1 for dim in lhs.dims[:-2]),
         dtypes=dtypes,
         k_major=all(_is_k_major(program, makers, *side) for side in ((lhs, lhs.dims[-1]), (rhs, rhs.dims[-2]))),
-        precision=attrs.precision,
+        precision=op.attributes(DotAttrs).precision,
         warps=warps,
         target=target,
     )
-    return partial_sum(dtypes, depth, target) if unit == "wgmma" else 0
 
 
 def _is_k_major(program: Program, makers: Makers, value: Value, k: Dim) -> bool:

@@ -127,6 +127,8 @@ class Plan(Structural):
     tunables: Mapping[str, Any]
     #: By dot of 8-bit floats: products along K that the matrix unit may add up before their sum is promoted to fp32.
     partial_sums: Mapping[int, int]
+    #: Ops whose results, sums of products, must be there before the loop goes on.
+    settled_sums: frozenset[int]
     #: What is computed on in fp32 is rounded to bf16 two numbers at once if it has so many, two for each thread; None: never.
     rounded_in_pairs: int | None
     #: Accesses that do not use pointers, by op.

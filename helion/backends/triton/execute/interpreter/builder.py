@@ -15,7 +15,7 @@ import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 
-from ...codegen.ops_pointwise import ROUND_PAIR_PTX
+from ...codegen.ops_pointwise import ROUND_PAIR_PTX, SETTLE_PTX
 from . import numerics
 from .access import Access
 from .elementwise import Elementwise
@@ -250,6 +250,8 @@ class Builder(Elementwise, Access):
     # Debugging and hints.
 
     def create_inline_asm(self, text: str, _constraints: Any, values: Sequence[Handle], *_: Any) -> AssemblyResults:
+        if text == SETTLE_PTX:
+            return AssemblyResults(values[0])
         if text == ROUND_PAIR_PTX:
             (value,) = values
             return AssemblyResults(Handle(numerics.round_narrow(value.data, "bf16"), value.dtype, value.shape))

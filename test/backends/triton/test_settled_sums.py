@@ -1,0 +1,116 @@
+"""Sums of products whose left operand a loop computes: they are there before its registers get the next numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from harness import tensor
+
+import helion
+import helion.language as hl
+from helion.backends.triton.toolchain.offline import compile_offline
+from helion.backends.triton.toolchain.signature import offline_signature
+from helion.runtime.bound import BoundKernel
+
+BF16 = torch.bfloat16
+
+
+def plain(x, s, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc * s[tile_n]
+    return out
+
+
+def scaled(x, s, y):
+    m, k = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, x[tile_m, tile_k] * s[tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def added(x, s, y):
+    """The product goes to the sum by an addition, and the operand is viewed behind what computes it."""
+    k, m = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc += hl.dot((x[tile_k, tile_m] * s[tile_k][:, None]).t(), y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def held(x, s, y):
+    """The operand is computed in front of the loop, and of another product of the loop."""
+    m, k = hl.specialize(x.size(0)), hl.specialize(x.size(1))
+    out = torch.empty([m, k], dtype=torch.float32, device=x.device)
+    for tile_m in hl.tile(m):
+        rows = x[tile_m, :] * s[None, :]
+        acc = hl.zeros([tile_m, k], dtype=torch.float32)
+        for tile_n in hl.tile(y.size(1)):
+            scores = hl.dot(rows, y[:, tile_n])
+            acc = hl.dot(torch.relu(scores).to(x.dtype), y[:, tile_n].t(), acc=acc)
+        out[tile_m, :] = acc
+    return out
+
+
+def bound(function: Callable, size: int = 512, on: str = "sm_90") -> BoundKernel:
+    arguments = tensor(size, size, dtype=BF16), tensor(size, dtype=BF16), tensor(size, size, dtype=BF16)
+    return helion.kernel(function, static_shapes=True).bind(arguments, target=on)
+
+
+def config(function: Callable) -> helion.Config:
+    sizes = [64, 64] if function is held else [128, 128, 64]
+    return helion.Config(block_sizes=sizes, num_warps=4, num_stages=3)
+
+
+def ptx(kernel: BoundKernel, chosen: helion.Config) -> str:
+    full = kernel.config_spec.normalize(chosen)
+    plan = kernel._analysis.code(full).plan
+    function = kernel.compile_config(full).__globals__[plan.kernel_names[0]]
+    return str(compile_offline(function, **offline_signature(plan, kernel.target)).asm["ptx"])
+
+
+@pytest.mark.parametrize(("function", "count"), [(plain, 0), (scaled, 1), (added, 1), (held, 0)])
+def test_sums_of_computed_operands_are_settled(function: Callable, count: int) -> None:
+    size = 128 if function is held else 512
+    assert bound(function, size).to_triton_code(config(function)).count("= _settled(") == count
+    assert " _settled(" not in bound(function, size, "sm_80").to_triton_code(config(function))
+
+
+def test_no_product_is_in_flight_when_its_operand_is_computed_again() -> None:
+    text = ptx(bound(scaled), config(scaled))
+    assert "wgmma.mma_async" in text
+    assert set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)", text)) == {"0"}
+
+
+def test_turned_products_are_settled() -> None:
+    fp32 = (
+        tensor(512, 512, dtype=torch.float32),
+        tensor(512, dtype=torch.float32),
+        tensor(512, 512, dtype=torch.float32),
+    )
+    kernel = helion.kernel(plain, static_shapes=True).bind(fp32, target="sm_90")
+    turned = helion.Config(block_sizes=[128, 128, 32], num_warps=4, num_stages=3, turn_products=True)
+    assert "= _settled(" in kernel.to_triton_code(turned)
+    assert set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)", ptx(kernel, turned))) == {"0"}
+
+
+def test_settled_sums_are_right() -> None:
+    torch.manual_seed(0)
+    x, s, y = (torch.randn(shape).to(BF16) for shape in ((70, 70), (70,), (70, 70)))
+    left = (x.T * s).float()
+    found = helion.kernel(added, config=helion.Config(block_sizes=[64, 64, 32], num_warps=4))(x, s, y)
+    torch.testing.assert_close(found, left @ y.float(), rtol=1e-2, atol=1e-1)
