@@ -2,8 +2,9 @@
 
     python benchmarks/cute_fit.py [--rounds N]
 
-Parameters are fitted on one half of the products and scored on the other, both ways; then on all. Printed are the error
-of predictions, and how much longer the plan of the least predicted time takes than the best one that was measured.
+Parameters are fitted on one half of the products and scored on the other, both ways; then on all: those of products, of products
+whose rows a cluster reduces, and of those that leave few rows to a second kernel. Printed are the error of predictions, and how
+much longer the plan of the least predicted time takes than the best one that was measured.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ import helion  # noqa: E402
 from benchmarks import cute  # noqa: E402
 from helion.backends.cute.plan.records import GemmPlan  # noqa: E402
 from helion.backends.cute.resources.shape import ProductShape  # noqa: E402
-from helion.backends.cute.resources.time import RATES, Rates, predicted_time  # noqa: E402
+from helion.backends.cute.resources.time import (  # noqa: E402
+    CACHED_RATES,
+    RATES,
+    ROW_RATES,
+    Rates,
+    predicted_time,
+    stays_cached,
+)
 
 RESULTS = ROOT / "benchmarks/results/cute"
 TARGET = helion.hardware.target("h200")
@@ -46,13 +54,35 @@ NOT_FITTED = ("exchange_us", "workspace_us")
 
 
 @dataclasses.dataclass(frozen=True)
+class Kind:
+    """Plans with parameters of their own: those in use, where a fit begins, and which of them it moves."""
+
+    name: str
+    rates: Rates
+    start: Rates
+    fitted: tuple[str, ...]
+
+
+KINDS = (
+    Kind("products", RATES, START, tuple(f.name for f in dataclasses.fields(Rates) if f.name not in NOT_FITTED)),
+    Kind("rows of a cluster", ROW_RATES, ROW_RATES, ("launch_us", "ring_us", "slices_us", "k_tile_us")),
+    Kind(
+        "rows in memory",
+        CACHED_RATES,
+        RATES,
+        ("fill_us", "stored", "l2", "l2_of_few", "memory", "memory_of_few", "k_tile_us", "split_us", "workspace_us"),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
 class Sample:
     product: str
     plan: GemmPlan
     bytes_moved: int
     us: float
 
-    def error(self, rates: Rates) -> float:
+    def error(self, rates: Rates | None) -> float:
         return abs(math.log(predicted_time(self.plan, self.bytes_moved, TARGET, rates).total_us / self.us))
 
 
@@ -82,8 +112,18 @@ def _configs(case: cute.Case, row: dict) -> Iterator[Sample]:
         yield _sample(bound.plan(bound.config_spec.normalize(keys)).gemm, row["us"][name])
 
 
+def row_samples() -> Iterator[Sample]:
+    """Of products of few rows, which are reduced, by configs that benchmarks/cute.py does not try."""
+    for row in json.loads((RESULTS / "nvidia-h200-rows.json").read_text()):
+        kernel, args = cute.Case(name="", m=row["m"], n=row["n"], k=row["k"], epilogue=row["chain"]).arguments("meta")
+        bound = kernel.bind(args, target="h200")
+        for config, us in row["us"].items():
+            keys = eval(config, {"helion": helion})
+            yield _sample(bound.plan(bound.config_spec.normalize(keys)).gemm, us)
+
+
 def _sample(plan: GemmPlan, us: float) -> Sample:
-    problem = dataclasses.replace(plan.problem, a_pitch=0, b_pitch=0, d_pitch=0)
+    problem = dataclasses.replace(plan.whole, a_pitch=0, b_pitch=0, d_pitch=0)
     moved = ProductShape(problem=plan.problem, blocks=(0, 1, 2), root=0).bytes_moved
     return Sample(product=repr(problem), plan=plan, bytes_moved=moved, us=us)
 
@@ -93,7 +133,7 @@ def loss(rates: Rates, rows: Sequence[Sample]) -> float:
     return statistics.mean(min(row.error(rates), 0.6) ** 1.5 for row in rows)
 
 
-def choices(rates: Rates, rows: Sequence[Sample]) -> list[float]:
+def choices(rates: Rates | None, rows: Sequence[Sample]) -> list[float]:
     """By product: the time of the plan that would be chosen over that of the best."""
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -102,20 +142,19 @@ def choices(rates: Rates, rows: Sequence[Sample]) -> list[float]:
     return [min(each)[1] / min(us for _, us in each) for each in found.values() if len(each) >= LEAST_CHOICE]
 
 
-def fit(rows: Sequence[Sample], rounds: int) -> Rates:
+def fit(kind: Kind, rows: Sequence[Sample], rounds: int) -> Rates:
     """Random steps of one parameter at a time, which become smaller."""
-    draw, best, found = random.Random(0), START, loss(START, rows)
-    names = [each.name for each in dataclasses.fields(Rates) if each.name not in NOT_FITTED]
+    draw, best, found = random.Random(0), kind.start, loss(kind.start, rows)
     for at in range(rounds):
-        name = draw.choice(names)
+        name = draw.choice(kind.fitted)
         step = math.exp(draw.gauss(0, 0.3 * 0.8 ** (8 * at / rounds)))
         tried = dataclasses.replace(best, **{name: getattr(best, name) * step})
-        if tried.multicast <= 1 and tried.memory <= 1 and 1.5 <= tried.overlap <= 8 and loss(tried, rows) < found:
+        if tried.multicast <= 1 and tried.memory <= 1 and 1.5 <= tried.overlap <= 64 and loss(tried, rows) < found:
             best, found = tried, loss(tried, rows)
     return best
 
 
-def score(name: str, rates: Rates, rows: Sequence[Sample]) -> str:
+def score(name: str, rates: Rates | None, rows: Sequence[Sample]) -> str:
     errors, ratios = [row.error(rates) for row in rows], choices(rates, rows)
     return (
         f"{name}: {len(rows)} timings, off by {100 * statistics.median(errors):.1f} % at the median;"
@@ -132,14 +171,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=900, help="steps of a fit")
     options = parser.parse_args()
     products.values = lambda *shape, dtype, **how: torch.empty(*shape, dtype=dtype, device="meta")
-    rows = list(samples())
-    print(score("as they are", RATES, rows))
-    for seen in range(2):
-        rates = fit([row for row in rows if half(row) == seen], options.rounds)
-        print(score(f"fitted on half {seen}, the other half", rates, [row for row in rows if half(row) != seen]))
-    rates = fit(rows, options.rounds)
-    print(score("fitted on all", rates, rows))
-    print({each.name: round(getattr(rates, each.name), 3) for each in dataclasses.fields(Rates)})
+    row_kernels.values = products.values
+    few = [row for row in row_samples() if row.plan.by_rows or stays_cached(row.plan, TARGET)]
+    by_rows = [row for row in few if row.plan.by_rows]
+    for kind, rows in zip(KINDS, (list(samples()), by_rows, [row for row in few if not row.plan.by_rows]), strict=True):
+        print(score(f"{kind.name} as they are", kind.rates, rows))
+        for seen in range(2):
+            rates = fit(kind, [row for row in rows if half(row) == seen], options.rounds)
+            print(score(f"fitted on half {seen}, the other half", rates, [row for row in rows if half(row) != seen]))
+        rates = fit(kind, rows, options.rounds)
+        print(score("fitted on all", rates, rows))
+        print({name: round(getattr(rates, name), 3) for name in kind.fitted})
+    print(score("all of few rows, each with its own", None, few))
 
 
 if __name__ == "__main__":

@@ -77,14 +77,16 @@ ROW_RATES = Rates(
     walk_us=0.4, ring_us=0.75, slices_us=0.0018,
 )  # fmt: skip
 """Of plans that reduce rows: 7.5 % off at the root mean square of 14 products with their chains on an H200 (2026-11-22) that take
-more than 100 us, 17 % at worst, where a chain has exponential functions, whose steps facts do not count. Of 162 plans of 1 to
-2048 rows there (2026-11-23), which take 8 to 110 us, they are 6.6 % off at the median: launch and ring are fitted to these."""
+more than 100 us, 17 % at worst, where a chain has exponential functions, whose steps facts do not count. Of 147 plans of 1 to
+1024 rows there (benchmarks/results/cute/nvidia-h200-rows.json, 2026-11-23), which take 8 to 110 us, they are 6.1 % off at the median:
+launch, ring and slices are fitted to these."""
 CACHED_RATES = dataclasses.replace(
     RATES, fill_us=0.16, stored=1.82, l2=2.3, l2_of_few=3.1, memory=0.55, memory_of_few=9.6, k_tile_us=0.19, split_us=0.46,
     workspace_us=4.3, tile_us=0.0,
 )  # fmt: skip
-"""Of products that leave rows in memory which stay in the L2 cache until a second kernel reads them: 5.0 % off at the median of
-284 plans of 1 to 2048 rows on an H200 (2026-11-23), and 6.5 and 5.1 % of each half of the products where fitted on the other."""
+"""Of products that leave rows in memory which stay in the L2 cache until a second kernel reads them: 5.1 % off at the median of
+270 plans of few rows on that H200. Of the 15 products that are timed in both ways, what is chosen takes 1.014 of the best one's time
+at the geometric mean, 1.07 at worst (``benchmarks/cute_fit.py``)."""
 FINISH_LAUNCH_US, FINISH_MEMORY, FINISH_CACHED, FROM_L2 = 3.0, 0.8, 1.2, 2.0
 """What a second kernel takes beside its memory, the part of the memory bandwidth that it reaches where it reads and writes whole
 rows, the same where they are in the L2 cache, and how much faster that gives them once more. The second and the last are not
