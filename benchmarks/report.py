@@ -25,7 +25,7 @@ from benchmarks import goals, sweep  # noqa: E402
 from benchmarks.cells import timed_cells  # noqa: E402
 from benchmarks.goals import Finding, number  # noqa: E402
 from benchmarks.seeds import BOUNDS, RESULTS, SUITES, Row  # noqa: E402
-from benchmarks.timing import FLUSH_BYTES, LEAST_REPETITIONS, REPETITIONS, SLOW  # noqa: E402
+from benchmarks.timing import FLUSH_BYTES, REPETITIONS, SLOW, SLOW_REPETITIONS  # noqa: E402
 from helion.backends import BACKENDS  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -120,7 +120,7 @@ def method() -> list[str]:
         "## How it was measured",
         "",
         f"- Device time between two events around one call in a CUDA graph, the median of {REPETITIONS} runs",
-        f"  ({LEAST_REPETITIONS} where one takes over {SLOW / 1000:.0f} ms). Before each run {FLUSH_BYTES // 2**20} MiB are written, so that",
+        f"  ({SLOW_REPETITIONS} where one takes over {SLOW / 1000:.0f} ms). Before each run {FLUSH_BYTES // 2**20} MiB are written, so that",
         "  L2 is cold. The variants of a cell run in turn, so that a change of clocks meets all of them alike.",
         "- Random data. A variant counts only if its result is right: its distance from the same computation in fp64,",
         f"  relative in the 2-norm, is at most {bounds}.",
