@@ -1,10 +1,10 @@
 """Products in loops one behind the other that differ in numbers alone: the taps of a convolution, as one loop.
 
 A loop for each tap fills its pipeline anew, and has nothing to fill it with where the channels are one tile. One loop over all
-taps takes 28, 55 and 52 us where nine take 34, 61 and 65, each with the best of the tiles that were tried (H200, Triton 3.6, 2026-11-23: 3 by
+taps takes 28, 50 and 43 us where nine take 34, 61 and 65, each with the best of the tiles that were tried (H200, Triton 3.6, 2026-11-23: 3 by
 3, 32 x 56 x 56 x 64 to 64, 32 x 28 x 28 x 256 to 256 and 8 x 64 x 64 x 96 to 320 channels). Tiles of 128 rows were the best
-there, with 128 columns where these divide all of them, else 64; the widest line along K that divides the channels, and a fourth
-stage where it is short.
+there, with 128 columns where there are so many, though the last tile of 320 is half empty; the widest line along K that divides the
+channels, and a fourth stage where it is short.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _feasible(
 
 
 def _is_too_wide(side: int, extent: int) -> bool:
-    """Whether half of a side of a tile leaves fewer lanes out of range."""
-    return side > _LEAST_SIDE and (side // 2 >= extent or (extent % side > 0 and extent % (side // 2) == 0))
+    """Whether half of a side of a tile has all lanes."""
+    return side > _LEAST_SIDE and side // 2 >= extent
 
 
 def _efficiency(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
