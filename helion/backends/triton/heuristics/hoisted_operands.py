@@ -1,17 +1,18 @@
 """Products of operands that are computed, in tiles that a view merges: unpacked weights of few bits, computed once in front.
 
 Takes the first of a few tiles, from large to small, that fits without spilling and fills the waves, as plain products of as
-many elements do. ``hoisting.py`` says when that pays. Operands over plain tiles are those of ``TritonMatmulHeuristic``.
+many elements do. ``hoisting.py`` says when that pays; few rows are multiplied by weights that
+each program unpacks, in several parts of K. Operands over plain tiles are those of ``TritonMatmulHeuristic``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts
-from ...._shapes import cdiv
+from ...._shapes import cdiv, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
@@ -29,15 +30,22 @@ _WAVE_TARGET = 0.8
 _GROUP = 8
 
 
+#: Of products with few rows, each program unpacks weights for itself: M, N, warps and stages, programs for each SM, parts of a sum and steps
+#: of each. 21 us for 16 x 4096 x 4096 on an H200, where 23 to 60 were found with other tiles, stages and parts (2026-11-23).
+_LEAST_ROWS, _MOST_ROWS, _COLUMNS, _FEW_WARPS, _FEW_STAGES = 16, 64, 32, 4, 3
+_FILLED, _MOST_PARTS, _LEAST_STEPS = 4, 8, 4
+
+
 class TritonHoistedOperandsHeuristic(Heuristic):
     name: ClassVar[str] = "TritonHoistedOperandsHeuristic"
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
+        if not facts.hoistable or all(fact.k_block_id is not None for fact in facts.matmuls):
+            return Declined("no operand of a product can be computed first, of lanes that are merged")
         if why := unhoisted(facts, target):
-            return Declined(why)
-        if all(fact.k_block_id is not None for fact in facts.matmuls):
-            return Declined("K of the product is a tile")
+            few = _few_rows(facts, target)
+            return Declined(why) if few is None else (few,)
         loaded = rewritten.hoisted(facts)
         feasible = tuple(_feasible(loaded, max(each.dtype.itemsize for each in facts.hoistable), target))
         full = (p for p in feasible if _efficiency(loaded, p, target) >= _WAVE_TARGET)
@@ -63,7 +71,33 @@ def _feasible(facts: KernelFacts, itemsize: int, target: Target) -> Iterator[Tri
                 break
 
 
-def _efficiency(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
+def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
+    """Few rows of one product: a sum in as many parts as programs that hide each other's waiting."""
+    rows = max(fact.static_m or _MOST_ROWS + 1 for fact in facts.matmuls)
+    if rows > _MOST_ROWS or not facts.divisible or not target.has("wgmma"):
+        return None
+    itemsize = max(each.dtype.itemsize for each in facts.hoistable)
+    sizes = moderate_sizes(facts, {"m": max(_LEAST_ROWS, rows), "n": _COLUMNS, "k": 2 * _LINE // itemsize})
+    predicted = estimate(facts, target, sizes, _FEW_WARPS, _FEW_STAGES)
+    if not predicted.fits or predicted.spill_risk:
+        return None
+    loops = {axis for each in facts.hoistable for axis in each.axes if not facts.axes[axis].on_grid and axis in sizes}
+    steps = min((cdiv(facts.axes[axis].extent or 1, sizes[axis]) for axis in loops), default=1)
+    most = min(_FILLED * target.num_sms // max(1, _programs(facts, sizes)), steps // _LEAST_STEPS, _MOST_PARTS)
+    parts = previous_power_of_2(max(1, most))
+    return TritonProposal(
+        reason=f"{rows} rows, K in {parts} parts",
+        block_sizes=sizes,
+        num_warps=_FEW_WARPS,
+        num_stages=_FEW_STAGES,
+        launch={"split_k": parts} if parts > 1 else {},
+    )
+
+
+def _programs(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     axes = (facts.axes[axis] for axis in facts.grid_axes)
-    counts = (cdiv(axis.extent or 1, proposal.block_sizes.get(axis.block_id) or axis.size or 1) for axis in axes)
-    return wave_efficiency(math.prod(counts), target)
+    return math.prod(cdiv(axis.extent or 1, sizes.get(axis.block_id) or axis.size or 1) for axis in axes)
+
+
+def _efficiency(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
+    return wave_efficiency(_programs(facts, proposal.block_sizes), target)
