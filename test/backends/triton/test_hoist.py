@@ -199,3 +199,10 @@ def test_predicted_memory_is_that_of_the_binary() -> None:
     real = bound.resources(seed.config)
     assert real.shared_bytes <= seed.predicted.shared_bytes <= 1.1 * real.shared_bytes + 2048
     assert real.spill_bytes == 0
+
+
+def test_few_rows_by_unpacked_weights_share_sums() -> None:
+    x, packed = tensor(16, 4096, dtype=torch.bfloat16), tensor(2048, 4096, dtype=torch.int8)
+    bound = helion.kernel(pairs, static_shapes=True).bind((x, packed, tensor(128, 4096)), target="h200")
+    found = bound.default_config()
+    assert not found["hoist_operands"] and found["split_k"] == 4

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from ...._compiler.facts.records import KernelFacts
+from ...._compiler.facts.records import HoistableFact, KernelFacts, MatmulFact
 from ...._shapes import cdiv, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
@@ -19,7 +19,7 @@ from ..proposal import TritonProposal
 from ..resources import rewritten
 from .hoisting import hoisting, unhoisted
 from .moderate_sizes import moderate_sizes
-from .sizing import estimate, wave_efficiency
+from .sizing import clamp, estimate, wave_efficiency
 
 #: M, N and warps, from large to small, bytes of a tile along K and stages.
 _SIDES = ((128, 256, 8), (128, 128, 8), (128, 128, 4), (64, 128, 4), (64, 64, 4))
@@ -41,23 +41,37 @@ class TritonHoistedOperandsHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if not facts.hoistable or all(fact.k_block_id is not None for fact in facts.matmuls):
+        if not facts.hoistable or all(None not in _tiled(fact) for fact in facts.matmuls):
             return Declined("no operand of a product can be computed first, of lanes that are merged")
         if why := unhoisted(facts, target):
             few = _few_rows(facts, target)
             return Declined(why) if few is None else (few,)
         loaded = rewritten.hoisted(facts)
-        feasible = tuple(_feasible(loaded, max(each.dtype.itemsize for each in facts.hoistable), target))
+        feasible = tuple(_feasible(loaded, facts.hoistable, target))
         full = (p for p in feasible if _efficiency(loaded, p, target) >= _WAVE_TARGET)
         best = next(full, None) or max(feasible, key=lambda p: _efficiency(loaded, p, target), default=None)
         return Declined("no tile of the product fits without spilling") if best is None else hoisting((best,))
 
 
-def _feasible(facts: KernelFacts, itemsize: int, target: Target) -> Iterator[TritonProposal]:
+def _tiled(fact: MatmulFact) -> tuple[int | None, ...]:
+    return fact.m_block_id, fact.n_block_id, fact.k_block_id
+
+
+def _sizes(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], m: int, n: int, k: int) -> dict[int, int]:
+    """Tiles of these sides, also where a view merges lanes into one."""
+    sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
+    for each in hoistable:
+        for axis, lanes, side in zip(each.axes, each.lanes, (k, n) if each.role == "rhs" else (m, k), strict=True):
+            if lanes > 1 and facts.axes[axis].tunable:
+                sizes[axis] = clamp(max(1, side // lanes), facts.axes[axis])
+    return sizes
+
+
+def _feasible(facts: KernelFacts, hoistable: tuple[HoistableFact, ...], target: Target) -> Iterator[TritonProposal]:
     """For each tile the deepest pipeline with which it fits."""
-    k = _LINE // itemsize
+    k = _LINE // max(each.dtype.itemsize for each in hoistable)
     for m, n, warps in _SIDES:
-        sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
+        sizes = _sizes(facts, hoistable, m, n, k)
         for stages in _STAGES:
             predicted = estimate(facts, target, sizes, warps, stages)
             if predicted.fits and not predicted.spill_risk:
@@ -73,6 +87,8 @@ def _feasible(facts: KernelFacts, itemsize: int, target: Target) -> Iterator[Tri
 
 def _few_rows(facts: KernelFacts, target: Target) -> TritonProposal | None:
     """Few rows of one product: a sum in as many parts as programs that hide each other's waiting."""
+    if any(fact.n_block_id is None for fact in facts.matmuls):
+        return None
     rows = max(fact.static_m or _MOST_ROWS + 1 for fact in facts.matmuls)
     if rows > _MOST_ROWS or not facts.divisible or not target.has("wgmma"):
         return None

@@ -14,14 +14,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ...._compiler.facts.records import KernelFacts
+from ...._compiler.facts.records import HoistableFact, KernelFacts
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources import rewritten
 
-#: The part of a product's time at the full rate that computing operands in its loop adds at least: in place, and where lanes of
-#: several elements are merged.
-_ADDED, _UNPACKED = 0.5, 2.0
+#: The part of a product's time at the full rate that computing operands in its loop adds at least: a right one in place, a left one,
+#: which the matrix unit takes from registers (not measured), and one where lanes of several elements are merged.
+_ADDED, _LEFT, _UNPACKED = 0.5, 0.25, 2.0
 #: Microseconds of a launch that waits for another one.
 _LAUNCH_US = 4.0
 
@@ -30,11 +30,9 @@ def unhoisted(facts: KernelFacts, target: Target) -> str:
     """Why no operands had better be computed first; empty where they had."""
     if not facts.hoistable:
         return "no operand of a product can be computed first"
-    product = math.fsum(_product_us(facts, number, target) for number in {each.dot for each in facts.hoistable})
+    added = math.fsum(_added_us(facts, each, target) for each in facts.hoistable)
     first = 2e-3 * rewritten.hoisted_bytes(facts) / target.bandwidth_gb_per_s + _LAUNCH_US
-    merged = any(lanes > 1 for each in facts.hoistable for lanes in each.lanes)
-    worth = first <= (_UNPACKED if merged else _ADDED) * product
-    return "" if worth else f"computing operands first takes {first:.0f} us, the product {product:.0f}"
+    return "" if first <= added else f"operands computed first take {first:.0f} us, in the loop {added:.0f} at least"
 
 
 def hoisting(proposals: Iterable[TritonProposal]) -> tuple[TritonProposal, ...]:
@@ -42,9 +40,9 @@ def hoisting(proposals: Iterable[TritonProposal]) -> tuple[TritonProposal, ...]:
     return tuple(replace(each, launch={**each.launch, "hoist_operands": True}) for each in proposals)
 
 
-def _product_us(facts: KernelFacts, number: int, target: Target) -> float:
-    """Of product ``number`` at the full rate of the matrix units, as far as its extents are known."""
-    fact = facts.matmuls[number]
-    each = next(each for each in facts.hoistable if each.dot == number)
-    rows = (fact.static_m if each.role == "rhs" else fact.static_n) or 1
-    return 2e-6 * rows * each.numel / target.matrix_tflops_for(str(each.dtype).removeprefix("torch."))
+def _added_us(facts: KernelFacts, each: HoistableFact, target: Target) -> float:
+    """What an operand adds to its product's loop, as far as extents are known."""
+    fact = facts.matmuls[each.dot]
+    side = (fact.static_m if each.role == "rhs" else fact.static_n) or 1
+    product = 2e-6 * side * each.numel / target.matrix_tflops_for(str(each.dtype).removeprefix("torch."))
+    return product * (_UNPACKED if max(each.lanes) > 1 else _ADDED if each.role == "rhs" else _LEFT)

@@ -1,0 +1,46 @@
+"""Products for which no rule promotes a seed: the tile by rule, or the one of the least predicted time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import facts_of, tensor
+
+import helion.language as hl
+from helion.backends.triton.heuristics.products import TritonProductsHeuristic
+from helion.hardware import Target, target
+
+
+def sum_of_two(a, b, c, d):
+    m, k = a.size()
+    out = torch.empty([m, b.size(1)], dtype=a.dtype, device=a.device)
+    for tile_m, tile_n in hl.tile(out.size()):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = torch.addmm(acc, a[tile_m, tile_k], b[tile_k, tile_n])
+        for tile_l in hl.tile(c.size(1)):
+            acc = torch.addmm(acc, c[tile_m, tile_l], d[tile_l, tile_n])
+        out[tile_m, tile_n] = acc.to(a.dtype)
+    return out
+
+
+def proposed(m: int, k: int, n: int, gpu: Target):
+    args = tensor(m, k), tensor(k, n), tensor(m, k), tensor(k, n)
+    return TritonProductsHeuristic().propose(facts_of(sum_of_two, *args, on=gpu.name), gpu)
+
+
+def test_a_long_k_of_few_tiles_takes_wide_lines() -> None:
+    """25 us in tiles of 64 x 32 x 128, 40 us of 64 x 32 x 64 (H200)."""
+    first, *others = proposed(512, 4096, 512, target("h200"))
+    assert max(first.block_sizes.values()) >= 128 and "least predicted time" in first.reason
+    assert others
+
+
+def test_the_rule_stands_where_time_tells_little_apart() -> None:
+    first, *_ = proposed(4096, 4096, 4096, target("h200"))
+    assert "least predicted time" not in first.reason
+
+
+@pytest.mark.parametrize("name", ["mi300x", "a100"])
+def test_other_gpus_keep_the_rule(name: str) -> None:
+    assert all("least predicted time" not in each.reason for each in proposed(512, 4096, 512, target(name)))
