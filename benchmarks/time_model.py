@@ -44,6 +44,8 @@ SPLITS = 3
 NOISE = 0.01
 #: What the kept sweep was measured with.
 MEASURED = {"device": "H200", "date": "2026-11-20", "versions": "torch 2.11, CUDA 13.0, Triton 3.6"}
+#: Errors of a model within a cell, to see which of them a rank correlation asks for.
+ERRORS = (0.03, 0.05, 0.08, 0.1, 0.15)
 #: Cells with fewer configs say nothing about order.
 LEAST_CONFIGS = 5
 #: A config that is this near to the best is as good.
@@ -269,10 +271,16 @@ def ordered(predicted: Array, measured: Array) -> float:
     return float((1 + order).mean() / 2) if order.size else 1.0
 
 
-def repeated(cells: Sequence[Swept], seed: int = 0) -> list[Score]:
-    """Scores of a second measurement of the same configs, as far off as the noise makes it: what no model can exceed."""
+def repeated(cells: Sequence[Swept], off: float = NOISE, seed: int = 0) -> list[Score]:
+    """Scores of times that chance puts ``off`` by this part. By the noise of a measurement, it is what no model can exceed."""
     table, noise = Table(cells), np.random.default_rng(seed)
-    return scores(table, np.exp(table.log_us + noise.normal(0, NOISE, len(table.log_us))))
+    return scores(table, np.exp(table.log_us + noise.normal(0, off, len(table.log_us))))
+
+
+def error_of(table: Table, times: Array) -> float:
+    """How far off times are within a cell, at the median of cells: the root mean square of logarithms."""
+    off = np.log(times) - table.log_us
+    return float(np.median(np.sqrt(table.mean((off - table.mean(off)[table.cell]) ** 2))))
 
 
 def _ranks(values: Array) -> Array:
@@ -378,6 +386,11 @@ def main() -> int:
     ):
         for what, inside in (("kept sweep", False), ("samples", True)):
             print(f"{what}, {name}: {summary([score for score in found if (score.key in sampled) == inside])}")
+    for group, parameters in zip(groups.items(), (fitted().products, fitted().others), strict=True):
+        table = Table(group[1])
+        print(f"{group[0]}, error within a cell: {error_of(table, table.times(parameters)):.3f}")
+    for off in ERRORS:
+        print(f"times {off:.0%} off: {summary(repeated(cells, off))}")
     unfitted = as_is(swept(parse(HOLDOUT.read_text()), holdout_cells()), fitted())
     print(f"kernels that nothing is fitted to, parameters of the product: {summary(unfitted)}")
     print("", "kernels that nothing is fitted to:", *comparison(unfitted), sep="\n")

@@ -18,6 +18,7 @@ from benchmarks.time_model import (
     Table,
     as_is,
     comparison,
+    error_of,
     half_of,
     mean_of,
     ordered,
@@ -119,3 +120,11 @@ def test_reports_name_every_kernel() -> None:
     )
     assert [line.split()[0] for line in comparison(found)] == ["kernel", "a", "b"]
     assert comparison(found)[1].split()[1:] == ["1", "0.50", "1.100", "1.10", "1.200", "1.20"]
+
+
+def test_errors_are_those_within_cells() -> None:
+    table = Table(kept()[:3])
+    whole = np.array([2.0, 0.5, 1.0])[table.cell]
+    assert error_of(table, np.exp(table.log_us) * whole) == pytest.approx(0.0, abs=1e-9)
+    noise = np.random.default_rng(0).normal(0, 0.1, len(table.log_us))
+    assert 0.07 < error_of(table, np.exp(table.log_us + noise)) < 0.13
