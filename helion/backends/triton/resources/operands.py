@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
@@ -53,6 +53,16 @@ def operand_bytes(
     tally.computed()
     barriers = _BARRIER_BYTES if "tcgen05" in units else 0
     return max(tally.total(root) for root in range(facts.num_roots)) + barriers
+
+
+def prefetched_sources(
+    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target
+) -> frozenset[int]:
+    """The memory slots of the loads that operands are computed from and that loops prefetch: they are read from shared memory in
+    the layout in which they are combined."""
+    units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
+    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, {})
+    return frozenset(op.slot for _, op in tally.source_loads())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +177,7 @@ class _Tally:
             layouts.setdefault(operand.slot, set()).add(layout)
             self.add(operand.region, own, operand.dot, operand.after, operand.axes)
         self.outlasting(again)
-        self.sources(prefetched)
+        self.sources()
 
     def outlasting(self, again: Mapping[int, Sequence[int]]) -> None:
         """Operands of a product both of which earlier ones take as well outlast those by an iteration. ``again`` has their
@@ -177,23 +187,27 @@ class _Tally:
             if len(sizes) > 1 and loop is not None:
                 self.loops[loop] = self.loops.get(loop, 0) + sum(sizes)
 
-    def sources(self, prefetched: set[int]) -> None:
-        """Whatever an operand is computed from in a loop is prefetched as well: on AMD instead of the operand's own turn,
-        when the ops between can do with the layout of the operand."""
+    def source_loads(self) -> Iterator[tuple[int, MemoryOpFact]]:
+        """Loads that operands of the loop beside them are computed from, and that it prefetches."""
         computing = {
             self.pipeline_of(fact.region) for fact in self.facts.matmuls if None in (fact.lhs_slot, fact.rhs_slot)
         }
-        known = prefetched | {operand.slot for operand in self.facts.staged}
-        found: dict[int, int] = {}
-        shapes: dict[int, set[frozenset[int]]] = {}
+        known = {operand.slot for operand in self.facts.staged}
         for op in self.facts.memory_ops:
             loop = self.pipeline_of(op.region)
-            if op.kind != "load" or not op.tile_axes or op.slot in known or loop not in computing or loop is None:
-                continue
-            if not self.is_narrow(op):
-                size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * max(1, self.num_stages - 1)
-                found[loop] = found.get(loop, 0) + size
-                shapes.setdefault(loop, set()).add(frozenset(op.tile_axes))
+            loaded = op.kind == "load" and op.tile_axes and op.slot not in known
+            if loaded and loop is not None and loop in computing and not self.is_narrow(op):
+                yield loop, op
+
+    def sources(self) -> None:
+        """Whatever an operand is computed from in a loop is prefetched as well: on AMD instead of the operand's own turn,
+        when the ops between can do with the layout of the operand."""
+        found: dict[int, int] = {}
+        shapes: dict[int, set[frozenset[int]]] = {}
+        for loop, op in self.source_loads():
+            size = tile_bytes((op.tile_axes, op.itemsize), self.sizes) * max(1, self.num_stages - 1)
+            found[loop] = found.get(loop, 0) + size
+            shapes.setdefault(loop, set()).add(frozenset(op.tile_axes))
         for loop, size in found.items():
             # tiles of several shapes do not come in the layout of the operand
             into = self.turns if self.target.kind == "hip" and len(shapes[loop]) == 1 else self.loops

@@ -13,7 +13,7 @@ from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, Target
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
 from .matrix import is_transposed, keeps_rows, tile_shape, unit_of
-from .operands import operand_bytes
+from .operands import operand_bytes, prefetched_sources
 from .tiles import VECTOR_BYTES, inner_axis, tile_bytes, vector_elements
 
 #: Warps of the group that shares an asynchronous product.
@@ -35,7 +35,8 @@ _BOX_ALIGNMENT = 128
 def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target) -> int:
     """Operands of dots and what is exchanged between them, or whatever else goes through shared memory."""
     exchange = _reduction_bytes(facts, sizes, num_warps, target)
-    for region, size in _product_bytes(facts, sizes, num_warps, target).items():
+    prefetched = prefetched_sources(facts, sizes, num_warps, num_stages, target) if facts.matmuls else frozenset()
+    for region, size in _product_bytes(facts, sizes, num_warps, target, prefetched).items():
         exchange[region] = max(exchange.get(region, 0), size)
     return max(
         operand_bytes(facts, sizes, num_warps, num_stages, target, exchange),
@@ -346,12 +347,17 @@ def _passed_on(
     return num_warps * beside * blocks
 
 
-def _product_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> dict[int, int]:
+def _product_bytes(
+    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target, prefetched: Collection[int]
+) -> dict[int, int]:
     """By region, tiles of a kernel with dots that are stored, or loaded and combined with a product: threads hold
-    fragments of a product but read and write whole rows, save for AMD's plain stores, which write the fragments."""
+    fragments of a product but read and write whole rows, save for AMD's plain stores, which write the fragments, and for
+    loads that are ``prefetched``, by slot."""
     most: dict[int, int] = {}
     products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
     for op in (*facts.memory_ops, *facts.atomics) if products else ():
+        if op.kind == "load" and op.slot in prefetched:
+            continue
         product = any(axes <= set(op.tile_axes) for axes in products)
         itemsize = op.itemsize
         if op.kind == "load" and len(op.tile_axes) == 1:
