@@ -261,7 +261,11 @@ def config_fields() -> dict[str, Field]:
     """A field for every config key, from the spaces of kernels that have all kinds of loops and accesses."""
     x = torch.empty([256, 256], device="meta")
     odd = torch.empty([255, 255], device="meta")
-    subjects = ((_product, (x, x)), (_rows, (x,)), (_sums, (x, x)), (_sums, (odd, odd)))
+    few, half = torch.empty([256, 256], dtype=torch.int8, device="meta"), x.bfloat16()
+    subjects = (
+        *((_product, (x, x)), (_rows, (x,)), (_sums, (x, x)), (_sums, (odd, odd))),
+        *((_computed, (half, few)), (_taps, (half, half))),
+    )
     return _fields((kernel, args, target) for target in ("sm_100", "gfx942", "sm_90") for kernel, args in subjects)
 
 
@@ -301,6 +305,29 @@ def _sums(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         acc = hl.zeros([tile_m, tile_n])
         for tile_k in hl.tile(x.size(1)):
             acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n])
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel
+def _computed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile_m, tile_n in hl.tile(x.size()):
+        acc = hl.zeros([tile_m, tile_n])
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, tile_n].to(x.dtype) * 0.5)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel
+def _taps(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile_m, tile_n in hl.tile(x.size()):
+        acc = hl.zeros([tile_m, tile_n])
+        for tap in hl.static_range(2):
+            for tile_k in hl.tile(128):
+                acc = torch.addmm(acc, x[tile_m, tile_k.index + 1 - tap], y[tile_k, tile_n])
         out[tile_m, tile_n] = acc
     return out
 
