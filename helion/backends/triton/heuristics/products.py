@@ -3,9 +3,9 @@
 Takes the first of a few tiles, from large to small, that fits without spilling and gives every SM a program, else the one
 that leaves the fewest idle; where SMs have few bytes on their way from memory, as many stages as bring more. A chunk
 whose rows are multiplied by themselves (linear attention, scans by chunks) is kept short: what a longer one computes more of
-is masked away. On H100 and H200 the tile of the least predicted time replaces that where it takes four fifths of the time or less. Products have a default of their own because the conservative config gives the matrix unit
-single rows: it takes 16 of them, or 64, whatever it is given. On an H200 torch.compile takes 1.3 times as long over 17
-unseen cells (benchmarks/results/nvidia-h200-unseen.json), but a sixteenth and a quarter where 4-bit weights are unpacked.
+is masked away. On H100 and H200 the tile of the least predicted time replaces that where it takes four fifths of the time or
+less. Products have a default of their own because the conservative config gives the matrix unit single rows: it takes 16 of
+them, or 64, whatever it is given.
 """
 
 from __future__ import annotations
