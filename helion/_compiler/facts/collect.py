@@ -8,8 +8,10 @@ from ..ir.grammar import MemoryAttrs, Op, Program, Value
 from ..ir.rewrite import Declined
 from ..passes.hoist import Computed, computed_operands
 from ..passes.join import joinable_loops
+from ..passes.pack import unaligned_operands
 from ..passes.rolling import loads_in_chunks
 from ..passes.split_sums import summing_loop
+from ..passes.turn import turnable
 from .axes import axis_facts, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
 from .flow import trace_flow
@@ -60,6 +62,8 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         attention=attention_fact(matmuls, reductions, regions),
         attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
         divisible=_is_divisible(program),
+        turnable=0 < len(matmuls) == len(turnable(program)),
+        packable=bool(matmuls) and bool(unaligned_operands(program)),
         hoistable=_hoistable(program, walk, axes) if walk.dots else (),
         joinable=_joinable(program) if walk.dots else (),
     )

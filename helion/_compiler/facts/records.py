@@ -392,7 +392,9 @@ class KernelFacts:
     there, and masks and views cost nothing. ``held_tiles`` are the snapshots of what must be there whole, because it
     crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers. ``divisible``: programs may
     share the sums of the kernel's product (``passes/split_sums.py``). ``hoistable`` are the operands of products that may be computed
-    first, ``joinable`` the axes of loops that may be one (``passes/join.py``), in their order.
+    first, ``joinable`` the axes of loops that may be one (``passes/join.py``), in their order. ``turnable``: every product can be
+    computed as its transpose (``passes/turn.py``); ``packable``: operands of products can be copied to rows that begin at
+    multiples of 16 bytes, where they do not (``passes/pack.py``).
     """
 
     axes: tuple[AxisFact, ...]
@@ -419,6 +421,8 @@ class KernelFacts:
     divisible: bool = False
     hoistable: tuple[HoistableFact, ...] = ()
     joinable: tuple[int, ...] = ()
+    turnable: bool = False
+    packable: bool = False
 
     @property
     def tunable_axes(self) -> tuple[AxisFact, ...]:

@@ -18,6 +18,7 @@ from ..._compiler.passes.order_memory import rewrites
 from ..._compiler.passes.pack import may_pack, unaligned_operands
 from ..._compiler.passes.split_sums import summing_loop
 from ..._compiler.passes.subtile import largest_count
+from ..._compiler.passes.turn import turnable
 from ..._shapes import Dim, cdiv, hint_of, previous_power_of_2
 from ...autotuner.decisions import Decisions, Place
 from ...autotuner.space.own import Rule
@@ -26,7 +27,6 @@ from ...hardware import Target
 from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
 from .lower.steps import STEPS
-from .lower.turn import turnable
 from .plan.lowered import Lowered, lower, waiting_loops
 
 #: Warps that a warp-specialized loop needs: one group of four for each role.

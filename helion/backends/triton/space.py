@@ -10,6 +10,7 @@ from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
 from ..._compiler.passes.hoist import computed_operands
 from ..._compiler.passes.join import joinable_loops
 from ..._compiler.passes.pack import unaligned_operands
+from ..._compiler.passes.turn import turnable
 from ..._shapes import cdiv, previous_power_of_2
 from ...autotuner.space.fields import (
     Field,
@@ -25,7 +26,6 @@ from ...autotuner.space.survey import Survey
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment
 from ...hardware import Target
 from ...settings import Settings
-from .lower.turn import turnable
 from .settle import bound_seen, rules, split_axis, unsplit
 
 #: Launcher options under any name; they are passed on as they are.

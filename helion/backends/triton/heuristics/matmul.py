@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact
 from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
@@ -115,31 +116,58 @@ class TritonMatmulHeuristic(Heuristic):
     promote_seed_to_default: ClassVar[bool] = True
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...] | Declined:
-        if len({(fact.m_block_id, fact.n_block_id, fact.k_block_id) for fact in facts.matmuls}) != 1:
-            return Declined(f"the kernel has {len(facts.matmuls)} matrix products, not one")
-        fact = facts.matmuls[0]
-        axes = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
-        if None in axes or len(set(axes)) != 3:
-            return Declined("M, N and K of the product are not three tiles")
-        if any(reduction.sized and reduction.axis in axes[:2] for reduction in facts.reductions):
-            return Declined("the product is reduced in the same program")
-        extents = product_extents(facts)
-        if isinstance(extents, str):
-            return Declined(extents)
-        beside = _beside(facts)
-        for axis in facts.tunable_axes:
-            if axis.block_id not in (*axes, *beside) and not axis.on_grid:
-                return Declined(f"{axis.name} is a tile of neither the product nor the grid")
+        extents = single_product(facts)
+        if isinstance(extents, Declined):
+            return extents
         if not unhoisted(facts, target):
-            return hoisting(_Sizer(rewritten.hoisted(facts), extents, target).proposals())
-        return _Sizer(facts, extents, target).proposals()
+            return hoisting(ProductSizer(rewritten.hoisted(facts), extents, target).proposals())
+        return ProductSizer(facts, extents, target).proposals()
 
 
-class _Sizer:
+def single_product(facts: KernelFacts) -> Extents | Declined:
+    """The extents of the kernel's product, if it has one over three tiles."""
+    if len({(fact.m_block_id, fact.n_block_id, fact.k_block_id) for fact in facts.matmuls}) != 1:
+        return Declined(f"the kernel has {len(facts.matmuls)} matrix products, not one")
+    fact = facts.matmuls[0]
+    axes = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
+    if None in axes or len(set(axes)) != 3:
+        return Declined("M, N and K of the product are not three tiles")
+    if any(reduction.sized and reduction.axis in axes[:2] for reduction in facts.reductions):
+        return Declined("the product is reduced in the same program")
+    extents = product_extents(facts)
+    if isinstance(extents, str):
+        return Declined(extents)
+    beside = _beside(facts)
+    for axis in facts.tunable_axes:
+        if axis.block_id not in (*axes, *beside) and not axis.on_grid:
+            return Declined(f"{axis.name} is a tile of neither the product nor the grid")
+    return extents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewriting:
+    """Config keys that have the kernel's product rewritten, of which facts tell the result, and what is copied for that."""
+
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    copied_bytes: int = 0
+
+
+_AS_WRITTEN = Rewriting()
+
+
+class ProductSizer:
     """``parts``: programs that share the sums of a tile, which the kernel itself does not provide for."""
 
-    def __init__(self, facts: KernelFacts, found: Extents, target: Target, parts: int = 1) -> None:
+    def __init__(
+        self,
+        facts: KernelFacts,
+        found: Extents,
+        target: Target,
+        parts: int = 1,
+        rewriting: Rewriting = _AS_WRITTEN,
+    ) -> None:
         self.facts, self.found, self.target, self.parts = facts, found, target, parts
+        self.rewriting = rewriting
         #: Whether the choices that were swept on H200 hold.
         self.swept = target.has("wgmma") and target.memory is MemoryClass.FAST
         self.fact: MatmulFact = facts.matmuls[0]
@@ -171,6 +199,12 @@ class _Sizer:
         movable = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
         self.descriptors_fit = plain and movable and self.aligned and narrow and not computed
         self.descriptors_pay = self.swept and self.descriptors_fit and fact.rhs_layout == "k_major"
+
+    def fastest(self) -> tuple[TritonProposal, float]:
+        """Of one tile for each program and of tiles whose sums programs share, with the predicted time."""
+        first = self.tile(spread=self.swept)
+        shared = self.fastest_shared()
+        return min(((self.proposal(first, grouped=False), self.time_us(first)), *shared), key=lambda option: option[1])
 
     def proposals(self) -> tuple[TritonProposal, ...]:
         first = self.tile(spread=self.swept)
@@ -282,27 +316,31 @@ class _Sizer:
     def shared(self, first: _Tile) -> TritonProposal | None:
         """Larger tiles whose sums several programs share, where that takes less time than ``first``: each operand is read
         less often, and more SMs read."""
+        for best, us in self.fastest_shared():
+            if us <= _WORTH * self.time_us(first):
+                return best
+        return None
+
+    def fastest_shared(self) -> tuple[tuple[TritonProposal, float], ...]:
+        """Of the tiles whose sums several programs share, and its predicted time; none where that is out of the question."""
         m, n = self.start()
         least = _SYNC_FLOOR if self.sync else _TILE_FLOOR
         few = 2 * self.blocks(m, n) <= self.target.num_sms
         if not self.facts.divisible or self.looped or not few or self.extents[2] < _LONG_K:
-            return None
+            return ()
         options = [
             sizer.whole(*sides)
             for sides in itertools.product(_shared_sides(m, least), _shared_sides(n, least))
             for sizer in self.sharing(*sides)
         ]
-        best = min(options, key=lambda option: option[1], default=None)
-        if best is None or best[1] > _WORTH * self.time_us(first):
-            return None
-        return best[0]
+        return tuple(sorted(options, key=lambda option: option[1])[:1])
 
-    def sharing(self, m: int, n: int) -> list[_Sizer]:
+    def sharing(self, m: int, n: int) -> list[ProductSizer]:
         """For tiles of these sides: with as many parts as fill the SMs once, or several times."""
         once = previous_power_of_2(max(1, self.target.num_sms // self.blocks(m, n)))
         most = min(_MOST_PARTS, self.extents[2] // _LEAST_SPAN)
         counts = (parts for parts in (once << i for i in range(_ROUNDS)) if 1 < parts <= most)
-        return [_Sizer(self.facts, self.found, self.target, parts) for parts in counts]
+        return [ProductSizer(self.facts, self.found, self.target, parts, self.rewriting) for parts in counts]
 
     def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
         """A proposal for tiles of these sides, and its predicted time, without end where it does not fit."""
@@ -315,7 +353,8 @@ class _Sizer:
         if not predicted.fits or predicted.spills:
             return math.inf
         sizes = all_sizes(self.facts, self.sizes(tile))
-        launch = Launch(sizes=sizes, warps=tile.warps, stages=tile.stages, parts=self.parts)
+        copied = self.rewriting.copied_bytes
+        launch = Launch(sizes=sizes, warps=tile.warps, stages=tile.stages, parts=self.parts, copied_bytes=copied)
         return timing(self.facts, launch, predicted, self.target).us
 
     def warps(self, m: int, n: int) -> int:
@@ -444,13 +483,14 @@ class _Sizer:
         filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
         sizes = self.sizes(tile)
         descriptors = {"indexing": "tensor_descriptor"} if self.descriptors_pay and tile.m >= ASYNC_ROWS else {}
+        parted = {"split_k": self.parts} if self.parts > 1 else {}
         return TritonProposal(
             reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {tile.stages} stages, {parts}{filled}",
             block_sizes=tiles(self.facts, sizes),
             l2_groupings=group,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            launch=tunables(self.facts, sizes) | descriptors | ({"split_k": self.parts} if self.parts > 1 else {}),
+            launch=tunables(self.facts, sizes) | descriptors | parted | dict(self.rewriting.keys),
         )
 
 

@@ -20,6 +20,7 @@ from .pointwise import TritonPointwiseHeuristic
 from .products import TritonProductsHeuristic
 from .recurrence import TritonRecurrenceHeuristic
 from .reduction import TritonReductionHeuristic
+from .rewritten_matmul import TritonRewrittenMatmulHeuristic
 from .row_epilogue import TritonRowEpilogueHeuristic
 from .scatter import TritonScatterHeuristic
 from .skinny_gemm import TritonSkinnyGemmHeuristic
@@ -35,6 +36,7 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonAttentionGradientHeuristic(),
     TritonHoistedOperandsHeuristic(),
     TritonJoinedLoopsHeuristic(),
+    TritonRewrittenMatmulHeuristic(),
     TritonMatmulHeuristic(),
     TritonSkinnyGemmHeuristic(),
     TritonProductsHeuristic(),

@@ -26,12 +26,12 @@ from ...._compiler.passes.schedule import (
     Scheduled,
     Step,
 )
+from ...._compiler.passes.turn import turn_products
 from ...._lazy import lazy
 from ...._shapes import Dim
 from .align import align_rows
 from .carries import share_variables
 from .running_sums import keep_sums
-from .turn import turn_products
 
 if TYPE_CHECKING:
     from . import counted, squeeze
@@ -103,6 +103,10 @@ def _squeeze(program: Program, scheduled: Scheduled) -> Program:
     return squeeze.squeeze_batches(program, scheduled)
 
 
+def _turn(program: Program, scheduled: Scheduled) -> Program:
+    return turn_products(program) if scheduled.turned else program
+
+
 #: In order. The printer relies on all of Triton's own.
 STEPS: tuple[Step, ...] = (
     CHOOSE_BRANCHES,
@@ -122,6 +126,6 @@ STEPS: tuple[Step, ...] = (
     Step("triton.gathers", widen_gathers),
     Step("triton.products", single_products),
     Step("triton.atomics", unread_atomics),
-    Step("triton.turned_products", turn_products),
+    Step("triton.turned_products", _turn),
     Step("triton.carries", share_variables),
 )

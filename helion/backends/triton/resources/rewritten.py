@@ -1,4 +1,4 @@
-"""Facts of a kernel whose products a config rewrites: they are turned around (``lower/turn.py``), or their operands packed
+"""Facts of a kernel whose products a config rewrites: they are turned around (``passes/turn.py``), or their operands packed
 (``passes/pack.py``) or computed first (``passes/hoist.py``)."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Turns products of TF32 operands around, so that the asynchronous matrix unit reads both as they are.
 
-That unit takes 4-byte operands from shared memory where they are contiguous along K only. Triton brings any other there through
+That unit takes 4-byte operands from shared memory where they are contiguous along K only. Any other goes there through
 registers, one tile after the other. The left operand of the unit may come from registers, though, however it lies in
 shared memory: with the right operand in its place, and the sums transposed, nothing has to be moved. Before::
 
@@ -13,7 +13,7 @@ After::
         %9: [b2, b1] = add %3, 0.0; %10: [b1, b2] = permute %9; %11: [b2, b0] = permute %2; %4 = dot %10, %11, %8; yield %4
     %5: [b0, b1] = permute %7
 
-The addition keeps Triton from reading the right operand out of shared memory: what is computed goes through registers.
+The addition keeps compilers from reading the right operand out of shared memory: what is computed goes through registers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...._compiler.ir.build import Builder, Numbers
-from ...._compiler.ir.grammar import DotAttrs, ForAttrs, MemoryAttrs, Op, Operand, Program, Region, Value, ViewAttrs
-from ...._compiler.ir.rewrite import Makers, map_regions
-from ...._compiler.passes.schedule import Scheduled
-from ...._shapes import Dim
+from ..._shapes import Dim
+from ..ir.build import Builder, Numbers
+from ..ir.grammar import DotAttrs, ForAttrs, MemoryAttrs, Op, Operand, Program, Region, Value, ViewAttrs
+from ..ir.rewrite import Makers, map_regions
 
 _TURN = ViewAttrs("permute", (1, 0))
 
@@ -52,10 +51,8 @@ def turnable(program: Program) -> tuple[Turnable, ...]:
     return tuple(found for op in program.walk() if (found := _product(program, op)) is not None)
 
 
-def turn_products(program: Program, scheduled: Scheduled) -> Program:
-    """The program with all products turned that can be, if a config asks for it."""
-    if not scheduled.turned:
-        return program
+def turn_products(program: Program) -> Program:
+    """The program with all products turned that can be."""
     numbers = Numbers.after(program)
 
     def region(each: Region) -> Region:
