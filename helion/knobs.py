@@ -255,7 +255,7 @@ SETTINGS: dict[str, Knob] = {
     "debug_dtype_asserts": Knob("HELION_DEBUG_DTYPE_ASSERTS", _bool, False, "assert the dtype of every value in generated code"),
     "triton_do_not_specialize": Knob("HELION_TRITON_DO_NOT_SPECIALIZE", _bool, False, "no Triton specialization on integer arguments"),
     "force_autotune": Knob("HELION_FORCE_AUTOTUNE", _bool, False, "tune even when configs or a cached answer exist"),
-    "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "minimal", "quick", "full"), None, "how much is searched where a kernel on a GPU has no config: none, minimal (the seeds are timed), quick (about 30 s), full; unset, calls are not tuned, and kernel.autotune(...) searches as with full"),
+    "autotune_effort": Knob("HELION_AUTOTUNE_EFFORT", _choice("none", "minimal", "quick", "full"), None, "how much is searched where a kernel on a GPU has no config: none, minimal (the seeds are timed), quick (about 30 s), full; unset, the first call times seeds that are predicted to be faster than the one that would run, if there are any, and kernel.autotune(...) searches as with full"),
     "autotune_force_persistent": Knob("HELION_AUTOTUNE_FORCE_PERSISTENT", _bool, False, "search persistent grids only"),
     "distributed": Knob("HELION_DISTRIBUTED", _bool, False, "keep ranks on one config"),
     "autotune_log_level": Knob("HELION_AUTOTUNE_LOG_LEVEL", str, "INFO", "log level of the search"),

@@ -19,7 +19,7 @@ from . import autotune
 from .evaluator import job_of
 
 #: Seeds that are measured beside the config that would run, the fastest by prediction first.
-MOST = 0
+MOST = 2
 #: Seconds after which no further one is compiled.
 SECONDS = 1.0
 #: Memory that measuring may need: so many times that of the arguments (copies to restore them from and to compare them with,
