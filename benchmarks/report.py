@@ -162,7 +162,7 @@ def limits(rows: Sequence[Row]) -> list[str]:
         "- *Products.* The times above are from before programs shared the sums of few tiles and a long K (`split_k`), as the",
         "  default does now for K = 65536 and an output of 256 x 256. Rows of 4097 elements are not aligned for vectors unless",
         "  operands are copied first (`pack_operands`), and TF32 products whose right operand is not contiguous along K reach",
-        "  Hopper's asynchronous unit as their transposes only (`turn_products`): a search tries both, no default has them.",
+        "  Hopper's asynchronous unit as their transposes only (`turn_products`): defaults on an H200 have the copies, a search tries both.",
         "- *Sums of columns* (`column_sum`) are one program per tile of columns, which walks all rows.",
         "",
     ]
