@@ -17,7 +17,7 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources.rewritten import changed_bytes, packed, turned
-from .matmul import ProductSizer, Rewriting, single_product
+from .product_tiles import ProductSizer, Rewriting, single_product
 
 #: Products whose rows begin anywhere take so many times as long as predicted (4097 x 4097 x 4097 on an H200).
 _UNALIGNED = 3

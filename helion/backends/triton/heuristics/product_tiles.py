@@ -1,0 +1,489 @@
+"""Tiles of plain matrix products by formula, and by predicted times; ``matmul`` says where its numbers come from."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...._compiler.facts.records import KernelFacts, MatmulFact
+from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
+from ....autotuner.proposal import Declined, Predicted
+from ....hardware import MemoryClass, Target
+from ..proposal import TritonProposal
+from ..resources.matrix import ASYNC_ROWS, is_k_major, is_transposed, partial_sum
+from ..resources.predict import predict
+from ..resources.time.launch import Launch
+from ..resources.time.predict import timing
+from .product_extents import Extents, product_extents
+from .sizing import all_sizes, clamp, estimate, nearest_size, tiles, tunables, wave_efficiency
+
+#: Caps of the starting tile, and of K.
+_START_M, _START_N, _MAX_K = 128, 256, 256
+#: Columns to start from where partial sums stand beside the accumulator: offline for sm_90, 128 x 256 in 8 warps spills 208
+#: to 368 bytes, 128 x 128 takes 171 registers.
+_PROMOTED_N = 128
+#: Part of the register file that fp32 accumulators may take.
+_ACCUMULATOR_SHARE = 2
+#: Stages the K tile is chosen for, and the most there are.
+_PIPELINE, _MAX_STAGES = 4, 6
+#: Waves are full enough at this efficiency; tiles do not shrink below the floor for it, less for few rows.
+_WAVE_TARGET, _TILE_FLOOR, _NARROW_FLOOR, _NARROW_ROWS = 0.8, 64, 16, 16
+#: Elements of the tile from which 8 warps share it.
+_WIDE_TILE, _WIDE_WARPS, _WARPS = 16384, 8, 4
+#: With this many products per SM, one tile per product is enough: small tiles, a short pipeline.
+_SATURATED = 4
+_SATURATED_TILE, _SATURATED_STAGES = (64, 128), 2
+#: Where accumulators live in tensor memory from 64 rows on, small products stay below that, with one warp.
+_SATURATED_MMA_TILE, _SATURATED_MMA_WARPS = (32, 64), 1
+#: Blocks of rows are grouped for the L2 cache when the grid is this much taller than wide.
+_TALL, _GROUP = 3, 2
+#: Bytes of a tile along K at least, as far as K has them for each stage: shared memory that holds no more of it is used
+#: better by a smaller tile (64 KiB of MI300X, 99 KiB of L40S).
+_LEAST_LINE = 64
+#: Smallest transposed alternate.
+_SMALLEST_ALTERNATE = 4096
+_MIN_SIDE = 16
+#: A side that a program walks over, from and to where data says: masks and addresses of each stage's rows take registers
+#: as well. Offline for fp32, 128 x 256 in 4 stages spills up to 2424 bytes, 128 x 128 in 6 up to 496, in 3 none.
+_LOOPED_SIDE, _LOOPED_STAGES = 128, 3
+#: M, N, K, warps and stages where fp32 has to do without the asynchronous matrix unit.
+_SYNC_TILE = (128, 64, 32, 2, 3)
+#: Smallest side of such tiles that share sums: two warps have no registers for 64 x 64.
+_SYNC_FLOOR = 32
+_WIDE_ITEMSIZE = 4
+#: Tiles along K of a loop beside the product's, against those of the product: wider ones were faster on H200.
+_BESIDE = 2
+#: Columns and warps where rows of an operand are not aligned to this many bytes; strides that come with the launch are
+#: known to be multiples of as many elements, or not at all. Swept on H200; elsewhere, offline, 256
+#: columns spill up to 1960 bytes where the product is added to a tensor or goes through an error function.
+_ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS, _UNALIGNED_TILE = 16, 128, 8, 8192
+#: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for three
+#: stages of the largest tiles.
+_PERSISTENT_WAVES, _PERSISTENT_GROUP, _PERSISTENT_STAGES = 3, 8, 3
+#: Up to this K a product is as much its output as its operands: smaller tiles, of which more run at once.
+_SHORT_K, _SHORT_TILE = 128, (64, 128)
+#: From this K on, a product of fewer tiles than half of the SMs is bound by what an SM reads of the L2 cache: 117 us for 256 x
+#: 65536 x 256 in tiles of 64 x 64 are 143 GB/s for each of 16 (H200, 2026-11-20, benchmarks/results), and the cache serves
+#: about 40 of them at that rate.
+_LONG_K, _FED_SMS = 2048, 40
+#: Elements of K that a program sums up at least, when K is split.
+_LEAST_SPAN = 256
+#: Parts of a sum are worth a second kernel where they are predicted to take at most this much of the time without.
+_WORTH = 0.8
+#: Most parts of a sum.
+_MOST_PARTS = 64
+#: Powers of two of parts that are compared: small programs hide each other's waiting where several share an SM.
+_ROUNDS = 4
+#: Elements of the tiles of other grid loops, such as one that sums up parts.
+_REST_ELEMENTS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tile:
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+def single_product(facts: KernelFacts) -> Extents | Declined:
+    """The extents of the kernel's product, if it has one over three tiles."""
+    if len({(fact.m_block_id, fact.n_block_id, fact.k_block_id) for fact in facts.matmuls}) != 1:
+        return Declined(f"the kernel has {len(facts.matmuls)} matrix products, not one")
+    fact = facts.matmuls[0]
+    axes = (fact.m_block_id, fact.n_block_id, fact.k_block_id)
+    if None in axes or len(set(axes)) != 3:
+        return Declined("M, N and K of the product are not three tiles")
+    if any(reduction.sized and reduction.axis in axes[:2] for reduction in facts.reductions):
+        return Declined("the product is reduced in the same program")
+    extents = product_extents(facts)
+    if isinstance(extents, str):
+        return Declined(extents)
+    beside = _beside(facts)
+    for axis in facts.tunable_axes:
+        if axis.block_id not in (*axes, *beside) and not axis.on_grid:
+            return Declined(f"{axis.name} is a tile of neither the product nor the grid")
+    return extents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewriting:
+    """Config keys that have the kernel's product rewritten, of which facts tell the result, and what is copied for that."""
+
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    copied_bytes: int = 0
+
+
+_AS_WRITTEN = Rewriting()
+
+
+class ProductSizer:
+    """``parts``: programs that share the sums of a tile, which the kernel itself does not provide for."""
+
+    def __init__(
+        self,
+        facts: KernelFacts,
+        found: Extents,
+        target: Target,
+        parts: int = 1,
+        rewriting: Rewriting = _AS_WRITTEN,
+    ) -> None:
+        self.facts, self.found, self.target, self.parts = facts, found, target, parts
+        self.rewriting = rewriting
+        #: Whether the choices that were swept on H200 hold.
+        self.swept = target.has("wgmma") and target.memory is MemoryClass.FAST
+        self.fact: MatmulFact = facts.matmuls[0]
+        fact = self.fact
+        self.extents = (found.m, found.n, found.k)
+        self.batch, self.span = found.batch, found.span
+        sides = [facts.axes[b] for b in (fact.m_block_id, fact.n_block_id) if b is not None]
+        self.spread = tuple(e if side.on_grid else 1 for e, side in zip(self.extents, sides, strict=False))
+        dtypes = (fact.lhs_dtype, fact.rhs_dtype)
+        #: Whether each accumulator has partial sums beside it.
+        self.promoted = not fact.lhs_format and is_k_major(fact) and bool(partial_sum(dtypes, _MAX_K, target))
+        self.looped = any(side.extent is None for side in sides)
+        self.caps = (_cap(found.m), _cap(found.n))
+        staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
+        self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
+        self.saturated = self.batch >= _SATURATED * target.num_sms
+        operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
+        self.aligned = not any(
+            stride != 1 and (stride * op.itemsize % _ALIGNED_BYTES or not (op.static or stride % _ALIGNED_BYTES == 0))
+            for op in operands
+            for stride in op.strides
+        )
+        k_major = (fact.lhs_layout, fact.rhs_layout) == ("k_major", "k_major")
+        self.sync = self.swept and self.itemsize == _WIDE_ITEMSIZE and not k_major
+        plain = self.batch == 1 and self.span is None and not self.looped and len(facts.matmuls) == facts.num_roots == 1
+        computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
+        narrow = self.itemsize < _WIDE_ITEMSIZE
+        #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
+        movable = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
+        self.descriptors_fit = plain and movable and self.aligned and narrow and not computed
+        self.descriptors_pay = self.swept and self.descriptors_fit and fact.rhs_layout == "k_major"
+
+    def fastest(self) -> tuple[TritonProposal, float]:
+        """Of one tile for each program and of tiles whose sums programs share, with the predicted time."""
+        first = self.tile(spread=self.swept)
+        shared = self.fastest_shared()
+        return min(((self.proposal(first, grouped=False), self.time_us(first)), *shared), key=lambda option: option[1])
+
+    def proposals(self) -> tuple[TritonProposal, ...]:
+        first = self.tile(spread=self.swept)
+        found = [self.proposal(first, grouped=True)]
+        if not self.swept and (spread := self.tile(spread=True)) != first:
+            found.append(self.proposal(spread, grouped=True))
+        shared = self.shared(first)
+        if shared is not None:
+            found.insert(0 if self.swept else 1, shared)
+        persistent = self.persistent(first)
+        if persistent is not None and self.swept:
+            found.insert(0, persistent)
+        transposed = self.transposed(first)
+        if transposed is not None:
+            found.append(self.proposal(transposed, grouped=False))
+            if transposed.stages > 2:
+                found.append(self.proposal(replace(transposed, stages=transposed.stages - 1), grouped=False))
+        if persistent is not None and not self.swept:
+            found.append(persistent)
+            if (specialized := self.specialized(first)) is not None:
+                found.append(specialized)
+        return tuple(found)
+
+    def tile(self, *, spread: bool) -> _Tile:
+        """The tile of the formula, or one for products of few tiles and a long K (``spread``)."""
+        m, n = self.fill_waves(*self.start())
+        if spread:
+            m, n = self.spread_reads(m, n)
+        warps = self.warps(m, n)
+        while True:
+            k, stages = self.pipeline(m, n)
+            predicted = self.predict(_Tile(m=m, n=n, k=k, warps=warps, stages=stages))
+            wide = k >= min(_LEAST_LINE // self.itemsize, previous_power_of_2(self.depth(m, n) // _PIPELINE))
+            if (wide and predicted.fits and not predicted.spills) or max(m, n) <= _MIN_SIDE:
+                return _Tile(m=m, n=n, k=k, warps=warps, stages=stages)
+            m, n = (m, n // 2) if n >= m else (m // 2, n)
+
+    def start(self) -> tuple[int, int]:
+        cap_m, cap_n = self.caps
+        m, n = min(_START_M, cap_m), min(_START_N, cap_n)
+        if self.promoted:
+            n = min(n, _PROMOTED_N)
+        if self.swept and is_transposed(self.fact, "wgmma"):
+            m, n = min(_START_N, cap_m), min(_START_M, cap_n)
+        if self.sync:
+            return min(_SYNC_TILE[0], cap_m), min(_SYNC_TILE[1], cap_n)
+        if not self.aligned:
+            return m, min(n, _UNALIGNED_COLUMNS)
+        if self.swept and not self.looped and self.extents[2] <= _SHORT_K:
+            return min(_SHORT_TILE[0], cap_m), min(_SHORT_TILE[1], cap_n)
+        budget = self.target.registers_per_sm // (_ACCUMULATOR_SHARE * (2 if self.promoted else 1))
+        if m * n < budget:
+            n = min(cap_n, max(n, budget // m))
+        if m * n < budget:
+            m = min(cap_m, max(m, budget // n))
+        if self.saturated:
+            most_m, most_n = _SATURATED_MMA_TILE if self.target.has("tcgen05") else _SATURATED_TILE
+            m, n = min(m, most_m), min(n, most_n)
+        return (min(m, _LOOPED_SIDE), min(n, _LOOPED_SIDE)) if self.looped else (m, n)
+
+    def efficiency(self, m: int, n: int) -> float:
+        return wave_efficiency(self.blocks(m, n) * self.splits(m, n) * self.parts, self.target)
+
+    def blocks(self, m: int, n: int) -> int:
+        """Programs, as far as K is not split. A side that a program loops over adds none."""
+        return self.batch * cdiv(self.spread[0], m) * cdiv(self.spread[1], n)
+
+    def splits(self, m: int, n: int) -> int:
+        """Parts of K, a power of two: the fewest that keep the most SMs busy in about one wave."""
+        if self.span is None:
+            return 1
+        blocks = self.blocks(m, n)
+        most = max(1, min(2 * self.target.num_sms // blocks, self.extents[2] // _LEAST_SPAN))
+        options = [1 << i for i in range(most.bit_length())]
+        return max(options, key=lambda parts: (wave_efficiency(blocks * parts, self.target), -parts))
+
+    def depth(self, m: int, n: int) -> int:
+        """Elements of K that one program sums up."""
+        if self.parts > 1:
+            return cdiv(self.extents[2], self.parts)
+        splits = self.splits(m, n)
+        return self.extents[2] if splits == 1 else next_power_of_2(cdiv(self.extents[2], splits))
+
+    def fill_waves(self, m: int, n: int) -> tuple[int, int]:
+        """Halve the longer side, else M, as long as that strictly helps and the waves are not full enough."""
+        floor = _NARROW_FLOOR if self.extents[0] <= _NARROW_ROWS else _TILE_FLOOR
+        while (now := self.efficiency(m, n)) < _WAVE_TARGET:
+            if n >= m and n > floor and self.efficiency(m, n // 2) > now:
+                n //= 2
+            elif m > floor and self.efficiency(m // 2, n) > now:
+                m //= 2
+            else:
+                break
+        return m, n
+
+    def spread_reads(self, m: int, n: int) -> tuple[int, int]:
+        """Smaller tiles where K is long and most SMs have none: all of them together read more, each one less."""
+        few = 2 * self.blocks(m, n) <= self.target.num_sms
+        if self.span is not None or self.looped or not few or self.extents[2] < _LONG_K or self.target.kind != "cuda":
+            return m, n
+
+        def cost(sides: tuple[int, int]) -> float:
+            blocks = self.blocks(*sides)
+            return sum(sides) * max(cdiv(blocks, self.target.num_sms), blocks / _FED_SMS)
+
+        options = [(a, b) for a in _halves(m) for b in _halves(n)]
+        return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
+
+    def shared(self, first: _Tile) -> TritonProposal | None:
+        """Larger tiles whose sums several programs share, where that takes less time than ``first``: each operand is read
+        less often, and more SMs read."""
+        for best, us in self.fastest_shared():
+            if us <= _WORTH * self.time_us(first):
+                return best
+        return None
+
+    def fastest_shared(self) -> tuple[tuple[TritonProposal, float], ...]:
+        """Of the tiles whose sums several programs share, and its predicted time; none where that is out of the question."""
+        m, n = self.start()
+        least = _SYNC_FLOOR if self.sync else _TILE_FLOOR
+        few = 2 * self.blocks(m, n) <= self.target.num_sms
+        if not self.facts.divisible or self.looped or not few or self.extents[2] < _LONG_K:
+            return ()
+        options = [
+            sizer.whole(*sides)
+            for sides in itertools.product(_shared_sides(m, least), _shared_sides(n, least))
+            for sizer in self.sharing(*sides)
+        ]
+        return tuple(sorted(options, key=lambda option: option[1])[:1])
+
+    def sharing(self, m: int, n: int) -> list[ProductSizer]:
+        """For tiles of these sides: with as many parts as fill the SMs once, or several times."""
+        once = previous_power_of_2(max(1, self.target.num_sms // self.blocks(m, n)))
+        most = min(_MOST_PARTS, self.extents[2] // _LEAST_SPAN)
+        counts = (parts for parts in (once << i for i in range(_ROUNDS)) if 1 < parts <= most)
+        return [ProductSizer(self.facts, self.found, self.target, parts, self.rewriting) for parts in counts]
+
+    def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
+        """A proposal for tiles of these sides, and its predicted time, without end where it does not fit."""
+        k, stages = self.pipeline(m, n)
+        tile = _Tile(m=m, n=n, k=k, warps=self.warps(m, n), stages=stages)
+        return self.proposal(tile, grouped=False), self.time_us(tile)
+
+    def time_us(self, tile: _Tile) -> float:
+        predicted = self.predict(tile)
+        if not predicted.fits or predicted.spills:
+            return math.inf
+        sizes = all_sizes(self.facts, self.sizes(tile))
+        copied = self.rewriting.copied_bytes
+        launch = Launch(sizes=sizes, warps=tile.warps, stages=tile.stages, parts=self.parts, copied_bytes=copied)
+        return timing(self.facts, launch, predicted, self.target).us
+
+    def warps(self, m: int, n: int) -> int:
+        if self.saturated and self.target.has("tcgen05"):
+            return _SATURATED_MMA_WARPS
+        if self.sync:
+            return _SYNC_TILE[3]
+        if not self.aligned and m * n >= (_WIDE_TILE if self.swept else _UNALIGNED_TILE):
+            return _UNALIGNED_WARPS
+        return _WIDE_WARPS if m * n >= _WIDE_TILE else _WARPS
+
+    def pipeline(self, m: int, n: int) -> tuple[int, int]:
+        """The K tile for four stages, then as many stages as fit."""
+        axis = self.facts.axes[self.fact.k_block_id]  # type: ignore[index]
+        least = max(axis.min_size, self.target.min_dot(self.itemsize)[2])
+        depth = self.depth(m, n)
+        short = self.swept and depth <= _SHORT_K
+        k = max(least, min(_SYNC_TILE[2] if self.sync else _MAX_K, previous_power_of_2(depth if short else depth // 4)))
+
+        def fits(k: int, stages: int) -> bool:
+            # a bound for every matrix unit: some need one stage less
+            staged = (m * k + k * n) * self.itemsize * stages * len(self.facts.matmuls)
+            return staged <= self.target.smem_per_block_bytes
+
+        while k > least and not fits(k, _PIPELINE):
+            k //= 2
+        most = _SATURATED_STAGES if self.saturated else _LOOPED_STAGES if self.looped else _MAX_STAGES
+        most = min(most, _SYNC_TILE[4] if self.sync else most, max(2, depth // k))
+        return k, next((s for s in range(most, 1, -1) if fits(k, s)), 2)
+
+    def predict(self, tile: _Tile) -> Predicted:
+        return estimate(self.facts, self.target, self.sizes(tile), tile.warps, tile.stages)
+
+    def sizes(self, tile: _Tile) -> dict[int, int]:
+        fact, axes = self.fact, self.facts.axes
+        sizes = {axis.block_id: axis.min_size for axis in self.facts.tunable_axes}
+        for block, size in ((fact.m_block_id, tile.m), (fact.n_block_id, tile.n), (fact.k_block_id, tile.k)):
+            assert block is not None
+            sizes[block] = max(axes[block].min_size, size)
+        sizes.update((block, clamp(_BESIDE * tile.k, axes[block])) for block in _beside(self.facts))
+        if self.span is not None:
+            sizes[self.span] = nearest_size(next_power_of_2(self.depth(tile.m, tile.n)), axes[self.span])
+        self.rest(sizes)
+        return sizes
+
+    def rest(self, sizes: dict[int, int]) -> None:
+        """Tiles of the grid loops without a product: as many elements as fit, the last axis first."""
+        root = self.facts.regions[self.fact.region].root
+        room = dict.fromkeys(range(self.facts.num_roots), _REST_ELEMENTS)
+        for axis in reversed(self.facts.tunable_axes):
+            if axis.on_grid and root not in axis.roots:
+                size = clamp(min(room[axis.roots[0]], axis.padded or 1), axis)
+                sizes[axis.block_id] = size
+                room[axis.roots[0]] = max(1, room[axis.roots[0]] // size)
+
+    def persistent(self, tile: _Tile) -> TritonProposal | None:
+        """The tile on a persistent grid, with tensor descriptors, loops fused so that the next tile's loads begin while
+        the last one is stored. None where that does not apply; an alternate where it has not been measured."""
+        fact, facts = self.fact, self.facts
+        if not self.descriptors_fit:
+            return None
+        if self.blocks(tile.m, tile.n) < _PERSISTENT_WAVES * self.target.num_sms:
+            return None
+        shorter = self.boxed(tile)
+        if shorter is None:
+            return None
+        return replace(
+            self.proposal(shorter, grouped=False),
+            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {shorter.stages} stages, a persistent grid with descriptors",
+            l2_groupings={facts.regions[fact.region].root: _PERSISTENT_GROUP},
+            range_flattens={fact.m_block_id: True},  # type: ignore[dict-item]
+            pid_type="persistent_interleaved",
+            launch={"indexing": "tensor_descriptor"},
+        )
+
+    def boxed(self, tile: _Tile) -> _Tile | None:
+        """The tile with as many stages as descriptors of all accesses leave room for; None where that is none."""
+        most = min(tile.stages, _PERSISTENT_STAGES)
+        slots = frozenset(op.slot for op in self.facts.memory_ops)
+        for stages in (most,) if self.swept else range(most, 1, -1):
+            found = replace(tile, stages=stages)
+            sizes = all_sizes(self.facts, self.sizes(found))
+            if predict(self.facts, sizes, found.warps, stages, self.target, descriptor_slots=slots).fits:
+                return found
+        return None
+
+    def specialized(self, tile: _Tile) -> TritonProposal | None:
+        """The same with warps of a role each, where the accumulator is in tensor memory: loads and products do not wait for
+        the warps that store, which read half of the columns so as not to spill."""
+        if not (self.target.has("tcgen05") and self.target.has("warp_specialize")) or self.computes_after():
+            return None
+        smaller = replace(tile, n=min(tile.n, _PROMOTED_N), warps=_WARPS)
+        found = self.persistent(smaller)
+        if found is None:
+            return None
+        block = self.fact.m_block_id
+        assert block is not None
+        return replace(
+            found,
+            reason=f"{found.reason}, warps of a role each",
+            range_flattens={},
+            range_warp_specializes={block: True},
+        )
+
+    def computes_after(self) -> bool:
+        """Whether what follows the product needs registers beside it: offline for sm_100 the error function of a
+        product spills 172 bytes in the warps that store, two scales none."""
+        both = {self.fact.m_axis, self.fact.n_axis}
+        return any(work.sfu_ops for work in self.facts.work if both <= set(work.axes))
+
+    def transposed(self, tile: _Tile) -> _Tile | None:
+        """The alternate with rows doubled and columns halved, where that is possible."""
+        m, n = min(tile.m * 2, self.caps[0]), max(tile.n // 2, _MIN_SIDE)
+        if self.looped or m == tile.m or n == tile.n or m * n < _SMALLEST_ALTERNATE:
+            return None
+        other = _Tile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
+        return other if self.predict(other).fits else None
+
+    def proposal(self, tile: _Tile, *, grouped: bool) -> TritonProposal:
+        grid_m, grid_n = cdiv(self.spread[0], tile.m), cdiv(self.spread[1], tile.n)
+        group = {}
+        if grouped and grid_m > 1 and grid_m >= _TALL * grid_n:
+            group = {self.facts.regions[self.fact.region].root: _GROUP}
+        splits = self.splits(tile.m, tile.n) * self.parts
+        parts = f"K in {splits} parts, " if splits > 1 else ""
+        filled = f"{100 * self.efficiency(tile.m, tile.n):.0f} % of {self.target.num_sms} SMs busy"
+        sizes = self.sizes(tile)
+        descriptors = {"indexing": "tensor_descriptor"} if self.descriptors_pay and tile.m >= ASYNC_ROWS else {}
+        parted = {"split_k": self.parts} if self.parts > 1 else {}
+        return TritonProposal(
+            reason=f"{tile.m} x {tile.n} x {tile.k} tiles, {tile.stages} stages, {parts}{filled}",
+            block_sizes=tiles(self.facts, sizes),
+            l2_groupings=group,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            launch=tunables(self.facts, sizes) | descriptors | parted | dict(self.rewriting.keys),
+        )
+
+
+def _beside(facts: KernelFacts) -> tuple[int, ...]:
+    """Tiles of loops of their own over as many elements as K has, such as one that finds the norm of an operand's rows."""
+    fact = facts.matmuls[0]
+    assert fact.k_block_id is not None
+    own, k = (fact.m_block_id, fact.n_block_id, fact.k_block_id), facts.axes[fact.k_block_id]
+    return tuple(
+        axis.block_id
+        for axis in facts.tunable_axes
+        if axis.block_id not in own and not axis.on_grid and k.extent is not None and axis.extent == k.extent
+    )
+
+
+def _shared_sides(side: int, least: int) -> list[int]:
+    """A side of a tile and its halves, down to ``least``, what the matrix unit works at full rate on."""
+    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, least)]
+
+
+def _halves(side: int) -> list[int]:
+    """A side of a tile and its halves, down to the smallest that matrix units take."""
+    return [side >> i for i in range(side.bit_length()) if side >> i >= min(side, _MIN_SIDE)]
+
+
+def _cap(extent: int) -> int:
+    """The largest tile for a side: two tiles would read the other operand twice, and only pay where the second has
+    little to do."""
+    below = previous_power_of_2(extent)
+    return max(_MIN_SIDE, 2 * below if 2 * extent >= 3 * below and extent > below else below)
