@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from backends.cute.row_kernels import softmax_with_statistics
+from examples.matmul import matmul
 
 from benchmarks.unseen.table import ALL, Maker
 from helion._compiler.facts import records
@@ -85,6 +86,7 @@ def test_every_fact_is_read() -> None:
     bound = [SEEDS.bind(cell, target) for cell in cells for target in TARGETS]
     rows = torch.empty([1024, 1024], dtype=torch.bfloat16, device="meta")
     bound += [softmax_with_statistics.bind((rows, rows), target=target) for target in TARGETS]
+    bound.append(matmul.bind(tuple(torch.empty(1001, 1001, device="meta") for _ in range(2)), target=TARGETS[0]))
     bound += [
         _unseen(name, target)
         for name, target in (("fused_backward", AMD), ("tuned_split", AMD), ("rowwise_fp8", TARGETS[0]))
