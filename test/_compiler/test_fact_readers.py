@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 from backends.cute.row_kernels import softmax_with_statistics
-from examples.matmul import matmul
 
 from benchmarks.unseen.table import ALL, Maker
+from examples.matmul import matmul
 from helion._compiler.facts import records
 from helion._testing import EXAMPLES_DIR, import_path
 from helion.runtime.bound import BoundKernel
