@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,8 +91,16 @@ def test_every_gpu_has_a_process_and_one_that_dies_costs_the_others_nothing(
     assert main(["tune", str(spec), "--gpus", "0"]) == 2
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Interrupts are those of a terminal: shells have them ignored by what they start in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_an_interrupt_ends_all_works_and_keeps_what_was_found(
-    spec: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spec: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interrupts: None
 ) -> None:
     """It ends a search, whose best so far is an answer, and the works after it are not begun."""
     spec.write_text(SPEC.replace('"minimal"', '"quick"\nisolated = false\nprogress = false'))
