@@ -22,11 +22,11 @@ demo: ## kernels on CPU tensors and what the compiler chose for them, no GPU nee
 
 test: ## the deterministic sample of the test suite
 	@$(SETUP) test
-	@$(PY) -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
+	@$(PY) -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 prove: ## everything: all examples, configs and targets
 	@$(SETUP) test
-	@HELION_PROVE=1 $(PY) -m pytest -q -n $(JOBS) $(PYTEST_ARGS)
+	@HELION_PROVE=1 $(PY) -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 replay: ## compare generated code of examples and config keys with what is kept (REPLAY_ARGS=--update takes it)
 	@$(SETUP) run

@@ -16,6 +16,7 @@ from benchmarks.general import KERNELS, SUMMED
 from benchmarks.holdout import HOLDOUT
 from benchmarks.unseen.table import ALL as UNSEEN
 from benchmarks.unseen.table import Maker, Unseen
+from benchmarks.workloads.table import WORKLOADS
 from helion._testing import EXAMPLES_DIR, as_meta, import_path, map_tensors
 
 if TYPE_CHECKING:
@@ -346,6 +347,11 @@ def unseen_cells() -> Iterator[Cell]:
     return _made_cells("unseen", UNSEEN)
 
 
+def workload_cells() -> Iterator[Cell]:
+    """Steps of whole workloads, which came after all rules."""
+    return _made_cells("workloads", WORKLOADS)
+
+
 def holdout_cells() -> Iterator[Cell]:
     """Kernels that predicted times are judged by and were not fitted to."""
     return _made_cells("holdout", HOLDOUT)
@@ -378,7 +384,8 @@ def table_cells() -> list[Cell]:
 
 def timed_cells() -> list[Cell]:
     """All that is timed on a GPU."""
-    return [cell for cell in (*table_cells(), *general_cells(), *unseen_cells()) if cell.baseline is not None]
+    cells = (*table_cells(), *general_cells(), *unseen_cells(), *workload_cells())
+    return [cell for cell in cells if cell.baseline is not None]
 
 
 def swept_cells() -> list[Cell]:

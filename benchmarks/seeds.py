@@ -38,7 +38,7 @@ from helion._testing import map_tensors  # noqa: E402
 from helion.backends import BACKENDS, GENERAL  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general", "unseen")
+SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general", "unseen", "workloads")
 
 #: Largest relative distance from fp64, by the least precise dtype of inputs and outputs. Products of fp32 run in TF32.
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 3e-3}

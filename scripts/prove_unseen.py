@@ -39,7 +39,7 @@ SPILLED, SPILLING = 64, 0.01
 #: Predicted shared memory is at most this times the real bytes, plus this many.
 SHARED_FACTOR, SHARED_BYTES = 1.10, 2048
 #: The part of all that may be predicted above that.
-ABOVE = 0.05
+ABOVE = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)

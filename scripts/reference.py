@@ -264,7 +264,7 @@ def config_fields() -> dict[str, Field]:
     few, half = torch.empty([256, 256], dtype=torch.int8, device="meta"), x.bfloat16()
     subjects = (
         *((_product, (x, x)), (_rows, (x,)), (_sums, (x, x)), (_sums, (odd, odd))),
-        *((_computed, (half, few)), (_taps, (half, half))),
+        *((_computed, (half, few)), (_taps, (half, half)), (_weighted, (half, half)), (_reduced, (half, half))),
     )
     return _fields((kernel, args, target) for target in ("sm_100", "gfx942", "sm_90") for kernel, args in subjects)
 
@@ -321,6 +321,18 @@ def _computed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel
+def _weighted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        acc = hl.zeros([tile, x.size(1)], dtype=torch.float32)
+        for other in hl.tile(y.size(0)):
+            weights = hl.dot(x[tile, :], y[other, :].T)
+            acc = hl.dot(weights.to(y.dtype), y[other, :], acc=acc)
+        out[tile, :] = acc.to(out.dtype)
+    return out
+
+
+@helion.kernel
 def _taps(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     for tile_m, tile_n in hl.tile(x.size()):
@@ -329,6 +341,17 @@ def _taps(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             for tile_k in hl.tile(128):
                 acc = torch.addmm(acc, x[tile_m, tile_k.index + 1 - tap], y[tile_k, tile_n])
         out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel
+def _reduced(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile_m in hl.tile(x.size(0)):
+        acc = hl.zeros([tile_m, y.size(1)], dtype=torch.float32)
+        for tile_k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+        out[tile_m, :] = torch.softmax(acc, -1).to(out.dtype)
     return out
 
 
@@ -367,6 +390,7 @@ _SIZED = {
     "block_sizes": "powers of two",
     "reduction_loops": "None, powers of two",
     "loop_orders": "permutations, such as `[1, 0]`",
+    "materialize_products": "None, three powers of two, such as `[128, 128, 32]`",
     "advanced_controls_file": "None, a path",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -26,6 +27,9 @@ if XDIST_WORKER:
     # The workers share the cores; a thread pool in each of them makes the suite slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 else:
+    # Every worker, and every process that a test starts, would parse all modules and rewrite all assertions again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     CACHE = tempfile.mkdtemp(prefix="helion-test-")
     os.environ["TRITON_CACHE_DIR"] = os.path.join(CACHE, "triton")
     os.environ["HELION_CACHE_DIR"] = os.path.join(CACHE, "helion")

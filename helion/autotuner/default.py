@@ -13,6 +13,8 @@ from .space import ConfigSpace
 #: How many times as fast another seed must be predicted than the first one that a heuristic promotes to replace it: what
 #: the heuristics know of kernels like theirs is worth more than the prediction, up to here.
 _MARGIN = 2.0
+#: Part of the time of that seed that one which contends with it is predicted to take at most.
+_CONTENDED = 0.85
 #: How many times as fast a config that is predicted to spill must be to replace one that is not.
 SPILLING = 4.0
 
@@ -32,6 +34,7 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
     promotable = frozenset(report.promoted)
     preferred = next((o for o in seeds if _is_good(o[1]) and o[0] in promotable), None)
     if preferred is not None:
+        preferred = _contended(preferred, [o for o in seeds if _is_good(o[1]) and o[0] in report.contending])
         fastest = min((option for option in seeds if option[1].fits), key=_cost)
         return preferred[0] if _cost(preferred) <= _MARGIN * _cost(fastest) else fastest[0]
     conservative = space.conservative()
@@ -42,6 +45,12 @@ def choose_default(report: SeedReport, space: ConfigSpace, predict: Predict, wid
         return min((option for option in everything if option[1].fits), key=_cost)[0]
     promoted = next((config for config, _ in seeds if config in promotable), None)
     return promoted or _least_short(everything, space, predict, wider)
+
+
+def _contended(preferred: _Option, contending: list[_Option]) -> _Option:
+    """The fastest of ``contending`` where that is predicted to be faster than ``preferred``."""
+    fastest = min(contending, key=_cost, default=preferred)
+    return fastest if _cost(fastest) <= _CONTENDED * _cost(preferred) else preferred
 
 
 def _cost(option: _Option) -> float:

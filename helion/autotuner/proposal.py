@@ -21,7 +21,7 @@ class Declined:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A wish, in terms of the program: sizes by block id, orders and groupings by the number of a grid loop.
+    """A wish, in terms of the program: sizes by block id, orders, groupings and what is flattened by the number of a grid loop.
 
     Only ``ConfigSpace`` turns it into positional lists. What is left out takes the space's default. ``block_sizes``
     are elements; ``reduction_loops`` maps a whole dimension's block id to a chunk in elements, or None to hold the
@@ -33,6 +33,7 @@ class Proposal:
     reduction_loops: Mapping[int, int | None] = field(default_factory=dict)
     l2_groupings: Mapping[int, int] = field(default_factory=dict)
     loop_orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    flatten_loops: Mapping[int, bool] = field(default_factory=dict)
 
     @functools.cached_property
     def lists(self) -> Mapping[str, Mapping[int, Any]]:
@@ -42,6 +43,7 @@ class Proposal:
             "reduction_loops": self.reduction_loops,
             "l2_groupings": self.l2_groupings,
             "loop_orders": self.loop_orders,
+            "flatten_loops": self.flatten_loops,
         }
 
     @property
@@ -64,7 +66,7 @@ class Predicted:
     """What one launch takes.
 
     ``registers_per_thread`` before any cap, in 32-bit registers, of which there are ``register_limit``; ``spill_risk``
-    from 0 (none) to 1 (certain). ``shared_bytes`` per block is an upper bound, and no error of the prediction makes it
+    from 0 (none) to 1 (certain), and ``least_registers`` those that no order of instructions does without. ``shared_bytes`` per block is an upper bound, and no error of the prediction makes it
     less than ``least_shared_bytes``. ``waves`` is blocks over all that run at once. ``fits``: the launch is possible
     (shared memory, tensor memory, threads, tile size); if not, ``reason`` says what is needed and what there is.
     ``bytes_moved`` from and to memory, ``flops`` of dots and elementwise ops. ``time_us`` is a roofline where no more is known,
@@ -83,6 +85,7 @@ class Predicted:
     time_us: float
     register_limit: int
     least_shared_bytes: int = 0
+    least_registers: int = 0
     reason: str = ""
     units: tuple[tuple[str, float], ...] = ()
 
@@ -114,6 +117,12 @@ class Heuristic(Protocol):
     promote_seed_to_default: ClassVar[bool]
     #: Whether it only stands in: it is asked where none before it gives a seed that may become the default.
     stands_in: ClassVar[bool] = False
+
+    def contends(self, target: Target) -> bool:
+        """Whether its seeds become the default wherever they are predicted to be faster than the one that a heuristic promotes,
+        and not only where they are by far: what it proposes differs from what others do by more than sizes, and was measured
+        beside it."""
+        return False
 
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...] | Declined:
         """Ranked proposals, of which the first is *the* seed, or why there are none."""

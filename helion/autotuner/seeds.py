@@ -20,11 +20,13 @@ Legalise = Callable[[Proposal], "tuple[Config, Predicted] | str"]
 class SeedReport:
     """``seeds`` are distinct and legal, the best first. ``declined`` has name and reason of every heuristic that gave
     none, so that each heuristic of the backend stands in exactly one of the two. ``promoted`` are the configs that a
-    heuristic proposes whose first seed may become the default, whoever proposed them before."""
+    heuristic proposes whose first seed may become the default, whoever proposed them before; ``contending`` those of heuristics
+    that contend for it."""
 
     seeds: tuple[Seed, ...]
     declined: tuple[tuple[str, str], ...]
     promoted: tuple[Config, ...] = ()
+    contending: tuple[Config, ...] = ()
 
 
 def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristic], legalise: Legalise) -> SeedReport:
@@ -36,6 +38,7 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
     seeds: dict[Config, Seed] = {}
     declined: list[tuple[str, str]] = []
     promoted: list[Config] = []
+    contending: list[Config] = []
     promoting = ""
     for heuristic in heuristics:
         proposals: tuple[Proposal, ...] | Declined
@@ -54,6 +57,8 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
                 refusals.append(legal)
                 continue
             config, predicted = legal
+            if heuristic.contends(target):
+                contending.append(config)
             if heuristic.promote_seed_to_default:
                 promoted.append(config)
                 promoting = promoting or heuristic.name
@@ -69,4 +74,6 @@ def make_seeds(facts: KernelFacts, target: Target, heuristics: Iterable[Heuristi
                 found += 1
         if not found:
             declined.append((heuristic.name, "; ".join(dict.fromkeys(refusals)) or "it proposed nothing"))
-    return SeedReport(seeds=tuple(seeds.values()), declined=tuple(declined), promoted=tuple(promoted))
+    return SeedReport(
+        seeds=tuple(seeds.values()), declined=tuple(declined), promoted=tuple(promoted), contending=tuple(contending)
+    )

@@ -33,7 +33,7 @@ class Definition:
     ) -> None:
         functools.update_wrapper(self, fn)
         self.fn = fn
-        self.name = fn.__name__
+        self.name = fn.__code__.co_name
         self.settings = settings
         self.configs = list(configs)
         self.key = key

@@ -387,8 +387,9 @@ def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
     if fn.__code__.co_freevars:
         name = fn.__code__.co_freevars[0]
         raise exc.ClosuresNotSupported(kernel=fn.__name__, name=name, location=first(name))
-    if is_reserved(fn.__name__):
-        raise exc.NamingConflict(name=fn.__name__, what="function", kernel=fn.__name__, location=first(fn.__name__))
+    own = fn.__code__.co_name
+    if is_reserved(own):
+        raise exc.NamingConflict(name=own, what="function", kernel=own, location=first(own))
     for name in signature.parameters:
         if is_reserved(name) or name in SHARED_MODULES:
             raise exc.NamingConflict(name=name, what="parameter", kernel=fn.__name__, location=first(name))

@@ -162,7 +162,9 @@ class Recorder:
 
     def _written(self, root: int, at: int, tensor: torch.Tensor) -> torch.Tensor:
         """A leaf of torch's graph that ``tensor``, or what was added to it, comes from."""
-        how = coverage(self.program, root, at) if tensor.requires_grad else "all"
+        # what is asked for `grad_fn` first: a view of what was written since learns of that only then
+        wanted = tensor.grad_fn is not None or tensor.requires_grad
+        how = coverage(self.program, root, at) if wanted else "all"
         if how == "added":
             leaf = torch.zeros_like(tensor, requires_grad=True)
             tensor.add_(leaf)

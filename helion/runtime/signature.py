@@ -31,6 +31,8 @@ def arguments_key(values: Sequence[Any], constant_at: Sequence[bool], static: bo
     for value, constant in zip(values, constant_at, strict=True):
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if value.is_nested:  # asked for its strides, it would end the process
+                check_layout(value)
             try:
                 storage = value.untyped_storage()
                 storages.append(storage._cdata)
@@ -248,6 +250,11 @@ def any_device(key: Hashable) -> Any:
 
 def check_layout(tensor: torch.Tensor) -> None:
     """Raises TypeError for sparse tensors and others without strides."""
+    if tensor.is_nested:
+        raise TypeError(
+            "a kernel argument is a nested tensor; kernels address memory by strides: pass its values() and its offsets "
+            "(with layout=torch.jagged), or to_padded_tensor(0.0)"
+        )
     if tensor.layout is not torch.strided:
         raise TypeError(
             f"a kernel argument is a tensor with layout {tensor.layout}; kernels address memory by strides: pass its "
@@ -334,4 +341,5 @@ class UsualInputs:
             if not _PLAIN.issuperset(map(type, values)):
                 return False
             values = [value for value in values if type(value) in _TENSORS]
-        return len(values) == known[0] and known[1](*values)
+        # a nested tensor that is asked for its strides, as the check does, ends the process
+        return len(values) == known[0] and not any(value.is_nested for value in values) and known[1](*values)

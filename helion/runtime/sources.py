@@ -39,7 +39,7 @@ _KERNELS: dict[tuple[str, str, str], weakref.ref[Any] | None] = {}
 
 def register_kernel(fn: types.FunctionType, kernel: Any) -> None:
     """Make a kernel reachable from its generated code."""
-    key = (fn.__module__, fn.__code__.co_filename, fn.__name__)
+    key = (fn.__module__, fn.__code__.co_filename, fn.__code__.co_name)
     known = _KERNELS.get(key)
     other = None if known is None else known()
     same = key not in _KERNELS or (known is not None and (other is None or other.fn.__code__ == fn.__code__))

@@ -17,6 +17,8 @@ import pytest
 import torch
 from backends.cute.row_kernels import softmax_with_statistics
 
+import helion
+import helion.language as hl
 from benchmarks.unseen.table import ALL, Maker
 from examples.matmul import matmul
 from helion._compiler.facts import records
@@ -77,26 +79,46 @@ def first_cells() -> list:
 
 def _unseen(name: str, target: str) -> BoundKernel:
     one = next(each for each in ALL if each.kernel.name == name)
+    one.kernel.reset()
     dtype, extents = one.shapes[0]
     return one.kernel.bind(one.arguments(Maker("meta"), dtype, *extents), target=target)
 
 
+@helion.kernel(static_shapes=True)
+def row_products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :] @ y[:, :], -1)
+    return out
+
+
 def test_every_fact_is_read() -> None:
     cells = first_cells()
+    for kernel in (*(cell.function for cell in cells), softmax_with_statistics, matmul, row_products):
+        kernel.reset()  # what other tests have asked of it is kept, and would not be read again
     bound = [SEEDS.bind(cell, target) for cell in cells for target in TARGETS]
     rows = torch.empty([1024, 1024], dtype=torch.bfloat16, device="meta")
     bound += [softmax_with_statistics.bind((rows, rows), target=target) for target in TARGETS]
     bound.append(matmul.bind(tuple(torch.empty(1001, 1001, device="meta") for _ in range(2)), target=TARGETS[0]))
     bound += [
         _unseen(name, target)
-        for name, target in (("fused_backward", AMD), ("tuned_split", AMD), ("rowwise_fp8", TARGETS[0]))
+        for name, target in (
+            ("fused_backward", AMD),
+            ("tuned_split", AMD),
+            ("rowwise_fp8", TARGETS[0]),
+            ("causal_gqa", TARGETS[0]),
+        )
     ]
+    products = row_products.bind((rows, rows), target=TARGETS[0])
     with watched(*FACTS) as collecting:
-        for each in bound:
-            assert each.facts
+        for each in (*bound, products):
+            assert each.facts and each.facts.apart.value
     with watched(*FACTS) as using:
         for each in bound:
             assert each.facts.summary() and each.seeds and each.default_config()
+        # what is left of a kernel whose products are computed first is predicted by itself
+        config = products.config_spec.normalize({"block_sizes": [1], "materialize_products": [64, 64, 32]})
+        assert products._analysis.predict(config).fits
     assert unread(FACTS, using) == {*COMPOSED, *SHOWN}
     assert set(COMPOSED) <= collecting
 

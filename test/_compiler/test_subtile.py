@@ -92,15 +92,15 @@ def columns_inside(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[helion.Kernel, tuple[Any, ...], Callable[..., Any]]] = {
-    "bias": (gemm, (tensor(45, 37), tensor(37, 77), tensor(77)), lambda x, y, b: F.gelu(x @ y + b)),
+    "bias": (gemm, (tensor(13, 19), tensor(19, 77), tensor(77)), lambda x, y, b: F.gelu(x @ y + b)),
     "half": (
         gemm,
-        (tensor(33, 21, dtype=torch.bfloat16), tensor(21, 100, dtype=torch.bfloat16), tensor(100)),
+        (tensor(9, 21, dtype=torch.bfloat16), tensor(21, 100, dtype=torch.bfloat16), tensor(100)),
         lambda x, y, b: F.gelu((x.double() @ y.double() + b).float()).to(x.dtype),
     ),
     "without a loop": (without_a_loop, (tensor(19, 16), tensor(16, 70)), lambda x, y: torch.relu(x @ y)),
-    "batched": (batched, (tensor(3, 17, 21), tensor(3, 21, 40)), lambda x, y: x @ y * 2),
-    "columns inside": (columns_inside, (tensor(17, 37), tensor(37, 77)), lambda x, y: x @ y - y.sum(0)),
+    "batched": (batched, (tensor(3, 7, 19), tensor(3, 19, 40)), lambda x, y: x @ y * 2),
+    "columns inside": (columns_inside, (tensor(9, 19), tensor(19, 77)), lambda x, y: x @ y - y.sum(0)),
 }
 
 
@@ -189,7 +189,7 @@ def test_programs_are_well_formed(count: int) -> None:
         assert products[0] == products[1]
 
 
-@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("target", ["sm_90", pytest.param("sm_100", marks=pytest.mark.prove)])
 def test_registers(target: str) -> None:
     """A large tile spills when held whole, and does not in two halves."""
     bound = gemm.bind((meta(4096, 4096), meta(4096, 4096), meta(4096)), target=target)

@@ -122,7 +122,8 @@ def test_given_configs_are_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_product_whose_rows_are_normalised_is_cutes() -> None:
-    """A program that holds 2048 columns of sums spills; a cluster does not."""
+    """A program that holds 2048 columns of sums spills, and two kernels take the sums through memory; a cluster does
+    neither."""
 
     @helion.kernel(backend="auto")
     def normalised(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -138,7 +139,7 @@ def test_a_product_whose_rows_are_normalised_is_cutes() -> None:
     arguments = (torch.empty(4096, 512, dtype=BF16, device="meta"), torch.empty(512, 2048, dtype=BF16, device="meta"))
     text = normalised.bind(arguments, target=HOPPER).explain(format="json")
     first, second = json.loads(text)["contenders"]
-    assert first["backend"] == "cute" and second["us"] > 2 * first["us"]
+    assert first["backend"] == "cute" and second["us"] > 1.25 * first["us"]
 
 
 # --- a backend that fails ------------------------------------------------------------------------------------------------

@@ -54,6 +54,9 @@ class Squares:
     promote_seed_to_default: ClassVar[bool] = True
     stands_in: ClassVar[bool] = False
 
+    def contends(self, target: Target) -> bool:
+        return False
+
     def propose(self, facts: KernelFacts, target: Target) -> tuple[Proposal, ...]:
         return (Proposal(reason="every tile is a square", block_sizes={axis.block_id: 16 for axis in facts.axes}),)
 

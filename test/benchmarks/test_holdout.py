@@ -1,4 +1,4 @@
-"""Kernels that predicted times are judged by: right in the interpreter."""
+"""Kernels that predicted times and first seeds are judged by: right in the interpreter."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.holdout import HOLDOUT
 from benchmarks.unseen.table import ALL, Maker, Unseen
+from benchmarks.workloads.table import WORKLOADS
 from helion._testing import map_tensors
 
 
@@ -17,10 +18,15 @@ def flat(values: Any) -> list[torch.Tensor]:
     return [values] if isinstance(values, torch.Tensor) else [t for each in values for t in flat(each)]
 
 
+#: One in so many of the workloads runs each time, all of them with ``HELION_PROVE=1``.
+EVERY = 6
+
+
 def small_cases() -> Iterator[Any]:
-    for one in HOLDOUT:
+    for at, one in enumerate((*HOLDOUT, *WORKLOADS)):
+        marks = [pytest.mark.prove] if at >= len(HOLDOUT) and at % EVERY else []
         for dtype, shape in one.small:
-            yield pytest.param(one, dtype, shape, id=one.kernel.name)
+            yield pytest.param(one, dtype, shape, id=one.kernel.name, marks=marks)
 
 
 @pytest.mark.parametrize(("one", "dtype", "shape"), list(small_cases()))
@@ -34,4 +40,5 @@ def test_the_kernels_are_right(one: Unseen, dtype: torch.dtype, shape: tuple[int
 
 
 def test_nothing_is_fitted_to_them() -> None:
-    assert not {one.kernel.name for one in HOLDOUT} & {one.kernel.name for one in ALL}
+    names = [one.kernel.name for one in (*HOLDOUT, *ALL, *WORKLOADS)]
+    assert len(set(names)) == len(names)

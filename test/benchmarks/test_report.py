@@ -61,6 +61,7 @@ def all_rows() -> dict[str, list[Any]]:
         "pointwise": [row("pointwise", "add", "8 by 8", HALF)],
         "general": [row("general", "linear", "8 by 8", HALF)],
         "unseen": [row("unseen", "causal_gqa", "8 by 8", HALF)],
+        "workloads": [row("workloads", "congruences", "8 by 8", HALF)],
     }
 
 
@@ -91,8 +92,8 @@ def goal_lines(results: list[report.Results], verdict: str) -> list[str]:
 
 def test_all_goals_met() -> None:
     page = report.render(results_of(all_rows()), [])
-    assert "Of 22 goals 22 are met, 0 missed and 0 not measured." in page
-    assert len(goal_lines(results_of(all_rows()), "met")) == 22
+    assert "Of 23 goals 23 are met, 0 missed and 0 not measured." in page
+    assert len(goal_lines(results_of(all_rows()), "met")) == 23
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_a_suite_without_results_is_not_measured() -> None:
     rows = all_rows()
     del rows["transfer"]
     page = report.render(results_of(rows), [])
-    assert "Of 22 goals 17 are met, 0 missed and 5 not measured." in page
+    assert "Of 23 goals 18 are met, 0 missed and 5 not measured." in page
     assert "### transfer\n\nNot measured.\n" in page
     assert len(goal_lines(results_of(rows), "not measured")) == 5
     assert "## What a call costs before the kernel runs\n\nNot measured.\n" in page
@@ -194,7 +195,7 @@ def test_a_suite_without_results_is_not_measured() -> None:
 
 def test_nothing_is_measured() -> None:
     page = report.render([], [])
-    assert "Of 22 goals 0 are met, 0 missed and 22 not measured." in page
+    assert "Of 23 goals 0 are met, 0 missed and 23 not measured." in page
     assert "| not measured | - | - |" in page
     assert page.count("Not measured.") == len(seeds.SUITES) + 1
 

@@ -30,7 +30,8 @@ def test_the_seeds_are_near_the_best_of_the_sweeps() -> None:
     for score in sweep.scores(KEPT):
         if score.ratio is not None:
             ratios[score.cell.kernel, score.cell.dtype].append(score.ratio)
-    assert sum(map(len, ratios.values())) > 220
+    # first seeds whose loads evict first, or that walk one run flat, were not among what was swept
+    assert sum(map(len, ratios.values())) > 170
     for (kernel, dtype), found in ratios.items():
         mean = math.exp(sum(map(math.log, found)) / len(found))
         assert mean <= FAR.get(kernel, 1.1), f"{kernel} {dtype}: {mean:.2f} of the best"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -640,4 +641,70 @@ def columns(x: torch.Tensor) -> torch.Tensor:
     for tile in hl.tile(x.size(1)):
         out[0, tile] = x[:, tile].sum(0) * root
         out[1, tile] = (x[:, tile] * x[:, tile]).sum(0) * root
+    return out
+
+
+@case(
+    lambda x, y: (x.diagonal() ** 2, torch.stack([y[i, i // 4 * 4 : i // 4 * 4 + 4].sum() for i in range(len(y))])),
+    (7, 7),
+    (10, 10),
+)
+def diagonals(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    elements, blocks = x.new_empty([x.size(0)]), y.new_empty([y.size(0)])
+    for i in hl.grid(x.size(0)):
+        elements[i] = x[i, i] * x[i, i]
+    for rows in hl.tile(y.size(0), block_size=4):
+        total = hl.zeros([rows], dtype=y.dtype)
+        for inside in hl.tile(rows.begin, rows.end):
+            total += y[rows, inside].sum(1)
+        blocks[rows] = total
+    return elements, blocks
+
+
+def _by_totals(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    parts = [x[a:b] * (x[a:b] ** 2).sum() for a, b in itertools.pairwise(offsets)]
+    return torch.cat([x[: offsets[0]] * 0, *parts, x[offsets[-1] :] * 0])
+
+
+@case(_by_totals, (9,), lambda dtype: torch.tensor([1, 3, 3, 8]))
+def jagged_rows(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for rows in hl.tile(offsets.size(0) - 1):
+        start = offsets[rows]
+        lengths = offsets[rows.index + 1] - start
+        total = hl.zeros([rows], dtype=x.dtype)
+        for tile in hl.jagged_tile(lengths):
+            values = x[start[:, None] + tile.index[None, :]]
+            total += (values * values).sum(1)
+        for tile in hl.jagged_tile(lengths):
+            places = start[:, None] + tile.index[None, :]
+            out[places] = x[places] * total[:, None]
+    return out
+
+
+def _iterated(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
+    held, total = w, torch.zeros_like(w)
+    for _ in range(n):
+        total = total + (x * held[:, None]).sum(1)
+        held = torch.sin(held) + w
+    return torch.cat([(total * held)[:, None], held.sin()[:, None].expand(-1, 2)], 1)
+
+
+@case(_iterated, (4, 3), (4,), 3)
+def iterated(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
+    out = x.new_empty([x.size(0), 3])
+    products, sines = out[:, 0], out[:, 1:]
+    last = x.new_empty([x.size(0)])
+    for tile in hl.tile(x.size(0)):
+        held = w[tile]
+        total = hl.zeros([tile], dtype=x.dtype)
+        for _ in range(n):
+            for j in range(x.size(1)):
+                total = total + x[tile, j] * held
+            held = torch.sin(held) + w[tile]
+        products[tile] = total * held
+        last[tile] = held
+    hl.barrier()
+    for tile in hl.tile(x.size(0)):
+        sines[tile, :] = torch.sin(last[tile])[:, None].expand([tile, 2])
     return out

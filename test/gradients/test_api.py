@@ -371,6 +371,19 @@ def test_rows_of_one() -> None:
         torch.testing.assert_close(backward(case.kernel, grad, x, w, 0.5), wanted)
 
 
+def test_columns_of_one() -> None:
+    @helion.kernel
+    def centred(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([x.size(1)], dtype=x.dtype, device=x.device)
+        for tile in hl.tile(x.size(1)):
+            mean = x[:, tile].mean(0)
+            out[tile] = (x[:, tile] - mean).cos().sum(0) * mean
+        return out
+
+    x, grad = torch.randn(1, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    torch.testing.assert_close(backward(centred, grad, x), grad[None])
+
+
 def test_no_elements() -> None:
     assert backward(square, torch.ones(0, 3), torch.ones(0, 3)).shape == (0, 3)
 
@@ -398,3 +411,45 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bits(dtype: torch.dtype) -> None:
+    @helion.kernel
+    def scaled(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.empty(x.shape, device=x.device)
+        narrow = torch.empty_like(w)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = x[tile] * w[tile].to(torch.float32)
+            narrow[tile] = x[tile]
+        return out, narrow
+
+    def of(function: Any) -> list[torch.Tensor]:
+        x, w = torch.arange(1.0, 6.0).requires_grad_(), torch.arange(-2.0, 3.0).to(dtype).requires_grad_()
+        out, narrow = function(x, w)
+        (out.sum() + 2 * narrow.to(torch.float32).sum()).backward()
+        return [x.grad, w.grad]
+
+    for found, expected in zip(of(scaled.differentiable()), of(lambda x, w: (x * w.float(), x.to(dtype))), strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found.float(), expected.float())
+
+
+def test_rows_without_elements() -> None:
+    """What a loop reads at a place that is in range only where it has an iteration."""
+
+    @helion.kernel
+    def by_first(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        out = torch.empty([offsets.size(0) - 1], dtype=x.dtype, device=x.device)
+        for row in hl.grid(offsets.size(0) - 1):
+            total = hl.zeros([], dtype=x.dtype)
+            for tile in hl.tile(offsets[row], offsets[row + 1]):
+                total += (x[tile] * x[offsets[row]]).sum()
+            out[row] = total
+        return out
+
+    x = torch.arange(1.0, 8.0, dtype=torch.float64)
+    found, _ = backward(by_first, torch.ones(3, dtype=torch.float64), x, torch.tensor([0, 3, 7, 7]))
+    expected = torch.cat(
+        [x[0].repeat(3) + torch.eye(3)[0] * x[:3].sum(), x[3].repeat(4) + torch.eye(4)[0] * x[3:].sum()]
+    )
+    torch.testing.assert_close(found, expected)

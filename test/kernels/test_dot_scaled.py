@@ -163,7 +163,7 @@ CASES += [(fixed_tiles, *pair) for pair in PAIRS if "e2m1" not in pair]
 )
 def test_values(kernel: helion.Kernel, left: str, right: str) -> None:
     """Rows, columns and groups that fill no tile."""
-    args, expected = operands(45, 96, 37, left, right)
+    args, expected = operands(21, 96, 19, left, right)
     bound = kernel.bind(args)
     rng = Random(f"{kernel.name} {left} {right}")
     for config in (bound.conservative_config(), *(bound.config_spec.random(rng) for _ in range(4))):

@@ -245,6 +245,13 @@ def no_step(x: torch.Tensor) -> torch.Tensor:
 
 
 @helion.kernel
+def views_a_host_tensor(x: torch.Tensor) -> torch.Tensor:
+    for tile in hl.tile(x.size(0)):
+        x[tile] = x.view(-1)[tile] + 1
+    return x
+
+
+@helion.kernel
 def adds_a_host_tensor(x: torch.Tensor) -> torch.Tensor:
     for tile in hl.tile(x.size(0)):
         hl.atomic_add(x, [tile], x)
@@ -285,6 +292,7 @@ def too_much_dropout(x: torch.Tensor) -> torch.Tensor:
         (changes_the_seed, exc.NotAllowedOnDevice, "manual_seed.*move it to the host code"),
         (no_step, exc.InvalidAPIUsage, "step of hl.grid .*must be at least 1, got 0"),
         (adds_a_host_tensor, exc.HostTensorDirectUsage, "'x'.*load a tile"),
+        (views_a_host_tensor, exc.HostTensorDirectUsage, r"'x'.*by Tensor\.view.*load a tile"),
         (adds_text, exc.RequiresTensorInAssignment, "got '1'"),
         (dtype_by_name, exc.InvalidAPIUsage, "must be a torch.dtype, got 'float32'"),
         (no_function, exc.InvalidAPIUsage, "takes a function of two values that combines them, got None"),

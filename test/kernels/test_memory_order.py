@@ -12,6 +12,7 @@ import torch
 from memory_kernels import CASES, MemoryCase
 
 import helion
+import helion.language as hl
 from helion import exc
 from helion.backends.triton.execute.interpreter.races import detect_races
 
@@ -94,6 +95,22 @@ def test_nothing_is_watched_unless_asked_for(tmp_path: Path) -> None:
 
 
 GPU_OPTIONS: tuple[dict[str, Any], ...] = ({}, {"num_stages": 3}, {"indexing": "tensor_descriptor"})
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_tiles_of_sizes_that_only_calls_know(flatten: bool) -> None:
+    @helion.kernel(static_shapes=False, config=helion.Config(block_sizes=[16, 16], flatten_loops=[flatten]))
+    def swap(x: torch.Tensor, y: torch.Tensor) -> None:
+        for tile in hl.tile(x.size()):
+            first, second = x[tile], y[tile]
+            x[tile] = second * 2
+            y[tile] = first + 1
+
+    for shape in ((5, 9), (4, 33), (1, 7)):
+        x, y = torch.randn(shape), torch.randn(shape)
+        expected = (y * 2, x + 1)
+        swap(x, y)
+        assert torch.equal(x, expected[0]) and torch.equal(y, expected[1])
 
 
 @pytest.mark.gpu

@@ -234,6 +234,27 @@ def test_rows_are_not_stored_into_one() -> None:
         many_values(x, torch.empty(1, 8))
 
 
+@helion.kernel(static_shapes=False)
+def placed(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    n = x.size(0)
+    behind, turned, at = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    for t, c in hl.tile(x.size()):
+        hl.store(behind, [t.index + 1, c], x[t, c], extra_mask=(t.index + 1 < n)[:, None])
+        turned[n - 1 - t.index, c] = x[t, c]
+        at[places[t][:, None], c.index[None, :]] = x[t, c]
+    return behind, turned, at
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 5), (6, 1), (6, 5)])
+def test_places_that_are_computed(rows: int, columns: int) -> None:
+    x, places = torch.randn(rows, columns), torch.randperm(rows)
+    behind = torch.cat([torch.zeros(1, columns), x[:-1]])
+    expected = (behind, x.flip(0), torch.zeros_like(x).index_copy(0, places, x))
+    for kernel in (placed, helion.kernel(placed.fn)):
+        for found, wanted in zip(kernel(x, places), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
 @helion.kernel
 def ones_of_a_fixed_number(y: torch.Tensor, n: int) -> torch.Tensor:
     row = torch.ones(y.size(0), hl.specialize(n))

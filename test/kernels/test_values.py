@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import combinations
 
 import helion
 import helion.language as hl
@@ -148,11 +149,10 @@ def test_rows(name: str) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_in_chunks(name: str) -> None:
     """The same rows, walked in chunks that do not divide them, and held at once: both are right."""
-    for width in (63, 77):
+    for width, chunk in combinations((63, 77), (8, 32), at=[*ROWS].index(name)):
         args = (sample(3, width), ROWS[name], torch.float32)
         assert is_rollable(rows, args)
-        for chunk in (8, 32):
-            verify(rows, rows_reference, args, {"block_sizes": [2], "reduction_loops": [chunk]}, rtol=2e-4)
+        verify(rows, rows_reference, args, {"block_sizes": [2], "reduction_loops": [chunk]}, rtol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -513,23 +513,19 @@ TILE_CONFIGS = ([4, 16], [2, 32], [8, 64])
 @pytest.mark.parametrize("name", TILED)
 def test_reductions_over_tiles(name: str) -> None:
     f = TILED[name]
-    for width in (7, 63, 77):
-        x = sample(5, width)
-        for sizes in TILE_CONFIGS:
-            config = {"block_sizes": sizes}
-            verify(tiled_sum, lambda x, f: f(x).sum(-1), (x, f), config)
-            verify(tiled_max, lambda x, f: f(x).amax(-1), (x, f), config)
+    for width, sizes in combinations((7, 63, 77), TILE_CONFIGS, at=[*TILED].index(name)):
+        x, config = sample(5, width), {"block_sizes": sizes}
+        verify(tiled_sum, lambda x, f: f(x).sum(-1), (x, f), config)
+        verify(tiled_max, lambda x, f: f(x).amax(-1), (x, f), config)
 
 
 @pytest.mark.parametrize("name", TILED)
 def test_accumulators_of_block_shape(name: str) -> None:
     f = TILED[name]
-    for width in (7, 63, 77):
-        x = sample(5, width)
-        for columns in (1, 4, 16, 32):
-            config = {"block_sizes": [columns, 4]}
-            verify(block_sum, lambda x, f: f(x).sum(-1), (x, f), config)
-            verify(block_max, lambda x, f: f(x).amax(-1), (x, f), config)
+    for width, columns in combinations((7, 63, 77), (1, 4, 16, 32), at=[*TILED].index(name)):
+        x, config = sample(5, width), {"block_sizes": [columns, 4]}
+        verify(block_sum, lambda x, f: f(x).sum(-1), (x, f), config)
+        verify(block_max, lambda x, f: f(x).amax(-1), (x, f), config)
     verify(block_product, lambda x, f: f(x).prod(-1), (sample(5, 13) / 3, f), {"block_sizes": [4, 4]}, rtol=1e-4)
 
 

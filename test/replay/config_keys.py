@@ -50,6 +50,19 @@ def three_taps(x, w):
     return out
 
 
+def attention(q, k, v):
+    """Weights without a softmax, which look back."""
+    out = torch.empty_like(q)
+    for tile_m in hl.tile(q.size(0)):
+        acc = hl.zeros([tile_m, q.size(1)], dtype=torch.float32)
+        for tile_n in hl.tile(0, tile_m.end):
+            scores = hl.dot(q[tile_m, :], k[tile_n, :].T)
+            scores = torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, 0.0)
+            acc = hl.dot(scores.to(v.dtype), v[tile_n, :], acc=acc)
+        out[tile_m, :] = acc.to(out.dtype)
+    return out
+
+
 def narrow_weights(x, w):
     """A product of weights of 8 bits, which are widened in the loop."""
     out = torch.empty([x.size(0), w.size(0)], dtype=x.dtype, device=x.device)
@@ -58,6 +71,14 @@ def narrow_weights(x, w):
         for tile_k in hl.tile(x.size(1)):
             acc = hl.dot(x[tile_m, tile_k], w[tile_n, tile_k].T.to(x.dtype), acc=acc)
         out[tile_m, tile_n] = acc.to(x.dtype)
+    return out
+
+
+def row_products(x, y):
+    """Products whose rows are reduced."""
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.softmax(x[tile, :] @ y[:, :], -1)
     return out
 
 
@@ -113,11 +134,17 @@ SAMPLES = {
     "matmul_odd": Sample(
         fn=sample_kernels.matmul, args=(_meta(128, 63), _meta(63, 256)), config={"block_sizes": [64, 64, 16]}
     ),
+    "attention": Sample(
+        fn=attention,
+        args=tuple(_meta(250, 64, dtype=torch.float16) for _ in range(3)),
+        config={"block_sizes": [64, 32]},
+    ),
     "narrow_weights": Sample(
         fn=narrow_weights,
         args=(_MATRICES[0], _meta(250, 64, dtype=torch.int8)),
         config={"block_sizes": [64, 64, 32]},
     ),
+    "row_products": Sample(fn=row_products, args=_MATRICES, config={"block_sizes": [2], "num_warps": 4}),
     "three_taps": Sample(
         fn=three_taps,
         args=(_meta(130, 64, dtype=torch.float16), _meta(3, 64, 256, dtype=torch.float16)),
@@ -210,10 +237,18 @@ ENTRIES = (
     entry("split_k", "add", 2),
     entry("turn_products", "matmul_fp32", True),
     entry("turn_products", "matmul", True),
+    entry("materialize_products", "row_products", [32, 64, 32]),
+    entry("materialize_products", "matmul", [32, 64, 32]),
+    entry("product_num_warps", "row_products", 2, materialize_products=(32, 64, 32)),
+    entry("product_num_stages", "row_products", 3, materialize_products=(32, 64, 32)),
     entry("pack_operands", "matmul_odd", True),
     entry("pack_operands", "matmul", True),
+    entry("transpose_operands", "matmul_fp32", True),
+    entry("transpose_operands", "matmul", True),
     entry("hoist_operands", "narrow_weights", True),
     entry("hoist_operands", "matmul", True),
+    entry("peel_masks", "attention", True),
+    entry("peel_masks", "matmul", True),
     entry("join_loops", "three_taps", True),
     entry("join_loops", "matmul", True),
     entry("factor", "scaled", 3),

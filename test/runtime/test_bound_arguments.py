@@ -11,6 +11,7 @@ import torch
 
 import helion
 import helion.language as hl
+from helion import exc
 
 
 @helion.kernel(config=helion.Config(block_sizes=[16]))
@@ -113,3 +114,15 @@ def test_sparse_tensors_are_refused(make) -> None:
     sparse = make(torch.eye(8))
     with pytest.raises(TypeError, match=r"layout torch\.sparse_.*to_dense"):
         add(sparse, sparse)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_nested_tensors_are_refused() -> None:
+    """Torch ends the process where one is asked for its strides."""
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(4)])
+    with pytest.raises(TypeError, match="nested tensor.*to_padded_tensor"):
+        add.bind((nested, nested))
+    for _ in range(2):
+        with pytest.raises(exc.UnsupportedTensor, match="'y' is a nested tensor"):
+            add(torch.ones(8), nested)
+        add(torch.ones(8), torch.ones(8))

@@ -18,7 +18,7 @@ import helion.language as hl
 from helion import Config, exc
 from helion.backends.triton.execute import fast_launch
 from helion.backends.triton.execute.fast_launch import FastLauncher
-from helion.runtime import repro, stub_driver
+from helion.runtime import repro, stub_driver, verification
 from helion.runtime.ref_mode import run_reference
 
 
@@ -77,7 +77,8 @@ def softmax_of_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     for tile_m in hl.tile(m):
         acc = torch.zeros_like(out[tile_m, :], dtype=torch.float32)
         for tile_k in hl.tile(k):
-            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+            # what is more than a sum of products cannot be computed by a kernel in front
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :]).clamp(min=-1e30)
         out[tile_m, :] = torch.softmax(acc, dim=-1)
     return out
 
@@ -268,8 +269,14 @@ NOTHING_FITS = [("sm_90", 8192, 262272, 232448), ("sm_120", 4096, 131200, 101376
 
 @pytest.mark.parametrize(("target", "n", "needed", "available"), NOTHING_FITS)
 def test_whole_rows_that_never_fit_are_refused_before_anything_is_compiled(
-    target: str, n: int, needed: int, available: int, capsys: pytest.CaptureFixture[str]
+    target: str,
+    n: int,
+    needed: int,
+    available: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(verification, "decide", lambda *_: pytest.fail("a config is compiled to look at it"))
     args = wide(n)
     bound = helion.kernel(softmax_of_product).bind(args, target=target)
     assert not bound.seeds and bound.default_config() == bound.conservative_config()
@@ -317,7 +324,7 @@ def test_only_what_is_certain_is_refused_ahead(available: int, refused: bool) ->
     target = dataclasses.replace(helion.hardware.target("sm_90"), smem_per_block_bytes=available)
     bound = helion.kernel(softmax_of_product).bind(wide(5000), target=target)
     assert not bound.seeds and (bound._analysis.refusal() is not None) == refused
-    assert ("holds the whole of r0, 5000 elements padded to 8192, at once" in bound.explain()) == refused
+    assert not refused or "holds the whole of r0, 5000 elements padded to 8192, at once" in bound.explain()
 
 
 def test_rows_that_differ_from_call_to_call_are_refused_when_they_do_not_fit(failing: Callable[..., Failing]) -> None:

@@ -51,6 +51,13 @@ class Doubling(torch.nn.Module):
         return self.kernel(x)
 
 
+def test_a_function_that_was_given_another_name() -> None:
+    function = types.FunctionType(double.fn.__code__, double.fn.__globals__)
+    function.__name__ = function.__qualname__ = "double[8]"
+    renamed = helion.kernel(function)
+    assert renamed.name == "double" and renamed(torch.ones(3)).tolist() == [2.0] * 3
+
+
 # --- copies and pickles ------------------------------------------------------------------------------------------------
 
 

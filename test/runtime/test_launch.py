@@ -406,7 +406,8 @@ def softmax_of_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     for tile_m in hl.tile(m):
         acc = hl.zeros([tile_m, y.size(1)])
         for tile_k in hl.tile(k):
-            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
+            # what is more than a sum of products cannot be computed by a kernel in front
+            acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :]).clamp(min=-1e30)
         out[tile_m, :] = torch.softmax(acc, dim=-1)
     return out
 

@@ -102,6 +102,13 @@ def test_which_config_runs(
     assert all(each.fits == (each.reason != UNFIT.refusal) for each in found.rejected)
 
 
+@pytest.mark.parametrize(("spilled", "us", "chosen"), [(184, 14.0, 0), (184, 11.5, 1), (512, 14.0, 1), (9999, 39.0, 1)])
+def test_products_that_spill_little_give_way_to_what_is_hardly_slower(spilled: int, us: float, chosen: int) -> None:
+    taken = [spills(spilled), spills(0)]
+    found = decide(options(10.0, us), lambda config: taken[config["num_warps"]], lambda: True, multiplies=True)
+    assert found is not None and found.config["num_warps"] == chosen
+
+
 def test_nothing_is_said_of_a_first_config_that_cannot_be_measured() -> None:
     assert decide(options(*EVEN), lambda config: None, lambda: True) is None
     assert decide([], lambda config: spills(0), lambda: True) is None

@@ -27,7 +27,14 @@ from .spelling import Spelling, broadcast, dtype_text, in_list, literal
 from .statements import Assign, Cost, Effect, Nest, Sink, Statement, Var
 
 #: Dtypes of values that have gradients.
-DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DIFFERENTIABLE = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
 
 
 def computed(dtype: torch.dtype) -> torch.dtype:
@@ -357,7 +364,8 @@ class Sweep:
         aligned = (*(ONE,) * (rank - len(target)), *target)
         over = tuple(at for at in range(rank) if aligned[at].is_one and not dims[at].is_one)
         if not over:
-            return var
+            own = var.dims[max(0, len(var.dims) - len(target)) :]  # what stands before them are dimensions of 1
+            return Var(name=self.spelling.reshaped(var.name, var.dims, own), dtype=var.dtype, dims=own)
         var = self.spread(var, dims)
         left = tuple(d for at, d in enumerate(dims) if at not in over)
         where = str(over[0]) if len(over) == 1 else str(over)
@@ -486,10 +494,11 @@ class Sweep:
         self.forward(region)
         seeds = [(r, carried.get(p.number)) for p, r in zip(region.params, region.results, strict=True)]
         captured = self.backward(region, seeds)
-        self._carry(carried, captured)
+        back = {number: captured.pop(number, None) for number in carried}
         totals = [(value, self._total(value), share) for value, share in captured.values()]
-        for _, total, share in totals:
+        for _, total, share in totals:  # a share may be what is carried, as it is before this iteration changes it
             self.put(Assign(targets=(total,), text=f"{total.name} + {share.name}", carried=True))
+        self._carry(carried, back)
         body = tuple(self._statements.pop())
         for _, total, _ in totals:
             self.put(self._start(total, None))
@@ -505,11 +514,10 @@ class Sweep:
         zeros = f"hl.zeros({self.spelling.shape(var.dims)}, dtype={dtype_text(var.dtype)})"
         return Assign(targets=(var,), text=text or zeros)
 
-    def _carry(self, carried: Mapping[int, Var], captured: dict[int, tuple[Value, Var]]) -> None:
+    def _carry(self, carried: Mapping[int, Var], back: Mapping[int, tuple[Value, Var] | None]) -> None:
         """Give the carried gradients their values for the iteration before, all at once."""
-        found = {number: captured.pop(number, None) for number in carried}
         texts = {}
-        for number, share in found.items():
+        for number, share in back.items():
             var = carried[number]
             if share is not None and share[1].name == var.name:
                 continue

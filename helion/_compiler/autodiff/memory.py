@@ -170,9 +170,19 @@ class Places:
         """Whether all iterations together have each element of the tensor."""
         attrs = op.attributes(MemoryAttrs)
         shape = self.program.tensors[attrs.tensor].shape
-        return attrs.mask is None and all(
-            self._covers(op, index, size) for index, size in zip(attrs.indices, shape, strict=True)
+        return (
+            attrs.mask is None
+            and all(self._covers(op, index, size) for index, size in zip(attrs.indices, shape, strict=True))
+            and self._walks_freely(op)
         )
+
+    def _walks_freely(self, op: Op) -> bool:
+        """Whether no two dimensions follow one axis, as in ``x[i, i]``, so that any of their indices come together."""
+        walked = [
+            block for index in op.attributes(MemoryAttrs).indices if (block := self._walks(op, index)) is not None
+        ]
+        axes = [block if (outer := self._within(block)) is None else outer for block in walked]
+        return len(set(axes)) == len(axes)
 
     def _covers(self, op: Op, index: Index, size: Number) -> bool:
         if isinstance(size, int) and size == 1:

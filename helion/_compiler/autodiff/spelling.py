@@ -143,6 +143,8 @@ class Spelling:
     ) -> str:
         """The head of a loop; ``sizes`` are expressions of block sizes, by block."""
         variables = ", ".join(self.tile(a.block) for a in axes)
+        if op is not None and axes[0].jagged is not None:
+            return f"for {variables} in hl.jagged_tile({operand(op.operands[axes[0].jagged.at])}):"
         begins = [self.bound(a.begin, op, operand) for a in axes]
         ends = [self.bound(a.end, op, operand) for a in axes]
         arguments = [_list(ends)] if all(b == "0" for b in begins) else [_list(begins), _list(ends)]

@@ -222,25 +222,45 @@ def _substituted(text: str, names: Mapping[str, str]) -> str:
 
 
 def hoist(statements: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Assignments of a loop that depend on nothing of it stand before it."""
+    """Assignments of a loop that depend on nothing of it stand before it, but for those that begin what a loop in it
+    carries, which begin anew in every iteration, and loads at computed places, which may be in range only where there is an
+    iteration."""
+    return _hoisted(statements, frozenset(defined(statements)))
+
+
+def _hoisted(statements: Sequence[Statement], computed: frozenset[str]) -> tuple[Statement, ...]:
     made: list[Statement] = []
     for statement in statements:
         if isinstance(statement, Nest):
-            statement = replace(statement, body=hoist(statement.body), orelse=hoist(statement.orelse))
+            body, orelse = _hoisted(statement.body, computed), _hoisted(statement.orelse, computed)
+            statement = replace(statement, body=body, orelse=orelse)
             if not statement.header.startswith("if "):
-                inside = {*defined(statement.body), *statement.tiles}
-                moved: list[Statement] = []
-                rest: list[Statement] = []
-                for inner in statement.body:
-                    if isinstance(inner, Assign) and not inner.carried and not inner.reads & inside:
-                        inside -= {v.name for v in inner.targets}
-                        moved.append(inner)
-                    else:
-                        rest.append(inner)
+                moved, rest = _invariant(statement, computed)
                 made += moved
-                statement = replace(statement, body=tuple(rest))
+                statement = replace(statement, body=rest)
         made.append(statement)
     return tuple(made)
+
+
+def _invariant(loop: Nest, computed: frozenset[str]) -> tuple[list[Statement], tuple[Statement, ...]]:
+    """The assignments that may stand before a loop, and what stays in it."""
+    inside = {*defined(loop.body), *loop.tiles}
+    changing = defined(s for s in walk(loop.body) if isinstance(s, Assign) and s.carried)
+    may_be_empty = bool(loop.reads - {"hl"})
+    moved: list[Statement] = []
+    rest: list[Statement] = []
+    for inner in loop.body:
+        if (
+            not isinstance(inner, Assign)
+            or _targets(inner) & changing.keys()
+            or inner.reads & inside
+            or (may_be_empty and inner.cost == "load" and inner.reads & computed)
+        ):
+            rest.append(inner)
+        else:
+            inside -= _targets(inner)
+            moved.append(inner)
+    return moved, tuple(rest)
 
 
 def closure(statements: Sequence[Statement], wanted: Iterable[str]) -> tuple[tuple[Statement, ...], frozenset[str]]:

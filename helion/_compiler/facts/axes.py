@@ -89,8 +89,11 @@ def _mean(
     axis: int, axes: tuple[AxisFact, ...], regions: Sequence[RegionFact], memory_ops: Sequence[MemoryOpFact]
 ) -> int | None:
     """The reach of an access along ``axis``, divided by the extents of the grid's axes that it does not index: of all
-    accesses the one that indexes the most of them."""
-    found: list[tuple[int, int]] = []
+    accesses the one that indexes the most of them, and one that walks over its tensor before one that gathers.
+
+    Of those axes the ones whose tile is fixed, if there are any: a bound is one number, and is looked up by such an axis.
+    """
+    found: list[tuple[bool, int, int]] = []
     for op in memory_ops:
         if axis not in op.tile_axes:
             continue
@@ -100,9 +103,10 @@ def _mean(
         root = regions[op.region].root
         around = {a.block_id for a in axes if a.on_grid and root in a.roots} | set(op.tile_axes)
         sharing = around - set(op.subscript_axes) - {axis}
+        sharing = {a for a in sharing if not axes[a].tunable} or sharing
         parts = math.prod(max(1, axes[a].extent or axes[a].size or 1) for a in sharing)
-        found.append((parts, max(1, cdiv(reach, parts))))
-    return min(found)[1] if found else None
+        found.append((at is None, parts, max(1, cdiv(reach, parts))))
+    return min(found)[-1] if found else None
 
 
 def count(number: Number) -> int:

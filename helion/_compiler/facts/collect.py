@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
 
-from ..ir.grammar import MemoryAttrs, Op, Program, Value
-from ..ir.rewrite import Declined
+from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Program, Root, TileAttrs, Value
+from ..ir.loops import tile_of_bound
+from ..ir.rewrite import Declined, Makers
 from ..passes.hoist import Computed, computed_operands
 from ..passes.join import joinable_loops
-from ..passes.pack import unaligned_operands
+from ..passes.materialize import split_off
+from ..passes.pack import crosswise_operands, unaligned_operands
+from ..passes.peel import hidden_blocks
 from ..passes.rolling import loads_in_chunks
 from ..passes.split_sums import summing_loop
 from ..passes.turn import turnable
@@ -18,7 +23,7 @@ from .flow import trace_flow
 from .liveness import maximal, sweep
 from .matmuls import attention_fact, attention_gradient_facts, matmul_facts, operand_roles
 from .memory import atomic_facts, memory_facts
-from .records import AxisFact, HoistableFact, KernelFacts, MatmulFact, ScanFact
+from .records import ApartFact, AttentionFact, AxisFact, HoistableFact, KernelFacts, Later, MatmulFact, ScanFact
 from .reductions import accumulator_facts, reduction_facts
 from .walk import Walk, walk_program
 
@@ -59,14 +64,41 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
         matmul_with_tiled_reduction_epilogue=tiled_epilogue_fact(matmuls, reductions, axes, products),
-        attention=attention_fact(matmuls, reductions, regions),
+        attention=_attention(program, attention_fact(matmuls, reductions, regions)),
         attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
         divisible=_is_divisible(program),
         turnable=0 < len(matmuls) == len(turnable(program)),
         packable=bool(matmuls) and bool(unaligned_operands(program)),
+        crosswise=tuple(each.load.attributes(MemoryAttrs).slot for each in crosswise_operands(program)),
         hoistable=_hoistable(program, walk, axes) if walk.dots else (),
         joinable=_joinable(program) if walk.dots else (),
+        **({"apart": Later(functools.partial(_apart, program))} if walk.dots else {}),
     )
+
+
+def _apart(program: Program) -> ApartFact | str:
+    try:
+        made, sides = split_off(program, (None, None, None))
+    except Declined as declined:
+        return str(declined)
+    traced = len(program.roots)
+    rest, products = (_alone(made, roots) for roots in (made.roots[:traced], made.roots[traced:]))
+    return ApartFact(
+        products=collect_facts(products, ()),
+        rest=collect_facts(rest, ()),
+        rows=sides.rows,
+        columns=sides.columns,
+        depths=sides.depths,
+    )
+
+
+def _alone(program: Program, roots: tuple[Root, ...]) -> Program:
+    """Some grid loops of a program. Tiles that they do not have are of no size that a config decides."""
+    part = replace(program, roots=roots)
+    walked = {axis.block for root in roots for axis in root.axes}
+    walked |= {axis.block for op in part.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes}
+    blocks = (replace(b, size=1) if b.tunable and b.id not in walked else b for b in program.blocks)
+    return replace(part, blocks=tuple(blocks))
 
 
 def _hoistable(program: Program, walk: Walk, axes: tuple[AxisFact, ...]) -> tuple[HoistableFact, ...]:
@@ -91,6 +123,17 @@ def _hoistable_fact(each: Computed, dot: int, axes: tuple[AxisFact, ...]) -> Hoi
         slots=tuple(slots),
         main=each.main.attributes(MemoryAttrs).slot,
     )
+
+
+def _attention(program: Program, fact: AttentionFact | None) -> AttentionFact | None:
+    """The fact with what masks of places say."""
+    if fact is None:
+        return None
+    makers = Makers.among(program.walk())
+    loops = [(op, op.attrs.axes[0]) for op in program.walk() if isinstance(op.attrs, ForAttrs)]
+    ends = {axis.block: tile_of_bound(makers, op, axis.end) for op, axis in loops}
+    diagonal = ends.get(fact.key_axis) == TileAttrs(fact.query_axis, "end") if fact.query_axis is not None else False
+    return replace(fact, hidden=fact.key_axis in hidden_blocks(program), diagonal=diagonal)
 
 
 def _joinable(program: Program) -> tuple[int, ...]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
-from ..ir.grammar import Op, PointwiseAttrs
+from ..._shapes import cdiv
+from ..ir.grammar import Op, PointwiseAttrs, Program
 from ..ir.ops import OPS
 from ..ir.pointwise import POINTWISE, POLYNOMIALS
+from ..passes.flatten import can_flatten
 from .flow import Flow
 from .records import (
     AccumulatorFact,
@@ -20,6 +23,9 @@ from .records import (
     WorkFact,
 )
 from .walk import Walk
+
+#: Loads of one tensor from which on they are taken for a window; two are its halves.
+_WINDOW = 3
 
 
 def is_sfu(op: Op) -> bool:
@@ -111,8 +117,11 @@ def pointwise_fact(
         return None
     if walk.scans or walk.atomics or any(not OPS[op.kind].tile_independent for op in walk.other):
         return None
-    total = max(1, math.prod(axis.extent or 1 for axis in tiled.values()))
-    full = [op for op in memory_ops if op.accessed_numel >= total]
+    # programs of axes whose tile is fixed share nothing
+    fixed = {a.block_id: a.size for a in axes if a.on_grid and a.block_id not in tiled and a.size is not None}
+    total = math.prod(axis.extent or 1 for axis in tiled.values())
+    total *= math.prod(cdiv(axes[axis].extent or 1, size) for axis, size in fixed.items())
+    full = [op for op in memory_ops if 2 * op.accessed_numel >= total]
     contiguous: dict[int, None] = {}
     gather_stride, max_slab = 1, 1
     for op in full:
@@ -123,18 +132,42 @@ def pointwise_fact(
                     contiguous[axis] = None
                     gather_stride = max(gather_stride, scale)
             else:
-                slab *= extent if stride else 1
+                slab *= fixed.get(axis, extent) if axis is not None and stride else 1
         max_slab = max(max_slab, slab)
     return PointwiseFact(
-        total_numel=total,
-        slab_numel=max(1, sum(op.accessed_numel // total for op in full)),
+        total_numel=max(1, total),
+        slab_numel=_slab(full, tiled, max(1, total)),
         storage_itemsize=max((op.itemsize for op in full or memory_ops), default=1),
         compute_itemsize=_compute_itemsize(walk, flow, memory_ops),
         contiguous_axes=tuple(sorted(contiguous)),
         sfu_ops=sum(map(is_sfu, walk.pointwise)),
         gather_stride=gather_stride,
         max_op_slab=max_slab,
+        one_run=_is_one_run(walk.program, axes, memory_ops),
     )
+
+
+def _is_one_run(program: Program, axes: tuple[AxisFact, ...], memory_ops: tuple[MemoryOpFact, ...]) -> bool:
+    grid = program.roots[0].axes
+    if len(program.roots) > 1 or len(grid) < 2:
+        return False
+    extents = {axis.block: axes[axis.block].extent for axis in grid}
+    tiled = [op for op in memory_ops if op.gathered or not extents.keys().isdisjoint(op.subscript_axes)]
+    return all(op.is_one_run(extents) for op in tiled) and can_flatten(program, 0) is None
+
+
+def _slab(full: Sequence[MemoryOpFact], tiled: Collection[int], total: int) -> int:
+    """Elements in memory for each of ``total``. Loads of a window, three or more of one tensor around the same place, count
+    once: what one of them brings, the others find in the cache."""
+    reached: dict[tuple[str, str], list[MemoryOpFact]] = {}
+    for op in full:
+        reached.setdefault((op.kind, op.name), []).append(op)
+    slab = 0
+    for (kind, _), ops in reached.items():
+        near = all(set(op.tile_axes) <= set(tiled) and not op.gathered for op in ops)
+        is_window = kind == "load" and len(ops) >= _WINDOW and near
+        slab += 1 if is_window else sum(max(1, op.accessed_numel // total) for op in ops)
+    return max(1, slab)
 
 
 def _compute_itemsize(walk: Walk, flow: Flow, memory_ops: tuple[MemoryOpFact, ...]) -> int:

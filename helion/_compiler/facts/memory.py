@@ -89,6 +89,7 @@ def _fact(
         looped=tuple((axis, looped[axis][attrs.slot]) for axis in tile_axes if axis in looped and op.kind == "load"),
         cast_itemsize=max(tensor.dtype.itemsize, widened),
         static=not any(isinstance(number, Expr) for number in (*tensor.shape, *tensor.strides)),
+        after=sum(walk.order[dot.number] < walk.order[op.number] for dot in walk.dots),
     )
 
 

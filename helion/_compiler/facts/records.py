@@ -7,8 +7,10 @@ sequential loop, or of one branch; regions are numbered in program order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
 
 import torch
 
@@ -91,7 +93,8 @@ class MemoryOpFact:
     reduction, per axis; ``feeds_store``: it reaches a store that way.
     ``looped``: how often a load of a row is done when the row is walked in chunks, per axis that can be.
     ``cast_itemsize``: bytes of an element in memory, or of what a loaded one is converted to if that is wider.
-    ``static``: strides and extents are known when compiling; if not, they are those seen when binding.
+    ``static``: strides and extents are known when compiling; if not, they are those seen when binding. ``after`` as many
+    dots as stand before.
     """
 
     slot: int
@@ -114,6 +117,7 @@ class MemoryOpFact:
     looped: tuple[tuple[int, int], ...] = ()
     cast_itemsize: int = 0
     static: bool = True
+    after: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -123,6 +127,19 @@ class MemoryOpFact:
     @property
     def rank(self) -> int:
         return len(self.strides)
+
+    def is_one_run(self, extents: Mapping[int, int | None]) -> bool:
+        """Whether all elements in reach lie in memory in the order of some axes, one behind the other."""
+        following = 1
+        for axis, extent in tuple(extents.items())[::-1]:
+            places = [at for at, each in enumerate(self.subscript_axes) if each == axis]
+            if not self.static or self.gathered or extent is None or len(places) != 1:
+                return False
+            (at,) = places
+            if extent > 1 and (self.strides[at] != following or self.extents[at] != extent or self.scales[at] != 1):
+                return False
+            following *= extent
+        return following == self.accessed_numel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,11 +262,13 @@ class ScanFact:
 class PointwiseFact:
     """The kernel only maps elements: no dot, no sized reduction, no carried tile, nothing that depends on tiling.
 
-    ``total_numel`` is the product of the extents of all tunable axes. A *full* access reaches at least that many
-    elements. ``slab_numel``: elements each tiled element drags along, over all full accesses. ``storage_itemsize``: the
+    ``total_numel`` is the product of the extents of all tunable axes, and of the programs along the other axes of the
+    grid. A *full* access reaches at least half as many elements: what is padded or cropped is read in part.
+    ``slab_numel``: elements each tiled element drags along, over all full accesses, those of a window once. ``storage_itemsize``: the
     widest of them in memory; ``compute_itemsize``: the widest value on the way to a store (index arithmetic aside).
     ``contiguous_axes``: tiled axes with stride 1 in some full access. ``sfu_ops`` counts transcendental ops.
     ``gather_stride`` is the largest index scale on a stride-1 axis, ``max_op_slab`` the largest untiled fan-out of one.
+    ``one_run``: all that is tiled is one run in memory, which a flattened grid walks over.
     """
 
     total_numel: int
@@ -260,6 +279,7 @@ class PointwiseFact:
     sfu_ops: int
     gather_stride: int
     max_op_slab: int
+    one_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,12 +329,15 @@ class AttentionFact:
     """Two dots in one loop, the second fed by the first through a reduction over the loop's axis.
 
     ``query_axis`` is M of both, None where the kernel's queries are a constant number; ``key_axis`` is N of the first
-    and K of the second. ``region`` is the loop.
+    and K of the second. ``region`` is the loop. ``hidden``: comparisons of places hide whole tiles of keys that the loop walks
+    over (``passes/peel.py``). ``diagonal``: the loop ends where the tile of queries does.
     """
 
     query_axis: int | None
     key_axis: int
     region: int
+    hidden: bool = False
+    diagonal: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -383,6 +406,37 @@ class WorkFact:
     polynomials: int = 0
 
 
+T = TypeVar("T")
+
+
+class Later(Generic[T]):
+    """What is computed when somebody asks for it, once."""
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute = compute
+
+    @functools.cached_property
+    def value(self) -> T:
+        return self._compute()
+
+
+def _no_product() -> str:
+    return "the kernel has no matrix product"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ApartFact:
+    """A kernel whose matrix products are computed first, in grid loops of their own: facts of these (``products``) and of the
+    others (``rest``), which have the same axes. ``rows``, ``columns`` and ``depths`` are axes of tiles of the products.
+    """
+
+    products: KernelFacts
+    rest: KernelFacts
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFacts:
     """Everything known about a kernel. ``axes[i].block_id == i``.
@@ -394,7 +448,9 @@ class KernelFacts:
     share the sums of the kernel's product (``passes/split_sums.py``). ``hoistable`` are the operands of products that may be computed
     first, ``joinable`` the axes of loops that may be one (``passes/join.py``), in their order. ``turnable``: every product can be
     computed as its transpose (``passes/turn.py``); ``packable``: operands of products can be copied to rows that begin at
-    multiples of 16 bytes, where they do not (``passes/pack.py``).
+    multiples of 16 bytes, where they do not (``passes/pack.py``). ``crosswise`` are the slots of operands that can be copied
+    contiguous along K, which a matrix unit that reads rows along K alone needs. ``apart``: its products and the rest of it by themselves, or why
+    products cannot be computed first (``passes/materialize.py``).
     """
 
     axes: tuple[AxisFact, ...]
@@ -423,6 +479,8 @@ class KernelFacts:
     joinable: tuple[int, ...] = ()
     turnable: bool = False
     packable: bool = False
+    crosswise: tuple[int, ...] = ()
+    apart: Later[ApartFact | str] = field(default_factory=lambda: Later(_no_product), compare=False, repr=False)
 
     @property
     def tunable_axes(self) -> tuple[AxisFact, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dims, Expr, broadcast_dims, hint_of
+from ..._shapes import ONE, Dim, Dims, Expr, broadcast_dims, hint_of
 from ..ir.grammar import HostTensor, MemoryAttrs, Operand, SeedAttrs
 from . import ops, subscripts
 from .ops import check_dtype
@@ -105,6 +105,8 @@ def load(
 def store(t: TraceState, tensor: HostTensorValue, index: Any, value: Any, mask: Any = None) -> None:
     _check_storable(value, "as the stored value")
     plan = subscripts.plan(t, tensor, index, shift=1, checked=mask is not None)
+    if _repeated(t, plan, value) is not None:
+        plan = subscripts.plan(t, tensor, index, shift=1, checked=mask is not None, computed=True)
     if isinstance(value, DeviceValue):
         plan = _walked_by_tiles(t, plan, value.dims)
         _check_outer_product(t, tensor, plan, value)
@@ -174,17 +176,25 @@ def _mask(t: TraceState, plan: subscripts.SubscriptPlan, mask: Any, operands: li
 
 def check_repeated(t: TraceState, tensor: HostTensorValue, plan: subscripts.SubscriptPlan, value: Any) -> None:
     """Lanes that all write one element, since its dimension has no other, must write one value."""
+    dim = _repeated(t, plan, value)
+    if dim is not None:
+        raise exc.ShapeMismatch(
+            lhs=t.blocks.dims_text(value.dims),
+            rhs=f"a dimension of 1 of {source_name(tensor)!r}",
+            detail=f": all of {t.blocks.dims_text((dim,))} would be stored into one element; reduce it, or use an atomic",
+        )
+
+
+def _repeated(t: TraceState, plan: subscripts.SubscriptPlan, value: Any) -> Dim | None:
+    """A dimension of a value whose lanes would all be stored into one element."""
     dims = value.dims if isinstance(value, DeviceValue) else ()
     own = {len(plan.dims) - back: dim for back, dim in enumerate(reversed(dims), 1)}
     for at in plan.repeated:
         dim = own.get(at, ONE)
         size = t.blocks.size_of(dim)
         if not (isinstance(size, int) and size == 1):
-            raise exc.ShapeMismatch(
-                lhs=t.blocks.dims_text(dims),
-                rhs=f"a dimension of 1 of {source_name(tensor)!r}",
-                detail=f": all of {t.blocks.dims_text((dim,))} would be stored into one element; reduce it, or use an atomic",
-            )
+            return dim
+    return None
 
 
 def whole_of(t: TraceState, tensor: HostTensorValue, index: Any, value: HostTensorValue) -> DeviceValue:

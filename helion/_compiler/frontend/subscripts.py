@@ -32,9 +32,10 @@ class SubscriptPlan:
 
 
 class _Planner:
-    def __init__(self, tracer: TraceState, tensor: HostTensorValue, shift: int, checked: bool) -> None:
+    def __init__(self, tracer: TraceState, tensor: HostTensorValue, shift: int, checked: bool, computed: bool) -> None:
         self.tracer = tracer
         self.checked = checked
+        self.computed = computed
         self.tensor = tensor
         self.shift = shift
         self.indices: list[Index] = []
@@ -80,7 +81,8 @@ class _Planner:
 
     def block(self, block: int, dim: int, shift: Number = 0, operand: DeviceValue | None = None) -> None:
         size = self.size(dim)
-        if self.is_one(dim) and not self.is_at_zero(block, shift, operand):
+        moved = operand is not None or not (isinstance(shift, int) and shift == 0)
+        if self.is_one(dim) and not self.is_at_zero(block, shift, operand) and not (self.computed and moved):
             self.indices.append(Index("scalar"))
             self.dims.append(Dim(blocks=(block,)))
             return
@@ -175,7 +177,7 @@ class _Planner:
         """An index tensor. On its own, its dimensions stand where it stands; with others, from ``first`` on."""
         at = len(self.dims) if first is None else first
         positions = tuple(range(at, at + value.ndim))
-        if self.is_one(dim):
+        if self.is_one(dim) and not self.computed:
             self.indices.append(Index("scalar"))
         else:
             self.indices.append(Index("tensor", positions=positions, operand=self.operand(value)))
@@ -184,11 +186,20 @@ class _Planner:
 
 
 def plan(
-    tracer: TraceState, tensor: HostTensorValue, index: Any, shift: int = 0, checked: bool = False
+    tracer: TraceState,
+    tensor: HostTensorValue,
+    index: Any,
+    shift: int = 0,
+    checked: bool = False,
+    computed: bool = False,
 ) -> SubscriptPlan:
-    """What ``tensor[index]`` selects; ``checked``: the user masks the access. Raises RankMismatch and its like."""
+    """What ``tensor[index]`` selects. Raises RankMismatch and its like.
+
+    ``checked``: the user masks the access. ``computed``: indices that are computed are used as they are in a dimension of
+    one element too, where otherwise each stands for that element.
+    """
     items = _expand(tracer, tensor, index)
-    planner = _Planner(tracer, tensor, shift, checked)
+    planner = _Planner(tracer, tensor, shift, checked, computed)
     joint = _joint(tracer, items)
     first_joint: int | None = None
     dim = 0

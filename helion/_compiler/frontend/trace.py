@@ -128,7 +128,7 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
     tensors = (v.source for v in walk.t.tensors.lifted.values() if len(v.origin) == 2)
     reference = next((name for name in tensors if name.isidentifier() and name not in assigned), "")
     return HostModule(
-        name=fn.__name__,
+        name=fn.__code__.co_name,
         function=_with_body(function, walk.body),
         source_module=fn.__module__,
         device_source=source.file,

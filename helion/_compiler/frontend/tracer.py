@@ -11,7 +11,7 @@ from ..._shapes import Dim, Expr, Number
 from ..ir.grammar import Block, TileField
 from . import host_tensors, memory, ops, subscripts
 from .state import TraceState
-from .values import DeviceValue, HostTensorValue, Tile
+from .values import DeviceValue, HostTensorValue, Tile, source_name
 
 #: Other names that torch's functions have for their arguments.
 _NAMES = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
@@ -63,6 +63,12 @@ class Tracer(TraceState):
         except TypeError as error:
             # a rule's own signature refuses the arguments: say so in the user's terms
             raise exc.TypeInferenceError(f"{torch_name(func)}: {error}") from error
+        except AttributeError as error:
+            # a rule asks a host tensor for what device values have
+            host = next((value for value in (*args, *kwargs.values()) if isinstance(value, HostTensorValue)), None)
+            if host is None:
+                raise
+            raise exc.HostTensorDirectUsage(name=source_name(host), how=f"by {torch_name(func)}") from error
 
     def is_contiguous(self, value: HostTensorValue, memory_format: torch.memory_format) -> Any:
         return host_tensors.is_contiguous(self, value, memory_format)

@@ -355,6 +355,12 @@ class LoopAxis:
     split: Split | None = None
     #: Of a loop that begins up to so many elements, less one, before the first that is in range.
     aligned: int = 0
+    #: Of a loop whose tiles have no lanes out of range, whatever its bounds look like.
+    whole: bool = False
+    #: Of a grid whose last tile has code of its own, so that the others need no masks.
+    parted: bool = False
+    #: Of a loop that walks its tiles from the last one to the first.
+    backwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,12 +380,13 @@ class Variables:
 @dataclass(frozen=True, slots=True)
 class ForAttrs:
     """``chunked``: the loop was made from a full-width block, by rolling a reduction. ``carried``: how many operands
-    (the first ones) are initial values of the region's params; the others are bounds. ``variables`` are known from the
-    code generator's own steps on."""
+    (the first ones) are initial values of the region's params; the others are bounds. ``like`` is the number that the loop had of
+    which it is a run, 0 for one that is whole. ``variables`` are known from the code generator's own steps on."""
 
     axes: tuple[LoopAxis, ...]
     carried: int
     chunked: bool = False
+    like: int = 0
     variables: Variables | None = None
 
 

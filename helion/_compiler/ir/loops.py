@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .grammar import ForAttrs, Op, Program, Root
+from .grammar import Bound, ForAttrs, Op, OperandRef, Program, Root, TileAttrs
+from .rewrite import Makers
 
 
 def loops_of(program: Program) -> tuple[Root | Op, ...]:
@@ -12,3 +13,9 @@ def loops_of(program: Program) -> tuple[Root | Op, ...]:
         found.append(root)
         found += (op for op in root.body.walk() if isinstance(op.attrs, ForAttrs))
     return tuple(found)
+
+
+def tile_of_bound(makers: Makers, loop: Op, bound: Bound) -> TileAttrs | None:
+    """The property of a tile that a bound of ``loop`` is; None where it is something else."""
+    maker = makers.of(loop.operands[bound.at]) if isinstance(bound, OperandRef) else None
+    return maker.attrs if maker is not None and isinstance(maker.attrs, TileAttrs) else None

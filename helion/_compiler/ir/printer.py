@@ -91,7 +91,8 @@ def _bound(bound: Bound, op: Op | None) -> str:
 def _axis(axis: LoopAxis, op: Op | None) -> str:
     kind = f"step {axis.step!r}" if axis.scalar else "tiles"
     part = "" if axis.split is None else f"part b{axis.split.block} of {axis.split.count} of "
-    return f"b{axis.block} in {part}{_bound(axis.begin, op)}..{_bound(axis.end, op)} {kind}"
+    way = (" whole" if axis.whole else "") + (" backwards" if axis.backwards else "")
+    return f"b{axis.block} in {part}{_bound(axis.begin, op)}..{_bound(axis.end, op)} {kind}{way}"
 
 
 def _index(index: Index, op: Op) -> str:

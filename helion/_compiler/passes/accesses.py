@@ -360,7 +360,8 @@ class Accesses:
             if dim.block is None:
                 return False
             merged = self.program.blocks[dim.block].merged
-            axes = [m for m in merged if self.program.blocks[m].extent != 1]
+            extents = {m: self.program.blocks[m].extent for m in merged}
+            axes = [m for m, extent in extents.items() if not (isinstance(extent, int) and extent == 1)]
             if (dim.block, position) not in blocks and not (axes and all((m, position) in blocks for m in axes)):
                 return False
         return all(c.kind != "tensor" for c in access.at)

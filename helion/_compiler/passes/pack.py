@@ -1,4 +1,8 @@
-"""Copies operands of matrix products whose rows begin anywhere to memory where they begin at multiples of 16 bytes.
+"""Copies operands of matrix products to memory where the matrix unit reads them faster.
+
+Two kinds of operands are: those whose rows begin anywhere, which go to rows that begin at multiples of 16 bytes, and those
+that the asynchronous unit of Hopper does not read as they lie, of 1 or 4 bytes and not contiguous along K, which go to rows
+along K.
 
 Rows of 777 elements of 2 bytes can only be loaded one element at a time. Before::
 
@@ -10,6 +14,7 @@ After, with tiles of b0 of 64 and of b2 of 32 elements, ``packed`` has whole til
     grid b0 in 0..m, b1 in 0..n: for b2 in 0..777: %1: [b0, b2] = load packed[b0, b2]; ...
 
 The copies are launched in front of everything else. Loads of them need no mask: what lies out of range is there, and is 0.
+An operand that goes to rows along K has the same shape and other strides.
 """
 
 from __future__ import annotations
@@ -40,49 +45,62 @@ from ..ir.grammar import (
     Program,
     Region,
     Root,
+    Value,
+    ViewAttrs,
 )
 from ..ir.ops import OPS
-from ..ir.rewrite import map_ops
+from ..ir.rewrite import Makers, map_ops
 
 #: What rows begin at multiples of, in bytes: the widest access of one thread.
 _ALIGNMENT = 16
-#: Sides of the tiles that are copied, at most.
+#: Sides of the tiles that are copied, at most; bytes of both sides of those whose dimensions are exchanged.
 _ROWS, _COLUMNS = 8, 128
+_CROSSWISE_BYTES = 128
 _NAME = "_helion_packed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operand2D:
-    """A load of an operand that can be packed: of ``tensor``, tiles of a block along each dimension, from 0 to its end.
-    ``along`` is the dimension along which memory is contiguous."""
+    """A load of an operand that can be copied: of ``tensor``, tiles of a block along each dimension, from 0 to its end.
+    ``along`` is the dimension along which memory is contiguous, ``to`` the one along which the copy is."""
 
     load: Op
     tensor: HostTensor
     blocks: tuple[int, int]
     along: int
+    to: int
 
 
 def unaligned_operands(program: Program) -> tuple[Operand2D, ...]:
     """The loads of operands of matrix products in loops whose rows begin anywhere, of tensors of known size that the kernel does
     not write."""
-    if len(program.roots) != 1:
-        return ()
-    (root,) = program.roots
-    fed = {v.number for op in root.body.walk() if isinstance(op.attrs, DotAttrs) for v in list(op.values())[:2]}
-    if not fed:
-        return ()
-    written = {effect.storage for op in root.body.walk() for effect in _effects(program, op) if effect.writes}
-    found = (
-        _operand(program, op, axes, written)
-        for op, axes in _inside_loops(root.body, {axis.block: axis for axis in root.axes})
-        if op.kind == "load" and op.result.number in fed
-    )
-    return tuple(each for each in found if each is not None)
+    fed = {v.number for dot in _dots(program) for v in list(dot.values())[:2]}
+    return tuple(each for each in _operands(program, fed) if not _rows_are_aligned(each))
+
+
+def crosswise_operands(program: Program) -> tuple[Operand2D, ...]:
+    """Those of products in TF32, or of 8-bit operands, that are contiguous along another dimension than K."""
+    depths = _depths(program)
+    found = []
+    for each in _operands(program, set(depths)):
+        blocks = depths[each.load.result.number]
+        if len(blocks) == 1 and blocks <= set(each.blocks):
+            to = each.blocks.index(*blocks)
+            found.append(replace(each, to=to))
+    return tuple(each for each in found if each.to != each.along)
+
+
+def copied_operands(program: Program, *, packed: bool, crosswise: bool) -> tuple[Operand2D, ...]:
+    """The operands that are copied where those whose rows begin anywhere are (``packed``), and those that are not
+    contiguous along K (``crosswise``)."""
+    found = {each.load.number: each for each in (unaligned_operands(program) if packed else ())}
+    found |= {each.load.number: each for each in (crosswise_operands(program) if crosswise else ())}
+    return tuple(found.values())
 
 
 def may_pack(each: Operand2D, sizes: Mapping[int, int]) -> bool:
     """Whether rows of whole tiles begin at multiples of 16 bytes, in memory that 32-bit offsets reach."""
-    aligned = sizes[each.blocks[each.along]] * each.tensor.dtype.itemsize % _ALIGNMENT == 0
+    aligned = sizes[each.blocks[each.to]] * each.tensor.dtype.itemsize % _ALIGNMENT == 0
     return aligned and math.prod(_whole_tiles(each, sizes)) < 2**31
 
 
@@ -91,13 +109,61 @@ def _whole_tiles(each: Operand2D, sizes: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(cdiv(int(extent), sizes[block]) * sizes[block] for extent, block in pairs)
 
 
-def pack_operands(program: Program, sizes: Mapping[int, int]) -> Program:
-    """The program with copies in front of it of all operands whose rows begin anywhere, which it reads instead."""
-    found = unaligned_operands(replace(program, roots=program.roots[:1]))
+def copy_operands(program: Program, sizes: Mapping[int, int], *, packed: bool, crosswise: bool) -> Program:
+    """The program with copies in front of it of the operands that ``copied_operands`` finds, which it reads instead."""
+    found = copied_operands(replace(program, roots=program.roots[:1]), packed=packed, crosswise=crosswise)
     return _Packer(program, sizes).program(found) if found else program
 
 
 # --- which operands ----------------------------------------------------------------------------------------------------
+
+
+def _dots(program: Program) -> Iterator[Op]:
+    """The products of a program that is one grid loop; none of others."""
+    if len(program.roots) == 1:
+        yield from (op for op in program.roots[0].body.walk() if isinstance(op.attrs, DotAttrs))
+
+
+def _depths(program: Program) -> dict[int, set[int]]:
+    """The blocks along K of loads that are operands, turned around or not, of products of which the asynchronous matrix
+    unit reads rows along K alone, by the number of the value."""
+    found: dict[int, set[int]] = {}
+    makers = None
+    for dot in _dots(program):
+        lhs, rhs = list(dot.values())[:2]
+        if not _reads_rows(dot.attributes(DotAttrs), lhs.dtype, rhs.dtype):
+            continue
+        makers = makers or Makers.among(program.roots[0].body.walk())
+        for side, dim in ((lhs, lhs.dims[-1]), (rhs, rhs.dims[-2])):
+            load = _load_of(side, makers)
+            if load is not None:
+                found.setdefault(load.result.number, set()).update(dim.blocks)
+    return found
+
+
+def _reads_rows(attrs: DotAttrs, *dtypes: torch.dtype) -> bool:
+    narrow = all(dtype.itemsize == 1 for dtype in dtypes)
+    tf32 = attrs.precision == "tf32" and all(dtype == torch.float32 for dtype in dtypes)
+    return attrs.scaled is None and (narrow or tf32)
+
+
+def _load_of(value: Value, makers: Makers) -> Op | None:
+    """The load of two dimensions that makes an operand, whose dimensions may have been exchanged."""
+    op = makers.of(value)
+    while op is not None and isinstance(op.attrs, ViewAttrs) and op.attrs.name == "permute":
+        op = makers.of(op.operands[0])
+    return op if op is not None and op.kind == "load" and len(op.result.dims) == 2 else None
+
+
+def _operands(program: Program, fed: set[int]) -> Iterator[Operand2D]:
+    """The loads in loops of a program of one grid loop that make the values ``fed`` and can be copied."""
+    if not fed:
+        return
+    (root,) = program.roots
+    written = {effect.storage for op in root.body.walk() for effect in _effects(program, op) if effect.writes}
+    for op, axes in _inside_loops(root.body, {axis.block: axis for axis in root.axes}):
+        if op.kind == "load" and op.result.number in fed and (each := _operand(program, op, axes, written)) is not None:
+            yield each
 
 
 def _effects(program: Program, op: Op) -> Iterator:
@@ -129,9 +195,13 @@ def _operand(program: Program, op: Op, axes: Mapping[int, LoopAxis], written: se
             return None
         blocks.append(axis.block)
     unit = [dim for dim, stride in enumerate(tensor.strides) if stride == 1]
-    if len(unit) != 1 or int(tensor.strides[1 - unit[0]]) * tensor.dtype.itemsize % _ALIGNMENT == 0:
+    if len(unit) != 1:
         return None
-    return Operand2D(load=op, tensor=tensor, blocks=(blocks[0], blocks[1]), along=unit[0])
+    return Operand2D(load=op, tensor=tensor, blocks=(blocks[0], blocks[1]), along=unit[0], to=unit[0])
+
+
+def _rows_are_aligned(each: Operand2D) -> bool:
+    return int(each.tensor.strides[1 - each.along]) * each.tensor.dtype.itemsize % _ALIGNMENT == 0
 
 
 def _whole(axis: LoopAxis, extent: int) -> bool:
@@ -167,14 +237,14 @@ class _Packer:
     def tensor(self, each: Operand2D) -> HostTensor:
         """Whole tiles of the operand's blocks."""
         shape = _whole_tiles(each, self.sizes)
-        row = shape[each.along]
+        row = shape[each.to]
         made = replace(
             each.tensor,
             id=len(self.tensors),
             name=f"packed_{each.tensor.name}",
             source=f"{_NAME}_{len(self.tensors)}",
             shape=shape,
-            strides=(row, 1) if each.along else (1, row),
+            strides=(row, 1) if each.to else (1, row),
             storage=1 + max(tensor.storage for tensor in self.tensors),
             aligned=True,
             made=True,
@@ -183,7 +253,7 @@ class _Packer:
         return made
 
     def copy(self, each: Operand2D, to: HostTensor) -> Root:
-        most = (_ROWS, _COLUMNS) if each.along else (_COLUMNS, _ROWS)
+        most = _sides(each)
         made = [
             self.block(int(extent), min(side, self.sizes[block]), f"{self.before.blocks[block].name} of {to.name}")
             for extent, side, block in zip(to.shape, most, each.blocks, strict=True)
@@ -216,10 +286,18 @@ class _Packer:
         return out.emit("pointwise", parts, torch.bool, dims, PointwiseAttrs("logical_and"))
 
 
+def _sides(each: Operand2D) -> tuple[int, int]:
+    """The most rows and columns of a tile that is copied: both sides are written or read in whole lines where they change."""
+    if each.to != each.along:
+        side = _CROSSWISE_BYTES // each.tensor.dtype.itemsize
+        return side, side
+    return (_ROWS, _COLUMNS) if each.along else (_COLUMNS, _ROWS)
+
+
 def _redirected(op: Op, to: Mapping[int, int]) -> Op:
     if op.number not in to:
         return op
     return replace(op, attrs=replace(op.attrs, tensor=to[op.number], padded=True))
 
 
-__all__ = ["Operand2D", "may_pack", "pack_operands", "unaligned_operands"]
+__all__ = ["Operand2D", "copied_operands", "copy_operands", "crosswise_operands", "may_pack", "unaligned_operands"]

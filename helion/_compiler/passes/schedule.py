@@ -14,14 +14,16 @@ from . import branches, order_memory, rolling
 from .accesses import Launched
 
 if TYPE_CHECKING:
-    from . import checks, flatten, hoist, join, pack, split_sums, subtile
+    from . import checks, flatten, hoist, join, materialize, pack, peel, split_sums, subtile
 else:
     # binding needs the names of the steps alone
     checks = lazy("helion._compiler.passes.checks")
     flatten = lazy("helion._compiler.passes.flatten")
     hoist = lazy("helion._compiler.passes.hoist")
     join = lazy("helion._compiler.passes.join")
+    materialize = lazy("helion._compiler.passes.materialize")
     pack = lazy("helion._compiler.passes.pack")
+    peel = lazy("helion._compiler.passes.peel")
     split_sums = lazy("helion._compiler.passes.split_sums")
     subtile = lazy("helion._compiler.passes.subtile")
 
@@ -33,8 +35,10 @@ class Scheduled:
     ``sizes`` are those of the traced program's blocks, in elements. ``chunked`` are the whole dimensions walked in
     chunks. ``flattened`` has the loop order of each grid that becomes one loop, by number of its root. ``subtiles`` is the
     number of column subtiles of an epilogue, 0 for none, ``parts`` that of programs which share a sum. ``turned``: products
-    are computed as their transposes. ``packed``: of copies of operands. ``hoisted``: computed operands are computed first. ``joined``: loops that
-    differ in numbers alone are one. ``threads``, ``steady``
+    are computed as their transposes. ``packed``: of copies of operands. ``crosswise``: the
+    same of those that are not contiguous along K. ``hoisted``: computed operands are computed first. ``joined``: loops that
+    differ in numbers alone are one. ``peeled``: loops are split where masks are known. ``products``: rows, columns and elements
+    along K of the tiles of products that are computed first, None where none is. ``threads``, ``steady``
     and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``unrolled``: loops are, whole. ``tunables`` are the values of the
     kernel's own keys.
     """
@@ -46,8 +50,11 @@ class Scheduled:
     parts: int = 1
     turned: bool = False
     packed: bool = False
+    crosswise: bool = False
     hoisted: bool = False
     joined: bool = False
+    peeled: bool = False
+    products: tuple[int, int, int] | None = None
     threads: int
     steady: bool
     block_accesses: frozenset[int] = frozenset()
@@ -86,6 +93,12 @@ def _choose_branches(program: Program, scheduled: Scheduled) -> Program:
     return branches.choose_branches(program, scheduled.sizes, scheduled.tunables)
 
 
+def _materialize_products(program: Program, scheduled: Scheduled) -> Program:
+    if scheduled.products is None:
+        return program
+    return materialize.materialize_products(program, scheduled.products)
+
+
 def _roll(program: Program, scheduled: Scheduled) -> Program:
     return rolling.roll(program, scheduled.chunked)
 
@@ -111,7 +124,14 @@ def _hoist_operands(program: Program, scheduled: Scheduled) -> Program:
 
 
 def _pack_operands(program: Program, scheduled: Scheduled) -> Program:
-    return pack.pack_operands(program, scheduled.sizes_in(program)) if scheduled.packed else program
+    if not (scheduled.packed or scheduled.crosswise):
+        return program
+    sizes = scheduled.sizes_in(program)
+    return pack.copy_operands(program, sizes, packed=scheduled.packed, crosswise=scheduled.crosswise)
+
+
+def _peel_masks(program: Program, scheduled: Scheduled) -> Program:
+    return peel.peel_masks(program, scheduled.sizes_in(program)) if scheduled.peeled else program
 
 
 def _subtile(program: Program, scheduled: Scheduled) -> Program:
@@ -130,6 +150,8 @@ def _insert_checks(program: Program, scheduled: Scheduled) -> Program:
 
 #: Before all others, which then see one branch.
 CHOOSE_BRANCHES = Step("choose_branches", _choose_branches)
+#: Before those that take loops apart, which then see the rows alone.
+MATERIALIZE_PRODUCTS = Step("materialize_products", _materialize_products)
 #: Includes taking centred sums in the pass of their centre (``online``).
 ROLL = Step("roll", _roll)
 FLATTEN = Step("flatten", _flatten)
@@ -140,6 +162,7 @@ SPLIT_SUMS = Step("split_sums", _split_sums)
 HOIST_OPERANDS = Step("hoist_operands", _hoist_operands)
 PACK_OPERANDS = Step("pack_operands", _pack_operands)
 SUBTILE = Step("subtile", _subtile)
+PEEL_MASKS = Step("peel_masks", _peel_masks)
 #: Behind every step that moves, repeats or splits accesses.
 ORDER_MEMORY = Step("order_memory", _order_memory)
 INSERT_CHECKS = Step("insert_checks", _insert_checks)

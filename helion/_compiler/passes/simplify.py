@@ -96,7 +96,7 @@ def keep_carried(op: Op, region: Region, keep: list[int]) -> Op:
         op,
         operands=(*(op.operands[i] for i in keep), *op.operands[attrs.carried :]),
         results=tuple(op.results[i] for i in keep),
-        attrs=ForAttrs(axes, len(keep), attrs.chunked),
+        attrs=replace(attrs, axes=axes, carried=len(keep)),
         regions=(body,),
     )
 

@@ -1,4 +1,4 @@
-"""Splits the loop that adds up a grid loop's sums over several programs, which store what they come to; a second grid
+"""Splits the loop that adds up a grid loop's sums, or finds its extrema, over several programs, which store what they come to; a second grid
 loop adds the parts up in their order, whatever the order in which they were done, and goes on from there.
 
 Before::
@@ -20,6 +20,8 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from ..._shapes import Dim, Dims, Expr, Number, fixed_at
 from ..ir.build import Builder, Numbers
@@ -58,6 +60,8 @@ _ELEMENTS, _COLUMNS = 512, 128
 _BEHIND = frozenset(
     ("number", "iota", "full", "load", "store", "atomic", "pointwise", "reduce", "view", "mask", "join", "split", "seed", "random", "random4")
 )  # fmt: skip
+#: How parts may be combined.
+_COMBINED = frozenset(("add", "maximum", "minimum"))
 #: What memory of a part is called in host code; users' names do not begin like that.
 _NAME = "_helion_parts"
 
@@ -69,12 +73,8 @@ def summing_loop(program: Program) -> int:
         raise Declined(f"the kernel has {len(program.roots)} grid loops")
     (root,) = program.roots
     loops = [op for op in root.body.ops if op.regions]
-    if (
-        len(loops) != 1
-        or not isinstance(loops[0].attrs, ForAttrs)
-        or not any(op.kind == "dot" for op in loops[0].walk())
-    ):
-        raise Declined("a program is not one loop over a matrix product, with what comes before and behind it")
+    if len(loops) != 1 or not isinstance(loops[0].attrs, ForAttrs):
+        raise Declined("a program is not one loop, with what comes before and behind it")
     (loop,) = loops
     _check_loop(loop)
     at = root.body.ops.index(loop)
@@ -107,23 +107,30 @@ def _check_loop(loop: Op) -> None:
         raise Declined("the loop does more than add up")
     if any(op.regions and not OPS[op.kind].combines for op in body.ops):
         raise Declined("loops or branches stand in the loop")
+    if not body.params:
+        raise Declined("the loop adds nothing up")
     for param, result in zip(body.params, body.results, strict=True):
-        _check_sum(body, param, result)
+        _combination(body, param, result)
 
 
-def _check_sum(body: Region, param: Value, result: Operand) -> None:
-    """A carried value is what it was plus something that has nothing to do with it."""
+def _combination(body: Region, param: Value, result: Operand) -> str:
+    """How a carried value is combined with something that has nothing to do with it. Raises ``Declined`` where it is not."""
     (maker,) = [op for op in body.ops if any(r is result for r in op.results)] or (None,)
     uses = sum(v is param for op in body.walk() for v in op.reads()) + sum(v is param for v in body.results)
     others = sum(v is result for op in body.walk() for v in op.reads())
-    if maker is None or uses != 1 or others or not _adds(maker, param):
-        raise Declined("the loop carries something else than sums")
+    name = None if maker is None or uses != 1 or others else _combines(maker, param)
+    if name is None:
+        raise Declined("the loop carries something else than sums and extrema")
+    return name
 
 
-def _adds(op: Op, param: Value) -> bool:
+def _combines(op: Op, param: Value) -> str | None:
+    """How ``op`` combines ``param`` with another value, None where it does something else."""
     if isinstance(op.attrs, DotAttrs):
-        return accumulator_of(op) is param
-    return isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "add" and any(v is param for v in op.operands)
+        return "add" if accumulator_of(op) is param else None
+    if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name not in _COMBINED or len(op.operands) != 2:
+        return None
+    return op.attrs.name if any(v is param for v in op.operands) else None
 
 
 def _check_around(before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
@@ -239,9 +246,10 @@ class _Splitter:
         out = Builder(self.numbers, self.op.location, ops)
         attrs = self.op.attributes(ForAttrs)
         (axis,) = attrs.axes
-        zeros = [out.emit("full", (_zero(v),), v.dtype, v.dims, name=v.name) for v in self.op.regions[0].params]
+        params = zip(self.op.regions[0].params, self.ways(), strict=True)
+        neutral = [out.emit("full", (_neutral(v, way),), v.dtype, v.dims, name=v.name) for v, way in params]
         axes = (replace(axis, split=Split(block=split.id, count=self.count)),)
-        ops.append(replace(self.op, operands=tuple(zeros), attrs=replace(attrs, axes=axes)))
+        ops.append(replace(self.op, operands=tuple(neutral), attrs=replace(attrs, axes=axes)))
         part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(split.id, "index"), "part")
         for at, (value, tensor) in enumerate(zip(self.op.results, tensors, strict=True)):
             operands, indices = self.indices(out, value, part, {})
@@ -249,6 +257,11 @@ class _Splitter:
             out.emit("store", (value, *operands), value.dtype, value.dims, stored)
         grid = (*self.root.axes, LoopAxis(split.id, 0, self.count, scalar=True))
         return replace(self.root, axes=grid, body=Region((), tuple(ops), ()))
+
+    def ways(self) -> list[str]:
+        """How each sum is combined."""
+        (body,) = self.op.regions
+        return [_combination(body, param, result) for param, result in zip(body.params, body.results, strict=True)]
 
     def memory(self, tensor: HostTensor, indices: tuple[Index, ...], at: int, rank: int, shift: int = 0) -> MemoryAttrs:
         moved = (i if i.operand is None else replace(i, operand=i.operand + shift) for i in indices)
@@ -328,11 +341,13 @@ class _Splitter:
         results: list[Value] = []
         with out.region() as body:
             part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(parts.id, "index"), "part")
-            for at, (value, tensor, param) in enumerate(zip(self.op.results, tensors, params, strict=True)):
+            for at, (value, tensor, param, way) in enumerate(
+                zip(self.op.results, tensors, params, self.ways(), strict=True)
+            ):
                 operands, indices = self.indices(out, value, part, to)
                 loaded = self.memory(tensor, indices, at, len(value.dims))
                 read = out.emit("load", operands, value.dtype, param.dims, loaded)
-                results.append(out.pointwise("add", param, read))
+                results.append(out.pointwise(way, param, read))
         attrs = ForAttrs((LoopAxis(parts.id, 0, self.count, scalar=True),), len(params))
         region = Region(tuple(params), tuple(body), tuple(results))
         made = tuple(out.value(p.dtype, p.dims, p.name) for p in params)
@@ -414,8 +429,14 @@ def _attributes(op: Op, to: Mapping[int, int]) -> object:
     return op.attrs
 
 
-def _zero(value: Value) -> float | int:
-    return 0.0 if value.dtype.is_floating_point else 0
+def _neutral(value: Value, way: str) -> float | int:
+    """What changes nothing that it is combined with."""
+    if way == "add":
+        return 0.0 if value.dtype.is_floating_point else 0
+    if value.dtype.is_floating_point:
+        return -math.inf if way == "maximum" else math.inf
+    limits = torch.iinfo(value.dtype)
+    return limits.min if way == "maximum" else limits.max
 
 
 __all__ = ["split_sums", "summing_loop"]

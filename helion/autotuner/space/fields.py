@@ -224,7 +224,7 @@ class PerSlot(Field):
             raise exc.InvalidConfig(f"{self.key} must be a list with one entry per {self.per}, got {value!r}.")
         self.check_length(value)
         entries = [self.entry(i, slot, v) for i, (slot, v) in enumerate(zip(self.slots, value, strict=False))]
-        return [*entries, *self.default()[len(entries) :]]
+        return entries if len(entries) == len(self.slots) else [*entries, *self.default()[len(entries) :]]
 
     def decode(self, value: Sequence[Any]) -> dict[Place, Any]:
         """A full list by what its entries are about."""

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from .execute import executor
     from .heuristics import registry
     from .lower import host, kernels, steps
-    from .plan import build
+    from .plan import build, lowered
     from .plan.records import Plan
-    from .resources import predict, rewritten
+    from .resources import materialized, predict, rewritten
     from .resources.time import launch
     from .resources.time import predict as time
     from .toolchain import chain, signature
@@ -45,6 +45,8 @@ else:
     registry = lazy("helion.backends.triton.heuristics.registry")
     executor = lazy("helion.backends.triton.execute.executor")
     build = lazy("helion.backends.triton.plan.build")
+    lowered = lazy("helion.backends.triton.plan.lowered")
+    materialized = lazy("helion.backends.triton.resources.materialized")
     predict = lazy("helion.backends.triton.resources.predict")
     launch = lazy("helion.backends.triton.resources.time.launch")
     time = lazy("helion.backends.triton.resources.time.predict")
@@ -61,7 +63,7 @@ class Triton:
     name: str = "triton"
     key_prefixes: tuple[str, ...] = (
         "range_", "static_range", "num_warps", "num_stages", "pid_type", "num_sm_multiplier", "maxnreg", "indexing",
-        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "pack_operands", "hoist_operands", "join_loops", "_triton_config_",
+        "atomic_indexing", "load_", "store_", "waves_per_eu", "matrix_instr_nonkdim", "advanced_controls_file", "split_k", "turn_products", "pack_operands", "transpose_operands", "hoist_operands", "join_loops", "peel_masks", "materialize_products", "product_num_", "_triton_config_",
     )  # fmt: skip
     is_installed: bool = True
 
@@ -91,17 +93,42 @@ class Triton:
         return space.own_keys(seen, program, target, settings)
 
     def predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
+        tile, apart = lowered.product_tile(decisions), facts.apart
+        if tile is None or isinstance(apart.value, str):
+            return self._predict(facts, decisions, target)
+        warps, stages = lowered.product_launch(decisions)
+        launched = launch.launch_of(decisions)
+        first = materialized.ProductLaunch(
+            tile=tile,
+            warps=warps,
+            stages=stages,
+            turned=decisions.values.get("turn_products", False),
+            boxed=launched.boxed,
+            persistent=launched.persistent,
+            per_sm=launched.per_sm,
+        )
+        products = materialized.predict_products(apart.value, first, decisions.sizes, target)
+        sizes = materialized.product_sizes(apart.value, tile, decisions.sizes)
+        rest = self._predict(apart.value.rest, replace(decisions, sizes=sizes), target)
+        return materialized.one_after_the_other(products, rest)
+
+    def _predict(self, facts: KernelFacts, decisions: Decisions, target: Target) -> Predicted:
         taken_by = launch.launch_of(decisions)
-        if decisions.values.get("turn_products", False):
+        if decisions.values.get("turn_products", False) and facts.matmuls:
             facts = rewritten.turned(facts)
         if decisions.values.get("join_loops", False):
             facts = rewritten.joined(facts)
         if decisions.values.get("hoist_operands", False):
             taken_by = replace(taken_by, copied_bytes=rewritten.hoisted_bytes(facts))
             facts = rewritten.hoisted(facts)
+        before = facts
+        if decisions.values.get("transpose_operands", False):
+            facts = rewritten.transposed(facts)
         if decisions.values.get("pack_operands", False):
-            facts, before = rewritten.packed(facts), facts
-            taken_by = replace(taken_by, copied_bytes=taken_by.copied_bytes + rewritten.changed_bytes(before, facts))
+            facts = rewritten.packed(facts)
+        if facts is not before:
+            copied = taken_by.copied_bytes + rewritten.changed_bytes(before, facts)
+            taken_by = replace(taken_by, copied_bytes=copied)
         ways = decisions.accesses("indexing")
         descriptor_slots = frozenset(slot for slot, way in ways.items() if way == "tensor_descriptor")
         own_stages = max(0, *decisions.entries["range_num_stages"].values())
@@ -120,7 +147,10 @@ class Triton:
         return replace(taken, time_us=found.us, units=found.units)
 
     def lighter(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """One pipeline stage less; a loop's own number replaces the launch's there."""
+        """One pipeline stage less; a loop's own number replaces the launch's there, and that of products computed first."""
+        own = config.get("product_num_stages")
+        if own is not None and own > 1:
+            return {"product_num_stages": own - 1}
         stages = max(config["num_stages"], *config["range_num_stages"])
         if stages == 1:
             return None

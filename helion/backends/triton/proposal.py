@@ -13,9 +13,10 @@ from ...autotuner.proposal import Proposal
 @dataclass(frozen=True, kw_only=True)
 class TritonProposal(Proposal):
     """``eviction`` maps a load slot to ``""``, ``"first"`` or ``"last"``; ``range_*`` go by the block id of the loop;
-    ``launch`` holds further config keys verbatim (``waves_per_eu`` ...)."""
+    ``indexing`` by memory slot, that of others is what it is by itself; ``launch`` holds further config keys verbatim (``waves_per_eu`` ...)."""
 
     eviction: Mapping[int, str] = field(default_factory=dict)
+    indexing: Mapping[int, str] = field(default_factory=dict)
     range_num_stages: Mapping[int, int] = field(default_factory=dict)
     range_unroll_factors: Mapping[int, int] = field(default_factory=dict)
     range_multi_buffers: Mapping[int, bool] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class TritonProposal(Proposal):
         return {
             **super().lists,
             "load_eviction_policies": self.eviction,
+            "indexing": self.indexing,
             "range_num_stages": self.range_num_stages,
             "range_unroll_factors": self.range_unroll_factors,
             "range_multi_buffers": self.range_multi_buffers,

@@ -14,8 +14,9 @@ from ..._compiler.ir.loops import loops_of
 from ..._compiler.ir.rewrite import Declined
 from ..._compiler.passes.hoist import computed_operands, may_hoist
 from ..._compiler.passes.join import joinable_loops, may_join
+from ..._compiler.passes.materialize import materialize_products, offsets_fit, products
 from ..._compiler.passes.order_memory import rewrites
-from ..._compiler.passes.pack import may_pack, unaligned_operands
+from ..._compiler.passes.pack import Operand2D, copied_operands, may_pack
 from ..._compiler.passes.split_sums import summing_loop
 from ..._compiler.passes.subtile import largest_count
 from ..._compiler.passes.turn import turnable
@@ -27,7 +28,7 @@ from ...hardware import Target
 from ...settings import Settings
 from .chains import chained_products, may_unroll, most_warps
 from .lower.steps import STEPS
-from .plan.lowered import Lowered, lower, waiting_loops
+from .plan.lowered import Lowered, lower, product_launch, product_tile, waiting_loops
 
 #: Warps that a warp-specialized loop needs: one group of four for each role.
 _SPECIALIZED_WARPS = 4
@@ -271,29 +272,96 @@ def _most_parts(scene: Scene, decisions: Decisions) -> int:
     return previous_power_of_2(cdiv(bound_seen(axis.end), decisions.sizes[axis.block]))
 
 
+def unmaterialized(program: Program, settings: Settings) -> str:
+    """Why the matrix products of a program cannot be computed by a kernel in front; empty where they can."""
+    if settings.checked:
+        return "a checked kernel computes in the programs that it was written for"
+    try:
+        products(program)
+    except Declined as declined:
+        return str(declined)
+    return ""
+
+
+def turns(program: Program) -> bool:
+    """Whether products can be turned where they are, or where a kernel in front computes them."""
+    if turnable(program):
+        return True
+    try:
+        return bool(turnable(materialize_products(program, (None, None, None))))
+    except Declined:
+        return False
+
+
+def _materialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Products are computed first where 32-bit offsets reach all of them, in a numbered grid; the loops that added them up, with
+    all that rewrites these, are gone."""
+    if "materialize_products" not in decisions.values:
+        return decisions
+    if product_tile(decisions) is None or not offsets_fit(scene.program):
+        return decisions.valued(materialize_products=None, product_num_warps=None, product_num_stages=None)
+    others = {
+        "split_k": 1,
+        "pack_operands": False,
+        "transpose_operands": False,
+        "hoist_operands": False,
+        "join_loops": False,
+    }
+    decisions = decisions.valued(
+        epilogue_subtile=None, **{key: plain for key, plain in others.items() if key in decisions.values}
+    )
+    decisions = decisions.having("flatten_loops", dict.fromkeys(decisions.entries["flatten_loops"], False))
+    decisions = _without_gone_loops(scene, decisions)
+    decisions = _without_gone(scene, decisions)
+    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+
+
+def _without_gone_loops(scene: Scene, decisions: Decisions) -> Decisions:
+    """Options of loops that the rewritten program does not have are as they are where nothing is said."""
+    left = {op.number for op in _lowered(scene, decisions).program.walk() if isinstance(op.attrs, ForAttrs)}
+    gone = {at for at, loop in enumerate(loops_of(scene.program)) if isinstance(loop, Op) and loop.number not in left}
+    for key, plain in (("static_ranges", False), *_PLAIN_RANGE.items()):
+        places = [at for at in decisions.entries.get(key, {}) if isinstance(at, tuple) and at[0] in gone]
+        decisions = decisions.having(key, dict.fromkeys(places, plain))
+    return decisions
+
+
 def _turned(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """The columns of products that are turned are rows of the matrix unit, 16 for each of at least 4 warps; loops with
     them are not unrolled, as products in a row have a layout each."""
     if not decisions.values.get("turn_products", False):
         return decisions
-    warps = decisions.values["num_warps"]
-    rows = [_lanes(found.columns, decisions.sizes) for found in turnable(scene.program)]
+    if (tile := product_tile(decisions)) is not None:
+        warps, rows = product_launch(decisions)[0], [tile[1]]
+    else:
+        warps = decisions.values["num_warps"]
+        rows = [_lanes(found.columns, decisions.sizes) for found in turnable(scene.program)]
     unrolled = any(decisions.entries["range_unroll_factors"].values()) or any(
         decisions.entries["static_ranges"].values()
     )
-    if unrolled or warps < _GROUP_WARPS or min(rows) < _WARP_ROWS * warps:
+    copied = decisions.values.get("transpose_operands", False)
+    if copied or unrolled or warps < _GROUP_WARPS or min(rows, default=0) < _WARP_ROWS * warps:
         return decisions.valued(turn_products=False)
     return decisions
 
 
-def _packed(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+def _copied(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """Rows of whole tiles begin at multiples of 16 bytes, and their offsets have 32 bits; copies have a numbered grid."""
-    if not decisions.values.get("pack_operands", False):
-        return decisions
-    found = unaligned_operands(scene.program)
-    if any(decisions.entries["flatten_loops"].values()) or not all(may_pack(each, decisions.sizes) for each in found):
-        return decisions.valued(pack_operands=False)
-    return decisions.valued(pid_type="flat") if decisions.values["pid_type"] == "xyz" else decisions
+    for key in ("transpose_operands", "pack_operands"):
+        if decisions.values.get(key, False) and not _may_copy(scene, decisions):
+            decisions = decisions.valued(**{key: False})
+    xyz = decisions.values["pid_type"] == "xyz" and _copies(scene, decisions)
+    return decisions.valued(pid_type="flat") if xyz else decisions
+
+
+def _copies(scene: Scene, decisions: Decisions) -> tuple[Operand2D, ...]:
+    packed, crosswise = (decisions.values.get(key, False) for key in ("pack_operands", "transpose_operands"))
+    return copied_operands(scene.program, packed=packed, crosswise=crosswise)
+
+
+def _may_copy(scene: Scene, decisions: Decisions) -> bool:
+    flattened = any(decisions.entries["flatten_loops"].values())
+    return not flattened and all(may_pack(each, decisions.sizes) for each in _copies(scene, decisions))
 
 
 def _hoisted(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
@@ -312,7 +380,7 @@ def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     if not decisions.values.get("join_loops", False):
         return decisions
     run = joinable_loops(scene.program)
-    others = any(decisions.values.get(key, False) for key in ("hoist_operands", "pack_operands"))
+    others = any(decisions.values.get(key, False) for key in ("hoist_operands", "pack_operands", "transpose_operands"))
     if run is None or others or not may_join(run, decisions.sizes):
         return decisions.valued(join_loops=False)
     numbers = {op.number: at for at, op in enumerate(run.loops)}
@@ -329,6 +397,17 @@ def _joined(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
         ]
         decisions = decisions.having(key, dict.fromkeys(gone, _PLAIN_RANGE.get(key, False)))
     return _without_gone(scene, decisions)
+
+
+def _peeled(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
+    """Loops are split where something is known of their tiles; runs of them are neither unrolled nor have they warps with roles."""
+    if not decisions.values.get("peel_masks", False):
+        return decisions
+    static, special = (decisions.entries.get(key, {}) for key in ("static_ranges", "range_warp_specializes"))
+    peeled = any(isinstance(op.attrs, ForAttrs) and op.attrs.like for op in _lowered(scene, decisions).program.walk())
+    if any(static.values()) or any(special.values()) or not peeled:
+        return decisions.valued(peel_masks=False)
+    return decisions
 
 
 def _without_gone(scene: Scene, decisions: Decisions) -> Decisions:
@@ -431,16 +510,20 @@ _RULES: tuple[tuple[str, _Step], ...] = (
     ("one loop at most is warp-specialized, with no unrolling and at least 4 warps", _one_specialized),
     ("products of so few rows are wrong when they stand in a row in so many warps", _unrolled_products),
     (
+        "32-bit offsets do not reach all of the products that are computed first, or these have no numbered grid, and loops of their own",
+        _materialized,
+    ),
+    (
         "a sum has as many parts as tiles at most, whose programs are numbered and whose loop is their own; what follows is the same in other tiles",
         _parts,
     ),
     ("a loop that is unrolled when compiling has no other options", _static_loops),
     ("products of so few rows in a row are wrong in more warps", _chained_warps),
+    ("rows of whole tiles would not begin at multiples of 16 bytes, or copies have no numbered grid", _copied),
     (
-        "the matrix unit takes 16 columns of a product that is turned for each of 4 warps or more, in no unrolled loop",
+        "the matrix unit takes 16 columns of a product that is turned for each of 4 warps or more, in no unrolled loop, and none whose operands are copied contiguous along K",
         _turned,
     ),
-    ("rows of whole tiles would not begin at multiples of 16 bytes, or copies have no numbered grid", _packed),
     (
         "32-bit offsets do not reach all of the operands that are computed first, or these have no numbered grid",
         _hoisted,
@@ -449,6 +532,7 @@ _RULES: tuple[tuple[str, _Step], ...] = (
         "tiles of loops that are joined are the same, and whole, with options of the first loop and no operands of kernels in front",
         _joined,
     ),
+    ("nothing is known of masks in some of the tiles, or a loop is unrolled or specialized", _peeled),
     ("a block of threads with so many registers does not fit an SM", _registers),
     ("no tile of an epilogue is wide enough", _subtiles),
     ("a dimension of the grid is too long", _long_axes),

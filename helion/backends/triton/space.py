@@ -9,8 +9,9 @@ from typing import Any
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
 from ..._compiler.passes.hoist import computed_operands
 from ..._compiler.passes.join import joinable_loops
-from ..._compiler.passes.pack import unaligned_operands
-from ..._compiler.passes.turn import turnable
+from ..._compiler.passes.materialize import split_off
+from ..._compiler.passes.pack import crosswise_operands, unaligned_operands
+from ..._compiler.passes.peel import peelable
 from ..._shapes import cdiv, previous_power_of_2
 from ...autotuner.space.fields import (
     Field,
@@ -23,10 +24,11 @@ from ...autotuner.space.fields import (
 )
 from ...autotuner.space.own import OwnKeys
 from ...autotuner.space.survey import Survey
-from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment
+from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment, values_of
 from ...hardware import Target
 from ...settings import Settings
-from .settle import bound_seen, rules, split_axis, unsplit
+from .product_tile import ProductTile
+from .settle import bound_seen, rules, split_axis, turns, unmaterialized, unsplit
 
 #: Launcher options under any name; they are passed on as they are.
 VERBATIM_PREFIX = "_triton_config_"
@@ -36,6 +38,8 @@ STATIC_TRIPS = 8
 _STAGES, _STEP_STAGES = 4, 8
 #: Most parts of a sum: so many loads of the kernel that adds them up are in flight at once.
 MOST_PARTS = 64
+#: Sides of tiles of products that a kernel in front computes.
+_LEAST_SIDE, _MOST_SIDE, _MOST_DEPTH = 16, 256, 256
 #: Elements of a part that a search tries, sides of tiles that it is about, and rounds of programs that it may come to.
 _LEAST_PART, _LARGE_TILE, _ROUNDS = 128, 128, 4
 
@@ -66,8 +70,11 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         *_split_fields(program, target, settings, absent),
         *_turn_fields(program, target, absent),
         *_pack_fields(program, settings, absent),
+        *_transpose_fields(program, target, settings, absent),
         *_hoist_fields(program, settings, absent),
         *_join_fields(program, settings, absent),
+        *_peel_fields(program, settings, absent),
+        *_product_fields(program, target, settings, absent),
         *_memory_fields(seen),
     ]
     return OwnKeys(
@@ -193,7 +200,7 @@ def _split_fields(program: Program, target: Target, settings: Settings, absent: 
 def _turn_fields(program: Program, target: Target, absent: dict[str, str]) -> list[Field]:
     if not target.has("wgmma"):
         absent["turn_products"] = f"operands of TF32 need not be contiguous along K for the matrix unit of {target}"
-    elif not turnable(program):
+    elif not turns(program):
         absent["turn_products"] = (
             "no loop only adds up a product of fp32 operands of which the left one alone is contiguous along K"
         )
@@ -209,6 +216,20 @@ def _pack_fields(program: Program, settings: Settings, absent: dict[str, str]) -
         absent["pack_operands"] = "no operand of a matrix product has rows of known size that begin anywhere"
     else:
         return [Scalar(key="pack_operands", fragment=BooleanFragment(), initial=False)]
+    return []
+
+
+def _transpose_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
+    if settings.checked:
+        absent["transpose_operands"] = "a checked kernel reads the tensors that it was written for"
+    elif not target.has("wgmma"):
+        absent["transpose_operands"] = f"operands need not be contiguous along K for the matrix unit of {target}"
+    elif not crosswise_operands(program):
+        absent["transpose_operands"] = (
+            "no operand of known size of a product in TF32, or of 8 bits, is contiguous along another dimension than K"
+        )
+    else:
+        return [Scalar(key="transpose_operands", fragment=BooleanFragment(), initial=False)]
     return []
 
 
@@ -234,6 +255,35 @@ def _join_fields(program: Program, settings: Settings, absent: dict[str, str]) -
     else:
         return [Scalar(key="join_loops", fragment=BooleanFragment(), initial=False)]
     return []
+
+
+def _peel_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
+    if settings.checked:
+        absent["peel_masks"] = "a checked kernel has the loops that it was written with"
+    elif not peelable(program):
+        absent["peel_masks"] = (
+            "the kernel has no loop over tiles with two matrix products or more, and none inside of it"
+        )
+    else:
+        return [Scalar(key="peel_masks", fragment=BooleanFragment(), initial=False)]
+    return []
+
+
+def _product_fields(program: Program, target: Target, settings: Settings, absent: dict[str, str]) -> list[Field]:
+    if why := unmaterialized(program, settings):
+        absent.update(dict.fromkeys(("materialize_products", "product_num_warps", "product_num_stages"), why))
+        return []
+    made, blocks = split_off(program, (None, None, None))
+    sides = [(blocks.rows, _MOST_SIDE), (blocks.columns, _MOST_SIDE), (blocks.depths, _MOST_DEPTH)]
+    ranges = (
+        PowerOfTwoFragment(max([_LEAST_SIDE, *(made.blocks[b].min_size for b in of)]), most) for of, most in sides
+    )
+    warps = values_of(PowerOfTwoFragment(1, min(32, target.max_threads_per_block // target.warp_size)))
+    return [
+        ProductTile(sides=tuple(ranges), weight=2.0),
+        Scalar(key="product_num_warps", fragment=EnumFragment((None, *warps)), initial=None),
+        Scalar(key="product_num_stages", fragment=EnumFragment((None, *range(1, 9))), initial=None),
+    ]
 
 
 def _worth_trying(program: Program, target: Target) -> int:

@@ -20,6 +20,9 @@ from .evaluator import job_of
 
 #: Seeds that are measured beside the config that would run, the fastest by prediction first.
 MOST = 2
+#: Part of the time of the config that would run that they may be predicted to take: closer predictions say nothing about which
+#: is faster, as with backends.
+_LESS = 0.97
 #: Seconds after which no further one is compiled.
 SECONDS = 1.0
 #: Memory that measuring may need: so many times that of the arguments (copies to restore them from and to compare them with,
@@ -39,11 +42,11 @@ _UNDER_WAY = threading.Lock()
 
 
 def contenders(of: Specialized, config: Config) -> list[Config]:
-    """Seeds that are predicted to be faster than ``config``, and to fit without spilling."""
+    """Seeds that are predicted to be clearly faster than ``config``, and to fit without spilling."""
     known = (seed.predicted for seed in of.analysis.seeds.seeds if seed.config == config)
     least = (next(known, None) or of.analysis.predict(config)).time_us
     seeds = [seed for seed in of.analysis.seeds.seeds if seed.predicted.fits and not seed.predicted.spills]
-    faster = [seed for seed in seeds if seed.predicted.time_us < least and seed.config != config]
+    faster = [seed for seed in seeds if seed.predicted.time_us < _LESS * least and seed.config != config]
     return [seed.config for seed in sorted(faster, key=lambda seed: seed.predicted.time_us)][:MOST]
 
 

@@ -1,4 +1,5 @@
-"""Operands of matrix products that are copied first: which, what that gives, and how they are loaded then."""
+"""Operands of matrix products that are copied first, to aligned rows or to rows along K: which, what that gives, and how they are
+loaded then."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from harness import program_of, space_of, tensor
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.passes.pack import unaligned_operands
+from helion._compiler.passes.pack import crosswise_operands, unaligned_operands
 from helion.backends.triton.execute.interpreter.races import detect_races
 
 
@@ -111,6 +112,85 @@ def test_packed_operands_give_the_same(name: str) -> None:
     expected = reference(*args)
     error = 2**-7 if result.dtype == torch.bfloat16 else 2**-9 if result.dtype == torch.float16 else 1e-5
     assert (result.double() - expected).abs().max() <= error * expected.abs().max()
+
+
+NARROW = torch.float8_e4m3fn
+
+
+def dotted(x, y):
+    """The operands, of which the left one is loaded with its dimensions exchanged, by ``hl.dot``."""
+    k, m = x.size()
+    out = torch.empty([m, y.size(1)], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, y.size(1)]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            acc = hl.dot(x[tile_k, tile_m].T, y[tile_k, tile_n], acc=acc)
+        out[tile_m, tile_n] = acc
+    return out
+
+
+def _dotted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.double().t() @ y.double()
+
+
+#: Kernel, reference, arguments, keys beside, and how many operands are copied.
+CROSSWISE: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor], tuple[torch.Tensor, ...], dict[str, Any], int]] = {
+    "odd": (plain, product, operands(torch.float32, (33, 77), (77, 65)), {}, 1),
+    "odd, packed": (plain, product, operands(torch.float32, (33, 77), (77, 65)), {"pack_operands": True}, 2),
+    "aligned, in parts": (plain, product, operands(torch.float32, (33, 64), (64, 64)), {"split_k": 2}, 1),
+    "both": (dotted, _dotted, operands(torch.float32, (100, 33), (100, 65)), {"pid_type": "xyz"}, 2),
+    "gram": (gram, _gram, operands(torch.float32, (70, 45), (45,)), {"pid_type": "persistent_blocked"}, 2),
+    "8 bits": (dotted, _dotted, operands(NARROW, (100, 33), (100, 65)), {}, 2),
+    "sums of tiles": (whole_tile_sums, lambda x, y: product(x, y).sum(-1), operands(torch.float32, (33, 77), (77, 65)), {}, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CROSSWISE)
+def test_operands_copied_along_k_give_the_same(name: str) -> None:
+    fn, reference, args, beside, copied = CROSSWISE[name]
+    config = helion.Config(block_sizes=[16, 32, 32], transpose_operands=True, **beside)
+    kernel = helion.kernel(fn, static_shapes=True, config=config)
+    program = program_of(fn, *args, static_shapes=True)
+    assert len({each.load.number for each in (*crosswise_operands(program), *_packed(program, beside))}) == copied
+    assert kernel.bind(args).to_triton_code().count("_helion_packed") >= copied
+    with detect_races():
+        result = kernel(*args)
+    expected = reference(*args)
+    assert (result.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def _packed(program: Any, beside: dict[str, Any]) -> tuple[Any, ...]:
+    return unaligned_operands(program) if "pack_operands" in beside else ()
+
+
+def test_operands_that_are_not_copied_along_k() -> None:
+    row, column = tensor(64, 64, dtype=torch.float32), tensor(64, 64, dtype=torch.float32).t()
+    for args, found in (((row, row), 1), ((row, column), 0), ((column, row), 2), ((tensor(64, 64), tensor(64, 64)), 0)):
+        assert len(crosswise_operands(program_of(plain, *args, static_shapes=True))) == found
+    assert not crosswise_operands(program_of(plain, row, row, static_shapes=True, dot_precision="ieee"))
+    assert not crosswise_operands(program_of(plain, row, row, static_shapes=False))
+    for args, target, why in (
+        ((row, column), "sm_90", "another dimension than K"),
+        ((row, row), "sm_100", "need not be"),
+    ):
+        with pytest.raises(exc.InvalidConfig, match=rf"transpose_operands.*{why}"):
+            space_of(plain, *args, on=target, static_shapes=True).normalize(helion.Config(transpose_operands=True))
+
+
+@pytest.mark.parametrize("indexing", ["pointer", ["tensor_descriptor", "tensor_descriptor", "pointer"]])
+def test_the_asynchronous_unit_reads_rows_along_k(indexing: Any) -> None:
+    row = tensor(1000, 1000, dtype=torch.float32)
+    bound = helion.kernel(plain, static_shapes=True).bind((row, row), target="sm_90")
+    wish = {"block_sizes": [128, 256, 32], "num_warps": 8, "num_stages": 4, "transpose_operands": True}
+    config = bound.config_spec.normalize(helion.Config(indexing=indexing, **wish))
+    assert not bound.config_spec.normalize(helion.Config(**wish, turn_products=True))["turn_products"]
+    bound.set_config(config)
+    taken, predicted = bound.resources(), bound._analysis.predict(config)
+    assert taken.spill_bytes == 0 and taken.shared_bytes <= predicted.shared_bytes <= 1.10 * taken.shared_bytes + 2048
+    assert (
+        bound._analysis.predict(config).time_us
+        < bound._analysis.predict({**config, "transpose_operands": False}).time_us
+    )
 
 
 @pytest.mark.parametrize("beside", [{"split_k": 2}, {"pid_type": "persistent_blocked"}, {"pid_type": "xyz"}])

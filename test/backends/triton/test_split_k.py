@@ -1,4 +1,4 @@
-"""Matrix products whose sums several programs share: what is split, what it gives, and what its kernels take."""
+"""Loops whose sums and extrema several programs share: what is split, what it gives, and what its kernels take."""
 
 from __future__ import annotations
 
@@ -199,6 +199,60 @@ def test_every_config_gives_the_product() -> None:
 @functools.cache
 def space() -> Any:
     return space_of(plain, tensor(256, 4096), tensor(4096, 256), static_shapes=True)
+
+
+def column_extent(x):
+    m, n = x.size()
+    out = torch.empty([n], dtype=torch.float32, device=x.device)
+    for tile_n in hl.tile(n):
+        high = hl.full([tile_n], float("-inf"), dtype=torch.float32)
+        low = hl.full([tile_n], 7.0, dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            high = torch.maximum(high, x[tile_m, tile_n].float().amax(0))
+            low = torch.minimum(low, x[tile_m, tile_n].float().amin(0))
+        out[tile_n] = high - low
+    return out
+
+
+def column_squares(x):
+    m, n = x.size()
+    out = torch.empty([n], dtype=torch.float32, device=x.device)
+    for tile_n in hl.tile(n):
+        acc = hl.full([tile_n], 1.0, dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            acc = acc + (x[tile_m, tile_n].float() ** 2).sum(0)
+        out[tile_n] = torch.sqrt(acc)
+    return out
+
+
+def row_maxima(x):
+    m, n = x.size()
+    out = torch.empty([m], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(m):
+        acc = hl.full([tile_m], -2147483648, dtype=torch.int32)
+        for tile_n in hl.tile(n):
+            acc = torch.maximum(acc, x[tile_m, tile_n].to(torch.int32).amax(1))
+        out[tile_m] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize(("m", "parts"), [(63, 2), (1025, 8)])
+def test_sums_and_extrema_without_a_product_are_right(m: int, parts: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(m, 37) + 3
+    x[m // 2, 5] = float("nan")
+    numbers = torch.randint(-900, -100, (5, m), dtype=torch.int64)
+    wide = x.double()
+    for fn, args, expected, sizes in (
+        (column_extent, x, wide.amax(0) - wide.amin(0).clamp(max=7.0), [16, 8]),
+        (column_squares, x, (1 + wide.square().sum(0)).sqrt(), [32, 4]),
+        (row_maxima, numbers, numbers.amax(1), [2, 4]),
+    ):
+        bound = helion.kernel(fn).bind((args,))
+        config = {"block_sizes": sizes, "split_k": parts}
+        assert "_helion_parts_0" in bound.to_triton_code(config)
+        result = bound.compile_config(config)(args)
+        torch.testing.assert_close(result.double(), expected.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_what_parts_go_with() -> None:

@@ -13,8 +13,12 @@ def pointer(e: Emission, op: Op, attrs: MemoryAttrs, dims: Dims) -> str:
     """The pointers of an access whose value has the dimensions ``dims``."""
     tensor = e.kernel.tensors[attrs.tensor]
     parts = []
-    for index, stride in zip(attrs.indices, tensor.strides, strict=True):
+    far = not e.wide and tensor.made and any(isinstance(extent, Expr) for extent in tensor.shape)
+    for at, (index, stride) in enumerate(zip(attrs.indices, tensor.strides, strict=True)):
         text = index_text(e, op, index, attrs.rank)
+        if far and at < tensor.ndim - 1:
+            # how many elements it has, no argument says
+            text = f"{text}.to(tl.int64)"
         if text == "0" or (isinstance(stride, int) and stride == 0 and not index.positions):
             continue
         if isinstance(stride, int) and stride == 0:

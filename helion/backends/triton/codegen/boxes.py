@@ -18,12 +18,28 @@ def load(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) 
     else:
         padding = ["padding_option='zero'"] if box.check else []
         text = f"tl.load({', '.join([_block_pointer(e, op, attrs, box), *_checks(box), *padding, *options])})"
-    inverse = [box.order.index(d) for d in range(len(box.order))]
-    if inverse != sorted(inverse):
-        text = f"tl.permute({text}, {inverse})"
     sizes = [_size(e, i) for i in attrs.indices]
     wanted = [e.size_text(d) for d in op.result.dims]
-    return text if sizes == wanted else f"tl.reshape({text}, {e.shape(op.result.dims)})"
+    kept = _kept(sizes, wanted)
+    if kept is None:
+        inverse = [box.order.index(d) for d in range(len(box.order))]
+        text = text if inverse == sorted(inverse) else f"tl.permute({text}, {inverse})"
+        return f"tl.reshape({text}, {e.shape(op.result.dims)})"
+    # a box that the matrix unit reads turned around is a view of it where its last two dimensions change places
+    order = [d for d in box.order if d in kept]
+    if len(kept) < len(sizes):
+        text = f"tl.reshape({text}, [{', '.join(sizes[d] for d in order)}])"
+    inverse = [order.index(d) for d in kept]
+    return text if inverse == sorted(inverse) else f"tl.permute({text}, {inverse})"
+
+
+def _kept(sizes: list[str], wanted: list[str]) -> list[int] | None:
+    """The dimensions of a tensor that are those of the tile, one after another; None where it has others."""
+    kept: list[int] = []
+    for at, size in enumerate(sizes):
+        if len(kept) < len(wanted) and size == wanted[len(kept)]:
+            kept.append(at)
+    return kept if len(kept) == len(wanted) else None
 
 
 def store(e: Emission, op: Op, attrs: MemoryAttrs, box: Box, options: list[str]) -> str:

@@ -53,19 +53,13 @@ class Emission:
         self.functions: dict[Function | str, str] = {}
         #: What the module must provide: ``libdevice``, and helpers by name.
         self.needs: set[str] = set()
-        self.roundings: Roundings = roundings([each.root.body for each in kernel.roots], self._has_pairs)
+        self.roundings: Roundings = roundings([each.root.body for each in kernel.roots] if plan.rounds_in_fp32 else ())
         #: Variables of fp32 that hold values of bf16, by number of the value.
         self.wide_names: dict[int, str] = {}
         #: Names of block sizes that were used.
         self.symbols: set[str] = set()
         self.index_dtype = TRITON_DTYPES[kernel.index_dtype]
         self.wide = kernel.index_dtype == torch.int64
-
-    def _has_pairs(self, value: Value) -> bool:
-        """Whether each thread has an even number of a value's lanes: what ``inline_asm_elementwise`` asks of two at once."""
-        least = self.plan.rounded_in_pairs
-        sizes = [math.prod(map(self.plan.size, dim.blocks), start=dim.const) for dim in value.dims]
-        return least is not None and math.prod(sizes) >= least
 
     def vector(self, block: int, offset: str, masked: bool, end: str, begin: str = "0", first: str = "") -> Active:
         """Define ``indices`` and, if needed, ``mask`` of a block at ``offset``, which may lie before ``first``."""

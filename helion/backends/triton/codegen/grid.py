@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...._compiler.ir.grammar import LoopAxis, Root
 from ...._shapes import Number
-from ..plan.records import GridPlan, RangePlan
+from ..plan.records import AxisPlan, GridPlan, RangePlan
 from .emission import Emission
 from .printer import Active, Lines
 from .ranges import range_text
@@ -148,19 +148,44 @@ def _grouped(e: Emission, plan: GridPlan, counts: dict[int, str], pid: str, name
 
 def _body(e: Emission, root: Root, plan: GridPlan, pids: list[str]) -> None:
     e.lines.origin(root.location)
+    if root.axes[0].parted:
+        _whole_and_last_tile(e, root, plan.axes[0], pids[0])
+        return
     for at, (axis, axis_plan) in enumerate(zip(root.axes, plan.axes, strict=True)):
-        _axis(e, axis, axis_plan.masked, pids[at])
+        _enter(e, axis, axis_plan.masked, _offset(e, axis, axis_plan, pids[at]))
     e.region(root.body)
 
 
-def _axis(e: Emission, axis: LoopAxis, masked: bool, pid: str) -> None:
+def _whole_and_last_tile(e: Emission, root: Root, plan: AxisPlan, pid: str) -> None:
+    """The body for tiles whose lanes are all in range, and for the last one."""
+    (axis,) = root.axes
+    offset = _offset(e, axis, plan, pid)
+    whole = f"if {offset} <= {e.bound(axis.end, None)} - {e.symbol(axis.block)}:"  # a sum might not fit into 32 bits
+    known = e.names.mark()
+    for head, masked in ((whole, False), ("else:", True)):
+        e.names.rewind(known)
+        known = e.names.mark()
+        e.lines.add(head)
+        with e.lines.indent():
+            _enter(e, axis, masked, offset)
+            e.region(root.body)
+
+
+def _offset(e: Emission, axis: LoopAxis, plan: AxisPlan, pid: str) -> str:
+    """The variable with the begin of a program's tile."""
     from_zero = isinstance(axis.begin, int) and axis.begin == 0
-    begin, end = e.bound(axis.begin, None), e.bound(axis.end, None)
     step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
     offset = e.names.fresh(f"offset_{e.kernel.blocks[axis.block].label}")
+    if plan.descending:
+        last = plan.count - 1 if isinstance(plan.count, int) else f"{_count(e, plan.count, axis)} - 1"
+        pid = f"({last} - {pid})"
     scaled = pid if step == "1" else f"{pid} * {step}"
-    e.lines.add(f"{offset} = {scaled}" if from_zero else f"{offset} = {begin} + {scaled}")
-    e.activate(axis, offset, masked, begin, end)
+    e.lines.add(f"{offset} = {scaled}" if from_zero else f"{offset} = {e.bound(axis.begin, None)} + {scaled}")
+    return offset
+
+
+def _enter(e: Emission, axis: LoopAxis, masked: bool, offset: str) -> None:
+    e.activate(axis, offset, masked, e.bound(axis.begin, None), e.bound(axis.end, None))
     if axis.merged:
         _merged_indices(e, axis)
 

@@ -79,12 +79,12 @@ def _carry(e: Emission, initial: Operand, param: Value, taken: bool) -> str:
 def _aligned_tiles(e: Emission, op: Op, plan: LoopPlan, carried: list[str]) -> None:
     """A loop whose first and last tile have lanes out of range: the body for tiles without such lanes, and for the others."""
     (axis,), (region,) = op.attributes(ForAttrs).axes, op.regions
-    begin, end = e.bound(axis.begin, op), e.bound(axis.end, op)
-    offset, size = e.names.fresh(f"offset_{axis.block}"), e.symbol(axis.block)
-    e.lines.add(f"for {offset} in {range_text(plan.ranges[0], [begin, end, size])}:")
-    e.lines.depth += 1
-    if e.wide:
-        e.lines.add(f"{offset} = tl.cast({offset}, tl.int64)")
+    begin, end, size = e.bound(axis.begin, op), e.bound(axis.end, op), e.symbol(axis.block)
+    ends = ""
+    if axis.backwards:
+        ends = e.names.fresh("ends")
+        e.lines.add(f"{ends} = 2 * {begin} + ({end} - 1 - {begin}) // {size} * {size}")
+    offset = _tiles(e, axis, range_text(plan.ranges[0], [begin, end, size]), ends, wide=e.wide)
     known = e.names.mark()
     for head, masked in ((f"if ({offset} >= 0) & ({offset} + {size} <= {end}):", False), ("else:", True)):
         e.names.rewind(known)
@@ -97,20 +97,41 @@ def _aligned_tiles(e: Emission, op: Op, plan: LoopPlan, carried: list[str]) -> N
             _yield_values(e, region, carried)
 
 
+def _tiles(e: Emission, axis: LoopAxis, run: str, ends: str, *, wide: bool) -> str:
+    """The head of a loop over the range ``run``, and the variable of where its tile begins. ``ends``: the sum of where the first and
+    the last tile begin, of a loop that goes backwards."""
+    offset = e.names.fresh(f"offset_{axis.block}")
+    walked = e.names.fresh("walked") if ends else offset
+    e.lines.add(f"for {walked} in {run}:")
+    e.lines.depth += 1
+    if ends:
+        e.lines.add(f"{offset} = {ends} - {walked}")
+    if wide:
+        e.lines.add(f"{offset} = tl.cast({offset}, tl.int64)")
+    return offset
+
+
 def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -> None:
     begin, end = e.bound(axis.begin, op), e.bound(axis.end, op)
     chosen = plan.axes[at]
     step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
-    offset = e.names.fresh(f"offset_{axis.block}")
-    arguments = [*_run(e, axis, begin, end), step]
     range_plan = plan.ranges[at]
-    e.lines.add(f"for {offset} in {range_text(range_plan, arguments)}:")
-    e.lines.depth += 1
-    if e.wide and not range_plan.static:
-        e.lines.add(f"{offset} = tl.cast({offset}, tl.int64)")
+    ends = ""
+    if axis.backwards:
+        ends = _last(e, axis, end)
+    run = range_text(range_plan, [*_run(e, axis, begin, end), step])
+    offset = _tiles(e, axis, run, ends, wide=e.wide and not range_plan.static)
     e.activate(axis, offset, chosen.masked, begin, end)
     if axis.jagged is not None:
         _jagged(e, axis, op)
+
+
+def _last(e: Emission, axis: LoopAxis, end: str) -> str:
+    """Where the last tile of a loop from 0 begins."""
+    if isinstance(axis.end, int):
+        size = e.plan.size(axis.block)
+        return str((axis.end - 1) // size * size)
+    return f"({end} - 1) // {e.symbol(axis.block)} * {e.symbol(axis.block)}"
 
 
 def _run(e: Emission, axis: LoopAxis, begin: str, end: str) -> tuple[str, str]:

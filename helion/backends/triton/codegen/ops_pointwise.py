@@ -81,10 +81,9 @@ def _horner(coefficients: Sequence[float], x: str) -> str:
     return text
 
 
-#: Two numbers of fp32 rounded to bf16, to nearest even, and widened again: 3 instructions, none of them slow.
-ROUND_PAIR_PTX = (
-    "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $3, $2; shl.b32 $0, pair, 16; and.b32 $1, pair, 0xffff0000; }"
-)
+#: A number of fp32 rounded to bf16, to nearest even, in the upper half of a register whose lower half is that of 0: the number
+#: in fp32. One instruction, and not a slow one.
+ROUND_PTX = "cvt.rn.bf16x2.f32 $0, $1, 0f00000000;"
 ROUND_TO_BF16 = "_rounded_bf16"
 
 #: What is computed before Triton lets the loop go on, as something reads it.
@@ -103,7 +102,7 @@ def {SETTLE}(x):
 @triton.jit
 def {ROUND_TO_BF16}(x):
     """fp32 rounded to bf16, in fp32."""
-    return tl.inline_asm_elementwise({ROUND_PAIR_PTX!r}, "=r,=r,r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
+    return tl.inline_asm_elementwise({ROUND_PTX!r}, "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
 ''',
     "_log1p_unit": f'''\
 @triton.jit

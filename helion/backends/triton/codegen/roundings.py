@@ -3,8 +3,9 @@
 What eager mode rounds to bf16 between two operations is rounded here, and widened again. Triton converts the numbers of a
 tensor one by one, and the assembler has an instruction for that which runs at a sixteenth of the rate of an addition, on
 the unit of exponentials: attention whose scores are rounded is bound by it (132 of them beside 66 exponentials a loop,
-128 queries by 128 keys, offline for sm_80 to sm_120). Two numbers at once are rounded by one of half the rate of an
-addition, but only where both are wanted in one register. So such values are rounded in pairs and stay in fp32::
+128 queries by 128 keys, offline for sm_80 to sm_120). What rounds two numbers to the halves of a register is eight times as
+fast, and gives one number in fp32 where the lower half is that of 0. So such values are rounded in this way and stay in fp32; on
+an H200 attention takes 2302 us, and 2335 with two numbers at once that are taken apart again (128 heads of 128, 4096 rows)::
 
     qk = dot.to(tl.bfloat16)                        qk = _rounded_bf16(dot)
     scaled = (qk.to(tl.float32) * 0.5)...           scaled = (qk.to(tl.float32) * 0.5)...
@@ -12,7 +13,7 @@ addition, but only where both are wanted in one register. So such values are rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +33,11 @@ class Roundings:
     narrow: frozenset[int] = frozenset()
 
 
-def roundings(regions: Iterable[Region], has_pairs: Callable[[Value], bool]) -> Roundings:
-    """What of the values that are rounded in these regions has to be there in which dtype, but for those that are too small
-    to be rounded in pairs."""
+def roundings(regions: Iterable[Region]) -> Roundings:
+    """What of the values that are rounded in these regions has to be there in which dtype."""
     regions = tuple(regions)
     ops = [op for region in regions for op in region.walk()]
-    rounded = _rounded(ops, has_pairs)
+    rounded = _rounded(ops)
     wide: set[int] = set()
     narrow = {v.number for op in ops for region in op.regions for v in region.results if isinstance(v, Value)}
     for op in reversed(ops):  # what reads a value stands behind it
@@ -52,11 +52,11 @@ def roundings(regions: Iterable[Region], has_pairs: Callable[[Value], bool]) -> 
     return Roundings(wide=frozenset(wide), narrow=frozenset(narrow))
 
 
-def _rounded(ops: Iterable[Op], has_pairs: Callable[[Value], bool]) -> frozenset[int]:
+def _rounded(ops: Iterable[Op]) -> frozenset[int]:
     """Values of bf16 that are results of arithmetic in fp32, or of moving such values."""
     found: set[int] = set()
     for op in ops:
-        if len(op.results) != 1 or op.result.dtype != torch.bfloat16 or not op.result.dims or not has_pairs(op.result):
+        if len(op.results) != 1 or op.result.dtype != torch.bfloat16 or not op.result.dims:
             continue
         if _rounds(op) or any(value.number in found and _moves(op, value) for value in op.values()):
             found.add(op.result.number)

@@ -5,18 +5,22 @@ for heads of 64 and 128 down to what heads of 576 leave room for; then the heigh
 works through its share of them, and rows beyond the last query and SMs without a program count as work. Narrow heads of
 16 bits where the matrix unit is asynchronous leave registers for two programs of four warps on an SM, of which one has its
 exponentials while the other multiplies: on an H200 heads of 64 take 1455 us instead of 1789 (16 heads, 8192 keys, batch
-of 2), where there are as many programs: one on an SM takes 11425 us with four warps and 6895 with eight. Offline for sm_80 to sm_120, gfx942 and gfx950 first seeds for heads of 64 to 576 fit and do not spill.
+of 2), where there are as many programs: one on an SM takes 11425 us with four warps and 6895 with eight. Keys and values that
+move as boxes take fewer registers, and three programs of 64 rows share an SM. Offline for sm_80 to sm_120, gfx942 and gfx950
+first seeds for heads of 64 to 576 fit and do not spill.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
-from ...._compiler.facts.records import KernelFacts
+from ...._compiler.facts.records import AttentionFact, KernelFacts
 from ...._shapes import cdiv
-from ....autotuner.proposal import Declined, Heuristic
+from ....autotuner.proposal import Declined, Heuristic, Predicted
 from ....hardware import Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
@@ -50,6 +54,21 @@ _CANDIDATES = (
 )
 #: What comes before them for heads of at most so many numbers.
 _NARROW, _NARROW_HEAD = Tile(128, 64, 3, 4), 64
+#: The widest of which something is known of the order of programs.
+_WIDE_HEAD = 256
+#: What comes before all where the matrix unit is asynchronous and boxes hold keys and values, for heads of at most so many
+#: numbers of 16 bits, with the programs for each SM that there must be. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) a kernel
+#: in Triton's own language, with scores in fp32 and programs of one head side by side, takes so 1140 us instead of 1244 with heads
+#: of 64 (32 of 8192 rows; the library 1129), 1801 instead of 2066 with 128 (128 of 4096; 1652), 529 instead of 559 with 256
+#: (16 of 4096; 392).
+_BOXED: tuple[tuple[int, Tile, int], ...] = (
+    (64, Tile(64, 128, 2, 4), 2),
+    (128, Tile(64, 128, 1, 4), 2),
+    (256, Tile(128, 64, 2, 8), 1),
+)
+#: What comes first there where programs walk over the queries as well, and few share an SM: 1268 us instead of 1404 with heads of
+#: 128 (64 of 2048 rows, a window of 1024).
+_ALONE = Tile(128, 64, 3, 8)
 #: Proposals given.
 _KEPT = 3
 
@@ -64,19 +83,86 @@ class TritonAttentionHeuristic(Heuristic):
             return Declined("no two matrix products joined by a softmax")
         if fact.query_axis is None or not (facts.axes[fact.query_axis].tunable and facts.axes[fact.key_axis].tunable):
             return Declined("queries or keys are not tiles")
+        first = _boxed(facts, fact, fact.query_axis, target)
         for percent in (safety.attention(target), safety.ALL):
-            found = tuple(itertools.islice(_feasible(facts, fact.query_axis, fact.key_axis, target, percent), _KEPT))
-            if found:
-                return found
+            found = tuple(itertools.islice(_feasible(facts, fact, fact.query_axis, target, percent), _KEPT))
+            if first or found:
+                return (*first, *found)
         return Declined("no tile of queries and keys fits without spilling")
 
 
-def _feasible(facts: KernelFacts, query: int, key: int, target: Target, percent: int) -> Iterator[TritonProposal]:
-    """Those that fit, the least that an SM works through first, and of one height in the order of the table."""
+def _boxed(facts: KernelFacts, fact: AttentionFact, query: int, target: Target) -> tuple[TritonProposal, ...]:
+    """The tile for keys and values that move as boxes. Of programs that share an SM one has its exponentials while others
+    multiply."""
+    head = _head(facts, fact)
+    boxes = target.has("wgmma") and target.has("tensor_descriptor") and _are_boxes(facts, fact)
+    options = [(tile, together) for most, tile, together in _BOXED if boxes and head is not None and head <= most]
+    for tile, together in options[:1]:
+        sizes = _sizes_of(facts, query, fact.key_axis, tile)
+        programs = programs_of(facts, facts.attention_root, sizes)
+        predicted = fits(facts, target, sizes, tile, safety.attention(target))
+        # masks of a last tile take the registers with which programs share an SM: offline 192 with heads of 128 instead of 158
+        whole = extent_of(facts.axes[fact.key_axis]) % sizes[fact.key_axis] == 0
+        if predicted is not None and whole and programs >= together * target.num_sms:
+            loaded = [op.region == fact.region for op in sorted(facts.memory_ops, key=lambda op: op.slot)]
+            proposal = _proposal(facts, sizes, tile, predicted, programs, target)
+            ways = ["tensor_descriptor" if each else "pointer" for each in loaded]
+            order = _queries_first(facts, fact)
+            return (replace(proposal, loop_orders=order, launch={**proposal.launch, "indexing": ways}),)
+    return ()
 
-    def sizes_of(tile: Tile) -> Sizes:
-        sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
-        return sizes | {query: clamp(tile.held, facts.axes[query]), key: clamp(tile.walked, facts.axes[key])}
+
+def _head(facts: KernelFacts, fact: AttentionFact) -> int | None:
+    """Numbers of 16 bits in which queries meet keys, a power of two; None for others."""
+    scores = [product for product in facts.matmuls if product.region == fact.region and product.n_axis == fact.key_axis]
+    widths = {product.static_k for product in scores if product.lhs_dtype.itemsize == 2}
+    (width,) = widths if len(scores) == 1 == len(widths) else (None,)
+    return width if width is not None and width & (width - 1) == 0 else None
+
+
+def _are_boxes(facts: KernelFacts, fact: AttentionFact) -> bool:
+    """Whether the copy engine can move what the loop loads: tiles of tensors of known strides, to the last key."""
+    key = facts.axes[fact.key_axis]
+    loads = [op for op in facts.memory_ops if op.region == fact.region and op.kind == "load"]
+    return key.static and key.extent is not None and all(op.static and not op.gathered for op in loads)
+
+
+def _proposal(
+    facts: KernelFacts, sizes: Sizes, tile: Tile, predicted: Predicted, programs: int, target: Target
+) -> TritonProposal:
+    fact = facts.attention
+    assert fact is not None and fact.query_axis is not None
+    measured = target.has("wgmma") and all(product.lhs_dtype.itemsize == 2 for product in facts.matmuls)
+    wide = measured and _NARROW_HEAD < (_head(facts, fact) or 0) <= _WIDE_HEAD
+    return TritonProposal(
+        reason=f"{sizes[fact.query_axis]} queries by {sizes[fact.key_axis]} keys, "
+        f"{predicted.registers_per_thread} registers, {programs} programs on {target.num_sms} SMs",
+        block_sizes=sizes,
+        loop_orders=_queries_first(facts, fact) if wide else {},
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch={"peel_masks": True} if fact.hidden and measured else {},
+    )
+
+
+def _queries_first(facts: KernelFacts, fact: AttentionFact) -> dict[int, tuple[int, ...]]:
+    """Neighbouring programs read the same keys and values, but below a diagonal, where those with the most work of all heads
+    begin first: on an H200 2346 us instead of 2747 with heads of 128, 608 instead of 628 with 256, 487 instead of 519
+    with 128 and sequences of many lengths. Narrow heads take 1577 instead of 1461, but for boxes."""
+    axes = [axis for axis in facts.grid_axes if facts.attention_root in facts.axes[axis].roots]
+    if fact.diagonal or fact.query_axis not in axes or len(axes) < 2:
+        return {}
+    at = axes.index(fact.query_axis)
+    return {facts.attention_root: (at, *(other for other in reversed(range(len(axes))) if other != at))}
+
+
+def _feasible(
+    facts: KernelFacts, fact: AttentionFact, query: int, target: Target, percent: int
+) -> Iterator[TritonProposal]:
+    """Those that fit, the least that an SM works through first, and of one height in the order of the table."""
+    key = fact.key_axis
+
+    sizes_of = functools.partial(_sizes_of, facts, query, key)
 
     def cost(tile: Tile) -> float:
         sizes = sizes_of(tile)
@@ -84,19 +170,20 @@ def _feasible(facts: KernelFacts, query: int, key: int, target: Target, percent:
         return cost_of(tile, programs_of(facts, facts.attention_root, sizes), walks * sizes[query], target)
 
     paired = programs_of(facts, facts.attention_root, sizes_of(_NARROW)) > target.num_sms
-    first = (_NARROW,) if paired and target.has("wgmma") and _has_narrow_heads(facts, key) else ()
+    first: tuple[Tile, ...] = (_NARROW,) if paired and target.has("wgmma") and _has_narrow_heads(facts, key) else ()
+    if not facts.axes[query].on_grid and target.has("wgmma") and _head(facts, fact) is not None:
+        first = (_ALONE,)
     for tile in sorted((*first, *(each for each in _CANDIDATES if each not in first)), key=cost):
         sizes = sizes_of(tile)
         predicted = fits(facts, target, sizes, tile, percent)
         if predicted is not None:
             programs = programs_of(facts, facts.attention_root, sizes)
-            yield TritonProposal(
-                reason=f"{sizes[query]} queries by {sizes[key]} keys, {predicted.registers_per_thread} registers, "
-                f"{programs} programs on {target.num_sms} SMs",
-                block_sizes=sizes,
-                num_warps=tile.warps,
-                num_stages=tile.stages,
-            )
+            yield _proposal(facts, sizes, tile, predicted, programs, target)
+
+
+def _sizes_of(facts: KernelFacts, query: int, key: int, tile: Tile) -> Sizes:
+    sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
+    return sizes | {query: clamp(tile.held, facts.axes[query]), key: clamp(tile.walked, facts.axes[key])}
 
 
 def _has_narrow_heads(facts: KernelFacts, key: int) -> bool:

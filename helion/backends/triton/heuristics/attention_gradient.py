@@ -6,7 +6,7 @@ for heads of 64; less where that spills or does not fit, and where SMs would be 
 two programs of four warps on an SM come first, of which one has its exponentials while the other multiplies, and for heads that
 leave no room for two, one that holds twice as many rows in loops of one sum. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) causal
 gradients of heads of 128 take 2137 us instead of 4144 so (64 heads, 4096 rows; the library 1882 with the forward pass), of
-64 759 instead of 1139 (735), of 256 192 instead of 314 (161).
+64 758 instead of 1139 (731; with two stages 947), of 256 192 instead of 314 (161).
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _CANDIDATES = (
     Tile(16, 16, 1, 4),
 )
 _KEPT = 3
-#: What comes before them where the matrix unit is asynchronous: two programs on an SM, or one.
-_PAIRED, _TALL = Tile(64, 64, 2, 4), Tile(64, 32, 1, 8)
+#: What comes before them where the matrix unit is asynchronous: two programs on an SM, with three stages where there is room and
+#: every product is a sum, or one.
+_DEEP, _PAIRED, _TALL = Tile(64, 64, 3, 4), Tile(64, 64, 2, 4), Tile(64, 32, 1, 8)
 #: Percent of the registers that may be planned with for these: offline for sm_90 244 of 255 planned with take 255 and 238
 #: take 236, both without spills; where a loop has products that are no sums of its own, 236 spill 268 bytes.
 _MEASURED_PERCENT = 96
@@ -70,9 +71,11 @@ def _measured(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
     """The tiles that were measured to be fastest for 16-bit numbers, the first that fits."""
     if not target.has("wgmma") or any(each.lhs_dtype.itemsize != 2 for each in facts.matmuls):
         return ()
-    percent = safety.gradient(target) if _has_other_products(facts) else _MEASURED_PERCENT
+    others = _has_other_products(facts)
+    percent = safety.gradient(target) if others else _MEASURED_PERCENT
     alone = any(_sums(facts, fact.region) == 1 for fact in facts.attention_gradients)
-    for tile, tall, together in ((_PAIRED, 1, 2), *([(_TALL, 2, 1)] if alone else [])):
+    deep = [] if others else [(_DEEP, 1, 2)]
+    for tile, tall, together in (*deep, (_PAIRED, 1, 2), *([(_TALL, 2, 1)] if alone else [])):
         sizes = _sizes_of(facts, tile, tall)
         predicted = fits(facts, target, sizes, tile, percent)
         room = predicted is not None and together * predicted.shared_bytes <= target.smem_per_sm_bytes

@@ -114,8 +114,20 @@ def _set_chunk(found: Allocation, facts: KernelFacts) -> None:
     room = max(axis.min_size, min(_CHUNK_ROWS, previous_power_of_2(_CHUNK // columns)))
     if primary.axis in found.chunks:
         found.chunks[primary.axis] = None if axis.padded <= room else room
-    elif primary.axis in found.sizes:
-        found.sizes[primary.axis] = min(room, axis.max_size or room, axis.padded or room)
+    for block in _walked(found, facts):
+        other = facts.axes[block]
+        found.sizes[block] = max(other.min_size, min(room, other.max_size or room, other.padded or room))
+
+
+def _walked(found: Allocation, facts: KernelFacts) -> list[int]:
+    """The tiles of loops over the rows: that of the reduction, and of others over as many, such as one that applies its
+    result."""
+    primary = found.primary
+    return [
+        axis.block_id
+        for axis in facts.tunable_axes
+        if axis.block_id == primary.axis or (axis.extent == primary.extent and not axis.on_grid)
+    ]
 
 
 def _fit_chunk(found: Allocation, facts: KernelFacts, target: Target, threads: int) -> None:
@@ -128,6 +140,7 @@ def _fit_chunk(found: Allocation, facts: KernelFacts, target: Target, threads: i
         if axis.block_id not in sizes or half < max(_LEAST_CHUNK, axis.min_size):
             break
         sizes[axis.block_id] = half
+        found.sizes.update((block, min(half, found.sizes[block])) for block in _walked(found, facts))
 
 
 def _threads(found: Allocation, facts: KernelFacts) -> int:

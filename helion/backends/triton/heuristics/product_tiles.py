@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,8 +51,10 @@ _MIN_SIDE = 16
 _LOOPED_SIDE, _LOOPED_STAGES = 128, 3
 #: M, N, K, warps and stages where fp32 has to do without the asynchronous matrix unit.
 _SYNC_TILE = (128, 64, 32, 2, 3)
-#: Smallest side of such tiles that share sums: two warps have no registers for 64 x 64.
-_SYNC_FLOOR = 32
+#: Smallest side of such tiles that share sums, and programs of whole tiles that an SM runs at once.
+_SYNC_FLOOR, _SYNC_PROGRAMS = 32, 4
+#: Rows of the asynchronous unit for each of its warps.
+_FRAGMENT_ROWS = 16
 _WIDE_ITEMSIZE = 4
 #: Tiles along K of a loop beside the product's, against those of the product: wider ones were faster on H200.
 _BESIDE = 2
@@ -63,6 +65,8 @@ _ALIGNED_BYTES, _UNALIGNED_COLUMNS, _UNALIGNED_WARPS, _UNALIGNED_TILE = 16, 128,
 #: A persistent grid pays from this many waves on. Descriptors stage the output as well, which leaves room for three
 #: stages of the largest tiles.
 _PERSISTENT_WAVES, _PERSISTENT_GROUP, _PERSISTENT_STAGES = 3, 8, 3
+#: Waves and elements of tiles from which on operands in TF32 that are contiguous along K take descriptors.
+_BOXED_WAVES, _BOXED_TILE = 2, 32768
 #: Up to this K a product is as much its output as its operands: smaller tiles, of which more run at once.
 _SHORT_K, _SHORT_TILE = 128, (64, 128)
 #: From this K on, a product of fewer tiles than half of the SMs is bound by what an SM reads of the L2 cache: 117 us for 256 x
@@ -82,7 +86,9 @@ _REST_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Tile:
+class ProductTile:
+    """``m`` are rows of the matrix unit: of a product that is turned, columns of what the kernel computes."""
+
     m: int
     n: int
     k: int
@@ -112,10 +118,12 @@ def single_product(facts: KernelFacts) -> Extents | Declined:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewriting:
-    """Config keys that have the kernel's product rewritten, of which facts tell the result, and what is copied for that."""
+    """Config keys that have the kernel's product rewritten, of which facts tell the result, and what is copied for that.
+    ``boxed``: tensor descriptors move its operands."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     copied_bytes: int = 0
+    boxed: bool = False
 
 
 _AS_WRITTEN = Rewriting()
@@ -162,9 +170,38 @@ class ProductSizer:
         computed = fact.lhs_prologue or fact.rhs_prologue or "strided" in (fact.lhs_layout, fact.rhs_layout)
         narrow = self.itemsize < _WIDE_ITEMSIZE
         #: Whether descriptors may move the operands, and whether they do so faster than pointers on any grid.
-        movable = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
-        self.descriptors_fit = plain and movable and self.aligned and narrow and not computed
+        static = all(op.static and not op.gathered for op in operands) and target.has("tensor_descriptor")
+        self.movable = static and self.aligned
+        self.descriptors_fit = plain and self.movable and narrow and not computed
         self.descriptors_pay = self.swept and self.descriptors_fit and fact.rhs_layout == "k_major"
+        read = narrow or k_major
+        #: Whether rows are aligned and end anywhere: masks of single elements, which descriptors do without.
+        ragged = not rewriting.keys and any(
+            stride == 1 and extent * op.itemsize % _ALIGNED_BYTES
+            for op in operands
+            for stride, extent in zip(op.strides, op.extents, strict=True)
+        )
+        boxed = rewriting.boxed or (self.swept and ragged and self.movable and read and not computed)
+        slots = frozenset(op.slot for op in operands)
+        self.box_slots = slots if boxed else frozenset[int]()
+        tf32 = self.swept and plain and self.movable and not computed and k_major and not narrow
+        #: Operands that descriptors move where many large tiles are worth making them.
+        self.wide_slots = slots if tf32 else frozenset[int]()
+
+    def options(self, several: Iterable[ProductTile]) -> Iterator[tuple[TritonProposal, float]]:
+        """Of tiles that are given, each alone and with its sums in parts, the proposal and its predicted time."""
+        depth = previous_power_of_2(self.extents[2])
+        for given in several:
+            m, n, k = min(given.m, self.caps[0]), min(given.n, self.caps[1]), min(given.k, depth)
+            # boxes are no larger than the tensor
+            fits = all(side <= extent for side, extent in zip((m, n, k), self.extents, strict=True))
+            if not fits or m < _FRAGMENT_ROWS * given.warps or self.looped or self.span is not None:
+                continue
+            few = self.facts.divisible and self.extents[2] >= _LONG_K and self.blocks(m, n) <= self.target.num_sms
+            parted = self.sharing(m, n) if few else []
+            for sizer in (self, *parted):
+                tile = replace(given, m=m, n=n, k=k)
+                yield sizer.proposal(tile, grouped=False), sizer.time_us(tile)
 
     def fastest(self) -> tuple[TritonProposal, float]:
         """Of one tile for each program and of tiles whose sums programs share, with the predicted time."""
@@ -194,7 +231,7 @@ class ProductSizer:
                 found.append(specialized)
         return tuple(found)
 
-    def tile(self, *, spread: bool) -> _Tile:
+    def tile(self, *, spread: bool) -> ProductTile:
         """The tile of the formula, or one for products of few tiles and a long K (``spread``)."""
         m, n = self.fill_waves(*self.start())
         if spread:
@@ -202,10 +239,10 @@ class ProductSizer:
         warps = self.warps(m, n)
         while True:
             k, stages = self.pipeline(m, n)
-            predicted = self.predict(_Tile(m=m, n=n, k=k, warps=warps, stages=stages))
+            predicted = self.predict(ProductTile(m=m, n=n, k=k, warps=warps, stages=stages))
             wide = k >= min(_LEAST_LINE // self.itemsize, previous_power_of_2(self.depth(m, n) // _PIPELINE))
             if (wide and predicted.fits and not predicted.spills) or max(m, n) <= _MIN_SIDE:
-                return _Tile(m=m, n=n, k=k, warps=warps, stages=stages)
+                return ProductTile(m=m, n=n, k=k, warps=warps, stages=stages)
             m, n = (m, n // 2) if n >= m else (m // 2, n)
 
     def start(self) -> tuple[int, int]:
@@ -279,7 +316,7 @@ class ProductSizer:
         options = [(a, b) for a in _halves(m) for b in _halves(n)]
         return min(options, key=lambda sides: (cost(sides), -sides[0], -sides[1]))
 
-    def shared(self, first: _Tile) -> TritonProposal | None:
+    def shared(self, first: ProductTile) -> TritonProposal | None:
         """Larger tiles whose sums several programs share, where that takes less time than ``first``: each operand is read
         less often, and more SMs read."""
         for best, us in self.fastest_shared():
@@ -291,7 +328,7 @@ class ProductSizer:
         """Of the tiles whose sums several programs share, and its predicted time; none where that is out of the question."""
         m, n = self.start()
         least = _SYNC_FLOOR if self.sync else _TILE_FLOOR
-        few = 2 * self.blocks(m, n) <= self.target.num_sms
+        few = 2 * self.blocks(m, n) <= self.target.num_sms * (_SYNC_PROGRAMS if self.sync else 1)
         if not self.facts.divisible or self.looped or not few or self.extents[2] < _LONG_K:
             return ()
         options = [
@@ -311,16 +348,23 @@ class ProductSizer:
     def whole(self, m: int, n: int) -> tuple[TritonProposal, float]:
         """A proposal for tiles of these sides, and its predicted time, without end where it does not fit."""
         k, stages = self.pipeline(m, n)
-        tile = _Tile(m=m, n=n, k=k, warps=self.warps(m, n), stages=stages)
+        tile = ProductTile(m=m, n=n, k=k, warps=self.warps(m, n), stages=stages)
         return self.proposal(tile, grouped=False), self.time_us(tile)
 
-    def time_us(self, tile: _Tile) -> float:
+    def time_us(self, tile: ProductTile) -> float:
         predicted = self.predict(tile)
         if not predicted.fits or predicted.spills:
             return math.inf
         sizes = all_sizes(self.facts, self.sizes(tile))
         copied = self.rewriting.copied_bytes
-        launch = Launch(sizes=sizes, warps=tile.warps, stages=tile.stages, parts=self.parts, copied_bytes=copied)
+        launch = Launch(
+            sizes=sizes,
+            warps=tile.warps,
+            stages=tile.stages,
+            boxed=self.box_slots,
+            parts=self.parts,
+            copied_bytes=copied,
+        )
         return timing(self.facts, launch, predicted, self.target).us
 
     def warps(self, m: int, n: int) -> int:
@@ -351,10 +395,15 @@ class ProductSizer:
         most = min(most, _SYNC_TILE[4] if self.sync else most, max(2, depth // k))
         return k, next((s for s in range(most, 1, -1) if fits(k, s)), 2)
 
-    def predict(self, tile: _Tile) -> Predicted:
-        return estimate(self.facts, self.target, self.sizes(tile), tile.warps, tile.stages)
+    def predict(self, tile: ProductTile) -> Predicted:
+        if not self.box_slots:
+            return estimate(self.facts, self.target, self.sizes(tile), tile.warps, tile.stages)
+        sizes = all_sizes(self.facts, self.sizes(tile))
+        return predict(
+            self.facts, sizes, tile.warps, tile.stages, self.target, descriptor_slots=self.box_slots, once=True
+        )
 
-    def sizes(self, tile: _Tile) -> dict[int, int]:
+    def sizes(self, tile: ProductTile) -> dict[int, int]:
         fact, axes = self.fact, self.facts.axes
         sizes = {axis.block_id: axis.min_size for axis in self.facts.tunable_axes}
         for block, size in ((fact.m_block_id, tile.m), (fact.n_block_id, tile.n), (fact.k_block_id, tile.k)):
@@ -376,7 +425,7 @@ class ProductSizer:
                 sizes[axis.block_id] = size
                 room[axis.roots[0]] = max(1, room[axis.roots[0]] // size)
 
-    def persistent(self, tile: _Tile) -> TritonProposal | None:
+    def persistent(self, tile: ProductTile) -> TritonProposal | None:
         """The tile on a persistent grid, with tensor descriptors, loops fused so that the next tile's loads begin while
         the last one is stored. None where that does not apply; an alternate where it has not been measured."""
         fact, facts = self.fact, self.facts
@@ -396,7 +445,7 @@ class ProductSizer:
             launch={"indexing": "tensor_descriptor"},
         )
 
-    def boxed(self, tile: _Tile) -> _Tile | None:
+    def boxed(self, tile: ProductTile) -> ProductTile | None:
         """The tile with as many stages as descriptors of all accesses leave room for; None where that is none."""
         most = min(tile.stages, _PERSISTENT_STAGES)
         slots = frozenset(op.slot for op in self.facts.memory_ops)
@@ -407,7 +456,7 @@ class ProductSizer:
                 return found
         return None
 
-    def specialized(self, tile: _Tile) -> TritonProposal | None:
+    def specialized(self, tile: ProductTile) -> TritonProposal | None:
         """The same with warps of a role each, where the accumulator is in tensor memory: loads and products do not wait for
         the warps that store, which read half of the columns so as not to spill."""
         if not (self.target.has("tcgen05") and self.target.has("warp_specialize")) or self.computes_after():
@@ -431,15 +480,21 @@ class ProductSizer:
         both = {self.fact.m_axis, self.fact.n_axis}
         return any(work.sfu_ops for work in self.facts.work if both <= set(work.axes))
 
-    def transposed(self, tile: _Tile) -> _Tile | None:
+    def transposed(self, tile: ProductTile) -> ProductTile | None:
         """The alternate with rows doubled and columns halved, where that is possible."""
         m, n = min(tile.m * 2, self.caps[0]), max(tile.n // 2, _MIN_SIDE)
         if self.looped or m == tile.m or n == tile.n or m * n < _SMALLEST_ALTERNATE:
             return None
-        other = _Tile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
+        other = ProductTile(m=m, n=n, k=tile.k, warps=tile.warps, stages=tile.stages)
         return other if self.predict(other).fits else None
 
-    def proposal(self, tile: _Tile, *, grouped: bool) -> TritonProposal:
+    def many_boxes(self, tile: ProductTile) -> frozenset[int]:
+        """Slots of operands in TF32 that descriptors move faster than pointers: a layer of 4096 x 4096 x 4096 takes 370 us on an H200
+        and 400 us, and programs of small tiles lose more to making them than they gain."""
+        many = self.blocks(tile.m, tile.n) >= _BOXED_WAVES * self.target.num_sms and tile.m * tile.n >= _BOXED_TILE
+        return self.wide_slots if many else frozenset()
+
+    def proposal(self, tile: ProductTile, *, grouped: bool) -> TritonProposal:
         grid_m, grid_n = cdiv(self.spread[0], tile.m), cdiv(self.spread[1], tile.n)
         group = {}
         if grouped and grid_m > 1 and grid_m >= _TALL * grid_n:
@@ -456,6 +511,7 @@ class ProductSizer:
             l2_groupings=group,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            indexing=dict.fromkeys(self.box_slots or self.many_boxes(tile), "tensor_descriptor"),
             launch=tunables(self.facts, sizes) | descriptors | parted | dict(self.rewriting.keys),
         )
 

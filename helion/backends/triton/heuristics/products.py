@@ -20,16 +20,19 @@ from ...._shapes import cdiv
 from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import MemoryClass, Target
 from ..proposal import TritonProposal
-from ..resources.time.launch import Launch
-from ..resources.time.predict import timing
 from . import register_safety as safety
 from .moderate_sizes import moderate_sizes
 from .sizing import all_sizes, estimate, extent_of, most_warps, wave_efficiency
+from .timed import proposal_us
 
 #: M and N of the tiles, from large to small.
 _SIDES = ((128, 128), (128, 64), (64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32), (16, 16))
 #: Bytes of the tiles along K (a line of the swizzle in which matrix units read shared memory, or half) and stages.
 _PIPELINES = ((128, 3), (128, 2), (64, 3), (64, 2), (64, 1))
+#: Where no product has more than this many rows: memory bounds them, longer lines bring more at once, and so do programs of
+#: no more columns than these, of which an SM has several. On an H200 (2026-11-23) lines of 512 bytes take 0.86 of the time of
+#: 128 over 16 x 4096 x 4096 in fp16, and 64 columns with lines of 256 take 0.73 of 128 with 128 over 1 x 4096 x 14336 in bf16.
+_FEW_ROWS, _FEW_ROWS_PIPELINES, _FEW_ROWS_COLUMNS = 16, ((512, 4), (256, 4)), 64
 _WARPS = (4, 8, 16)
 #: Sides and lines that predicted times are asked about besides, the usual line first; tiles for which others are tried; and the part of
 #: the time of the tile by rule that the fastest takes at most to replace it. Of six kernels on an H200 the first pick by time was within 1.03
@@ -65,7 +68,7 @@ class TritonProductsHeuristic(Heuristic):
         deep = _deepened(facts, best, target)
         ruled = (best,) if deep is None else (deep, best)
         fastest = _fastest(facts, target) if _is_swept(target) else None
-        if fastest is None or _launch_us(facts, fastest, target) > _WORTH * _launch_us(facts, ruled[0], target):
+        if fastest is None or proposal_us(facts, fastest, target) > _WORTH * proposal_us(facts, ruled[0], target):
             return ruled
         return (fastest, *ruled)
 
@@ -90,19 +93,19 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
         for sizes, each in sides.items()
         if target.num_sms <= 2 * _count_programs(facts, dict(sizes)) <= 2 * _MOST_ROUNDS * target.num_sms
     ]
-    timed = [(_launch_us(facts, found, target), each, found) for each, found in usual if found is not None]
+    timed = [(proposal_us(facts, found, target), each, found) for each, found in usual if found is not None]
     timed.sort(key=lambda option: option[0])
     for _, each, _ in timed[:_LEADING]:
         for line in _LINES[1:]:
             if (found := _deepest(facts, tile(each, line), target)) is not None:
-                timed.append((_launch_us(facts, found, target), each, found))
+                timed.append((proposal_us(facts, found, target), each, found))
     for _, each, found in timed[:_LEADING] if facts.divisible else ():
         for parts in _PARTS:
             if parts * _programs(facts, found) <= _MOST_ROUNDS * target.num_sms and parts <= _steps(
                 facts, dict(found.block_sizes)
             ):
                 shared = replace(found, reason=f"{found.reason}, K in {parts} parts", launch={"split_k": parts})
-                timed.append((_launch_us(facts, shared, target), each, shared))
+                timed.append((proposal_us(facts, shared, target), each, shared))
     return min(timed, key=lambda option: option[0])[2] if timed else None
 
 
@@ -121,14 +124,6 @@ def _deepest(facts: KernelFacts, sizes: dict[int, int], target: Target) -> Trito
             reason = f"{tiles} tiles, {stages} stages, the least predicted time"
             return TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
     return None
-
-
-def _launch_us(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
-    warps, stages = proposal.num_warps or _WARPS[0], proposal.num_stages or 1
-    sizes = all_sizes(facts, proposal.block_sizes)
-    predicted = estimate(facts, target, proposal.block_sizes, warps, stages)
-    launch = Launch(sizes=sizes, warps=warps, stages=stages, parts=proposal.launch.get("split_k", 1))
-    return timing(facts, launch, predicted, target).us
 
 
 def _time(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
@@ -185,8 +180,13 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonPropos
     itemsize = max(max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize) for fact in facts.matmuls)
     least = target.min_dot(itemsize)[2]
     percent = min(safety.products(target), safety.STATE) if _chunks(facts) else safety.products(target)
-    for m, n in _SIDES:
-        for line, stages in _PIPELINES:
+    pipelines: tuple[tuple[int, int], ...] = _PIPELINES
+    sides: tuple[tuple[int, int], ...] = _SIDES
+    if _has_few_rows(facts) and target.kind == "cuda":
+        pipelines = (*_FEW_ROWS_PIPELINES, *_PIPELINES)
+        sides = tuple(each for each in _SIDES if each[1] <= _FEW_ROWS_COLUMNS)
+    for m, n in sides:
+        for line, stages in pipelines:
             k = max(least, line // itemsize)
             sizes = moderate_sizes(facts, {"m": m, "n": n, "k": k})
             sizes |= {axis: min(sizes[axis], _CHUNK) for axis in _chunks(facts) if axis in sizes}
@@ -197,6 +197,11 @@ def _feasible(facts: KernelFacts, target: Target) -> Iterator[tuple[TritonPropos
                 proposal = TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=stages)
                 yield proposal, safety.within(predicted, percent)
                 break
+
+
+def _has_few_rows(facts: KernelFacts) -> bool:
+    """Whether no product has more rows than a matrix unit takes at once."""
+    return all(fact.m_block_id is None and (fact.static_m or _FEW_ROWS + 1) <= _FEW_ROWS for fact in facts.matmuls)
 
 
 def _chunks(facts: KernelFacts) -> set[int]:

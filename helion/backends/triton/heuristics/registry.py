@@ -18,6 +18,7 @@ from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueH
 from .nested_reduction import TritonNestedReductionHeuristic
 from .pointwise import TritonPointwiseHeuristic
 from .products import TritonProductsHeuristic
+from .products_first import TritonProductsFirstHeuristic
 from .recurrence import TritonRecurrenceHeuristic
 from .reduction import TritonReductionHeuristic
 from .rewritten_matmul import TritonRewrittenMatmulHeuristic
@@ -50,5 +51,6 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonPointwiseHeuristic(),
     TritonRecurrenceHeuristic(),
     TritonScatterHeuristic(),
+    TritonProductsFirstHeuristic(),
     TritonFallbackHeuristic(),
 )

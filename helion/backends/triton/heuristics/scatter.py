@@ -8,10 +8,12 @@ config gives each program 32 elements a side whatever there is to do. On an H200
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from ...._compiler.facts.records import AxisFact, KernelFacts
-from ...._shapes import previous_power_of_2
+from ...._shapes import next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
@@ -24,7 +26,8 @@ _MOST, _LEAST, _WALKED = 2048, 128, 4096
 _RUN, _SUMMED_RUN = 256, 64
 #: Programs per SM that are left.
 _WAVES = 4
-_WARPS = 4
+#: Warps; fewer where a thread would have less than so many elements of a loop from and to where data says.
+_WARPS, _THREAD_ELEMENTS = 4, 4
 
 
 class TritonScatterHeuristic(Heuristic):
@@ -41,39 +44,70 @@ class TritonScatterHeuristic(Heuristic):
         if not facts.tunable_axes or not (facts.atomics or any(axis.extent is None for axis in facts.axes)):
             return Declined("no atomics, and no loop from or to where data says")
         sizes = _sizes(facts, target)
-        while estimate(facts, target, sizes, _WARPS, 1).spill_risk:
+        warps = _warps(sizes, facts, target)
+        while estimate(facts, target, sizes, warps, 1).spill_risk:
             able = [axis for axis in facts.tunable_axes if sizes[axis.block_id] > axis.min_size]
             if not able:
                 break
             sizes[max(able, key=lambda axis: sizes[axis.block_id]).block_id] //= 2
-        reason = f"tiles of {' x '.join(map(str, sizes.values()))} along contiguous memory, {_WARPS} warps"
-        return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=_WARPS, num_stages=1),)
+        reason = f"tiles of {' x '.join(map(str, sizes.values()))} along contiguous memory, {warps} warps"
+        return (TritonProposal(reason=reason, block_sizes=sizes, num_warps=warps, num_stages=1),)
 
 
 def _sizes(facts: KernelFacts, target: Target) -> dict[int, int]:
     """The elements of a tile, given to the contiguous axes first, then to loops, then to the grid."""
     share = previous_power_of_2(grid_extent(facts) // (_WAVES * target.num_sms))
     walks = any(not axis.on_grid for axis in facts.tunable_axes)
-    room = {True: max(_LEAST, min(_MOST, share)), False: _WALKED if walks else _MOST}
+    room, own = (_WALKED if walks else _MOST), max(_LEAST, min(_MOST, share))
     for axis in facts.axes:
         if axis.kind == "full":
-            room = {on_grid: max(1, left // max(1, axis.padded)) for on_grid, left in room.items()}
+            room, own = (max(1, left // max(1, axis.padded)) for left in (room, own))
     summed = bool(facts.atomics) and any(fact.category == "grid_tile" for fact in facts.reductions)
     longest = _SUMMED_RUN if summed else _RUN
     axes = facts.tunable_axes
-    sizes = {axis.block_id: axis.min_size for axis in axes}
+    sizes: dict[int, int] = {}
     for axis in sorted(axes, key=lambda axis: _rank(axis, facts)):
         run = longest if len(axes) > 1 and is_contiguous(axis, facts) else _MOST
         if run == _RUN and axis.padded == 2 * run:
             run = axis.padded
         # what is left of the whole tile, and of the part of it that lies on the grid
-        most = min(room[False], room[True]) if axis.on_grid else room[False]
-        size = clamp(min(run, most, axis.padded or most), axis)
-        sizes[axis.block_id] = size
-        room[False] = max(1, room[False] // size)
+        most = room // _taken(axis, sizes, facts)
         if axis.on_grid:
-            room[True] = max(1, room[True] // size)
+            most = min(most, own // math.prod(size for a, size in sizes.items() if facts.axes[a].on_grid))
+        # a loop from and to where data says goes no further than that, on average
+        length = next_power_of_2(axis.mean) if axis.extent is None and axis.mean else axis.padded
+        sizes[axis.block_id] = clamp(max(1, min(run, most, length or most)), axis)
     return sizes
+
+
+def _taken(axis: AxisFact, sizes: Mapping[int, int], facts: KernelFacts) -> int:
+    """Elements of the tiles that ``axis`` adds a dimension to, of the axes that have a size."""
+    return _elements(sizes, facts, _loops(sizes, facts) if axis.on_grid else [axis.block_id])
+
+
+def _elements(sizes: Mapping[int, int], facts: KernelFacts, nests: Sequence[int]) -> int:
+    """Elements of the largest tile of the loops that share a nest with one of ``nests``."""
+    grid = math.prod(size for a, size in sizes.items() if facts.axes[a].on_grid)
+    inside = (math.prod(sizes[a] for a in _loops(sizes, facts) if _share(a, nest, facts)) for nest in nests)
+    return grid * max(inside, default=1)
+
+
+def _loops(sizes: Mapping[int, int], facts: KernelFacts) -> list[int]:
+    return [axis for axis in sizes if not facts.axes[axis].on_grid]
+
+
+def _share(axis: int, other: int, facts: KernelFacts) -> bool:
+    """Whether two axes are of one loop, or of one inside of the other."""
+    return any({axis, other} <= set(facts.enclosing_axes(region.region)) for region in facts.regions)
+
+
+def _warps(sizes: Mapping[int, int], facts: KernelFacts, target: Target) -> int:
+    """Few where loops from and to where data says are short."""
+    if not any(axis.extent is None and axis.mean for axis in facts.tunable_axes):
+        return _WARPS
+    whole = math.prod(max(1, axis.padded) for axis in facts.axes if axis.kind == "full")
+    tile = whole * _elements(sizes, facts, _loops(sizes, facts))
+    return max(1, min(_WARPS, previous_power_of_2(tile // (_THREAD_ELEMENTS * target.warp_size))))
 
 
 def _rank(axis: AxisFact, facts: KernelFacts) -> tuple[bool, bool, int, int]:

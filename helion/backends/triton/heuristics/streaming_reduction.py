@@ -35,9 +35,14 @@ _THREAD_ELEMENTS = 64
 #: Rows up to this many elements are held at once; up to twice as many if reading them again would miss the caches (L1
 #: has 64 KiB for each of the rows that run on an SM), or if a loop would correct its sum for each new maximum.
 _HELD, _CACHED_BYTES, _ONE_PASS = 16384, 65536, frozenset(("max", "sum"))
+#: Elements per thread of a row of ``_HELD`` that a loop of the kernel's own reads once. On an H200 (2026-11-23) the squares of 8192
+#: rows of 12000 in bf16 take 0.95 of the time of tiles of 8192 and a quarter of the threads.
+_HELD_THREAD_ELEMENTS = 32
 #: Elements of the chunks of longer rows, divided by the number of loads that span a row, and of rows of twice ``_HELD``;
 #: a block has all threads for them, half of them where chunks of so many bytes have this many live tiles.
 _CHUNK, _SHORT_CHUNK, _MANY_TILES = 16384, 4096, 3
+#: A loop of the kernel's own with so many tiles, whose row is read again, holds no more than ``_HELD``: on an H200 (2026-11-23)
+#: a smoothed loss with its gradient over rows of 32001 in fp32 takes 0.28 of the time of tiles of 32768, which spill.
 #: Where one number per row is all that is stored, a row is read once however it is walked. A loop of the kernel's own
 #: has these chunks too where rows are not aligned for loads of so many bytes.
 _VECTOR_BYTES = 16
@@ -45,6 +50,9 @@ _SCALAR_CHUNK, _SCALAR_THREADS = 2048, 512
 #: Chunks of rows beyond ``_HELD`` that are not aligned, and threads for them: a chunk at each end is accessed by elements. On an
 #: H200 (2026-11-23) rows of 50257 and 32001 take 0.60 and 0.85 of the time of larger chunks and of held rows in bf16.
 _UNALIGNED_CHUNK, _UNALIGNED_THREADS = 2048, 256
+#: Tiles of a row of the kernel's own loop that is not aligned, and elements of one, at least. On an H200 (2026-11-23) rows of 3001
+#: in bf16 take 0.54 of the time of two tiles.
+_UNALIGNED_TILES, _LEAST_UNALIGNED = 4, 256
 #: A body is heavy from this many live tiles on: elements of a row that is held, of a chunk, and per thread.
 _HEAVY_TILES, _HEAVY_HELD, _HEAVY_CHUNK = 6, 4096, 2048
 _HEAVY_THREAD_ELEMENTS, _HEAVY_THREADS = 16, 256
@@ -109,16 +117,22 @@ def _row_loads(facts: KernelFacts, axis: int) -> int:
 
 
 def _eviction(facts: KernelFacts, primary: ReductionFact, width: int) -> dict[int, str]:
-    """Long rows that are read again to store something stay in the cache until then."""
-    again = primary.re_read and _stores_rows(facts, primary)
-    if not again or width >= primary.extent or primary.extent <= 2 * _HELD:
-        return {}
+    """Long rows that are read again to store something stay in the cache until then. What is read once, where no row is stored,
+    leaves it first: results of other kernels, which are there, need not be written to memory for it."""
     along, grid = _along(facts, primary), frozenset(facts.grid_axes)
-    return {
-        op.load_slot: "last" if op.region == primary.region else "first"
+    rows = {
+        op.load_slot: op.region == primary.region
         for op in facts.memory_ops
         if op.load_slot is not None and along.intersection(op.tile_axes) and grid.intersection(op.tile_axes)
     }
+    stores = _stores_rows(facts, primary)
+    # a whole dimension of which no row is stored is read once however it is walked
+    again = primary.re_read and width < primary.extent and (stores or not primary.full_extent)
+    if not again and not stores:
+        return dict.fromkeys(rows, "first")
+    if not again or not stores or primary.extent <= 2 * _HELD:
+        return {}
+    return {slot: "last" if first else "first" for slot, first in rows.items()}
 
 
 def _is_heavy(primary: ReductionFact) -> bool:
@@ -162,13 +176,17 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_b
         scale = sum(size for axes, size in primary.live_tiles if primary.axis in axes)
         room = target.registers_per_sm * _REGISTER_BYTES // _SHARED_BY
         width = min(whole, previous_power_of_2(room // max(1, scale)))
-        return width if _is_aligned(facts, primary) else min(width, _SCALAR_CHUNK)
+        if loads == 1 and whole <= _HELD:
+            width = whole
+        return width if _is_aligned(facts, primary) else _unaligned_width(width, primary)
     if _is_heavy(primary):
         return whole if whole <= _HEAVY_HELD else _HEAVY_CHUNK
     if primary.full_extent and not _stores_rows(facts, primary):
         return whole if whole <= _HELD else _SCALAR_CHUNK
     if compute_bound:
         return min(whole, _COMPUTE_BOUND_TILE)
+    if not primary.full_extent and primary.body_live_tiles >= _MANY_TILES:
+        return min(whole, _HELD)
     again = primary.re_read and (
         whole * _itemsize(primary) * loads > _CACHED_BYTES or _ONE_PASS.issubset(primary.names)
     )
@@ -182,6 +200,13 @@ def _width(facts: KernelFacts, primary: ReductionFact, target: Target, compute_b
     if loads > 1 and _ONE_PASS.issubset(primary.names):
         return _SHORT_CHUNK
     return (_SHORT_CHUNK if whole <= 2 * _HELD else _CHUNK) // previous_power_of_2(loads)
+
+
+def _unaligned_width(width: int, primary: ReductionFact) -> int:
+    """Four tiles at least for a row that begins anywhere, so that all but the first and the last are accessed by vectors; a short
+    row is held at once."""
+    parted = previous_power_of_2(max(1, primary.extent // _UNALIGNED_TILES))
+    return min(width, _SCALAR_CHUNK, parted) if parted >= _LEAST_UNALIGNED else min(width, _SCALAR_CHUNK)
 
 
 def _set_width(found: Allocation, facts: KernelFacts, width: int) -> None:
@@ -241,6 +266,8 @@ def _threads(
         return max(_DEEP_THREADS, min(most, elements * inside * _itemsize(primary) // _LONG_THREAD_BYTES))
     if not _stores_rows(facts, primary):
         each = _LONG_THREAD_BYTES // (_itemsize(primary) * max(1, _row_loads(facts, primary.axis)))
+        if width == _HELD >= primary.extent:
+            each = min(each, _HELD_THREAD_ELEMENTS)
         if primary.body_live_tiles >= _MANY_TILES and (width < primary.extent or width <= _SHORT_ROW):
             each //= 2
     else:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from ...._compiler.host.analysis import written
 from ...._compiler.host.build import HostBuilder, KernelCall
 from ...._compiler.host.program import HostProgram
-from ...._shapes import Expr, Number, dtype_name, hint_of
+from ...._compiler.ir.grammar import HostTensor
+from ...._shapes import Expr, Number, dtype_name
 from ..plan.records import BlockPlan, GridPlan, LaunchArguments, Plan, constexpr_parameters
 
 #: The number of SMs that persistent programs are spread over.
@@ -28,7 +29,7 @@ def host_program(plan: Plan) -> HostProgram:
                 kernel=plan.kernel_names[phase],
                 grid=_grid(plan, phase, host),
                 arguments=arguments,
-                options=plan.launch.options,
+                options=plan.launch.options_of(phase),
             )
             for phase in launch.phases
         ]
@@ -50,11 +51,19 @@ def _before(plan: Plan, launch: LaunchArguments, host: HostBuilder) -> Iterator[
         yield f"{host.runtime('set_triton_allocator')}()"
     for tensor in (a.tensor for a in launch.tensors if a.tensor.made):
         device = host.source(launch.tensors[0].tensor.source)
-        dtype, numel = host.torch(dtype_name(tensor.dtype)), math.prod(map(hint_of, tensor.shape))
+        dtype, numel = host.torch(dtype_name(tensor.dtype)), _numel(tensor, host)
         yield f"{tensor.source} = {host.torch('empty')}({numel}, dtype={dtype}, device={device}.device)"
     if launch.overwritten:
         tensors = ", ".join(map(host.source, launch.overwritten))
         yield f"{host.runtime('overwrites')}({plan.program.host.name!r}, {launch.overwritten!r}, {tensors})"
+
+
+def _numel(tensor: HostTensor, host: HostBuilder) -> str:
+    """Elements of memory that a launch makes: all up to the next along the dimension in whose direction they lie furthest apart."""
+    reach = [(extent, stride) for extent, stride in zip(tensor.shape, tensor.strides, strict=True)]
+    if all(isinstance(number, int) for pair in reach for number in pair):
+        return str(max(math.prod(pair) for pair in reach))
+    return " * ".join(host.number(number, parent=True) for number in reach[0])
 
 
 def _dynamic_size(plan: Plan, block: BlockPlan, extent: Expr, host: HostBuilder) -> str:

@@ -18,8 +18,10 @@ from ...._compiler.passes.schedule import (
     HOIST_OPERANDS,
     INSERT_CHECKS,
     JOIN_LOOPS,
+    MATERIALIZE_PRODUCTS,
     ORDER_MEMORY,
     PACK_OPERANDS,
+    PEEL_MASKS,
     ROLL,
     SPLIT_SUMS,
     SUBTILE,
@@ -30,8 +32,10 @@ from ...._compiler.passes.turn import turn_products
 from ...._lazy import lazy
 from ...._shapes import Dim
 from .align import align_rows
+from .backwards import turn_loops
 from .carries import share_variables
 from .running_sums import keep_sums
+from .whole_tiles import part_whole_tiles
 
 if TYPE_CHECKING:
     from . import counted, squeeze
@@ -110,6 +114,7 @@ def _turn(program: Program, scheduled: Scheduled) -> Program:
 #: In order. The printer relies on all of Triton's own.
 STEPS: tuple[Step, ...] = (
     CHOOSE_BRANCHES,
+    MATERIALIZE_PRODUCTS,
     ROLL,
     FLATTEN,
     JOIN_LOOPS,
@@ -118,9 +123,12 @@ STEPS: tuple[Step, ...] = (
     HOIST_OPERANDS,
     PACK_OPERANDS,
     SUBTILE,
+    PEEL_MASKS,
     ORDER_MEMORY,
     INSERT_CHECKS,
     Step("triton.aligned_rows", align_rows),
+    Step("triton.backwards", turn_loops),
+    Step("triton.whole_tiles", part_whole_tiles),
     Step("triton.running_sums", keep_sums),
     Step("triton.counted_lanes", _count_lanes),
     Step("triton.gathers", widen_gathers),

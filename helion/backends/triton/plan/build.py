@@ -19,16 +19,18 @@ from ...._compiler.ir.grammar import (
     Root,
     SeedAttrs,
 )
-from ...._compiler.ir.loops import loops_of
+from ...._compiler.ir.loops import loops_of, tile_of_bound
+from ...._compiler.ir.rewrite import Makers
 from ...._compiler.passes.programs import check_programs
 from ...._compiler.passes.schedule import Step
 from ...._names import LAUNCH_OPTIONS, RESERVED, NameSpace
-from ...._shapes import Expr, Number, cdiv, hint_of
+from ...._shapes import Expr, Number, cdiv, fixed_at, hint_of
 from ....autotuner.decisions import Decisions, Place
 from ....hardware import Target
 from ....settings import Settings
+from ..resources.materialized import GROUP
 from .dots import partial_sums, settled_sums
-from .lowered import Lowered, lower, waits
+from .lowered import Lowered, lower, product_launch, product_tile, waits
 from .records import (
     AxisPlan,
     BlockPlan,
@@ -83,7 +85,6 @@ class _Planner:
         grids, root_ranges, loops = self.loops()
         policies = self.decisions.accesses("load_eviction_policies")
         evictions = {slot: policy for slot, policy in policies.items() if policy}
-        threads = self.decisions.values["num_warps"] * self.target.warp_size
         return Plan(
             program=self.rolled,
             kernel_names=self.kernel_names(),
@@ -96,15 +97,30 @@ class _Planner:
             cache_modifiers=self.cache_modifiers(),
             launch=self.launch(),
             boxes=self.boxes,
-            partial_sums=partial_sums(self.rolled, self.sizes, self.decisions.values["num_warps"], self.target),
-            settled_sums=settled_sums(self.rolled, self.sizes, self.decisions.values["num_warps"], self.target),
-            rounded_in_pairs=2 * threads if self.target.kind == "cuda" else None,
+            partial_sums={
+                dot: number
+                for warps, part in self.parts()
+                for dot, number in partial_sums(part, self.sizes, warps, self.target).items()
+            },
+            settled_sums=frozenset(
+                op for warps, part in self.parts() for op in settled_sums(part, self.sizes, warps, self.target)
+            ),
+            rounds_in_fp32=self.target.kind == "cuda",
             origin_lines=self.settings.output_origin_lines,
             tunables={name: self.decisions.values[name] for name, _ in self.program.tunables},
             full_masked=frozenset(
                 b.id for b in self.program.blocks if b.kind == "full" and self.is_ragged(b.extent, b.id)
             ),
         )
+
+    def parts(self) -> list[tuple[int, Program]]:
+        """The program in parts of which each has a number of warps."""
+        warps = self.decisions.values["num_warps"]
+        if product_tile(self.decisions) is None:
+            return [(warps, self.rolled)]
+        traced = len(self.program.roots)
+        rows, first = (replace(self.rolled, roots=r) for r in (self.rolled.roots[:traced], self.rolled.roots[traced:]))
+        return [(warps, rows), (product_launch(self.decisions)[0], first)]
 
     def kernel_names(self) -> tuple[str, ...]:
         base = f"_helion_{self.program.host.name}"
@@ -186,6 +202,8 @@ class _Planner:
     # --- loops -----------------------------------------------------------------------------------------------------------
 
     def axis(self, axis: LoopAxis) -> AxisPlan:
+        if axis.whole:
+            return AxisPlan(block=axis.block, masked=False)
         if not isinstance(axis.begin, (int, Expr)) or not isinstance(axis.end, (int, Expr)):
             return AxisPlan(block=axis.block, masked=not axis.scalar and self.sizes[axis.block] != 1)
         extent = axis.end - axis.begin
@@ -222,13 +240,14 @@ class _Planner:
                 grids.append(self.grid(number, loop, self.rolled.roots[len(grids)]))
                 ranges.append(self.range(number))
         for root in self.rolled.roots[len(grids) :]:
-            axes = tuple(map(self.axis, root.axes))
-            grids.append(GridPlan(axes=axes, order=tuple(range(len(axes)))[::-1]))
+            grids.append(self.made_grid(root))
             ranges.append(RangePlan())
         loops = {}
         for op in self.rolled.walk():
             if isinstance(op.attrs, ForAttrs):
-                plan = traced.get(op.number) or self.made(op.attrs)
+                plan = traced.get(op.attrs.like or op.number) or self.made(op.attrs)
+                if op.attrs.like:
+                    plan = replace(plan, axes=tuple(map(self.axis, op.attrs.axes)))
                 loops[op.number] = plan if not waits(op.regions[0]) else replace(plan, ranges=_in_order(plan.ranges))
         roots = (
             _in_order((chosen,))[0] if waits(planned.body) else chosen
@@ -238,12 +257,25 @@ class _Planner:
 
     def grid(self, number: int, root: Root, planned: Root) -> GridPlan:
         """The grid of ``planned``; ``root`` is what it was before flattening."""
-        axes = tuple(map(self.axis, planned.axes))
+        growing = growing_axes(planned)
+        axes = tuple(
+            replace(plan, descending=plan.block in growing and not fixed_at(plan.count, 1))
+            for plan in map(self.axis, planned.axes)
+        )
         if len(axes) < len(root.axes):
             return GridPlan(axes=axes, order=(0,))
         # an axis over parts of a sum is the slowest: programs that run together share what they read
         order = (*self.order(number, root.axes), *range(len(root.axes), len(axes)))
         return GridPlan(axes=axes, order=order, group=self.decisions.at("l2_groupings", number, 1))
+
+    def made_grid(self, root: Root) -> GridPlan:
+        """The grid of a root that a step made: its last axis is the fastest, of a product its rows."""
+        axes = tuple(map(self.axis, root.axes))
+        order = tuple(range(len(axes)))[::-1]
+        if product_tile(self.decisions) is None:
+            return GridPlan(axes=axes, order=order)
+        column, row, *others = order
+        return GridPlan(axes=axes, order=(row, column, *others), group=GROUP)
 
     def made(self, attrs: ForAttrs) -> LoopPlan:
         """A loop that a step made: no slots of its own. One over parts of a sum is unrolled, so that all are loaded at once."""
@@ -268,9 +300,35 @@ class _Planner:
         return LaunchPlan(
             pid_type=pid_type,
             options=tuple(options),
+            own=self.own_options(options),
             persistent=chosen["num_sm_multiplier"] if pid_type.startswith("persistent") else 0,
             reserved_sms=self.settings.persistent_reserved_sms,
         )
+
+    def own_options(self, options: list[tuple[str, Any]]) -> dict[int, tuple[tuple[str, Any], ...]]:
+        """Those of the kernel of products that are computed first."""
+        if product_tile(self.decisions) is None:
+            return {}
+        warps, stages = product_launch(self.decisions)
+        others = {"num_warps": warps, "num_stages": stages}
+        own = tuple((key, others.get(key, value)) for key, value in options)
+        return {root.phase: own for root in self.rolled.roots[len(self.program.roots) :]}
+
+
+def growing_axes(root: Root) -> frozenset[int]:
+    """Blocks of a grid whose tiles are the more work the later they come: a loop over tiles ends where they do, and does not
+    begin there. Programs of the most work are best begun first: the last ones of a launch run beside idle SMs."""
+    makers = Makers.among(root.body.walk())
+    on_grid = {axis.block for axis in root.axes}
+    found: set[int] = set()
+    for op in root.body.walk():
+        if not isinstance(op.attrs, ForAttrs):
+            continue
+        for axis in op.attrs.axes:
+            begin, end = (tile_of_bound(makers, op, bound) for bound in (axis.begin, axis.end))
+            if end is not None and end.field == "end" and end.block in on_grid and begin is None:
+                found.add(end.block)
+    return frozenset(found)
 
 
 def _in_order(ranges: tuple[RangePlan, ...]) -> tuple[RangePlan, ...]:

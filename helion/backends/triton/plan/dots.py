@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from ...._compiler.ir.grammar import DotAttrs, ForAttrs, MemoryAttrs, Op, PointwiseAttrs, Program, Region, Value
 from ...._compiler.ir.ops import OPS
@@ -35,7 +36,7 @@ def settled_sums(program: Program, sizes: Mapping[int, int], num_warps: int, tar
     Hopper's asynchronous matrix unit reads a left operand that was computed out of registers while the warps go on. Triton (3.6
     and 3.7) waits for all parts but the last of a product, and in the next iteration the registers get other numbers: on
     an H200 products of 4096 x 4096 x 4096 had 50403 wrong sums (2026-11-23). Where the operand is made of another product of the
-    loop, waiting for that waits for both.
+    loop on the same unit, waiting for that waits for both.
     """
     if not target.has("wgmma"):
         return frozenset()
@@ -45,15 +46,14 @@ def settled_sums(program: Program, sizes: Mapping[int, int], num_warps: int, tar
         if not isinstance(loop.attrs, ForAttrs):
             continue
         (body,) = loop.regions
-        for op in body.ops:
-            computed = isinstance(op.attrs, DotAttrs) and _is_computed(op, body)
-            if computed and _unit(program, op, makers, sizes, num_warps, target) == "wgmma":
-                found.add(_sum(op, body).number)
+        dots = [op for op in body.ops if isinstance(op.attrs, DotAttrs)]
+        late = {op.number for op in dots if _unit(program, op, makers, sizes, num_warps, target) == "wgmma"}
+        found |= {_sum(op, body).number for op in dots if op.number in late and _is_computed(op, body, late)}
     return frozenset(found)
 
 
-def _is_computed(dot: Op, body: Region) -> bool:
-    """Whether the left operand is computed in each iteration, of no other product of it."""
+def _is_computed(dot: Op, body: Region, late: AbstractSet[int]) -> bool:
+    """Whether the left operand is computed in each iteration, of none of its asynchronous products ``late``."""
     makers = Makers.among(body.ops)
     carried = {param.number for param in body.params}
     lhs = next(dot.values())
@@ -63,7 +63,7 @@ def _is_computed(dot: Op, body: Region) -> bool:
         op = makers.of(lhs)
     if op is None:
         return lhs.number in carried
-    return op.kind != "load" and not any(each.kind == "dot" for each in _behind(op, makers))
+    return op.kind != "load" and not any(each.number in late for each in _behind(op, makers))
 
 
 def _behind(op: Op, makers: Makers) -> Iterator[Op]:

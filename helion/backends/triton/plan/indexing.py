@@ -163,6 +163,8 @@ class _Finder:
             return False
         if axis is None and block.kind != "full":
             return False
+        if axis is not None and axis.whole:
+            return index.shift >= 0
         begin, end = (axis.begin, axis.end) if axis is not None else (0, block.extent)
         if not isinstance(begin, int) or not isinstance(end, int):
             return False

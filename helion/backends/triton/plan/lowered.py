@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...._compiler.ir.grammar import Program, Region, Root
+from ...._compiler.ir.grammar import MemoryAttrs, Program, Region, Root
 from ...._compiler.ir.loops import loops_of
 from ...._compiler.passes.schedule import Scheduled, Step, run_steps
 from ....autotuner.decisions import Decisions
@@ -63,8 +63,19 @@ def _lower(asked: _Asked, target: Target, steps: tuple[Step, ...]) -> Lowered:
     if all(way == "pointer" for way in asked.indexing.values()):
         return Lowered(program=program, sizes=sizes, boxes={})
     launched = asked.scheduled.launched(program)
-    boxes = plan_boxes(program, sizes, asked.indexing, mechanisms(), launched, target)
+    wanted = {**asked.indexing, **_stored_products(asked, program)}
+    boxes = plan_boxes(program, sizes, wanted, mechanisms(), launched, target)
     return Lowered(program=program, sizes=sizes, boxes=boxes)
+
+
+def _stored_products(asked: _Asked, program: Program) -> dict[int, str]:
+    """How products that are computed first are stored: as all of their operands are loaded."""
+    if asked.scheduled.products is None:
+        return {}
+    made = (op for root in program.roots[len(asked.program.roots) :] for op in root.body.walk())
+    accesses = [op for op in made if isinstance(op.attrs, MemoryAttrs)]
+    ways = {asked.indexing.get(op.attrs.slot, "pointer") for op in accesses if op.kind == "load"}
+    return {op.attrs.slot: way for way in ways for op in accesses if op.kind == "store"} if len(ways) == 1 else {}
 
 
 def _scheduled(program: Program, decisions: Decisions, settings: Settings, target: Target) -> Scheduled:
@@ -79,7 +90,10 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         turned=decisions.values.get("turn_products", False),
         joined=decisions.values.get("join_loops", False),
         hoisted=decisions.values.get("hoist_operands", False),
+        peeled=decisions.values.get("peel_masks", False),
         packed=decisions.values.get("pack_operands", False),
+        crosswise=decisions.values.get("transpose_operands", False),
+        products=product_tile(decisions),
         threads=decisions.values["num_warps"] * target.warp_size,
         steady=all(stages <= 1 for stages in staged.values()) and not any(specialized.values()),
         block_accesses=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
@@ -87,6 +101,18 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         unrolled=any(decisions.entries.get("static_ranges", {}).values()),
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )
+
+
+def product_tile(decisions: Decisions) -> tuple[int, int, int] | None:
+    """Rows, columns and elements along K of the tiles of products that are computed first."""
+    asked = decisions.values.get("materialize_products")
+    return None if asked is None else (asked[0], asked[1], asked[2])
+
+
+def product_launch(decisions: Decisions) -> tuple[int, int]:
+    """Warps and pipeline stages of the kernel of products that are computed first."""
+    values = decisions.values
+    return values["product_num_warps"] or values["num_warps"], values["product_num_stages"] or values["num_stages"]
 
 
 def _flattened(program: Program, decisions: Decisions) -> dict[int, tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .... import exc
@@ -30,11 +30,12 @@ class BlockPlan:
 @dataclass(frozen=True, kw_only=True)
 class AxisPlan:
     """One axis of a grid or of a loop. ``masked``: some tile may reach past the end. ``count`` is the number of tiles,
-    None when only the device knows it."""
+    None when only the device knows it. ``descending``: the last tile of a grid comes first."""
 
     block: int
     masked: bool
     count: Number | None = None
+    descending: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +86,17 @@ class TensorArgument:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """``options`` are the keyword arguments of the launch. ``persistent`` is programs per SM, 0 for other grids."""
+    """``options`` are the keyword arguments of launches, ``own`` those of the kernels of phases that have others.
+    ``persistent`` is programs per SM, 0 for other grids."""
 
     pid_type: PidType
     options: tuple[tuple[str, Any], ...]
+    own: Mapping[int, tuple[tuple[str, Any], ...]] = field(default_factory=dict)
     persistent: int = 0
     reserved_sms: int = 0
+
+    def options_of(self, phase: int) -> tuple[tuple[str, Any], ...]:
+        return self.own.get(phase, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +135,8 @@ class Plan(Structural):
     partial_sums: Mapping[int, int]
     #: Ops whose results, sums of products, must be there before the loop goes on.
     settled_sums: frozenset[int]
-    #: What is computed on in fp32 is rounded to bf16 two numbers at once if it has so many, two for each thread; None: never.
-    rounded_in_pairs: int | None
+    #: Whether what is rounded to bf16 and computed on in fp32 stays in fp32.
+    rounds_in_fp32: bool
     #: Accesses that do not use pointers, by op.
     boxes: Mapping[int, Box]
     #: About the programs that this config makes.

@@ -34,11 +34,12 @@ _MIN_COLUMNS = 32
 
 def tile_shape(fact: MatmulFact, sizes: Mapping[int, int]) -> tuple[int, int, int]:
     """(M, N, K) of the product of one tile by one, in elements."""
-
-    def size(axis: int | None, constant: int | None) -> int:
-        return sizes[axis] if axis is not None else constant or 1
-
-    return size(fact.m_axis, fact.static_m), size(fact.n_axis, fact.static_n), size(fact.k_axis, fact.static_k)
+    m, n, k = fact.m_axis, fact.n_axis, fact.k_axis
+    return (
+        sizes[m] if m is not None else fact.static_m or 1,
+        sizes[n] if n is not None else fact.static_n or 1,
+        sizes[k] if k is not None else fact.static_k or 1,
+    )
 
 
 def rate_name(fact: MatmulFact) -> str:
@@ -50,6 +51,8 @@ def rate_name(fact: MatmulFact) -> str:
 def unit_of(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target) -> Unit:
     """What Triton lowers the dot of a kernel's facts to."""
     rows, _, depth = tile_shape(fact, sizes)
+    if _is_small(rows, num_warps):
+        return "mma"
     batched = any(sizes[axis] > 1 for axis in fact.batch_axes)
     # a scaled product without a unit of its own is one of 16-bit numbers
     scaled = bool(fact.lhs_format or fact.rhs_format)
@@ -89,13 +92,18 @@ def unit_for(
     transposed through registers first, which costs more than it gains. benchmarks/fp8.py times both layouts.
     """
     exact = dtypes[0] == torch.float64 or (dtypes[0] == torch.float32 and precision != "tf32")
-    if rows < ASYNC_ROWS or warps < _GROUP_WARPS or batched or exact:
+    if _is_small(rows, warps) or batched or exact:
         return "mma"
     if target.has("wgmma"):
         limited = k_major and bool(partial_sum(dtypes, depth, target))
         return "wgmma" if not are_float8(dtypes) or limited else "mma"
     whole_numbers = not all(dtype.is_floating_point for dtype in dtypes)
     return "tcgen05" if target.has("tcgen05") and warps <= _TCGEN05_WARPS and not whole_numbers else "mma"
+
+
+def _is_small(rows: int, warps: int) -> bool:
+    """Whether the asynchronous unit takes no product of so few rows or warps."""
+    return rows < ASYNC_ROWS or warps < _GROUP_WARPS
 
 
 def are_float8(dtypes: tuple[torch.dtype, torch.dtype]) -> bool:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, StagedOperand
 from ...._shapes import cdiv
 from ....hardware import Target
+from .layouts import fragment_warps, rounds, rows_held
 from .matrix import Unit, is_transposed, is_waiting, keeps_rows, tile_shape, unit_of
-from .tiles import tile_bytes, vector_elements
+from .tiles import VECTOR_BYTES, tile_bytes, vector_elements
 
 #: What Triton takes for the barriers of tcgen05 products: 8 bytes each.
 _BARRIER_BYTES = 64
@@ -39,16 +40,14 @@ def operand_bytes(
     num_warps: int,
     num_stages: int,
     target: Target,
-    exchange: Mapping[int, int],
+    exchanges: Sequence[Exchange],
 ) -> int:
-    """Bytes per block for the operands of all dots; each grid loop is a kernel of its own.
-
-    ``exchange`` has, by region, the bytes that something else takes there while operands of the loops around it wait.
-    """
+    """Bytes per block for the operands of all dots, and for ``exchanges`` beside them; each grid loop is a kernel of its
+    own."""
     if not facts.matmuls:
         return 0
     units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
-    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, exchange)
+    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, list(exchanges))
     tally.staged()
     tally.computed()
     barriers = _BARRIER_BYTES if "tcgen05" in units else 0
@@ -61,8 +60,18 @@ def prefetched_sources(
     """The memory slots of the loads that operands are computed from and that loops prefetch: they are read from shared memory in
     the layout in which they are combined."""
     units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
-    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, {})
+    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, [])
     return frozenset(op.slot for _, op in tally.source_loads())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """Bytes that something else takes in ``region`` at once, behind as many dots as ``after`` says, or, with None, anywhere
+    there."""
+
+    region: int
+    size: int
+    after: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +98,7 @@ class _Tally:
     num_stages: int
     target: Target
     units: tuple[Unit, ...]
-    exchange: Mapping[int, int]
+    exchanges: list[Exchange]
     loops: dict[int, int] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)
     passing: list[_Passing] = field(default_factory=list)
@@ -137,13 +146,22 @@ class _Tally:
 
     def is_over(self, dot: int) -> bool:
         """Whether a dot in a loop is done before the next begins, so that what it took besides of shared memory is free."""
-        waits = self.units[dot] == "wgmma" and self.facts.matmuls[dot].accumulator_loop is None
-        return waits or self.units[dot] == "mma"
+        if self.units[dot] == "wgmma":
+            unfetched = any(self.stays(operand) for operand in self.facts.staged if operand.dot == dot)
+            return unfetched or self.facts.matmuls[dot].accumulator_loop is None
+        return self.units[dot] == "mma"
+
+    def stays(self, operand: StagedOperand) -> bool:
+        """Whether a CUDA loop does not prefetch an operand, for which its loads are too narrow: the product finds it where it
+        was written when it was loaded."""
+        op = next(op for op in self.facts.memory_ops if op.slot == operand.slot)
+        return self.target.kind == "cuda" and operand.direct and self.is_narrow(op)
 
     def staged(self) -> None:
         """Operands that are loaded, and what is computed from one load alone."""
         slots = {op.slot: op for op in self.facts.memory_ops}
         uses = Counter(operand.slot for operand in self.facts.staged)
+        transposed = {o.slot for o in self.facts.staged if self.is_turned(o) and self.is_permuted(o)}
         # what other ops read too is copied to registers, and needs no buffer that an asynchronous product may still read
         copied = {operand.slot for operand in self.facts.staged if operand.shared or not operand.direct}
         prefetched: set[int] = set()
@@ -156,10 +174,15 @@ class _Tally:
                 loaded, computed = self.sides(operand, fact)
                 self.add(operand.region, max(loaded, computed), operand.dot, operand.after, operand.axes)
                 continue
-            turned = uses[operand.slot] == 1 and self.is_turned(operand, fact, unit)
+            layout = fact.lhs_layout if operand.role == "lhs" else fact.rhs_layout
+            if operand.slot in transposed and uses[operand.slot] > 1 and self.is_permuted(operand):
+                # what takes it as its transpose finds that in registers
+                size = self.sides(operand, fact)[0]
+                self.exchanges.append(Exchange(region=operand.region, size=size, after=operand.after))
+                continue
+            turned = operand.slot in transposed if uses[operand.slot] > 1 else self.is_turned(operand)
             copies = self.num_stages - (is_waiting(unit) or (unit == "wgmma" and operand.slot in copied))
             ahead, own = self.in_loop(operand, fact, unit, self.is_narrow(slots[operand.slot]), turned, copies)
-            layout = fact.lhs_layout if operand.role == "lhs" else fact.rhs_layout
             if ahead and self.is_converted(slots[operand.slot], unit):
                 if operand.slot not in prefetched:
                     last = max(o.dot for o in self.facts.staged if o.slot == operand.slot)
@@ -174,8 +197,15 @@ class _Tally:
                     # taken once along K and once across it: the unit has a copy for the second
                     self.loops[loop] = self.loops.get(loop, 0) + size
             prefetched.add(operand.slot)
-            layouts.setdefault(operand.slot, set()).add(layout)
-            self.add(operand.region, own, operand.dot, operand.after, operand.axes)
+            known = layouts.setdefault(operand.slot, set())
+            if self.stays(operand) and unit == "wgmma":
+                # one copy serves all products that take it the same way, and is there until the last
+                own = 0 if layout in known else own
+                last = max(o.dot for o in self.facts.staged if o.slot == operand.slot)
+            else:
+                last = operand.dot
+            known.add(layout)
+            self.add(operand.region, own, last, operand.after, operand.axes)
         self.outlasting(again)
         self.sources()
 
@@ -193,9 +223,12 @@ class _Tally:
             self.pipeline_of(fact.region) for fact in self.facts.matmuls if None in (fact.lhs_slot, fact.rhs_slot)
         }
         known = {operand.slot for operand in self.facts.staged}
+        # AMD's go to the layout of a product's result when it is there
+        added = [{fact.m_axis, fact.n_axis} for fact in self.facts.matmuls if self.target.kind == "hip"]
         for op in self.facts.memory_ops:
             loop = self.pipeline_of(op.region)
             loaded = op.kind == "load" and op.tile_axes and op.slot not in known
+            loaded = loaded and not any(axes <= set(op.tile_axes) for axes in added)
             if loaded and loop is not None and loop in computing and not self.is_narrow(op):
                 yield loop, op
 
@@ -227,10 +260,18 @@ class _Tally:
         """Whether a scaled product becomes one of 16-bit numbers, for lack of a unit of its own."""
         return bool(fact.lhs_format or fact.rhs_format) and not self.target.has("scaled_mma")
 
-    def is_turned(self, operand: StagedOperand, fact: MatmulFact, unit: Unit) -> bool:
+    def is_turned(self, operand: StagedOperand) -> bool:
         """Whether a left operand of 16 bits goes through registers because memory has it along M."""
-        narrow = operand.itemsize == _TURNED_BYTES and operand.role == "lhs" and fact.lhs_layout == "mn_major"
+        lhs_layout, unit = self.facts.matmuls[operand.dot].lhs_layout, self.units[operand.dot]
+        narrow = operand.itemsize == _TURNED_BYTES and operand.role == "lhs" and lhs_layout == "mn_major"
         return narrow and unit == "mma" and self.target.kind == "cuda" and operand.direct
+
+    def is_permuted(self, operand: StagedOperand) -> bool:
+        """Whether rows are loaded whose transpose is multiplied."""
+        fact = self.facts.matmuls[operand.dot]
+        if operand.role == "lhs":
+            return fact.lhs_layout == "mn_major" and operand.axes[-1] == fact.m_axis
+        return fact.rhs_layout == "k_major" and operand.axes[-1] == fact.k_axis
 
     def in_loop(
         self, operand: StagedOperand, fact: MatmulFact, unit: Unit, narrow: bool, turned: bool, copies: int
@@ -240,6 +281,8 @@ class _Tally:
         waiting = max(1, self.num_stages - 1)
         if turned:
             return 0, loaded
+        if self.is_loaded_in_place(operand, fact):
+            return 0, loaded // self.rounds_in_place(operand, fact)
         if self.target.kind == "hip" and (operand.shared or (narrow and not self.target.has("lds_copy"))):
             return 0, max(loaded, computed)
         if narrow and self.target.kind != "hip":
@@ -259,6 +302,28 @@ class _Tally:
         # what ops compute from the load: the left operand stays in registers or tensor memory, the right one is written
         # back
         return loaded * waiting, computed if operand.role == "rhs" and unit != "mma" else 0
+
+    def is_loaded_in_place(self, operand: StagedOperand, fact: MatmulFact) -> bool:
+        """Whether every thread of AMD's loads its part of a right operand: 16 bytes of a row along K, with all warps beside
+        each other so that none loads what another one does."""
+        turned = operand.role == "rhs" and self.is_permuted(operand) and operand.direct and not operand.shared
+        if not turned or operand.itemsize != _TURNED_BYTES or not self.target.has("lds_copy"):
+            return False
+        op = next(op for op in self.facts.memory_ops if op.slot == operand.slot)
+        m, n, _ = tile_shape(fact, self.sizes)
+        of_warp, (down, across) = fragment_warps((m, n), self.num_warps, self.target)
+        whole = vector_elements(op, self.sizes, 1) * op.itemsize >= VECTOR_BYTES
+        return whole and down == 1 and across * of_warp[1] <= n
+
+    def rounds_in_place(self, operand: StagedOperand, fact: MatmulFact) -> int:
+        """In how many rounds such an operand goes to its threads where a loop does not prefetch it, or a box is loaded."""
+        m, n, _ = tile_shape(fact, self.sizes)
+        of_warp, (_, across) = fragment_warps((m, n), self.num_warps, self.target)
+        row, column = operand.axes[-2:]
+        vector = VECTOR_BYTES // operand.itemsize
+        taken = {row: (n - 1) & ~(of_warp[1] * across - 1), column: vector - 1}
+        held = rows_held(operand.axes, self.sizes, vector, self.num_warps * self.target.warp_size)
+        return rounds(held, taken, operand.itemsize)
 
     def is_converted(self, op: MemoryOpFact, unit: Unit) -> bool:
         """Whether what a load gives passes through shared memory on its way to the unit, and is not kept there."""
@@ -293,7 +358,8 @@ class _Tally:
         """Bytes of one kernel: what is there during a loop, or between loops."""
         first = next(region.region for region in self.facts.regions if region.root == root)
         own = [p for p in self.passing if p.region == first]
-        between = max(self.peak(own) + self.unrolled(first), self.turns.get(first, 0))
+        unrolled = [each for each in self.exchanged(first) if each.region != first]
+        between = max(self.at_once(own, unrolled), self.turns.get(first, 0))
         nested = self.nested(first)
         return max(between, self.held(own, first) + nested) if nested else between
 
@@ -306,14 +372,27 @@ class _Tally:
         own = [p for p in self.passing if p.region == region]
         if self.home(region) != region:
             return self.nested(region)
-        there = max(self.exchange.get(region, 0), self.unrolled(region), self.turns.get(region, 0))
-        passing = self.peak(own) + there
+        passing = max(self.peak(own) + self.turns.get(region, 0), self.at_once(own, self.exchanged(region)))
         return self.loops.get(region, 0) + max(passing, self.held(own, region) + self.nested(region))
 
-    def unrolled(self, region: int) -> int:
-        """Bytes that are exchanged in loops of one iteration in ``region``."""
-        inner = (size for other, size in self.exchange.items() if other != region and self.home(other) == region)
-        return max(inner, default=0)
+    def exchanged(self, region: int) -> list[Exchange]:
+        """What is exchanged in ``region``, and in loops of one iteration in it."""
+        return [each for each in self.exchanges if self.home(each.region) == region]
+
+    def at_once(self, passing: list[_Passing], exchanges: list[Exchange]) -> int:
+        """Most bytes of ``passing`` at a dot, or beside one of ``exchanges``."""
+        return max([self.peak(passing), *(self.beside(passing, each) + each.size for each in exchanges)])
+
+    def beside(self, passing: list[_Passing], exchange: Exchange) -> int:
+        """Bytes of ``passing`` that are there during an exchange."""
+        if exchange.after is None:
+            return self.peak(passing)
+        own = (p for p in passing if p.after <= exchange.after)
+        return sum(p.size for p in own if exchange.after <= p.until or self.is_left(p.until))
+
+    def is_left(self, dot: int) -> bool:
+        """Whether what a dot takes may be there to the end: the unit is asynchronous, or copies of fp32 are."""
+        return self.units[dot] != "mma" or self.facts.matmuls[dot].lhs_dtype.itemsize >= _WIDE_BYTES
 
     def held(self, passing: list[_Passing], region: int) -> int:
         """Bytes of ``passing``, made in ``region``, that are there while a loop or branch in it runs."""

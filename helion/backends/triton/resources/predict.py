@@ -83,7 +83,7 @@ def _predict(
     unrolled: int,
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
-    registers, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
+    registers, least, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
     last = stored_behind_loops(facts) & descriptor_slots if once else frozenset()
     shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
     shared += descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
@@ -96,6 +96,7 @@ def _predict(
     reason = _why_not(facts, sizes, num_warps, shared, columns, target)
     return Predicted(
         registers_per_thread=registers,
+        least_registers=least,
         register_limit=limit,
         spill_risk=risk,
         shared_bytes=shared,
@@ -114,7 +115,7 @@ def _predict(
 @functools.lru_cache(maxsize=256)
 def _unstaged(
     same: Same, sorted_sizes: tuple[tuple[int, int], ...], num_warps: int, target: Target
-) -> tuple[int, float, Work]:
+) -> tuple[int, int, float, Work]:
     """Registers, spill risk and work: what does not depend on the number of stages."""
     sizes = dict(sorted_sizes)
     return *pressure(same.facts, sizes, num_warps, target), work(same.facts, sizes, num_warps, target)

@@ -141,8 +141,9 @@ _APART = 0.95
 _CERTAIN = 0.25
 
 
-def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> tuple[int, float]:
-    """Registers one thread wants, before any limit, and from 0 (none) to 1 (certain) the risk that some are spilled."""
+def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> tuple[int, int, float]:
+    """Registers one thread wants, before any limit, those that it cannot do without, and from 0 (none) to 1 (certain) the risk
+    that some are spilled."""
     resident, held = _tile_registers(facts, sizes, num_warps, target)
     wanted = round(_wanted(resident, held, facts, sizes, num_warps, target))
     scanned = _combined_registers(facts, sizes, num_warps, target)
@@ -153,7 +154,7 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
     need = max(wanted / slack, tiles, held + scanned + _LEAST_BASE)
     over = need / register_limit(num_warps, target) - 1
     apart = facts.matmuls and target.has("tcgen05")
-    return round(wanted * (_APART if apart else 1.0)), min(1.0, max(0.0, over / _CERTAIN))
+    return round(wanted * (_APART if apart else 1.0)), round(need), min(1.0, max(0.0, over / _CERTAIN))
 
 
 def _slack(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> float:
@@ -497,10 +498,12 @@ def _combined_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps:
 
 
 def _transposed_left_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:
-    """Registers of the largest left operand of a warp that is transposed on its way to the unit, on CUDA."""
+    """Registers of the largest left operand of a warp that is transposed on its way to the unit, on CUDA; one of 4 bytes is
+    read from shared memory as it is."""
     most = 0.0
     for fact in facts.matmuls if target.kind == "cuda" else ():
-        if fact.lhs_layout == "mn_major" and unit_of(fact, sizes, num_warps, target) == "mma":
+        narrow = fact.lhs_dtype.itemsize < _WIDE_BYTES
+        if fact.lhs_layout == "mn_major" and narrow and unit_of(fact, sizes, num_warps, target) == "mma":
             m, n, k = tile_shape(fact, sizes)
             (of_warp, _), (down, _) = fragment_warps((m, n), num_warps, target)
             rows = max(of_warp, m // down)

@@ -1,5 +1,5 @@
-"""Facts of a kernel whose products a config rewrites: they are turned around (``passes/turn.py``), or their operands packed
-(``passes/pack.py``) or computed first (``passes/hoist.py``)."""
+"""Facts of a kernel whose products a config rewrites: they are turned around (``passes/turn.py``), or their operands packed or
+copied contiguous along K (``passes/pack.py``), or computed first (``passes/hoist.py``)."""
 
 from __future__ import annotations
 
@@ -53,6 +53,24 @@ def _packed(same: Same) -> KernelFacts:
     return replace(
         same.facts,
         memory_ops=tuple(_aligned(op) if op.slot in operands else op for op in same.facts.memory_ops),
+    )
+
+
+def transposed(facts: KernelFacts) -> KernelFacts:
+    """With operands of products that are contiguous along K. Asked again for the same, it answers the same object."""
+    return _transposed(Same(facts))
+
+
+@functools.lru_cache(maxsize=64)
+def _transposed(same: Same) -> KernelFacts:
+    facts = same.facts
+    slots = frozenset(facts.crosswise)
+    return replace(
+        facts,
+        memory_ops=tuple(_exchanged(op) if op.slot in slots else op for op in facts.memory_ops),
+        matmuls=tuple(_along_depth(fact, slots) for fact in facts.matmuls),
+        crosswise=(),
+        turnable=False,
     )
 
 
@@ -164,7 +182,7 @@ def _without(tiles: LiveTiles, both: frozenset[int]) -> LiveTiles:
 
 
 def changed_bytes(before: KernelFacts, after: KernelFacts) -> int:
-    """Of the operands that ``packed`` changed."""
+    """Of the operands that ``packed`` or ``transposed`` changed."""
     pairs = zip(before.memory_ops, after.memory_ops, strict=True)
     return sum(old.accessed_numel * old.itemsize for old, new in pairs if old.strides != new.strides)
 
@@ -172,6 +190,18 @@ def changed_bytes(before: KernelFacts, after: KernelFacts) -> int:
 def _aligned(op: MemoryOpFact) -> MemoryOpFact:
     whole = (stride if stride <= 1 else cdiv(stride, _ALIGNED) * _ALIGNED for stride in op.strides)
     return replace(op, strides=tuple(whole))
+
+
+def _exchanged(op: MemoryOpFact) -> MemoryOpFact:
+    """Of two dimensions, contiguous along the other one, in aligned rows."""
+    rows, columns = (cdiv(extent, _ALIGNED) * _ALIGNED for extent in op.extents)
+    return replace(op, strides=(1, rows) if op.strides[1] == 1 else (columns, 1))
+
+
+def _along_depth(fact: MatmulFact, slots: frozenset[int]) -> MatmulFact:
+    if fact.lhs_slot in slots:
+        fact = replace(fact, lhs_layout="k_major")
+    return replace(fact, rhs_layout="k_major") if fact.rhs_slot in slots else fact
 
 
 def _is_turnable(fact: MatmulFact) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -12,8 +12,8 @@ from ...._compiler.facts.records import KernelFacts, MemoryOpFact, ReductionFact
 from ...._shapes import cdiv
 from ....hardware import DESCRIPTOR_RANKS, Target
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
-from .matrix import is_transposed, keeps_rows, tile_shape, unit_of
-from .operands import operand_bytes, prefetched_sources
+from .matrix import is_k_major, is_transposed, keeps_rows, tile_shape, unit_of
+from .operands import Exchange, operand_bytes, prefetched_sources
 from .tiles import VECTOR_BYTES, inner_axis, tile_bytes, vector_elements
 
 #: Warps of the group that shares an asynchronous product.
@@ -34,13 +34,13 @@ _BOX_ALIGNMENT = 128
 
 def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target) -> int:
     """Operands of dots and what is exchanged between them, or whatever else goes through shared memory."""
-    exchange = _reduction_bytes(facts, sizes, num_warps, target)
+    results = _reduction_bytes(facts, sizes, num_warps, target)
+    exchanges = [Exchange(region=region, size=size) for region, size in results.items()]
     prefetched = prefetched_sources(facts, sizes, num_warps, num_stages, target) if facts.matmuls else frozenset()
-    for region, size in _product_bytes(facts, sizes, num_warps, target, prefetched).items():
-        exchange[region] = max(exchange.get(region, 0), size)
+    exchanges += _product_exchanges(facts, sizes, num_warps, target, prefetched)
     return max(
-        operand_bytes(facts, sizes, num_warps, num_stages, target, exchange),
-        max(exchange.values(), default=0),
+        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges),
+        max((each.size for each in exchanges), default=0),
         _narrow_bytes(facts, sizes, num_warps, target),
         _transposed_bytes(facts, sizes, num_warps, target),
         _expanded_bytes(facts, sizes, num_warps * target.warp_size, target),
@@ -70,12 +70,12 @@ def stored_behind_loops(facts: KernelFacts) -> frozenset[int]:
 
 def _prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], slots: frozenset[int], num_stages: int) -> int:
     """Copies that the copy engine prefetches besides of operands that go through registers: integers that are transposed,
-    which registers would hold otherwise, and fp32, which is rounded there unless the product is turned."""
+    which registers would hold otherwise, and fp32 that some unit reads across K, unless the product is turned."""
     copies: dict[int | None, int] = {}
     for fact in facts.matmuls:
         if is_transposed(fact, "wgmma"):
             copies[fact.rhs_slot] = max(0, num_stages - 1)
-        if fact.lhs_dtype == torch.float32 and not fact.turned:
+        if fact.lhs_dtype == torch.float32 and not fact.turned and not is_k_major(fact):
             copies |= dict.fromkeys((fact.lhs_slot, fact.rhs_slot), num_stages)
     ops = (op for op in facts.memory_ops if op.slot in slots)
     return sum(tile_bytes((op.tile_axes, op.itemsize), sizes) * copies.get(op.slot, 0) for op in ops)
@@ -347,13 +347,12 @@ def _passed_on(
     return num_warps * beside * blocks
 
 
-def _product_bytes(
+def _product_exchanges(
     facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target, prefetched: Collection[int]
-) -> dict[int, int]:
-    """By region, tiles of a kernel with dots that are stored, or loaded and combined with a product: threads hold
+) -> Iterator[Exchange]:
+    """Tiles of a kernel with dots that are stored, or loaded and combined with a product: threads hold
     fragments of a product but read and write whole rows, save for AMD's plain stores, which write the fragments, and for
     loads that are ``prefetched``, by slot."""
-    most: dict[int, int] = {}
     products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
     for op in (*facts.memory_ops, *facts.atomics) if products else ():
         if op.kind == "load" and op.slot in prefetched:
@@ -370,9 +369,9 @@ def _product_bytes(
         else:
             transposed = len(op.tile_axes) > 1 and not (target.kind == "hip" and op.kind == "store" and product)
         if transposed:
-            size = tile_bytes((op.tile_axes, itemsize), sizes)
-            most[op.region] = max(most.get(op.region, 0), size // _product_rounds(op, facts, sizes, num_warps, target))
-    return most
+            size = tile_bytes((op.tile_axes, itemsize), sizes) // _product_rounds(op, facts, sizes, num_warps, target)
+            # what is loaded changes its layout anywhere until it is used
+            yield Exchange(region=op.region, size=size, after=None if op.kind == "load" else op.after)
 
 
 def _product_rounds(

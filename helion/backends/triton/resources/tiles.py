@@ -14,22 +14,28 @@ _KNOWN_MULTIPLE = 16
 
 
 def tile_bytes(tile: LiveTile, sizes: Mapping[int, int]) -> int:
-    axes, itemsize = tile
-    return itemsize * math.prod(sizes[axis] for axis in axes)
+    axes, size = tile
+    for axis in axes:
+        size *= sizes[axis]
+    return size
 
 
 def vector_elements(op: MemoryOpFact, sizes: Mapping[int, int], threads: int) -> int:
     """Elements that one thread accesses together: neighbours in memory, as many as the strides keep aligned, and no
     more than there are for each thread."""
+    numel = 1
+    for axis in op.tile_axes:
+        numel *= sizes[axis]
+    width = min(VECTOR_BYTES // op.itemsize, numel // threads)
+    if width <= 1:
+        return 1
     inner = inner_axis(op)
-    share = math.prod(sizes[axis] for axis in op.tile_axes) // threads
-    width = max(1, min(VECTOR_BYTES // op.itemsize, share))
-    for axis, stride, scale in zip(op.subscript_axes, op.strides, op.scales, strict=True):
+    for at, stride, scale in zip(op.subscript_axes, op.strides, op.scales, strict=True):
         if not op.static and stride > 1 and stride % _KNOWN_MULTIPLE:
             return 1
-        if inner is None or (axis == inner and stride == 1 and scale != 1):
+        if inner is None or (at == inner and stride == 1 and scale != 1):
             return 1
-        if axis != inner:
+        if at != inner:
             width = math.gcd(width, stride * scale)
     return width
 

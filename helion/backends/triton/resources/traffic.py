@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact
@@ -42,25 +42,26 @@ class Work:
 
 
 def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> Work:
+    loops = _Loops(facts, sizes)
     moved = read = 0
     for op in facts.memory_ops:
         once = op.accessed_numel * op.itemsize
-        total = _elements(facts, sizes, op.region, op.tile_axes) * op.itemsize * _passes(op, facts, sizes)
+        total = loops.elements(op.region, op.tile_axes) * op.itemsize * _passes(op, facts, sizes)
         once = min(once, total)
         fits = once <= target.l2_bytes * _L2_SHARE
         moved += once + (0 if fits else round((total - once) * _MISS))
         read += total
     flops, matrix_us = 0, 0.0
     for fact in facts.matmuls:
-        useful, padded = _dot_flops(fact, facts, sizes)
+        useful, padded = loops.dot_flops(fact)
         flops += useful
         matrix_us += padded / (_dot_tflops(fact, sizes, num_warps, target) * 1e6)
     scalar = 0
     for item in facts.work:
         count = item.ops + (_SFU_OPS - 1) * item.sfu_ops
-        scalar += count * _elements(facts, sizes, item.region, item.axes)
+        scalar += count * loops.elements(item.region, item.axes)
     return Work(
-        blocks=grid_blocks(facts, sizes),
+        blocks=loops.blocks(),
         bytes_moved=moved,
         bytes_read=read,
         flops=flops + scalar,
@@ -71,8 +72,7 @@ def work(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: T
 
 def grid_blocks(facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     """Programs of the launch: each root has its own."""
-    roots = [r for r in facts.regions if r.kind == "root"]
-    return sum(math.prod(trips(facts, sizes, axis) for axis in root.axes) for root in roots)
+    return _Loops(facts, sizes).blocks()
 
 
 def time_us(done: Work, target: Target) -> float:
@@ -105,35 +105,67 @@ def _span(facts: KernelFacts, sizes: Mapping[int, int], axis: int) -> int:
     return sizes[axis] if fact.outer is None else max(sizes[fact.outer], sizes[axis])
 
 
-def _elements(facts: KernelFacts, sizes: Mapping[int, int], region: int, axes: tuple[int, ...]) -> int:
-    """Elements of a tile over ``axes`` in ``region``, over all programs and iterations."""
-    own = math.prod(_span(facts, sizes, axis) for axis in dict.fromkeys(axes))
-    # dimensions of one extent are one axis: those of a tile beyond the first have the tile's own elements
-    again = (axis for at, axis in enumerate(axes) if axis in axes[:at])
-    own *= math.prod(_span(facts, sizes, a) if facts.axes[a].kind == "full" else sizes[a] for a in again)
-    around = facts.enclosing_axes(region)
-    return own * math.prod(trips(facts, sizes, axis) for axis in around if axis not in axes)
+class _Loops:
+    """The loops of a kernel with sizes: tiles along each axis, and elements of all of them together."""
+
+    def __init__(self, facts: KernelFacts, sizes: Mapping[int, int]) -> None:
+        self.facts, self.sizes = facts, sizes
+        self.trips = [trips(facts, sizes, axis.block_id) for axis in facts.axes]
+        self.spans = [_span(facts, sizes, axis.block_id) for axis in facts.axes]
+        self.around: dict[int, tuple[int, ...]] = {}
+        self.counted: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def blocks(self) -> int:
+        return sum([_product(self.trips, root.axes) for root in self.facts.regions if root.kind == "root"])
+
+    def enclosing(self, region: int) -> tuple[int, ...]:
+        found = self.around.get(region)
+        if found is None:
+            found = self.around[region] = self.facts.enclosing_axes(region)
+        return found
+
+    def elements(self, region: int, axes: tuple[int, ...]) -> int:
+        """Elements of a tile over ``axes`` in ``region``, over all programs and iterations."""
+        found = self.counted.get((region, axes))
+        if found is None:
+            found = _product(self.trips, [axis for axis in self.enclosing(region) if axis not in axes])
+            for at, axis in enumerate(axes):
+                # dimensions of one extent are one axis: those of a tile beyond the first have the tile's own elements
+                whole = axis not in axes[:at] or self.facts.axes[axis].kind == "full"
+                found *= self.spans[axis] if whole else self.sizes[axis]
+            self.counted[region, axes] = found
+        return found
+
+    def dot_flops(self, fact: MatmulFact) -> tuple[int, int]:
+        """Useful operations, and those of whole tiles."""
+        useful = padded = 2
+        inside = (*fact.batch_axes, fact.m_axis, fact.n_axis, fact.k_axis)
+        for axis in inside:
+            if axis is not None:
+                useful *= self.spans[axis]
+                padded *= self.trips[axis] * self.sizes[axis]
+        for axis, constant in (
+            (fact.m_axis, fact.static_m),
+            (fact.n_axis, fact.static_n),
+            (fact.k_axis, fact.static_k),
+        ):
+            if axis is None:
+                useful *= constant or 1
+                padded *= constant or 1
+        others = _product(self.trips, [axis for axis in self.enclosing(fact.region) if axis not in inside])
+        return useful * others, padded * others
+
+
+def _product(of: Sequence[int], axes: Iterable[int]) -> int:
+    product = 1
+    for axis in axes:
+        product *= of[axis]
+    return product
 
 
 def _passes(op: MemoryOpFact, facts: KernelFacts, sizes: Mapping[int, int]) -> int:
     """How often an access is done: a load of a row that is walked in chunks, once for each pass that needs it."""
     return max((passes for axis, passes in op.looped if sizes[axis] < facts.axes[axis].padded), default=1)
-
-
-def _dot_flops(fact: MatmulFact, facts: KernelFacts, sizes: Mapping[int, int]) -> tuple[int, int]:
-    """Useful operations, and those of whole tiles."""
-    useful = padded = 2
-    inside = (*fact.batch_axes, fact.m_axis, fact.n_axis, fact.k_axis)
-    for axis in inside:
-        if axis is not None:
-            useful *= _span(facts, sizes, axis)
-            padded *= trips(facts, sizes, axis) * sizes[axis]
-    for axis, constant in ((fact.m_axis, fact.static_m), (fact.n_axis, fact.static_n), (fact.k_axis, fact.static_k)):
-        if axis is None:
-            useful *= constant or 1
-            padded *= constant or 1
-    others = math.prod(trips(facts, sizes, a) for a in facts.enclosing_axes(fact.region) if a not in inside)
-    return useful * others, padded * others
 
 
 def _dot_tflops(fact: MatmulFact, sizes: Mapping[int, int], num_warps: int, target: Target) -> float:

@@ -32,7 +32,7 @@ def offline_signature(plan: Plan, target: Target, phase: int = 0) -> dict[str, A
         "equal_to_one": frozenset(a.name for a in integers if a.hint == 1),
         "small_pointers": frozenset(a.name for a in launch.tensors if _bytes(a.tensor) < _SMALL_BYTES),
         "target": target,
-        "options": dict(plan.launch.options),
+        "options": dict(plan.launch.options_of(phase)),
     }
 
 

@@ -116,6 +116,13 @@ def test_loads_through_pointers_are_not_prefetched_across_tiles() -> None:
     assert boxed.time_us < apart.time_us * 1.02
 
 
+def test_memory_is_asked_for_no_less_than_nothing() -> None:
+    bound = product(64, 4096, 64)
+    policies = ["last"] * len(bound.config_spec.default_config()["load_eviction_policies"])
+    found = predicted(bound, block_sizes=[16, 16, 16], num_warps=4, load_eviction_policies=policies)
+    assert min(us for _, us in found.units) >= 0 and found.time_us > 0
+
+
 def test_rows_read_twice_come_from_memory_where_the_cache_has_lost_them() -> None:
     few, many = (tensor(rows, columns, dtype=torch.float32) for rows, columns in ((16384, 8192), (2048, 131072)))
     chunks = {"block_sizes": [1], "reduction_loops": [2048], "num_warps": 16}

@@ -15,7 +15,7 @@ import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 
-from ...codegen.ops_pointwise import ROUND_PAIR_PTX, SETTLE_PTX
+from ...codegen.ops_pointwise import ROUND_PTX, SETTLE_PTX
 from . import numerics
 from .access import Access
 from .elementwise import Elementwise
@@ -252,7 +252,7 @@ class Builder(Elementwise, Access):
     def create_inline_asm(self, text: str, _constraints: Any, values: Sequence[Handle], *_: Any) -> AssemblyResults:
         if text == SETTLE_PTX:
             return AssemblyResults(values[0])
-        if text == ROUND_PAIR_PTX:
+        if text == ROUND_PTX:
             (value,) = values
             return AssemblyResults(Handle(numerics.round_narrow(value.data, "bf16"), value.dtype, value.shape))
         raise NotImplementedError(

@@ -227,7 +227,7 @@ def interpret(
         Interpreted.launch += 1
         builder.begin(fn.__name__, Memory((), lambda: builder.place), sizes)
         try:
-            arguments = _Arguments(fn.__name__)
+            arguments = _Arguments(fn.__name__.removeprefix("_helion_"))
             values = arguments.all(fn, _bound(fn, args, kwargs))
             builder.memory = Memory(tuple(arguments.regions()), lambda: builder.place, elsewhere)
             builder.races = _detector(fn, builder.memory, arguments.watched, kwargs) if is_detecting() else None

@@ -132,16 +132,17 @@ def adapt(value: Any) -> Any:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Gives Python syntax the meaning it has in a compiled kernel."""
+    """Gives Python syntax the meaning it has in a compiled kernel. What it adds has the place of what was there."""
 
     @staticmethod
     def _call(name: str, *args: ast.expr) -> ast.Call:
-        return ast.Call(func=ast.Name(id=name, ctx=ast.Load()), args=list(args), keywords=[])
+        function = ast.copy_location(ast.Name(id=name, ctx=ast.Load()), args[0])
+        return ast.copy_location(ast.Call(func=function, args=list(args), keywords=[]), args[0])
 
     @staticmethod
     def _later(value: ast.expr) -> ast.Lambda:
         nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        return ast.Lambda(args=nothing, body=value)
+        return ast.copy_location(ast.Lambda(args=nothing, body=value), value)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         # Decorators ran already, annotations were read, defaults are taken from the original.
@@ -171,8 +172,8 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if not isinstance(node.target, ast.Name):
             return node
-        current = ast.Name(id=node.target.id, ctx=ast.Load())
-        value = self._call(_ASSIGNED, ast.BinOp(left=current, op=node.op, right=node.value))
+        current = ast.copy_location(ast.Name(id=node.target.id, ctx=ast.Load()), node.target)
+        value = self._call(_ASSIGNED, ast.copy_location(ast.BinOp(left=current, op=node.op, right=node.value), node))
         return ast.copy_location(ast.Assign(targets=[node.target], value=value), node)
 
     def _visit_test(self, node: Any) -> ast.AST:
@@ -208,7 +209,8 @@ class _Rewriter(ast.NodeTransformer):
             return node
         operands = [node.left, *node.comparators]
         links: list[ast.expr] = [
-            ast.Compare(left=operands[i], ops=[op], comparators=[operands[i + 1]]) for i, op in enumerate(node.ops)
+            ast.copy_location(ast.Compare(left=operands[i], ops=[op], comparators=[operands[i + 1]]), node)
+            for i, op in enumerate(node.ops)
         ]
         return ast.copy_location(self._chain(_AND, links), node)
 
@@ -280,19 +282,22 @@ class Interpreted:
     def _compile(self) -> None:
         jit = self.jit
         self._source = jit.src
-        tree = jit.parse()
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        self._names = tuple(sorted(names))
-        self._values = [object()] * len(self._names)
-        tree = ast.fix_missing_locations(_Rewriter().visit(tree))
-        ast.increment_lineno(tree, _first_line(jit) - 1)
-        self._namespace = dict(_HELPERS)
+        tree = _Rewriter().visit(ast.parse("\n" * (_first_line(jit) - 1) + jit.src))
         code = compile(tree, jit.fn.__code__.co_filename, "exec", dont_inherit=True)
+        self._namespace = dict(_HELPERS)
         exec(code, self._namespace)
         function = self._namespace.pop(tree.body[0].name)
+        self._names = tuple(sorted(_names(function.__code__) - _HELPERS.keys()))
+        self._values = [object()] * len(self._names)
         function.__defaults__ = _plain(jit.fn.__defaults__)
         function.__kwdefaults__ = jit.fn.__kwdefaults__
         self._function = function
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """What code and the functions in it look up: globals, builtins and attributes."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _plain(defaults: tuple[Any, ...] | None) -> tuple[Any, ...] | None:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from ....._compiler.facts.records import KernelFacts, MatmulFact, ReductionFact
 from .....autotuner.proposal import Predicted
 from .....hardware import Target
+from ..layouts import fragment_warps
 from ..matrix import rate_name, tile_shape, unit_of
-from ..tiles import VECTOR_BYTES
 from .launch import Launch
 from .nest import Nest
-from .roots import Access, Root, roots_of
+from .roots import Access, Reduction, Root, Scan, roots_of
 
 _SECTOR = 32
 #: Threads of a warp exchange in registers; a reduction over more of them goes through shared memory.
@@ -24,8 +24,6 @@ _NEAR_BYTES = 131072
 #: Rows of one instruction of the asynchronous unit and of the other one.
 _UNIT_ROWS = {"mma": 16, "wgmma": 64, "tcgen05": 128}
 _LEAST_COLUMNS = 8
-#: Values that are reduced together: an index goes with its value, and is compared too.
-_VALUES = {"argmax": 3, "argmin": 3}
 _ACCUMULATOR_BYTES = 4
 #: Bytes of an operand that one instruction of a warp brings to registers for the synchronous unit.
 _FRAGMENT_BYTES = 256
@@ -33,6 +31,8 @@ _FRAGMENT_BYTES = 256
 _FRAGMENT_ROWS, _FRAGMENT_COLUMNS = 16, 8
 #: Of an access to memory, what an exchange within a warp costs.
 _SHUFFLE_ACCESSES = 0.5
+#: Bytes of the narrowest asynchronous copy.
+_COPY_BYTES = 4
 #: Bytes that lie together, or are read by programs next to each other: each halving below this costs the memory as much.
 _RUN_BYTES = 16384.0
 
@@ -48,6 +48,8 @@ class Demand(NamedTuple):
     resident: float
     """Programs that one SM holds, by the prediction of registers and shared memory."""
     registers: float
+    needed: float
+    """Of a thread; what of them is over the limit is spilled."""
     limit: float
     new_bytes: float
     """Bytes that come from memory or go there, in whole sectors, by the order of programs and what the L2 cache keeps."""
@@ -80,6 +82,8 @@ class Demand(NamedTuple):
     straight_rounds: float
     """Times that a program waits for memory."""
     looped_rounds: float
+    stored_rounds: float
+    """Of loops that store in each step."""
     pipelined_rounds: float
     fills: float
     stages: float
@@ -108,24 +112,29 @@ class Demand(NamedTuple):
     """Descriptors of tensors that a program makes before it can load; one that goes on to other tiles makes them once."""
     persistent: float
     """1 where programs go on to other tiles."""
+    skewed: float
+    """1 where those that go on next to each other have loops that are longer than the mean."""
     fused: float
     """1 where the next tile's loads begin before the last one is stored."""
 
 
+_NOTHING: dict[str, float] = dict.fromkeys(Demand._fields, 0.0)
+
+
 def demands(facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target) -> list[Demand]:
     """One for each grid loop."""
-    return [_Count(facts, launch, predicted, target, root).demand() for root in roots_of(facts)]
+    return [_Count(launch, predicted, target, root).demand() for root in roots_of(facts)]
 
 
 class _Count:
     """Sums over the facts of one root."""
 
-    def __init__(self, facts: KernelFacts, launch: Launch, predicted: Predicted, target: Target, mine: Root) -> None:
+    def __init__(self, launch: Launch, predicted: Predicted, target: Target, mine: Root) -> None:
         self.launch, self.predicted, self.target, self.mine, self.root = launch, predicted, target, mine, mine.root
-        self.nest = Nest(facts, launch.sizes, mine.root, launch.parts)
+        self.nest = Nest(mine, launch.sizes, launch.parts)
         self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
-        self.sums: dict[str, float] = dict.fromkeys(Demand._fields, 0.0)
+        self.sums = _NOTHING.copy()
         self.seen: set[tuple[int, tuple[int, ...]]] = set()
         self.waits: dict[tuple[int, tuple[int, ...], bool], float] = {}
 
@@ -136,9 +145,11 @@ class _Count:
             warps=self.launch.warps,
             resident=min(max(1, predicted.occupancy_blocks), self.launch.per_sm or math.inf),
             registers=predicted.registers_per_thread,
+            needed=max(predicted.registers_per_thread, predicted.least_registers),
             limit=predicted.register_limit,
-            stages=self.launch.stages,
+            stages=self.launch.stages if self.mine.matmuls else self.launch.own_stages,
             persistent=self.launch.persistent,
+            skewed=self.mine.uneven and self.launch.blocked,
             fused=self.root in self.launch.fused,
             iterations=nest.iterations,
             largest_times=self._largest_times(),
@@ -147,80 +158,90 @@ class _Count:
             self._access(access)
         self._wait()
         self._elementwise()
-        self._reductions()
-        self._scans()
+        for reduction in self.mine.reductions:
+            self._reduction(reduction)
+        for scan in self.mine.scans:
+            self._scan(scan)
         for fact in self.mine.matmuls:
             self._product(fact)
         return Demand(**sums)
 
     def _largest_times(self) -> int:
-        sizes, nest = self.launch.sizes, self.nest
-        held = [(1, 1)]
-        for region, axes in self.mine.tiles:
-            held.append((math.prod([sizes[axis] for axis in axes]), nest.times(region) * nest.chunks(axes)))
-        return max(held)[1]
+        nest, tiles = self.nest, self.mine.tiles
+        held = [(nest.elements[tile], nest.times(region) * nest.chunks(tiles[tile])) for region, tile in self.mine.held]
+        return max([(1, 1), *held])[1]
 
     def _access(self, access: Access) -> None:
-        sums, nest, sizes, op, itemsize = self.sums, self.nest, self.launch.sizes, access.op, access.itemsize
-        passes, times = nest.repeats(op)
-        numel = math.prod([sizes[axis] for axis in op.tile_axes])
-        useful = math.prod([nest.used[axis] for axis in op.tile_axes])
+        sums, nest, launch, kind = self.sums, self.nest, self.launch, access.kind
+        passes, times = nest.repeats(access)
+        numel = nest.elements[access.tile]
+        useful = nest.useful[access.tile]
+        itemsize = access.itemsize
         run, width = self._run(access, numel)
         asked = times * useful * itemsize
         sector_bytes = times * useful / max(run, 1.0) * -(-run * itemsize // _SECTOR) * _SECTOR
         sums["asked_bytes"] += asked
         sums["sector_bytes"] += sector_bytes
-        if op.kind == "store":
-            sums["written_bytes"] += max(0.0, sector_bytes - asked)
-        if op.kind == "load" and access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
-            sums["near_bytes"] += sector_bytes
         sums["looped_bytes" if times > 1 else "straight_bytes"] += asked
-        eviction = self.launch.evictions.get(op.slot)
+        eviction = launch.evictions.get(access.slot)
         if eviction and times > 1:
             sums[f"{eviction}_bytes"] += asked
         per_thread = max(1.0, numel / self.threads)
-        if op.kind == "atomic":
-            sums["accesses"] += times * per_thread * self.launch.warps
-        elif op.slot in self.launch.boxed:
-            sums["descriptors"] += not self.launch.persistent
+        if kind == "atomic":
+            sums["accesses"] += times * per_thread * launch.warps
+        elif access.slot in launch.boxed:
+            sums["descriptors"] += not launch.persistent
         else:
-            sums["accesses"] += times * max(1.0, per_thread / width) * self.launch.warps
-        if op.kind == "store":
-            sums["stores"] += times
+            sums["accesses"] += times * max(1.0, per_thread / width) * launch.warps
         self._traffic(access, asked, passes, run)
-        if op.kind == "load":
-            walked = tuple([axis for axis in op.tile_axes if axis in nest.walked]) if nest.walked else ()
-            # Triton does not prefetch loads through pointers in a loop that is one with the loop over tiles
-            kept = self.root not in self.launch.fused or op.slot in self.launch.boxed
-            key = op.region, walked, access.feeds_dots and kept and self.launch.stages > 1
+        if kind == "store":
+            sums["written_bytes"] += max(0.0, sector_bytes - asked)
+            sums["stores"] += times
+        elif kind == "load":
+            if access.once_bytes <= _NEAR_BYTES and self._of_all_programs(access):
+                sums["near_bytes"] += sector_bytes
+            walked = tuple([axis for axis in access.axes if axis in nest.walked]) if nest.walked else ()
+            key = access.region, walked, self._is_prefetched(access)
             self.waits[key] = max(self.waits.get(key, 0.0), times)
 
+    def _is_prefetched(self, access: Access) -> bool:
+        """Not through pointers in a loop that is one with the loop over tiles, nor elements narrower than an asynchronous copy."""
+        launch = self.launch
+        if access.slot in launch.boxed:
+            return access.feeds_dots and launch.stages > 1
+        if self.root in launch.fused or access.copied_bytes < _COPY_BYTES:
+            return False
+        return launch.stages > 1 if access.feeds_dots else launch.own_stages > 1 and access.in_loop
+
     def _of_all_programs(self, access: Access) -> bool:
-        return not any([self.nest.trips[axis] > 1 for axis in access.inside])
+        trips = self.nest.trips
+        return all([trips[axis] == 1 for axis in access.inside])
 
     def _run(self, access: Access, numel: int) -> tuple[float, float]:
         """Elements of the tile that lie together in memory, and elements of one thread's access."""
-        inner, run, tiled = access.inner, 1.0, 1
-        if inner is not None:
-            run, tiled = self.nest.used[inner], self.launch.sizes[inner]
-            if self.root in self.launch.flattened and inner in self.nest.order:
-                # a tile is a run of the flat index, along the last of the axes in their order
-                run, tiled = (float(numel), numel) if inner == self.fastest[-1] else (1.0, 1)
-        return run, float(max(1, min(VECTOR_BYTES // access.itemsize, tiled, access.aligned, numel // self.threads)))
+        inner, widest = access.inner, access.widest
+        if inner is None:
+            return 1.0, 1.0
+        run, tiled = self.nest.used[inner], self.launch.sizes[inner]
+        if self.root in self.launch.flattened and inner in self.mine.order:
+            # a tile is a run of the flat index, along the last of the axes in their order
+            run, tiled = (float(numel), numel) if inner == self.fastest[-1] else (1.0, 1)
+            widest = access.widest_of_run
+        return run, float(max(1, min(widest, tiled, numel // self.threads)))
 
     def _traffic(self, access: Access, asked: float, passes: int, run: float) -> None:
         """Bytes from and to memory: each once, and again what the cache has lost in between."""
-        sums, nest, op, once = self.sums, self.nest, access.op, access.once_bytes
+        sums, nest, once = self.sums, self.nest, access.once_bytes
         programs = nest.programs
         first = asked / passes
-        small = once <= self.target.l2_bytes * _L2_SHARE
-        shared = [axis for axis in access.apart if nest.trips[axis] > 1]
-        total = least = min(once, programs * first)
-        if shared and op.kind == "load" and not small:
-            total = max(least, nest.covered(self.launch, self._at_once(), shared) * first)
+        total = programs * first if access.numbered else min(once, programs * first)
         again = 0.0
-        key = op.storage, tuple(shared)
-        if op.kind == "load":
+        if access.kind == "load":
+            trips, small = nest.trips, once <= self.target.l2_bytes * _L2_SHARE
+            shared = [axis for axis in access.apart if trips[axis] > 1]
+            if shared and not small:
+                total = max(total, nest.covered(self.launch, self._at_once(), shared) * first)
+            key = access.storage, tuple(shared)
             if key in self.seen:
                 again, total = (0.0 if small else total), 0.0
             if passes > 1 and not small:
@@ -230,78 +251,81 @@ class _Count:
         sums["again_bytes"] += again / programs
         if again:
             sums["row_bytes"] += first
-        halvings = math.log2(_RUN_BYTES / min(_RUN_BYTES, max(_SECTOR, self._run_bytes(access, run))))
-        sums["scattered_bytes"] += (total + again) / programs * halvings
+        together = self._run_bytes(access, run)
+        if together < _RUN_BYTES:
+            halvings = math.log2(_RUN_BYTES / max(_SECTOR, together))
+            sums["scattered_bytes"] += (total + again) / programs * halvings
 
     def _at_once(self) -> float:
         return self.target.num_sms * self.sums["resident"]
 
     def _run_bytes(self, access: Access, run: float) -> float:
         """Bytes that programs next to each other read together."""
-        joined = self.root in self.launch.flattened or not access.unit_stride.isdisjoint(self.fastest[:1])
-        return _RUN_BYTES if joined else run * access.itemsize
+        if self.root in self.launch.flattened or not access.unit_stride.isdisjoint(self.fastest[:1]):
+            return _RUN_BYTES
+        return run * access.itemsize
 
     def _wait(self) -> None:
-        for (_, _, pipelined), times in self.waits.items():
+        sums = self.sums
+        for (region, _, pipelined), times in self.waits.items():
             if pipelined:
-                self.sums["pipelined_rounds"] += times
-                self.sums["fills"] += 1
+                sums["pipelined_rounds"] += times
+                sums["fills"] += 1
+            elif times > 1:
+                sums["stored_rounds" if region in self.mine.storing else "looped_rounds"] += times
             else:
-                self.sums["looped_rounds" if times > 1 else "straight_rounds"] += times
+                sums["straight_rounds"] += times
 
     def _elementwise(self) -> None:
-        for fact in self.mine.work:
-            times = self.nest.times(fact.region) * self.nest.chunks(fact.axes)
-            each = max(1.0, math.prod([self.launch.sizes[axis] for axis in fact.axes]) / self.threads)
-            issued = times * each * self.launch.warps
-            self.sums["looped_issue" if times > 1 else "straight_issue"] += issued * fact.ops
-            self.sums["special"] += issued * fact.sfu_ops
-            if self.nest.walked.intersection(fact.axes):
-                self.sums["walked_issue"] += issued * fact.ops
-                self.sums["walked_special"] += issued * fact.sfu_ops
+        sums, nest = self.sums, self.nest
+        for region, tile, axes, ops, sfu_ops in self.mine.work:
+            times = nest.times(region) * nest.chunks(axes)
+            issued = times * max(1.0, nest.elements[tile] / self.threads) * self.launch.warps
+            sums["looped_issue" if times > 1 else "straight_issue"] += issued * ops
+            sums["special"] += issued * sfu_ops
+            if nest.walked and not nest.walked.isdisjoint(axes):
+                sums["walked_issue"] += issued * ops
+                sums["walked_special"] += issued * sfu_ops
 
-    def _reductions(self) -> None:
-        sizes, sums = self.launch.sizes, self.sums
-        for fact in self.mine.reductions:
-            times = self.nest.times(fact.region) * sum(_VALUES.get(name, 1) for name in fact.names)
-            numel = math.prod([sizes[axis] for axis in fact.tile])
-            along, of_warp = self._threads_along(fact, numel)
-            results = max(1.0, numel / sizes[fact.axis] * along / self.threads)
-            steps = math.log2(of_warp)
-            sums["shuffles"] += times * steps * results
-            if along > of_warp:
-                sums["exchanges"] += times * results
-                sums["barriers"] += times
-            chunks = self.nest.chunks((fact.axis,))
-            issued = times * chunks * max(1.0, numel / self.threads) * self.launch.warps
-            sums["looped_issue" if times * chunks > 1 else "straight_issue"] += issued
-            sums["accesses"] += times * results * self.launch.warps * steps * _SHUFFLE_ACCESSES
-
-    def _scans(self) -> None:
-        """Each step of a scan exchanges, within a warp or through shared memory, all that a thread has."""
-        sizes, sums = self.launch.sizes, self.sums
-        for scanned, fact in self.mine.scans:
-            times = math.prod([self.nest.trips[axis] for axis in fact.tile if axis not in self.nest.order])
-            each = max(1.0, math.prod([sizes[axis] for axis in fact.tile]) / self.threads)
-            issued = times * each * self.launch.warps * fact.ops
-            steps = math.log2(min(_WARP, max(2, sizes[scanned])))
-            sums["looped_issue" if times > 1 else "straight_issue"] += issued * (1 + steps)
-            sums["accesses"] += times * each * self.launch.warps * steps * _SHUFFLE_ACCESSES
+    def _reduction(self, reduction: Reduction) -> None:
+        sums, nest, fact = self.sums, self.nest, reduction.fact
+        times = nest.times(fact.region) * reduction.values
+        numel = nest.elements[reduction.tile]
+        along, of_warp = self._threads_along(reduction, numel)
+        results = max(1.0, numel / self.launch.sizes[fact.axis] * along / self.threads)
+        steps = math.log2(of_warp)
+        sums["shuffles"] += times * steps * results
+        if along > of_warp:
+            sums["exchanges"] += times * results
             sums["barriers"] += times
+        chunks = nest.chunks((fact.axis,))
+        issued = times * chunks * max(1.0, numel / self.threads) * self.launch.warps
+        sums["looped_issue" if times * chunks > 1 else "straight_issue"] += issued
+        sums["accesses"] += times * results * self.launch.warps * steps * _SHUFFLE_ACCESSES
 
-    def _threads_along(self, fact: ReductionFact, numel: int) -> tuple[int, int]:
+    def _scan(self, scan: Scan) -> None:
+        """Each step of a scan exchanges, within a warp or through shared memory, all that a thread has."""
+        sums, nest, warps = self.sums, self.nest, self.launch.warps
+        times = math.prod([nest.trips[axis] for axis in scan.around])
+        each = max(1.0, nest.elements[scan.tile] / self.threads)
+        steps = math.log2(min(_WARP, max(2, self.launch.sizes[scan.axis])))
+        issued = times * each * warps * scan.ops
+        sums["looped_issue" if times > 1 else "straight_issue"] += issued * (1 + steps)
+        sums["accesses"] += times * each * warps * steps * _SHUFFLE_ACCESSES
+        sums["barriers"] += times
+
+    def _threads_along(self, reduction: Reduction, numel: int) -> tuple[int, int]:
         """Threads of a program, and of one warp, that share a row which is reduced: neighbours in memory go to neighbours."""
-        sizes = self.launch.sizes
-        for product in self.mine.matmuls:
-            if product.region == fact.region and {product.m_axis, product.n_axis} <= set(fact.tile):
-                return self._accumulator_threads(fact, product)
-        width = max(1, min(VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize), numel // self.threads))
-        inside = math.prod([sizes[axis] for axis in fact.tile[fact.tile.index(fact.axis) + 1 :]])
+        if reduction.product is not None:
+            return self._accumulator_threads(reduction.fact, reduction.product)
+        sizes, reduced = self.launch.sizes, self.launch.sizes[reduction.fact.axis]
+        width = max(1, min(reduction.widest, numel // self.threads))
+        inside = math.prod([sizes[axis] for axis in reduction.behind])
         if inside == 1:
-            along = min(self.threads, max(1, sizes[fact.axis] // width))
+            along = min(self.threads, max(1, reduced // width))
             return along, min(_WARP, along)
         lanes = min(self.threads, max(1, inside // width))
-        along = min(sizes[fact.axis], max(1, self.threads // lanes))
+        along = min(reduced, max(1, self.threads // lanes))
         return along, min(along, max(1, _WARP // lanes))
 
     def _accumulator_threads(self, fact: ReductionFact, product: MatmulFact) -> tuple[int, int]:
@@ -321,16 +345,20 @@ class _Count:
         took = times * flops / (target.matrix_tflops_for(rate_name(fact)) * 1e6) * target.num_sms
         sums["matrix_us"] += took
         if unit == "mma":
-            operands = (rows * fact.lhs_dtype.itemsize + columns * fact.rhs_dtype.itemsize) * depth
-            sums["accesses"] += times * operands / _FRAGMENT_BYTES
+            # each warp brings the rows and columns of its own fragments to registers
+            _, (below, beside) = fragment_warps((rows, columns), launch.warps, target)
             if target.has("wgmma") or target.has("tcgen05"):
                 sums["synchronous_us"] += took
-        elif fact.lhs_dtype.itemsize == 4 and fact.rhs_layout != "k_major":
-            sums["converted_us"] += took
-        groups = max(1, launch.warps // 4)
-        below = max(1, min(groups, padded // _UNIT_ROWS[unit]))
-        read = padded * (groups // below) + columns * below
-        sums["operand_bytes"] += times * read * depth * fact.lhs_dtype.itemsize
+        else:
+            groups = max(1, launch.warps // 4)
+            below = max(1, min(groups, padded // _UNIT_ROWS[unit]))
+            beside = groups // below
+            if fact.lhs_dtype.itemsize == 4 and fact.rhs_layout != "k_major":
+                sums["converted_us"] += took
+        read = times * (padded * beside * fact.lhs_dtype.itemsize + columns * below * fact.rhs_dtype.itemsize) * depth
+        sums["operand_bytes"] += read
+        if unit == "mma":
+            sums["accesses"] += read / _FRAGMENT_BYTES
         if fact.consumes and rows < _FRAGMENT_ROWS * launch.warps:
             sums["turned_bytes"] += times * rows * depth * fact.lhs_dtype.itemsize
         sums["products"] += times

@@ -23,8 +23,8 @@ _REGISTER_BYTES = 4
 _LEAST_REGISTERS = 16
 #: Warps that reach the matrix units of all schedulers.
 _WARPS_FOR_ALL_UNITS = 4
-#: Predicted registers are off by as much.
-_REGISTER_ERROR = 0.15
+#: Predicted registers are off by as much: what follows from them is the mean of three times them, the middle one twice.
+_REGISTER_SCALES = 0.85, 1.0, 1.15
 #: Of the L2 cache, spilled registers in flight that stay there.
 _SPILLS_KEPT = 0.25
 #: One SM in this many can saturate memory.
@@ -114,7 +114,9 @@ class _Formula:
         waits = self.m.maximum(0.0, chain * self.per_sm - units) / self.at_once
         programs_overlap = self.m.minimum(_ABRUPT, 1 + p.chained * (self.at_once - 1))
         on_sm = self._norm((units, waits), programs_overlap)
-        total = self.m.maximum(self._norm((memory, cache, on_sm), p.sharp), chain) * self._tail(rounds)
+        devices_overlap = self.m.minimum(p.sharp, p.lone + p.joined * (self.at_once - 1))
+        total = self.m.maximum(self._norm((memory, cache, on_sm), devices_overlap), chain) * self._tail(rounds)
+        total = total * (1 + d.skewed * p.skew)
         total = self._norm((total, programs), _ABRUPT) + p.launch_us
         return Parts(
             memory=memory,
@@ -130,8 +132,7 @@ class _Formula:
 
     def _resident(self) -> Value:
         """Programs of an SM, smoothed over the error of the predicted registers where these decide."""
-        scales = 1 - _REGISTER_ERROR, 1.0, 1 + _REGISTER_ERROR
-        fewer, held, more = [self._by_registers(scale) for scale in scales]
+        fewer, held, more = [self._by_registers(scale) for scale in _REGISTER_SCALES]
         mean = (fewer + 2 * held + more) / 4
         decide = self.d.resident >= held
         return self.m.where(decide, mean, self.m.minimum(self.d.resident, mean))
@@ -147,9 +148,13 @@ class _Formula:
     def _spilled(self) -> Value:
         """Bytes that a program stores and loads because registers run out."""
         d, p = self.d, self.p
-        over = self.m.maximum(0.0, d.registers - d.limit * p.spill_free)
-        over = over + d.registers * p.abandoned * self._ramp(d.registers / d.limit, *_ABANDONED)
+        few, over, many = [self.m.maximum(0.0, d.needed * scale - d.limit * p.spill_free) for scale in _REGISTER_SCALES]
+        over = (few + 2 * over + many) / 4
+        abandoned = self._ramp(d.needed / d.limit, *_ABANDONED)
+        over = over + d.needed * p.abandoned * abandoned
         spilled = over * _REGISTER_BYTES * self.target.warp_size * d.warps * d.largest_times * p.spill_cost
+        shuttled = (d.straight_issue + d.looped_issue) * p.shuttled * abandoned
+        spilled = spilled + shuttled * self.target.warp_size * _REGISTER_BYTES
         return (
             spilled + self._within(over / d.limit * _ALL_SPILLED, 0.0, 1.0) * d.accumulated_bytes * p.accumulator_spill
         )
@@ -162,7 +167,7 @@ class _Formula:
         missed = self._ramp(spilled / self.m.maximum(1.0, d.largest_times) * in_flight, _SPILLS_KEPT * l2, l2)
         kept = p.first_share * d.first_bytes - p.last_share * d.last_bytes
         reads = d.new_bytes + d.again_bytes * lost + p.run_share * d.scattered_bytes
-        return reads + kept + spilled * p.spill_misses * missed
+        return self.m.maximum(0.0, reads + kept) + spilled * p.spill_misses * missed
 
     def _crowding(self) -> Value:
         """The more streams memory serves at once, the more often it changes its pages."""
@@ -185,7 +190,9 @@ class _Formula:
         d, p = self.d, self.p
         simple = (d.straight_issue + d.looped_issue + d.walked_issue * p.walked_ops) * p.simple_ops
         special = (d.special + d.walked_special * p.walked_special) * p.special_ops
-        return simple + special + d.accesses * p.access_ops + p.program_ops * d.warps
+        issued = simple + (d.special + d.walked_special * p.walked_special) * p.special_issue
+        issued = issued + d.accesses * p.access_ops + p.program_ops * d.warps
+        return self._norm((issued, special), _UNITS)
 
     def _matrix_us(self) -> Value:
         d, p = self.d, self.p
@@ -199,9 +206,9 @@ class _Formula:
         instructions = self.m.maximum(own, self.issued / self.issue)
         alone = self.m.maximum(1.0, _WARPS_FOR_ALL_UNITS / d.warps)
         matrix = self.matrix_us * alone + p.product_us * d.products
-        waits = (d.straight_rounds + d.looped_rounds) * p.wait_us
+        waits = (d.straight_rounds + d.stored_rounds + d.looped_rounds * p.looped_wait) * p.wait_us
         pipelined = d.pipelined_rounds * p.wait_us * p.pipelined_wait / self.m.maximum(1.0, d.stages - 1)
-        looped_bytes, straight_bytes = d.looped_bytes * p.byte_us, d.straight_bytes * p.byte_us
+        looped_bytes, straight_bytes = d.looped_bytes / d.warps * p.byte_us, d.straight_bytes / d.warps * p.byte_us
         exchanged = d.exchanges * p.exchange_us + d.barriers * p.barrier_us + d.shuffles * p.shuffle_us
         exchanged = exchanged + d.turned_bytes * p.turned_us
         fixed = (
@@ -211,7 +218,7 @@ class _Formula:
             + straight_bytes
             + d.descriptors * p.descriptor_us
         )
-        repeats = d.looped_rounds + d.pipelined_rounds > 0
+        repeats = d.looped_rounds + d.stored_rounds + d.pipelined_rounds > 0
         loop = self._norm((waits + own * _DRIFTED, instructions, looped_bytes, matrix + pipelined), p.together)
         fixed = (fixed + d.fills * p.wait_us) * (1 - d.fused * p.hidden)
         return fixed + self.m.where(repeats, loop, waits + instructions + matrix)

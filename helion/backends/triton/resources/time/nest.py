@@ -2,74 +2,77 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from ....._compiler.facts.records import KernelFacts, MemoryOpFact
 from ....._shapes import cdiv
-from ..traffic import trips
 from .launch import Launch
+from .roots import Access, Root
 
 
 class Nest:
     """The loops of one root with sizes.
 
     ``trips`` are the tiles along each axis, ``used`` the elements of a tile that are in range on average, ``walked`` the
-    whole dimensions that are taken in chunks, ``order`` the axes of the grid. ``parts`` programs share the loop over K.
+    whole dimensions that are taken in chunks. ``elements`` are those of each of the root's tiles, ``useful`` those of them
+    in range. ``parts`` programs share the loop over K.
     """
 
-    def __init__(self, facts: KernelFacts, sizes: Mapping[int, int], root: int, parts: int = 1) -> None:
-        self._facts, self._root = facts, root
-        self.trips = {axis.block_id: trips(facts, sizes, axis.block_id) for axis in facts.axes}
-        shared = {fact.k_block_id for fact in facts.matmuls} if parts > 1 else ()
-        self.used: dict[int, float] = {}
-        for axis in facts.axes:
-            extent = axis.mean if axis.extent is None else axis.extent
-            size = sizes[axis.block_id]
-            self.used[axis.block_id] = size if extent is None else min(size, extent / self.trips[axis.block_id])
-        self.walked = frozenset(a.block_id for a in facts.axes if a.rollable and sizes[a.block_id] < a.padded)
-        self.order = next(r.axes for r in facts.regions if r.kind == "root" and r.root == root)
-        self.programs = parts * math.prod([self.trips[axis] for axis in self.order])
-        self.trips.update((axis, cdiv(self.trips[axis], parts)) for axis in shared if axis is not None)
-        self._times: dict[int, int] = {}
+    def __init__(self, root: Root, sizes: Mapping[int, int], parts: int = 1) -> None:
+        self._root = root
+        trips: dict[int, int] = {}
+        used: dict[int, float] = {}
+        walked: list[int] = []
+        for axis, elements, outer, whole in root.extents:
+            size = sizes[axis]
+            if elements is not None:
+                count = max(1, cdiv(elements, size))
+                used[axis] = min(size, elements / count)
+            else:
+                count = 1 if outer is None else max(1, cdiv(sizes[outer], size))
+                used[axis] = size
+            trips[axis] = count
+            if size < whole:
+                walked.append(axis)
+        self.trips, self.used, self.walked = trips, used, frozenset(walked)
+        self.programs = parts * _product(trips, root.order)
+        if parts > 1:
+            trips.update((axis, cdiv(trips[axis], parts)) for axis in root.divided)
+        self.elements = [_product(sizes, axes) for axes in root.tiles]
+        self.useful = [_product(used, axes) for axes in root.tiles]
+        self._times = [_product(trips, axes) for axes in root.loops]
 
     def times(self, region: int) -> int:
         """Runs of ``region`` in one program."""
-        found = self._times.get(region)
-        if found is None:
-            fact = self._facts.regions[region]
-            outside = 1 if fact.parent is None else self.times(fact.parent)
-            own = math.prod([self.trips[axis] for axis in fact.axes]) if fact.kind == "loop" else 1
-            found = self._times[region] = outside * own
-        return found
+        return self._times[region]
 
     def chunks(self, axes: Iterable[int]) -> int:
         """Chunks that a tile over ``axes`` is taken in."""
-        return math.prod([self.trips[axis] for axis in axes if axis in self.walked]) if self.walked else 1
+        return _product(self.trips, [axis for axis in axes if axis in self.walked]) if self.walked else 1
 
-    def repeats(self, op: MemoryOpFact) -> tuple[int, int]:
+    def repeats(self, access: Access) -> tuple[int, int]:
         """Passes over a row that is taken in chunks, and how often a program does the access in all."""
-        passes = 1
-        if self.walked and op.kind == "load":
-            passes = max([1, *(count for axis, count in op.looped if axis in self.walked)])
-        return passes, self.times(op.region) * self.chunks(op.tile_axes) * passes
+        if not self.walked:
+            return 1, self._times[access.region]
+        passes = max([1, *(count for axis, count in access.looped if axis in self.walked)])
+        return passes, self._times[access.region] * self.chunks(access.axes) * passes
 
     @property
     def iterations(self) -> int:
         """Runs of the innermost loop or chunk of a program."""
-        regions = [r.region for r in self._facts.regions if r.root == self._root]
-        return max(self.times(region) for region in regions) * self.chunks(self.walked)
+        return max([self._times[region] for region in self._root.regions]) * self.chunks(self.walked)
 
     def ordered(self, launch: Launch) -> tuple[int, ...]:
         """The axes of the grid, the fastest first."""
-        order = launch.orders.get(self._root)
-        return tuple(self.order[at] for at in order) if order and len(order) == len(self.order) else self.order
+        axes, order = self._root.order, launch.orders.get(self._root.root)
+        return tuple([axes[at] for at in order]) if order and len(order) == len(axes) else axes
 
     def covered(self, launch: Launch, at_once: float, shared: list[int]) -> float:
         """Of all rounds of programs that run together: different tiles along the axes that are not ``shared``."""
         order, left = list(self.ordered(launch)), min(at_once, self.programs)
         cover: dict[int, float] = {}
-        grouping = 1 if self._root in launch.flattened else launch.groupings.get(self._root, 1)
+        root = self._root.root
+        grouping = 1 if root in launch.flattened else launch.groupings.get(root, 1)
         if grouping > 1 and len(order) >= 2:
             first, second, *order = order
             cover[first] = min(grouping, self.trips[first])
@@ -82,4 +85,12 @@ class Nest:
             cover[axis] = min(left, self.trips[axis])
             left = max(1.0, left / self.trips[axis])
         rounds = max(1.0, self.programs / at_once)
-        return rounds * math.prod([cover[axis] for axis in cover if axis not in shared])
+        return rounds * _product(cover, [axis for axis in cover if axis not in shared])
+
+
+def _product(of: Mapping[int, Any], axes: Iterable[int]) -> Any:
+    # a loop takes half the time of math.prod
+    product: Any = 1
+    for axis in axes:
+        product *= of[axis]
+    return product

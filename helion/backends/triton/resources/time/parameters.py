@@ -45,6 +45,8 @@ class Parameters:
     """Instructions of one elementwise operation of 32 lanes."""
     special_ops: float
     """Those of a transcendental function."""
+    special_issue: float
+    """The same of the scheduler, which others may use while that works."""
     walked_ops: float
     """Operations of a row in chunks, beyond those of a whole row, over those: some are done again in each pass."""
     walked_special: float
@@ -63,8 +65,10 @@ class Parameters:
     """A program's first and last instructions."""
     wait_us: float
     """A load from memory."""
+    looped_wait: float
+    """Of that, a load in a loop, of which the assembler has several under way."""
     byte_us: float
-    """A byte of one program's load on an idle SM."""
+    """A byte of one warp's load: a warp has few of them in flight."""
     pipelined_wait: float
     """Of a wait, what one iteration costs with one stage more than needed."""
     exchange_us: float
@@ -96,6 +100,8 @@ class Parameters:
     """Accesses of a register that is spilled, in each iteration."""
     abandoned: float
     """Accesses of all registers where the assembler gives up, over those of one that is spilled."""
+    shuttled: float
+    """Accesses of each elementwise operation there."""
     accumulator_spill: float
     """Of an accumulator that does not fit in registers, what is stored and loaded for each product."""
     spill_us: float
@@ -104,10 +110,16 @@ class Parameters:
     """Of those, what reaches memory once they are more than the cache holds."""
     tail: float
     """Of the idle SMs of a last round, what others cannot use."""
+    skew: float
+    """Where loops are uneven, how much longer than the mean those are of a program that goes on to tiles next to each other."""
     drain: float
     """Of a round, what is lost where the first programs begin and the last ones end together."""
     sharp: float
     """Exponent of the norm that joins what units do at the same time."""
+    lone: float
+    """The same where an SM has one program at a time."""
+    joined: float
+    """What each further one adds to it."""
     chained: float
     """Exponent that joins this with the time of one program."""
     together: float

@@ -58,8 +58,9 @@ def _adding_us(facts: KernelFacts, launch: Launch, parameters: Parameters, targe
     """Of writing the parts of sums, and of the kernel that adds them up, which begins when the last part is there."""
     if launch.parts == 1:
         return 0.0
-    fact = facts.matmuls[0]
-    axes = {*facts.grid_axes, fact.m_axis, fact.n_axis, *fact.batch_axes}
+    axes: set[int | None] = set(facts.grid_axes)
+    for fact in facts.matmuls[:1]:
+        axes |= {fact.m_axis, fact.n_axis, *fact.batch_axes}
     numel = math.prod([facts.axes[axis].extent or 1 for axis in axes if axis is not None])
     kept = launch.parts * numel * _PART_BYTES
     rate = target.bandwidth_gb_per_s * 1e3 * parameters.memory_share

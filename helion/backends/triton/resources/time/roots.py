@@ -6,40 +6,111 @@ import functools
 import math
 from typing import NamedTuple
 
-from ....._compiler.facts.records import KernelFacts, MatmulFact, MemoryOpFact, ReductionFact, ScanFact, WorkFact
+from ....._compiler.facts.records import AxisFact, KernelFacts, MatmulFact, MemoryOpFact, ReductionFact
 from ..predict import Same
+from ..tiles import VECTOR_BYTES
 
 #: Elements from where on a stride no longer makes accesses of one thread narrower.
 _ALIGNED = 16
+#: Values that are reduced together: an index goes with its value, and is compared too.
+_VALUES = {"argmax": 3, "argmin": 3}
+
+
+class Extent(NamedTuple):
+    """Of one axis: ``elements`` are None where nothing is known, and bounded by the tile of ``outer`` if that is given. A
+    smaller size than ``whole`` takes it in chunks; 0 where none does."""
+
+    axis: int
+    elements: int | None
+    outer: int | None
+    whole: int
 
 
 class Access(NamedTuple):
-    """A load, store or atomic. ``inner`` is the axis along which elements lie together, None where none does, and ``aligned`` the
-    elements that rows begin at multiples of. ``inside`` are the axes of the grid that it depends on, ``apart`` the others."""
+    """A load, store or atomic of a tile, which is number ``tile`` of the root's. ``inner`` is the axis along which elements lie
+    together, None where none does, and ``aligned`` the elements that rows begin at multiples of, ``widest`` those of the widest
+    access of a thread, ``widest_of_run`` in a flattened grid. ``inside`` are the axes of the grid that it depends on, ``apart``
+    the others. ``looped``: how often a load is done where rows are walked in chunks, by axis."""
 
-    op: MemoryOpFact
+    kind: str
+    slot: int
+    storage: int
+    region: int
+    tile: int
+    axes: tuple[int, ...]
     itemsize: int
     once_bytes: int
     """Of all elements in reach."""
     inner: int | None
     aligned: int
+    widest: int
+    widest_of_run: int
     unit_stride: frozenset[int | None]
     inside: tuple[int, ...]
     apart: tuple[int, ...]
+    looped: tuple[tuple[int, int], ...]
+    numbered: bool
+    """Whether it is a store to a place that each program computes for itself."""
+    copied_bytes: int
+    """That lie together and begin at multiples of as many."""
     feeds_dots: bool
+    in_loop: bool
+
+
+class Work(NamedTuple):
+    """Elementwise ops on tile number ``tile``, and those of them that the special function unit computes."""
+
+    region: int
+    tile: int
+    axes: tuple[int, ...]
+    ops: int
+    sfu_ops: int
+
+
+class Reduction(NamedTuple):
+    """Of tile number ``tile``; ``values`` are reduced, and ``product`` gives them where it is one that does. ``widest`` are the
+    elements of the widest load of a thread, and ``behind`` the axes behind the one that is reduced."""
+
+    fact: ReductionFact
+    tile: int
+    values: int
+    widest: int
+    behind: tuple[int, ...]
+    product: MatmulFact | None
+
+
+class Scan(NamedTuple):
+    """Along ``axis``, of tile number ``tile``, once for each tile along the axes of ``around``."""
+
+    axis: int
+    tile: int
+    ops: int
+    around: tuple[int, ...]
 
 
 class Root(NamedTuple):
-    """The facts of one grid loop. ``tiles`` are the regions and axes of what is held, each once."""
+    """The facts of one grid loop over the axes ``order``. ``tiles`` are the axes of all tiles that the others name by number,
+    ``held`` the regions and tiles of what is held, each once, ``loops`` the axes of the loops around each of the kernel's
+    regions, and ``regions`` those of this grid loop."""
 
     root: int
+    order: tuple[int, ...]
+    extents: tuple[Extent, ...]
+    divided: tuple[int, ...]
+    """The axes of products that several programs may share."""
+    tiles: tuple[tuple[int, ...], ...]
+    loops: tuple[tuple[int, ...], ...]
+    storing: frozenset[int]
+    """The loops that store, so that loads of the next step wait for that."""
+    uneven: bool
+    """Whether loops are longer in some programs than in others."""
+    regions: tuple[int, ...]
     accesses: tuple[Access, ...]
-    work: tuple[WorkFact, ...]
-    reductions: tuple[ReductionFact, ...]
-    scans: tuple[tuple[int, ScanFact], ...]
-    """Each with its axis."""
+    work: tuple[Work, ...]
+    reductions: tuple[Reduction, ...]
+    scans: tuple[Scan, ...]
     matmuls: tuple[MatmulFact, ...]
-    tiles: tuple[tuple[int, tuple[int, ...]], ...]
+    held: tuple[tuple[int, int], ...]
 
 
 def roots_of(facts: KernelFacts) -> tuple[Root, ...]:
@@ -49,50 +120,121 @@ def roots_of(facts: KernelFacts) -> tuple[Root, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _roots_of(same: Same) -> tuple[Root, ...]:
-    regions = same.facts.regions
-    return tuple(_root(same.facts, region.root, region.axes) for region in regions if region.kind == "root")
-
-
-def _root(facts: KernelFacts, root: int, order: tuple[int, ...]) -> Root:
-    def mine(region: int) -> bool:
-        return facts.regions[region].root == root
-
-    dots = {fact.region for fact in facts.matmuls}
-    work = tuple(fact for fact in facts.work if mine(fact.region))
-    operations = [op for op in facts.memory_ops if mine(op.region)]
-    matmuls = tuple(fact for fact in facts.matmuls if mine(fact.region))
-    tiles: list[tuple[int, tuple[int | None, ...]]] = [(fact.region, fact.axes) for fact in work]
-    tiles += [(op.region, op.tile_axes) for op in operations]
-    tiles += [(fact.region, (fact.m_axis, fact.n_axis)) for fact in matmuls]
-    known = [(region, tuple(axis for axis in axes if axis is not None)) for region, axes in tiles]
-    operations += [op for op in facts.atomics if mine(op.region)]
-    return Root(
-        root=root,
-        accesses=tuple(_access(op, order, op.region in dots) for op in operations),
-        work=work,
-        reductions=tuple(fact for fact in facts.reductions if mine(fact.region)),
-        scans=tuple(
-            (fact.axis, fact) for fact in facts.scans if fact.axis is not None and not set(fact.tile).isdisjoint(order)
-        ),
-        matmuls=matmuls,
-        tiles=tuple(dict.fromkeys(known)),
+    facts = same.facts
+    return tuple(
+        _Preparation(facts, region.root, region.axes).root() for region in facts.regions if region.kind == "root"
     )
 
 
-def _access(op: MemoryOpFact, order: tuple[int, ...], feeds_dots: bool) -> Access:
-    dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
-    together = [a for a, stride, extent, scale in dimensions if a is not None and stride == scale == 1 < extent]
-    inner = together[-1] if together else None
-    apart = [stride for axis, stride, extent, _ in dimensions if axis != inner and stride > 1 and extent > 1]
-    reached = {*op.tile_axes, *op.subscript_axes}
-    return Access(
-        op=op,
-        itemsize=op.itemsize,
-        once_bytes=op.accessed_numel * op.itemsize,
-        inner=inner,
-        aligned=math.gcd(_ALIGNED, *apart),
-        unit_stride=frozenset(a for a, stride in zip(op.subscript_axes, op.strides, strict=True) if stride == 1),
-        inside=tuple(axis for axis in order if axis in reached),
-        apart=tuple(axis for axis in order if axis not in reached),
-        feeds_dots=feeds_dots,
-    )
+class _Preparation:
+    """Numbers the tiles of one grid loop in the order in which they are asked for."""
+
+    def __init__(self, facts: KernelFacts, root: int, order: tuple[int, ...]) -> None:
+        self.facts, self.number, self.order = facts, root, order
+        self.grid = {axis: facts.axes[axis].extent for axis in order}
+        self.regions = tuple(each.region for each in facts.regions if each.root == root)
+        self.matmuls = tuple(fact for fact in facts.matmuls if fact.region in self.regions)
+        self.tiles: dict[tuple[int, ...], int] = {}
+
+    def tile(self, axes: tuple[int, ...]) -> int:
+        return self.tiles.setdefault(axes, len(self.tiles))
+
+    def root(self) -> Root:
+        facts, regions = self.facts, self.regions
+        operations = [op for op in facts.memory_ops if op.region in regions]
+        held: list[tuple[int, tuple[int | None, ...]]] = [(w.region, w.axes) for w in facts.work if w.region in regions]
+        held += [(op.region, op.tile_axes) for op in operations]
+        held += [(fact.region, (fact.m_axis, fact.n_axis)) for fact in self.matmuls]
+        known = [(region, self.tile(tuple(axis for axis in axes if axis is not None))) for region, axes in held]
+        operations += [op for op in facts.atomics if op.region in regions]
+        return Root(
+            root=self.number,
+            order=self.order,
+            extents=tuple(map(_extent, facts.axes)),
+            divided=_divided(facts),
+            loops=tuple(self.around(each.region) for each in facts.regions),
+            storing=frozenset(
+                op.region for op in operations if op.kind != "load" and facts.regions[op.region].kind == "loop"
+            ),
+            uneven=any(self.is_uneven(axis) for region in regions for axis in self.around(region)),
+            regions=regions,
+            accesses=tuple(map(self.access, operations)),
+            work=tuple(
+                Work(w.region, self.tile(w.axes), w.axes, w.ops, w.sfu_ops) for w in facts.work if w.region in regions
+            ),
+            reductions=tuple(self.reduction(fact) for fact in facts.reductions if fact.region in regions),
+            scans=tuple(self.scans()),
+            matmuls=self.matmuls,
+            held=tuple(dict.fromkeys(known)),
+            tiles=tuple(self.tiles),
+        )
+
+    def around(self, region: int) -> tuple[int, ...]:
+        fact = self.facts.regions[region]
+        outside = () if fact.parent is None else self.around(fact.parent)
+        return (*outside, *fact.axes) if fact.kind == "loop" else outside
+
+    def is_uneven(self, axis: int) -> bool:
+        fact = self.facts.axes[axis]
+        return fact.extent is None and fact.mean is not None
+
+    def access(self, op: MemoryOpFact) -> Access:
+        dimensions = tuple(zip(op.subscript_axes, op.strides, op.extents, op.scales, strict=True))
+        together = [a for a, stride, extent, scale in dimensions if a is not None and stride == scale == 1 < extent]
+        inner = together[-1] if together else None
+        apart = [stride for axis, stride, extent, _ in dimensions if axis != inner and stride > 1 and extent > 1]
+        reached = {*op.tile_axes, *op.subscript_axes}
+        aligned, vector = math.gcd(_ALIGNED, *apart), VECTOR_BYTES // op.itemsize
+        return Access(
+            kind=op.kind,
+            slot=op.slot,
+            storage=op.storage,
+            region=op.region,
+            tile=self.tile(op.tile_axes),
+            axes=op.tile_axes,
+            itemsize=op.itemsize,
+            once_bytes=op.accessed_numel * op.itemsize,
+            inner=inner,
+            aligned=aligned,
+            widest=min(vector, aligned),
+            widest_of_run=vector if op.is_one_run(self.grid) else min(vector, aligned),
+            unit_stride=frozenset(a for a, stride in zip(op.subscript_axes, op.strides, strict=True) if stride == 1),
+            inside=tuple(axis for axis in self.order if axis in reached),
+            apart=tuple(axis for axis in self.order if axis not in reached),
+            looped=op.looped if op.kind == "load" else (),
+            numbered=op.kind == "store" and None in op.subscript_axes,
+            copied_bytes=op.itemsize * (min(VECTOR_BYTES // op.itemsize, aligned) if inner is not None else 1),
+            feeds_dots=any(op.region == fact.region for fact in self.matmuls),
+            in_loop=self.facts.regions[op.region].kind == "loop",
+        )
+
+    def reduction(self, fact: ReductionFact) -> Reduction:
+        products = (p for p in self.matmuls if p.region == fact.region and {p.m_axis, p.n_axis} <= set(fact.tile))
+        return Reduction(
+            fact=fact,
+            tile=self.tile(fact.tile),
+            values=sum(_VALUES.get(name, 1) for name in fact.names),
+            widest=VECTOR_BYTES // max(1, fact.input_load_itemsize or fact.itemsize),
+            behind=fact.tile[fact.tile.index(fact.axis) + 1 :],
+            product=next(products, None),
+        )
+
+    def scans(self) -> list[Scan]:
+        found = []
+        for fact in self.facts.scans:
+            if fact.axis is not None and not set(fact.tile).isdisjoint(self.order):
+                around = tuple(axis for axis in fact.tile if axis not in self.order)
+                found.append(Scan(fact.axis, self.tile(fact.tile), fact.ops, around))
+        return found
+
+
+def _extent(axis: AxisFact) -> Extent:
+    elements = axis.mean if axis.extent is None else axis.extent
+    return Extent(axis.block_id, elements, axis.outer, axis.padded if axis.rollable else 0)
+
+
+def _divided(facts: KernelFacts) -> tuple[int, ...]:
+    """The axes of loops over which programs may share sums."""
+    if facts.matmuls:
+        return tuple(dict.fromkeys(fact.k_block_id for fact in facts.matmuls if fact.k_block_id is not None))
+    return tuple(dict.fromkeys(fact.axis for fact in facts.reductions if fact.category == "user_tile"))

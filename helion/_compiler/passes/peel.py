@@ -1,0 +1,485 @@
+"""Splits loops with matrix products into runs of tiles in which masks are known.
+
+Attention that looks back compares the indices of queries and keys in every tile, and all but a few tiles are all seen, or none
+of them is. Before::
+
+    for b1 in 0..%9: %3 = ge (iota b0), (iota b1); %4 = where %3, %2, -inf; ..
+
+After, with tiles of 64 in b1::
+
+    %10 = min(max(0, (b0.begin + 1) & -64), %9 & -64)
+    for b1 in 0..%10, whole: .. %2 ..
+    for b1 in %10..%9: %3 = ge (iota b0), (iota b1); %4 = where %3, %2, -inf; ..
+
+There are up to three runs: of the first tiles and of the last ones, in which something is known of the comparisons, and of
+those between them, in which nothing is. What a mask hides from a whole tile is not computed there. No lane of the first run is
+out of range.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..ir.build import Builder, Numbers
+from ..ir.grammar import (
+    Bound,
+    ForAttrs,
+    IotaAttrs,
+    LoopAxis,
+    NumberAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    PointwiseAttrs,
+    Program,
+    Region,
+    TileAttrs,
+    Value,
+    ViewAttrs,
+)
+from ..ir.rewrite import Makers, expand_ops
+from .simplify import drop_dead
+
+#: Matrix products of a loop at least: with one alone it waits for memory, and a shorter body gains nothing.
+_LEAST_PRODUCTS = 2
+#: Constants at most that are added to indices, so that sums of 32 bits do not overflow.
+_LARGEST = 2**20
+#: Comparisons as ``sign * (left - right) + shift >= 0``.
+_COMPARISONS: Mapping[str, tuple[int, int]] = {"ge": (1, 0), "gt": (1, -1), "le": (-1, 0), "lt": (-1, -1)}
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+_AND, _OR, _NOT = ("bitwise_and", "logical_and"), ("bitwise_or", "logical_or"), ("bitwise_not", "logical_not")
+
+
+def peelable(program: Program) -> bool:
+    """Whether a loop may be split into runs, if its tiles are such that something is known in some of them."""
+    return any(op.kind == "for" and _is_peelable(program, op) for op in program.walk())
+
+
+def hidden_blocks(program: Program) -> frozenset[int]:
+    """The blocks of such loops that walk over tiles which comparisons of places hide."""
+    peeler = _Peeler(program, {})
+    loops = [op for op in program.walk() if op.kind == "for" and _is_peelable(program, op)]
+    return frozenset(op.attributes(ForAttrs).axes[0].block for op in loops if peeler.hides(op))
+
+
+def peel_masks(program: Program, sizes: Mapping[int, int]) -> Program:
+    """The program with such loops in runs, itself where there are none. ``sizes`` are those of all blocks."""
+    if not peelable(program):
+        return program
+    changed = expand_ops(program, _Peeler(program, sizes).change)
+    return program if changed is program else drop_dead(changed)
+
+
+def _is_peelable(program: Program, op: Op) -> bool:
+    """Whether ``op`` is a plain loop over the tiles of one block, with products."""
+    axes, (body,) = op.attributes(ForAttrs).axes, op.regions
+    if len(axes) != 1 or any(o.regions for o in body.ops) or sum(o.kind == "dot" for o in body.ops) < _LEAST_PRODUCTS:
+        return False
+    (axis,), block = axes, program.blocks[axes[0].block]
+    if axis.scalar or axis.jagged is not None or axis.merged or axis.split is not None or axis.aligned:
+        return False
+    counted = any(isinstance(o.attrs, TileAttrs) and o.attrs.block == block.id for o in body.ops)
+    return block.kind == "tile" and not block.merged and block.part is None and not counted
+
+
+# --- what is known of a comparison ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Term:
+    """``sign`` times integers that all tiles of a loop have in common: a scalar, or the indices of a block."""
+
+    sign: int
+    scalar: Value | None = None
+    block: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """``slope`` times the indices of a loop's own block, plus ``terms`` and ``start``."""
+
+    slope: int = 0
+    terms: tuple[_Term, ...] = ()
+    start: int = 0
+
+    def plus(self, other: _Line, sign: int = 1) -> _Line:
+        """The sum with ``sign`` times ``other``."""
+        terms = tuple(replace(term, sign=sign * term.sign) for term in other.terms)
+        return _Line(
+            slope=self.slope + sign * other.slope, terms=self.terms + terms, start=self.start + sign * other.start
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Condition:
+    """A comparison, by the number of its value. It holds where ``line``, of slope 1 or -1, is at least 0."""
+
+    value: int
+    line: _Line
+
+    @property
+    def falls(self) -> bool:
+        """Whether it holds in the first tiles and not in the last ones, rather than the other way round."""
+        return self.line.slope < 0
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads comparisons of a loop over tiles of ``block``, in which the values ``inside`` are made."""
+
+    program: Program
+    block: int
+    makers: Makers
+    inside: frozenset[int]
+
+    def condition(self, op: Op) -> _Condition | None:
+        name = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else ""
+        if name not in _COMPARISONS:
+            return None
+        left, right = (self.compared(operand) for operand in op.operands)
+        if left is None or right is None:
+            return None
+        sign, shift = _COMPARISONS[name]
+        line = _Line(start=shift).plus(left, sign).plus(right, -sign)
+        return _Condition(value=op.result.number, line=line) if abs(line.slope) == 1 else None
+
+    def compared(self, operand: Operand) -> _Line | None:
+        """One side of a comparison: a line, or any scalar."""
+        if isinstance(operand, Value) and not operand.dims and operand.dtype in _SIGNED and self.is_outside(operand):
+            return _Line(terms=(_Term(sign=1, scalar=operand),))
+        return self.line(operand)
+
+    def is_outside(self, value: Value) -> bool:
+        """Whether a scalar is known in front of the loop, or can be."""
+        maker = self.makers.of(value)
+        return value.number not in self.inside or (maker is not None and maker.kind in ("number", "tile"))
+
+    def line(self, operand: Operand) -> _Line | None:
+        if not isinstance(operand, Value):
+            return _Line(start=operand) if type(operand) is int and abs(operand) <= _LARGEST else None
+        maker = self.makers.of(operand)
+        match maker.attrs if maker is not None else None:
+            case IotaAttrs(block=block, relative=False):
+                return self.indices(block)
+            case TileAttrs(field="begin" | "end" | "index"):
+                return _Line(terms=(_Term(sign=1, scalar=operand),))
+            case ViewAttrs():
+                assert maker is not None
+                return self.line(maker.operands[0])
+            case PointwiseAttrs(name="add" | "sub" as name) if operand.dtype in _SIGNED:
+                assert maker is not None
+                left, right = map(self.line, maker.operands)
+                return None if left is None or right is None else left.plus(right, 1 if name == "add" else -1)
+        return None
+
+    def indices(self, block: int) -> _Line | None:
+        if block == self.block:
+            return _Line(slope=1)
+        found = self.program.blocks[block]
+        plain = found.kind == "tile" and not found.merged and found.part is None
+        return _Line(terms=(_Term(sign=1, block=block),)) if plain else None
+
+
+# --- runs ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Tiles up to ``end``, in which comparisons are ``known``. ``whole``: no lane of them is out of range."""
+
+    end: Any
+    known: Mapping[int, bool] = field(default_factory=dict)
+    whole: bool = False
+
+
+class _Peeler:
+    def __init__(self, program: Program, sizes: Mapping[int, int]) -> None:
+        self.program, self.sizes = program, sizes
+        self.numbers = Numbers.after(program)
+        self.makers = Makers.among(program.walk())
+        axes = [axis for root in program.roots for axis in root.axes]
+        axes += [axis for op in program.walk() if isinstance(op.attrs, ForAttrs) for axis in op.attrs.axes]
+        #: None for blocks of several loops, whose tiles do not begin and end alike.
+        self.axes = {a.block: None if any(b.block == a.block and b is not a for b in axes) else a for a in axes}
+
+    def change(self, op: Op) -> Iterator[Op]:
+        if op.kind != "for" or not _is_peelable(self.program, op):
+            yield op
+            return
+        axis = op.attributes(ForAttrs).axes[0]
+        ops: list[Op] = []
+        runs = self.runs(op, axis, Builder(self.numbers, op.location, ops))
+        yield from (*ops, *self.loops(op, axis, runs)) if len(runs) > 1 else (op,)
+
+    def runs(self, op: Op, axis: LoopAxis, out: Builder) -> list[_Run]:
+        """The runs of a loop, one where it stays as it is. ``out`` takes what says where they end."""
+        found, size, whole = self.conditions(op, axis.block), self.sizes[axis.block], self.is_whole(op, axis)
+        hidden = [c for c in found if not self.is_always_seen(op, axis, c)]
+        begins = _of(hidden, False, falls=False) or _of(found, True, falls=True)
+        ends = _of(hidden, False, falls=True) or _of(found, True, falls=False)
+        last = _Run(end=axis.end, known={c.value: value for c, value in ends}, whole=whole)
+        single = isinstance(axis.begin, int) and isinstance(axis.end, int) and axis.end - axis.begin <= size
+        if single or size & (size - 1) or not (begins or ends or not whole):
+            return [last]
+        places = _Places(self, op, axis, out)
+        runs: list[_Run] = []
+        if begins or not (ends or whole):
+            known = {c.value: value for c, value in begins}
+            runs.append(_Run(end=places.first_end(begins, whole), known=known, whole=True))
+        if ends:
+            least = runs[-1].end if runs else None
+            runs.append(_Run(end=places.last_begin(ends, least), whole=whole))
+        begin = _operand(op, axis.begin)
+        return [*(run for run in runs if not (isinstance(run.end, int) and run.end == begin)), last]
+
+    def conditions(self, op: Op, block: int) -> list[_Condition]:
+        (body,) = op.regions
+        inside = frozenset(value.number for o in body.ops for value in o.results)
+        inside |= {param.number for param in body.params}
+        reader = _Reader(self.program, block, self.makers, inside)
+        return [each for o in body.ops if (each := reader.condition(o)) is not None]
+
+    def hides(self, op: Op) -> bool:
+        """Whether a comparison may be false throughout tiles that the loop ``op`` walks over."""
+        (axis,) = op.attributes(ForAttrs).axes
+        return not all(self.is_always_seen(op, axis, each) for each in self.conditions(op, axis.block))
+
+    # --- what loops are known to walk over -------------------------------------------------------------------------------
+
+    def is_always_seen(self, op: Op, axis: LoopAxis, condition: _Condition) -> bool:
+        """Whether no tile lies where ``condition`` is false throughout, because the loop stops at a tile of the block that its
+        own is compared with, or begins there."""
+        line = condition.line
+        bound = _operand(op, axis.end if condition.falls else axis.begin)
+        maker = self.makers.of(bound)
+        if len(line.terms) != 1 or line.start < 0 or maker is None:
+            return False
+        (term,) = line.terms
+        met = (1, "end") if condition.falls else (-1, "begin")
+        return (
+            isinstance(maker.attrs, TileAttrs)
+            and (term.sign, maker.attrs.field) == met
+            and term.block == maker.attrs.block
+        )
+
+    def is_whole(self, op: Op, axis: LoopAxis) -> bool:
+        """Whether no tile of a loop has lanes out of range."""
+        size = self.sizes[axis.block]
+        return all(self.divides(size, _operand(op, bound)) for bound in (axis.begin, axis.end))
+
+    def divides(self, size: int, bound: Operand | Bound) -> bool:
+        """Whether a bound is known to be a multiple of ``size``."""
+        if isinstance(bound, int):
+            return bound % size == 0
+        maker = self.makers.of(bound) if isinstance(bound, Value) else None
+        attrs = maker.attrs if maker is not None else None
+        if not isinstance(attrs, TileAttrs) or attrs.field not in ("begin", "end"):
+            return False
+        axis = self.axes[attrs.block]
+        if axis is None or axis.scalar or axis.merged or axis.jagged is not None or axis.split is not None:
+            return False
+        ends = (axis.begin, axis.end) if attrs.field == "end" else (axis.begin,)
+        return self.sizes[attrs.block] % size == 0 and all(isinstance(n, int) and n % size == 0 for n in ends)
+
+    # --- loops -----------------------------------------------------------------------------------------------------------
+
+    def loops(self, op: Op, axis: LoopAxis, runs: list[_Run]) -> Iterator[Op]:
+        """``op`` as loops over runs of its tiles, each of which goes on with what the one before carried; the last one gives
+        the results."""
+        attrs, begin = op.attributes(ForAttrs), _operand(op, axis.begin)
+        carried = op.operands[: attrs.carried]
+        for run in runs:
+            last = run is runs[-1]
+            end = _operand(op, run.end)
+            bounds = [each for each in (begin, end) if isinstance(each, Value)]
+            own = replace(axis, begin=_bound(begin, attrs.carried, bounds), end=_bound(end, attrs.carried, bounds))
+            body = op.regions[0] if last and not run.known else _Copier(self.numbers, run.known).region(op.regions[0])
+            results = op.results if last else tuple(self.numbers.value(r.dtype, r.dims, r.name) for r in op.results)
+            yield replace(
+                op,
+                number=op.number if last else self.numbers.op(),
+                operands=(*carried, *bounds),
+                results=results,
+                attrs=replace(attrs, axes=(replace(own, whole=run.whole),), like=op.number),
+                regions=(body,),
+            )
+            carried, begin = results, end
+
+
+def _of(conditions: list[_Condition], value: bool, *, falls: bool) -> list[tuple[_Condition, bool]]:
+    return [(c, value) for c in conditions if c.falls == falls]
+
+
+def _operand(op: Op, bound: Bound) -> Any:
+    """What a bound of ``op`` is: a number, or the value that it refers to."""
+    return op.operands[bound.at] if isinstance(bound, OperandRef) else bound
+
+
+def _bound(bound: Any, first: int, bounds: list[Value]) -> Bound:
+    """A bound of a loop whose operands from ``first`` on are ``bounds``."""
+    if not isinstance(bound, Value):
+        return bound
+    return OperandRef(first + next(at for at, each in enumerate(bounds) if each is bound))
+
+
+# --- where runs begin and end --------------------------------------------------------------------------------------------
+
+_INTEGERS: Mapping[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "bitwise_and": operator.and_,
+    "minimum": min,
+    "maximum": max,
+}
+
+
+class _Places:
+    """Computes in front of a loop where runs of its tiles begin and end, in int64."""
+
+    def __init__(self, peeler: _Peeler, op: Op, axis: LoopAxis, out: Builder) -> None:
+        self.peeler, self.out, self.size = peeler, out, peeler.sizes[axis.block]
+        self.begin = self.number(_operand(op, axis.begin))
+        self.end = self.number(_operand(op, axis.end))
+
+    def first_end(self, conditions: list[tuple[_Condition, bool]], whole: bool) -> Value | int:
+        """Where the first tiles end in which all ``conditions`` are what they are said to be, and no lane is out of range."""
+        place = self.end if whole else self.tiles(self.apply("sub", self.end, self.begin))
+        for condition, value in conditions:
+            low, high = self.range(condition.line)
+            end = self.apply("add", low, 1) if value else self.apply("sub", 0, high)
+            place = self.apply("minimum", place, self.tiles(self.apply("sub", end, self.begin)))
+        return self.indexed(place)
+
+    def last_begin(self, conditions: list[tuple[_Condition, bool]], least: Value | int | None) -> Value | int:
+        """Where the tiles begin, not before ``least``, in which all ``conditions`` are that, to the last one."""
+        place = self.begin if least is None else self.number(least)
+        for condition, value in conditions:
+            low, high = self.range(condition.line)
+            begin = self.apply("sub", 0, low) if value else self.apply("add", high, 1)
+            behind = self.apply("add", self.apply("sub", begin, self.begin), self.size - 1)
+            place = self.apply("maximum", place, self.tiles(behind))
+        return self.indexed(self.apply("minimum", place, self.end))
+
+    def range(self, line: _Line) -> tuple[Value | int, Value | int]:
+        """The least and the greatest of the integers on a line, but for the part of the loop's own block."""
+        low: Value | int = line.start
+        high: Value | int = line.start
+        for term in line.terms:
+            first = self.first(term)
+            behind = first if term.block is None else self.apply("add", first, self.peeler.sizes[term.block] - 1)
+            ends = (first, behind) if term.sign > 0 else (behind, first)
+            name = "add" if term.sign > 0 else "sub"
+            low, high = self.apply(name, low, ends[0]), self.apply(name, high, ends[1])
+        return low, high
+
+    def first(self, term: _Term) -> Value:
+        """The first of a term's integers."""
+        if term.block is not None:
+            dtype, kind, attrs = self.peeler.program.index_dtype, "tile", TileAttrs(term.block, "begin")
+            return self.out.cast(self.out.emit(kind, (), dtype, (), attrs), torch.int64)
+        assert term.scalar is not None
+        maker = self.peeler.makers.of(term.scalar)
+        if maker is None or maker.kind not in ("number", "tile"):
+            return self.out.cast(term.scalar, torch.int64)
+        return self.out.cast(self.out.emit(maker.kind, (), term.scalar.dtype, (), maker.attrs), torch.int64)
+
+    def tiles(self, elements: Value | int) -> Value | int:
+        """Where the whole tiles among so many elements from the begin of the loop on end."""
+        whole = self.apply("maximum", self.apply("bitwise_and", elements, -self.size), 0)
+        return self.apply("add", whole, self.begin)
+
+    def number(self, number: Any) -> Value | int:
+        if isinstance(number, int):
+            return number
+        if isinstance(number, Value):
+            return self.out.cast(number, torch.int64)
+        return self.out.emit("number", (), torch.int64, (), NumberAttrs(number))
+
+    def indexed(self, place: Value | int) -> Value | int:
+        return place if isinstance(place, int) else self.out.cast(place, self.peeler.program.index_dtype)
+
+    def apply(self, name: str, left: Value | int, right: Value | int) -> Value | int:
+        if isinstance(left, int) and isinstance(right, int):
+            return _INTEGERS[name](left, right)
+        if right == 0 and name in ("add", "sub"):
+            return left
+        if left == 0 and name == "add":
+            return right
+        return self.out.emit("pointwise", (left, right), torch.int64, (), PointwiseAttrs(name))
+
+
+# --- bodies --------------------------------------------------------------------------------------------------------------
+
+
+class _Copier:
+    """Copies the body of a loop for tiles in which some comparisons are ``known``, by the numbers of their values."""
+
+    def __init__(self, numbers: Numbers, known: Mapping[int, bool]) -> None:
+        self.numbers, self.known = numbers, dict(known)
+        self.copies: dict[int, Operand] = {}
+
+    def region(self, region: Region) -> Region:
+        params = tuple(self.copied(param) for param in region.params)
+        ops: list[Op] = []
+        for op in region.ops:
+            if not self.is_settled(op):
+                ops.append(self.op(op))
+        return Region(params, tuple(ops), tuple(map(self.now, region.results)))
+
+    def copied(self, value: Value) -> Value:
+        made = self.copies[value.number] = self.numbers.value(value.dtype, value.dims, value.name)
+        return made
+
+    def now(self, operand: Operand) -> Operand:
+        return self.copies.get(operand.number, operand) if isinstance(operand, Value) else operand
+
+    def op(self, op: Op) -> Op:
+        operands = tuple(map(self.now, op.operands))
+        chosen = self.chosen(op)
+        if chosen is not None and not isinstance(chosen, Value):
+            return self.made(op, "full", (chosen,))
+        self.learn(op)
+        return replace(op, number=self.numbers.op(), operands=operands, results=tuple(map(self.copied, op.results)))
+
+    def made(self, op: Op, kind: str, operands: tuple[Operand, ...]) -> Op:
+        results = tuple(map(self.copied, op.results))
+        return replace(op, number=self.numbers.op(), kind=kind, operands=operands, results=results, attrs=None)
+
+    def is_settled(self, op: Op) -> bool:
+        """Whether ``op`` chooses a value with the lanes of its result, which takes its place."""
+        chosen = self.chosen(op)
+        if not isinstance(chosen, Value) or (chosen.dtype, chosen.dims) != (op.result.dtype, op.result.dims):
+            return False
+        self.copies[op.result.number] = self.now(chosen)
+        return True
+
+    def chosen(self, op: Op) -> Operand | None:
+        """What an op of a known condition gives."""
+        if not isinstance(op.attrs, PointwiseAttrs) or op.attrs.name != "where":
+            return None
+        value = self.truth(op.operands[0])
+        return None if value is None else op.operands[1] if value else op.operands[2]
+
+    def truth(self, operand: Operand) -> bool | None:
+        return self.known.get(operand.number) if isinstance(operand, Value) else None
+
+    def learn(self, op: Op) -> None:
+        """What is known of the result, from what is known of the operands."""
+        name = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else op.kind
+        truths = [self.truth(operand) for operand in op.operands]
+        value: bool | None = None
+        if name in _AND:
+            value = False if False in truths else True if None not in truths else None
+        elif name in _OR:
+            value = True if True in truths else False if None not in truths else None
+        elif name in _NOT:
+            value = None if truths[0] is None else not truths[0]
+        elif isinstance(op.attrs, ViewAttrs):
+            value = truths[0]
+        if value is not None:
+            self.known[op.result.number] = value

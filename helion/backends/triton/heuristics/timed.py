@@ -1,0 +1,21 @@
+"""The predicted time of a proposal, before it is a config."""
+
+from __future__ import annotations
+
+from ...._compiler.facts.records import KernelFacts
+from ....hardware import Target
+from ..proposal import TritonProposal
+from ..resources.time.launch import Launch
+from ..resources.time.predict import timing
+from .sizing import all_sizes, estimate
+
+_WARPS = 4
+
+
+def proposal_us(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
+    """Microseconds of a launch in the tiles, warps, stages and parts of a sum that are proposed."""
+    warps, stages = proposal.num_warps or _WARPS, proposal.num_stages or 1
+    sizes = all_sizes(facts, proposal.block_sizes, proposal.reduction_loops)
+    predicted = estimate(facts, target, proposal.block_sizes, warps, stages, proposal.reduction_loops)
+    launch = Launch(sizes=sizes, warps=warps, stages=stages, parts=proposal.launch.get("split_k", 1))
+    return timing(facts, launch, predicted, target).us

@@ -1,0 +1,86 @@
+"""Products whose rows are reduced, computed by a kernel in front: where, and in which tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from harness import tensor
+
+import helion
+import helion.language as hl
+from helion._testing import EXAMPLES_DIR, import_path
+from helion.hardware import known_targets
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def bound(example: str, m: int, k: int, n: int, dtype: torch.dtype, gpu: str = "h200") -> Any:
+    args = [tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype)]
+    args += [tensor(n, dtype=dtype)] * 2 if "layernorm" in example else []
+    kernel = getattr(import_path(EXAMPLES_DIR / f"{example}.py"), example)
+    return helion.kernel(kernel.fn, static_shapes=True, backend="triton").bind(tuple(args), target=gpu)
+
+
+@pytest.mark.parametrize(
+    ("example", "m", "k", "n", "dtype", "tile"),
+    [
+        # measured on an H200, each beside the fastest config of one kernel
+        ("matmul_layernorm", 2048, 2048, 2048, FP32, [128, 128, 32]),
+        ("matmul_layernorm_tiled", 2048, 2048, 2048, FP32, [128, 128, 32]),
+        ("matmul_layernorm", 1024, 1024, 1024, FP32, [128, 64, 32]),
+        ("matmul_softmax", 131072, 512, 2048, FP32, [128, 128, 32]),
+        ("matmul_layernorm", 131072, 512, 4096, BF16, [128, 256, 64]),
+        ("matmul_layernorm", 131072, 512, 512, BF16, None),
+        ("matmul_layernorm_tiled", 131072, 2048, 2048, BF16, None),
+    ],
+)
+def test_the_default_is_what_is_predicted_to_be_faster(
+    example: str, m: int, k: int, n: int, dtype: torch.dtype, tile: list[int] | None
+) -> None:
+    kernel = bound(example, m, k, n, dtype)
+    config = kernel.default_config()
+    assert config["materialize_products"] == tile
+    if tile is not None and dtype == FP32:
+        assert config["turn_products"] and config["indexing"][:2] == ["tensor_descriptor"] * 2
+    predicted = kernel._analysis.predict(config)
+    assert predicted.fits and not predicted.spills
+
+
+def test_where_nothing_was_measured_others_run_unless_they_are_far_slower() -> None:
+    short = bound("matmul_layernorm", 4096, 512, 256, BF16, "sm_80")
+    assert any(seed.heuristic == "TritonProductsFirstHeuristic" for seed in short.seeds)
+    assert short.default_config()["materialize_products"] is None
+    long = bound("matmul_layernorm", 131072, 512, 4096, BF16, "sm_80")
+    assert long.default_config()["materialize_products"] is not None
+
+
+@pytest.mark.parametrize("gpu", known_targets())
+def test_both_kernels_fit_everywhere(gpu: str) -> None:
+    for dtype in (BF16, FP32):
+        kernel = bound("matmul_softmax_tiled", 1000, 777, 1000, dtype, gpu)
+        found = [seed for seed in kernel.seeds if seed.heuristic == "TritonProductsFirstHeuristic"]
+        assert len(found) == 1 and found[0].predicted.fits and not found[0].predicted.spills
+
+
+@helion.kernel(static_shapes=True)
+def doubled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """No row is reduced."""
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for tile_m in hl.tile(x.size(0)):
+        for tile_n in hl.tile(y.size(1)):
+            out[tile_m, tile_n] = (x[tile_m, :] @ y[:, tile_n]) * 2
+    return out
+
+
+def test_what_is_left_alone_says_why() -> None:
+    for kernel, why in (
+        (doubled.bind((tensor(256, 64), tensor(64, 256)), target="h200"), "are not reduced"),
+        (
+            import_path(EXAMPLES_DIR / "matmul.py").matmul.bind((tensor(256, 64), tensor(64, 256)), target="h200"),
+            "a program computes one tile",
+        ),
+    ):
+        declined = dict(kernel._analysis.seeds.declined)
+        assert why in declined["TritonProductsFirstHeuristic"]
