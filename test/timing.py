@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -9,17 +10,22 @@ from collections.abc import Callable
 _KNOWN_SECONDS = 0.55e-3
 
 
-def seconds(work: Callable[[], object], repeats: int = 60) -> float:
-    """The least seconds of ``work``, as on the machine where the bounds were set.
+def seconds(work: Callable[[], object], bound: float, repeats: int = 60) -> float:
+    """The least seconds of ``work``, as on the machine where the bounds were set, or some at most ``bound``.
 
     A slower machine, or one that others use too, takes longer for known work that is timed in turns with it; by so much
     the result is less than what was measured. A faster machine gets no discount. Both last about equally long, so that
-    what disturbs the one disturbs the other.
+    what disturbs the one disturbs the other. What stays above ``bound`` is timed ``repeats`` times, what does not once.
     """
     rounds = max(1, round(_timed(work) / _KNOWN_SECONDS))
-    pairs = [(_timed(work), _timed(_known_work, rounds)) for _ in range(repeats)]
-    slowdown = min(known for _, known in pairs) / (rounds * _KNOWN_SECONDS)
-    return min(own for own, _ in pairs) / max(slowdown, 1.0)
+    own = known = math.inf
+    found = math.inf
+    for _ in range(repeats):
+        own, known = min(own, _timed(work)), min(known, _timed(_known_work, rounds))
+        found = own / max(known / (rounds * _KNOWN_SECONDS), 1.0)
+        if found <= bound:
+            break
+    return found
 
 
 class _Node:

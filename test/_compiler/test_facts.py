@@ -537,4 +537,4 @@ def test_collecting_takes_less_than_a_millisecond() -> None:
     for fn, args in ((softmax, (tensor(64, 1000),)), (matmul, (tensor(64, 64), tensor(64, 64)))):
         program = program_of(fn, *args)
         rollable = rollable_blocks(program)[0]
-        assert seconds(functools.partial(collect_facts, program, rollable), repeats=400) < 1e-3
+        assert seconds(functools.partial(collect_facts, program, rollable), 1e-3, repeats=400) <= 1e-3

@@ -227,9 +227,9 @@ def test_a_config_costs_little_to_choose(bound: helion.runtime.bound.BoundKernel
         device = SimulatedDevice(planted(bound, 1))
         tune(search_of(Options(), domain_of(bound)), device, Budget(seconds=1e9, configs=60), bound.default_config())
 
-    per_config = seconds(choose, repeats=5) / 60
+    per_config = seconds(choose, 60 * 4e-3, repeats=20) / 60
     print(f"{1e3 * per_config:.2f} ms per config")
-    assert per_config < 4e-3
+    assert per_config <= 4e-3
 
 
 @pytest.mark.parametrize(

