@@ -39,6 +39,7 @@ _WITHOUT_EFFECT = (
 class Options:
     """``seconds`` and ``configs`` are the budget. ``random_seed`` makes a search repeatable on equal times.
 
+    ``lock_seconds`` it waits at most until other processes have measured on the same GPU, before it goes on beside them.
     ``compile_seconds`` a config may compile, less as others finish if ``adaptive``; ``run_seconds`` it may take to be
     checked and timed. ``workers`` compile at once. ``isolated``: candidates are run in a process of their own.
     ``simulated``: CPU tensors are tuned as well, on times that are predicted.
@@ -60,6 +61,7 @@ class Options:
     compile_seconds: float = 60.0
     adaptive: bool = True
     run_seconds: float = 30.0
+    lock_seconds: float = 60.0
     workers: int = 1
     isolated: bool = True
     accuracy: bool = True
@@ -128,7 +130,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.search not in SEARCHES:
             raise exc.InvalidAPIUsage(f"search must be one of {', '.join(SEARCHES)}, got {self.search!r}.")
-        for name in ("seconds", "configs", "compile_seconds", "run_seconds"):
+        for name in ("seconds", "configs", "compile_seconds", "run_seconds", "lock_seconds"):
             _check(name, getattr(self, name), (int, float), 0)
         _check("workers", self.workers, (int,), 1)
         _check("best_of", self.best_of, (int,), 1)

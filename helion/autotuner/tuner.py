@@ -88,8 +88,13 @@ def tune(
     except KeyboardInterrupt:
         why = "interrupted"
     leaders = _leaders(outcomes, baseline, close)
+
+    def measuring() -> float:
+        """Waiting makes nothing more certain, and is not counted."""
+        return clock() - evaluator.waited
+
     try:
-        choice = _chosen(leaders, baseline, evaluator, clock) or _uncompared(outcomes, baseline, 0.0)
+        choice = _chosen(leaders, baseline, evaluator, measuring) or _uncompared(outcomes, baseline, 0.0)
     except KeyboardInterrupt:
         why, choice = "interrupted", _uncompared(outcomes, baseline, _UNCOMPARED)
     result = Result(

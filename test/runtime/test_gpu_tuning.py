@@ -22,6 +22,7 @@ from helion.runtime.choice import Choice
 from helion.runtime.tuning import unasked
 from helion.runtime.tuning.bench import Bench
 from helion.runtime.tuning.clocks import DeviceClock
+from helion.runtime.tuning.device_lock import DeviceLock, lock_of
 from helion.runtime.tuning.session import NEEDED, Candidate, Task
 
 pytestmark = pytest.mark.gpu
@@ -80,6 +81,20 @@ def test_a_kernel_is_tuned(effort: str) -> None:
     more: dict[str, Any] = {"seconds": 10.0} if effort == "quick" else {}
     kernel.autotune((x,), effort=effort, progress=False, **more)
     torch.testing.assert_close(kernel(x), x - x.amax(-1, keepdim=True))
+
+
+def test_a_search_takes_the_lock_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, taken = torch.randn(1000, 1000, device="cuda"), []
+    original = DeviceLock._acquire
+
+    def acquired(self: DeviceLock, *args: Any) -> None:
+        taken.append(self)
+        original(self, *args)
+
+    monkeypatch.setattr(DeviceLock, "_acquire", acquired)
+    assert lock_of(x.device, 1.0).is_shared
+    helion.kernel(shifted).autotune((x,), effort="minimal", progress=False)
+    assert taken
 
 
 SLOW = {"block_sizes": [1], "num_warps": 1, "maxnreg": 32}

@@ -17,6 +17,11 @@ class Evaluator(Protocol):
         """How many configs may be under way at once."""
         ...
 
+    @property
+    def waited(self) -> float:
+        """Seconds for which measuring has waited until other processes had measured on the same device."""
+        ...
+
     def start(self, config: Config) -> None:
         """Begins with a config."""
         ...

@@ -34,6 +34,10 @@ class SeveralSets:
         self._units = [1.0] * len(sets) if units is None else list(units)
         self._waiting: deque[Config] = deque()
 
+    @property
+    def waited(self) -> float:
+        return sum(evaluator.waited for evaluator, _ in self._sets)
+
     def start(self, config: Config) -> None:
         self._waiting.append(config)
 

@@ -58,6 +58,7 @@ class SimulatedDevice:
         capacity: int = 1,
     ) -> None:
         self.capacity = capacity
+        self.waited = 0.0
         self.started: list[Config] = []
         self.now = 0.0
         self._disturbances = Disturbances(noise=noise) if disturbances is None else disturbances

@@ -34,6 +34,7 @@ from ..signature import tensors_in
 from ..specialized import Specialized
 from .bench import AnyBench, Bench, DirectBench
 from .candidates import admitted, domain_of, legal, start_configs
+from .device_lock import DeviceLock, lock_of
 from .evaluator import Evaluator, job_of
 from .keys import key_of
 from .session import Task, copied, kept_random_numbers, nursery_of, same_random_numbers
@@ -169,6 +170,7 @@ def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iter
     task = _task(of, args, options)
     if not direct and not nursery().is_ready:
         _compiled_here(of)
+    lock = lock_of(task.device, options.lock_seconds)
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept_random_numbers(task.device))
         pool, bench = None, None
@@ -177,8 +179,8 @@ def evaluator_of(of: Specialized, args: Sequence[Any], options: Options) -> Iter
             pool = CompilePool(nursery, options.workers, patience)
             # functions of the user's may need what only this process has
             own = task.check is not None or task.benchmark is not None
-            bench = None if own else _isolated(nursery, task, options)
-        evaluator = Evaluator(of, bench or DirectBench(task), pool, options.workers)
+            bench = None if own else _isolated(nursery, task, options, lock)
+        evaluator = Evaluator(of, bench or DirectBench(task, lock), pool, options.workers, lock)
         stack.callback(evaluator.close)
         yield evaluator
 
@@ -189,10 +191,10 @@ def _compiled_here(of: Specialized) -> None:
         job_of(of, of.analysis.default_config).run()
 
 
-def _isolated(nursery: Callable[[], Nursery], task: Task, options: Options) -> AnyBench | None:
+def _isolated(nursery: Callable[[], Nursery], task: Task, options: Options, lock: DeviceLock) -> AnyBench | None:
     """None for arguments that cannot go to another process."""
     try:
-        return Bench(nursery, task, options.run_seconds)
+        return Bench(nursery, task, options.run_seconds, lock)
     except Exception as error:  # whatever pickling the user's objects raises
         _logging.say_once(f"helion: {task.name} is tuned within this process: its arguments cannot leave it ({error})")
         return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...autotuner.outcome import Status
 from ...autotuner.pool.children import Child, Died, Nursery, Raised, TimedOut
+from .device_lock import DeviceLock
 from .session import Candidate, Session, Task, Trial, Turns, saved
 
 #: Seconds in which a process has its arguments and a context on the device.
@@ -18,11 +19,15 @@ _STARTING = 120.0
 
 
 class Bench:
-    """``seconds`` may pass until a candidate is checked and timed. ``nursery`` gives the one that lives."""
+    """``seconds`` may pass until a candidate is checked and timed, while ``lock`` is held. ``nursery`` gives the one that
+    lives."""
 
-    def __init__(self, nursery: Callable[[], Nursery], task: Task, seconds: float) -> None:
+    def __init__(
+        self, nursery: Callable[[], Nursery], task: Task, seconds: float, lock: DeviceLock | None = None
+    ) -> None:
         self._nursery = nursery
         self._seconds = seconds
+        self._lock = lock or DeviceLock()
         self._folder = tempfile.TemporaryDirectory(prefix="helion-tune-")
         self._path = saved(task, pathlib.Path(self._folder.name))
         self._starter = ThreadPoolExecutor(1)
@@ -47,7 +52,9 @@ class Bench:
     def _asked(self, method: str, *arguments: object, seconds: float) -> Any:
         """The answer of the process, which is killed where it gives none, or is of no more use."""
         try:
-            answer = self._started().call(method, *arguments, seconds=seconds)
+            child = self._started()
+            with self._lock.held():
+                answer = child.call(method, *arguments, seconds=seconds)
         except BaseException:
             self._stop()
             raise
@@ -78,16 +85,19 @@ class Bench:
 
 
 class DirectBench:
-    """Runs candidates in this process."""
+    """Runs candidates in this process, while ``lock`` is held."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, lock: DeviceLock | None = None) -> None:
         self._session = Session(task)
+        self._lock = lock or DeviceLock()
 
     def run(self, candidate: Candidate, best: float) -> Trial:
-        return self._session.run(candidate, best)
+        with self._lock.held():
+            return self._session.run(candidate, best)
 
     def turns(self, candidates: Sequence[Candidate], count: int) -> Turns:
-        return self._session.turns(candidates, count)
+        with self._lock.held():
+            return self._session.turns(candidates, count)
 
     def close(self) -> None:
         pass

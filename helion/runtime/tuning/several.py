@@ -22,6 +22,7 @@ from ..specialized import Specialized
 from .autotune import evaluator_of, keep, searched
 from .candidates import admitted, domain_of, legal, start_configs
 from .clocks import clock_of
+from .device_lock import lock_of
 from .keys import key_of
 from .session import copied
 
@@ -98,9 +99,11 @@ def _unit(of: Specialized, args: Sequence[Any], relative_to: str, options: Optio
     function = options.baseline or functools.partial(_eager, of)
     values = copied(args)
     expected = max(of.analysis.predict(of.analysis.default_config).time_us, 1e-3)
-    times = clock_of(device, options.random_seed, options.benchmark).time(
-        lambda: function(*values), expected, float("inf")
-    )
+    clock, lock = clock_of(device, options.random_seed, options.benchmark), lock_of(device, options.lock_seconds)
+    if lock.is_shared:
+        function(*values)  # it may compile something
+    with lock.held():
+        times = clock.time(lambda: function(*values), expected, float("inf"))
     return sorted(times)[len(times) // 2]
 
 

@@ -25,6 +25,8 @@ MOST = 2
 _LESS = 0.97
 #: Seconds after which no further one is compiled.
 SECONDS = 1.0
+#: Seconds that a candidate waits at most until other processes have measured: nobody has asked the call to take long.
+_LOCK_SECONDS = 5.0
 #: Memory that measuring may need: so many times that of the arguments (copies to restore them from and to compare them with,
 #: results of two configs), and what caches are flushed with.
 _COPIES, _FLUSHED = 6, 1 << 30
@@ -74,7 +76,12 @@ def measured(of: Specialized, args: Sequence[Any], config: Config) -> Config:
     if not seeds or is_left_alone(of, args) or not _UNDER_WAY.acquire(blocking=False):
         return config
     try:
-        asked = {"progress": False, "seconds": SECONDS, "baseline": _function(of, config)}
+        asked = {
+            "progress": False,
+            "seconds": SECONDS,
+            "lock_seconds": _LOCK_SECONDS,
+            "baseline": _function(of, config),
+        }
         options = Options.of(of.settings, "minimal", asked)
         # as a list of configs it is kept apart from what somebody asked for
         found = autotune.tuned(of, args, options, [config, *seeds], force=False)
