@@ -1,10 +1,12 @@
 """What tuning gains and costs: ten kernels outside the examples, untuned and tuned with every effort.
 
-    python benchmarks/tuner.py [--out FILE.json] [--names A,B] [--parts quick,peer,full] [--gpus N] [--seconds S]
+    python benchmarks/tuner.py [--out FILE.json] [--names A,B] [--parts quick,peer,full] [--gpus N] [--at-once N] [--seconds S]
 
 Part ``quick`` tunes with the efforts ``minimal`` and ``quick``, ``full`` with ``full`` for ``--full-seconds``, and ``peer``
 lets another ``helion`` search the same kernels for PEER_SECONDS (180) by `benchmarks/tuner_peer.py`, with the interpreter
 that PEER_PYTHON names. Each part of a kernel runs in a process of its own, on one of N GPUs with its share of the CPUs.
+With ``--at-once N`` each GPU has N of ours at once, which share the CPUs, compile side by side and measure in turns; what was
+found is timed while none of the others measures.
 First come the first parts of all kernels, and none is begun that would not end within ``--seconds``. What ends is written
 to the file, and what stands there is not run again. Times are those of `benchmarks/timing.py`: device time in CUDA graphs
 with a cold L2, all configs in turn. With no GPU, ``--simulated`` runs everything on small CPU tensors.
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -38,6 +41,7 @@ import torch  # noqa: E402
 
 from benchmarks import tuner_kernels as kernels  # noqa: E402
 from benchmarks.timing import GraphTimer  # noqa: E402
+from helion.runtime.tuning.device_lock import lock_of  # noqa: E402
 
 OUT = ROOT / "build" / "tuner.json"
 #: The efforts that are compared, in turn, by each part of ours.
@@ -51,6 +55,8 @@ AROUND = 40.0
 HUNG = 600.0
 #: By how much dimensions are divided with no GPU.
 SHRINK = 200
+#: Seconds that timing waits at most until others on the GPU have measured.
+WAITING = 30.0
 
 Row = dict[str, Any]
 #: The processes that run, each the first of a group.
@@ -89,9 +95,13 @@ def measured(name: str, part: str, full_seconds: float, simulated: bool) -> Row:
         functions = {
             effort: functools.partial(bound.compile_config(config), *args) for effort, config in configs.items()
         }
-        timer = GraphTimer(51)
-        timer.time(functions)  # the device warms up
-        times, failures = timer.time(functions)
+        for function in functions.values():
+            with contextlib.suppress(Exception):  # the timer says what is wrong
+                function()  # it is compiled
+        with lock_of(args[0].device, WAITING).held():
+            timer = GraphTimer(51)
+            timer.time(functions)  # the device warms up
+            times, failures = timer.time(functions)
         row["microseconds"] = {effort: each.median for effort, each in times.items()}
         row["failures"] |= failures
     return row
@@ -108,11 +118,12 @@ def _clocked(row: Row, effort: str, function: Callable[[], Any]) -> Any:
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """``ends``: when the whole run ends, on the clock of ``time.monotonic``. ``full`` and ``peer`` are the seconds of one
-    search."""
+    search, ``at_once`` run on each GPU."""
 
     ends: float
     full: float
     peer: float
+    at_once: int = 1
 
     @property
     def left(self) -> float:
@@ -161,6 +172,8 @@ def ours(name: str, part: str, limits: Limits, gpu: str, simulated: bool) -> Row
     command = [sys.executable, __file__, "--one", name, "--parts", part, "--full-seconds", str(limits.full)]
     # an answer that was kept tells nothing of the search
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "HELION_SKIP_CACHE": "1"}
+    if limits.at_once > 1:  # who waits for the GPU needs no CPU
+        environment["HELION_AUTOTUNE_PRECOMPILE_JOBS"] = str(len(os.sched_getaffinity(0)))
     seconds = min(limits.left, HUNG + limits.full if part == "full" else HUNG)
     found = _answer([*command, *(["--simulated"] if simulated else [])], seconds, environment, str(ROOT))
     return {"failures": {"process": found["failure"]}} if "failure" in found else found
@@ -210,13 +223,16 @@ def _times(part: Row) -> dict[str, float]:
 
 
 def _relative(times: Mapping[str, float], row: Row) -> dict[str, float]:
-    """How many times as fast: efforts as the untuned config, that as ``full``, and all as the peer."""
+    """How many times as fast: efforts as the untuned config, that as ``full`` beside it, and all as the peer."""
     found = {effort: times["none"] / time for effort, time in times.items() if effort != "none" and "none" in times}
     longest = _times(row.get("full", {}))
     if {"none", "full"} <= set(longest):
         found["none / full"] = longest["full"] / longest["none"]
     other = row.get("peer", {}).get("microseconds")
-    return found if other is None else {**found, **{f"{effort} / peer": other / t for effort, t in times.items()}}
+    if other is None:
+        return found
+    all_times = {**{effort: time for effort, time in longest.items() if effort == "full"}, **times}
+    return {**found, **{f"{effort} / peer": other / time for effort, time in all_times.items()}}
 
 
 def _failures(part: Row) -> list[str]:
@@ -270,8 +286,8 @@ def visible_gpus(count: int | None, simulated: bool) -> list[str]:
 def _shares(count: int) -> Iterator[set[int]]:
     """The CPUs of this process in ``count`` parts."""
     cpus = sorted(os.sched_getaffinity(0))
-    size = max(1, len(cpus) // count)
-    return (set(cpus[at * size : (at + 1) * size] or cpus) for at in range(count))
+    bounds = [at * len(cpus) // count for at in range(count + 1)]
+    return (set(cpus[low:high] or cpus) for low, high in itertools.pairwise(bounds))
 
 
 def run(
@@ -281,7 +297,7 @@ def run(
     gpus: Sequence[str],
     simulated: bool,
 ) -> None:
-    """Runs parts of kernels, in their order, on as many GPUs at once as there are."""
+    """Runs parts of kernels, in their order, at once for each of ``gpus``, which may name one more than once."""
     queue = deque(waiting)
 
     def on(gpu: str, cpus: set[int]) -> None:
@@ -318,6 +334,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--names", default=",".join(kernels.CASES))
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--gpus", type=int, default=None, help="how many are used at once (default: all there are)")
+    parser.add_argument("--at-once", type=int, default=1, help="how many run on each GPU, in turns (default: 1)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="in which everything ends")
     parser.add_argument("--full-seconds", type=float, default=180.0, help="budget of the effort full")
     parser.add_argument("--simulated", action="store_true", help="small CPU tensors and predicted times")
@@ -326,28 +343,43 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     for given, known in (("names", kernels.CASES), ("parts", PARTS)):
         if unknown := set(getattr(options, given).split(",")) - set(known):
             parser.error(f"--{given}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+    if options.at_once < 1:
+        parser.error(f"--at-once {options.at_once}: there must be at least one")
+    if options.at_once > 1 and "peer" in _asked(options):
+        parser.error("--at-once: a peer does not measure in turns; leave it out of --parts")
     return options
 
 
+def _asked(options: argparse.Namespace) -> list[str]:
+    """The parts that are run: a peer only where there is one."""
+    return [part for part in options.parts.split(",") if part != "peer" or "PEER_PYTHON" in os.environ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what the file does not have yet; the exit status. Raises ValueError for GPUs and interpreters that there are not."""
+    """Runs what the file does not have yet; the exit status. Raises ValueError for GPUs and interpreters that there are not,
+    and for a file with results of another GPU."""
     options = _parsed(arguments)
-    names, parts = options.names.split(","), options.parts.split(",")
+    names = options.names.split(",")
     if options.one is not None:
-        print(json.dumps(measured(options.one, parts[0], options.full_seconds, options.simulated)))
+        print(json.dumps(measured(options.one, options.parts, options.full_seconds, options.simulated)))
         return 0
     gpus = visible_gpus(options.gpus, options.simulated)
-    asked = [part for part in parts if part != "peer" or "PEER_PYTHON" in os.environ]
+    asked = _asked(options)
     if "peer" in asked and shutil.which(os.environ["PEER_PYTHON"]) is None:
         raise ValueError(f"PEER_PYTHON is {os.environ['PEER_PYTHON']}, which cannot be run")
-    results = Results(options.out, "simulated" if options.simulated else torch.cuda.get_device_name())
+    device = "simulated" if options.simulated else torch.cuda.get_device_name()
+    results = Results(options.out, device)
+    if results.found["device"] != device:
+        raise ValueError(f"{options.out} has results of {results.found['device']}; this is {device}")
     limits = Limits(
         ends=time.monotonic() + min(options.seconds, 1e6),
         full=options.full_seconds,
         peer=float(os.environ.get("PEER_SECONDS", PEER_SECONDS)),
+        at_once=options.at_once,
     )
     waiting = [(name, part) for part in asked for name in names if results.lacks(name, part)]
-    run(waiting, results, limits, gpus, options.simulated)
+    # the first of every GPU before the second of any
+    run(waiting, results, limits, gpus * options.at_once, options.simulated)
     print("\n".join(summary(results.kernels)))
     lacking = [name for name in names for part in asked if results.lacks(name, part)]
     return 1 if lacking or any(_failures(row.get("quick", {})) for row in results.kernels.values()) else 0

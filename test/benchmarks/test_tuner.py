@@ -4,6 +4,8 @@ kernels, and a peer is another interpreter."""
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,56 @@ def test_gpus_share_the_kernels(tmp_path: Path, asked: list[Any], monkeypatch: p
     assert sorted(each[:2] for each in asked) == sorted((name, part) for part in TIMES for name in NAMES)
     assert {each[2] for each in asked} <= {"GPU-a", "3"}
     assert {part for row in json.loads(out.read_text())["kernels"].values() for part in row} == set(TIMES)
+
+
+def test_several_share_a_gpu_and_the_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them are under way before the first has ended."""
+    monkeypatch.setattr(tuner, "visible_gpus", lambda count, simulated: ["GPU-a", "3"])
+    monkeypatch.setattr(tuner.os, "sched_getaffinity", lambda pid: set(range(10)))
+    everybody, shares = threading.Barrier(6, timeout=60), list[set[int]]()
+    monkeypatch.setattr(tuner.os, "sched_setaffinity", lambda pid, cpus: shares.append(cpus))
+    seen: list[str] = []
+
+    def ours(name: str, part: str, limits: tuner.Limits, gpu: str, simulated: bool) -> tuner.Row:
+        everybody.wait()
+        seen.append(gpu)
+        return {"seconds": {}, "failures": {}, "microseconds": TIMES[part]}
+
+    monkeypatch.setattr(tuner, "ours", ours)
+    command = ["--simulated", "--out", str(tmp_path / "out.json"), "--parts", "full", "--at-once"]
+    assert tuner.main([*command, "3", "--names", ",".join(NAMES[:6])]) == 0
+    assert sorted(seen) == ["3"] * 3 + ["GPU-a"] * 3
+    assert sorted(map(len, shares)) == [1, 1, 2, 2, 2, 2] and set.union(*shares) == set(range(10))
+    monkeypatch.setenv("PEER_PYTHON", sys.executable)
+    for asked, said in ((["0"], "at least one"), (["2", "--parts", "full,peer"], "a peer does not measure in turns")):
+        with pytest.raises(SystemExit):
+            tuner.main([*command, *asked])
+        assert said in capsys.readouterr().err
+
+
+def test_results_of_another_gpu_are_not_added_to(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    out.write_text(json.dumps({"device": "NVIDIA H200", "kernels": {}}))
+    with pytest.raises(ValueError, match="has results of NVIDIA H200; this is simulated"):
+        tuner.main(["--simulated", "--out", str(out)])
+
+
+def test_a_part_is_added_to_what_was_kept(tmp_path: Path, asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    kept = json.loads((tuner.ROOT / "benchmarks/results/tuner/nvidia-h200.json").read_text())
+    out = tmp_path / "out.json"
+    out.write_text(json.dumps({**kept, "device": "simulated"}))
+    assert tuner.main(["--simulated", "--out", str(out), "--parts", "full", "--names", "two_outputs"]) == 0
+    assert asked == [("two_outputs", "full", "")]
+    found = json.loads(out.read_text())["kernels"]
+    assert found.pop("two_outputs") == {**kept["kernels"].pop("two_outputs"), "full": found_full()}
+    assert found == kept["kernels"]
+    assert "full / peer: geometric mean 6.862, least 6.862, of 1 kernels" in capsys.readouterr().out
+
+
+def found_full() -> tuner.Row:
+    return {"seconds": {"none": 1.0, "full": 1.0}, "failures": {}, "microseconds": TIMES["full"]}
 
 
 def test_gpus_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +201,16 @@ def test_the_guide_says_what_was_measured() -> None:
     kept = json.loads((tuner.ROOT / "benchmarks/results/tuner/nvidia-h200.json").read_text())
     lines = tuner.summary(kept["kernels"])
     assert "\n".join(lines[len(kept["kernels"]) :]) in (tuner.ROOT / "docs/guide/tuning.md").read_text()
+
+
+@pytest.mark.prove
+def test_several_run_at_once_without_a_gpu(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = ["--simulated", "--out", str(out), "--parts", "full", "--full-seconds", "5", "--at-once", "2"]
+    assert tuner.main([*command, "--names", "channel_scale,row_range"]) == 0
+    rows = json.loads(out.read_text())["kernels"]
+    assert set(rows) == {"channel_scale", "row_range"}
+    assert all(set(row["full"]["configs"]) == {"none", "full"} and not row["full"]["failures"] for row in rows.values())
 
 
 @pytest.mark.prove
