@@ -264,7 +264,13 @@ def config_fields() -> dict[str, Field]:
     few, half = torch.empty([256, 256], dtype=torch.int8, device="meta"), x.bfloat16()
     subjects = (
         *((_product, (x, x)), (_rows, (x,)), (_sums, (x, x)), (_sums, (odd, odd))),
-        *((_computed, (half, few)), (_taps, (half, half)), (_weighted, (half, half)), (_reduced, (half, half))),
+        *(
+            (_computed, (half, few)),
+            (_taps, (half, half)),
+            (_weighted, (half, half)),
+            (_reduced, (half, half)),
+            (_stepped, (x,)),
+        ),
     )
     return _fields((kernel, args, target) for target in ("sm_100", "gfx942", "sm_90") for kernel, args in subjects)
 
@@ -352,6 +358,17 @@ def _reduced(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for tile_k in hl.tile(x.size(1)):
             acc = torch.addmm(acc, x[tile_m, tile_k], y[tile_k, :])
         out[tile_m, :] = torch.softmax(acc, -1).to(out.dtype)
+    return out
+
+
+@helion.kernel
+def _stepped(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(1)):
+        acc = hl.zeros([tile])
+        for step in hl.grid(x.size(0)):
+            acc = acc * 0.5 + x[step, tile]
+            out[step, tile] = acc
     return out
 
 

@@ -34,6 +34,7 @@ from helion._compiler.passes.schedule import (
     HOIST_OPERANDS,
     INSERT_CHECKS,
     JOIN_LOOPS,
+    LOAD_AHEAD,
     MATERIALIZE_PRODUCTS,
     ORDER_MEMORY,
     PACK_OPERANDS,
@@ -182,6 +183,7 @@ def test_names_differ_and_begin_with_the_backend() -> None:
         PACK_OPERANDS,
         SUBTILE,
         PEEL_MASKS,
+        LOAD_AHEAD,
         ORDER_MEMORY,
         INSERT_CHECKS,
     )

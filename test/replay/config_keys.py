@@ -82,6 +82,17 @@ def row_products(x, y):
     return out
 
 
+def running_rows(x):
+    """Rows that add up, with what came before faded."""
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(1)):
+        acc = hl.zeros([tile], dtype=torch.float32)
+        for step in hl.grid(x.size(0)):
+            acc = acc * 0.5 + x[step, tile]
+            out[step, tile] = acc
+    return out
+
+
 def scaled(x):
     out = torch.empty_like(x)
     factor = hl.register_tunable("factor", helion.autotuner.IntegerFragment(1, 8, 1))
@@ -150,6 +161,7 @@ SAMPLES = {
         args=(_meta(130, 64, dtype=torch.float16), _meta(3, 64, 256, dtype=torch.float16)),
         config={"block_sizes": [64, 64, 32, 32, 32]},
     ),
+    "running_rows": Sample(fn=running_rows, args=(_meta(48, 300),), config={"block_sizes": [128]}),
     "row_sum": Sample(fn=sample_kernels.row_sum, args=(_meta(48, 300),), config={"block_sizes": [2]}),
     "tile_sums": Sample(fn=tile_sums, args=(_meta(48, 64),), config={"block_sizes": [2]}),
     "scaled": Sample(fn=scaled, args=(_meta(1000),), config={"block_sizes": [128]}),
@@ -249,6 +261,8 @@ ENTRIES = (
     entry("hoist_operands", "matmul", True),
     entry("peel_masks", "attention", True),
     entry("peel_masks", "matmul", True),
+    entry("load_ahead", "running_rows", 2),
+    entry("load_ahead", "matmul", 2),
     entry("join_loops", "three_taps", True),
     entry("join_loops", "matmul", True),
     entry("factor", "scaled", 3),

@@ -14,9 +14,10 @@ from . import branches, order_memory, rolling
 from .accesses import Launched
 
 if TYPE_CHECKING:
-    from . import checks, flatten, hoist, join, materialize, pack, peel, split_sums, subtile
+    from . import ahead, checks, flatten, hoist, join, materialize, pack, peel, split_sums, subtile
 else:
     # binding needs the names of the steps alone
+    ahead = lazy("helion._compiler.passes.ahead")
     checks = lazy("helion._compiler.passes.checks")
     flatten = lazy("helion._compiler.passes.flatten")
     hoist = lazy("helion._compiler.passes.hoist")
@@ -37,7 +38,8 @@ class Scheduled:
     number of column subtiles of an epilogue, 0 for none, ``parts`` that of programs which share a sum. ``turned``: products
     are computed as their transposes. ``packed``: of copies of operands. ``crosswise``: the
     same of those that are not contiguous along K. ``hoisted``: computed operands are computed first. ``joined``: loops that
-    differ in numbers alone are one. ``peeled``: loops are split where masks are known. ``products``: rows, columns and elements
+    differ in numbers alone are one. ``peeled``: loops are split where masks are known.
+    ``ahead``: so many steps ahead loops over single indices load. ``products``: rows, columns and elements
     along K of the tiles of products that are computed first, None where none is. ``threads``, ``steady``
     and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``unrolled``: loops are, whole. ``tunables`` are the values of the
     kernel's own keys.
@@ -54,6 +56,7 @@ class Scheduled:
     hoisted: bool = False
     joined: bool = False
     peeled: bool = False
+    ahead: int = 0
     products: tuple[int, int, int] | None = None
     threads: int
     steady: bool
@@ -134,6 +137,10 @@ def _peel_masks(program: Program, scheduled: Scheduled) -> Program:
     return peel.peel_masks(program, scheduled.sizes_in(program)) if scheduled.peeled else program
 
 
+def _load_ahead(program: Program, scheduled: Scheduled) -> Program:
+    return ahead.load_ahead(program, scheduled.ahead) if scheduled.ahead else program
+
+
 def _subtile(program: Program, scheduled: Scheduled) -> Program:
     if not scheduled.subtiles:
         return program
@@ -163,6 +170,7 @@ HOIST_OPERANDS = Step("hoist_operands", _hoist_operands)
 PACK_OPERANDS = Step("pack_operands", _pack_operands)
 SUBTILE = Step("subtile", _subtile)
 PEEL_MASKS = Step("peel_masks", _peel_masks)
+LOAD_AHEAD = Step("load_ahead", _load_ahead)
 #: Behind every step that moves, repeats or splits accesses.
 ORDER_MEMORY = Step("order_memory", _order_memory)
 INSERT_CHECKS = Step("insert_checks", _insert_checks)

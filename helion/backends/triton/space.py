@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
+from ..._compiler.passes.ahead import stepping_loops
 from ..._compiler.passes.hoist import computed_operands
 from ..._compiler.passes.join import joinable_loops
 from ..._compiler.passes.materialize import split_off
@@ -74,6 +75,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         *_hoist_fields(program, settings, absent),
         *_join_fields(program, settings, absent),
         *_peel_fields(program, settings, absent),
+        *_ahead_fields(program, settings, absent),
         *_product_fields(program, target, settings, absent),
         *_memory_fields(seen),
     ]
@@ -266,6 +268,18 @@ def _peel_fields(program: Program, settings: Settings, absent: dict[str, str]) -
         )
     else:
         return [Scalar(key="peel_masks", fragment=BooleanFragment(), initial=False)]
+    return []
+
+
+def _ahead_fields(program: Program, settings: Settings, absent: dict[str, str]) -> list[Field]:
+    if settings.checked:
+        absent["load_ahead"] = "a checked kernel loads where it was written to"
+    elif next(stepping_loops(program), None) is None:
+        absent["load_ahead"] = (
+            "no loop over single indices of known bounds loads what it does not write from where its index says"
+        )
+    else:
+        return [Scalar(key="load_ahead", fragment=IntegerFragment(0, _STEP_STAGES, 0), initial=0)]
     return []
 
 

@@ -91,6 +91,7 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         joined=decisions.values.get("join_loops", False),
         hoisted=decisions.values.get("hoist_operands", False),
         peeled=decisions.values.get("peel_masks", False),
+        ahead=decisions.values.get("load_ahead", 0),
         packed=decisions.values.get("pack_operands", False),
         crosswise=decisions.values.get("transpose_operands", False),
         products=product_tile(decisions),
