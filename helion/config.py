@@ -54,7 +54,7 @@ KEYS: Mapping[str, str] = {
     "load_cache_modifiers": "Cache levels of a load: `.cg` bypasses L1, empty uses all.",
     "store_cache_modifiers": "Cache levels of a store: `.cs` is evicted first, `.wt` writes through L2, empty uses all.",
     "epilogue_subtile": "Parts into which the columns of a matrix product's result are split before they are worked on and stored; None keeps them whole.",
-    "split_k": "Programs that share the sums of a matrix product, or the sums and extrema of a loop, each for a part of the loop; a second kernel combines the parts, in their order, and does what follows.",
+    "split_k": "Programs that share the sums of a matrix product, or the sums and extrema of a loop, each for a part of the loop; a second kernel combines the parts, in their order, and does what follows, loops too by as many programs.",
     "turn_products": "Whether products of fp32 in TF32 are computed as their transposes, so that a right operand that is contiguous along N goes to the matrix unit through registers, as it is.",
     "peel_masks": "Whether loops with several matrix products are split into runs of tiles in which masks hide nothing, or everything, and of those between them.",
     "load_ahead": "Steps ahead of which loops over single indices load what their index says, into registers; 0 loads in the step itself.",

@@ -15,7 +15,7 @@ from ..passes.materialize import split_off
 from ..passes.pack import crosswise_operands, unaligned_operands
 from ..passes.peel import hidden_blocks
 from ..passes.rolling import loads_in_chunks
-from ..passes.split_sums import summing_loop
+from ..passes.split_sums import spread_loops, summing_loop
 from ..passes.turn import turnable
 from .axes import axis_facts, with_means
 from .composed import epilogue_fact, pointwise_fact, reduced_products, tiled_epilogue_fact, work_facts
@@ -67,6 +67,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         attention=_attention(program, attention_fact(matmuls, reductions, regions)),
         attention_gradients=attention_gradient_facts(matmuls, reductions, regions, axes),
         divisible=_is_divisible(program),
+        spread=spread_loops(program),
         turnable=0 < len(matmuls) == len(turnable(program)),
         packable=bool(matmuls) and bool(unaligned_operands(program)),
         crosswise=tuple(each.load.attributes(MemoryAttrs).slot for each in crosswise_operands(program)),

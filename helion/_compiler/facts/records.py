@@ -445,7 +445,8 @@ class KernelFacts:
     snapshots (per root, none contained in another) of what must be held between ops: elementwise chains work in place
     there, and masks and views cost nothing. ``held_tiles`` are the snapshots of what must be there whole, because it
     crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers. ``divisible``: programs may
-    share the sums of the kernel's product (``passes/split_sums.py``). ``hoistable`` are the operands of products that may be computed
+    share the sums of the kernel's product (``passes/split_sums.py``), and ``spread`` are the axes of loops behind the sums that they then
+    share, too (``passes/spread.py``). ``hoistable`` are the operands of products that may be computed
     first, ``joinable`` the axes of loops that may be one (``passes/join.py``), in their order. ``turnable``: every product can be
     computed as its transpose (``passes/turn.py``); ``packable``: operands of products can be copied to rows that begin at
     multiples of 16 bytes, where they do not (``passes/pack.py``). ``crosswise`` are the slots of operands that can be copied
@@ -475,6 +476,7 @@ class KernelFacts:
     attention: AttentionFact | None = None
     attention_gradients: tuple[AttentionGradientFact, ...] = ()
     divisible: bool = False
+    spread: tuple[int, ...] = ()
     hoistable: tuple[HoistableFact, ...] = ()
     joinable: tuple[int, ...] = ()
     turnable: bool = False

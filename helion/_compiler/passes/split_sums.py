@@ -50,8 +50,10 @@ from ..ir.grammar import (
     accumulator_of,
 )
 from ..ir.ops import OPS
+from ..ir.reductions import REDUCTIONS
 from ..ir.rewrite import Declined
 from .simplify import drop_dead
+from .spread import check_spread, done_once, renaming, spread, spread_blocks
 
 #: Elements of a tile of the second grid loop, and its most columns: as many programs as GPUs have SMs from an output of
 #: 64 K elements on, and 16 bytes for each of 128 threads.
@@ -62,6 +64,10 @@ _BEHIND = frozenset(
 )  # fmt: skip
 #: How parts may be combined.
 _COMBINED = frozenset(("add", "maximum", "minimum"))
+#: Types that parts are added up in, many at once, and elements of parts that a program reads at once.
+_SUMMED, _AT_ONCE = frozenset((torch.float32, torch.float64, torch.int32, torch.int64)), 4096
+#: Reductions of parts, by how these are combined.
+_REDUCTIONS = {row.combine: row.name for row in REDUCTIONS.values()}
 #: What memory of a part is called in host code; users' names do not begin like that.
 _NAME = "_helion_parts"
 
@@ -73,15 +79,27 @@ def summing_loop(program: Program) -> int:
         raise Declined(f"the kernel has {len(program.roots)} grid loops")
     (root,) = program.roots
     loops = [op for op in root.body.ops if op.regions]
-    if len(loops) != 1 or not isinstance(loops[0].attrs, ForAttrs):
+    if not loops or not isinstance(loops[0].attrs, ForAttrs):
         raise Declined("a program is not one loop, with what comes before and behind it")
-    (loop,) = loops
+    loop, *others = loops
     _check_loop(loop)
     at = root.body.ops.index(loop)
-    _check_around(root.body.ops[:at], root.body.ops[at + 1 :])
+    before, behind = root.body.ops[:at], root.body.ops[at + 1 :]
+    _check_around(before, () if others else behind)
+    if others:
+        _check_spread(program, loop, before, behind)
     if any(axis.merged or not fixed_at(axis.begin, 0) or not isinstance(axis.end, int) for axis in root.axes):
         raise Declined("the sizes of the grid differ from call to call")
     return loop.number
+
+
+def spread_loops(program: Program) -> tuple[int, ...]:
+    """The blocks of the loops behind the sums, which programs share as well; none where the sums cannot be split."""
+    try:
+        loop = summing_loop(program)
+    except Declined:
+        return ()
+    return spread_blocks(op for op in program.roots[0].body.ops if op.number != loop)
 
 
 def split_sums(program: Program, count: int, sizes: Mapping[int, int]) -> Program:
@@ -141,6 +159,15 @@ def _check_around(before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
             raise Declined(f"{op.kind} stands beside the loop")
 
 
+def _check_spread(program: Program, loop: Op, before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
+    """What a second kernel does whose programs share loops, too."""
+    if any(op.kind == "dot" for op in loop.walk()):
+        raise Declined("loops stand behind that of a product")
+    if any(value.dtype not in _SUMMED for value in loop.results):
+        raise Declined("sums of narrow types stand before other loops")
+    check_spread(program, before, behind)
+
+
 # --- the parts -------------------------------------------------------------------------------------------------------------
 
 
@@ -175,7 +202,8 @@ class _Splitter:
     def program(self) -> Program:
         split = self.block("grid", self.count, 1, f"part of {self.count}")
         tensors = [self.tensor(at, value) for at, value in enumerate(self.op.results)]
-        roots = (self.summing(split, tensors), self.adding(tensors))
+        adding = self.spreading if spread_blocks(self.rest) else self.adding
+        roots = (self.summing(split, tensors), adding(tensors))
         return replace(self.before, tensors=(*self.before.tensors, *tensors), blocks=tuple(self.blocks), roots=roots)
 
     def block(self, kind: str, extent: int, size: int, name: str) -> Block:
@@ -284,6 +312,61 @@ class _Splitter:
         axes = tuple(replace(axis, block=to.get(axis.block, axis.block)) for axis in self.root.axes)
         return replace(self.root, axes=axes, body=Region((), tuple(ops), ()), phase=self.root.phase + 1)
 
+    def spreading(self, tensors: list[HostTensor]) -> Root:
+        """The second grid loop where programs share the loops behind the sums: in the tiles of the first one."""
+        mine = self.block("grid", self.count, 1, f"part of {self.count}")
+        renamed: dict[int, Value] = {}
+        ops: list[Op] = []
+        out = Builder(self.numbers, self.op.location, ops)
+        for op in self.first:
+            self.copy(op, out, renamed, {})
+        for value, result in zip(self.all_parts(out, tensors, renamed), self.op.results, strict=True):
+            renamed[result.number] = value
+        part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(mine.id, "index"), "part")
+        is_first = out.pointwise("eq", part, 0)
+        read = frozenset(op.attrs.tensor for op in self.op.walk() if isinstance(op.attrs, MemoryAttrs))
+        once = done_once(self.before, self.rest)
+        alone = tuple(renaming(op, renamed) for op in self.rest if op.number in once)
+        for op in self.rest:
+            if isinstance(op.attrs, ForAttrs):
+                ops.append(spread(op, Split(block=mine.id, count=self.count), read, renamed))
+                read = frozenset()
+            elif op.number not in once:
+                ops.append(renaming(op, renamed))
+            elif op.number == alone[-1].number:
+                # nothing else meets them in memory, so they may be done where the last of them was
+                out.append("if", (is_first,), (), None, (Region((), alone, ()), Region((), (), ())))
+        axes = (*self.root.axes, LoopAxis(mine.id, 0, self.count, scalar=True))
+        return replace(self.root, axes=axes, body=Region((), tuple(ops), ()), phase=self.root.phase + 1)
+
+    def all_parts(self, out: Builder, tensors: list[HostTensor], renamed: Mapping[int, Value]) -> tuple[Value, ...]:
+        """The sums over all parts, added to what they began with. Every program reads all of them, so many at once."""
+        initial = [renamed.get(v.number, v) if isinstance(v, Value) else v for v in self.op.operands]
+        made: list[Value] = []
+        for at, (first, value, tensor, way) in enumerate(
+            zip(initial, self.op.results, tensors, self.ways(), strict=True)
+        ):
+            lanes = math.prod(self.sizes[block] for block in _lanes(value.dims))
+            room = max(1, _AT_ONCE // lanes)
+            size = math.gcd(self.count, 1 << (room.bit_length() - 1))
+            parts = self.block("tile", self.count, size, "parts")
+            param = out.value(value.dtype, value.dims, value.name)
+            with out.region() as body:
+                operands, indices = self.indices(out, value, 0, {})
+                moved = (replace(i, positions=tuple(p + 1 for p in i.positions)) for i in indices[1:])
+                every = (Index("block", block=parts.id, positions=(0,)), *moved)
+                loaded = self.memory(tensor, every, at, len(value.dims) + 1)
+                dims = (Dim(1, (parts.id,)), *value.dims)
+                read = out.emit("load", operands, value.dtype, dims, loaded)
+                read = self.padded(out, read, way, frozenset((parts.id,)))
+                reduced = out.emit("reduce", (read,), value.dtype, value.dims, ReduceAttrs(_REDUCTIONS[way], (0,)))
+                total = out.pointwise(way, param, reduced)
+            attrs = ForAttrs((LoopAxis(parts.id, 0, self.count),), 1)
+            region = Region((param,), tuple(body), (total,))
+            after = out.value(value.dtype, value.dims, value.name)
+            made += out.append("for", (first,), (after,), attrs, (region,)).results
+        return tuple(made)
+
     def tiles(self) -> dict[int, int]:
         """Blocks of the second grid loop in place of those of the first: the last is the widest."""
         room, found = _ELEMENTS, {}
@@ -347,11 +430,17 @@ class _Splitter:
                 operands, indices = self.indices(out, value, part, to)
                 loaded = self.memory(tensor, indices, at, len(value.dims))
                 read = out.emit("load", operands, value.dtype, param.dims, loaded)
+                read = self.padded(out, read, way, frozenset(to.values()))
                 results.append(out.pointwise(way, param, read))
         attrs = ForAttrs((LoopAxis(parts.id, 0, self.count, scalar=True),), len(params))
         region = Region(tuple(params), tuple(body), tuple(results))
         made = tuple(out.value(p.dtype, p.dims, p.name) for p in params)
         return out.append("for", initial, made, attrs, (region,)).results
+
+    def padded(self, out: Builder, read: Value, way: str, others: frozenset[int]) -> Value:
+        """Parts of a sum with lanes out of range that change nothing, as those of the sum did: loads have zeros there."""
+        dims = tuple(at for at, dim in enumerate(read.dims) if dim.block is not None and dim.block not in others)
+        return read if way == "add" or not dims else out.mask(read, dims, _neutral(read, way))
 
     def copy(self, op: Op, out: Builder, renamed: dict[int, Value], to: Mapping[int, int]) -> None:
         if _follows(op, to):

@@ -13,6 +13,7 @@ from ..._compiler.passes.join import joinable_loops
 from ..._compiler.passes.materialize import split_off
 from ..._compiler.passes.pack import crosswise_operands, unaligned_operands
 from ..._compiler.passes.peel import peelable
+from ..._compiler.passes.split_sums import spread_loops
 from ..._shapes import cdiv, previous_power_of_2
 from ...autotuner.space.fields import (
     Field,
@@ -39,6 +40,8 @@ STATIC_TRIPS = 8
 _STAGES, _STEP_STAGES = 4, 8
 #: Most parts of a sum: so many loads of the kernel that adds them up are in flight at once.
 MOST_PARTS = 64
+#: The same where programs share the loops behind the sums, too: a grid of one tile is to fill all SMs a few times.
+MOST_SPREAD = 512
 #: Sides of tiles of products that a kernel in front computes.
 _LEAST_SIDE, _MOST_SIDE, _MOST_DEPTH = 16, 256, 256
 #: Elements of a part that a search tries, sides of tiles that it is about, and rounds of programs that it may come to.
@@ -196,7 +199,11 @@ def _split_fields(program: Program, target: Target, settings: Settings, absent: 
         absent["split_k"] = why
         return []
     searched = PowerOfTwoFragment(1, _worth_trying(program, target))
-    return [Scalar(key="split_k", fragment=PowerOfTwoFragment(1, MOST_PARTS), initial=1, searched=searched)]
+    return [Scalar(key="split_k", fragment=PowerOfTwoFragment(1, _most_parts(program)), initial=1, searched=searched)]
+
+
+def _most_parts(program: Program) -> int:
+    return MOST_SPREAD if spread_loops(program) else MOST_PARTS
 
 
 def _turn_fields(program: Program, target: Target, absent: dict[str, str]) -> list[Field]:
@@ -306,7 +313,7 @@ def _worth_trying(program: Program, target: Target) -> int:
     extents = [bound_seen(axis.end) for axis in root.axes]
     programs = math.prod(cdiv(extent, _LARGE_TILE) for extent in extents)
     longest = bound_seen(split_axis(program).end)
-    most = min(MOST_PARTS, longest // _LEAST_PART, _ROUNDS * target.num_sms // max(1, programs))
+    most = min(_most_parts(program), longest // _LEAST_PART, _ROUNDS * target.num_sms // max(1, programs))
     return previous_power_of_2(most)
 
 

@@ -362,7 +362,7 @@ def added(x, y):
         (doubled, "something else than sums"),
         (running, "something else than sums"),
         (stored_inside, "more than add up"),
-        (two_loops, "not one loop"),
+        (two_loops, "behind that of a product"),
         (of_tiles, "tile stands beside the loop"),
         (added, "not one loop"),
     ],

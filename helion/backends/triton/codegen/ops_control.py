@@ -117,9 +117,10 @@ def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -
     step = e.number(axis.step) if axis.scalar else e.symbol(axis.block)
     range_plan = plan.ranges[at]
     ends = ""
+    first, behind = _run(e, axis, begin, end)
     if axis.backwards:
-        ends = _last(e, axis, end)
-    run = range_text(range_plan, [*_run(e, axis, begin, end), step])
+        ends = _last(e, axis, end) if axis.split is None else _ends_of_part(e, axis, first, behind)
+    run = range_text(range_plan, [first, behind, step])
     offset = _tiles(e, axis, run, ends, wide=e.wide and not range_plan.static)
     e.activate(axis, offset, chosen.masked, begin, end)
     if axis.jagged is not None:
@@ -132,6 +133,13 @@ def _last(e: Emission, axis: LoopAxis, end: str) -> str:
         size = e.plan.size(axis.block)
         return str((axis.end - 1) // size * size)
     return f"({end} - 1) // {e.symbol(axis.block)} * {e.symbol(axis.block)}"
+
+
+def _ends_of_part(e: Emission, axis: LoopAxis, first: str, behind: str) -> str:
+    """The sum of where the first and the last tile of a program's own run begin; of an empty run nobody asks."""
+    size, ends = e.symbol(axis.block), e.names.fresh("ends")
+    e.lines.add(f"{ends} = 2 * ({first}) + ({behind} - 1 - {first}) // {size} * {size}")
+    return ends
 
 
 def _run(e: Emission, axis: LoopAxis, begin: str, end: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from .rewritten_matmul import TritonRewrittenMatmulHeuristic
 from .row_epilogue import TritonRowEpilogueHeuristic
 from .scatter import TritonScatterHeuristic
 from .skinny_gemm import TritonSkinnyGemmHeuristic
+from .split_reduction import TritonSplitReductionHeuristic
 from .streaming_reduction import TritonStreamingReductionHeuristic
 from .user_tiled_reduction import TritonUserTiledReductionHeuristic
 
@@ -42,6 +43,7 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonSkinnyGemmHeuristic(),
     TritonProductsHeuristic(),
     TritonLongScanHeuristic(),
+    TritonSplitReductionHeuristic(),
     TritonColumnReductionHeuristic(),
     TritonNestedReductionHeuristic(),
     TritonFeatureGradientHeuristic(),

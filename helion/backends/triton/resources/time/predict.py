@@ -62,8 +62,9 @@ def _adding_us(facts: KernelFacts, launch: Launch, parameters: Parameters, targe
     for fact in facts.matmuls[:1]:
         axes |= {fact.m_axis, fact.n_axis, *fact.batch_axes}
     numel = math.prod([facts.axes[axis].extent or 1 for axis in axes if axis is not None])
-    kept = launch.parts * numel * _PART_BYTES
+    # programs that share what follows read all parts each
+    kept, read = launch.parts * numel * _PART_BYTES, launch.parts if facts.spread else 1
     rate = target.bandwidth_gb_per_s * 1e3 * parameters.memory_share
     rate *= parameters.cache_speedup if kept <= target.l2_bytes else 1.0
     # it starts behind the last program of the first, loads all parts at once and stores
-    return 2 * kept / rate + parameters.start_us + parameters.wait_us + parameters.store_us
+    return (1 + read) * kept / rate + parameters.start_us + parameters.wait_us + parameters.store_us

@@ -237,4 +237,5 @@ def _divided(facts: KernelFacts) -> tuple[int, ...]:
     """The axes of loops over which programs may share sums."""
     if facts.matmuls:
         return tuple(dict.fromkeys(fact.k_block_id for fact in facts.matmuls if fact.k_block_id is not None))
-    return tuple(dict.fromkeys(fact.axis for fact in facts.reductions if fact.category == "user_tile"))
+    summed = (fact.axis for fact in facts.reductions if fact.category == "user_tile")
+    return tuple(dict.fromkeys((*summed, *facts.spread)))
