@@ -41,7 +41,8 @@ class Scheduled:
     differ in numbers alone are one. ``peeled``: loops are split where masks are known.
     ``ahead``: so many steps ahead loops over single indices load. ``products``: rows, columns and elements
     along K of the tiles of products that are computed first, None where none is. ``threads``, ``steady``
-    and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``unrolled``: loops are, whole. ``tunables`` are the values of the
+    and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``unrolled``: loops are, whole. ``float_counts``: sums of
+    conditions are taken in fp32. ``tunables`` are the values of the
     kernel's own keys.
     """
 
@@ -63,6 +64,7 @@ class Scheduled:
     block_accesses: frozenset[int] = frozenset()
     checked: bool = False
     unrolled: bool = False
+    float_counts: bool = False
     tunables: Mapping[str, Any] = field(default_factory=dict)
 
     def sizes_in(self, program: Program) -> dict[int, int]:

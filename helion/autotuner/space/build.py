@@ -47,6 +47,9 @@ SUBTILED_K = (1024, 16384)
 #: The conservative config stays within this many elements, rows included, when a kernel tiles three or more dimensions.
 CONSERVATIVE_NUMEL = 32768
 
+#: Kinds of ops that access memory in tiles.
+_ACCESSES = frozenset(("load", "store", "atomic"))
+
 #: What a backend adds, for a survey, the program, a target and the settings; see ``backends.protocol.Backend.keys``.
 Own = Callable[[Survey, Program, Target, Settings], OwnKeys]
 
@@ -62,7 +65,7 @@ def build_space(
     """The space of ``program``, which is not rolled; ``rollable`` are the blocks that can be walked in chunks. ``own``
     says what the backend adds, ``elsewhere`` how the keys of other backends begin, by their names."""
     seen = survey(program, rollable)
-    chunks = tuple(_chunk(program.blocks[block]) for block in rollable)
+    chunks = tuple(_chunk(program.blocks[block], program) for block in rollable)
     more = own(seen, program, target, settings)
     tiles = _block_slots(seen, chunks, target, more)
     fields: list[Field] = [
@@ -157,9 +160,9 @@ def _covering(block: Block, high: int) -> int:
     return high if extent is None else min(high, next_power_of_2(extent))
 
 
-def _chunk(block: Block) -> Chunk:
+def _chunk(block: Block, program: Program) -> Chunk:
     assert block.extent is not None
-    low = max(SMALLEST_CHUNK, block.min_size)
+    low = max(SMALLEST_CHUNK if _in_rows(block, program) else 1, block.min_size)
     seen = hint_of(block.extent)
     chunks = tuple(1 << bit for bit in range(low.bit_length() - 1, next_power_of_2(seen).bit_length() - 1))
     return Chunk(
@@ -171,6 +174,18 @@ def _chunk(block: Block) -> Chunk:
         low=low,
         extent=_extent(block),
     )
+
+
+def _in_rows(block: Block, program: Program) -> bool:
+    """Whether chunks of ``block`` are parts of rows: not where tiles span other dimensions too and none of them is in memory,
+    so that each element along ``block`` is read once for a whole tile of the others."""
+    tiled = accessed = False
+    for op in program.walk():
+        for value in (*op.values(), *op.results):
+            if sum(not dim.is_one for dim in value.dims) > 1 and any(block.id in dim.blocks for dim in value.dims):
+                tiled = True
+                accessed |= op.kind in _ACCESSES
+    return accessed or not tiled
 
 
 def _row_volume(seen: Survey, chunks: Sequence[Chunk]) -> int:

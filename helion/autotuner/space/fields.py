@@ -365,7 +365,8 @@ class Chunk(Slot):
     extent: int | None
 
 
-#: Chunks below this leave lanes of a warp idle even in the smallest of types.
+#: Chunks below this leave lanes of a warp idle even in the smallest of types, where elements of other dimensions lie behind
+#: each other only in rows.
 SMALLEST_CHUNK = 8
 
 
@@ -373,7 +374,7 @@ SMALLEST_CHUNK = 8
 class ReductionLoops(PerSlot):
     """Chunks in elements in which whole dimensions are walked, None to hold the row at once.
 
-    A chunk that covers the row is None; 0 and 1 mean "small".
+    A chunk that covers the row is None; 0 and 1 mean the smallest.
     """
 
     slots: tuple[Chunk, ...]
@@ -387,7 +388,7 @@ class ReductionLoops(PerSlot):
         small = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2
         if not small and (why := _ANY_POWER_OF_TWO.why_not(value)) is not None:
             raise self.refusal(at, slot, f"{why} (or None to hold the row at once)")
-        return self.chunk(slot, SMALLEST_CHUNK if small else value)
+        return self.chunk(slot, max(1, value) if small else value)
 
     def chunk(self, slot: Slot, value: int) -> int | None:
         assert isinstance(slot, Chunk)
@@ -396,7 +397,7 @@ class ReductionLoops(PerSlot):
 
     def granted(self, slot: Slot, wishes: Mapping[int, Any]) -> int | None:
         wish = wishes.get(slot.ids[0], slot.initial)
-        return None if wish is None else self.chunk(slot, max(SMALLEST_CHUNK, previous_power_of_2(wish)))
+        return None if wish is None else self.chunk(slot, previous_power_of_2(max(1, wish)))
 
     def random(self, rng: Random) -> list[Any]:
         return [self.entry(i, slot, v) for i, (slot, v) in enumerate(zip(self.slots, super().random(rng), strict=True))]

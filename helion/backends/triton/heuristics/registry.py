@@ -16,6 +16,7 @@ from .matmul import TritonMatmulHeuristic
 from .matmul_reduction_epilogue import TritonMatmulReductionEpilogueHeuristic
 from .matmul_tiled_reduction_epilogue import TritonMatmulTiledReductionEpilogueHeuristic
 from .nested_reduction import TritonNestedReductionHeuristic
+from .outer_reduction import TritonOuterReductionHeuristic
 from .pointwise import TritonPointwiseHeuristic
 from .products import TritonProductsHeuristic
 from .products_first import TritonProductsFirstHeuristic
@@ -44,6 +45,7 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonProductsHeuristic(),
     TritonLongScanHeuristic(),
     TritonSplitReductionHeuristic(),
+    TritonOuterReductionHeuristic(),
     TritonColumnReductionHeuristic(),
     TritonNestedReductionHeuristic(),
     TritonFeatureGradientHeuristic(),

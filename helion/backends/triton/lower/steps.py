@@ -35,6 +35,7 @@ from ...._shapes import Dim
 from .align import align_rows
 from .backwards import turn_loops
 from .carries import share_variables
+from .counts import count_in_floats
 from .running_sums import keep_sums
 from .whole_tiles import part_whole_tiles
 
@@ -116,6 +117,7 @@ def _turn(program: Program, scheduled: Scheduled) -> Program:
 STEPS: tuple[Step, ...] = (
     CHOOSE_BRANCHES,
     MATERIALIZE_PRODUCTS,
+    Step("triton.counts", count_in_floats),
     ROLL,
     FLATTEN,
     JOIN_LOOPS,

@@ -100,6 +100,7 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         block_accesses=frozenset(slot for slot, way in decisions.accesses("indexing").items() if way != "pointer"),
         checked=settings.checked,
         unrolled=any(decisions.entries.get("static_ranges", {}).values()),
+        float_counts=target.kind == "cuda",
         tunables={name: decisions.values[name] for name, _ in program.tunables},
     )
 

@@ -1,0 +1,131 @@
+"""Reductions of what no tensor holds: where each place is a thread's, and which kernels are others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion.runtime.bound import BoundKernel
+
+RULE = "TritonOuterReductionHeuristic"
+
+
+@helion.kernel()
+def kernel_sums(x: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        away = x[tile][:, None].to(torch.float32) - points[:][None, :].to(torch.float32)
+        out[tile] = torch.exp(-away * away).sum(-1).to(x.dtype)
+    return out
+
+
+@helion.kernel()
+def nearest(x: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """The reduced axis is the first one."""
+    out = torch.empty([x.size(0)], dtype=torch.int64, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = torch.abs(points[:][:, None] - x[tile][None, :]).argmin(0)
+    return out
+
+
+@helion.kernel()
+def furthest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The greatest difference of each pair of rows, in a loop of the kernel's own."""
+    (m, k), n = x.size(), y.size(0)
+    out = torch.empty([m, n], dtype=torch.float32, device=x.device)
+    for tile_m, tile_n in hl.tile([m, n]):
+        acc = hl.zeros([tile_m, tile_n], dtype=torch.float32)
+        for tile_k in hl.tile(k):
+            left, right = x[tile_m, tile_k].to(torch.float32), y[tile_n, tile_k].to(torch.float32)
+            acc = torch.maximum(acc, torch.abs(left[:, None, :] - right[None, :, :]).amax(-1))
+        out[tile_m, tile_n] = acc
+    return out
+
+
+@helion.kernel()
+def row_sum(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        out[tile] = x[tile, :].to(torch.float32).sum(-1)
+    return out
+
+
+@helion.kernel()
+def weights(x: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """Rows are stored, too."""
+    out = torch.empty([x.size(0), points.size(0)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(0)):
+        near = torch.exp(-torch.abs(x[tile][:, None] - points[:][None, :]))
+        out[tile, :] = near / near.sum(-1, keepdim=True)
+    return out
+
+
+def vectors(n: int, points: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(n, dtype=dtype, device="meta"), torch.empty(points, dtype=dtype, device="meta")
+
+
+def bound(kernel: helion.Kernel, args: tuple[torch.Tensor, ...], target: str = "h200") -> BoundKernel:
+    return kernel.bind(args, target=target)
+
+
+@pytest.mark.parametrize("target", ["h200", "sm_80", "b200", "gfx942"])
+@pytest.mark.parametrize("kernel", [kernel_sums, nearest])
+def test_each_place_of_the_last_axis_is_a_threads(kernel: helion.Kernel, target: str) -> None:
+    first = bound(kernel, vectors(1 << 23, 255), target).seeds[0]
+    assert first.heuristic == RULE
+    assert first.config["block_sizes"] == [1024] and first.config["reduction_loops"] == [1]
+
+
+def test_tiles_are_smaller_where_there_are_few_elements() -> None:
+    assert bound(kernel_sums, vectors(300_000, 255)).seeds[0].config["block_sizes"] == [512]
+    assert "fewer than threads" in dict(bound(kernel_sums, vectors(100_000, 255)).declined)[RULE]
+
+
+def test_pairs_of_rows_have_one_row_in_a_thread_and_many_of_the_other() -> None:
+    args = torch.empty(4096, 64, device="meta"), torch.empty(4096, 64, device="meta")
+    first = bound(furthest, args).seeds[0]
+    assert first.heuristic == RULE and first.config["block_sizes"] == [64, 128, 1]
+
+
+def test_others_decline() -> None:
+    rows = bound(row_sum, (torch.empty(4096, 1000, device="meta"),))
+    assert "rows along axis" in dict(rows.declined)[RULE]
+    stored = bound(weights, vectors(1 << 20, 255))
+    assert "rows along axis" in dict(stored.declined)[RULE]
+    few = torch.empty(16, 64, device="meta"), torch.empty(65536, 64, device="meta")
+    assert "serves 16 elements" in dict(bound(furthest, few).declined)[RULE]
+
+
+def test_only_what_lies_in_no_row_is_walked_by_single_elements() -> None:
+    assert bound(row_sum, (torch.empty(64, 1000, device="meta"),)).config_spec.normalize({"reduction_loops": [1]})[
+        "reduction_loops"
+    ] == [8]
+    assert bound(kernel_sums, vectors(64, 255)).config_spec.normalize({"reduction_loops": [1]})["reduction_loops"] == [
+        1
+    ]
+    assert bound(weights, vectors(64, 255)).config_spec.normalize({"reduction_loops": [1]})["reduction_loops"] == [8]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "points"), [(63, 31), (1000, 255), (1, 3)])
+def test_sums_and_places_are_right(n: int, points: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(n)
+    x, y = ((torch.randn(size, generator=generator) + 3).to(dtype) for size in (n, points))
+    config = helion.Config(block_sizes=[32], reduction_loops=[1])
+    away = x[:, None].double() - y[None, :].double()
+    got = helion.kernel(kernel_sums.fn, config=config)(x, y)
+    torch.testing.assert_close(
+        got.double(), torch.exp(-away * away).sum(-1), rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-5
+    )
+    place = helion.kernel(nearest.fn, config=config)(x.float(), y.float())
+    assert torch.equal(away.float().abs().gather(1, place[:, None])[:, 0], away.float().abs().amin(1))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(63, 65, 31), (33, 129, 1)])
+def test_pairs_of_rows_are_right(m: int, n: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(m)
+    x, y = (torch.randn(rows, k, generator=generator) - 2 for rows in (m, n))
+    got = helion.kernel(furthest.fn, config=helion.Config(block_sizes=[32, 64, 1]))(x, y)
+    torch.testing.assert_close(got, (x[:, None, :] - y[None, :, :]).abs().amax(-1))
