@@ -11,6 +11,8 @@ After, in 4 parts, with smaller tiles b4, b5 in the second grid loop, which is l
     grid b4, b5: %3: [b4, b5] = for b6 in 0..4 carrying 0: load parts[b6, b4, b5]; add ..
                  %2 = relu %3; store out[b4, b5] <- %2
 
+Other loops behind the first one are shared in the tiles that they have (``spread``).
+
 Parts are runs of whole tiles of the loop, so that no tile reaches past its part, and only the last of all past the end.
 """
 
@@ -81,16 +83,24 @@ def summing_loop(program: Program) -> int:
     loops = [op for op in root.body.ops if op.regions]
     if not loops or not isinstance(loops[0].attrs, ForAttrs):
         raise Declined("a program is not one loop, with what comes before and behind it")
-    loop, *others = loops
-    _check_loop(loop)
-    at = root.body.ops.index(loop)
-    before, behind = root.body.ops[:at], root.body.ops[at + 1 :]
-    _check_around(before, () if others else behind)
-    if others:
-        _check_spread(program, loop, before, behind)
+    sums = _summing(root.body.ops)
+    for loop in sums:
+        _check_loop(loop)
+    at = root.body.ops.index(sums[-1])
+    before, behind = tuple(op for op in root.body.ops[:at] if op not in sums), root.body.ops[at + 1 :]
+    _check_around(before, () if len(loops) > 1 else behind)
+    if len(loops) > 1:
+        _check_spread(program, sums, before, behind)
     if any(axis.merged or not fixed_at(axis.begin, 0) or not isinstance(axis.end, int) for axis in root.axes):
         raise Declined("the sizes of the grid differ from call to call")
-    return loop.number
+    return sums[0].number
+
+
+def _summing(ops: tuple[Op, ...]) -> list[Op]:
+    """The loops that carry values before one that does not, and the first in any case."""
+    first, *others = [op for op in ops if op.regions]
+    carrying = itertools.takewhile(lambda op: isinstance(op.attrs, ForAttrs) and op.attrs.carried, others)
+    return [first, *carrying]
 
 
 def spread_loops(program: Program) -> tuple[int, ...]:
@@ -159,11 +169,11 @@ def _check_around(before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
             raise Declined(f"{op.kind} stands beside the loop")
 
 
-def _check_spread(program: Program, loop: Op, before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
-    """What a second kernel does whose programs share loops, too."""
-    if any(op.kind == "dot" for op in loop.walk()):
+def _check_spread(program: Program, sums: list[Op], before: tuple[Op, ...], behind: tuple[Op, ...]) -> None:
+    """What further kernels do whose programs share loops, too."""
+    if any(op.kind == "dot" for loop in sums for op in loop.walk()):
         raise Declined("loops stand behind that of a product")
-    if any(value.dtype not in _SUMMED for value in loop.results):
+    if any(value.dtype not in _SUMMED for loop in sums for value in loop.results):
         raise Declined("sums of narrow types stand before other loops")
     check_spread(program, before, behind)
 
@@ -173,11 +183,12 @@ def _check_spread(program: Program, loop: Op, before: tuple[Op, ...], behind: tu
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Where the parts of one sum are kept: ``along`` are the dimensions in front of those of the value, each the index of
-    a grid axis that the value has no lanes along."""
+    """Where the parts of sum number ``at``, the result ``value`` of a loop, are kept, and how they are combined."""
 
+    at: int
     tensor: HostTensor
     value: Value
+    way: str
 
 
 @dataclass
@@ -187,24 +198,33 @@ class _Splitter:
     count: int
     sizes: Mapping[int, int]
     blocks: list[Block] = field(init=False)
+    #: By loop.
+    kept: dict[int, list[_Part]] = field(init=False)
 
     def __post_init__(self) -> None:
         (self.root,) = self.before.roots
         self.numbers = Numbers.after(self.before)
         self.blocks = list(self.before.blocks)
-        at = next(at for at, op in enumerate(self.root.body.ops) if op.number == self.loop)
         ops = self.root.body.ops
-        self.first, self.op, self.rest = ops[:at], ops[at], ops[at + 1 :]
+        self.sums = _summing(ops)
+        self.op = self.sums[0]
+        assert self.op.number == self.loop
+        at, last = ops.index(self.op), ops.index(self.sums[-1])
+        self.first, self.until_last, self.rest = ops[:at], ops[: last + 1], ops[last + 1 :]
         self.slot = 1 + max(
             (op.attrs.slot for op in self.before.walk() if isinstance(op.attrs, MemoryAttrs)), default=-1
         )
 
     def program(self) -> Program:
-        split = self.block("grid", self.count, 1, f"part of {self.count}")
-        tensors = [self.tensor(at, value) for at, value in enumerate(self.op.results)]
-        adding = self.spreading if spread_blocks(self.rest) else self.adding
-        roots = (self.summing(split, tensors), adding(tensors))
-        return replace(self.before, tensors=(*self.before.tensors, *tensors), blocks=tuple(self.blocks), roots=roots)
+        sums = [(loop, value, way) for loop in self.sums for value, way in zip(loop.results, _ways(loop), strict=True)]
+        made = [
+            _Part(at=at, tensor=self.tensor(at, value), value=value, way=way) for at, (_, value, way) in enumerate(sums)
+        ]
+        self.kept = {loop.number: [p for p in made if any(p.value is v for v in loop.results)] for loop in self.sums}
+        roots = [self.summing(at) for at in range(len(self.sums))]
+        roots.append(self.spreading() if len(roots) > 1 or spread_blocks(self.rest) else self.adding())
+        tensors = (*self.before.tensors, *(part.tensor for part in made))
+        return replace(self.before, tensors=tensors, blocks=tuple(self.blocks), roots=tuple(roots))
 
     def block(self, kind: str, extent: int, size: int, name: str) -> Block:
         made = Block(id=len(self.blocks), kind=kind, extent=extent, size=size, name=name)  # type: ignore[arg-type]
@@ -269,35 +289,48 @@ class _Splitter:
 
     # --- the first grid loop ---------------------------------------------------------------------------------------------
 
-    def summing(self, split: Block, tensors: list[HostTensor]) -> Root:
-        ops = list(self.first)
-        out = Builder(self.numbers, self.op.location, ops)
-        attrs = self.op.attributes(ForAttrs)
-        (axis,) = attrs.axes
-        params = zip(self.op.regions[0].params, self.ways(), strict=True)
-        neutral = [out.emit("full", (_neutral(v, way),), v.dtype, v.dims, name=v.name) for v, way in params]
-        axes = (replace(axis, split=Split(block=split.id, count=self.count)),)
-        ops.append(replace(self.op, operands=tuple(neutral), attrs=replace(attrs, axes=axes)))
+    def summing(self, number: int) -> Root:
+        """The grid loop of loop ``number`` of those that add up, behind those of the ones before it."""
+        loop = self.sums[number]
+        split = self.block("grid", self.count, 1, f"part of {self.count}")
+        ops = [] if number else list(self.first)
+        out = Builder(self.numbers, loop.location, ops)
+        renamed = self.known(out, loop) if number else {}
+        parts = self.kept[loop.number]
+        neutral = [
+            out.emit("full", (_neutral(p.value, p.way),), p.value.dtype, p.value.dims, name=p.value.name) for p in parts
+        ]
+        mine = Split(block=split.id, count=self.count)
+        loop = replace(loop, operands=())
+        read = _tensors_read(self.sums[number - 1]) if number % 2 else frozenset()
+        ops.append(replace(spread(loop, mine, read, renamed), operands=tuple(neutral)))
         part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(split.id, "index"), "part")
-        for at, (value, tensor) in enumerate(zip(self.op.results, tensors, strict=True)):
-            operands, indices = self.indices(out, value, part, {})
-            stored = self.memory(tensor, indices, at, len(value.dims), shift=1)
-            out.emit("store", (value, *operands), value.dtype, value.dims, stored)
+        for each in parts:
+            operands, indices = self.indices(out, each.value, part, {})
+            stored = self.memory(each, indices, len(each.value.dims), shift=1)
+            out.emit("store", (each.value, *operands), each.value.dtype, each.value.dims, stored)
         grid = (*self.root.axes, LoopAxis(split.id, 0, self.count, scalar=True))
-        return replace(self.root, axes=grid, body=Region((), tuple(ops), ()))
+        return replace(self.root, axes=grid, body=Region((), tuple(ops), ()), phase=self.root.phase + number)
 
-    def ways(self) -> list[str]:
-        """How each sum is combined."""
-        (body,) = self.op.regions
-        return [_combination(body, param, result) for param, result in zip(body.params, body.results, strict=True)]
-
-    def memory(self, tensor: HostTensor, indices: tuple[Index, ...], at: int, rank: int, shift: int = 0) -> MemoryAttrs:
+    def memory(self, part: _Part, indices: tuple[Index, ...], rank: int, shift: int = 0) -> MemoryAttrs:
         moved = (i if i.operand is None else replace(i, operand=i.operand + shift) for i in indices)
-        return MemoryAttrs(tensor.id, tuple(moved), self.slot + 2 * at + 1 - shift, rank)
+        return MemoryAttrs(part.tensor.id, tuple(moved), self.slot + 2 * part.at + 1 - shift, rank)
+
+    def known(self, out: Builder, until: Op | None) -> dict[int, Value]:
+        """What stands before loop ``until``, or behind all that add up, is done again: with the sums over all parts."""
+        renamed: dict[int, Value] = {}
+        for op in itertools.takewhile(lambda op: op is not until, self.until_last):
+            if op.number not in self.kept:
+                self.copy(op, out, renamed, {})
+                continue
+            out.location = op.location
+            for value, result in zip(self.all_parts(op, out, renamed), op.results, strict=True):
+                renamed[result.number] = value
+        return renamed
 
     # --- the second grid loop --------------------------------------------------------------------------------------------
 
-    def adding(self, tensors: list[HostTensor]) -> Root:
+    def adding(self) -> Root:
         to = self.tiles()
         self.check_lanes(to)
         renamed: dict[int, Value] = {}
@@ -305,47 +338,44 @@ class _Splitter:
         out = Builder(self.numbers, self.op.location, ops)
         for op in self.first:
             self.copy(op, out, renamed, to)
-        for value, result in zip(self.total(out, tensors, renamed, to), self.op.results, strict=True):
+        for value, result in zip(self.total(out, renamed, to), self.op.results, strict=True):
             renamed[result.number] = value
         for op in self.rest:
             self.copy(op, out, renamed, to)
         axes = tuple(replace(axis, block=to.get(axis.block, axis.block)) for axis in self.root.axes)
         return replace(self.root, axes=axes, body=Region((), tuple(ops), ()), phase=self.root.phase + 1)
 
-    def spreading(self, tensors: list[HostTensor]) -> Root:
-        """The second grid loop where programs share the loops behind the sums: in the tiles of the first one."""
-        mine = self.block("grid", self.count, 1, f"part of {self.count}")
-        renamed: dict[int, Value] = {}
+    def spreading(self) -> Root:
+        """The last grid loop where programs share the loops behind the sums: in the tiles of the first one."""
+        count = self.count if spread_blocks(self.rest) else 1
+        mine = self.block("grid", count, 1, f"part of {count}")
         ops: list[Op] = []
         out = Builder(self.numbers, self.op.location, ops)
-        for op in self.first:
-            self.copy(op, out, renamed, {})
-        for value, result in zip(self.all_parts(out, tensors, renamed), self.op.results, strict=True):
-            renamed[result.number] = value
+        renamed = self.known(out, None)
         part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(mine.id, "index"), "part")
         is_first = out.pointwise("eq", part, 0)
-        read = frozenset(op.attrs.tensor for op in self.op.walk() if isinstance(op.attrs, MemoryAttrs))
+        read = _tensors_read(self.sums[-1]) if len(self.sums) % 2 else frozenset()
         once = done_once(self.before, self.rest)
         alone = tuple(renaming(op, renamed) for op in self.rest if op.number in once)
         for op in self.rest:
             if isinstance(op.attrs, ForAttrs):
-                ops.append(spread(op, Split(block=mine.id, count=self.count), read, renamed))
+                ops.append(spread(op, Split(block=mine.id, count=count), read, renamed))
                 read = frozenset()
             elif op.number not in once:
                 ops.append(renaming(op, renamed))
             elif op.number == alone[-1].number:
                 # nothing else meets them in memory, so they may be done where the last of them was
                 out.append("if", (is_first,), (), None, (Region((), alone, ()), Region((), (), ())))
-        axes = (*self.root.axes, LoopAxis(mine.id, 0, self.count, scalar=True))
-        return replace(self.root, axes=axes, body=Region((), tuple(ops), ()), phase=self.root.phase + 1)
+        axes = (*self.root.axes, LoopAxis(mine.id, 0, count, scalar=True))
+        phase = self.root.phase + len(self.sums)
+        return replace(self.root, axes=axes, body=Region((), tuple(ops), ()), phase=phase)
 
-    def all_parts(self, out: Builder, tensors: list[HostTensor], renamed: Mapping[int, Value]) -> tuple[Value, ...]:
-        """The sums over all parts, added to what they began with. Every program reads all of them, so many at once."""
-        initial = [renamed.get(v.number, v) if isinstance(v, Value) else v for v in self.op.operands]
+    def all_parts(self, loop: Op, out: Builder, renamed: Mapping[int, Value]) -> tuple[Value, ...]:
+        """The sums of ``loop`` over all parts, added to what they began with. Every program reads all of them, so many at once."""
+        initial = [renamed.get(v.number, v) if isinstance(v, Value) else v for v in loop.operands]
         made: list[Value] = []
-        for at, (first, value, tensor, way) in enumerate(
-            zip(initial, self.op.results, tensors, self.ways(), strict=True)
-        ):
+        for first, each in zip(initial, self.kept[loop.number], strict=True):
+            value, way = each.value, each.way
             lanes = math.prod(self.sizes[block] for block in _lanes(value.dims))
             room = max(1, _AT_ONCE // lanes)
             size = math.gcd(self.count, 1 << (room.bit_length() - 1))
@@ -355,7 +385,7 @@ class _Splitter:
                 operands, indices = self.indices(out, value, 0, {})
                 moved = (replace(i, positions=tuple(p + 1 for p in i.positions)) for i in indices[1:])
                 every = (Index("block", block=parts.id, positions=(0,)), *moved)
-                loaded = self.memory(tensor, every, at, len(value.dims) + 1)
+                loaded = self.memory(each, every, len(value.dims) + 1)
                 dims = (Dim(1, (parts.id,)), *value.dims)
                 read = out.emit("load", operands, value.dtype, dims, loaded)
                 read = self.padded(out, read, way, frozenset((parts.id,)))
@@ -413,9 +443,7 @@ class _Splitter:
         common = set.intersection(*places) if len({a.tensor for a in met}) == 1 else set()
         return cut <= {block for _, block in common}
 
-    def total(
-        self, out: Builder, tensors: list[HostTensor], renamed: Mapping[int, Value], to: Mapping[int, int]
-    ) -> tuple[Value, ...]:
+    def total(self, out: Builder, renamed: Mapping[int, Value], to: Mapping[int, int]) -> tuple[Value, ...]:
         """The sums over all parts, added to what they began with."""
         parts = self.block("grid", self.count, 1, "parts")
         initial = [renamed.get(v.number, v) if isinstance(v, Value) else v for v in self.op.operands]
@@ -424,14 +452,12 @@ class _Splitter:
         results: list[Value] = []
         with out.region() as body:
             part = out.emit("tile", (), self.before.index_dtype, (), TileAttrs(parts.id, "index"), "part")
-            for at, (value, tensor, param, way) in enumerate(
-                zip(self.op.results, tensors, params, self.ways(), strict=True)
-            ):
-                operands, indices = self.indices(out, value, part, to)
-                loaded = self.memory(tensor, indices, at, len(value.dims))
-                read = out.emit("load", operands, value.dtype, param.dims, loaded)
-                read = self.padded(out, read, way, frozenset(to.values()))
-                results.append(out.pointwise(way, param, read))
+            for each, param in zip(self.kept[self.op.number], params, strict=True):
+                operands, indices = self.indices(out, each.value, part, to)
+                loaded = self.memory(each, indices, len(each.value.dims))
+                read = out.emit("load", operands, param.dtype, param.dims, loaded)
+                read = self.padded(out, read, each.way, frozenset(to.values()))
+                results.append(out.pointwise(each.way, param, read))
         attrs = ForAttrs((LoopAxis(parts.id, 0, self.count, scalar=True),), len(params))
         region = Region(tuple(params), tuple(body), tuple(results))
         made = tuple(out.value(p.dtype, p.dims, p.name) for p in params)
@@ -449,6 +475,16 @@ class _Splitter:
         operands = tuple(renamed.get(o.number, o) if isinstance(o, Value) else o for o in op.operands)
         renamed.update((old.number, new) for old, new in zip(op.results, results, strict=True))
         out.repeat(op, operands=operands, results=results, attrs=_attributes(op, to))
+
+
+def _ways(loop: Op) -> list[str]:
+    """How each sum of a loop is combined."""
+    (body,) = loop.regions
+    return [_combination(body, param, result) for param, result in zip(body.params, body.results, strict=True)]
+
+
+def _tensors_read(loop: Op) -> frozenset[int]:
+    return frozenset(op.attrs.tensor for op in loop.walk() if isinstance(op.attrs, MemoryAttrs))
 
 
 def _dims(dims: Dims, to: Mapping[int, int]) -> Dims:

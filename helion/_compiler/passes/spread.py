@@ -11,6 +11,9 @@ a tile of the grid, the first of them does::
     grid b0, b4 in 0..4: .. %1 = ..; %2 = f %1; if b4 == 0: store means[b0] <- %2
                          for b2 in part b4 of 0..m: store out[b2, b0] <- g %2
 
+Sums about other sums (a variance about its mean) stand in loops one behind the other: each has a grid loop of its own, which begins with the
+sums over all parts of those before it.
+
 Tiles are those of the grid loop before it was split, so whatever depends on tiles may stand there. Iterations come in any order and
 at the same time, so each must store elements of its own, which no other one reads.
 """

@@ -103,6 +103,69 @@ def test_several_loops_behind_the_sums() -> None:
     assert torch.equal(signs.bool(), x.double() > moments(x, 1)[0])
 
 
+def deviations(x):
+    """The second loop adds up what needs the sums of the first one, and nothing but sums is stored."""
+    m, c = x.size()
+    out = torch.empty([c], dtype=torch.float32, device=x.device)
+    for tile_c in hl.tile(c):
+        total = hl.zeros([tile_c], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            total = total + x[tile_m, tile_c].sum(0)
+        square = hl.zeros([tile_c], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            apart = x[tile_m, tile_c] - (total / m)[None, :]
+            square = square + (apart * apart).sum(0)
+        out[tile_c] = square
+    return out
+
+
+def centred(x, weight):
+    """Batch norm with the variance about the mean: three kernels."""
+    m, c = x.size()
+    out, variances = torch.empty_like(x), torch.empty([c], dtype=torch.float32, device=x.device)
+    for tile_c in hl.tile(c):
+        gain = weight[tile_c].to(torch.float32)
+        total = hl.zeros([tile_c], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            total = total + x[tile_m, tile_c].to(torch.float32).sum(0)
+        mean = total / m
+        square = hl.zeros([tile_c], dtype=torch.float32)
+        least = hl.full([tile_c], float("inf"), dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            apart = x[tile_m, tile_c].to(torch.float32) - mean[None, :]
+            square = square + torch.where((tile_m.index < m)[:, None], apart * apart, 0.0).sum(0)
+            least = torch.minimum(least, apart.amin(0))
+        variance = square / m
+        variances[tile_c] = variance
+        scale = torch.rsqrt(variance + 1e-5) * gain
+        for tile_m in hl.tile(m):
+            y = x[tile_m, tile_c].to(torch.float32) - mean[None, :] - least[None, :]
+            out[tile_m, tile_c] = (y * scale[None, :]).to(x.dtype)
+    return out, variances
+
+
+@pytest.mark.parametrize("parts", [2, 16])
+def test_sums_about_other_sums(parts: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(1000, 37) + 5, torch.randn(37)
+    wide, (mean, variance) = x.double(), moments(x)
+    near(run(deviations, (x,), [16, 32, 16], parts) / 1000, variance[0])
+    out, variances = run(centred, (x, weight), [16, 32, 16, 64], parts)
+    near(variances, variance[0])
+    apart = wide - mean
+    near(out, (apart - apart.amin(0)) * torch.rsqrt(variance + 1e-5) * weight.double())
+
+
+def test_every_loop_of_sums_has_a_kernel() -> None:
+    args = tensor(100352, 64), tensor(64)
+    bound = helion.kernel(centred, static_shapes=True).bind(args, target="sm_90")
+    text = bound.to_triton_code({"block_sizes": [64, 256, 256, 256], "split_k": 64})
+    kernels = [each for each in text.split("@triton.jit") if "tl.program_id" in each]
+    # each begins where the one before has ended
+    assert ["- walked" in kernel for kernel in kernels] == [False, True, False]
+    assert [kernel.count("tl.load(x ") for kernel in kernels] == [1, 1, 1]
+
+
 def in_place(x, running):
     """The tensor that was summed up is changed where it stands, and so are numbers of each column."""
     m, c = x.size()
@@ -199,20 +262,38 @@ def test_loops_whose_end_is_an_argument() -> None:
 # --- what is declined ------------------------------------------------------------------------------------------------------
 
 
-def again(x):
-    """A second loop adds up, too."""
+def sums_behind(x):
+    """A loop that adds up stands behind one that stores."""
     m, c = x.size()
-    out = torch.empty([c], dtype=torch.float32, device=x.device)
+    out, sums = torch.empty_like(x), torch.empty([c], dtype=torch.float32, device=x.device)
     for tile_c in hl.tile(c):
         total = hl.zeros([tile_c], dtype=torch.float32)
         for tile_m in hl.tile(m):
             total = total + x[tile_m, tile_c].sum(0)
+        for tile_m in hl.tile(m):
+            out[tile_m, tile_c] = x[tile_m, tile_c] - total[None, :]
         square = hl.zeros([tile_c], dtype=torch.float32)
         for tile_m in hl.tile(m):
-            apart = x[tile_m, tile_c] - (total / m)[None, :]
-            square = square + (apart * apart).sum(0)
-        out[tile_c] = square
-    return out
+            square = square + (x[tile_m, tile_c] * total[None, :]).sum(0)
+        sums[tile_c] = square
+    return out, sums
+
+
+def stored_between(x):
+    """What the first loop gives is stored before the second one adds up."""
+    m, c = x.size()
+    out, sums = torch.empty_like(x), torch.empty([c], dtype=torch.float32, device=x.device)
+    for tile_c in hl.tile(c):
+        total = hl.zeros([tile_c], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            total = total + x[tile_m, tile_c].sum(0)
+        sums[tile_c] = total
+        square = hl.zeros([tile_c], dtype=torch.float32)
+        for tile_m in hl.tile(m):
+            square = square + (x[tile_m, tile_c] * total[None, :]).sum(0)
+        for tile_m in hl.tile(m):
+            out[tile_m, tile_c] = x[tile_m, tile_c] - square[None, :]
+    return out, sums
 
 
 def last_one(x):
@@ -344,7 +425,8 @@ X = tensor(256, 64, dtype=torch.float32)
 @pytest.mark.parametrize(
     ("fn", "args", "why"),
     [
-        (again, (X,), "carries values"),
+        (sums_behind, (X,), "carries values"),
+        (stored_between, (X,), "stored before the loop"),
         (last_one, (X,), "may meet in memory"),
         (shifted, (X,), "may meet in memory"),
         (one_after_the_other, (X,), "in another loop"),
