@@ -42,6 +42,8 @@ SUITES = ("epilogue", "reductions", "transfer", "matmul", "pointwise", "general"
 
 #: Largest relative distance from fp64, by the least precise dtype of inputs and outputs. Products of fp32 run in TF32.
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+#: What rows of one file have in common, whenever they were timed.
+ONE_RUN = ("device", "torch", "triton", "python", "float32_matmul_precision")
 #: Processes that compile and check; each needs a few gigabytes of the device for the results in fp64.
 WORKERS = 8
 
@@ -313,6 +315,33 @@ def environment() -> dict[str, Any]:
     }
 
 
+def kept(
+    earlier: Mapping[str, Any], head: Mapping[str, Any], found: Sequence[Row]
+) -> tuple[dict[str, Any], Sequence[Row]]:
+    """``head`` and ``found`` with what an earlier file has of other cells, in the order of that file; ``runs`` counts the runs
+    that the rows are of. Raises ValueError for a file of another device or of other versions."""
+    if not earlier:
+        return dict(head), found
+    before = earlier["environment"]
+    differs = [f"{key} is {head[key]} now and was {before[key]}" for key in ONE_RUN if before[key] != head[key]]
+    if differs:
+        raise ValueError(f"earlier rows of {found[0].suite} cannot be kept: {'; '.join(differs)}")
+    rows = {_key(row): row for row in (Row(**fields) for fields in earlier["rows"])}
+    rows |= {_key(row): row for row in found}
+    backends = sorted({*before.get("backends", ()), *head.get("backends", ())})
+    return {**head, "backends": backends, "runs": before.get("runs", 1) + 1}, list(rows.values())
+
+
+def _earlier(path: Path) -> Mapping[str, Any]:
+    """What a file of results has, nothing where there is none."""
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return known
+
+
+def _key(row: Row) -> tuple[str, str, str, str]:
+    return row.suite, row.kernel, row.case, row.dtype
+
+
 def write(path: Path, head: Mapping[str, Any], found: Sequence[Row]) -> None:
     lines = ",\n".join(json.dumps(dataclasses.asdict(row)) for row in found)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -333,6 +362,9 @@ def main() -> int:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--workers", type=int, default=min(WORKERS, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the rows of cells in the files that are not timed now"
+    )
     options = parser.parse_args()
     unknown = set(options.suites) - set(SUITES)
     if unknown:
@@ -348,12 +380,13 @@ def main() -> int:
     head = {**environment(), "copy_gb_per_s": round(copy_bandwidth(timer))}
     print(head, flush=True)
     flags = {"alternates": options.alternates, "compiled": not options.no_compile}
+    names = {suite: f"{head['device'].lower().replace(' ', '-')}-{suite}.json" for suite in options.suites}
+    earlier = {suite: _earlier(RESULTS / name) if options.keep else {} for suite, name in names.items()}
     found: dict[str, list[Row]] = {}
     for row in rows(indices, timer, flags, options.workers):
         found.setdefault(row.suite, []).append(row)
         print(text_of(row), flush=True)
-        device = head["device"].lower().replace(" ", "-")
-        write(options.out / f"{device}-{row.suite}.json", head, found[row.suite])
+        write(options.out / names[row.suite], *kept(earlier[row.suite], head, found[row.suite]))
     return 0
 
 

@@ -227,6 +227,21 @@ def test_files_come_back_as_written(tmp_path: Path) -> None:
     assert report.render(results, dispatches) == report.render(*report.read(tmp_path))
 
 
+def test_cells_that_are_not_timed_again_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "test-100-matmul.json"
+    first, second = all_rows()["matmul"]
+    seeds.write(path, {**HEAD, "backends": ["triton"]}, [first, second])
+    again = row("matmul", first.kernel, first.case, first.dtype, seed=900.0)
+    new = row("matmul", "matmul", "M=64 K=64 N=64", HALF)
+    later = {**HEAD, "date": "2026-01-03", "backends": ["cute", "triton"]}
+    head, rows = seeds.kept(json.loads(path.read_text()), later, [again, new])
+    assert list(rows) == [again, second, new]
+    assert head == {**later, "runs": 2}
+    assert seeds.kept({}, HEAD, [new]) == (HEAD, [new])
+    with pytest.raises(ValueError, match=r"rows of matmul cannot be kept: triton is 3\.7\.0 now and was 3\.6\.0"):
+        seeds.kept(json.loads(path.read_text()), {**HEAD, "triton": "3.7.0"}, [new])
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"environment": {}}', '{"environment": {}, "rows": [{"suite": "matmul"}]}', '{"rows": []}'],
