@@ -111,8 +111,19 @@ def _whole_tiles(each: Operand2D, sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 def copy_operands(program: Program, sizes: Mapping[int, int], *, packed: bool, crosswise: bool) -> Program:
     """The program with copies in front of it of the operands that ``copied_operands`` finds, which it reads instead."""
-    found = copied_operands(replace(program, roots=program.roots[:1]), packed=packed, crosswise=crosswise)
+    found = copied_operands(multiplying(program), packed=packed, crosswise=crosswise)
     return _Packer(program, sizes).program(found) if found else program
+
+
+def multiplying(program: Program) -> Program:
+    """The program without the grid loops that have no matrix products: those that add up parts of sums, and those of the rows of
+    products that are computed first."""
+    return replace(program, roots=tuple(root for root in program.roots if multiplies(root)))
+
+
+def multiplies(root: Root) -> bool:
+    """Whether a grid loop has matrix products."""
+    return any(isinstance(op.attrs, DotAttrs) for op in root.body.walk())
 
 
 # --- which operands ----------------------------------------------------------------------------------------------------
@@ -300,4 +311,13 @@ def _redirected(op: Op, to: Mapping[int, int]) -> Op:
     return replace(op, attrs=replace(op.attrs, tensor=to[op.number], padded=True))
 
 
-__all__ = ["Operand2D", "copied_operands", "copy_operands", "crosswise_operands", "may_pack", "unaligned_operands"]
+__all__ = [
+    "Operand2D",
+    "copied_operands",
+    "copy_operands",
+    "crosswise_operands",
+    "may_pack",
+    "multiplies",
+    "multiplying",
+    "unaligned_operands",
+]

@@ -103,6 +103,7 @@ class Triton:
             warps=warps,
             stages=stages,
             turned=decisions.values.get("turn_products", False),
+            crosswise=decisions.values.get("transpose_operands", False),
             boxed=launched.boxed,
             persistent=launched.persistent,
             per_sm=launched.per_sm,

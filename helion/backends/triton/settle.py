@@ -16,7 +16,7 @@ from ..._compiler.passes.hoist import computed_operands, may_hoist
 from ..._compiler.passes.join import joinable_loops, may_join
 from ..._compiler.passes.materialize import materialize_products, offsets_fit, products
 from ..._compiler.passes.order_memory import rewrites
-from ..._compiler.passes.pack import Operand2D, copied_operands, may_pack
+from ..._compiler.passes.pack import Operand2D, copied_operands, crosswise_operands, may_pack, multiplying
 from ..._compiler.passes.split_sums import summing_loop
 from ..._compiler.passes.subtile import largest_count
 from ..._compiler.passes.turn import turnable
@@ -293,6 +293,16 @@ def turns(program: Program) -> bool:
         return False
 
 
+def crosswise(program: Program) -> bool:
+    """Whether operands can be copied contiguous along K, as they are or where a kernel in front computes products."""
+    if crosswise_operands(program):
+        return True
+    try:
+        return bool(crosswise_operands(multiplying(materialize_products(program, (None, None, None)))))
+    except Declined:
+        return False
+
+
 def _materialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     """Products are computed first where 32-bit offsets reach all of them, in a numbered grid; the loops that added them up, with
     all that rewrites these, are gone."""
@@ -303,7 +313,6 @@ def _materialized(scene: Scene, decisions: Decisions, repair: bool) -> Decisions
     others = {
         "split_k": 1,
         "pack_operands": False,
-        "transpose_operands": False,
         "hoist_operands": False,
         "join_loops": False,
     }
@@ -350,18 +359,29 @@ def _copied(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
     for key in ("transpose_operands", "pack_operands"):
         if decisions.values.get(key, False) and not _may_copy(scene, decisions):
             decisions = decisions.valued(**{key: False})
+    if decisions.values.get("transpose_operands", False) and not _copies(scene, decisions):
+        decisions = decisions.valued(transpose_operands=False)
     xyz = decisions.values["pid_type"] == "xyz" and _copies(scene, decisions)
     return decisions.valued(pid_type="flat") if xyz else decisions
 
 
 def _copies(scene: Scene, decisions: Decisions) -> tuple[Operand2D, ...]:
     packed, crosswise = (decisions.values.get(key, False) for key in ("pack_operands", "transpose_operands"))
-    return copied_operands(scene.program, packed=packed, crosswise=crosswise)
+    return copied_operands(_multiplied(scene, decisions), packed=packed, crosswise=crosswise)
+
+
+def _multiplied(scene: Scene, decisions: Decisions) -> Program:
+    """What multiplies: the program as written, or the kernel of the products that are computed first."""
+    tile = product_tile(decisions)
+    return scene.program if tile is None else multiplying(materialize_products(scene.program, tile))
 
 
 def _may_copy(scene: Scene, decisions: Decisions) -> bool:
     flattened = any(decisions.entries["flatten_loops"].values())
-    return not flattened and all(may_pack(each, decisions.sizes) for each in _copies(scene, decisions))
+    sizes = dict(decisions.sizes)
+    if product_tile(decisions) is not None:
+        sizes.update((b.id, b.size) for b in _multiplied(scene, decisions).blocks if isinstance(b.size, int))
+    return not flattened and all(may_pack(each, sizes) for each in _copies(scene, decisions))
 
 
 def _hoisted(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:

@@ -11,7 +11,7 @@ from ..._compiler.passes.ahead import stepping_loops
 from ..._compiler.passes.hoist import computed_operands
 from ..._compiler.passes.join import joinable_loops
 from ..._compiler.passes.materialize import split_off
-from ..._compiler.passes.pack import crosswise_operands, unaligned_operands
+from ..._compiler.passes.pack import unaligned_operands
 from ..._compiler.passes.peel import peelable
 from ..._compiler.passes.split_sums import spread_loops
 from ..._shapes import cdiv, previous_power_of_2
@@ -30,7 +30,7 @@ from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, 
 from ...hardware import Target
 from ...settings import Settings
 from .product_tile import ProductTile
-from .settle import bound_seen, rules, split_axis, turns, unmaterialized, unsplit
+from .settle import bound_seen, crosswise, rules, split_axis, turns, unmaterialized, unsplit
 
 #: Launcher options under any name; they are passed on as they are.
 VERBATIM_PREFIX = "_triton_config_"
@@ -233,7 +233,7 @@ def _transpose_fields(program: Program, target: Target, settings: Settings, abse
         absent["transpose_operands"] = "a checked kernel reads the tensors that it was written for"
     elif not target.has("wgmma"):
         absent["transpose_operands"] = f"operands need not be contiguous along K for the matrix unit of {target}"
-    elif not crosswise_operands(program):
+    elif not crosswise(program):
         absent["transpose_operands"] = (
             "no operand of known size of a product in TF32, or of 8 bits, is contiguous along another dimension than K"
         )

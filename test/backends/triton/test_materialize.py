@@ -188,6 +188,35 @@ def test_products_that_are_computed_first_give_the_same(name: str, dynamic: bool
         assert (result.double() - expected).abs().max() <= error * scale
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(33, 77, 65), (64, 64, 64), (100, 130, 67)])
+@pytest.mark.parametrize("fn", [passes, rows])
+def test_operands_of_products_that_are_computed_first_are_copied_along_k(
+    fn: Callable[..., Any], m: int, k: int, n: int
+) -> None:
+    args = operands(F32, (m, k), (k, n), *([(n,)] if fn is rows else []))
+    sizes = [8, 32, 16, 16, 16] if fn is passes else [4, 16]
+    config = helion.Config(block_sizes=sizes, materialize_products=[32, 16, 32], transpose_operands=True)
+    kernel = helion.kernel(fn, static_shapes=True, config=config)
+    code = kernel.bind(args).to_triton_code()
+    assert "_helion_packed_" in code and code.count("_launcher(_helion_") == 3
+    with detect_races():
+        found = _results(kernel(*args))
+    expected = _results((_passes if fn is passes else _rows)(*(arg.double() for arg in args)))
+    for result, wanted in zip(found, expected, strict=True):
+        assert (result.double() - wanted).abs().max() <= 2**-9 * wanted.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("name", ["rows of bf16", "two products", "batched"])
+def test_operands_that_cannot_be_copied_stay_where_they_are(name: str) -> None:
+    fn, _, args, sizes = CASES[name]
+    kernel = helion.kernel(fn, static_shapes=True).bind(args, target="h200")
+    try:
+        config = helion.Config(block_sizes=sizes, materialize_products=[32, 16, 32], transpose_operands=True)
+        assert "_helion_packed_" not in kernel.to_triton_code(config)
+    except exc.InvalidConfig as refused:
+        assert "transpose_operands" in str(refused)
+
+
 def test_one_bound_kernel_serves_other_sizes() -> None:
     config = helion.Config(block_sizes=[8, 32, 16, 16, 16], materialize_products=[16, 16, 16])
     kernel = helion.kernel(passes, static_shapes=False, config=config)

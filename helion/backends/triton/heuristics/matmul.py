@@ -28,6 +28,7 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources import rewritten
+from .grid_order import ordered
 from .hoisting import hoisting, unhoisted
 from .product_tiles import ProductSizer, single_product
 
@@ -42,4 +43,6 @@ class TritonMatmulHeuristic(Heuristic):
             return extents
         if not unhoisted(facts, target):
             return hoisting(ProductSizer(rewritten.hoisted(facts), extents, target).proposals())
-        return ProductSizer(facts, extents, target).proposals()
+        sizer = ProductSizer(facts, extents, target)
+        found = sizer.proposals()
+        return tuple(ordered(facts, each, target) for each in found) if sizer.swept else found

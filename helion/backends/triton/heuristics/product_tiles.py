@@ -157,6 +157,8 @@ class ProductSizer:
         self.caps = (_cap(found.m), _cap(found.n))
         staged = [operand.itemsize for operand in facts.staged if operand.dot == fact.number]
         self.itemsize = max(fact.lhs_dtype.itemsize, fact.rhs_dtype.itemsize, *staged)
+        #: Left and right operands of all products: those that several of them read are staged once.
+        self.operands = _count_operands(facts)
         self.saturated = self.batch >= _SATURATED * target.num_sms
         operands = [op for op in facts.memory_ops if op.load_slot in (fact.lhs_slot, fact.rhs_slot)]
         self.aligned = not any(
@@ -386,7 +388,8 @@ class ProductSizer:
 
         def fits(k: int, stages: int) -> bool:
             # a bound for every matrix unit: some need one stage less
-            staged = (m * k + k * n) * self.itemsize * stages * len(self.facts.matmuls)
+            left, right = self.operands
+            staged = (left * m * k + right * k * n) * self.itemsize * stages
             return staged <= self.target.smem_per_block_bytes
 
         while k > least and not fits(k, _PIPELINE):
@@ -514,6 +517,15 @@ class ProductSizer:
             indexing=dict.fromkeys(self.box_slots or self.many_boxes(tile), "tensor_descriptor"),
             launch=tunables(self.facts, sizes) | descriptors | parted | dict(self.rewriting.keys),
         )
+
+
+def _count_operands(facts: KernelFacts) -> tuple[int, int]:
+    """Operands on either side of products, of which those that are one load count once, and those that are computed each."""
+
+    def count(slots: list[int | None]) -> int:
+        return len({slot for slot in slots if slot is not None}) + slots.count(None)
+
+    return count([fact.lhs_slot for fact in facts.matmuls]), count([fact.rhs_slot for fact in facts.matmuls])
 
 
 def _beside(facts: KernelFacts) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import MemoryClass, Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
+from .grid_order import ordered
 from .moderate_sizes import moderate_sizes
 from .sizing import all_sizes, estimate, extent_of, most_warps, wave_efficiency
 from .timed import proposal_us
@@ -38,8 +39,9 @@ _WARPS = (4, 8, 16)
 #: the time of the tile by rule that the fastest takes at most to replace it. Of six kernels on an H200 the first pick by time was within 1.03
 #: of the best of 5 to 10 configs in five, and 1.15 in one (2026-11-23).
 _WIDE_SIDES, _LINES, _LEADING, _WORTH = ((128, 256), (256, 128), (32, 128)), (128, 256, 64), 2, 0.8
-#: Parts of a sum that are asked about for the leading tiles, and programs for each SM that they may come to.
-_PARTS, _MOST_ROUNDS = (2, 4, 8), 4
+#: Parts of a sum that are asked about for the leading tiles, and programs for each SM that they may come to, or tiles; or how many
+#: times as many tiles as the largest ones are.
+_PARTS, _MOST_ROUNDS, _MORE = (2, 4, 8), 4, 2
 #: Rows of a chunk that are multiplied by one another, at most.
 _CHUNK = 64
 #: Microseconds of an SM's share of the memory bandwidth that its bytes on their way last, to hide the latency of memory.
@@ -66,8 +68,11 @@ class TritonProductsHeuristic(Heuristic):
         full = (p for p in sure if wave_efficiency(_programs(facts, p), target) >= _WAVE_TARGET)
         best = next(full, None) or max(sure, key=lambda p: wave_efficiency(_programs(facts, p), target))
         deep = _deepened(facts, best, target)
-        ruled = (best,) if deep is None else (deep, best)
-        fastest = _fastest(facts, target) if _is_swept(target) else None
+        ruled: tuple[TritonProposal, ...] = (best,) if deep is None else (deep, best)
+        if not _is_swept(target):
+            return ruled
+        ruled = tuple(ordered(facts, each, target) for each in ruled)
+        fastest = _fastest(facts, target)
         if fastest is None or proposal_us(facts, fastest, target) > _WORTH * proposal_us(facts, ruled[0], target):
             return ruled
         return (fastest, *ruled)
@@ -88,10 +93,12 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
         return moderate_sizes(facts, {"m": m, "n": n, "k": max(least, line // itemsize)})
 
     sides = {tuple(tile(each, _LINES[0]).items()): each for each in (*_WIDE_SIDES, *_SIDES)}
+    counts = {sizes: _count_programs(facts, dict(sizes)) for sizes in sides}
+    most = max(_MOST_ROUNDS * target.num_sms, _MORE * min(counts.values()))
     usual = [
         (each, _deepest(facts, dict(sizes), target))
         for sizes, each in sides.items()
-        if target.num_sms <= 2 * _count_programs(facts, dict(sizes)) <= 2 * _MOST_ROUNDS * target.num_sms
+        if target.num_sms <= 2 * counts[sizes] and counts[sizes] <= most
     ]
     timed = [(proposal_us(facts, found, target), each, found) for each, found in usual if found is not None]
     timed.sort(key=lambda option: option[0])
@@ -106,7 +113,7 @@ def _fastest(facts: KernelFacts, target: Target) -> TritonProposal | None:
             ):
                 shared = replace(found, reason=f"{found.reason}, K in {parts} parts", launch={"split_k": parts})
                 timed.append((proposal_us(facts, shared, target), each, shared))
-    return min(timed, key=lambda option: option[0])[2] if timed else None
+    return ordered(facts, min(timed, key=lambda option: option[0])[2], target) if timed else None
 
 
 def _deepest(facts: KernelFacts, sizes: dict[int, int], target: Target) -> TritonProposal | None:

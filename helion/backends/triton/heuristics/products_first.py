@@ -11,7 +11,9 @@ bf16 1940 and 15114. Passes over rows in loops of the kernel's own were not meas
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from ...._compiler.facts.records import ApartFact, KernelFacts
@@ -24,8 +26,11 @@ from .product_tiles import ProductSizer, single_product
 from .reduction_budget import allocate
 from .reduction_launch import launch
 from .sizing import extent_of
+from .timed import proposal_us
 
 _WARPS = 4
+#: Part of the time of as many rows as the budget allows that fewer are predicted to take at most to replace them.
+_FEWER = 0.9
 #: Tiles of products that are turned around, with stages, for four warps and operands that descriptors move, and the part of the
 #: SMs that have one at least. On an H200 the first takes 63 us for 2048 x 2048 x 2048, with pointers 95,
 #: and 256 x 128 in eight warps 73; the second 24 us for 1024 x 1024 x 1024, where the first takes 31 (2026-11-23).
@@ -85,8 +90,28 @@ def _turned(apart: ApartFact, target: Target) -> ProductLaunch:
     return next((each for each in made if programs(each) >= _FULL * target.num_sms), made[-1])
 
 
+def _fewest_rows(rest: KernelFacts, target: Target) -> TritonProposal:
+    """The budget over live tiles says how many rows a program has. Where it reads them again, or what it has stored, fewer of them
+    are still in the cache by then."""
+    usual = launch(allocate(rest, target), rest, target)
+    grid = [axis.block_id for axis in rest.tunable_axes if axis.on_grid]
+
+    def options() -> Iterator[tuple[float, TritonProposal]]:
+        most = max((usual.sizes.get(axis, 1) for axis in grid), default=1)
+        for shift, warps in itertools.product(range(most.bit_length()), (usual.num_warps, usual.num_warps // 2)):
+            if warps:
+                fewer = {axis: max(rest.axes[axis].min_size, usual.sizes[axis] >> shift) for axis in grid}
+                sizes = usual.sizes | fewer
+                made = TritonProposal(reason="", block_sizes=sizes, num_warps=warps, num_stages=1)
+                yield proposal_us(rest, made, target), made
+
+    (before, first), *others = options()
+    fastest = min(others, key=lambda option: option[0], default=(before, first))
+    return fastest[1] if fastest[0] <= _FEWER * before else first
+
+
 def _both(facts: KernelFacts, rest: KernelFacts, first: ProductLaunch, target: Target) -> TritonProposal:
-    chosen = launch(allocate(rest, target), rest, target)
+    chosen = _fewest_rows(rest, target)
     keys: dict[str, Any] = {
         "materialize_products": list(first.tile),
         "product_num_warps": first.warps,
@@ -103,7 +128,7 @@ def _both(facts: KernelFacts, rest: KernelFacts, first: ProductLaunch, target: T
             f"products in tiles of {rows} x {columns} x {depth} first, {first.stages} stages; their rows in "
             f"{chosen.num_warps} warps"
         ),
-        block_sizes=chosen.sizes,
+        block_sizes=chosen.block_sizes,
         num_warps=chosen.num_warps,
         num_stages=1,
         launch=keys,

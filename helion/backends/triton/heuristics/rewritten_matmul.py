@@ -2,13 +2,12 @@
 TF32 and not contiguous along K.
 
 Matches what the heuristic of plain products does. Rows that begin anywhere are copied to aligned ones first. Products of TF32
-are turned around, through tensor descriptors, without which that takes longer than the synchronous unit; copies contiguous along K are an
-alternate, and come first where nothing can be turned: 4096 x 4096 x 4096 take 401 us so, and copying one operand 39, as much
-as turned. Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23),
+are turned around, through tensor descriptors, without which that takes longer than the synchronous unit, or copied contiguous along
+K, whichever is predicted to take less: 4096 x 4096 x 4096 take 394 us with a copy and 443 turned. Measured on an H200 (CUDA 13.0, Triton 3.6, 2026-11-23),
 in microseconds with copies and without, of bf16: 4097 x 4097 x 4097 284 and 1196, 4096 x 777 x 4096 63 and 115,
 4097 x 64 x 4097 39 and 67, 17 x 4097 x 4097 41 and 144, 513 x 511 x 65537 211 and 388, 1001 x 1001 x 1001 15 and 26,
 333 x 333 x 333 10 and 14; of fp32 turned around and as it is: 1024 x 1024 x 1024 22 and 27, 2048 x 2048 x 2048 62 and 93,
-4096 x 4096 x 4096 441 and 685, 8192 x 8192 x 8192 3596 and 6814, 1000 x 2048 x 3000 61 and 85, 300 x 1000 x 4096 27 and 30,
+4096 x 4096 x 4096 443 and 683, 8192 x 8192 x 8192 3596 and 6814, 1000 x 2048 x 3000 61 and 85, 300 x 1000 x 4096 27 and 30,
 1024 x 65536 x 1024 440 and 1254; 512 x 512 x 512 13 and 13. Elsewhere nothing is proposed.
 """
 
@@ -61,7 +60,7 @@ class TritonRewrittenMatmulHeuristic(Heuristic):
         found = [option for option in _options(facts, target) if option[1] <= _worth(option[0]) * before]
         if not found:
             return Declined(f"no other operands are predicted to take less than {before:.0f} us")
-        return tuple(proposal for proposal, _ in found)
+        return tuple(proposal for proposal, _ in sorted(found, key=lambda option: option[1]))
 
 
 def _worth(proposal: TritonProposal) -> float:
@@ -70,7 +69,7 @@ def _worth(proposal: TritonProposal) -> float:
 
 
 def _options(facts: KernelFacts, target: Target) -> Iterator[Option]:
-    """The product turned around, with rows along K, or with aligned rows; what was measured first."""
+    """The product turned around, with rows along K, or with aligned rows."""
     aligned, keys = (packed(facts), {"pack_operands": True}) if facts.packable else (facts, {})
     if facts.turnable:
         options = _turned(facts, aligned, keys | {"turn_products": True}, target)

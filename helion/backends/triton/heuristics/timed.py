@@ -13,9 +13,17 @@ _WARPS = 4
 
 
 def proposal_us(facts: KernelFacts, proposal: TritonProposal, target: Target) -> float:
-    """Microseconds of a launch in the tiles, warps, stages and parts of a sum that are proposed."""
+    """Microseconds of a launch in the tiles, warps, stages, order of programs and parts of a sum that are proposed."""
     warps, stages = proposal.num_warps or _WARPS, proposal.num_stages or 1
     sizes = all_sizes(facts, proposal.block_sizes, proposal.reduction_loops)
     predicted = estimate(facts, target, proposal.block_sizes, warps, stages, proposal.reduction_loops)
-    launch = Launch(sizes=sizes, warps=warps, stages=stages, parts=proposal.launch.get("split_k", 1))
+    launch = Launch(
+        sizes=sizes,
+        warps=warps,
+        stages=stages,
+        boxed=frozenset(slot for slot, way in proposal.indexing.items() if way == "tensor_descriptor"),
+        orders=proposal.loop_orders,
+        groupings=proposal.l2_groupings,
+        parts=proposal.launch.get("split_k", 1),
+    )
     return timing(facts, launch, predicted, target).us

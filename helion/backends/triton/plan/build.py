@@ -21,6 +21,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.loops import loops_of, tile_of_bound
 from ...._compiler.ir.rewrite import Makers
+from ...._compiler.passes.pack import multiplies
 from ...._compiler.passes.programs import check_programs
 from ...._compiler.passes.schedule import Step
 from ...._names import LAUNCH_OPTIONS, RESERVED, NameSpace
@@ -272,7 +273,7 @@ class _Planner:
         """The grid of a root that a step made: its last axis is the fastest, of a product its rows."""
         axes = tuple(map(self.axis, root.axes))
         order = tuple(range(len(axes)))[::-1]
-        if product_tile(self.decisions) is None:
+        if product_tile(self.decisions) is None or not multiplies(root):
             return GridPlan(axes=axes, order=order)
         column, row, *others = order
         return GridPlan(axes=axes, order=(row, column, *others), group=GROUP)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...._compiler.ir.grammar import MemoryAttrs, Program, Region, Root
 from ...._compiler.ir.loops import loops_of
+from ...._compiler.passes.pack import multiplies
 from ...._compiler.passes.schedule import Scheduled, Step, run_steps
 from ....autotuner.decisions import Decisions
 from ....hardware import Target
@@ -69,10 +70,11 @@ def _lower(asked: _Asked, target: Target, steps: tuple[Step, ...]) -> Lowered:
 
 
 def _stored_products(asked: _Asked, program: Program) -> dict[int, str]:
-    """How products that are computed first are stored: as all of their operands are loaded."""
-    if asked.scheduled.products is None:
+    """How products that are computed first are stored: as all of their operands are loaded, unless these are copied first, for tiles
+    that leave no shared memory for a box of sums."""
+    if asked.scheduled.products is None or asked.scheduled.crosswise:
         return {}
-    made = (op for root in program.roots[len(asked.program.roots) :] for op in root.body.walk())
+    made = (op for root in program.roots if multiplies(root) for op in root.body.walk())
     accesses = [op for op in made if isinstance(op.attrs, MemoryAttrs)]
     ways = {asked.indexing.get(op.attrs.slot, "pointer") for op in accesses if op.kind == "load"}
     return {op.attrs.slot: way for way in ways for op in accesses if op.kind == "store"} if len(ways) == 1 else {}

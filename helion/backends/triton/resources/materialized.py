@@ -20,12 +20,13 @@ GROUP = 8
 @dataclass(frozen=True, kw_only=True)
 class ProductLaunch:
     """The launch of the kernel of products: ``tile`` has rows, columns and elements along K. ``turned``: it computes the
-    transposes. ``boxed`` are the slots of what descriptors move."""
+    transposes; ``crosswise``: operands are copied contiguous along K first. ``boxed`` are the slots of what descriptors move."""
 
     tile: tuple[int, int, int]
     warps: int
     stages: int
     turned: bool = False
+    crosswise: bool = False
     boxed: frozenset[int] = frozenset()
     persistent: bool = False
     per_sm: int | None = None
@@ -54,9 +55,14 @@ def product_sizes(apart: ApartFact, tile: tuple[int, int, int], known: Mapping[i
 
 def predict_products(apart: ApartFact, launch: ProductLaunch, known: Mapping[int, int], target: Target) -> Predicted:
     """What the kernel of products takes by itself."""
-    facts = rewritten.turned(apart.products) if launch.turned else apart.products
+    facts, copied = apart.products, 0
+    if launch.turned:
+        facts = rewritten.turned(facts)
+    elif launch.crosswise:
+        facts = rewritten.transposed(facts)
+        copied = rewritten.changed_bytes(apart.products, facts)
     boxed = launch.boxed
-    if {op.slot for op in facts.memory_ops if op.kind == "load"} <= boxed:
+    if not launch.crosswise and {op.slot for op in facts.memory_ops if op.kind == "load"} <= boxed:
         # products are stored as their operands are loaded
         boxed = frozenset(op.slot for op in facts.memory_ops)
     sizes = product_sizes(apart, launch.tile, known)
@@ -82,6 +88,7 @@ def predict_products(apart: ApartFact, launch: ProductLaunch, known: Mapping[int
             groupings=dict.fromkeys(range(facts.num_roots), GROUP),
             persistent=launch.persistent,
             per_sm=launch.per_sm,
+            copied_bytes=copied,
         ),
         taken,
         target,

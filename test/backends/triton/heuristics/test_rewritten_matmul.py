@@ -42,7 +42,8 @@ TF32 = {
     (1000, 2048, 3000): ("turn_products", [128, 128, 32], 1),
     (300, 1000, 4096): ("turn_products", [64, 128, 64], 1),
     (1024, 65536, 1024): ("turn_products", [128, 128, 32], 8),
-    (4097, 4097, 4097): ("turn_products", [128, 128, 32], 1),
+    (4096, 4096, 4096): ("transpose_operands", [128, 256, 32], 1),
+    (4097, 4097, 4097): ("transpose_operands", [128, 256, 32], 1),
     (64, 4096, 4096): ("", [64, 64, 32], 8),
     (512, 16384, 512): ("", [128, 64, 32], 16),
     (100, 100, 100): ("", [64, 64, 32], 1),
@@ -57,15 +58,15 @@ def test_tf32_operands_reach_the_asynchronous_unit(m: int, k: int, n: int) -> No
     assert {key} - {""} == {each for each in ("turn_products", "transpose_operands") if config.get(each, False)}
     assert config["block_sizes"] == sizes and config["split_k"] == parts
     assert config.get("pack_operands", False) == (k == 4097)
-    assert (config["indexing"][:2] == ["tensor_descriptor"] * 2) == (key == "turn_products")
+    assert (config["indexing"][:2] == ["tensor_descriptor"] * 2) == bool(key)
     assert kernel._analysis.predict(config).fits
 
 
-def test_copies_along_k_come_first_where_nothing_can_be_turned() -> None:
+def test_copies_along_k_come_first_where_they_are_predicted_to_be_faster_or_nothing_can_be_turned() -> None:
     column = tensor(4096, 4096, dtype=torch.float32).t()
     row = tensor(4096, 4096, dtype=torch.float32)
     seeds = product.bind((row, row), target="h200").seeds
-    assert seeds[0].config["turn_products"] and seeds[1].config["transpose_operands"]
+    assert seeds[0].config["transpose_operands"] and seeds[1].config["turn_products"]
     kernel = product.bind((column, row), target="h200")
     config = kernel.default_config()
     assert config["transpose_operands"] and "turn_products" not in config

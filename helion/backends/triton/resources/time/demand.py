@@ -135,7 +135,9 @@ class _Count:
         self.fastest = self.nest.ordered(launch)
         self.threads = launch.warps * target.warp_size
         self.sums = _NOTHING.copy()
+        #: The tensors that programs have read, or written as well, and those that they have written.
         self.seen: set[tuple[int, tuple[int, ...]]] = set()
+        self.stored: set[tuple[int, tuple[int, ...]]] = set()
         self.waits: dict[tuple[int, tuple[int, ...], bool], float] = {}
 
     def demand(self) -> Demand:
@@ -236,17 +238,28 @@ class _Count:
         first = asked / passes
         total = programs * first if access.numbered else min(once, programs * first)
         again = 0.0
+        small = once <= self.target.l2_bytes * _L2_SHARE
+        shared = [axis for axis in access.apart if nest.trips[axis] > 1]
+        place = access.storage, tuple(shared)
         if access.kind == "load":
-            trips, small = nest.trips, once <= self.target.l2_bytes * _L2_SHARE
-            shared = [axis for axis in access.apart if trips[axis] > 1]
             if shared and not small:
                 total = max(total, nest.covered(self.launch, self._at_once(), shared) * first)
-            key = access.storage, tuple(shared)
-            if key in self.seen:
+            if place in self.seen:
                 again, total = (0.0 if small else total), 0.0
             if passes > 1 and not small:
                 again += programs * first * (passes - 1)
-            self.seen.add(key)
+            self.seen.add(place)
+            walks = nest.walks(access)
+            if walks > 1 and not (small or shared):
+                # each pass of a loop around those that walk over the rows reads them all once more
+                again += programs * first * (1 - 1 / walks)
+                first /= walks
+        elif access.kind == "store" and not shared:
+            # what a program stores it finds in the cache, and what it stores again replaces that
+            if place in self.stored:
+                again, total = (0.0 if small else total), 0.0
+            self.stored.add(place)
+            self.seen.add(place)
         sums["new_bytes"] += total / programs
         sums["again_bytes"] += again / programs
         if again:

@@ -57,6 +57,10 @@ class Nest:
         passes = max([1, *(count for axis, count in access.looped if axis in self.walked)])
         return passes, self._times[access.region] * self.chunks(access.axes) * passes
 
+    def walks(self, access: Access) -> int:
+        """How often a program comes back to the same elements, in loops around the access that it has no dimension along."""
+        return _product(self.trips, [axis for axis in self._root.loops[access.region] if axis not in access.axes])
+
     @property
     def iterations(self) -> int:
         """Runs of the innermost loop or chunk of a program."""

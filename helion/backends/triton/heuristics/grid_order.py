@@ -1,0 +1,46 @@
+"""In which order the programs of a grid run, where what they share outgrows the L2 cache.
+
+Programs that run at the same time read what they share from memory once. Rows first, each round of programs reads all rows and a
+few columns; in groups of rows, or columns first, it reads about as many of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...._compiler.facts.records import KernelFacts
+from ...._shapes import cdiv
+from ....hardware import Target
+from ..proposal import TritonProposal
+from .sizing import all_sizes, extent_of
+from .timed import proposal_us
+
+_GROUPS = (2, 4, 8, 16)
+#: Part of the time of rows first that another order is predicted to take at most to replace it.
+_GAIN = 0.98
+
+
+def ordered(facts: KernelFacts, proposal: TritonProposal, target: Target) -> TritonProposal:
+    """The proposal with programs of the products in the order of the least predicted time; as it is where that is no gain, or an
+    order is proposed already."""
+    if proposal.l2_groupings or proposal.loop_orders or proposal.pid_type is not None or "split_k" in proposal.launch:
+        return proposal
+    before = proposal_us(facts, proposal, target)
+    found = [(proposal_us(facts, option, target), at, option) for at, option in enumerate(_options(facts, proposal))]
+    us, _, best = min(found, default=(before, 0, proposal), key=lambda each: each[:2])
+    return best if us <= _GAIN * before else proposal
+
+
+def _options(facts: KernelFacts, proposal: TritonProposal) -> Iterator[TritonProposal]:
+    """Columns first, then groups of rows."""
+    roots = {facts.regions[fact.region].root for fact in facts.matmuls}
+    sizes = all_sizes(facts, proposal.block_sizes)
+    grids = [region for region in facts.regions if region.kind == "root" and region.root in roots]
+    for grid in grids:
+        tiles = [cdiv(extent_of(facts.axes[axis]), sizes[axis]) for axis in grid.axes]
+        if len(tiles) == 2 and min(tiles) > 1:
+            yield replace(proposal, loop_orders={grid.root: (1, 0)}, reason=f"{proposal.reason}, columns first")
+            for group in _GROUPS:
+                reason = f"{proposal.reason}, {group} rows at a time"
+                yield replace(proposal, l2_groupings={grid.root: group}, reason=reason)

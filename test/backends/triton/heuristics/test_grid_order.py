@@ -1,0 +1,51 @@
+"""Orders of programs that share more than the L2 cache holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import tensor
+
+from benchmarks.workloads.products import aligned_experts, packed_geglu, routed_experts
+from helion.backends.triton.heuristics.grid_order import ordered
+from helion.backends.triton.proposal import TritonProposal
+from helion.hardware import target
+
+BF16, INT32 = torch.bfloat16, torch.int32
+
+
+def test_rows_of_many_experts_are_read_by_all_columns_at_once() -> None:
+    args = (tensor(16384, 2048, dtype=BF16), tensor(32, 1536, 2048, dtype=BF16), tensor(16384, dtype=torch.int64))
+    kernel = aligned_experts.bind((*args, tensor(256, dtype=INT32)), target="h200")
+    config = kernel.default_config()
+    assert config["loop_orders"] == [[1, 0]]
+    rows_first = kernel._analysis.predict(kernel._analysis.full_config({**config, "loop_orders": [[0, 1]]}))
+    assert kernel._analysis.predict(config).time_us < 0.9 * rows_first.time_us
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "k", "n", "chosen"), [(8192, 64, 2048, 1408, 6), (4096, 8, 4096, 3584, 2)]
+)
+def test_many_rows_of_an_expert_are_multiplied_by_what_is_read_of_its_matrix(
+    tokens: int, experts: int, k: int, n: int, chosen: int
+) -> None:
+    args = (tensor(tokens, k, dtype=BF16), tensor(experts, k, n, dtype=BF16))
+    kernel = routed_experts.bind(
+        (*args, tensor(tokens * chosen, dtype=INT32), tensor(experts + 1, dtype=INT32)), target="h200"
+    )
+    _, rows, _ = kernel.default_config()["block_sizes"]
+    assert rows == 256
+
+
+def test_an_operand_that_two_products_read_is_staged_once() -> None:
+    args = (tensor(8192, 4096, dtype=BF16), tensor(4096, 22016, dtype=BF16), tensor(22016, dtype=BF16))
+    config = packed_geglu.bind(args, target="h200").default_config()
+    assert config["block_sizes"] == [128, 128, 64] and config["num_stages"] == 4 and config["l2_groupings"] > [1]
+
+
+def test_what_fits_the_cache_stays_in_its_order() -> None:
+    args = (tensor(4096, 1024, dtype=BF16), tensor(8, 2880, 1024, dtype=BF16), tensor(4096, dtype=torch.int64))
+    kernel = aligned_experts.bind((*args, tensor(64, dtype=INT32)), target="h200")
+    assert kernel.default_config()["loop_orders"] == [[0, 1]]
+    given = TritonProposal(reason="", block_sizes={1: 128, 2: 64}, num_warps=4, num_stages=3, loop_orders={0: (1, 0)})
+    assert ordered(kernel.facts, given, target("h200")) is given
