@@ -25,7 +25,7 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
 from .attention_tiles import Tile, cost_of, fits, programs_of
-from .sizing import Sizes, clamp, extent_of
+from .sizing import Sizes, clamp, estimate, extent_of
 
 #: Queries, keys, stages and warps; of one height, the first that fits is taken.
 _CANDIDATES = (
@@ -69,6 +69,12 @@ _BOXED: tuple[tuple[int, Tile, int], ...] = (
 #: What comes first there where programs walk over the queries as well, and few share an SM: 1268 us instead of 1404 with heads of
 #: 128 (64 of 2048 rows, a window of 1024).
 _ALONE = Tile(128, 64, 3, 8)
+#: What comes first of its height where the synchronous unit stands beside an asynchronous one, which takes no rows so few, and
+#: where two programs share an SM: every warp reads all queries from shared memory, so that eight of one program read twice what
+#: four do, and wait for each other. On an H200 302 us instead of 498 with 128 heads of 512 + 64 numbers (64 of 4096 keys).
+_FEW_ROWS = Tile(32, 64, 2, 4)
+#: Part of what runs at once, in quarters, that programs are worth sharing an SM for: on an H200 256 of 264 are.
+_QUARTERS = 3
 #: Proposals given.
 _KEPT = 3
 
@@ -173,12 +179,25 @@ def _feasible(
     first: tuple[Tile, ...] = (_NARROW,) if paired and target.has("wgmma") and _has_narrow_heads(facts, key) else ()
     if not facts.axes[query].on_grid and target.has("wgmma") and _head(facts, fact) is not None:
         first = (_ALONE,)
+    first = (*first, _FEW_ROWS)
     for tile in sorted((*first, *(each for each in _CANDIDATES if each not in first)), key=cost):
         sizes = sizes_of(tile)
-        predicted = fits(facts, target, sizes, tile, percent)
+        few = tile == _FEW_ROWS
+        predicted = _two_of_few_rows(facts, query, sizes, target) if few else fits(facts, target, sizes, tile, percent)
         if predicted is not None:
             programs = programs_of(facts, facts.attention_root, sizes)
             yield _proposal(facts, sizes, tile, predicted, programs, target)
+
+
+def _two_of_few_rows(facts: KernelFacts, query: int, sizes: Sizes, target: Target) -> Predicted | None:
+    """What a program takes, where two of few rows share an SM."""
+    measured = target.has("wgmma") and all(product.lhs_dtype.itemsize == 2 for product in facts.matmuls)
+    if not measured or sizes[query] != _FEW_ROWS.held:
+        return None
+    predicted = estimate(facts, target, sizes, _FEW_ROWS.warps, _FEW_ROWS.stages)
+    room = predicted.fits and 2 * predicted.shared_bytes <= target.smem_per_sm_bytes
+    busy = 4 * programs_of(facts, facts.attention_root, sizes) >= _QUARTERS * 2 * target.num_sms
+    return predicted if room and busy and safety.within(predicted, safety.FEW_ROWS) else None
 
 
 def _sizes_of(facts: KernelFacts, query: int, key: int, tile: Tile) -> Sizes:

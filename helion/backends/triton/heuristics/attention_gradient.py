@@ -21,7 +21,7 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
 from .attention_tiles import Tile, cost_of, fits, programs_of
-from .sizing import Sizes, clamp
+from .sizing import Sizes, clamp, estimate
 
 _CANDIDATES = (
     Tile(128, 64, 3, 8),
@@ -43,10 +43,18 @@ _CANDIDATES = (
 _KEPT = 3
 #: What comes before them where the matrix unit is asynchronous: two programs on an SM, with three stages where there is room and
 #: every product is a sum, or one.
-_DEEP, _PAIRED, _TALL = Tile(64, 64, 3, 4), Tile(64, 64, 2, 4), Tile(64, 32, 1, 8)
+_DEEP, _PAIRED, _TALL = Tile(64, 64, 3, 4), Tile(64, 64, 2, 4), Tile(64, 64, 1, 8)
+#: The same where a loop has products that are no sums of its own, such as gradients added to memory: longer steps where the
+#: registers hold two programs with them and no three without, and no stages where shared memory holds two without alone.
+_LONG, _UNSTAGED, _WIDE = Tile(64, 128, 2, 4), Tile(64, 64, 1, 4), Tile(64, 32, 1, 8)
 #: Percent of the registers that may be planned with for these: offline for sm_90 244 of 255 planned with take 255 and 238
-#: take 236, both without spills; where a loop has products that are no sums of its own, 236 spill 268 bytes.
+#: take 236, both without spills.
 _MEASURED_PERCENT = 96
+#: The same beside products that are no sums: 249 of 255 planned with spill 8 to 88 bytes with heads of 64, 236 up to 96 with
+#: heads of 128, 222 none with 256. What two programs gain is more than that.
+_OTHERS_PERCENT = 98
+#: Part of what runs at once, in quarters, that programs are worth sharing an SM for: on an H200 256 of 264 are.
+_QUARTERS = 3
 
 
 class TritonAttentionGradientHeuristic(Heuristic):
@@ -72,16 +80,26 @@ def _measured(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
     if not target.has("wgmma") or any(each.lhs_dtype.itemsize != 2 for each in facts.matmuls):
         return ()
     others = _has_other_products(facts)
-    percent = safety.gradient(target) if others else _MEASURED_PERCENT
     alone = any(_sums(facts, fact.region) == 1 for fact in facts.attention_gradients)
-    deep = [] if others else [(_DEEP, 1, 2)]
-    for tile, tall, together in (*deep, (_PAIRED, 1, 2), *([(_TALL, 2, 1)] if alone else [])):
+    plain = [(_DEEP, 1, 2, _MEASURED_PERCENT), (_PAIRED, 1, 2, _MEASURED_PERCENT)]
+    steps = (_PAIRED, _UNSTAGED) if _is_room_for_three(facts, target) else (_LONG, _PAIRED, _UNSTAGED)
+    added = [(tile, 1, 2, _OTHERS_PERCENT) for tile in steps]
+    last = [(_TALL, 2, 1, _MEASURED_PERCENT)] if alone else [(_WIDE, 1, 1, _OTHERS_PERCENT)] if others else []
+    for tile, tall, together, percent in (*(added if others else plain), *last):
         sizes = _sizes_of(facts, tile, tall)
-        predicted = fits(facts, target, sizes, tile, percent)
-        room = predicted is not None and together * predicted.shared_bytes <= target.smem_per_sm_bytes
-        if predicted is not None and room and sum(_programs(facts, sizes)) >= together * target.num_sms:
+        predicted = estimate(facts, target, sizes, tile.warps, tile.stages)
+        room = predicted.fits and together * predicted.shared_bytes <= target.smem_per_sm_bytes
+        busy = 4 * sum(_programs(facts, sizes)) >= _QUARTERS * together * target.num_sms
+        if room and busy and safety.within(predicted, percent):
             return (_proposal(facts, target, tile, sizes, predicted),)
     return ()
+
+
+def _is_room_for_three(facts: KernelFacts, target: Target) -> bool:
+    """Whether the registers of an SM hold three programs of short steps."""
+    predicted = estimate(facts, target, _sizes_of(facts, _PAIRED), _PAIRED.warps, _PAIRED.stages)
+    threads = 3 * _PAIRED.warps * target.warp_size
+    return predicted.registers_per_thread * threads <= target.registers_per_sm * safety.ATTENTION // 100
 
 
 def _has_other_products(facts: KernelFacts) -> bool:
@@ -96,12 +114,13 @@ def _sums(facts: KernelFacts, region: int) -> int:
 
 
 def _sizes_of(facts: KernelFacts, tile: Tile, tall: int = 1) -> Sizes:
-    """``tall``: how many times as many rows programs with one sum hold."""
+    """``tall``: how many times as many rows programs with one sum hold, and walk over so many times fewer. Those with two
+    multiply what they walk over, of which the asynchronous unit takes no fewer than it has rows."""
     sizes = {axis.block_id: axis.min_size for axis in facts.tunable_axes}
     for fact in facts.attention_gradients:
-        held = tile.held * (tall if _sums(facts, fact.region) == 1 else 1)
-        sizes[fact.held_axis] = clamp(held, facts.axes[fact.held_axis])
-        sizes[fact.walked_axis] = clamp(tile.walked, facts.axes[fact.walked_axis])
+        times = tall if _sums(facts, fact.region) == 1 else 1
+        sizes[fact.held_axis] = clamp(tile.held * times, facts.axes[fact.held_axis])
+        sizes[fact.walked_axis] = clamp(tile.walked // times, facts.axes[fact.walked_axis])
     return sizes
 
 

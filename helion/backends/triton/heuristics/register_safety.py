@@ -19,6 +19,9 @@ ATTENTION = 87
 ATTENTION_FRAGMENTS = 80
 #: The same on AMD: for gfx950 209 and 217 of 256 planned with spill 112 and 380 bytes.
 ATTENTION_AMD = 80
+#: The same for so few rows that the synchronous unit multiplies them, where two programs of four warps share an SM: 261 of 255
+#: planned with for sm_90 spill 136 bytes, which costs less than eight warps that each read all rows from shared memory.
+FEW_ROWS = 103
 #: Backward passes of attention, whose scores and gradients are there at once: for sm_90 232 planned with spill 48 bytes and
 #: 180 none; through fragments, for sm_80, 199 spill 132 and 161 none.
 GRADIENT, GRADIENT_FRAGMENTS = 75, 65

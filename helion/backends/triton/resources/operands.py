@@ -164,6 +164,7 @@ class _Tally:
         transposed = {o.slot for o in self.facts.staged if self.is_turned(o) and self.is_permuted(o)}
         # what other ops read too is copied to registers, and needs no buffer that an asynchronous product may still read
         copied = {operand.slot for operand in self.facts.staged if operand.shared or not operand.direct}
+        once = self.read_in_place()
         prefetched: set[int] = set()
         layouts: dict[int, set[str | None]] = {}
         again: dict[int, list[int]] = {}
@@ -172,7 +173,12 @@ class _Tally:
             loop = self.pipeline_of(operand.region)
             if loop is None:
                 loaded, computed = self.sides(operand, fact)
-                self.add(operand.region, max(loaded, computed), operand.dot, operand.after, operand.axes)
+                last = operand.dot
+                if operand.slot in once:
+                    last, first = once[operand.slot]
+                    if operand is not first:
+                        continue
+                self.add(operand.region, max(loaded, computed), last, operand.after, operand.axes)
                 continue
             layout = fact.lhs_layout if operand.role == "lhs" else fact.rhs_layout
             if operand.slot in transposed and uses[operand.slot] > 1 and self.is_permuted(operand):
@@ -208,6 +214,22 @@ class _Tally:
             self.add(operand.region, own, last, operand.after, operand.axes)
         self.outlasting(again)
         self.sources()
+
+    def read_in_place(self) -> dict[int, tuple[int, StagedOperand]]:
+        """By memory slot, what asynchronous products alone take of 16 bits as it was loaded, some as its transpose: the unit
+        reads either from one copy. The last of these products, and the first operand."""
+        found: dict[int, list[StagedOperand]] = {}
+        for operand in self.facts.staged:
+            found.setdefault(operand.slot, []).append(operand)
+
+        def alike(operand: StagedOperand) -> bool:
+            return self.units[operand.dot] == "wgmma" and operand.direct and operand.itemsize == _TURNED_BYTES
+
+        return {
+            slot: (max(o.dot for o in operands), min(operands, key=lambda o: (o.after, o.dot)))
+            for slot, operands in found.items()
+            if len(operands) > 1 and all(map(alike, operands))
+        }
 
     def outlasting(self, again: Mapping[int, Sequence[int]]) -> None:
         """Operands of a product both of which earlier ones take as well outlast those by an iteration. ``again`` has their
@@ -342,12 +364,21 @@ class _Tally:
             # behind a loop of products that share their places, another product has places of its own
             together = all(self.facts.matmuls[number].region == fact.region for number in fact.consumes)
             apart = unit == "mma" and not together and fact.lhs_dtype.itemsize >= _WIDE_BYTES
-            if fact.lhs_slot is None and (apart or not (fact.consumes and own_rows)):
+            if unit == "wgmma" and fact.lhs_slot is None and self.takes_transpose(fact):
+                # gradients of keys and of values: each is back in registers before the next
+                size = m * k * fact.lhs_dtype.itemsize
+                self.exchanges.append(Exchange(region=fact.region, size=size, after=fact.number))
+            elif fact.lhs_slot is None and (apart or not (fact.consumes and own_rows)):
                 # it changes its layout on the way to the unit, and copies of fp32 may be left of the loop before
                 after = 0 if apart else fact.number
                 self.add(fact.region, m * k * fact.lhs_dtype.itemsize, fact.number, after)
             if fact.rhs_slot is None:
                 self.add(fact.region, k * n * fact.rhs_dtype.itemsize, fact.number, fact.number)
+
+    def takes_transpose(self, fact: MatmulFact) -> bool:
+        """Whether the left operand comes from another product's transpose, whose rows are spread over all threads."""
+        consumed = (self.facts.matmuls[number] for number in fact.consumes)
+        return fact.m_axis is not None and any(o.n_axis == fact.m_axis and o.m_axis == fact.k_axis for o in consumed)
 
     def depth(self, fact: MatmulFact, m: int) -> int:
         """K of a tile whose axes a view has merged: elements of the left operand's load over its rows."""
