@@ -5,8 +5,9 @@ Tiles as in the published kernels for H100 and A100: 128 rows held against 64 wa
 for heads of 64; less where that spills or does not fit, and where SMs would be idle. Where the matrix unit is asynchronous
 two programs of four warps on an SM come first, of which one has its exponentials while the other multiplies, and for heads that
 leave no room for two, one that holds twice as many rows in loops of one sum. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) causal
-gradients of heads of 128 take 2137 us instead of 4144 so (64 heads, 4096 rows; the library 1882 with the forward pass), of
-64 758 instead of 1139 (731; with two stages 947), of 256 192 instead of 314 (161).
+gradients of heads of 128 take 2049 us instead of 4222 so (64 heads, 4096 rows; the library 1864), of 64 765 instead of 1131
+(128 of 2048; 726; with two stages 960); all three gradients in one pass 1346 instead of 1790 with heads of 128 (64 of 2048; 923),
+and 3460 with steps of 128 rows instead of 3901 with 64 (96 of 4096; 3202).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import torch
 from benchmarks.unseen.table import ALL, ATTENTION, BF16, Maker, Unseen
 from helion._shapes import cdiv
 from helion._testing import map_tensors
+from helion.backends.triton.resources.predict import predict
 from helion.backends.triton.toolchain.offline import compile_offline
 from helion.backends.triton.toolchain.signature import offline_signature
 from helion.runtime.bound import BoundKernel
@@ -239,6 +240,15 @@ def test_persistent_grids_are_alternates_where_they_are_not_measured(gpu: str) -
 def compiled(name: str, gpu: str) -> Any:
     kernel = bound(name, gpu)
     return kernel, kernel.resources(kernel.default_config())
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_several_asynchronous_products_read_is_there_once(stages: int) -> None:
+    """Each load feeds two products, of which one takes the transpose, and transposes of scores take turns."""
+    kernel = bound("causal_backward", "sm_90")
+    config = kernel.config_spec.repair({"block_sizes": [64] * 4, "num_warps": 4, "num_stages": stages})
+    predicted = predict(kernel.facts, kernel.config_spec.decode(config).sizes, 4, stages, kernel.target)
+    assert predicted.shared_bytes == kernel.resources(config).shared_bytes
 
 
 def test_two_programs_of_few_rows_share_an_sm_though_they_spill() -> None:
