@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from harness import tensor
 
+import helion
+import helion.language as hl
 from benchmarks.cells import workload_cells
 
 #: The first cell of each kernel, and its tiles on an H200.
@@ -18,6 +22,34 @@ TILES = {
     "smoothed_loss_and_gradient": [1, 16384, 16384],
     "few_tokens": [64, 256],  # long lines of the weights
 }
+
+
+#: The first cell of kernels whose loops from and to where data says reduce their tiles, and their warps on an H200.
+WARPS = {"segment_softmax": 1, "neighbour_sums": 1}
+
+
+@pytest.mark.parametrize("kernel", WARPS)
+def test_loops_that_data_bounds_reduce_within_a_warp(kernel: str) -> None:
+    cell = next(cell for cell in workload_cells() if cell.kernel == kernel)
+    assert cell.function.bind(cell.args, target="h200").default_config()["num_warps"] == WARPS[kernel]
+
+
+@helion.kernel(static_shapes=True)
+def _segment_sums(x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([starts.size(0) - 1, x.size(1)], dtype=torch.float32, device=x.device)
+    for segment, columns in hl.tile(out.size(), block_size=[1, None]):
+        acc = hl.zeros([columns], dtype=torch.float32)
+        for rows in hl.tile(starts[segment.begin], starts[segment.begin + 1]):
+            acc = acc + x[rows, columns].to(torch.float32).sum(0)
+        out[segment.begin, columns] = acc
+    return out
+
+
+@pytest.mark.parametrize(("segments", "warps"), [(100_000, 1), (4000, 1), (1000, 4), (64, 4)])
+def test_few_programs_have_more_warps(segments: int, warps: int) -> None:
+    args = tensor(1_000_000, 128), tensor(segments + 1, dtype=torch.int32)
+    seed = _segment_sums.bind(args, target="h200").seeds[0]
+    assert seed.heuristic == "TritonScatterHeuristic" and seed.config["num_warps"] == warps
 
 
 @pytest.mark.parametrize("kernel", TILES)
