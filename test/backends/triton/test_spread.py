@@ -493,6 +493,33 @@ def test_few_tiles_of_long_columns_are_shared(kernel: Any, shape: tuple[tuple[in
     assert config["split_k"] * columns == programs and config["block_sizes"][0] * 2 >= 128
 
 
+def column_sums(x):
+    out = torch.empty([x.size(1)], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(x.size(1)):
+        acc = hl.zeros([tile], dtype=torch.float32)
+        for rows in hl.tile(x.size(0)):
+            acc += x[rows, tile].to(torch.float32).sum(0)
+        out[tile] = acc
+    return out
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "tiles", "parts"),
+    [(column_sums, (65536, 1024), [64, 128], 16), (long_rows, (16, 1 << 20), [1, 8192, 8192, 8192], 16)],
+)
+def test_rows_of_few_tiles_are_prefetched(fn: Any, shape: tuple[int, ...], tiles: list[int], parts: int) -> None:
+    config = helion.kernel(fn, static_shapes=True).bind((tensor(*shape),), target="h200").default_config()
+    assert (config["block_sizes"], config["split_k"], config["num_warps"]) == (tiles, parts, 4)
+    assert config["range_num_stages"] == [0] + [3] * (len(tiles) - 1)
+
+
+def test_groups_of_a_program_each_run_at_the_same_time() -> None:
+    shapes = (8, 1024, 32, 40), (32, 40), (32, 40)
+    config = group_norm_nhwc.bind(tuple(tensor(*each) for each in shapes), target="h200").default_config()
+    assert (config["block_sizes"], config["split_k"], config["num_warps"]) == ([256, 256], 1, 8)
+    assert config["loop_orders"] == [[1, 0]]
+
+
 def test_grids_of_many_tiles_are_not_shared() -> None:
     bound = batch_norm_columns.bind((tensor(512, 65536), tensor(65536), tensor(65536)), target="h200")
     assert bound.default_config()["split_k"] == 1

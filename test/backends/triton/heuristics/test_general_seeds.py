@@ -220,7 +220,8 @@ def test_products_of_a_special_kind_are_left_to_their_rule() -> None:
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize("kernel", [standardised_columns, column_sums])
 def test_reductions_across_memory_take_vectors_of_columns(kernel: helion.Kernel, dtype: torch.dtype, gpu: str) -> None:
-    bound = kernel.bind((tensor(8192, 4096, dtype=dtype),), target=gpu)
+    columns = 4096 if kernel is standardised_columns else 32768  # fewer share their rows on an H200
+    bound = kernel.bind((tensor(8192, columns, dtype=dtype),), target=gpu)
     first = bound.seeds[0]
     assert first.heuristic == "TritonColumnReductionHeuristic" and first.config == bound.default_config()
     assert 16 <= sizes(bound)[0] * dtype.itemsize <= 128
