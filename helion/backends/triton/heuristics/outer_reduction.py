@@ -22,8 +22,9 @@ from .reduction_budget import reduction_alone
 from .sizing import Sizes, clamp, estimate, extent_of, warps_for_threads
 
 #: Threads, and elements of each: along the one axis that is kept; and along the others than the last, all of whose elements
-#: are threads of their own, where each load of a thread is for many elements.
-_THREADS, _ELEMENTS, _DEEP_ELEMENTS = 128, 8, 64
+#: are threads of their own, where each load of a thread is for many elements: on an H200 (2026-11-23) the distances of 4096 rows of 64
+#: in fp32 from as many take 191 us with 128 of them, 248 with 64, 321 with 32, and 749 in tiles of 32 by 32 by 16.
+_THREADS, _ELEMENTS, _DEEP_ELEMENTS = 128, 8, 128
 #: Elements of others that a load is combined with, at least: below, memory counts.
 _LEAST_REUSE = 32
 #: Programs of an SM at least, as far as tiles can be smaller.

@@ -303,14 +303,25 @@ def _tile_registers(
             extra[fact.axis] = max(extra.get(fact.axis, 0.0), own)
             together = max(together, own * _tiles_together(fact))
 
+    singles = [fact for fact in facts.reductions if sizes[fact.axis] == 1 < facts.axes[fact.axis].padded]
+
     def most(snapshots: tuple[tuple[LiveTiles, ...], ...], least_rows: int) -> float:
         found = 0.0
-        for tiles in (tiles for root in snapshots for tiles in root):
+        for tiles in (_added_at_once(tiles, singles) for root in snapshots for tiles in root):
             beside = max((extra[axis] for axis in extra if any(axis in tile[0] for tile in tiles)), default=0.0)
             found = max(found, _snapshot(tiles, sizes, threads, products, least_rows) + beside)
         return max(found, together)
 
     return most(facts.resident_tiles, 1), most(facts.held_tiles, _FRAGMENT_ROWS)
+
+
+def _added_at_once(tiles: LiveTiles, singles: Iterable[ReductionFact]) -> LiveTiles:
+    """``tiles`` without terms of sums that are there: of a reduction that is walked element by element each is added as it is made."""
+    for fact in singles:
+        sums = tuple(axis for axis in fact.tile if axis != fact.axis)
+        same = [at for at, (axes, _) in enumerate(tiles) if tuple(axis for axis in axes if axis != fact.axis) == sums]
+        tiles = tuple(tile for at, tile in enumerate(tiles) if at not in same[1:])
+    return tiles
 
 
 def _tiles_together(fact: ReductionFact) -> int:

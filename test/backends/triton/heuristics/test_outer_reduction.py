@@ -86,7 +86,7 @@ def test_tiles_are_smaller_where_there_are_few_elements() -> None:
 def test_pairs_of_rows_have_one_row_in_a_thread_and_many_of_the_other() -> None:
     args = torch.empty(4096, 64, device="meta"), torch.empty(4096, 64, device="meta")
     first = bound(furthest, args).seeds[0]
-    assert first.heuristic == RULE and first.config["block_sizes"] == [64, 128, 1]
+    assert first.heuristic == RULE and first.config["block_sizes"] == [128, 128, 1]
 
 
 def test_others_decline() -> None:
