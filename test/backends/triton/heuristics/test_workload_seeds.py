@@ -57,3 +57,19 @@ def test_tiles(kernel: str) -> None:
     cell = next(cell for cell in workload_cells() if cell.kernel == kernel)
     bound = cell.function.bind(cell.args, target="h200")
     assert bound.default_config()["block_sizes"] == TILES[kernel]
+
+
+#: Tiles and warps of other cells.
+LAUNCHES = {
+    ("biased_gelu_gradients", "10000 by 768"): ([64, 256, 8], 2),  # 128 threads would leave a quarter of the lanes idle
+    ("layer_norm_to_int8", "65536 by 1000"): ([2], 2),  # a warp a row, where three reductions wait for each other
+    ("int8_vector", "4096 by 11008"): ([1, 4096], 4),  # 11008 bytes fill 16384 lanes by two thirds
+    ("buckets", "33554432 by 31"): ([1024], 4),  # a sum in a thread
+}
+
+
+@pytest.mark.parametrize(("kernel", "case"), LAUNCHES)
+def test_launches(kernel: str, case: str) -> None:
+    cell = next(cell for cell in workload_cells() if (cell.kernel, cell.case) == (kernel, case))
+    config = cell.function.bind(cell.args, target="h200").default_config()
+    assert (config["block_sizes"], config["num_warps"]) == LAUNCHES[kernel, case]
