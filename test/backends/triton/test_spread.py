@@ -513,6 +513,15 @@ def test_rows_of_few_tiles_are_prefetched(fn: Any, shape: tuple[int, ...], tiles
     assert config["range_num_stages"] == [0] + [3] * (len(tiles) - 1)
 
 
+@pytest.mark.parametrize(
+    ("fn", "shape"), [(column_sums, (2048, 1024)), (long_rows, (16, 32768)), (in_place, (1024, 64))]
+)
+def test_what_one_program_reads_soon_is_not_shared(fn: Any, shape: tuple[int, int]) -> None:
+    args = (tensor(*shape), tensor(shape[1])) if fn is in_place else (tensor(*shape),)
+    bound = helion.kernel(fn, static_shapes=True).bind(args, target="h200")
+    assert "TritonSplitReductionHeuristic" in dict(bound.declined) and bound.default_config()["split_k"] == 1
+
+
 def test_groups_of_a_program_each_run_at_the_same_time() -> None:
     shapes = (8, 1024, 32, 40), (32, 40), (32, 40)
     config = group_norm_nhwc.bind(tuple(tensor(*each) for each in shapes), target="h200").default_config()

@@ -19,7 +19,7 @@ import math
 from typing import ClassVar
 
 from ...._compiler.facts.records import KernelFacts, ReductionFact
-from ...._shapes import cdiv, previous_power_of_2
+from ...._shapes import cdiv, next_power_of_2, previous_power_of_2
 from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import MemoryClass, Target
 from ..proposal import TritonProposal
@@ -34,8 +34,8 @@ _THREAD_BYTES = 128
 _SHARED = ((128, 2, 3), (256, 2, 1), (128, 4, 1))
 #: The same of programs that share nothing.
 _ALONE = (256, 2, 1)
-#: Chunks of a part at least.
-_LEAST_CHUNKS = 2
+#: Chunks of a part at least, and of all rows: fewer are read before another kernel would have begun. Sums alone are read once.
+_LEAST_CHUNKS, _LEAST_ROWS, _LEAST_SUMMED = 2, 16, 32
 
 
 class TritonSplitReductionHeuristic(Heuristic):
@@ -76,8 +76,8 @@ def _proposal(
     parts = previous_power_of_2(max(1, per_sm * target.num_sms // programs))
     rows = extent_of(facts.axes[primary.axis])
     chunk = _chunk(facts, primary, sizes, threads)
-    parts = min(parts, previous_power_of_2(max(1, rows // (_LEAST_CHUNKS * chunk))))
-    if parts == 1:
+    parts = min(parts, next_power_of_2(cdiv(rows, _LEAST_CHUNKS * chunk)))
+    if parts == 1 or rows < chunk * (_LEAST_ROWS if facts.spread else _LEAST_SUMMED):
         return None
     sizes, warps = _fitting(facts, primary, target, sizes, chunk, threads)
     axes = _walked(facts, primary)
