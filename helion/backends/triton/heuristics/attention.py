@@ -16,15 +16,16 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ...._compiler.facts.records import AttentionFact, KernelFacts
 from ...._shapes import cdiv
 from ....autotuner.proposal import Declined, Heuristic, Predicted
 from ....hardware import Target
 from ..proposal import TritonProposal
+from ..resources.matrix import ASYNC_ROWS
 from . import register_safety as safety
-from .attention_tiles import Tile, cost_of, fits, programs_of
+from .attention_tiles import Tile, cost_of, fits, neighbours_along, programs_of
 from .sizing import Sizes, clamp, estimate, extent_of
 
 #: Queries, keys, stages and warps; of one height, the first that fits is taken.
@@ -54,20 +55,41 @@ _CANDIDATES = (
 )
 #: What comes before them for heads of at most so many numbers.
 _NARROW, _NARROW_HEAD = Tile(128, 64, 3, 4), 64
+#: The widest of which the mask of a last tile is known to be worth a loop of its own: 85 us instead of 107 with heads of 128 (16 of
+#: 1000 rows and 4097 keys) and one program on an SM.
+_PEELED_HEAD = 128
 #: The widest of which something is known of the order of programs.
 _WIDE_HEAD = 256
-#: What comes before all where the matrix unit is asynchronous and boxes hold keys and values, for heads of at most so many
-#: numbers of 16 bits, with the programs for each SM that there must be. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) a kernel
+
+
+class _Boxed(NamedTuple):
+    """A tile for heads of at most ``head`` numbers of 16 bits, for ``programs`` for each SM at least. ``ragged``: keys may end within
+    a tile, of which masks are peeled off. ``unrolled``: steps that the loop has at once, of which there are whole numbers."""
+
+    head: int
+    tile: Tile
+    programs: float
+    ragged: bool = False
+    unrolled: int = 1
+
+
+#: What comes before all where the matrix unit is asynchronous and boxes hold keys and values: the first that fits of those of the
+#: narrowest head. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) a kernel
 #: in Triton's own language, with scores in fp32 and programs of one head side by side, takes so 1140 us instead of 1244 with heads
 #: of 64 (32 of 8192 rows; the library 1129), 1801 instead of 2066 with 128 (128 of 4096; 1652), 529 instead of 559 with 256
-#: (16 of 4096; 392).
-_BOXED: tuple[tuple[int, Tile, int], ...] = (
-    (64, Tile(64, 128, 2, 4), 2),
-    (128, Tile(64, 128, 1, 4), 2),
-    (256, Tile(128, 64, 2, 8), 1),
+#: (16 of 4096; 392). Without stages three programs must share an SM; two have three: 80 us instead of 107 with heads of 128 (16 of
+#: 1000 rows and 4097 keys; 120 with masks in every step). Two steps at once take 1924 instead of 2118 (128 of 4096).
+_BOXED = (
+    _Boxed(64, Tile(64, 128, 2, 4), 2, ragged=True),
+    _Boxed(128, Tile(64, 128, 1, 4), 3, unrolled=2),
+    _Boxed(128, Tile(64, 128, 1, 4), 3),
+    _Boxed(128, Tile(64, 64, 3, 4), 1.5, ragged=True),
+    _Boxed(256, Tile(128, 64, 2, 8), 1),
 )
 #: What comes first there where programs walk over the queries as well, and few share an SM: 1268 us instead of 1404 with heads of
-#: 128 (64 of 2048 rows, a window of 1024).
+#: 128 (64 of 2048 rows, a window of 1024). The same where there are fewer queries than the asynchronous unit takes: the other one
+#: waits for each product, so that of two stages none is under way. 295 us instead of 324 with 16 heads of 512 + 64 numbers (132 of
+#: 8192 keys).
 _ALONE = Tile(128, 64, 3, 8)
 #: What comes first of its height where the synchronous unit stands beside an asynchronous one, which takes no rows so few, and
 #: where two programs share an SM: every warp reads all queries from shared memory, so that eight of one program read twice what
@@ -102,19 +124,22 @@ def _boxed(facts: KernelFacts, fact: AttentionFact, query: int, target: Target) 
     multiply."""
     head = _head(facts, fact)
     boxes = target.has("wgmma") and target.has("tensor_descriptor") and _are_boxes(facts, fact)
-    options = [(tile, together) for most, tile, together in _BOXED if boxes and head is not None and head <= most]
-    for tile, together in options[:1]:
+    widths = [each.head for each in _BOXED if boxes and head is not None and head <= each.head]
+    for option in (each for each in _BOXED if widths and each.head == widths[0]):
+        tile = option.tile
         sizes = _sizes_of(facts, query, fact.key_axis, tile)
         programs = programs_of(facts, facts.attention_root, sizes)
         predicted = fits(facts, target, sizes, tile, safety.attention(target))
         # masks of a last tile take the registers with which programs share an SM: offline 192 with heads of 128 instead of 158
-        whole = extent_of(facts.axes[fact.key_axis]) % sizes[fact.key_axis] == 0
-        if predicted is not None and whole and programs >= together * target.num_sms:
+        left = extent_of(facts.axes[fact.key_axis]) % (sizes[fact.key_axis] * option.unrolled)
+        if predicted is not None and (option.ragged or left == 0) and programs >= option.programs * target.num_sms:
             loaded = [op.region == fact.region for op in sorted(facts.memory_ops, key=lambda op: op.slot)]
             proposal = _proposal(facts, sizes, tile, predicted, programs, target)
             ways = ["tensor_descriptor" if each else "pointer" for each in loaded]
             order = _queries_first(facts, fact)
-            return (replace(proposal, loop_orders=order, launch={**proposal.launch, "indexing": ways}),)
+            unrolled = {fact.key_axis: option.unrolled} if option.unrolled > 1 else {}
+            launch = {**proposal.launch, "indexing": ways}
+            return (replace(proposal, loop_orders=order, range_unroll_factors=unrolled, launch=launch),)
     return ()
 
 
@@ -139,7 +164,10 @@ def _proposal(
     fact = facts.attention
     assert fact is not None and fact.query_axis is not None
     measured = target.has("wgmma") and all(product.lhs_dtype.itemsize == 2 for product in facts.matmuls)
-    wide = measured and _NARROW_HEAD < (_head(facts, fact) or 0) <= _WIDE_HEAD
+    head = _head(facts, fact) or 0
+    wide = measured and _NARROW_HEAD < head <= _WIDE_HEAD
+    key = facts.axes[fact.key_axis]
+    ragged = key.static and bool(key.extent) and 0 < head <= _PEELED_HEAD and extent_of(key) % sizes[key.block_id] != 0
     return TritonProposal(
         reason=f"{sizes[fact.query_axis]} queries by {sizes[fact.key_axis]} keys, "
         f"{predicted.registers_per_thread} registers, {programs} programs on {target.num_sms} SMs",
@@ -147,7 +175,7 @@ def _proposal(
         loop_orders=_queries_first(facts, fact) if wide else {},
         num_warps=tile.warps,
         num_stages=tile.stages,
-        launch={"peel_masks": True} if fact.hidden and measured else {},
+        launch={"peel_masks": True} if measured and (fact.hidden or ragged) else {},
     )
 
 
@@ -155,11 +183,9 @@ def _queries_first(facts: KernelFacts, fact: AttentionFact) -> dict[int, tuple[i
     """Neighbouring programs read the same keys and values, but below a diagonal, where those with the most work of all heads
     begin first: on an H200 2346 us instead of 2747 with heads of 128, 608 instead of 628 with 256, 487 instead of 519
     with 128 and sequences of many lengths. Narrow heads take 1577 instead of 1461, but for boxes."""
-    axes = [axis for axis in facts.grid_axes if facts.attention_root in facts.axes[axis].roots]
-    if fact.diagonal or fact.query_axis not in axes or len(axes) < 2:
+    if fact.diagonal or fact.query_axis is None:
         return {}
-    at = axes.index(fact.query_axis)
-    return {facts.attention_root: (at, *(other for other in reversed(range(len(axes))) if other != at))}
+    return neighbours_along(facts, facts.attention_root, fact.query_axis)
 
 
 def _feasible(
@@ -177,7 +203,8 @@ def _feasible(
 
     paired = programs_of(facts, facts.attention_root, sizes_of(_NARROW)) > target.num_sms
     first: tuple[Tile, ...] = (_NARROW,) if paired and target.has("wgmma") and _has_narrow_heads(facts, key) else ()
-    if not facts.axes[query].on_grid and target.has("wgmma") and _head(facts, fact) is not None:
+    few = sizes_of(_ALONE)[query] < ASYNC_ROWS and all(each.lhs_dtype.itemsize == 2 for each in facts.matmuls)
+    if target.has("wgmma") and (few or (not facts.axes[query].on_grid and _head(facts, fact) is not None)):
         first = (_ALONE,)
     first = (*first, _FEW_ROWS)
     for tile in sorted((*first, *(each for each in _CANDIDATES if each not in first)), key=cost):

@@ -42,6 +42,16 @@ def cost_of(tile: Tile, programs: int, rows: int, target: Target) -> float:
     return max(_LATENCY_ROWS, cdiv(programs, target.num_sms) * rows / _RATE[tile.held])
 
 
+def neighbours_along(facts: KernelFacts, root: int, axis: int) -> dict[int, tuple[int, ...]]:
+    """``loop_orders`` of a grid loop in which neighbouring programs hold neighbouring tiles of ``axis``, and so walk over the
+    same tensors; empty where they do in any case."""
+    axes = [each for each in facts.grid_axes if root in facts.axes[each].roots]
+    if axis not in axes or len(axes) < 2:
+        return {}
+    at = axes.index(axis)
+    return {root: (at, *(other for other in reversed(range(len(axes))) if other != at))}
+
+
 def programs_of(facts: KernelFacts, root: int, sizes: Sizes) -> int:
     """Programs of one grid loop."""
 
