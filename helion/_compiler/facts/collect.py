@@ -9,6 +9,7 @@ from dataclasses import replace
 from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Program, Root, TileAttrs, Value
 from ..ir.loops import tile_of_bound
 from ..ir.rewrite import Declined, Makers
+from ..passes.ahead import loads_ahead
 from ..passes.hoist import Computed, computed_operands
 from ..passes.join import joinable_loops
 from ..passes.materialize import split_off
@@ -71,6 +72,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         turnable=0 < len(matmuls) == len(turnable(program)),
         packable=bool(matmuls) and bool(unaligned_operands(program)),
         crosswise=tuple(each.load.attributes(MemoryAttrs).slot for each in crosswise_operands(program)),
+        ahead=_ahead(program),
         hoistable=_hoistable(program, walk, axes) if walk.dots else (),
         joinable=_joinable(program) if walk.dots else (),
         **({"apart": Later(functools.partial(_apart, program))} if walk.dots else {}),
@@ -140,6 +142,11 @@ def _attention(program: Program, fact: AttentionFact | None) -> AttentionFact | 
 def _joinable(program: Program) -> tuple[int, ...]:
     run = joinable_loops(program)
     return () if run is None else run.blocks
+
+
+def _ahead(program: Program) -> tuple[int, ...]:
+    loops = (op for op in program.walk() if op.kind == "for")
+    return tuple(each.load.attributes(MemoryAttrs).slot for loop in loops for each in loads_ahead(program, loop))
 
 
 def _is_divisible(program: Program) -> bool:

@@ -451,7 +451,8 @@ class KernelFacts:
     computed as its transpose (``passes/turn.py``); ``packable``: operands of products can be copied to rows that begin at
     multiples of 16 bytes, where they do not (``passes/pack.py``). ``crosswise`` are the slots of operands that can be copied
     contiguous along K, which a matrix unit that reads rows along K alone needs. ``apart``: its products and the rest of it by themselves, or why
-    products cannot be computed first (``passes/materialize.py``).
+    products cannot be computed first (``passes/materialize.py``). ``ahead`` are the slots of loads that loops over single indices can
+    make in an earlier step (``passes/ahead.py``).
     """
 
     axes: tuple[AxisFact, ...]
@@ -482,6 +483,7 @@ class KernelFacts:
     turnable: bool = False
     packable: bool = False
     crosswise: tuple[int, ...] = ()
+    ahead: tuple[int, ...] = ()
     apart: Later[ApartFact | str] = field(default_factory=lambda: Later(_no_product), compare=False, repr=False)
 
     @property

@@ -141,6 +141,7 @@ class Triton:
             target=target,
             prefetch_stages=max(1, own_stages),
             unrolled=max(1, *decisions.entries["range_unroll_factors"].values()),
+            ahead=decisions.values.get("load_ahead", 0),
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
         )

@@ -27,6 +27,7 @@ from .row_epilogue import TritonRowEpilogueHeuristic
 from .scatter import TritonScatterHeuristic
 from .skinny_gemm import TritonSkinnyGemmHeuristic
 from .split_reduction import TritonSplitReductionHeuristic
+from .state_recurrence import TritonStateRecurrenceHeuristic
 from .streaming_reduction import TritonStreamingReductionHeuristic
 from .user_tiled_reduction import TritonUserTiledReductionHeuristic
 
@@ -44,6 +45,7 @@ HEURISTICS: tuple[Heuristic, ...] = (
     TritonSkinnyGemmHeuristic(),
     TritonProductsHeuristic(),
     TritonLongScanHeuristic(),
+    TritonStateRecurrenceHeuristic(),
     TritonSplitReductionHeuristic(),
     TritonOuterReductionHeuristic(),
     TritonColumnReductionHeuristic(),

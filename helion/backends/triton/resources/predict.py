@@ -10,7 +10,7 @@ from ...._compiler.facts.records import KernelFacts
 from ....autotuner.proposal import Predicted
 from ....hardware import Target
 from .matrix import tensor_memory_columns
-from .registers import pressure, register_limit
+from .registers import ahead_registers, pressure, register_limit
 from .shared import descriptor_bytes, prefetched_bytes, shared_bytes, stored_behind_loops
 from .traffic import Work, time_us, work
 
@@ -33,11 +33,12 @@ def predict(
     once: bool = False,
     prefetch_stages: int = 1,
     unrolled: int = 1,
+    ahead: int = 0,
 ) -> Predicted:
     """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk).
 
     ``prefetch_stages`` are those that a loop asks for by itself, which Triton gives loops without a product too; each loads for
-    ``unrolled`` steps.
+    ``unrolled`` steps. Loops over single indices load ``ahead`` steps earlier.
     ``descriptor_slots`` are the memory slots that tensor descriptors move; ``once``: a program does not go on to another tile, so
     that what it stores behind its loops may lie where operands were. Asked again for the same, it answers the same object:
     heuristics and the legaliser look at one launch several times.
@@ -52,6 +53,7 @@ def predict(
         once,
         prefetch_stages,
         unrolled,
+        ahead,
     )
 
 
@@ -81,9 +83,11 @@ def _predict(
     once: bool,
     prefetch_stages: int,
     unrolled: int,
+    ahead: int,
 ) -> Predicted:
     facts, sizes = same.facts, dict(sorted_sizes)
     registers, least, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
+    registers += ahead * ahead_registers(facts, sizes, num_warps, target)
     last = stored_behind_loops(facts) & descriptor_slots if once else frozenset()
     shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
     shared += descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
@@ -91,6 +95,8 @@ def _predict(
     shared += unrolled * prefetched_bytes(facts, sizes, prefetch_stages, target)
     columns = tensor_memory_columns(facts, sizes, num_warps, target)
     limit = register_limit(num_warps, target)
+    if ahead and registers > limit:
+        risk = 1.0
     occupancy = _occupancy(min(registers, limit), shared, columns, num_warps, target)
     waves = done.blocks / (target.num_sms * max(1, occupancy))
     reason = _why_not(facts, sizes, num_warps, shared, columns, target)

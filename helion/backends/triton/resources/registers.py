@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from ...._compiler.facts.records import KernelFacts, LiveTile, LiveTiles, MatmulFact, MemoryOpFact, ReductionFact
+from ...._shapes import cdiv
 from ....hardware import Target
 from .layouts import fragment_warps
 from .matrix import is_promoted, is_transposed, tile_shape, unit_of
@@ -155,6 +156,13 @@ def pressure(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, targe
     over = need / register_limit(num_warps, target) - 1
     apart = facts.matmuls and target.has("tcgen05")
     return round(wanted * (_APART if apart else 1.0)), round(need), min(1.0, max(0.0, over / _CERTAIN))
+
+
+def ahead_registers(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
+    """Registers of a thread for each step that loads are made ahead: a loop carries what they load, as it is in memory."""
+    threads = num_warps * target.warp_size
+    loads = (op for op in facts.memory_ops if op.kind == "load" and op.slot in facts.ahead)
+    return sum(cdiv(cdiv(_product(sizes, op.tile_axes), threads) * op.itemsize, _REGISTER_BYTES) for op in loads)
 
 
 def _slack(facts: KernelFacts, sizes: Mapping[int, int], target: Target) -> float:
