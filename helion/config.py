@@ -57,7 +57,7 @@ KEYS: Mapping[str, str] = {
     "split_k": "Programs that share the sums of a matrix product, or the sums and extrema of a loop, each for a part of the loop; a second kernel combines the parts, in their order, and does what follows, loops too by as many programs.",
     "turn_products": "Whether products of fp32 in TF32 are computed as their transposes, so that a right operand that is contiguous along N goes to the matrix unit through registers, as it is.",
     "peel_masks": "Whether loops with several matrix products are split into runs of tiles in which masks hide nothing, or everything, and of those between them.",
-    "load_ahead": "Steps ahead of which loops over single indices load what their index says, into registers; 0 loads in the step itself.",
+    "load_ahead": "Steps ahead of which loops over single indices load what their index says, into registers; 0 loads in the step itself. Where a loop has stages of its own, those are for what a thread has 4 bytes or more of, and this for the rest.",
     "join_loops": "Whether loops with matrix products that stand one behind the other and differ in numbers alone, such as those over the taps of a convolution, are one loop.",
     "hoist_operands": "Whether operands of a matrix product that are computed, such as weights of few bits, are computed once by a kernel in front, where each tile of the output would compute them again.",
     "pack_operands": "Whether operands of a matrix product whose rows are no multiples of 16 bytes are first copied to memory where they are.",

@@ -17,15 +17,34 @@ makes the accesses that it made before, and no others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..._shapes import cdiv
+import torch
+
+from ..._shapes import Expr, cdiv
 from ..ir.build import Builder, Numbers
 from ..ir.effects import effects_of, may_meet, own_effects
-from ..ir.grammar import ForAttrs, IotaAttrs, LoopAxis, MemoryAttrs, Op, Operand, Program, TileAttrs, Value
+from ..ir.grammar import (
+    Bound,
+    ForAttrs,
+    IotaAttrs,
+    LoopAxis,
+    MemoryAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    Program,
+    Region,
+    TileAttrs,
+    Value,
+)
 from ..ir.rewrite import Makers, expand_ops
 
+#: The fewest bytes of a thread that an asynchronous copy takes.
+_COPIED_BYTES = 4
 #: What places of loads may be computed by: ops that give the same wherever they stand.
 _REPEATED = frozenset(("number", "tile", "iota", "full", "pointwise", "view", "join"))
 
@@ -39,7 +58,7 @@ class Ahead:
 
 
 def loads_ahead(program: Program, loop: Op) -> tuple[Ahead, ...]:
-    """The loads of a loop over single indices of known bounds that can be made in an earlier step."""
+    """The loads of a loop over single indices that can be made in an earlier step."""
     axis = _steps(loop)
     if axis is None:
         return ()
@@ -80,8 +99,9 @@ def stepping_loops(program: Program) -> Iterator[Op]:
     return (op for op in program.walk() if op.kind == "for" and loads_ahead(program, op))
 
 
-def load_ahead(program: Program, steps: int) -> Program:
-    """The program with such loads made ``steps`` earlier, or as many as a loop has."""
+def load_ahead(program: Program, steps: int, sizes: Mapping[int, int], copying: int = 0) -> Program:
+    """The program with such loads made ``steps`` earlier, or as many as a loop has. Where ``copying`` threads copy what loops
+    load while they compute, as many steps ahead as a loop has stages, what these copies do not take alone."""
     numbers = Numbers.after(program)
     made = numbers.ops
 
@@ -89,25 +109,42 @@ def load_ahead(program: Program, steps: int) -> Program:
         found = loads_ahead(program, op) if op.kind == "for" else ()
         # what stands in front of a loop inside stays there
         found = tuple(each for each in found if each.load.number < made)
+        if copying:
+            found = tuple(each for each in found if not is_copied(each.load.result, sizes, copying))
         return _rewritten(program, op, found, steps, numbers) if found else (op,)
 
     return expand_ops(program, change)
 
 
+def is_copied(loaded: Value, sizes: Mapping[int, int], threads: int) -> bool:
+    """Whether so many threads can copy a tile to shared memory while they compute: each has at least so many bytes."""
+    if not loaded.dims:
+        return False
+    lanes = math.prod(sizes[block] for dim in loaded.dims for block in dim.blocks)
+    lanes *= math.prod(dim.const for dim in loaded.dims)
+    return max(1, lanes // threads) * loaded.dtype.itemsize >= _COPIED_BYTES
+
+
 def _steps(loop: Op) -> LoopAxis | None:
-    """The axis of a loop over single indices that is known to run twice or more."""
+    """The axis of a loop over single indices, unless it is known to run once at most. Where data or sizes of the run say how far
+    it goes, it goes over all indices."""
     attrs = loop.attrs
     if not isinstance(attrs, ForAttrs) or len(attrs.axes) != 1:
         return None
     (axis,) = attrs.axes
-    known = isinstance(axis.begin, int) and isinstance(axis.end, int) and isinstance(axis.step, int) and axis.step > 0
-    plain = axis.scalar and axis.jagged is None and axis.split is None and not axis.backwards
-    return axis if known and plain and _count(axis) > 1 else None
+    if not axis.scalar or axis.jagged is not None or axis.split is not None or axis.backwards:
+        return None
+    count = _count(axis)
+    if count is not None:
+        return axis if count > 1 else None
+    numbers = (bound for bound in (axis.begin, axis.end) if isinstance(bound, Expr))
+    return axis if axis.step == 1 and all(bound.leaves_are("host") for bound in numbers) else None
 
 
-def _count(axis: LoopAxis) -> int:
-    """How often a loop over it runs."""
-    assert isinstance(axis.begin, int) and isinstance(axis.end, int) and isinstance(axis.step, int)
+def _count(axis: LoopAxis) -> int | None:
+    """How often a loop over it runs, where that is known."""
+    if not (isinstance(axis.begin, int) and isinstance(axis.end, int) and isinstance(axis.step, int)):
+        return None
     return max(0, cdiv(axis.end - axis.begin, axis.step))
 
 
@@ -127,39 +164,79 @@ def _walks(load: Op, block: int) -> bool:
 def _rewritten(program: Program, loop: Op, found: tuple[Ahead, ...], steps: int, numbers: Numbers) -> tuple[Op, ...]:
     """A loop with what stands in front of it."""
     (axis,), (body,) = loop.attributes(ForAttrs).axes, loop.regions
-    assert isinstance(axis.begin, int) and isinstance(axis.step, int)
-    count = _count(axis)
-    steps = min(steps, count - 1)
-    last = axis.begin + (count - 1) * axis.step
     before: list[Op] = []
-    first = Builder(numbers, loop.location, before)
-    carried: list[list[Value]] = [[] for _ in found]
-    for step in range(steps):
-        fill = axis.begin + step * axis.step
-        index = first.emit("full", (fill,), program.index_dtype, ())
-        for values, value in zip(carried, _loaded(found, axis.block, index, first), strict=True):
-            values.append(value)
+    out = Builder(numbers, loop.location, before)
+    count = _count(axis)
+    if count is not None:
+        assert isinstance(axis.begin, int) and isinstance(axis.step, int)
+        steps = min(steps, count - 1)
+        last: Operand = axis.begin + (count - 1) * axis.step
+        places = [axis.begin + step * axis.step for step in range(steps)]
+        indices = [out.emit("full", (place,), program.index_dtype, ()) for place in places]
+        carried = [_loaded(found, axis.block, index, out) for index in indices]
+    else:
+        last, carried = _first_steps(program, loop, axis, found, steps, out)
     inside: list[Op] = []
     top = Builder(numbers, loop.location, inside)
     index = top.emit("tile", (), program.index_dtype, (), TileAttrs(axis.block, "index"))
-    index = top.pointwise("minimum", top.pointwise("add", index, steps * axis.step), last)
+    index = top.pointwise("minimum", top.pointwise("add", index, steps * int(axis.step)), last)
     loaded = _loaded(found, axis.block, index, top)
     initial, params, results = list(loop.operands[: len(body.params)]), list(body.params), list(body.results)
     made = list(loop.results)
-    for each, values, value in zip(found, carried, loaded, strict=True):
+    for at, (each, value) in enumerate(zip(found, loaded, strict=True)):
         was = each.load.result
         queue = [was, *(numbers.value(was.dtype, was.dims, was.name) for _ in range(steps - 1))]
-        initial += values
+        initial += [values[at] for values in carried]
         params += queue
         results += [*queue[1:], value]
         made += [numbers.value(was.dtype, was.dims, was.name) for _ in range(steps)]
     gone = {each.load.number for each in found}
     ops = (*inside, *(op for op in body.ops if op.number not in gone))
     region = replace(body, params=tuple(params), ops=ops, results=tuple(results))
-    attrs = replace(loop.attributes(ForAttrs), carried=len(params))
-    bounds = loop.operands[len(body.params) :]
-    assert not bounds, "bounds that are known are no operands"
-    return (*before, replace(loop, operands=tuple(initial), results=tuple(made), attrs=attrs, regions=(region,)))
+    added = len(params) - len(body.params)
+    axis = replace(axis, begin=_moved(axis.begin, added), end=_moved(axis.end, added))
+    attrs = replace(loop.attributes(ForAttrs), axes=(axis,), carried=len(params))
+    operands = (*initial, *loop.operands[len(body.params) :])
+    return (*before, replace(loop, operands=operands, results=tuple(made), attrs=attrs, regions=(region,)))
+
+
+def _moved(bound: Bound, by: int) -> Bound:
+    return OperandRef(bound.at + by) if isinstance(bound, OperandRef) else bound
+
+
+def _first_steps(
+    program: Program, loop: Op, axis: LoopAxis, found: tuple[Ahead, ...], steps: int, out: Builder
+) -> tuple[Value, list[list[Value]]]:
+    """The last index of a loop of which only the run knows whether there is one, and for each of its first steps what is loaded
+    if there is."""
+    begin, end = (_bound(bound, loop, program, out) for bound in (axis.begin, axis.end))
+    last = out.pointwise("sub", end, 1)
+    loads: list[Op] = []
+    inside = Builder(out.numbers, loop.location, loads)
+    carried = []
+    for step in range(steps):
+        index = inside.pointwise("minimum", last, inside.pointwise("add", begin, step))
+        carried.append(_loaded(found, axis.block, index, inside))
+    nothing: list[Op] = []
+    outside = Builder(out.numbers, loop.location, nothing)
+    flat = [value for values in carried for value in values]
+    zeros = [outside.emit("full", (0,), value.dtype, value.dims) for value in flat]
+    merged = [out.value(value.dtype, value.dims, value.name) for value in flat]
+    runs = out.pointwise("lt", begin, end)
+    regions = Region((), tuple(loads), tuple(flat)), Region((), tuple(nothing), tuple(zeros))
+    out.append("if", (runs,), merged, None, regions)
+    return last, [merged[at : at + len(found)] for at in range(0, len(merged), len(found))]
+
+
+def _bound(bound: Bound, loop: Op, program: Program, out: Builder) -> Value:
+    match bound:
+        case int():
+            return out.emit("full", (bound,), program.index_dtype, ())
+        case Expr():
+            return out.cast(out.emit("number", (), torch.int64, (), NumberAttrs(bound)), program.index_dtype)
+    value = loop.operands[bound.at]
+    assert isinstance(value, Value)
+    return out.cast(value, program.index_dtype)
 
 
 def _loaded(found: tuple[Ahead, ...], block: int, index: Value, out: Builder) -> list[Value]:
@@ -181,4 +258,4 @@ def _loaded(found: tuple[Ahead, ...], block: int, index: Value, out: Builder) ->
     return values
 
 
-__all__ = ["Ahead", "load_ahead", "loads_ahead", "stepping_loops"]
+__all__ = ["Ahead", "is_copied", "load_ahead", "loads_ahead", "stepping_loops"]

@@ -39,7 +39,7 @@ class Scheduled:
     are computed as their transposes. ``packed``: of copies of operands. ``crosswise``: the
     same of those that are not contiguous along K. ``hoisted``: computed operands are computed first. ``joined``: loops that
     differ in numbers alone are one. ``peeled``: loops are split where masks are known.
-    ``ahead``: so many steps ahead loops over single indices load. ``products``: rows, columns and elements
+    ``ahead``: so many steps ahead loops over single indices load; ``staged``: others have stages of their own that copy what they load. ``products``: rows, columns and elements
     along K of the tiles of products that are computed first, None where none is. ``threads``, ``steady``
     and ``block_accesses`` are those of ``accesses.Launched``. ``checked``: accesses are checked while the kernel runs. ``unrolled``: loops are, whole. ``float_counts``: sums of
     conditions are taken in fp32. ``tunables`` are the values of the
@@ -58,6 +58,7 @@ class Scheduled:
     joined: bool = False
     peeled: bool = False
     ahead: int = 0
+    staged: bool = False
     products: tuple[int, int, int] | None = None
     threads: int
     steady: bool
@@ -140,7 +141,10 @@ def _peel_masks(program: Program, scheduled: Scheduled) -> Program:
 
 
 def _load_ahead(program: Program, scheduled: Scheduled) -> Program:
-    return ahead.load_ahead(program, scheduled.ahead) if scheduled.ahead else program
+    if not scheduled.ahead:
+        return program
+    copying = scheduled.threads if scheduled.staged else 0
+    return ahead.load_ahead(program, scheduled.ahead, scheduled.sizes_in(program), copying)
 
 
 def _subtile(program: Program, scheduled: Scheduled) -> Program:

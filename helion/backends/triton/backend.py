@@ -141,7 +141,8 @@ class Triton:
             target=target,
             prefetch_stages=max(1, own_stages),
             unrolled=max(1, *decisions.entries["range_unroll_factors"].values()),
-            ahead=decisions.values.get("load_ahead", 0),
+            # where a loop copies what it loads, narrow tiles alone are in registers
+            ahead=0 if own_stages > 1 and target.kind == "cuda" else decisions.values.get("load_ahead", 0),
             descriptor_slots=descriptor_slots,
             once=bool(descriptor_slots) and decisions.values["pid_type"] == "flat",
         )

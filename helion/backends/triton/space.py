@@ -282,9 +282,7 @@ def _ahead_fields(program: Program, settings: Settings, absent: dict[str, str]) 
     if settings.checked:
         absent["load_ahead"] = "a checked kernel loads where it was written to"
     elif next(stepping_loops(program), None) is None:
-        absent["load_ahead"] = (
-            "no loop over single indices of known bounds loads what it does not write from where its index says"
-        )
+        absent["load_ahead"] = "no loop over single indices loads what it does not write from where its index says"
     else:
         return [Scalar(key="load_ahead", fragment=IntegerFragment(0, _STEP_STAGES, 0), initial=0)]
     return []

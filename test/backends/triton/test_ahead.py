@@ -185,18 +185,6 @@ def picked(x, rows):
     return out
 
 
-def bounded(x, ends):
-    """Data says how many steps there are."""
-    n = x.size(1)
-    out = torch.empty([n], dtype=torch.float32, device=x.device)
-    for tile in hl.tile(n):
-        acc = hl.zeros([tile], dtype=torch.float32)
-        for step in hl.grid(ends[0]):
-            acc = acc + x[step, tile].to(torch.float32)
-        out[tile] = acc
-    return out
-
-
 def sometimes(x, flags):
     """A step loads where a flag says so; the flag itself can be loaded ahead."""
     t, n = x.size()
@@ -240,7 +228,6 @@ _INT = torch.tensor([2, 0, 1], dtype=torch.int32)
     ("kernel", "args"),
     [
         (in_place, (tensor(5, 32),)),
-        (bounded, (tensor(5, 32), _INT)),
         (once, (tensor(1, 32),)),
         (posted, (tensor(5, 32), _INT)),
     ],
@@ -255,6 +242,78 @@ def test_what_must_stay_has_no_key(kernel: Callable[..., Any], args: tuple[Any, 
 def test_a_checked_kernel_has_no_key() -> None:
     with pytest.raises(exc.InvalidConfig, match=r"load_ahead.*checked"):
         _bound(backwards, (tensor(5, 32),), checked=True).to_triton_code(helion.Config(load_ahead=2))
+
+
+# --- bounds that the run knows -------------------------------------------------------------------------------------------
+
+
+def ranges(x, bounds):
+    """Data says where the steps of each program begin and end."""
+    count, n = bounds.size(0) - 1, x.size(1)
+    out = torch.empty([count, n], dtype=torch.float32, device=x.device)
+    for i, tile in hl.tile([count, n], block_size=[1, None]):
+        acc = hl.zeros([tile], dtype=torch.float32)
+        for step in hl.grid(bounds[i.begin], bounds[i.begin + 1]):
+            acc = acc * 0.5 + x[step, tile].to(torch.float32)
+        out[i.begin, tile] = acc
+    return out
+
+
+def every_second(x, bounds):
+    n = x.size(1)
+    out = torch.empty([n], dtype=torch.float32, device=x.device)
+    for tile in hl.tile(n):
+        acc = hl.zeros([tile], dtype=torch.float32)
+        for step in hl.grid(bounds[0], bounds[1], 2):
+            acc = acc * 0.5 + x[step, tile].to(torch.float32)
+        out[tile] = acc
+    return out
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8])
+@pytest.mark.parametrize("bounds", [[0, 0, 0], [0, 0, 5], [5, 5, 5], [0, 1, 5], [2, 4, 5]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_data_may_bound_a_loop(bounds: list[int], steps: int, dtype: torch.dtype) -> None:
+    (x,) = _inputs((5, 37), dtype=dtype)
+    args = x, torch.tensor(bounds, dtype=torch.int32)
+    bound = _bound(ranges, args)
+    assert _found(bound) == 1
+    ahead = bound.compile_config(helion.Config(block_sizes=[16], load_ahead=steps))(*args)
+    assert torch.equal(ahead, bound.compile_config(helion.Config(block_sizes=[16]))(*args))
+    for i, row in enumerate(ahead):
+        acc = torch.zeros(37, dtype=torch.float64)
+        for step in range(bounds[i], bounds[i + 1]):
+            acc = acc * 0.5 + x[step].double()
+        assert (row.double() - acc).abs().max() < 1e-5
+
+
+def test_strides_of_loops_that_the_run_bounds_stay() -> None:
+    assert _found(_bound(every_second, (tensor(5, 32), _INT))) == 0
+
+
+@pytest.mark.parametrize("rows", [2, 7, 9])
+def test_sizes_may_be_those_of_the_run(rows: int) -> None:
+    for t in (rows, 4, 2):
+        (x,) = _inputs((t, 37))
+        kernel = helion.kernel(backwards, static_shapes=False, config=helion.Config(block_sizes=[16], load_ahead=3))
+        assert (kernel(x).double() - _backwards(x)).abs().max() < 1e-5
+    assert "load_2" in kernel.bind((x,)).to_triton_code(helion.Config(block_sizes=[16], load_ahead=3))
+
+
+# --- beside copies -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_copied_is_not_loaded_ahead() -> None:
+    shapes = [(2, 64, 64), (2, 64, 64), (2, 64, 64), (2, 64, 64)]
+    bound = _bound(states, tuple(tensor(*shape) for shape in shapes))
+    config = {"block_sizes": [8], "num_warps": 1, "load_ahead": 4, "range_unroll_factors": [0, 4]}
+
+    def in_front(**more: Any) -> int:
+        return bound.to_triton_code(helion.Config(**config, **more)).split("for offset")[0].count("tl.load(")
+
+    assert in_front() == 16
+    assert in_front(range_num_stages=[0, 4]) == 4  # 8 numbers of 16 bits are too few for 32 threads
+    assert in_front(range_num_stages=[0, 1]) == 16
 
 
 @pytest.mark.parametrize("kernel", [picked, sometimes])

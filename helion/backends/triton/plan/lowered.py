@@ -94,6 +94,7 @@ def _scheduled(program: Program, decisions: Decisions, settings: Settings, targe
         hoisted=decisions.values.get("hoist_operands", False),
         peeled=decisions.values.get("peel_masks", False),
         ahead=decisions.values.get("load_ahead", 0),
+        staged=target.kind == "cuda" and any(stages > 1 for stages in staged.values()),
         packed=decisions.values.get("pack_operands", False),
         crosswise=decisions.values.get("transpose_operands", False),
         products=product_tile(decisions),

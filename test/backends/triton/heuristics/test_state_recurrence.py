@@ -69,7 +69,9 @@ CASES: tuple[tuple[Callable[..., Any], tuple[torch.Tensor, ...]], ...] = (
 )
 
 
-def _bound(kernel: Callable[..., Any], args: tuple[Any, ...], on: str | None = "h200", **settings: Any) -> helion.BoundKernel:
+def _bound(
+    kernel: Callable[..., Any], args: tuple[Any, ...], on: str | None = "h200", **settings: Any
+) -> helion.BoundKernel:
     return helion.kernel(kernel, **{"static_shapes": True, **settings}).bind(args, target=on)
 
 
@@ -84,15 +86,19 @@ def test_loads_are_ahead_and_each_scheduler_has_a_program(
     (tile,) = seed.config["block_sizes"]
     programs = b * cdiv(channels, tile)
     assert programs >= min(b * channels, 3 * target(on).num_sms) or tile == 1
-    assert seed.config["load_ahead"] >= 2
-    assert seed.config["load_ahead"] % seed.config["range_unroll_factors"][1] == 0
+    stages, unrolled = seed.config["range_num_stages"][1], seed.config["range_unroll_factors"][1]
+    if stages:
+        # Triton pipelines no loop that carries a value over more than one turn
+        assert seed.config["load_ahead"] in (0, unrolled)
+        assert 3 * seed.predicted.shared_bytes <= target(on).smem_per_sm_bytes
+    else:
+        assert seed.config["load_ahead"] >= 2 and seed.config["load_ahead"] % unrolled == 0
     whole = args[0].shape[2] if kernel is delta_rule else args[2].shape[1]
     assert tile * 2 ** math.ceil(math.log2(whole)) <= 32 * 64 * seed.config["num_warps"]
 
 
-@pytest.mark.parametrize("settings", [{"static_shapes": False}, {"checked": True}])
-def test_where_nothing_can_be_loaded_ahead_others_are_asked(settings: dict[str, bool]) -> None:
-    bound = _bound(*CASES[0], **settings)
+def test_where_nothing_can_be_loaded_ahead_others_are_asked() -> None:
+    bound = _bound(*CASES[0], checked=True)
     assert all(seed.heuristic != NAME for seed in bound.seeds)
 
 
@@ -106,8 +112,7 @@ def test_first_config_gives_what_torch_gives() -> None:
     b, t, d, e = 2, 17, 33, 5
     args = tuple(torch.randn(shape) * 0.3 + 0.2 for shape in ((b, t, d), (b, t, d), (b, t, e), (b, t)))
     bound = _bound(delta_rule, args, None)
-    config = bound.default_config()
-    assert config["load_ahead"] > 1
+    assert bound.default_config()["load_ahead"] > 1
     q, k, v, beta = (x.double() for x in args)
     state, rows = torch.zeros(b, e, d, dtype=torch.float64), []
     for step in range(t):
