@@ -2,7 +2,8 @@
 faster than one.
 
 Matches kernels all of whose products can be computed first (``passes/materialize.py``) and have rows that are reduced. Tiles of the
-products are those of a plain product of the same size; products of TF32 that Hopper's matrix unit takes turned around are turned. Rows
+products are those of a plain product of the same size; products of TF32 that Hopper's matrix unit takes turned around are turned, or their
+operands are copied along K where that is little beside the product. Rows
 of the rest, and warps, come from the budget over live tiles that sizes reductions without products. Measured on an H200 (CUDA 13.0,
 Triton 3.6, 2026-11-23), in microseconds, as two kernels with a layer norm in the second, beside the fastest measured config of one kernel: in fp32
 2048 x 2048 x 2048 takes 70 and 352, 1024 x 1024 x 1024 27 and 54, 131072 x 512 x 512 436 and 506; whole rows of 131072 x 512 x 4096 in
@@ -21,7 +22,8 @@ from ...._shapes import cdiv
 from ....autotuner.proposal import Declined, Heuristic
 from ....hardware import MemoryClass, Target
 from ..proposal import TritonProposal
-from ..resources.materialized import ProductLaunch, one_product
+from ..resources import rewritten
+from ..resources.materialized import ProductLaunch, one_product, predict_products
 from .product_tiles import ProductSizer, single_product
 from .reduction_budget import allocate
 from .reduction_launch import launch
@@ -35,6 +37,10 @@ _FEWER = 0.9
 #: SMs that have one at least. On an H200 the first takes 63 us for 2048 x 2048 x 2048, with pointers 95,
 #: and 256 x 128 in eight warps 73; the second 24 us for 1024 x 1024 x 1024, where the first takes 31 (2026-11-23).
 _TURNED, _FULL = (((128, 128, 32), 4), ((128, 64, 32), 5), ((64, 64, 32), 6)), 0.8
+#: The tile of products whose operands are copied along K, warps and stages, of which an SM has two programs; and how many times as long as
+#: turned around it is predicted to take at most, copies included, to come first: what goes through registers is not counted. On an H200
+#: 2048 x 2048 x 2048 takes 61.8 us so and 60.3 turned around, where 79 and 67 are predicted (2026-11-23).
+_COPIED, _TURNING = ((128, 128, 32), 4, 3), 1.1
 
 
 class TritonProductsFirstHeuristic(Heuristic):
@@ -61,7 +67,11 @@ class TritonProductsFirstHeuristic(Heuristic):
 def _products(apart: ApartFact, target: Target) -> ProductLaunch | Declined:
     """The launch of the products as a kernel of their own."""
     if apart.products.turnable and target.has("wgmma"):
-        return _turned(apart, target)
+        turned, along = _turned(apart, target), _along_depth(apart, target)
+        if along is None:
+            return turned
+        us = [predict_products(apart, each, {}, target).time_us for each in (along, turned)]
+        return along if us[0] <= _TURNING * us[1] else turned
     facts = one_product(apart)
     extents = single_product(facts)
     if isinstance(extents, Declined):
@@ -85,7 +95,7 @@ def _turned(apart: ApartFact, target: Target) -> ProductLaunch:
     def programs(launch: ProductLaunch) -> int:
         return batch * math.prod(cdiv(extent, side) for extent, side in zip(extents, launch.tile, strict=False))
 
-    boxed = frozenset(op.slot for op in apart.products.memory_ops if op.matmul_operand)
+    boxed = _boxed(apart)
     made = [ProductLaunch(tile=tile, warps=_WARPS, stages=stages, turned=True, boxed=boxed) for tile, stages in _TURNED]
     return next((each for each in made if programs(each) >= _FULL * target.num_sms), made[-1])
 
@@ -110,6 +120,22 @@ def _fewest_rows(rest: KernelFacts, target: Target) -> TritonProposal:
     return fastest[1] if fastest[0] <= _FEWER * before else first
 
 
+def _along_depth(apart: ApartFact, target: Target) -> ProductLaunch | None:
+    """The products from copies of operands along K; None where descriptors would not move what is read then."""
+    if not apart.products.crosswise:
+        return None
+    copied = rewritten.transposed(one_product(apart))
+    extents = single_product(copied)
+    if isinstance(extents, Declined) or not ProductSizer(copied, extents, target).movable:
+        return None
+    tile, warps, stages = _COPIED
+    return ProductLaunch(tile=tile, warps=warps, stages=stages, crosswise=True, boxed=_boxed(apart))
+
+
+def _boxed(apart: ApartFact) -> frozenset[int]:
+    return frozenset(op.slot for op in apart.products.memory_ops if op.matmul_operand)
+
+
 def _both(facts: KernelFacts, rest: KernelFacts, first: ProductLaunch, target: Target) -> TritonProposal:
     chosen = _fewest_rows(rest, target)
     keys: dict[str, Any] = {
@@ -119,6 +145,8 @@ def _both(facts: KernelFacts, rest: KernelFacts, first: ProductLaunch, target: T
     }
     if first.turned:
         keys["turn_products"] = True
+    if first.crosswise:
+        keys["transpose_operands"] = True
     if first.boxed:
         slots = range(1 + max(op.slot for op in facts.memory_ops))
         keys["indexing"] = ["tensor_descriptor" if slot in first.boxed else "pointer" for slot in slots]

@@ -6,7 +6,13 @@ import pytest
 import torch
 from harness import tensor
 
-from benchmarks.workloads.products import aligned_experts, packed_geglu, routed_experts
+from benchmarks.workloads.products import (
+    aligned_experts,
+    block_sparse_product,
+    gaussian_affinity,
+    packed_geglu,
+    routed_experts,
+)
 from helion.backends.triton.heuristics.grid_order import ordered
 from helion.backends.triton.proposal import TritonProposal
 from helion.hardware import target
@@ -18,7 +24,8 @@ def test_rows_of_many_experts_are_read_by_all_columns_at_once() -> None:
     args = (tensor(16384, 2048, dtype=BF16), tensor(32, 1536, 2048, dtype=BF16), tensor(16384, dtype=torch.int64))
     kernel = aligned_experts.bind((*args, tensor(256, dtype=INT32)), target="h200")
     config = kernel.default_config()
-    assert config["loop_orders"] == [[1, 0]]
+    assert config["loop_orders"] == [[1, 0]] and config["block_sizes"] == [256, 64] and config["num_warps"] == 4
+    assert config["indexing"][3] == "tensor_descriptor"
     rows_first = kernel._analysis.predict(kernel._analysis.full_config({**config, "loop_orders": [[0, 1]]}))
     assert kernel._analysis.predict(config).time_us < 0.9 * rows_first.time_us
 
@@ -43,9 +50,21 @@ def test_an_operand_that_two_products_read_is_staged_once() -> None:
     assert config["block_sizes"] == [128, 128, 64] and config["num_stages"] == 4 and config["l2_groupings"] > [1]
 
 
-def test_what_fits_the_cache_stays_in_its_order() -> None:
+def test_an_order_that_is_proposed_stays() -> None:
     args = (tensor(4096, 1024, dtype=BF16), tensor(8, 2880, 1024, dtype=BF16), tensor(4096, dtype=torch.int64))
     kernel = aligned_experts.bind((*args, tensor(64, dtype=INT32)), target="h200")
-    assert kernel.default_config()["loop_orders"] == [[0, 1]]
+    assert kernel.default_config()["loop_orders"] == [[0, 1]]  # all rows fit the cache
     given = TritonProposal(reason="", block_sizes={1: 128, 2: 64}, num_warps=4, num_stages=3, loop_orders={0: (1, 0)})
     assert ordered(kernel.facts, given, target("h200")) is given
+
+
+def test_nothing_is_known_of_what_programs_share_where_data_says_what_they_read() -> None:
+    args = (tensor(4096, 64, 64, dtype=BF16), tensor(4096, dtype=INT32), tensor(513, dtype=INT32))
+    kernel = block_sparse_product.bind((*args, tensor(32768, 4096, dtype=BF16)), target="h200")
+    assert all(seed.config["loop_orders"] == [[0, 1]] for seed in kernel.seeds)
+
+
+def test_sums_beside_a_product_leave_room_for_a_second_program() -> None:
+    args = (tensor(5000, 768, dtype=BF16), tensor(10000, 768, dtype=BF16), 0.5)
+    config = gaussian_affinity.bind(args, target="h200").default_config()
+    assert config["pid_type"] == "flat" and config["num_stages"] == 3 and config["l2_groupings"] == [8]
