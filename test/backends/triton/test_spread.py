@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -259,6 +260,28 @@ def test_loops_whose_end_is_an_argument() -> None:
     assert "_helion_parts" in kernel.bind((x, 5)).to_triton_code()
 
 
+def test_every_config_gives_the_same() -> None:
+    """Parts beside every other key of the space."""
+    torch.manual_seed(0)
+    x, weight, rng = torch.randn(200, 16) + 5, torch.randn(16), random.Random(0)
+    bound = helion.kernel(centred, static_shapes=True).bind((x, weight))
+    mean, variance = moments(x)
+    apart = x.double() - mean
+    for _ in range(6):
+        asked = {field.key: field.random(rng) for field in bound.config_spec.fields}
+        sizes = [rng.choice((8, 16, 32)) for _ in range(4)]
+        asked |= {
+            "block_sizes": sizes,
+            "split_k": rng.choice((2, 4, 8)),
+            "flatten_loops": [False] * len(asked["flatten_loops"]),
+        }
+        config = bound.config_spec.repair(asked)
+        assert config["split_k"] > 1
+        out, variances = bound.compile_config(config)(x, weight)
+        near(variances, variance[0])
+        near(out, (apart - apart.amin(0)) * torch.rsqrt(variance + 1e-5) * weight.double())
+
+
 # --- what is declined ------------------------------------------------------------------------------------------------------
 
 
@@ -477,6 +500,15 @@ def test_second_kernel_begins_where_the_first_ended() -> None:
     text = bound.to_triton_code({"block_sizes": [64, 256, 256], "split_k": 512})
     first, second = text.split("@triton.jit")[1:]
     assert "ends" not in first and "- walked" in second and second.count("if eq:") == 1
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_80", "gfx942"])
+def test_kernels_compile_without_spills(target: str) -> None:
+    bound = helion.kernel(centred, static_shapes=True).bind((tensor(100352, 250), tensor(250)), target=target)
+    stages = [0, 3, 3, 3]
+    bound.set_config({"block_sizes": [64, 128, 128, 128], "split_k": 64, "num_warps": 4, "range_num_stages": stages})
+    taken = bound.resources()
+    assert taken.fits and taken.spill_bytes == 0
 
 
 @pytest.mark.parametrize(
