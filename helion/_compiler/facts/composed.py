@@ -134,6 +134,7 @@ def pointwise_fact(
             else:
                 slab *= fixed.get(axis, extent) if axis is not None and stride else 1
         max_slab = max(max_slab, slab)
+    beside = _beside_run(walk.program, axes, memory_ops)
     return PointwiseFact(
         total_numel=max(1, total),
         slab_numel=_slab(full, tiled, max(1, total)),
@@ -143,17 +144,33 @@ def pointwise_fact(
         sfu_ops=sum(map(is_sfu, walk.pointwise)),
         gather_stride=gather_stride,
         max_op_slab=max_slab,
-        one_run=_is_one_run(walk.program, axes, memory_ops),
+        one_run=beside == (),
+        rows_beside_run=_are_rows(beside, memory_ops, total),
     )
 
 
-def _is_one_run(program: Program, axes: tuple[AxisFact, ...], memory_ops: tuple[MemoryOpFact, ...]) -> bool:
+#: Elements of a run for each of a row's, at least, where the row is read anew for all of them.
+_ROW_REUSE = 16
+
+
+def _beside_run(
+    program: Program, axes: tuple[AxisFact, ...], memory_ops: tuple[MemoryOpFact, ...]
+) -> tuple[MemoryOpFact, ...] | None:
+    """The accesses along the grid that are not all of one run in memory, None where the grid cannot be walked as a run."""
     grid = program.roots[0].axes
-    if len(program.roots) > 1 or len(grid) < 2:
-        return False
+    if len(program.roots) > 1 or len(grid) < 2 or can_flatten(program, 0) is not None:
+        return None
     extents = {axis.block: axes[axis.block].extent for axis in grid}
     tiled = [op for op in memory_ops if op.gathered or not extents.keys().isdisjoint(op.subscript_axes)]
-    return all(op.is_one_run(extents) for op in tiled) and can_flatten(program, 0) is None
+    return tuple(op for op in tiled if not op.is_one_run(extents))
+
+
+def _are_rows(beside: tuple[MemoryOpFact, ...] | None, memory_ops: tuple[MemoryOpFact, ...], total: int) -> bool:
+    """Whether all of ``total`` elements share what some loads ``beside`` the run read, such as a bias, which the caches keep."""
+    if not beside or len(beside) == len(memory_ops):
+        return False
+    loads = all(op.kind == "load" and op.static and not op.gathered for op in beside)
+    return loads and all(_ROW_REUSE * op.accessed_numel <= total for op in beside)
 
 
 def _slab(full: Sequence[MemoryOpFact], tiled: Collection[int], total: int) -> int:

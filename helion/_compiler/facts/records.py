@@ -268,7 +268,8 @@ class PointwiseFact:
     widest of them in memory; ``compute_itemsize``: the widest value on the way to a store (index arithmetic aside).
     ``contiguous_axes``: tiled axes with stride 1 in some full access. ``sfu_ops`` counts transcendental ops.
     ``gather_stride`` is the largest index scale on a stride-1 axis, ``max_op_slab`` the largest untiled fan-out of one.
-    ``one_run``: all that is tiled is one run in memory, which a flattened grid walks over.
+    ``one_run``: all that is tiled is one run in memory, which a flattened grid walks over. ``rows_beside_run``: all but loads of few
+    elements, such as a bias.
     """
 
     total_numel: int
@@ -280,6 +281,7 @@ class PointwiseFact:
     gather_stride: int
     max_op_slab: int
     one_run: bool = False
+    rows_beside_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
