@@ -49,6 +49,8 @@ from .simplify import drop_dead
 _LEAST_PRODUCTS = 2
 #: Constants at most that are added to indices, so that sums of 32 bits do not overflow.
 _LARGEST = 2**20
+#: Scalars of 64 bits that are farther from 0 compare with indices as this one does, and sums with it do not overflow.
+_FARTHEST = 2**60
 #: Comparisons as ``sign * (left - right) + shift >= 0``.
 _COMPARISONS: Mapping[str, tuple[int, int]] = {"ge": (1, 0), "gt": (1, -1), "le": (-1, 0), "lt": (-1, -1)}
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -92,11 +94,13 @@ def _is_peelable(program: Program, op: Op) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Term:
-    """``sign`` times integers that all tiles of a loop have in common: a scalar, or the indices of a block."""
+    """``sign`` times integers that all tiles of a loop have in common: a scalar, or the indices of a block. What is compared is
+    the scalar as a number of ``dtype``, that of the indices, where a wider one loses its upper bits; None where it fits."""
 
     sign: int
     scalar: Value | None = None
     block: int | None = None
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,17 +145,19 @@ class _Reader:
         name = op.attrs.name if isinstance(op.attrs, PointwiseAttrs) else ""
         if name not in _COMPARISONS:
             return None
-        left, right = (self.compared(operand) for operand in op.operands)
+        first, second = op.operands
+        left, right = self.compared(first, second), self.compared(second, first)
         if left is None or right is None:
             return None
         sign, shift = _COMPARISONS[name]
         line = _Line(start=shift).plus(left, sign).plus(right, -sign)
         return _Condition(value=op.result.number, line=line) if abs(line.slope) == 1 else None
 
-    def compared(self, operand: Operand) -> _Line | None:
-        """One side of a comparison: a line, or any scalar."""
+    def compared(self, operand: Operand, other: Operand) -> _Line | None:
+        """One side of a comparison with ``other``: a line, or any scalar, which is converted to the dtype of indices."""
         if isinstance(operand, Value) and not operand.dims and operand.dtype in _SIGNED and self.is_outside(operand):
-            return _Line(terms=(_Term(sign=1, scalar=operand),))
+            dtype = other.dtype if isinstance(other, Value) else None
+            return _Line(terms=(_Term(sign=1, scalar=operand, dtype=dtype),))
         return self.line(operand)
 
     def is_outside(self, value: Value) -> bool:
@@ -383,10 +389,15 @@ class _Places:
             dtype, kind, attrs = self.peeler.program.index_dtype, "tile", TileAttrs(term.block, "begin")
             return self.out.cast(self.out.emit(kind, (), dtype, (), attrs), torch.int64)
         assert term.scalar is not None
-        maker = self.peeler.makers.of(term.scalar)
-        if maker is None or maker.kind not in ("number", "tile"):
-            return self.out.cast(term.scalar, torch.int64)
-        return self.out.cast(self.out.emit(maker.kind, (), term.scalar.dtype, (), maker.attrs), torch.int64)
+        maker, scalar = self.peeler.makers.of(term.scalar), term.scalar
+        if maker is not None and maker.kind in ("number", "tile"):
+            scalar = self.out.emit(maker.kind, (), scalar.dtype, (), maker.attrs)
+        if term.dtype is None or scalar.dtype != torch.int64 or (maker is not None and maker.kind == "tile"):
+            return self.out.cast(scalar, torch.int64)
+        if term.dtype != torch.int64:
+            return self.out.cast(self.out.cast(scalar, term.dtype), torch.int64)
+        near = self.out.emit("pointwise", (scalar, _FARTHEST), torch.int64, (), PointwiseAttrs("minimum"))
+        return self.out.emit("pointwise", (near, -_FARTHEST), torch.int64, (), PointwiseAttrs("maximum"))
 
     def tiles(self, elements: Value | int) -> Value | int:
         """Where the whole tiles among so many elements from the begin of the loop on end."""

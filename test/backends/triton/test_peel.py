@@ -111,6 +111,25 @@ def test_runs_give_what_one_loop_gives(name: str) -> None:
         assert (result.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+def _below(i, j, reach):
+    return i - j < reach
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("visible", [_below, _prefix])
+def test_scalars_beyond_indices_are_converted_as_comparisons_do(
+    visible: Callable[..., Any], index_dtype: torch.dtype
+) -> None:
+    q, k, v = (torch.randn(rows, 16) + 0.5 for rows in (33, 45, 45))
+    whole, peeled = (helion.Config(block_sizes=[16, 16], peel_masks=each) for each in (False, True))
+    for reach in (-(2**63), -(2**40), 20 - 2**32, 2**31 + 9, 2**63 - 1):
+        args = (q, k, v, reach, visible, False, False)
+        bound = helion.kernel(attention, static_shapes=True, index_dtype=index_dtype).bind(args)
+        assert bound.to_triton_code(peeled).count("in tl.range(") == 3
+        result = bound.compile_config(peeled)(*args)
+        torch.testing.assert_close(result, bound.compile_config(whole)(*args))
+
+
 def _bodies(code: str) -> list[str]:
     """The text of each loop of a kernel."""
     return re.split(r"\n    for ", code.split("tl.store")[0])[1:]
