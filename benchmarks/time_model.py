@@ -313,8 +313,14 @@ def summary(found: Sequence[Score]) -> str:
         f"{len(found)} cells: median rank correlation {np.median([score.correlation for score in found]):.3f}; "
         f"first pick / best {mean_of(score.first for score in found):.3f}, worst kernel "
         f"{max(map(mean_of, kernels.values())):.3f}; one of five within {NEAR}: {near:.0%}; pairs in order: "
-        f"{np.mean([score.ordered for score in found]):.0%}"
+        f"{np.mean([score.ordered for score in found]):.0%}{_of_seeds(found)}"
     )
+
+
+def _of_seeds(found: Sequence[Score]) -> str:
+    """How far first seeds are from the best, where the sweep has timed any."""
+    seeds = [score.seed for score in found if score.seed is not None]
+    return f"; first seed / best {mean_of(seeds):.3f} of {len(seeds)}" if seeds else ""
 
 
 def comparison(found: Sequence[Score]) -> list[str]:

@@ -116,7 +116,7 @@ def test_reports_name_every_kernel() -> None:
     ]
     assert summary(found) == (
         "2 cells: median rank correlation 0.700; first pick / best 1.196, worst kernel 1.300; one of five within 1.02: 50%; "
-        "pairs in order: 70%"
+        "pairs in order: 70%; first seed / best 1.200 of 1"
     )
     assert [line.split()[0] for line in comparison(found)] == ["kernel", "a", "b"]
     assert comparison(found)[1].split()[1:] == ["1", "0.50", "1.100", "1.10", "1.200", "1.20"]
