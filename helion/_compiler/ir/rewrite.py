@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from .grammar import Op, Operand, Program, Region, Value
+
+_Answer = TypeVar("_Answer")
 
 
 class Declined(Exception):
     """Why a program cannot be rewritten in some way."""
+
+
+def remembered(question: Callable[[Program], _Answer]) -> Callable[[Program], _Answer]:
+    """A function of a program that gives for the last few the same answer again, ``Declined`` among them."""
+
+    @functools.lru_cache(maxsize=16)
+    def answers(itself: _Itself) -> _Answer | _Refusal:
+        try:
+            return question(itself.program)
+        except Declined as declined:
+            return _Refusal(str(declined))
+
+    @functools.wraps(question)
+    def answer(program: Program) -> _Answer:
+        found = answers(_Itself(program))
+        if isinstance(found, _Refusal):
+            raise Declined(found.reason)
+        return found
+
+    return answer
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    reason: str
+
+
+class _Itself:
+    """A program, equal to itself alone: to compare all of it would take longer than most questions."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def __hash__(self) -> int:
+        return id(self.program)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.program is self.program
 
 
 def map_ops(program: Program, change: Callable[[Op], Op]) -> Program:

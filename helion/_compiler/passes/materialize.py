@@ -17,7 +17,6 @@ sums; a narrower one where nothing but casts to that dtype reads them.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -49,7 +48,7 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.ops import OPS
-from ..ir.rewrite import Declined, Makers, expand_ops
+from ..ir.rewrite import Declined, Makers, expand_ops, remembered
 from .products import Product, find_products
 from .simplify import drop_dead
 
@@ -103,36 +102,11 @@ class _Known:
     sides: Sides
 
 
+@remembered
 def _known(program: Program) -> _Known:
-    answer = _ask(_Itself(program))
-    if isinstance(answer, str):
-        raise Declined(answer)
-    return answer
-
-
-class _Itself:
-    """A program, equal to itself alone: to compare all of it would take longer than to rewrite it."""
-
-    __slots__ = ("program",)
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-    def __hash__(self) -> int:
-        return id(self.program)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other.program is self.program
-
-
-@functools.lru_cache(maxsize=16)
-def _ask(itself: _Itself) -> _Known | str:
-    try:
-        found = find_products(itself.program)
-        rewriter = _Rewriter(itself.program, found)
-        return _Known(found=found, made=rewriter.program(), sides=rewriter.sides())
-    except Declined as declined:
-        return str(declined)
+    found = find_products(program)
+    rewriter = _Rewriter(program, found)
+    return _Known(found=found, made=rewriter.program(), sides=rewriter.sides())
 
 
 def offsets_fit(program: Program) -> bool:

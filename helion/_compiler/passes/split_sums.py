@@ -53,7 +53,7 @@ from ..ir.grammar import (
 )
 from ..ir.ops import OPS
 from ..ir.reductions import REDUCTIONS
-from ..ir.rewrite import Declined
+from ..ir.rewrite import Declined, remembered
 from .simplify import drop_dead
 from .spread import check_spread, done_once, renaming, spread, spread_blocks
 
@@ -74,6 +74,7 @@ _REDUCTIONS = {row.combine: row.name for row in REDUCTIONS.values()}
 _NAME = "_helion_parts"
 
 
+@remembered
 def summing_loop(program: Program) -> int:
     """The number of the op that is the loop which ``split_sums`` splits. Raises ``Declined``, with the reason, where it
     splits none whatever the sizes of tiles are."""
