@@ -41,13 +41,14 @@ def operand_bytes(
     num_stages: int,
     target: Target,
     exchanges: Sequence[Exchange],
+    unrolled: int = 1,
 ) -> int:
     """Bytes per block for the operands of all dots, and for ``exchanges`` beside them; each grid loop is a kernel of its
-    own."""
+    own. Loops have ``unrolled`` steps in each iteration."""
     if not facts.matmuls:
         return 0
     units = tuple(unit_of(fact, sizes, num_warps, target) for fact in facts.matmuls)
-    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, list(exchanges))
+    tally = _Tally(facts, sizes, num_warps, num_stages, target, units, list(exchanges), unrolled=unrolled)
     tally.staged()
     tally.computed()
     barriers = _BARRIER_BYTES if "tcgen05" in units else 0
@@ -103,6 +104,8 @@ class _Tally:
     turns: dict[int, int] = field(default_factory=dict)
     passing: list[_Passing] = field(default_factory=list)
     homes: list[int] = field(default_factory=list)
+    #: Steps that an iteration of a loop has: each is prefetched into copies of its own.
+    unrolled: int = 1
 
     def __post_init__(self) -> None:
         for region in self.facts.regions:  # parents come first
@@ -204,7 +207,7 @@ class _Tally:
                     self.loops[loop] = self.loops.get(loop, 0) + size
             prefetched.add(operand.slot)
             known = layouts.setdefault(operand.slot, set())
-            if self.stays(operand) and unit == "wgmma":
+            if self.stays(operand) and unit != "mma":
                 # one copy serves all products that take it the same way, and is there until the last
                 own = 0 if layout in known else own
                 last = max(o.dot for o in self.facts.staged if o.slot == operand.slot)
@@ -213,6 +216,7 @@ class _Tally:
             known.add(layout)
             self.add(operand.region, own, last, operand.after, operand.axes)
         self.outlasting(again)
+        self.read_twice()
         self.sources()
 
     def read_in_place(self) -> dict[int, tuple[int, StagedOperand]]:
@@ -230,6 +234,39 @@ class _Tally:
             for slot, operands in found.items()
             if len(operands) > 1 and all(map(alike, operands))
         }
+
+    def read_twice(self) -> None:
+        """What AMD writes once, as rows of a left operand, for products of several layouts, those whose left operand of the same
+        shape may be computed from it among them: it is there until the last has read it, while other loads, and what is computed
+        until then, take turns."""
+        if self.target.kind != "hip":
+            return
+        products = self.facts.matmuls
+        alone = [o for o in self.facts.staged if self.pipeline_of(o.region) is None]
+        rows = [o for o in alone if o.role == "lhs" and not self.is_permuted(o)]
+        for operand in rows:
+            same = [o for o in rows if o.slot == operand.slot]
+            taking = [products[o.dot] for o in same]
+            axes = operand.region, *operand.axes
+            computed = [p for p in products if p.lhs_slot is None and (p.region, p.m_axis, p.k_axis) == axes]
+            if len({self.product_layout(fact) for fact in (*taking, *computed)}) > 1:
+                home, last = self.home(operand.region), max(o.dot for o in same)
+                near = (o for o in alone if o.slot != operand.slot and self.home(o.region) == home)
+                others = [max(self.sides(o, products[o.dot])) for o in near]
+                for fact in products[: last + 1]:
+                    m, n, k = tile_shape(fact, self.sizes)
+                    others.append(m * k * fact.lhs_dtype.itemsize if fact.lhs_slot is None else 0)
+                    others.append(k * n * fact.rhs_dtype.itemsize if fact.rhs_slot is None else 0)
+                size = self.sides(operand, products[operand.dot])[0] + max(others)
+                self.turns[home] = max(self.turns.get(home, 0), size)
+
+    def product_layout(self, fact: MatmulFact) -> tuple[object, ...]:
+        """What the layout in which AMD's threads hold the left operand of a product depends on: how its warps stand, which
+        products in a row change, and the width of its numbers."""
+        consumed = any(fact.number in other.consumes for other in self.facts.matmuls)
+        m, n, _ = tile_shape(fact, self.sizes)
+        warps = fragment_warps((m, n), self.num_warps, self.target)
+        return warps, bool(fact.consumes), consumed, fact.lhs_dtype.itemsize
 
     def outlasting(self, again: Mapping[int, Sequence[int]]) -> None:
         """Operands of a product both of which earlier ones take as well outlast those by an iteration. ``again`` has their
@@ -266,7 +303,7 @@ class _Tally:
         for loop, size in found.items():
             # tiles of several shapes do not come in the layout of the operand
             into = self.turns if self.target.kind == "hip" and len(shapes[loop]) == 1 else self.loops
-            into[loop] = into.get(loop, 0) + size
+            into[loop] = into.get(loop, 0) + size * (self.unrolled if into is self.turns else 1)
 
     def sides(self, operand: StagedOperand, fact: MatmulFact) -> tuple[int, int]:
         """Bytes of an operand as it is loaded, and as the dot takes it."""
@@ -404,7 +441,7 @@ class _Tally:
         if self.home(region) != region:
             return self.nested(region)
         passing = max(self.peak(own) + self.turns.get(region, 0), self.at_once(own, self.exchanged(region)))
-        return self.loops.get(region, 0) + max(passing, self.held(own, region) + self.nested(region))
+        return self.unrolled * self.loops.get(region, 0) + max(passing, self.held(own, region) + self.nested(region))
 
     def exchanged(self, region: int) -> list[Exchange]:
         """What is exchanged in ``region``, and in loops of one iteration in it."""

@@ -38,7 +38,7 @@ def predict(
     """``sizes`` has the elements of every block: tiles, fixed ones, and whole dimensions (padded, or a chunk).
 
     ``prefetch_stages`` are those that a loop asks for by itself, which Triton gives loops without a product too; each loads for
-    ``unrolled`` steps. Loops over single indices load ``ahead`` steps earlier.
+    ``unrolled`` steps, as do those of ``num_stages``. Loops over single indices load ``ahead`` steps earlier.
     ``descriptor_slots`` are the memory slots that tensor descriptors move; ``once``: a program does not go on to another tile, so
     that what it stores behind its loops may lie where operands were. Asked again for the same, it answers the same object:
     heuristics and the legaliser look at one launch several times.
@@ -89,8 +89,8 @@ def _predict(
     registers, least, risk, done = _unstaged(same, sorted_sizes, num_warps, target)
     registers += ahead * ahead_registers(facts, sizes, num_warps, target)
     last = stored_behind_loops(facts) & descriptor_slots if once else frozenset()
-    shared = shared_bytes(facts, sizes, num_warps, num_stages, target)
-    shared += descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
+    shared = shared_bytes(facts, sizes, num_warps, num_stages, target, unrolled)
+    shared += unrolled * descriptor_bytes(facts, sizes, descriptor_slots - last, num_stages)
     shared = max(shared, descriptor_bytes(facts, sizes, last, num_stages))
     shared += unrolled * prefetched_bytes(facts, sizes, prefetch_stages, target)
     columns = tensor_memory_columns(facts, sizes, num_warps, target)

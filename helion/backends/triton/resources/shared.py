@@ -32,14 +32,17 @@ _BARRIER_BYTES, _BARRIER_ALIGNMENT = 8, 16
 _BOX_ALIGNMENT = 128
 
 
-def shared_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target) -> int:
-    """Operands of dots and what is exchanged between them, or whatever else goes through shared memory."""
+def shared_bytes(
+    facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, num_stages: int, target: Target, unrolled: int = 1
+) -> int:
+    """Operands of dots, of which loops prefetch those of ``unrolled`` steps at once, and what is exchanged between them, or
+    whatever else goes through shared memory."""
     results = _reduction_bytes(facts, sizes, num_warps, target)
     exchanges = [Exchange(region=region, size=size) for region, size in results.items()]
     prefetched = prefetched_sources(facts, sizes, num_warps, num_stages, target) if facts.matmuls else frozenset()
     exchanges += _product_exchanges(facts, sizes, num_warps, target, prefetched)
     return max(
-        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges),
+        operand_bytes(facts, sizes, num_warps, num_stages, target, exchanges, unrolled),
         max((each.size for each in exchanges), default=0),
         _narrow_bytes(facts, sizes, num_warps, target),
         _transposed_bytes(facts, sizes, num_warps, target),
@@ -272,8 +275,8 @@ def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int, 
 
 
 def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
-    """Tiles change their layout in shared memory between accesses whose contiguous axis in memory or whose width
-    differs."""
+    """Tiles change their layout in shared memory between accesses whose contiguous axis in memory, whose order of axes or
+    whose width differs."""
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
@@ -287,7 +290,7 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
         # halves of a pair are taken apart within a thread
         pairs = any(sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops)
         widths = _widths(ops, sizes, threads)
-        if len(inner) > 1 or pairs or len(widths) > 1:
+        if len(inner) > 1 or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads):
             least = _FLOAT_BYTES if pairs else 1  # pairs are widened before
             rows = ops[0].tile_axes
             in_rows = not pairs and all(op.tile_axes == rows and inner_axis(op) in (rows[-1], None) for op in ops)
@@ -303,6 +306,24 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
             # with fewer elements than threads it is computed in the layout of another tile
             most = max(most, *(numel * max(_FLOAT_BYTES, op.itemsize) for op in ops))
     return most
+
+
+def _are_permuted(ops: Sequence[MemoryOpFact], sizes: Mapping[int, int], vector: int, threads: int) -> bool:
+    """Whether accesses of one tile have its axes in orders that give threads different elements. Threads stand along the
+    contiguous axis first and then along the others, from the last to the first."""
+    layouts: dict[tuple[int, ...], set[tuple[object, ...]]] = {}
+    for op in ops:
+        inner = inner_axis(op)
+        axes = tuple(axis for axis in op.tile_axes if sizes[axis] > 1)
+        order = axes
+        if inner is not None and axes.count(inner) == 1:
+            order = *(axis for axis in axes if axis != inner), inner
+        layout: tuple[object, ...] = order
+        if len(set(order)) == len(order):
+            held = rows_held(order, sizes, vector, threads)
+            layout = *sorted(held.items()), *(axis for axis in order if held[axis] != sizes[axis] - 1)
+        layouts.setdefault(tuple(sorted(axes)), set()).add(layout)
+    return any(len(known) > 1 for known in layouts.values())
 
 
 def _width_rounds(op: MemoryOpFact, widths: set[int], itemsize: int, sizes: Mapping[int, int], threads: int) -> int:
@@ -354,6 +375,8 @@ def _product_exchanges(
     fragments of a product but read and write whole rows, save for AMD's plain stores, which write the fragments, and for
     loads that are ``prefetched``, by slot."""
     products = [{fact.m_axis, fact.n_axis} for fact in facts.matmuls]
+    # the product's own numbers, or what is loaded after it is widened to theirs
+    wide = target.kind == "hip" or any(unit_of(f, sizes, num_warps, target) == "tcgen05" for f in facts.matmuls)
     for op in (*facts.memory_ops, *facts.atomics) if products else ():
         if op.kind == "load" and op.slot in prefetched:
             continue
@@ -364,7 +387,7 @@ def _product_exchanges(
             transposed = any(op.tile_axes[0] in axes for axes in products)
         elif op.kind == "load":
             transposed = product and op.matmul_operand is None
-            if target.kind == "hip":  # widened before
+            if wide:
                 itemsize = max(itemsize, _FLOAT_BYTES)
         else:
             transposed = len(op.tile_axes) > 1 and not (target.kind == "hip" and op.kind == "store" and product)

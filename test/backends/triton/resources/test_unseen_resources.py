@@ -10,7 +10,10 @@ import torch
 from unseen_kernels import unseen
 from varied_kernels import Varied
 
+import helion
+import helion.language as hl
 from helion.autotuner.proposal import Predicted
+from helion.backends.triton.backend import Triton
 from helion.backends.triton.resources.layouts import moved_at_once
 from helion.backends.triton.resources.matrix import unit_for
 from helion.backends.triton.resources.predict import predict
@@ -64,10 +67,73 @@ def test_what_spills_is_foreseen(name: str, case: str, gpu: str, config: dict[st
         ("logistic_gradient", "1000x16384 float16", "sm_90", {"block_sizes": [8, 1], "num_warps": 16}, 16384),
         ("cosine_scores", "4096x2048x4096 bfloat16", "sm_90", {"block_sizes": [128, 128, 64], "num_stages": 6}, 163840),
         ("bytes_to_bytes", "4096x4096x4096", "sm_100", {"block_sizes": [128, 256, 128], "num_stages": 4}, 147456),
+        # one copy of rows that two products take, and a product that changes its layout before it is rounded
+        ("gated_by_itself", "1000x777x1300 float16", "sm_100", {"block_sizes": [128, 64, 64], "num_stages": 4}, 65568),
+        ("gated_by_itself", "1000x777x1300 float16", "sm_100", {"block_sizes": [128, 128, 32], "num_stages": 2}, 65536),
     ],
 )
 def test_shared_memory_is_close(name: str, case: str, gpu: str, config: dict[str, Any], real: int) -> None:
     assert real <= predicted(name, case, gpu, **config).shared_bytes <= 1.10 * real + 2048
+
+
+#: GPUs, and how many copies of each operand three stages have there.
+UNROLLED = [("sm_80", 2), ("sm_90", 3), ("sm_100", 3), ("gfx942", 2)]
+
+
+@helion.kernel()
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    for row, column in hl.tile(out.size()):
+        acc = hl.zeros([row, column], dtype=torch.float32)
+        for depth in hl.tile(x.size(1)):
+            acc = hl.dot(x[row, depth], y[depth, column], acc=acc)
+        out[row, column] = acc.to(x.dtype)
+    return out
+
+
+@helion.kernel()
+def turned_blocks(x: torch.Tensor) -> torch.Tensor:
+    """The first two axes of blocks change places; the contiguous one stays."""
+    out = torch.empty([x.size(1), x.size(0), x.size(2)], dtype=x.dtype, device=x.device)
+    for a, b, c in hl.tile(x.size()):
+        out[b, a, c] = x[a, b, c].permute(1, 0, 2)
+    return out
+
+
+@pytest.mark.parametrize(("gpu", "copies"), UNROLLED)
+@pytest.mark.parametrize("unrolled", [1, 2, 4])
+def test_every_step_of_an_unrolled_loop_is_prefetched(gpu: str, copies: int, unrolled: int) -> None:
+    """What Triton 3.7 allocates, but for barriers of 8 bytes."""
+    x = torch.empty(1024, 1024, dtype=torch.bfloat16, device="meta")
+    bound = product.bind((x, x), target=gpu)
+    config = bound.config_spec.repair(
+        {
+            "block_sizes": [64, 64, 32],
+            "num_warps": 4,
+            "num_stages": 3,
+            "range_unroll_factors": [0, unrolled],
+            "indexing": "pointer",
+        }
+    )
+    taken = Triton().predict(bound.facts, bound.config_spec.decode(config), target(gpu)).shared_bytes
+    assert taken // 128 * 128 == unrolled * copies * (64 + 64) * 32 * 2
+
+
+@pytest.mark.parametrize("gpu", ["sm_90", "gfx942"])
+@pytest.mark.parametrize(("blocks", "exchanged"), [([4, 8, 64], True), ([1, 8, 64], False), ([4, 8, 1024], False)])
+def test_axes_in_another_order_change_the_layout(gpu: str, blocks: list[int], exchanged: bool) -> None:
+    """Unless one of them is no longer than 1, or all threads stand along the contiguous axis."""
+    bound = turned_blocks.bind((torch.empty(64, 64, 2048, dtype=torch.bfloat16, device="meta"),), target=gpu)
+    config = bound.config_spec.repair({"block_sizes": blocks, "num_warps": 128 // target(gpu).warp_size})
+    taken = Triton().predict(bound.facts, bound.config_spec.decode(config), target(gpu)).shared_bytes
+    real = bound.resources(config).shared_bytes
+    assert real <= taken and (taken > 0) == exchanged == (real > 0)
+
+
+def test_rows_stay_for_a_product_that_is_computed_from_them() -> None:
+    # 64 x 64 x 2 bytes of rows and of another operand; one turn at a time where nothing stays
+    taken = predicted("state_update", "32x2048x64 bfloat16", "gfx942", num_stages=1).shared_bytes
+    assert taken == 16384
 
 
 def test_products_of_whole_numbers_have_no_unit_of_their_own_in_tensor_memory() -> None:
