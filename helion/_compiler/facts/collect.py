@@ -6,7 +6,7 @@ import functools
 import math
 from dataclasses import replace
 
-from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Program, Root, TileAttrs, Value
+from ..ir.grammar import ForAttrs, MemoryAttrs, Op, Program, Root, TileAttrs, Value, ViewAttrs
 from ..ir.loops import tile_of_bound
 from ..ir.rewrite import Declined, Makers
 from ..passes.ahead import loads_ahead
@@ -61,6 +61,7 @@ def collect_facts(program: Program, rollable: tuple[int, ...]) -> KernelFacts:
         held_tiles=tuple(map(maximal, liveness.held)),
         scans=tuple(_scan(op, walk) for op in walk.scans),
         random_tiles=tuple(walk.tile(op.results[0]) for op in walk.other if op.kind in ("random", "random4")),
+        transposed_squares=tuple(walk.tile(op.results[0]) for op in walk.other if _exchanges(op)),
         atomics=atomic_facts(walk, flow, axes),
         pointwise=pointwise_fact(walk, flow, axes, memory_ops, accumulators, reductions),
         matmul_with_reduction_epilogue=epilogue_fact(matmuls, reductions, axes, products),
@@ -155,6 +156,20 @@ def _is_divisible(program: Program) -> bool:
     except Declined:
         return False
     return True
+
+
+def _exchanges(op: Op) -> bool:
+    """Whether ``op`` permutes a tile so that two dimensions that are one axis change places."""
+    if not isinstance(op.attrs, ViewAttrs) or op.attrs.name != "permute":
+        return False
+    (source,) = op.values()
+    places: dict[int, int] = {}
+    for at in op.attrs.order:
+        for block in source.dims[at].blocks:
+            if places.setdefault(block, at) > at:
+                return True
+            places[block] = at
+    return False
 
 
 def _scan(op: Op, walk: Walk) -> ScanFact:

@@ -446,7 +446,8 @@ class KernelFacts:
     ``live_tiles`` has one snapshot per root: the peak by rank, as in ``ReductionFact``. ``resident_tiles`` has the
     snapshots (per root, none contained in another) of what must be held between ops: elementwise chains work in place
     there, and masks and views cost nothing. ``held_tiles`` are the snapshots of what must be there whole, because it
-    crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers. ``divisible``: programs may
+    crosses a reduction, a dot, a loop or a store. ``random_tiles`` are those of random numbers, ``transposed_squares`` those of
+    which a permutation exchanges dimensions that are one axis, as memory accesses do not show. ``divisible``: programs may
     share the sums of the kernel's product (``passes/split_sums.py``), and ``spread`` are the axes of loops behind the sums that they then
     share, too (``passes/spread.py``). ``hoistable`` are the operands of products that may be computed
     first, ``joinable`` the axes of loops that may be one (``passes/join.py``), in their order. ``turnable``: every product can be
@@ -472,6 +473,7 @@ class KernelFacts:
     held_tiles: tuple[tuple[LiveTiles, ...], ...]
     scans: tuple[ScanFact, ...] = ()
     random_tiles: LiveTiles = ()
+    transposed_squares: LiveTiles = ()
     atomics: tuple[MemoryOpFact, ...] = ()
     pointwise: PointwiseFact | None = None
     matmul_with_reduction_epilogue: MatmulWithReductionEpilogueFact | None = None

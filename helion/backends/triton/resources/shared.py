@@ -14,7 +14,7 @@ from ....hardware import DESCRIPTOR_RANKS, Target
 from .layouts import fragment_held, moved_at_once, rounds, rows_held, spread
 from .matrix import is_k_major, is_transposed, keeps_rows, tile_shape, unit_of
 from .operands import Exchange, operand_bytes, prefetched_sources
-from .tiles import VECTOR_BYTES, inner_axis, tile_bytes, vector_elements
+from .tiles import VECTOR_BYTES, beyond, by_nearness, inner_axis, tile_bytes, vector_elements
 
 #: Warps of the group that shares an asynchronous product.
 _GROUP_WARPS = 4
@@ -206,10 +206,10 @@ def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, 
     for op in facts.memory_ops:
         if not op.tile_axes:
             continue
-        own, inner = set(op.tile_axes), op.tile_axes[-1]
-        larger = [o for o in facts.memory_ops if own < set(o.tile_axes)]
+        own, inner = op.tile_axes, op.tile_axes[-1]
+        larger = [o for o in facts.memory_ops if beyond(o.tile_axes, own)]
         wider = [o for o in larger if o.tile_axes[-1] == inner]
-        rows = max((math.prod(sizes[a] for a in set(o.tile_axes) - own) for o in wider), default=1)
+        rows = max((math.prod(sizes[a] for a in beyond(o.tile_axes, own)) for o in wider), default=1)
         widest = max((o.itemsize for o in wider), default=4)
         spread = rows > 1 and warps_along(sizes[inner], widest, num_warps, target) < num_warps
         across = len(wider) < len(larger) and math.prod(sizes[a] for a in own) >= threads
@@ -234,7 +234,7 @@ def _narrow_rounds(
     target: Target,
 ) -> int:
     """In how many rounds what ``op`` loads goes to the layout of ``wider`` tiles."""
-    if any(inner_axis(o) not in (o.tile_axes[-1], None) for o in (op, *wider)):
+    if any(inner_axis(o) not in (o.tile_axes[-1], None) or _repeats(o.tile_axes) for o in (op, *wider)):
         return 1
     own = vector_elements(op, sizes, threads)
     held = rows_held(op.tile_axes, sizes, own, threads)
@@ -257,21 +257,27 @@ def _expanded_bytes(facts: KernelFacts, sizes: Mapping[int, int], threads: int, 
     combined in has one element after another in neighbouring threads. Few elements are loaded in that layout at once."""
     if facts.matmuls:
         return 0
-    known = {frozenset(op.tile_axes) for op in facts.memory_ops}
+    known = {tuple(sorted(op.tile_axes)) for op in facts.memory_ops}
     found = {fact.tile for fact in facts.reductions} | {axes for tiles in facts.live_tiles for axes, _ in tiles}
     most = 0
-    for axes in (axes for axes in found if frozenset(axes) not in known):
+    for axes in (axes for axes in found if tuple(sorted(axes)) not in known):
         spread_out = rows_held(axes, sizes, 1, threads)
         for op in facts.memory_ops:
             own = op.tile_axes
-            if op.kind != "load" or not own or not set(own) < set(axes) or tile_bytes((own, 1), sizes) < threads:
+            if op.kind != "load" or not own or not beyond(axes, own) or tile_bytes((own, 1), sizes) < threads:
                 continue
             in_rows = inner_axis(op) in (own[-1], None)
             width = vector_elements(op, sizes, threads)
             held = rows_held(own if in_rows else own[::-1], sizes, width, threads)
             moved = moved_at_once(width * op.itemsize, op.itemsize, target) if in_rows else VECTOR_BYTES
-            most = max(most, tile_bytes((own, op.itemsize), sizes) // rounds(held, spread_out, op.itemsize, moved))
+            apart = 1 if _repeats(axes) else rounds(held, spread_out, op.itemsize, moved)
+            most = max(most, tile_bytes((own, op.itemsize), sizes) // apart)
     return most
+
+
+def _repeats(axes: Sequence[int]) -> bool:
+    """Whether several dimensions of a tile are one axis, as those of one constant length are."""
+    return len(set(axes)) < len(axes)
 
 
 def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, target: Target) -> int:
@@ -280,32 +286,41 @@ def _transposed_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: i
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
-    groups: dict[frozenset[int], list[MemoryOpFact]] = {}
+    groups: dict[tuple[int, ...], list[MemoryOpFact]] = {}
     for op in (*facts.memory_ops, *facts.atomics):
         if op.tile_axes:
-            groups.setdefault(frozenset(op.tile_axes), []).append(op)
+            groups.setdefault(tuple(sorted(op.tile_axes)), []).append(op)
     most = 0
     for axes, ops in groups.items():
         inner = {inner_axis(op) for op in ops} - {None}
         # halves of a pair are taken apart within a thread
         pairs = any(sizes[op.tile_axes[-1]] == 2 and vector_elements(op, sizes, threads) < 2 for op in ops)
         widths = _widths(ops, sizes, threads)
+        orders = {by_nearness(op, sizes) for op in ops}
         if len(inner) > 1 or pairs or len(widths) > 1 or _are_permuted(ops, sizes, max(widths), threads):
             least = _FLOAT_BYTES if pairs else 1  # pairs are widened before
             rows = ops[0].tile_axes
-            in_rows = not pairs and all(op.tile_axes == rows and inner_axis(op) in (rows[-1], None) for op in ops)
+            in_rows = (
+                not pairs
+                and not _repeats(axes)
+                and all(op.tile_axes == rows and inner_axis(op) in (rows[-1], None) for op in ops)
+            )
             for op in ops:
                 # where an atomic is gathered, what moves is its addresses
                 scattered = op.kind == "atomic" and op.gathered and target.kind == "cuda"
                 itemsize = _POINTER_BYTES if scattered else max(least, op.itemsize)
                 size = tile_bytes((op.tile_axes, itemsize), sizes)
-                most = max(most, size // (_width_rounds(op, widths, itemsize, sizes, threads) if in_rows else 1))
+                if in_rows:
+                    size //= _width_rounds(op, widths, itemsize, sizes, threads)
+                elif len(orders) > 1 and not pairs and not _repeats(axes):
+                    size //= _order_rounds(ops, orders, itemsize, sizes, threads)
+                most = max(most, size)
         numel = math.prod(sizes[axis] for axis in axes)
-        shared = any(axes & other for other in groups if other != axes)
+        shared = any(not set(axes).isdisjoint(other) for other in groups if other != axes)
         if shared and numel < threads and any(op.kind == "store" for op in ops):
             # with fewer elements than threads it is computed in the layout of another tile
             most = max(most, *(numel * max(_FLOAT_BYTES, op.itemsize) for op in ops))
-    return most
+    return max(most, *(tile_bytes(tile, sizes) for tile in facts.transposed_squares), 0)
 
 
 def _are_permuted(ops: Sequence[MemoryOpFact], sizes: Mapping[int, int], vector: int, threads: int) -> bool:
@@ -332,6 +347,21 @@ def _width_rounds(op: MemoryOpFact, widths: set[int], itemsize: int, sizes: Mapp
     return min((rounds(one, other, itemsize) for one, other in itertools.combinations(held, 2)), default=1)
 
 
+def _order_rounds(
+    ops: Collection[MemoryOpFact],
+    orders: Collection[tuple[int, ...]],
+    itemsize: int,
+    sizes: Mapping[int, int],
+    threads: int,
+) -> int:
+    """In how many rounds a tile of elements of ``itemsize`` bytes changes between accesses that give out threads in
+    different ``orders``."""
+    if len({order[:1] for order in orders}) > 1:
+        return 1
+    held = [rows_held(order[::-1], sizes, width, threads) for order in orders for width in _widths(ops, sizes, threads)]
+    return min((rounds(one, other, itemsize) for one, other in itertools.combinations(held, 2)), default=1)
+
+
 def prefetched_bytes(facts: KernelFacts, sizes: Mapping[int, int], stages: int, target: Target) -> int:
     """What loads of loops without a product take that are under way for ``stages`` steps: a tile each but the last."""
     if facts.matmuls or stages < 2 or target.kind != "cuda":
@@ -348,7 +378,7 @@ def _scan_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, ta
     threads = num_warps * target.warp_size
     for fact in facts.scans:
         if fact.kind == "scan" and fact.axis is not None:
-            ops = [op for op in facts.memory_ops if set(op.tile_axes) == set(fact.tile)]
+            ops = [op for op in facts.memory_ops if sorted(op.tile_axes) == sorted(fact.tile)]
             orders = {op.tile_axes if inner_axis(op) in (op.tile_axes[-1], None) else op.tile_axes[::-1] for op in ops}
             vectors = {vector_elements(op, sizes, threads) for op in ops} or {1}
             for axes, vector in itertools.product(orders or {fact.tile}, vectors):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from ...._compiler.facts.records import LiveTile, MemoryOpFact
 
@@ -46,3 +47,24 @@ def inner_axis(op: MemoryOpFact) -> int | None:
         if stride == 1 and axis in op.tile_axes:
             return axis
     return None
+
+
+def by_nearness(op: MemoryOpFact, sizes: Mapping[int, int]) -> tuple[int, ...]:
+    """The axes of the tile along which threads are given out, first to last: the one whose neighbours are neighbours in
+    memory, then the others from the last to the first. Those of one element are left out."""
+    axes = list(op.tile_axes)
+    strides = [stride for axis, stride in zip(op.subscript_axes, op.strides, strict=True) if axis in axes]
+    inner = inner_axis(op)
+    if inner is not None:
+        # an axis may be there twice
+        near = [at for at, axis in enumerate(axes) if axis == inner and (len(strides) < len(axes) or strides[at] == 1)]
+        if near:
+            axes.append(axes.pop(near[-1]))
+    return tuple(axis for axis in reversed(axes) if sizes[axis] > 1)
+
+
+def beyond(axes: Iterable[int], own: Iterable[int]) -> tuple[int, ...]:
+    """The axes that a tile has besides those of a part of it; none where it is as large, or not a part of it. An axis that
+    is there twice counts twice."""
+    there, part = Counter(axes), Counter(own)
+    return tuple((there - part).elements()) if part <= there else ()

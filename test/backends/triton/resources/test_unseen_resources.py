@@ -12,6 +12,7 @@ from varied_kernels import Varied
 
 import helion
 import helion.language as hl
+from benchmarks.cells import workload_cells
 from helion.autotuner.proposal import Predicted
 from helion.backends.triton.backend import Triton
 from helion.backends.triton.resources.layouts import moved_at_once
@@ -134,6 +135,62 @@ def test_rows_stay_for_a_product_that_is_computed_from_them() -> None:
     # 64 x 64 x 2 bytes of rows and of another operand; one turn at a time where nothing stays
     taken = predicted("state_update", "32x2048x64 bfloat16", "gfx942", num_stages=1).shared_bytes
     assert taken == 16384
+
+
+@helion.kernel()
+def swapped_rows(x: torch.Tensor) -> torch.Tensor:
+    a, b, c = x.size()
+    out = torch.empty([b, a, c], dtype=x.dtype, device=x.device)
+    for i, j, k in hl.tile([a, b, c]):
+        out[j, i, k] = x[i, j, k].permute(1, 0, 2) + 1
+    return out
+
+
+@helion.kernel()
+def transposed_squares(x: torch.Tensor) -> torch.Tensor:
+    b, n, _ = x.size()
+    n = hl.specialize(n)
+    out = torch.empty([b, n, n], dtype=x.dtype, device=x.device)
+    for i in hl.tile(b):
+        out[i, :, :] = x[i, :, :].permute(0, 2, 1) + 1
+    return out
+
+
+@pytest.mark.parametrize("gpu", ["sm_90", "gfx942"])
+@pytest.mark.parametrize(
+    ("kernel", "shape", "blocks"),
+    [
+        (swapped_rows, (256, 128, 512), [4, 8, 64]),
+        (swapped_rows, (256, 128, 512), [16, 4, 32]),
+        (transposed_squares, (1024, 16, 16), [8]),
+    ],
+)
+def test_tiles_change_their_layout_where_rows_behind_the_innermost_are_permuted(
+    kernel: helion.Kernel, shape: tuple[int, ...], blocks: list[int], gpu: str
+) -> None:
+    bound = kernel.bind((torch.empty(shape, dtype=torch.bfloat16, device="meta"),), target=gpu)
+    given = {**bound.seeds[0].config, "block_sizes": blocks, "num_warps": 4, "num_stages": 1}
+    config = helion.Config(**bound.config_spec.repair(given))
+    decisions = bound.config_spec.decode(config)
+    found = predict(bound.facts, decisions.sizes, 4, 1, target(gpu)).shared_bytes
+    assert 0 < bound.resources(config).shared_bytes <= found
+
+
+def test_squares_that_are_not_transposed_stay_in_their_layout() -> None:
+    cell = next(cell for cell in workload_cells() if cell.kernel == "decay_matrices")
+    assert cell.function.bind(cell.args, target="sm_90").facts.transposed_squares == ()
+    x = torch.empty(1024, 16, 16, device="meta")
+    assert transposed_squares.bind((x,), target="sm_90").facts.transposed_squares == (((0, 1, 1), 4),)
+
+
+@pytest.mark.parametrize("gpu", ["sm_86", "sm_90", "gfx942"])
+def test_a_scan_is_not_laid_out_as_squares_made_of_it(gpu: str) -> None:
+    """What is spread over a square has a dimension more than what is combined along a row."""
+    cell = next(cell for cell in workload_cells() if cell.kernel == "decay_matrices" and "100" in cell.case)
+    bound = cell.function.bind(cell.args, target=gpu)
+    seed = bound.seeds[0]
+    real = bound.resources(seed.config).shared_bytes
+    assert real <= seed.predicted.shared_bytes <= 1.10 * real + 2048
 
 
 def test_products_of_whole_numbers_have_no_unit_of_their_own_in_tensor_memory() -> None:
