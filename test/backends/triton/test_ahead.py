@@ -11,24 +11,9 @@ from harness import tensor
 
 import helion
 import helion.language as hl
+from benchmarks.workloads.products import gated_state_scan
 from helion import exc
 from helion._compiler.passes.ahead import loads_ahead
-
-
-def states(q, k, v, gates):
-    """A matrix that decays and is added to in each step, times a row."""
-    b, t, e = v.size()
-    d = hl.specialize(q.size(2))
-    out = torch.empty_like(v)
-    for tile_b, tile_e in hl.tile([b, e], block_size=[1, None]):
-        i = tile_b.begin
-        state = hl.zeros([d, tile_e], dtype=torch.float32)
-        for step in hl.grid(t):
-            kept = gates[i, step, :].to(torch.float32)[:, None]
-            entered = k[i, step, :].to(torch.float32)[:, None] * v[i, step, tile_e].to(torch.float32)[None, :]
-            state = state * kept + entered
-            out[i, step, tile_e] = (q[i, step, :].to(torch.float32)[:, None] * state).sum(0).to(v.dtype)
-    return out
 
 
 def _states(q, k, v, gates):
@@ -113,8 +98,8 @@ def _inputs(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tup
 _BF16 = torch.bfloat16
 #: Kernel, reference, arguments, tiles, loads that can be made ahead, loads of the first two steps in front of loops.
 CASES: tuple[tuple[Callable[..., Any], Callable[..., Any], tuple[torch.Tensor, ...], list[int], int, int], ...] = (
-    (states, _states, _inputs((2, 9, 12), (2, 9, 12), (2, 9, 21), (2, 9, 12)), [8], 4, 8),
-    (states, _states, _inputs((1, 7, 63), (1, 7, 63), (1, 7, 5), (1, 7, 63), dtype=_BF16), [4], 4, 8),
+    (gated_state_scan.fn, _states, _inputs((2, 9, 12), (2, 9, 12), (2, 9, 21), (2, 9, 12)), [8], 4, 8),
+    (gated_state_scan.fn, _states, _inputs((1, 7, 63), (1, 7, 63), (1, 7, 5), (1, 7, 63), dtype=_BF16), [4], 4, 8),
     (backwards, _backwards, _inputs((6, 63)), [16], 1, 2),
     (strided, _strided, _inputs((13, 37), dtype=_BF16), [16], 1, 2),
     (strided, _strided, _inputs((5, 37)), [64], 1, 1),
@@ -305,7 +290,7 @@ def test_sizes_may_be_those_of_the_run(rows: int) -> None:
 
 def test_what_is_copied_is_not_loaded_ahead() -> None:
     shapes = [(2, 64, 64), (2, 64, 64), (2, 64, 64), (2, 64, 64)]
-    bound = _bound(states, tuple(tensor(*shape) for shape in shapes))
+    bound = _bound(gated_state_scan.fn, tuple(tensor(*shape) for shape in shapes))
     config = {"block_sizes": [8], "num_warps": 1, "load_ahead": 4, "range_unroll_factors": [0, 4]}
 
     def in_front(**more: Any) -> int:

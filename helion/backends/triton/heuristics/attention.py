@@ -25,7 +25,7 @@ from ....hardware import Target
 from ..proposal import TritonProposal
 from ..resources.matrix import ASYNC_ROWS
 from . import register_safety as safety
-from .attention_tiles import Tile, cost_of, fits, neighbours_along, programs_of
+from .attention_tiles import Tile, cost_of, fits, neighbours_along, programs_of, share_sms
 from .sizing import Sizes, clamp, estimate, extent_of
 
 #: Queries, keys, stages and warps; of one height, the first that fits is taken.
@@ -74,10 +74,9 @@ class _Boxed(NamedTuple):
 
 
 #: What comes before all where the matrix unit is asynchronous and boxes hold keys and values: the first that fits of those of the
-#: narrowest head. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23) a kernel
-#: in Triton's own language, with scores in fp32 and programs of one head side by side, takes so 1140 us instead of 1244 with heads
-#: of 64 (32 of 8192 rows; the library 1129), 1801 instead of 2066 with 128 (128 of 4096; 1652), 529 instead of 559 with 256
-#: (16 of 4096; 392). Without stages three programs must share an SM; two have three: 80 us instead of 107 with heads of 128 (16 of
+#: narrowest head. On an H200 (CUDA 13.0, Triton 3.6, 2026-11-23; `flash_forward` of benchmarks/unseen) heads of 64 take so 1414 us
+#: instead of 1457 (32 of 8192 rows; the library 1130), of 128 1959 instead of 2442 (128 of 4096; 1608), of 256 542 instead of 610
+#: (16 of 4096; 381). Without stages three programs must share an SM; two have three: 80 us instead of 107 with heads of 128 (16 of
 #: 1000 rows and 4097 keys; 120 with masks in every step). Two steps at once take 1924 instead of 2118 (128 of 4096).
 _BOXED = (
     _Boxed(64, Tile(64, 128, 2, 4), 2, ragged=True),
@@ -86,7 +85,7 @@ _BOXED = (
     _Boxed(128, Tile(64, 64, 3, 4), 1.5, ragged=True),
     _Boxed(256, Tile(128, 64, 2, 8), 1),
 )
-#: What comes first there where programs walk over the queries as well, and few share an SM: 1268 us instead of 1404 with heads of
+#: What comes first there where programs walk over the queries as well, and few share an SM: 848 us instead of 923 with heads of
 #: 128 (64 of 2048 rows, a window of 1024). The same where there are fewer queries than the asynchronous unit takes: the other one
 #: waits for each product, so that of two stages none is under way. 295 us instead of 324 with 16 heads of 512 + 64 numbers (132 of
 #: 8192 keys).
@@ -95,8 +94,6 @@ _ALONE = Tile(128, 64, 3, 8)
 #: where two programs share an SM: every warp reads all queries from shared memory, so that eight of one program read twice what
 #: four do, and wait for each other. On an H200 302 us instead of 498 with 128 heads of 512 + 64 numbers (64 of 4096 keys).
 _FEW_ROWS = Tile(32, 64, 2, 4)
-#: Part of what runs at once, in quarters, that programs are worth sharing an SM for: on an H200 256 of 264 are.
-_QUARTERS = 3
 #: Proposals given.
 _KEPT = 3
 
@@ -223,7 +220,7 @@ def _two_of_few_rows(facts: KernelFacts, query: int, sizes: Sizes, target: Targe
         return None
     predicted = estimate(facts, target, sizes, _FEW_ROWS.warps, _FEW_ROWS.stages)
     room = predicted.fits and 2 * predicted.shared_bytes <= target.smem_per_sm_bytes
-    busy = 4 * programs_of(facts, facts.attention_root, sizes) >= _QUARTERS * 2 * target.num_sms
+    busy = share_sms(programs_of(facts, facts.attention_root, sizes), 2, target)
     return predicted if room and busy and safety.within(predicted, safety.FEW_ROWS) else None
 
 

@@ -22,7 +22,7 @@ from ....autotuner.proposal import Declined, Heuristic, Predicted
 from ....hardware import Target
 from ..proposal import TritonProposal
 from . import register_safety as safety
-from .attention_tiles import Tile, cost_of, fits, neighbours_along, programs_of
+from .attention_tiles import Tile, cost_of, fits, neighbours_along, programs_of, share_sms
 from .sizing import Sizes, clamp, estimate
 
 _CANDIDATES = (
@@ -52,8 +52,6 @@ _WIDE = Tile(64, 32, 1, 8)
 #: take 236, both without spills; 236 spill up to 96 bytes where a loop has products that are no sums of its own. For heads of 256
 #: 229 spill 350 to 450, which costs less than steps of 32 rows, of which the asynchronous unit takes none: 154 us instead of 189.
 _MEASURED_PERCENT = 96
-#: Part of what runs at once, in quarters, that programs are worth sharing an SM for: on an H200 256 of 264 are.
-_QUARTERS = 3
 
 
 class TritonAttentionGradientHeuristic(Heuristic):
@@ -84,7 +82,7 @@ def _measured(facts: KernelFacts, target: Target) -> tuple[TritonProposal, ...]:
         sizes = _sizes_of(facts, tile, tall)
         predicted = estimate(facts, target, sizes, tile.warps, tile.stages)
         room = predicted.fits and together * predicted.shared_bytes <= target.smem_per_sm_bytes
-        busy = 4 * sum(_programs(facts, sizes)) >= _QUARTERS * together * target.num_sms
+        busy = share_sms(sum(_programs(facts, sizes)), together, target)
         if room and busy and safety.within(predicted, _MEASURED_PERCENT):
             proposal = _proposal(facts, target, tile, sizes, predicted)
             return (replace(proposal, loop_orders=_orders(facts, target)),)

@@ -17,6 +17,8 @@ from .sizing import Sizes, estimate, extent_of, most_warps
 _RATE = {128: 1.0, 64: 0.9, 32: 0.5, 16: 0.3}
 #: Rows of the highest tile that are worked through while a step of the loop waits for the one before it, at a guess.
 _LATENCY_ROWS = 72
+#: Part of what runs at once, in quarters, that programs are worth sharing an SM for: on an H200 256 of 264 are.
+_QUARTERS = 3
 
 
 class Tile(NamedTuple):
@@ -40,6 +42,11 @@ def fits(facts: KernelFacts, target: Target, sizes: Sizes, tile: Tile, percent: 
 def cost_of(tile: Tile, programs: int, rows: int, target: Target) -> float:
     """What an SM works through, in rows of the highest tile, where programs hold ``rows`` each."""
     return max(_LATENCY_ROWS, cdiv(programs, target.num_sms) * rows / _RATE[tile.held])
+
+
+def share_sms(programs: int, together: int, target: Target) -> bool:
+    """Whether there are enough programs for so many of them ``together`` on each SM."""
+    return 4 * programs >= _QUARTERS * together * target.num_sms
 
 
 def neighbours_along(facts: KernelFacts, root: int, axis: int) -> dict[int, tuple[int, ...]]:
