@@ -7,7 +7,7 @@ in it each of them begins, so only accesses through one tensor can be told apart
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -34,7 +34,7 @@ _NONE: Mapping[int, int] = MappingProxyType({})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
     """One effect of an op. ``storage`` is the memory it touches, None for what all programs see in order: what is printed,
-    and what source of the user's does. ``fence``: an atomic that orders all memory around it."""
+    and all memory around a ``fence``."""
 
     storage: int | None
     reads: bool
@@ -42,8 +42,46 @@ class Effect:
     fence: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order in which other programs see the memory around an op.
+
+    - ``releases``: who sees the op done sees every access done that the program made before it.
+    - ``acquires``: accesses that the program makes after the op see what others released.
+    """
+
+    releases: bool = False
+    acquires: bool = False
+
+
 #: What all programs see in order.
 _SEEN = Effect(storage=None, reads=True, writes=True)
+_FENCE = Effect(storage=None, reads=True, writes=True, fence=True)
+_UNORDERED, _BOTH = Order(), Order(releases=True, acquires=True)
+_ORDERS: Mapping[str, Order] = MappingProxyType(
+    {
+        "relaxed": _UNORDERED,
+        "release": Order(releases=True),
+        "acquire": Order(acquires=True),
+        "acq_rel": _BOTH,
+    }
+)
+
+
+def order_of(op: Op) -> Order:
+    """Return the order that ``op`` itself makes: that of an atomic's ``sem``. Source of the user's that is not known to leave
+    memory alone, and assembly that is not pure, may hold anything: they make both."""
+    match op.attrs:
+        case MemoryAttrs(sem=sem) if op.kind == "atomic":
+            return _ORDERS[sem]
+        case InlineAttrs(effect="any") | AsmAttrs(is_pure=False):
+            return _BOTH
+    return _UNORDERED
+
+
+def is_fence(op: Op) -> bool:
+    """Return whether no access to memory may be moved across ``op``."""
+    return order_of(op) != _UNORDERED
 
 
 def effects_of(program: Program, op: Op) -> tuple[Effect, ...]:
@@ -58,19 +96,28 @@ def own_effects(program: Program, op: Op) -> tuple[Effect, ...]:
     """Those of ``op`` without its regions, each once."""
     spec = OPS[op.kind]
     match op.attrs:
-        case MemoryAttrs(tensor=tensor, sem=sem):
-            fence = op.kind == "atomic" and sem != "relaxed"
-            storage = program.tensors[tensor].storage
-            return (Effect(storage=storage, reads=spec.reads, writes=spec.writes, fence=fence),)
-        case InlineAttrs(tensors=tensors):
-            storages = dict.fromkeys(program.tensors[at].storage for at in tensors)
-            return (_SEEN, *(Effect(storage=storage, reads=True, writes=True) for storage in storages))
+        case MemoryAttrs(tensor=tensor):
+            own = Effect(storage=program.tensors[tensor].storage, reads=spec.reads, writes=spec.writes)
+            return (_FENCE, own) if is_fence(op) else (own,)
+        case InlineAttrs(tensors=tensors, effect=effect):
+            storages = dict.fromkeys(program.tensors[at].storage for at in tensors if effect != "none")
+            touched = (Effect(storage=storage, reads=True, writes=is_fence(op)) for storage in storages)
+            return (_FENCE, *touched) if is_fence(op) else tuple(touched)
         case AddressAttrs():
             storages = dict.fromkeys((ELSEWHERE, *(tensor.storage for tensor in program.tensors)))
             return tuple(Effect(storage=storage, reads=spec.reads, writes=spec.writes) for storage in storages)
-        case AsmAttrs(is_pure=False) | PrintAttrs():
+        case AsmAttrs(is_pure=False):
+            return (_FENCE,)
+        case PrintAttrs():
             return (_SEEN,)
     return ()
+
+
+def written_by(program: Program, ops: Iterable[Op]) -> frozenset[int | None]:
+    """Return the storages that ``ops`` may write, without those in their regions. None among them stands for all: what others
+    wrote is seen after a fence."""
+    effects = (effect for op in ops for effect in own_effects(program, op) if effect.writes)
+    return frozenset(effect.storage for effect in effects if effect.fence or effect.storage is not None)
 
 
 def may_alias(a: HostTensor, b: HostTensor) -> bool:
@@ -80,7 +127,7 @@ def may_alias(a: HostTensor, b: HostTensor) -> bool:
 
 def may_meet(a: Effect, b: Effect) -> bool:
     """Whether two effects must keep their order."""
-    if a.storage is not None and b.storage is not None and (a.fence or b.fence):
+    if a.fence or b.fence:
         return True
     return a.storage == b.storage and (a.writes or b.writes)
 
@@ -99,8 +146,7 @@ def apart_along(program: Program, a: Op, b: Op, block: int, indices: Mapping[int
         return False
     if a.attrs.tensor != b.attrs.tensor or _overlaps_itself(program.tensors[a.attrs.tensor]):
         return False
-    fences = any(effect.fence for op in (a, b) for effect in effects_of(program, op))
-    return not fences and any(
+    return not (is_fence(a) or is_fence(b)) and any(
         _walks(a, i, block, indices) and _place(a, i, indices) == _place(b, j, indices)
         for i, j in zip(a.attrs.indices, b.attrs.indices, strict=True)
     )

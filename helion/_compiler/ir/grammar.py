@@ -297,15 +297,19 @@ class CheckAttrs:
     mask: int | None = None
 
 
+InlineEffect = Literal["none", "reads", "any"]
+
+
 @dataclass(frozen=True, slots=True)
 class InlineAttrs:
     """Source of the user's in the target's language: ``lines`` with ``{0}``, ``{1}`` ... for the operands and after them
-    the pointers to ``tensors``, which it may read and write; the last line is an expression of the results. ``helpers``
-    are functions the module must contain."""
+    the pointers to ``tensors``; the last line is an expression of the results. ``helpers`` are functions the module must
+    contain. ``effect``: it computes with its operands alone, ``reads`` the tensors, or may do ``any`` thing."""
 
     lines: tuple[str, ...]
     helpers: tuple[str, ...] = ()
     tensors: tuple[int, ...] = ()
+    effect: InlineEffect = "any"
 
 
 @dataclass(frozen=True, slots=True)

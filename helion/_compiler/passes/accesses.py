@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..._shapes import Expr, Number, number_key
-from ..ir.effects import own_effects
+from ..ir.effects import is_fence, own_effects
 from ..ir.grammar import (
     AddressAttrs,
     ForAttrs,
@@ -77,13 +77,14 @@ class Coordinate:
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """One op that touches the memory ``storage``; ``attrs`` is None for source of the user's, which may touch all of it.
+    """One op that touches the memory ``storage``, None for the memory around a fence; ``attrs`` is None for source of the
+    user's, which may touch all of it.
 
     ``loops`` are those around it, the outermost first, ``path`` the loops and branches, as (op, region) pairs.
     """
 
     op: Op
-    storage: int
+    storage: int | None
     attrs: MemoryAttrs | None
     reads: bool
     writes: bool
@@ -176,13 +177,13 @@ class Accesses:
             self._narrowest = min(self._narrowest, op.attrs.dtype.itemsize)
         elif isinstance(op.attrs, InlineAttrs):
             self._narrowest = 0
-        else:
+        elif not is_fence(op):
             return
         at = tuple(self._coordinate(op, index, loops) for index in attrs.indices) if attrs is not None else ()
         self.of[op.number] = [
-            Access(op, effect.storage, attrs, effect.reads, effect.writes, at, loops, path)
+            Access(op, effect.storage, None if effect.fence else attrs, effect.reads, effect.writes, at, loops, path)
             for effect in own_effects(self.program, op)
-            if effect.storage is not None
+            if effect.fence or effect.storage is not None
         ]
 
     def _coordinate(self, op: Op, index: Index, loops: tuple[int, ...]) -> Coordinate:

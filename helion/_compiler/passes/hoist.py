@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 
 from ..._shapes import Dim, cdiv, fixed_at
 from ..ir.build import Builder, Numbers
-from ..ir.effects import own_effects
+from ..ir.effects import written_by
 from ..ir.grammar import (
-    AddressAttrs,
     DotAttrs,
     ForAttrs,
     HostTensor,
@@ -110,11 +109,7 @@ class _Search:
         self.ops = list(root.body.walk())
         self.makers = Makers.among(self.ops)
         self.order = {op.number: at for at, op in enumerate(self.ops)}
-        self.written = {effect.storage for op in self.ops for effect in self.effects(op) if effect.writes}
-
-    def effects(self, op: Op) -> Iterator:
-        if isinstance(op.attrs, (MemoryAttrs, AddressAttrs)) or OPS[op.kind].writes:
-            yield from own_effects(self.program, op)
+        self.written = written_by(program, self.ops)
 
     def operand(self, dot: Op, at: int, around: Mapping[int, LoopAxis]) -> Computed | None:
         value = dot.operands[at]

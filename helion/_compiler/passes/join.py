@@ -23,7 +23,7 @@ import torch
 
 from ..._shapes import Dim, Dims, Number, fixed_at
 from ..ir.build import Builder, Numbers
-from ..ir.effects import own_effects
+from ..ir.effects import written_by
 from ..ir.grammar import (
     Block,
     ForAttrs,
@@ -39,7 +39,6 @@ from ..ir.grammar import (
     TileAttrs,
     Value,
 )
-from ..ir.ops import OPS
 from ..ir.rewrite import Declined, Makers
 from .simplify import drop_dead
 
@@ -137,8 +136,7 @@ def _is_chain(program: Program, loops: Sequence[Op]) -> bool:
         if carried != results or any(reads.count(number) != 1 for number in results):
             return False
     loaded = {program.tensors[op.attrs.tensor].storage for loop in loops for op in loop.walk() if op.kind == "load"}
-    touching = (op for op in root.body.walk() if OPS[op.kind].writes)
-    written = {effect.storage for op in touching for effect in own_effects(program, op) if effect.writes}
+    written = written_by(program, root.body.walk())
     return None not in written and not loaded & written
 
 

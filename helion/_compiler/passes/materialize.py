@@ -26,9 +26,8 @@ import torch
 
 from ..._shapes import ONE, Dim, Dims, Expr, Number, cdiv, fixed_at, number_key
 from ..ir.build import Builder, Numbers
-from ..ir.effects import own_effects
+from ..ir.effects import written_by
 from ..ir.grammar import (
-    AddressAttrs,
     Block,
     ForAttrs,
     HostTensor,
@@ -47,7 +46,6 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ..ir.ops import OPS
 from ..ir.rewrite import Declined, Makers, expand_ops, remembered
 from .products import Product, find_products
 from .simplify import drop_dead
@@ -145,7 +143,7 @@ class _Copy:
     program: Program
     product: Product
     makers: Makers
-    written: set[int | None]
+    written: frozenset[int | None]
     numbers: Numbers
     #: Blocks of the tiles of the product, along its own dimensions and along K.
     tiles: tuple[int, ...]
@@ -284,16 +282,13 @@ class _Rewriter:
         (self.root,) = program.roots
         self.numbers = Numbers.after(program)
         self.makers = Makers.among(self.root.body.walk())
-        self.written = {effect.storage for op in self.root.body.walk() for effect in self.effects(op) if effect.writes}
+        printed = any(op.kind == "print" for op in self.root.body.walk())
+        self.written = written_by(program, self.root.body.walk()) | (frozenset((None,)) if printed else frozenset())
         taken = (op.attrs.slot for op in program.walk() if isinstance(op.attrs, MemoryAttrs))
         self.slots = itertools.count(1 + max(taken))
         self.blocks = list(program.blocks)
         #: Blocks of products by what they are for: products of equal sizes have the same.
         self.known: dict[tuple[Any, ...], int] = {}
-
-    def effects(self, op: Op) -> Iterable[Any]:
-        if isinstance(op.attrs, (MemoryAttrs, AddressAttrs)) or OPS[op.kind].writes or OPS[op.kind].stays:
-            yield from own_effects(self.before, op)
 
     def program(self) -> Program:
         made: dict[tuple[Any, ...], _Stored] = {}

@@ -14,17 +14,28 @@ loop is walked until nothing new comes around. Two accesses need a barrier betwe
 (``accesses.apart`` fails) in different threads (``same_thread`` fails). It stands right before the later one, at the end
 of the loop where only the way around leads from one to the other, or before the loop that holds only the later one.
 Barriers without which nothing is in conflict are left out again.
+
+An op that releases or acquires (``effects.order_of``) does so for the whole program, while each thread does its own part of
+it alone, and one thread all of a scalar's. So every access before a release needs a barrier between them, and every access
+after an acquire. Before::
+
+    store x[b0] <- %1; atomic xchg flag[0] <- 1, release
+
+After::
+
+    store x[b0] <- %1; barrier; atomic xchg flag[0] <- 1, release
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..._shapes import Expr
 from ..ir.build import Numbers
+from ..ir.effects import is_fence, order_of
 from ..ir.grammar import MemoryAttrs, Op, Program, Region, Root
 from ..ir.ops import OPS
 from ..ir.rewrite import expand_region
@@ -58,7 +69,8 @@ def overlapping_storages(program: Program, root: Root, launched: Launched) -> fr
     accesses = Accesses.collect(program, root, launched)
     groups: dict[int, list[Access]] = {}
     for access in accesses.all():
-        groups.setdefault(access.storage, []).append(access)
+        if access.storage is not None:
+            groups.setdefault(access.storage, []).append(access)
     for storage, members in groups.items():
         pairs = ((a, b) for at, a in enumerate(members) for b in members[at:] if a.writes or b.writes)
         if any(_overlap(accesses, a, b) for a, b in pairs):
@@ -81,7 +93,7 @@ def _overlap(accesses: Accesses, first: Access, second: Access) -> bool:
 
 def _ordered(program: Program, root: Root, launched: Launched, numbers: Numbers) -> Root:
     accesses = Accesses.collect(program, root, launched)
-    flow = _Flow(accesses, _contended(accesses.all()))
+    flow = _Flow(accesses, _contended(tuple(accesses.all())))
     flow.solve(root.body)
     if not flow.barriers:
         return root
@@ -89,22 +101,25 @@ def _ordered(program: Program, root: Root, launched: Launched, numbers: Numbers)
 
 
 def rewrites(program: Program, body: Region) -> bool:
-    """Whether a storage may be written and accessed again. Says so of nearly no kernel, and soon."""
-    ops = [op for op in body.walk() if OPS[op.kind].reads or OPS[op.kind].writes]
+    """Whether a storage may be written and accessed again, or a fence orders accesses. Says so of nearly no kernel, and soon."""
+    ops = [op for op in body.walk() if OPS[op.kind].reads or OPS[op.kind].writes or is_fence(op)]
     counts = Counter(program.tensors[op.attrs.tensor].storage for op in ops if isinstance(op.attrs, MemoryAttrs))
     top = {op.number for op in body.ops}
     return any(
         not isinstance(op.attrs, MemoryAttrs)
+        or is_fence(op)
         or (op.kind != "load" and (counts[program.tensors[op.attrs.tensor].storage] > 1 or op.number not in top))
         for op in ops
     )
 
 
-def _contended(accesses: Iterable[Access]) -> frozenset[int]:
-    """Storages that are written, and accessed again: by another op or by another iteration."""
-    groups: dict[int, list[Access]] = {}
+def _contended(accesses: Sequence[Access]) -> frozenset[int | None]:
+    """Storages that are written, and accessed again: by another op or by another iteration. All, where there is a fence."""
+    groups: dict[int | None, list[Access]] = {}
     for access in accesses:
         groups.setdefault(access.storage, []).append(access)
+    if any(is_fence(access.op) for access in accesses):
+        return frozenset(groups)
     return frozenset(
         storage
         for storage, members in groups.items()
@@ -112,10 +127,15 @@ def _contended(accesses: Iterable[Access]) -> frozenset[int]:
     )
 
 
+def _by_one_thread(op: Op) -> bool:
+    """Return whether the first thread of a program does all of an op: it does all scalar atomics."""
+    return op.kind == "atomic" and not op.result.dims
+
+
 @dataclass
 class _Flow:
     accesses: Accesses
-    storages: frozenset[int]
+    storages: frozenset[int | None]
     #: In the order in which they were found.
     barriers: dict[Place, None] = field(default_factory=dict)
     conflicts: dict[Place, None] = field(default_factory=dict)
@@ -178,6 +198,8 @@ class _Flow:
         return state | {(access, NOW) for access in mine}
 
     def conflict(self, first: Access, second: Access, since: Since) -> bool:
+        if order_of(first.op).acquires or order_of(second.op).releases:
+            return not (_by_one_thread(first.op) and _by_one_thread(second.op))
         if first.storage != second.storage or not (first.writes or second.writes):
             return False
         if first.is_atomic and second.is_atomic:

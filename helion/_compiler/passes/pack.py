@@ -28,9 +28,8 @@ import torch
 
 from ..._shapes import ONE, Dim, cdiv, fixed_at
 from ..ir.build import Builder, Numbers
-from ..ir.effects import own_effects
+from ..ir.effects import written_by
 from ..ir.grammar import (
-    AddressAttrs,
     Block,
     DotAttrs,
     ForAttrs,
@@ -48,7 +47,6 @@ from ..ir.grammar import (
     Value,
     ViewAttrs,
 )
-from ..ir.ops import OPS
 from ..ir.rewrite import Makers, map_ops
 
 #: What rows begin at multiples of, in bytes: the widest access of one thread.
@@ -171,15 +169,10 @@ def _operands(program: Program, fed: set[int]) -> Iterator[Operand2D]:
     if not fed:
         return
     (root,) = program.roots
-    written = {effect.storage for op in root.body.walk() for effect in _effects(program, op) if effect.writes}
+    written = written_by(program, root.body.walk())
     for op, axes in _inside_loops(root.body, {axis.block: axis for axis in root.axes}):
         if op.kind == "load" and op.result.number in fed and (each := _operand(program, op, axes, written)) is not None:
             yield each
-
-
-def _effects(program: Program, op: Op) -> Iterator:
-    if isinstance(op.attrs, (MemoryAttrs, AddressAttrs)) or OPS[op.kind].writes:
-        yield from own_effects(program, op)
 
 
 def _inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tuple[Op, Mapping[int, LoopAxis]]]:
@@ -191,7 +184,7 @@ def _inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tupl
             yield from _inside_loops(op.regions[0], around)
 
 
-def _operand(program: Program, op: Op, axes: Mapping[int, LoopAxis], written: set[int | None]) -> Operand2D | None:
+def _operand(program: Program, op: Op, axes: Mapping[int, LoopAxis], written: frozenset[int | None]) -> Operand2D | None:
     attrs = op.attributes(MemoryAttrs)
     tensor = program.tensors[attrs.tensor]
     if attrs.mask is not None or tensor.ndim != 2 or tensor.storage in written or None in written:

@@ -8,13 +8,13 @@ are the lanes beyond the end of the tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from ...._compiler.ir.effects import own_effects
+from ...._compiler.ir.effects import is_fence, order_of, own_effects
 from ...._compiler.ir.grammar import (
     AddressAttrs,
     ForAttrs,
@@ -28,6 +28,7 @@ from ...._compiler.ir.grammar import (
     Root,
     unaddressed,
 )
+from ...._compiler.ir.ops import OPS
 from ...._compiler.passes.accesses import Launched
 from ...._compiler.passes.order_memory import overlapping_storages
 from ...._shapes import Expr
@@ -65,6 +66,7 @@ def plan_boxes(
     finder = _Finder(program, sizes, wanted, available, target)
     for root in program.roots:
         finder.rewritten = _rewritten(program, root, launched)
+        finder.fenced = _fenced(root)
         finder.region(root.body, {axis.block: axis for axis in root.axes})
     return finder.boxes
 
@@ -76,10 +78,34 @@ def _rewritten(program: Program, root: Root, launched: Launched) -> frozenset[in
     for op in root.body.walk():
         if isinstance(op.attrs, (MemoryAttrs, AddressAttrs)):
             for effect in own_effects(program, op):
-                assert effect.storage is not None
-                read |= {effect.storage} if effect.reads else set()
-                written |= {effect.storage} if effect.writes else set()
+                own = set() if effect.storage is None else {effect.storage}
+                read |= own if effect.reads else set()
+                written |= own if effect.writes else set()
     return frozenset(read & written) | overlapping_storages(program, root, launched)
+
+
+def _fenced(root: Root) -> frozenset[int]:
+    """Return the stores that may come before a release, and the accesses that may come after an acquire, by op: in the order
+    of the program, or in another iteration of a loop around both."""
+    found: set[int] = set()
+    for fence, around in _fences(root.body, ()):
+        order, loops = order_of(fence), {inner.number for loop in around for inner in loop.walk()}
+        places = {op.number: at for at, op in enumerate(root.body.walk())}
+        for op in root.body.walk():
+            again, before = op.number in loops, places[op.number] < places[fence.number]
+            released = order.releases and op.kind == "store" and (before or again)
+            if released or (order.acquires and (not before or again)):
+                found.add(op.number)
+    return frozenset(found)
+
+
+def _fences(region: Region, around: tuple[Op, ...]) -> Iterator[tuple[Op, tuple[Op, ...]]]:
+    """Yield the fences of a region, with the loops around them."""
+    for op in region.ops:
+        if is_fence(op):
+            yield op, around
+        for child in op.regions:
+            yield from _fences(child, (*around, op) if OPS[op.kind].is_loop else around)
 
 
 class _Finder:
@@ -98,6 +124,7 @@ class _Finder:
         self.target = target
         self.boxes: dict[int, Box] = {}
         self.rewritten: frozenset[int] = frozenset()
+        self.fenced: frozenset[int] = frozenset()
 
     def region(self, region: Region, active: Mapping[int, LoopAxis]) -> None:
         for op in region.ops:
@@ -136,6 +163,9 @@ class _Finder:
                 return None
             if tensor.storage in self.rewritten:
                 # the copy engine's stores are not ordered with later accesses by a barrier between threads
+                return None
+            if op.number in self.fenced:
+                # nor with what other programs see after a release, or have stored before an acquire
                 return None
         elif not unit:
             unit = [tensor.ndim - 1]
