@@ -68,7 +68,11 @@ class NameSpace:
         self._next: dict[str, int] = {}
 
     def fresh(self, base: str) -> str:
-        name = base = identifier(base)
+        return self.claim(identifier(base))
+
+    def claim(self, base: str) -> str:
+        """Return ``base``, an identifier, or one like it where that is taken."""
+        name = base
         while name in self._taken:
             count = self._next.get(base, 0) + 1
             self._next[base] = count

@@ -17,7 +17,6 @@ _METADATA = frozenset(
     ("shape", "size", "dtype", "device", "stride", "numel", "dim", "ndim", "element_size", "is_contiguous", "layout")
 )
 #: What inline source says where it writes.
-_STORES = ("store", "atomic")
 
 
 def fresh_names(function: ast.FunctionDef) -> frozenset[str]:
@@ -62,9 +61,7 @@ def _written(program: Program) -> Iterator[int]:
     for op in program.walk():
         if isinstance(op.attrs, MemoryAttrs) and OPS[op.kind].writes:
             yield op.attrs.tensor
-        elif isinstance(op.attrs, InlineAttrs) and any(
-            word in text for text in (*op.attrs.lines, *op.attrs.helpers) for word in _STORES
-        ):
+        elif isinstance(op.attrs, InlineAttrs) and op.attrs.effect == "any":
             yield from op.attrs.tensors
 
 

@@ -301,13 +301,23 @@ InlineEffect = Literal["none", "reads", "any"]
 
 
 @dataclass(frozen=True, slots=True)
+class Definition:
+    """A function, constant or import of the user's that a module must contain, called ``name`` unless something else is.
+    ``text`` has ``{0}`` for its name and ``{1}``, ``{2}`` ... for those of ``uses``."""
+
+    name: str
+    text: str
+    uses: tuple[Definition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class InlineAttrs:
-    """Source of the user's in the target's language: ``lines`` with ``{0}``, ``{1}`` ... for the operands and after them
-    the pointers to ``tensors``; the last line is an expression of the results. ``helpers`` are functions the module must
-    contain. ``effect``: it computes with its operands alone, ``reads`` the tensors, or may do ``any`` thing."""
+    """Source of the user's in the target's language: ``lines`` with ``{0}``, ``{1}`` ... for the operands, after them the
+    pointers to ``tensors``, and then the names of ``definitions``; the last line is an expression of the results.
+    ``effect``: it computes with its operands alone, ``reads`` the tensors, or may do ``any`` thing."""
 
     lines: tuple[str, ...]
-    helpers: tuple[str, ...] = ()
+    definitions: tuple[Definition, ...] = ()
     tensors: tuple[int, ...] = ()
     effect: InlineEffect = "any"
 

@@ -184,7 +184,9 @@ def _inside_loops(region: Region, axes: Mapping[int, LoopAxis]) -> Iterator[tupl
             yield from _inside_loops(op.regions[0], around)
 
 
-def _operand(program: Program, op: Op, axes: Mapping[int, LoopAxis], written: frozenset[int | None]) -> Operand2D | None:
+def _operand(
+    program: Program, op: Op, axes: Mapping[int, LoopAxis], written: frozenset[int | None]
+) -> Operand2D | None:
     attrs = op.attributes(MemoryAttrs)
     tensor = program.tensors[attrs.tensor]
     if attrs.mask is not None or tensor.ndim != 2 or tensor.storage in written or None in written:

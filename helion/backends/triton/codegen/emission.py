@@ -39,6 +39,7 @@ class Emission:
             {a.name for launch in plan.launches for a in launch.tensors}
             | {a.name for launch in plan.launches for a in launch.numbers}
             | {b.symbol for b in plan.blocks}
+            | set(plan.definitions.values())
             | set(RESERVED)
         )
         self.names = Names(NameSpace(frozenset(taken)))

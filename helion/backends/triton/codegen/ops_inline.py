@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ...._compiler.ir.grammar import AsmAttrs, InlineAttrs, Op, PrintAttrs
+from ...._compiler.ir.grammar import AsmAttrs, Definition, InlineAttrs, Op, PrintAttrs
 from .emission import Emission
 from .ops_pointwise import TRITON_DTYPES
 
@@ -24,19 +24,28 @@ def device_print(e: Emission, op: Op) -> None:
 def inline(e: Emission, op: Op) -> None:
     attrs = op.attributes(InlineAttrs)
     operands = [e.operand(o) for o in op.operands] + [e.tensor_names[at] for at in attrs.tensors]
-    for helper in attrs.helpers:
-        e.functions[helper] = ""
-    _mention(e, (*attrs.helpers, *attrs.lines))
-    *before, last = (line.format(*operands) for line in attrs.lines)
-    for line in before:
+    operands += [_defined(e, definition) for definition in attrs.definitions]
+    lines = [line.format(*operands) for line in attrs.lines]
+    _mention(e, lines)
+    for line in lines[:-1]:
         e.lines.add(line)
     names = [e.names.define(r, "inline") for r in op.results]
-    e.lines.add(f"{', '.join(names)} = {last}" if names else last)
+    e.lines.add(f"{', '.join(names)} = {lines[-1]}" if names else lines[-1])
+
+
+def _defined(e: Emission, definition: Definition) -> str:
+    """The name of a definition, which stands before the kernel, after those that it uses."""
+    uses = [_defined(e, each) for each in definition.uses]
+    name = e.plan.definitions[definition]
+    text = definition.text.format(name, *uses)
+    e.functions[text] = ""
+    _mention(e, (text,))
+    return name
 
 
 def _mention(e: Emission, sources: Iterable[str]) -> None:
     """Source of the user's may use whatever the module can provide."""
-    words = {word for source in sources for word in _WORD.findall(source)}
+    words = {word for source in sources for word in _WORD.findall(source)} - {*e.plan.definitions.values()}
     e.needs |= words
     e.symbols |= words
 

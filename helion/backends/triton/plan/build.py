@@ -9,6 +9,7 @@ from ...._compiler.host.analysis import overwritten
 from ...._compiler.ir.grammar import (
     Block,
     CheckAttrs,
+    Definition,
     ForAttrs,
     InlineAttrs,
     LoopAxis,
@@ -61,6 +62,13 @@ def build_plan(
     return replace(plan, warnings=tuple(warnings))
 
 
+#: Functions that the printer may put before a kernel.
+HELPERS = (
+    "_argmax", "_argmin", "_combine", "_integer_power", "_log1p_unit", "_max_nan", "_min_nan", "_prod", "_rounded_bf16",
+    "_settled", "_tanh",
+)  # fmt: skip
+
+
 class _Planner:
     def __init__(
         self,
@@ -98,6 +106,7 @@ class _Planner:
             cache_modifiers=self.cache_modifiers(),
             launch=self.launch(),
             boxes=self.boxes,
+            definitions=self.definitions(),
             partial_sums={
                 dot: number
                 for warps, part in self.parts()
@@ -122,6 +131,20 @@ class _Planner:
         traced = len(self.program.roots)
         rows, first = (replace(self.rolled, roots=r) for r in (self.rolled.roots[:traced], self.rolled.roots[traced:]))
         return [(warps, rows), (product_launch(self.decisions)[0], first)]
+
+    def definitions(self) -> dict[Definition, str]:
+        """Names that nothing else in the module has, for what comes before those that use it."""
+        imported = (name for name, module in self.program.host.source_globals.items() if module)
+        for name in (*HELPERS, *self.kernel_names(), *imported):
+            self.names.claim(name)
+        named: dict[Definition, str] = {}
+        waiting = [d for op in self.rolled.walk() if isinstance(op.attrs, InlineAttrs) for d in op.attrs.definitions]
+        while waiting:
+            definition = waiting.pop(0)
+            if definition not in named:
+                named[definition] = self.names.claim(definition.name)
+                waiting += definition.uses
+        return named
 
     def kernel_names(self) -> tuple[str, ...]:
         base = f"_helion_{self.program.host.name}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .... import exc
-from ...._compiler.ir.grammar import HostTensor, Program
+from ...._compiler.ir.grammar import Definition, HostTensor, Program
 from ...._compiler.ir.structure import Structural
 from ...._shapes import Expr, Number
 from .indexing import Box
@@ -139,6 +139,8 @@ class Plan(Structural):
     rounds_in_fp32: bool
     #: Accesses that do not use pointers, by op.
     boxes: Mapping[int, Box]
+    #: The names of what source of the user's brings with it.
+    definitions: Mapping[Definition, str]
     #: About the programs that this config makes.
     warnings: tuple[exc.BaseWarning, ...] = ()
 
