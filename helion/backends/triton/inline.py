@@ -107,6 +107,8 @@ def _check_syntax(source: str, function: str) -> None:
 @rule(hl.triton_kernel)
 def _triton_kernel(t: Tracer, function: Any, args: Any, output_like: Any) -> Any:
     found = _given_as_text(function) if isinstance(function, str) else _given_as_function(function)
+    for read in found.reads:
+        t.world.assume(*read)
     given = _inline_arguments(t, args)
     places = [f"{name}={place}" if isinstance(args, dict) else place for name, place in given.places.items()]
     call = f"{given.place(0)}({', '.join(places)})"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..._compiler.ir.grammar import InlineAttrs
 from ...autotuner.cache.rows import Key
 from ...backends import BACKENDS
 from ..signature import any_device, tensors_in
@@ -29,7 +30,7 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "") -> Key | None:
     versions = " ".join(f"{name} {version}" for name, version in BACKENDS[backend].toolchain.versions())
     return Key(
         kernel=of.kernel.name,
-        source=_digest(inspect.getsource(of.kernel.fn)),
+        source=_digest("".join((inspect.getsource(of.kernel.fn), *_definitions(of)))),
         specialization=specialization,
         target=f"{of.target.name} {of.target.num_sms} {backend}",
         versions=versions,
@@ -38,6 +39,12 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "") -> Key | None:
         shapes=tuple(tuple(map(int, tensor.shape)) for tensor in tensors if isinstance(tensor, torch.Tensor)),
         tag=tag,
     )
+
+
+def _definitions(of: Specialized) -> list[str]:
+    """The source of functions in the target's language that the kernel calls."""
+    attrs = (op.attrs for op in of.analysis.program.walk())
+    return [repr(definition) for each in attrs if isinstance(each, InlineAttrs) for definition in each.definitions]
 
 
 def _digest(text: str) -> str:

@@ -31,7 +31,9 @@ class Emission:
     """``ops`` prints each kind of op. What is written so far stands in ``lines``, ``descriptors`` and ``functions``, what
     that takes for granted in ``needs`` and ``symbols``."""
 
-    def __init__(self, plan: Plan, kernel: Kernel, ops: Mapping[str, Printer]) -> None:
+    def __init__(
+        self, plan: Plan, kernel: Kernel, ops: Mapping[str, Printer], known: Mapping[Function | str, str]
+    ) -> None:
         self.plan = plan
         self.kernel = kernel
         self.ops = ops
@@ -40,6 +42,7 @@ class Emission:
             | {a.name for launch in plan.launches for a in launch.numbers}
             | {b.symbol for b in plan.blocks}
             | set(plan.definitions.values())
+            | set(known.values())
             | set(RESERVED)
         )
         self.names = Names(NameSpace(frozenset(taken)))
@@ -51,7 +54,7 @@ class Emission:
         #: Tensor descriptors, by the expression that makes them.
         self.descriptors: dict[str, str] = {}
         #: Functions before the kernel: those of scans and folds with their names, and sources that users gave.
-        self.functions: dict[Function | str, str] = {}
+        self.functions: dict[Function | str, str] = dict(known)
         #: What the module must provide: ``libdevice``, and helpers by name.
         self.needs: set[str] = set()
         self.roundings: Roundings = roundings([each.root.body for each in kernel.roots] if plan.rounds_in_fp32 else ())

@@ -35,11 +35,14 @@ class KernelText:
     symbols: frozenset[str]
 
 
-def render_kernel(plan: Plan, kernel: Kernel) -> KernelText:
-    """The ``@triton.jit`` function, after the functions it calls."""
-    e = Emission(plan, kernel, _OPS)
+def render_kernel(plan: Plan, kernel: Kernel, known: dict[Function | str, str]) -> KernelText:
+    """The ``@triton.jit`` function, after the functions it calls but those ``known`` from kernels before it, to which they are
+    added."""
+    e = Emission(plan, kernel, _OPS, known)
     lines = _kernel(e)
-    functions = [line for each, name in e.functions.items() for line in (*_function(each, name), "", "")]
+    own = {each: name for each, name in e.functions.items() if each not in known}
+    known |= own
+    functions = [line for each, name in own.items() for line in (*_function(each, name), "", "")]
     # descriptors stand before the first line that is about one of the user's
     added = len(functions) + len(lines) - len(e.lines.lines)
     return KernelText(

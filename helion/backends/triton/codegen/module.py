@@ -16,6 +16,7 @@ from ...._compiler.source import Location
 from ..lower.kernels import Kernel
 from ..plan.records import Plan
 from . import ops_pointwise, ops_reduction
+from .combine import Function
 from .emit import render_kernel
 from .expressions import LIBDEVICE
 from .standalone import without_helion
@@ -29,7 +30,8 @@ _HELPERS = {**ops_pointwise.HELPERS, **ops_reduction.HELPERS}
 
 def render_module(plan: Plan, kernels: Sequence[Kernel], host: HostProgram, form: Form) -> Module:
     """A plan as a Python module whose function of the kernel's name runs it."""
-    texts = [render_kernel(plan, kernel) for kernel in kernels]
+    known: dict[Function | str, str] = {}
+    texts = [render_kernel(plan, kernel, known) for kernel in kernels]
     needs = {name for text in texts for name in text.needs}
     symbols = {name for text in texts for name in text.symbols}
     sizes = [b for b in plan.blocks if b.symbol in symbols and b.dynamic is None]

@@ -15,7 +15,10 @@ def _function(e: Emission, op: Op) -> str:
     """The helper of a scan or a fold, written before the kernel; equal functions are written once."""
     function = render_combine(op.regions[0])
     if function not in e.functions:
-        e.functions[function] = e.names.fresh("_combine")
+        name = e.names.fresh("_combine")
+        while name in e.plan.bound:
+            name = e.names.fresh("_combine")
+        e.functions[function] = name
     e.needs |= function.needs
     return e.functions[function]
 

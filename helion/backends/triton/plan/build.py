@@ -64,7 +64,7 @@ def build_plan(
 
 #: Functions that the printer may put before a kernel.
 HELPERS = (
-    "_argmax", "_argmin", "_combine", "_integer_power", "_log1p_unit", "_max_nan", "_min_nan", "_prod", "_rounded_bf16",
+    "_argmax", "_argmin", "_integer_power", "_log1p_unit", "_max_nan", "_min_nan", "_prod", "_rounded_bf16",
     "_settled", "_tanh",
 )  # fmt: skip
 
@@ -107,6 +107,7 @@ class _Planner:
             launch=self.launch(),
             boxes=self.boxes,
             definitions=self.definitions(),
+            bound=self.bound(),
             partial_sums={
                 dot: number
                 for warps, part in self.parts()
@@ -134,8 +135,7 @@ class _Planner:
 
     def definitions(self) -> dict[Definition, str]:
         """Names that nothing else in the module has, for what comes before those that use it."""
-        imported = (name for name, module in self.program.host.source_globals.items() if module)
-        for name in (*HELPERS, *self.kernel_names(), *imported):
+        for name in (*HELPERS, *self.kernel_names(), *self.bound()):
             self.names.claim(name)
         named: dict[Definition, str] = {}
         waiting = [d for op in self.rolled.walk() if isinstance(op.attrs, InlineAttrs) for d in op.attrs.definitions]
@@ -145,6 +145,11 @@ class _Planner:
                 named[definition] = self.names.claim(definition.name)
                 waiting += definition.uses
         return named
+
+    def bound(self) -> frozenset[str]:
+        """Names of the module that host code needs."""
+        host = self.program.host
+        return frozenset((host.name, *(name for name, module in host.source_globals.items() if module)))
 
     def kernel_names(self) -> tuple[str, ...]:
         base = f"_helion_{self.program.host.name}"

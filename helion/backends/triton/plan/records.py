@@ -141,6 +141,8 @@ class Plan(Structural):
     boxes: Mapping[int, Box]
     #: The names of what source of the user's brings with it.
     definitions: Mapping[Definition, str]
+    #: Names that the module binds for its host code: the user's function, and the modules that this one names.
+    bound: frozenset[str]
     #: About the programs that this config makes.
     warnings: tuple[exc.BaseWarning, ...] = ()
 

@@ -15,12 +15,13 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import triton.language
 
 from .... import exc
+from ...._compiler.frontend.guards import Kind
 from ...._compiler.frontend.values import describe
 from ...._compiler.ir.grammar import Definition, InlineEffect
 from .effects import UNKNOWN, effect_of, is_jit, joined
@@ -31,10 +32,12 @@ _MODULES = {"triton": "triton", "triton.language": "tl", "triton.language.extra.
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """A function as a definition, and what it and all that it calls do to memory."""
+    """A function as a definition, and what it and all that it calls do to memory. ``reads`` are the globals and attributes
+    that were read for it, as ``World.assume`` takes them."""
 
     definition: Definition
     effect: InlineEffect
+    reads: tuple[tuple[Kind, Any, str, Any], ...] = ()
 
 
 def copied(function: Any) -> Copied:
@@ -44,7 +47,9 @@ def copied(function: Any) -> Copied:
         exc.InvalidAPIUsage: it has no source, calls itself, or names something that no generated module can have.
         exc.UndefinedVariable: a name that it reads is bound nowhere.
     """
-    return _Copier().function(function)
+    copier = _Copier()
+    found = copier.function(function)
+    return replace(found, reads=tuple(copier.reads))
 
 
 def escaped(text: str) -> str:
@@ -56,6 +61,7 @@ def escaped(text: str) -> str:
 class _Copier:
     known: dict[int, Copied] = field(default_factory=dict)
     running: list[int] = field(default_factory=list)
+    reads: list[tuple[Kind, Any, str, Any]] = field(default_factory=list)
 
     def function(self, value: Any) -> Copied:
         """Return the copy of a function; one object is copied once."""
@@ -142,9 +148,13 @@ class _Function:
                 raise exc.UndefinedVariable(name=node.id, detail=f" in the Triton function {self.plain.__name__!r}")
             return None
         value, place, name = self.scope[node.id], node, node.id
+        if self.plain.__globals__.get(name, UNKNOWN) is value:
+            self.copier.reads.append(("item", self.plain.__globals__, name, value))
         while names and _holds_names(value):
             place = names.pop()
-            value, name = _attribute(value, place.attr, self.plain), place.attr
+            owner, name = value, place.attr
+            value = _attribute(owner, name, self.plain)
+            self.copier.reads.append(("attribute", owner, name, value))
         return place, value, f"{name}_" if name in self.locals else name
 
     def resolve(self, node: ast.expr) -> Any:
