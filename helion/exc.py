@@ -200,6 +200,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("RefEagerModeCodePrintError", "BaseError", "There is no generated code to print when kernels run eagerly; unset HELION_INTERPRET (or ref_mode), or print_output_code."),
     ("DuplicateStoreIndicesError", "BaseError", "One store writes {count} lanes to elements of a tensor of shape {shape} that other lanes write too; which of them wins is undefined when compiled. Make the indices distinct, mask the surplus lanes with extra_mask, or use an atomic operation."),
     ("ReadModifyWriteRace", "BaseError", "Programs at every tile of {axis!r} read, change and store the same elements of {name!r}, in any order and at the same time, so that changes get lost; use hl.atomic_add (or another atomic operation), or make {axis!r} a loop inside of the grid loop, or give it one tile."),
+    ("OverlappingStore", "BaseError", "All indices of dimension {dim} of {name!r} are one element of memory (its stride is 0, as torch.Tensor.expand makes it), and this stores to several of them, in no particular order; store to one index, make the tensor contiguous with .clone() or .contiguous(), or use an atomic operation."),
     ("DataRace", "BaseError", "{element} is {first}, then {second} of kernel {kernel!r}; {why}. What it holds depends on which comes first."),
     # --- warnings ------------------------------------------------------------------------------------------------
     ("TensorOperationInWrapper", "BaseWarning", "{name} computes on the host, in a launch of its own; move it inside the hl.tile loop to fuse it."),
@@ -210,6 +211,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("ProcessGroupNameNotFound", "BaseWarning", "Kernel {kernel!r} has distributed=True and no parameter annotated as hl.ProcessGroupName, so its ranks are not known."),
     ("BlockSizeIgnoredInInterpretMode", "BaseWarning", "Kernel {kernel!r} runs eagerly: its config's block_sizes {sizes} are ignored, tiles cover whole dimensions unless hl.tile(block_size=...) fixes their size."),
     ("StoreFromSeveralPrograms", "BaseWarning", "Programs at every tile of {axis!r} store different values in the same elements of {name!r}; which one stays depends on their order. Use an atomic operation, or store from one of them."),
+    ("StoreToSharedElements", "BaseWarning", "Different indices of {name!r}, of strides {strides}, are one element of memory, and this stores to all of them, in no particular order; unless the values are equal, store into a tensor whose elements are apart, as .contiguous() gives it."),
     ("LoadOfOtherPrograms", "BaseWarning", "This loads elements of {name!r} that programs at other tiles of {axis!r} store at the same time; it may see them before or after. Store into another tensor, or put hl.barrier() between two loops."),
     ("TiledKMatmulAccumulationWarning", "BaseWarning", "`acc += a @ b` rounds every partial product; use hl.dot(a, b, acc=acc) or torch.addmm(acc, a, b)."),
     ("SettingHasNoEffect", "BaseWarning", "The setting {name}={value!r} is accepted for compatibility and has no effect: {why}."),

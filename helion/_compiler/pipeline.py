@@ -18,6 +18,7 @@ from .ir.watch import watching
 from .passes.dependencies import check_dependencies
 from .passes.jagged import check_jagged
 from .passes.masks import mask_tails
+from .passes.overlaps import check_overlaps
 from .passes.schedule import Step
 from .passes.simplify import drop_dead, merge_common
 
@@ -28,6 +29,7 @@ PASSES: tuple[Pass, ...] = (
     merge_common,
     drop_dead,
     check_dependencies,
+    check_overlaps,
     mask_tails,
     check_jagged,
 )

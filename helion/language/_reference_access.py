@@ -452,10 +452,12 @@ def stored_value(tensor: torch.Tensor, value: Any, shape: tuple[int, ...]) -> to
 def store(tensor: torch.Tensor, index: Any, value: Any, mask: Any = None) -> None:
     """``tensor[index] = value`` for the lanes in range and those where ``mask`` is true.
 
-    Raises ``exc.IndexOutOfRange``, and ``exc.DuplicateStoreIndicesError`` when two lanes write the same element.
+    Raises ``exc.IndexOutOfRange``, ``exc.DuplicateStoreIndicesError`` when two lanes write the same element, and
+    ``exc.OverlappingStore`` when they have several indices of a dimension of stride 0.
     """
     selection = select(tensor, index)
     check_range(selection, "writes", mask)
+    _refuse_overlap(selection)
     values = stored_value(tensor, value, selection.shape)
     if selection.basic is not None and mask is None:
         tensor[selection.basic] = values
@@ -467,6 +469,17 @@ def store(tensor: torch.Tensor, index: Any, value: Any, mask: Any = None) -> Non
     if selection.gathered:
         _refuse_duplicates(tensor, lanes, selection.gathered if chosen is None else range(tensor.ndim))
     _bits(tensor)[lanes] = _bits(values)
+
+
+def _refuse_overlap(selection: Selection) -> None:
+    tensor = selection.tensor
+    for item in selection.items:
+        dim = item.dim
+        if dim is None or tensor.stride(dim) != 0 or tensor.shape[dim] <= 1:
+            continue
+        values = item.values(tensor.shape[dim], tensor.device)
+        if (values if item.stop is None else values[values < item.stop]).numel() > 1:
+            raise exc.OverlappingStore(name=_name(_user_frame(), tensor), dim=dim)
 
 
 def _refuse_duplicates(tensor: torch.Tensor, lanes: tuple[torch.Tensor, ...], dims: Sequence[int]) -> None:

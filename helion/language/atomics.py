@@ -267,7 +267,7 @@ def _apply(update: _Update, target: torch.Tensor, index: Any, operands: Sequence
     selection = access.select(target, index)
     access.check_range(selection, "updates")
     values = [access.stored_value(target, value, selection.shape) for value in operands]
-    if selection.basic is not None:  # every lane has an element of its own
+    if selection.basic is not None and _is_apart(target):  # every lane has an element of its own
         before = target[selection.basic].clone()
         access.check_written(target, before, "updates")
         target[selection.basic] = update(before, *values).to(target.dtype)
@@ -287,12 +287,13 @@ def _in_turn(
 ) -> torch.Tensor:
     """Update elements by lanes that may share one: those lanes come in order."""
     place = torch.zeros_like(values[0], dtype=torch.int64)
-    for lane, size in zip(lanes, target.shape, strict=True):
-        place = place * size + lane
+    for lane, stride in zip(lanes, target.stride(), strict=True):
+        place = place + lane * stride
+    # indices of an expanded dimension are one element
+    memory = target.as_strided((1 + _last(target),), (1,))
     order = torch.argsort(place, stable=True)
     elements, counts = torch.unique_consecutive(place[order], return_counts=True)
     first = torch.cumsum(counts, 0) - counts
-    at = tuple(lane[order][first] for lane in lanes)
     values = [value[order] for value in values]
     found = torch.empty_like(values[0])
     if update is torch.add and target.dtype != torch.bool:
@@ -301,21 +302,36 @@ def _in_turn(
         upto = torch.cumsum(values[0].to(wide), 0)
         start = (upto - values[0].to(wide))[first]
         before = (upto - values[0].to(wide)) - start.repeat_interleave(counts)
-        old = target[at].to(wide)
+        old = memory[elements].to(wide)
         found = (old.repeat_interleave(counts) + before).to(target.dtype)
         totals = torch.zeros(len(elements), dtype=wide, device=target.device)
         owner = torch.arange(len(elements), device=target.device).repeat_interleave(counts)
-        target[at] = (old + totals.index_add_(0, owner, values[0].to(wide))).to(target.dtype)
+        memory[elements] = (old + totals.index_add_(0, owner, values[0].to(wide))).to(target.dtype)
     else:
         turns = torch.arange(len(order), device=target.device) - first.repeat_interleave(counts)
         for turn in range(int(counts.max()) if len(counts) else 0):
             now = turns == turn
-            where = tuple(lane[order][now] for lane in lanes)
-            found[now] = target[where]
-            target[where] = update(found[now], *(value[now] for value in values)).to(target.dtype)
+            where = place[order][now]
+            found[now] = memory[where]
+            memory[where] = update(found[now], *(value[now] for value in values)).to(target.dtype)
     result = torch.empty_like(found)
     result[order] = found
     return result
+
+
+def _last(target: torch.Tensor) -> int:
+    """The offset of the last element."""
+    return sum((size - 1) * stride for size, stride in zip(target.shape, target.stride(), strict=True))
+
+
+def _is_apart(target: torch.Tensor) -> bool:
+    """Whether different indices are different elements, in memory of any order with gaps or without."""
+    reach = 0
+    for stride, size in sorted(zip(target.stride(), target.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += (size - 1) * stride if size > 1 else 0
+    return True
 
 
 def _exchange(before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ def test_only_one_place_of_one_tensor_is_apart() -> None:
             wide[t, :] = wide[t, :] + 1
         return x
 
-    program = program_of(kernel, torch.ones(4, 8), torch.ones(4).as_strided((4, 8), (1, 0)), 0)
+    program = program_of(kernel, torch.ones(4, 8), torch.ones(11).as_strided((4, 8), (1, 1)), 0)
     row, other, column, store, overlapping, stored = accesses(program)
     block = row.attrs.indices[1].block
     assert apart_along(program, row, store, block) and apart_along(program, other, store, block)

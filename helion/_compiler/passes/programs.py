@@ -41,9 +41,9 @@ def check_programs(program: Program, sizes: Mapping[int, int]) -> tuple[exc.Base
     """Warnings about the programs of each root under block ``sizes``. Raises ``exc.ReadModifyWriteRace``."""
     found: list[exc.BaseWarning] = []
     for root in program.roots:
-        axes = {axis.block: axis for axis in root.axes if _several(axis, sizes)}
+        axes = {axis.block: axis for axis in root.axes if several(axis, sizes)}
         if not _are_separate(program, root, axes):
-            found += _Root.of(program, root, axes).check()
+            found += Programs.of(program, root, axes).check()
     return tuple(found)
 
 
@@ -58,7 +58,7 @@ def _are_separate(program: Program, root: Root, axes: Mapping[int, LoopAxis]) ->
     )
 
 
-def _several(axis: LoopAxis, sizes: Mapping[int, int]) -> bool:
+def several(axis: LoopAxis, sizes: Mapping[int, int]) -> bool:
     """Whether an axis of a grid has more than one program."""
     if isinstance(axis.begin, OperandRef) or isinstance(axis.end, OperandRef):
         return True
@@ -68,7 +68,9 @@ def _several(axis: LoopAxis, sizes: Mapping[int, int]) -> bool:
 
 
 @dataclass
-class _Root:
+class Programs:
+    """What the programs of a root do to memory, by the axes of its grid."""
+
     program: Program
     accesses: Accesses
     #: The axes with more than one program.
@@ -79,7 +81,7 @@ class _Root:
     around: dict[int, _Axes] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program, root: Root, axes: dict[int, LoopAxis]) -> _Root:
+    def of(cls, program: Program, root: Root, axes: dict[int, LoopAxis]) -> Programs:
         made = cls(program, Accesses.collect(program, root, _NO_CONFIG), axes)
         if axes:
             made.blocks = {block: frozenset((block,)) for block in axes}

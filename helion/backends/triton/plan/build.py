@@ -22,6 +22,7 @@ from ...._compiler.ir.grammar import (
 )
 from ...._compiler.ir.loops import loops_of, tile_of_bound
 from ...._compiler.ir.rewrite import Makers
+from ...._compiler.passes.overlaps import overlapping_stores
 from ...._compiler.passes.pack import multiplies
 from ...._compiler.passes.programs import check_programs
 from ...._compiler.passes.schedule import Step
@@ -58,7 +59,8 @@ def build_plan(
     """What ``decisions``, those of a normalised config, come to for ``program``. ``steps`` are the backend's rewrites."""
     lowered = lower(program, decisions, target, settings, steps)
     plan = _Planner(program, lowered, decisions, settings, target).plan()
-    warnings = (w for w in check_programs(program, lowered.sizes) if type(w).__name__ not in settings.ignore_warnings)
+    found = (*check_programs(program, lowered.sizes), *overlapping_stores(program))
+    warnings = (w for w in found if type(w).__name__ not in settings.ignore_warnings)
     return replace(plan, warnings=tuple(warnings))
 
 

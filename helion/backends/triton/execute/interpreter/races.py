@@ -14,7 +14,7 @@ a thread read be written by that thread alone. Which thread does what is the com
   such a store wrote may not be loaded again, not even by the same signature. (A load before a store of the same
   signature passes: the thread that stores has loaded before.) Behind a matrix product that holds for any number of
   lanes, because loads may be made for the operands of the next one;
-- lanes of one store that hit one element are one thread's;
+- lanes of one store that hit one element must store one value: any of them may come last;
 - atomic operations do not race with each other, and with everything else they do, whatever the signature.
 
 *Between programs* of a launch no order holds at all: an element that a program wrote may not be touched by another, and
@@ -186,6 +186,8 @@ class RaceDetector:
         itemsize = values.dtype.itemsize
         sign, _ = self._sign(pointers, mask, itemsize)
         event = self._event("written")
+        if _signature(pointers, mask, itemsize) is None:
+            self._check_lanes(pointers, values, mask, event)
         changes = self._changes(pointers, values)
         for shadow, units, changed in self._units_with(pointers, mask, itemsize, changes):
             other = (shadow.wrote[units] == self._now) & (shadow.write_sign[units] != sign)
@@ -206,6 +208,19 @@ class RaceDetector:
             self._check_programs(shadow, units, np.ones(units.shape, bool), event, readers=True, atomic=True)
             shadow.updated[units], shadow.update_event[units] = self._now, event
             _meet(shadow.updater, units, self._number)
+
+    def _check_lanes(self, pointers: Handle, values: np.ndarray, mask: Handle | None, event: int) -> None:
+        """Reports an element in which lanes of one store leave different values."""
+        shape = pointers.full().shape
+        for shadow, units, bits in self._units_with(
+            pointers, mask, values.dtype.itemsize, np.broadcast_to(values, shape)
+        ):
+            order = np.argsort(units, kind="stable")
+            units, bits = units[order], bits[order]
+            bad = (units[1:] == units[:-1]) & (bits[1:] != bits[:-1])
+            if bad.any():
+                unit = int(units[1:][bad][0])
+                self._report(shadow, unit, self._events[event], event, "lanes of one store have several values for it")
 
     # --- who it is -------------------------------------------------------------------------------------------------------
 
