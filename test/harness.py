@@ -11,7 +11,7 @@ import torch
 from helion._compiler.context import CompileContext
 from helion._compiler.facts.collect import collect_facts
 from helion._compiler.facts.records import KernelFacts
-from helion._compiler.ir.grammar import Program
+from helion._compiler.ir.grammar import Op, Program, Region
 from helion._compiler.passes.rolling import rollable_blocks
 from helion._compiler.pipeline import front_end
 from helion.autotuner.space import ConfigSpace, build_space
@@ -54,3 +54,22 @@ def space_of(fn: Callable[..., Any], *args: Any, on: str = "sm_90", **settings: 
     """The configs of a kernel for a target."""
     program = program_of(fn, *args, on=on, **settings)
     return build_space(program, rollable_blocks(program)[0], target(on), Settings(**settings), BACKENDS["triton"].keys)
+
+
+def skeleton(program: Program) -> str:
+    """The accesses, barriers and regions of a program: ``for(load x; barrier; store x)``."""
+    return " | ".join(_region(program, root.body) for root in program.roots)
+
+
+def _region(program: Program, region: Region) -> str:
+    return "; ".join(filter(None, (_op(program, op) for op in region.ops)))
+
+
+def _op(program: Program, op: Op) -> str:
+    if op.kind in ("load", "store", "atomic"):
+        return f"{op.kind} {program.tensors[op.attrs.tensor].name}"
+    if op.kind == "if":
+        return f"if({' / '.join(_region(program, r) for r in op.regions)})"
+    if op.kind in ("for", "while", "inline"):
+        return f"{op.kind}({' do '.join(_region(program, r) for r in op.regions)})"
+    return "barrier" if op.kind == "barrier" else ""

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from harness import skeleton
 from memory_kernels import CASES
 
 import helion
 import helion.language as hl
 from helion import exc
-from helion._compiler.ir.grammar import Op, Program, Region
+from helion._compiler.ir.grammar import Op, Region
 from helion._compiler.ir.printer import print_program
 from helion._compiler.ir.verifier import verify
 from helion.backends.triton.toolchain.offline import compile_offline
@@ -23,25 +24,6 @@ from helion.backends.triton.toolchain.signature import offline_signature
 def _plan(kernel: Callable[..., Any], args: tuple[Any, ...], static: bool = True, **config: Any) -> Any:
     bound = helion.kernel(kernel, static_shapes=static).bind(args, target="sm_90")
     return bound._analysis.code(bound._analysis.space.normalize(config)).plan
-
-
-def skeleton(program: Program) -> str:
-    """The accesses, barriers and regions of a program: ``for(load x; barrier; store x)``."""
-    return " | ".join(_region(program, root.body) for root in program.roots)
-
-
-def _region(program: Program, region: Region) -> str:
-    return "; ".join(filter(None, (_op(program, op) for op in region.ops)))
-
-
-def _op(program: Program, op: Op) -> str:
-    if op.kind in ("load", "store", "atomic"):
-        return f"{op.kind} {program.tensors[op.attrs.tensor].name}"
-    if op.kind == "if":
-        return f"if({' / '.join(_region(program, r) for r in op.regions)})"
-    if op.kind in ("for", "while", "inline"):
-        return f"{op.kind}({' do '.join(_region(program, r) for r in op.regions)})"
-    return "barrier" if op.kind == "barrier" else ""
 
 
 def x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -6,10 +6,16 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+import user_triton
+import user_triton as other
+from triton.language.extra import libdevice as precise
+from user_triton import nested as from_elsewhere
 
 import helion
 import helion.language as hl
 from helion import exc
+from helion.backends.triton.codegen import ops_pointwise, ops_reduction
+from helion.backends.triton.plan.build import HELPERS
 
 _SHIFT = 3
 
@@ -69,6 +75,107 @@ def through_pointers(x: torch.Tensor) -> torch.Tensor:
             output_like=None,
         )
     return out
+
+
+@triton.jit
+def helper(value, more=None):
+    """Named as one of the other module, as its constant is: {braces} are text."""
+    result = from_elsewhere(value) + other.helper(value, 1) + user_triton.SCALE + _SHIFT
+    if more is not None:
+        result += more
+    return result + precise.exp(value * 0)
+
+
+@helion.kernel
+def nested(x: torch.Tensor, reader: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        a = hl.triton_kernel(helper, args=(x[tile], None), output_like=x[tile])
+        b = hl.triton_kernel(user_triton.reader, args={"pointer": reader, "place": tile.index}, output_like=x[tile])
+        c = hl.triton_kernel(user_triton.apart, args=(tile.begin,), output_like=tile.begin)
+        out[tile] = hl.inline_triton("{a} + {b} + ({c} if {n} is None else 0)", {"a": a, "b": b, "c": c, "n": None}, a)
+    return out
+
+
+def test_functions_bring_what_they_name_in_any_module() -> None:
+    """Names meet: of functions and constants of two modules, of the kernel, and of its tensors."""
+    x, y = torch.randn(64), torch.randn(64)
+    bound = nested.bind((x, y))
+    want = (5 * x + 9) + (5 * x + 8) + 5 + 3 + 1 + y + (torch.arange(64) // 32 * 32 + 5)
+    torch.testing.assert_close(bound.compile_config({"block_sizes": [32]})(x, y), want)
+    code = bound.to_triton_code()
+    assert code.count("import user_triton") == 0 and "noinline=True" in code and "{braces}" in code
+    assert nested.bind((x, y), target="sm_90").resources().fits
+
+
+def test_a_changed_constant_of_a_function_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(64)
+    before = nested(x, x)
+    monkeypatch.setattr(user_triton, "SCALE", tl.constexpr(6))
+    torch.testing.assert_close(nested(x, x), before + 2 * x + 2)
+
+
+@triton.jit
+def nowhere(value):
+    return value + _MISSING  # noqa: F821
+
+
+@triton.jit
+def endless(value):
+    return endless(value)
+
+
+def plain(value):
+    return value
+
+
+@triton.jit
+def calls_plain(value):
+    return plain_object(value)
+
+
+plain_object = object()
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (nowhere, exc.UndefinedVariable, "'_MISSING' is not defined in the Triton function 'nowhere'"),
+        (endless, exc.InvalidAPIUsage, "'endless' calls itself"),
+        (calls_plain, exc.InvalidAPIUsage, "'calls_plain' names 'plain_object'"),
+    ],
+)
+def test_functions_that_cannot_be_copied(function: object, error: type[exc.Base], message: str) -> None:
+    @helion.kernel
+    def kernel(x: torch.Tensor, called: hl.constexpr) -> torch.Tensor:
+        for tile in hl.tile(x.size(0)):
+            x[tile] = hl.triton_kernel(called, args=(x[tile],), output_like=x[tile])
+        return x
+
+    with pytest.raises(error, match=message):
+        kernel.bind((torch.zeros(8), function))
+
+
+@helion.kernel
+def combine(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    sums, maxima = torch.empty_like(x), torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        sums[tile, :] = hl.associative_scan(lambda a, b: a + b + 0.0 * a, x[tile, :], dim=-1)
+    hl.barrier()
+    for tile in hl.tile(x.size(0)):
+        maxima[tile, :] = hl.associative_scan(lambda a, b: torch.maximum(a, b) * 1.0, sums[tile, :], dim=-1)
+    return sums, maxima
+
+
+def test_functions_of_two_kernels_have_a_name_each() -> None:
+    x = torch.randn(4, 8)
+    sums, maxima = combine(x)
+    torch.testing.assert_close(sums, x.cumsum(-1))
+    torch.testing.assert_close(maxima, x.cumsum(-1).cummax(-1).values)
+
+
+def test_helpers_of_the_printer_are_known_to_the_planner() -> None:
+    assert set(HELPERS) == {*ops_pointwise.HELPERS, *ops_reduction.HELPERS}
 
 
 def test_statements() -> None:

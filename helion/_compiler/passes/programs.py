@@ -3,7 +3,7 @@
 Certain of being wrong, and refused, is an element that several programs read, change and store without an atomic
 operation. Warned about are a store whose place is the same for several programs while its value is not, and a load of
 what other programs store. What cannot be decided is let pass: subscripts that come from data, accesses under a
-condition that depends on the program.
+condition that depends on the program, and what follows an acquire, which may hold a lock or wait for other programs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ... import exc
 from ..._shapes import cdiv, hint_of
+from ..ir.effects import order_of
 from ..ir.grammar import (
     ForAttrs,
     IotaAttrs,
@@ -154,7 +155,10 @@ class Programs:
     def check(self) -> Iterator[exc.BaseWarning]:
         if not self.axes:
             return
-        accesses = [access for access in self.accesses.all() if access.attrs is not None]
+        places = self.accesses.numbers
+        acquires = (a.op for a in self.accesses.all() if order_of(a.op).acquires)
+        first = min((places[op.number] for op in acquires), default=len(places))
+        accesses = [a for a in self.accesses.all() if a.attrs is not None and places[a.op.number] < first]
         for store in accesses:
             if store.op.kind == "store":
                 yield from self._check_store(store)
