@@ -148,8 +148,6 @@ def windows() -> torch.Tensor:
 
 
 def test_windows_that_overlap_are_warned_about() -> None:
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
     bound = helion.kernel(tiles).bind((windows(), torch.ones(5, 7)))
     plan = bound._analysis.code(bound.default_config()).plan
     assert [type(warning) for warning in plan.warnings] == [exc.StoreToSharedElements]
