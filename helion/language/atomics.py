@@ -25,7 +25,8 @@ def atomic_add(
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
             range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
+            accesses before a release are done, by all threads, and those after an acquire see what others released.
 
     Returns:
         The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
@@ -51,7 +52,8 @@ def atomic_max(
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
             range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
+            accesses before a release are done, by all threads, and those after an acquire see what others released.
 
     Returns:
         The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
@@ -77,7 +79,8 @@ def atomic_min(
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
             range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
+            accesses before a release are done, by all threads, and those after an acquire see what others released.
 
     Returns:
         The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
@@ -103,7 +106,8 @@ def atomic_and(
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
             range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
+            accesses before a release are done, by all threads, and those after an acquire see what others released.
 
     Returns:
         The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
@@ -129,7 +133,8 @@ def atomic_or(
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
             range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
+            accesses before a release are done, by all threads, and those after an acquire see what others released.
 
     Returns:
         The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
@@ -155,7 +160,8 @@ def atomic_xor(
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
             range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
+            accesses before a release are done, by all threads, and those after an acquire see what others released.
 
     Returns:
         The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
@@ -181,7 +187,8 @@ def atomic_xchg(
         index: one entry per dimension, as in ``target[index]``.
         value: a number, or a tile that broadcasts to the selected shape; cast to the tensor's dtype. Lanes out of
             range do nothing.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
+            accesses before a release are done, by all threads, and those after an acquire see what others released.
 
     Returns:
         The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are
@@ -211,7 +218,8 @@ def atomic_cas(
         index: one entry per dimension, as in ``target[index]``.
         expected: what an element must be to be replaced: a number, or a tile that broadcasts to the selected shape.
         value: the new elements, in the same forms; cast to the tensor's dtype.
-        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
+        sem: memory ordering, ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``, of the whole program: all of its
+            accesses before a release are done, by all threads, and those after an acquire see what others released.
 
     Returns:
         The elements from before, of the selected shape and the tensor's dtype. Elements that several lanes select are

@@ -50,9 +50,12 @@ def _breakpoint() -> None:
 def inline_triton(triton_source: str, args: Sequence[Any] | Mapping[str, Any], output_like: Any) -> Any:
     """Insert Triton statements of the user's into the kernel.
 
+    Statements that do more than compute and load keep their place among all accesses to memory, and order them: what the
+    program stored before is visible to them, and what they store to it afterwards.
+
     Args:
         triton_source: statements with ``{0}`` or ``{name}`` where arguments go; the last line is an expression, the result.
-        args: values by place or by name. Host tensors are passed as pointers.
+        args: values by place or by name; None is passed as it is. Host tensors are passed as pointers.
         output_like: a tile whose shape and dtype the result has, a tuple of tiles for several, or None for no result.
 
     Returns:
@@ -67,19 +70,22 @@ def inline_triton(triton_source: str, args: Sequence[Any] | Mapping[str, Any], o
 def triton_kernel(function: Any, args: Sequence[Any] | Mapping[str, Any], output_like: Any) -> Any:
     """Call a ``@triton.jit`` function of the user's in device code.
 
-    Its text, and that of the functions and constants it names, is copied into the generated module.
+    Its text, and that of the functions and constants it names, in its module or others, is copied into the generated module.
+    A function that does more than compute and load keeps its place among all accesses to memory, and orders them, as
+    ``hl.inline_triton`` does.
 
     Args:
         function: the function, the name of a global of the kernel's module that holds one, or its source text.
-        args: arguments by place or by parameter name. Host tensors are passed as pointers.
+        args: arguments by place or by parameter name; None is passed as it is. Host tensors are passed as pointers.
         output_like: as for ``hl.inline_triton``.
 
     Returns:
         What the function returns, in the form of ``output_like``.
 
     Raises:
-        exc.InvalidAPIUsage: another form of ``args`` or ``output_like``, or no function of Triton.
-        exc.UndefinedVariable: there is no global of that name.
+        exc.InvalidAPIUsage: another form of ``args`` or ``output_like``, no function of Triton, or one that names what no
+            generated module can have.
+        exc.UndefinedVariable: there is no global of that name, or a name that the function reads is bound nowhere.
     """
 
 
@@ -99,7 +105,8 @@ def inline_asm_elementwise(
         constraints: LLVM's constraints, the outputs first, as ``"=r,r"``.
         args: tiles and numbers, broadcast together.
         dtype: dtype of the result, or one per result.
-        is_pure: whether unused results may be dropped and equal calls merged.
+        is_pure: whether unused results may be dropped and equal calls merged. Assembly that is not pure keeps its place among
+            all accesses to memory, and orders them.
         pack: elements that one run of the assembly takes; 4 bytes of them fill a register.
 
     Returns:

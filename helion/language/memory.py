@@ -66,6 +66,7 @@ def store(
         exc.RankMismatch: ``index`` has too few or too many entries.
         exc.ShapeMismatch: ``value`` does not broadcast to the selected shape; ``exc.RankMismatch`` where it has more
             dimensions.
+        exc.OverlappingStore: it covers several indices of a dimension of stride 0, such as ``torch.Tensor.expand`` makes.
         exc.IndexOutOfRange: at run time, where the kernel is ``checked`` or runs eagerly; undefined otherwise.
     """
 

@@ -75,6 +75,8 @@ class _Kernel:
                 yield f"{pad}{tensor}[t, :] = {tensor}[t, :] * 2 + {narrow}[:, None]"
             elif kind < 0.55:
                 yield f"{pad}{tensor}[t, {self.rng.randrange(3)}] = {narrow}"
+            elif kind < 0.6:
+                yield f'{pad}hl.device_print("{narrow}", {narrow})'
             elif kind < 0.9 or depth == 2:
                 yield pad + self.fence(narrow)
             elif kind < 0.95:
@@ -125,7 +127,7 @@ def happens(program: Program) -> list[Op]:
     """Accesses, fences and barriers of a program in the order in which they happen."""
     rng = random.Random(0)
     ops = (op for root in program.roots for op in paths(root.body, rng))
-    return [op for op in ops if is_fence(op) or op.kind == "barrier" or isinstance(op.attrs, MemoryAttrs)]
+    return [op for op in ops if is_fence(op) or op.kind in ("barrier", "print") or isinstance(op.attrs, MemoryAttrs)]
 
 
 def between_fences(program: Program) -> list[set[tuple[str, int]]]:
@@ -146,6 +148,7 @@ def unordered(program: Program) -> list[tuple[Op, Op]]:
     for op in happens(program):
         if op.kind == "barrier":
             since = []
+        if op.kind in ("barrier", "print"):
             continue
         for before in since:
             scalars = all(each.kind == "atomic" and not each.result.dims for each in (before, op))

@@ -103,6 +103,7 @@ HOST = {
     ("static_range", "DeviceAPIOnHost"): f"for i in hl.static_range(3):\n    pass\n{_COPY}",
     ("tile", "InvalidTileRange"): "for t in hl.tile(5, 3):\n    out[t, :] = x[t, :]",
     ("grid", "InvalidTileRange"): "for t in hl.grid(5, 3):\n    out[t, :] = x[t, :]",
+    ("store", "OverlappingStore"): "e = x[0].expand(8, 8)\nfor t in hl.tile(8):\n    hl.store(e, [t, slice(None)], x[t, :])",
     ("stacktensor_like", "StackTensorcOnHost"): f"s = hl.stacktensor_like(x, x)\n{_COPY}",
 }  # fmt: skip
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
+
 from ..._shapes import Expr, Number
 from .grammar import (
     ELSEWHERE,
@@ -28,6 +30,8 @@ from .grammar import (
 )
 from .ops import OPS
 
+#: Types of numbers that may be addresses of memory.
+_ADDRESSES = (torch.int64, torch.uint64)
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
@@ -99,18 +103,31 @@ def own_effects(program: Program, op: Op) -> tuple[Effect, ...]:
         case MemoryAttrs(tensor=tensor):
             own = Effect(storage=program.tensors[tensor].storage, reads=spec.reads, writes=spec.writes)
             return (_FENCE, own) if is_fence(op) else (own,)
-        case InlineAttrs(tensors=tensors, effect=effect):
-            storages = dict.fromkeys(program.tensors[at].storage for at in tensors if effect != "none")
-            touched = (Effect(storage=storage, reads=True, writes=is_fence(op)) for storage in storages)
+        case InlineAttrs(effect="reads" | "any"):
+            touched = (
+                Effect(storage=storage, reads=True, writes=is_fence(op)) for storage in _touched(program, op, op.attrs)
+            )
             return (_FENCE, *touched) if is_fence(op) else tuple(touched)
         case AddressAttrs():
-            storages = dict.fromkeys((ELSEWHERE, *(tensor.storage for tensor in program.tensors)))
+            storages = _everywhere(program)
             return tuple(Effect(storage=storage, reads=spec.reads, writes=spec.writes) for storage in storages)
         case AsmAttrs(is_pure=False):
             return (_FENCE,)
         case PrintAttrs():
             return (_SEEN,)
     return ()
+
+
+def _everywhere(program: Program) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((ELSEWHERE, *(tensor.storage for tensor in program.tensors))))
+
+
+def _touched(program: Program, op: Op, attrs: InlineAttrs) -> tuple[int, ...]:
+    """Return the storages of the tensors that source of the user's gets; all, where it gets what may be addresses."""
+    given = [program.tensors[at] for at in attrs.tensors]
+    if any(dtype in _ADDRESSES for dtype in (*(v.dtype for v in op.values()), *(t.dtype for t in given))):
+        return _everywhere(program)
+    return tuple(dict.fromkeys(tensor.storage for tensor in given))
 
 
 def written_by(program: Program, ops: Iterable[Op]) -> frozenset[int | None]:

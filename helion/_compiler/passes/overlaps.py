@@ -83,7 +83,7 @@ def _meet(tensor: HostTensor, a: int, b: int) -> bool:
     numbers = (tensor.shape[a], tensor.shape[b], tensor.strides[a], tensor.strides[b])
     if not all(isinstance(number, int) for number in numbers) or 0 in numbers:
         return False
-    first, second, step, other = (int(number) for number in numbers)  # type: ignore[arg-type]
+    first, second, step, other = (int(number) for number in numbers)
     common = math.gcd(step, other)
     return other // common < first and step // common < second
 

@@ -147,12 +147,13 @@ class _Function:
             if not hasattr(builtins, node.id) and id(node) not in self.annotations:
                 raise exc.UndefinedVariable(name=node.id, detail=f" in the Triton function {self.plain.__name__!r}")
             return None
-        value, place, name = self.scope[node.id], node, node.id
+        place: ast.expr = node
+        value, name = self.scope[node.id], node.id
         if self.plain.__globals__.get(name, UNKNOWN) is value:
             self.copier.reads.append(("item", self.plain.__globals__, name, value))
         while names and _holds_names(value):
-            place = names.pop()
-            owner, name = value, place.attr
+            outer = names.pop()
+            place, owner, name = outer, value, outer.attr
             value = _attribute(owner, name, self.plain)
             self.copier.reads.append(("attribute", owner, name, value))
         return place, value, f"{name}_" if name in self.locals else name

@@ -22,7 +22,7 @@ _PURE = frozenset(
         "cast", "cat", "cdiv", "ceil", "clamp", "condition", "constexpr", "cos", "cumprod", "cumsum", "div_rn", "dot",
         "dot_scaled", "erf", "exp", "exp2", "expand_dims", "fdiv", "flip", "floor", "fma", "full", "gather", "histogram",
         "interleave", "join", "log", "log2", "max", "max_constancy", "max_contiguous", "maximum", "min", "minimum", "mul",
-        "multiple_of", "next_power_of_2", "num_programs", "permute", "philox", "pointer_type", "program_id", "rand", "rand4x",
+        "multiple_of", "next_power_of_2", "num_programs", "permute", "philox", "program_id", "rand", "rand4x",
         "randint", "randint4x", "randn", "randn4x", "range", "ravel", "reduce", "reduce_or", "reshape", "rsqrt", "sigmoid",
         "sin", "softmax", "sort", "split", "sqrt", "sqrt_rn", "squeeze", "static_assert", "static_print", "static_range", "sub",
         "sum", "swizzle2d", "to", "topk", "trans", "tuple", "umulhi", "unsqueeze", "view", "where", "xor_sum", "zeros",
