@@ -413,3 +413,36 @@ def test_source_that_computes_is_no_fence() -> None:
 )
 def test_what_source_may_do(text: str, effect: str) -> None:
     assert effect_of_text(text.format("value")) == effect
+
+
+# --- products -----------------------------------------------------------------------------------------------------------
+
+
+def product_between(x, w, y, flags, sem):
+    """A product of a computed operand, whose rows begin anywhere, after an acquire and before a release."""
+    for a, b in hl.tile([x.size(0), w.size(1)]):
+        if sem != "relaxed":
+            hl.atomic_add(flags, [0], 1, sem="acquire")
+        acc = hl.zeros([a, b])
+        for c in hl.tile(x.size(1)):
+            acc = hl.dot(x[a, c], (w[c, b] * 2).to(x.dtype), acc=acc)
+        y[a, b] = acc
+        if sem != "relaxed":
+            hl.atomic_add(flags, [1], 1, sem="release")
+
+
+@pytest.mark.parametrize("sem", ["acq_rel", "relaxed"])
+def test_no_kernel_in_front_reads_past_an_acquire(sem: str) -> None:
+    half = x(301, 1003, dtype=torch.float16)
+    args = (half, x(1003, 517, dtype=torch.int8), x(301, 517), x(4, dtype=torch.int32), sem)
+    bound = helion.kernel(product_between).bind(args, target="h100")
+    analysis, rng, kernels = bound._analysis, random.Random(3), set()
+    keys = [key for key in ("hoist_operands", "pack_operands", "transpose_operands") if key in bound.default_config()]
+    wished = [{**bound.default_config(), key: True} for key in keys]
+    for config in (*wished, *(bound.config_spec.random(rng) for _ in range(20))):
+        program = analysis.code(analysis.space.normalize(dict(config))).plan.program
+        kernels.add(len(program.roots))
+        if sem != "relaxed":
+            assert between_fences(program) == between_fences(analysis.program)
+            assert not unordered(program)
+    assert (max(kernels) > 1) == (sem == "relaxed"), "only a kernel without fences is taken apart"
