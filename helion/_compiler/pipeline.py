@@ -21,6 +21,7 @@ from .passes.masks import mask_tails
 from .passes.overlaps import check_overlaps
 from .passes.schedule import Step
 from .passes.simplify import drop_dead, merge_common
+from .passes.vjps import erase_vjps
 
 Pass = Callable[[Program], Program]
 
@@ -67,7 +68,15 @@ def front_end(
 ) -> Traced:
     """A kernel and its arguments as a program, ready for facts and plans. ``steps`` are those of the backends."""
     traced = trace(fn, arguments, context, constants)
-    return replace(traced, program=run_passes(traced.program, steps))
+    return replace(traced, program=run_passes(erase_vjps(traced.program), steps), recorded=traced.program)
 
 
-__all__ = ["PASSES", "Pass", "front_end", "run_passes", "step_names"]
+def differentiable(traced: Traced) -> Program:
+    """The program with its functions that have derivatives of their own, for ``autodiff``."""
+    recorded = traced.recorded
+    if recorded is None or all(op.kind != "vjp" for op in recorded.walk()):
+        return traced.program
+    return drop_dead(merge_common(recorded))
+
+
+__all__ = ["PASSES", "Pass", "differentiable", "front_end", "run_passes", "step_names"]

@@ -20,6 +20,7 @@ from .._compiler.autodiff.transform import read_tensors, written_tensors
 from .._compiler.host.build import RUNTIME_NAME
 from .._compiler.host.program import LAUNCHER, HostProgram, KernelLaunch
 from .._compiler.ir.grammar import Program
+from .._compiler.pipeline import differentiable
 from .._syntax import parse
 from ..config import Config
 from . import codecache
@@ -85,7 +86,7 @@ class Recorder:
         of = bound.compiled.specialized
         analysis = of.analysis
         self.name = of.kernel.name
-        self.program = analysis.program
+        self.program = differentiable(analysis.traced)
         self.reads = tuple(read_tensors(self.program, at) for at in range(len(self.program.roots)))
         self.writes = tuple(written_tensors(self.program, at) for at in range(len(self.program.roots)))
         bound.ensure_config_exists(of.sample())

@@ -62,11 +62,11 @@ def atomic_value(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@refused("a scan other than a sum", "torch.cumprod(x[tile, :], 1)", X)
-def running_products(x: torch.Tensor) -> torch.Tensor:
+@refused("a scan other than a sum or a product", "torch.cummax(x[tile, :], 1)", X)
+def running_maxima(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):
-        out[tile, :] = torch.cumprod(x[tile, :], 1)
+        out[tile, :] = torch.cummax(x[tile, :], 1)[0]
     return out
 
 

@@ -68,14 +68,6 @@ class Sweep:
         self.rules = rules
         self.active = active_values(self.root.body, wanted)
         self.makers = Makers.among(program.walk())
-        self.norms = frozenset(op.result.number for op in program.walk() if self._is_norm(op))
-        #: Values whose magnitude is taken.
-        self.with_magnitude = frozenset(
-            v.number
-            for op in program.walk()
-            if isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "abs"
-            for v in op.values()
-        )
         self.reversals = Reversals(program, spelling, self.active)
         self.values: dict[int, Var | str] = {}
         #: Why values cannot be had, by the names that they would have.
@@ -84,18 +76,6 @@ class Sweep:
         self._statements: list[list[Statement]] = [[]]
         self._shares: list[dict[int, tuple[Value, Var]]] = []
         self._wide: dict[tuple[str, torch.dtype], Var] = {}
-
-    def _is_norm(self, op: Op) -> bool:
-        """Whether an op is the root of a sum, or of a mean: its derivative counts as 0 where it is 0, as that of norms does."""
-        if not (isinstance(op.attrs, PointwiseAttrs) and op.attrs.name == "sqrt"):
-            return False
-        maker = self.makers.of(op.operands[0])
-        while maker is not None and (
-            maker.kind in ("view", "mask")
-            or (isinstance(maker.attrs, PointwiseAttrs) and maker.attrs.name in ("cast", "div"))
-        ):
-            maker = self.makers.of(maker.operands[0])
-        return maker is not None and maker.kind == "reduce"
 
     def run(self) -> tuple[Statement, ...]:
         """The statements of the loop's body, gradients of loads as sinks."""
@@ -172,8 +152,8 @@ class Sweep:
             self.define(
                 op.result, *self._load_text(op, self.spelling.tensors[op.attributes(MemoryAttrs).tensor]), "load"
             )
-        elif op.kind == "mask":
-            (operand,) = op.values()
+        elif op.kind in ("mask", "vjp"):
+            operand = next(op.values())
             self.values[op.result.number] = self.values[operand.number]
         elif op.kind == "number":
             self.values[op.result.number] = self.spelling.expression(op, self.text)[0]

@@ -13,9 +13,9 @@ Row = tuple["str | None", ...] | str
 
 _ZERO: Row = (None,)
 _ZERO2: Row = (None, None)
-_HALVES = (
-    "torch.where({a} == {b}, 0.5 * {g}, torch.where({a} %s {b}, {g}, 0.0))",
+_TIES = (
     "torch.where({a} == {b}, 0.5 * {g}, torch.where({a} %s {b}, 0.0, {g}))",
+    "torch.where({a} == {b}, 0.5 * {g}, torch.where({b} %s {a}, 0.0, {g}))",
 )
 
 POINTWISE: Mapping[str, Row] = {
@@ -25,7 +25,7 @@ POINTWISE: Mapping[str, Row] = {
     "div": ("{g} / {b}", "-{g} * {y} / {b}"),
     "floordiv": _ZERO2,
     "truncdiv": _ZERO2,
-    "remainder": ("{g}", "-{g} * torch.floor({a} / {b})"),
+    "remainder": ("{g}", "-{g} * ({a} // {b})"),
     "fmod": ("{g}", "-{g} * torch.trunc({a} / {b})"),
     "pow": (
         "torch.where({b} == 0, 0.0, {g} * {b} * {a} ** ({b} - 1))",
@@ -35,8 +35,8 @@ POINTWISE: Mapping[str, Row] = {
     "abs": ("{g} * torch.sign({a})",),
     "sign": _ZERO,
     "relu": ("torch.where({a} <= 0, 0.0, {g})",),
-    "maximum": tuple(each % ">" for each in _HALVES),
-    "minimum": tuple(each % "<" for each in _HALVES),
+    "maximum": tuple(each % "<" for each in _TIES),
+    "minimum": tuple(each % ">" for each in _TIES),
     # the other operand is chosen only where it is greater (less), or where this one is nan
     "fmax": ("torch.where(({a} >= {b}) | torch.isnan({b}), {g}, 0.0)", "torch.where(({a} >= {b}) | torch.isnan({b}), 0.0, {g})"),
     "fmin": ("torch.where(({a} <= {b}) | torch.isnan({b}), {g}, 0.0)", "torch.where(({a} <= {b}) | torch.isnan({b}), 0.0, {g})"),
@@ -63,12 +63,15 @@ POINTWISE: Mapping[str, Row] = {
     "asin": ("{g} * torch.rsqrt(1.0 - {a} * {a})",),
     "acos": ("-{g} * torch.rsqrt(1.0 - {a} * {a})",),
     "atan": ("{g} / ({a} * {a} + 1.0)",),
-    "atan2": ("{g} * {b} / ({a} * {a} + {b} * {b})", "-{g} * {a} / ({a} * {a} + {b} * {b})"),
+    "atan2": (
+        "torch.where({a} * {a} + {b} * {b} == 0, 0.0, {g} * {b} / ({a} * {a} + {b} * {b}))",
+        "torch.where({a} * {a} + {b} * {b} == 0, 0.0, -{g} * {a} / ({a} * {a} + {b} * {b}))",
+    ),
     "sinh": ("{g} * torch.cosh({a})",),
     "cosh": ("{g} * torch.sinh({a})",),
     "tanh": ("{g} * (1.0 - {y} * {y})",),
     "asinh": ("{g} * torch.rsqrt({a} * {a} + 1.0)",),
-    "acosh": ("{g} * torch.rsqrt(({a} - 1.0) * ({a} + 1.0))",),
+    "acosh": ("{g} * torch.rsqrt(({a} - 1.0) * ({a} + 1.0) + 0.0)",),
     "atanh": ("{g} / (1.0 - {a} * {a})",),
     "sigmoid": ("{g} * {y} * (1.0 - {y})",),
     "erf": (f"{{g}} * {2.0 / math.sqrt(math.pi)!r} * torch.exp(-{{a}} * {{a}})",),
@@ -87,27 +90,35 @@ POINTWISE: Mapping[str, Row] = {
 }  # fmt: skip
 
 
-def share(name: str, at: int, operands: tuple[object, ...], smooth: bool) -> str | None:
-    """The expression of a row for operand ``at``; ``operands`` are numbers where these are known, None for values.
+def share(name: str, at: int, operands: tuple[object, ...]) -> str | None:
+    """Return the expression of a row for operand ``at``; ``operands`` are numbers where these are known, None for values.
 
-    A bound that is a number is that of ``clamp``, inside of which the gradient passes as a whole, ties included. ``smooth``:
-    the op is part of a composite that has a derivative where the operand is 0, as log-sigmoid has, which is the mean there.
+    A bound that is a number is that of ``clamp``, inside of which the gradient passes as a whole, ties included.
     """
     row = POINTWISE[name]
     assert not isinstance(row, str)
     other = operands[1 - at] if len(operands) == 2 else None
-    if name in ("maximum", "minimum") and other is not None and not smooth:
+    if name in ("maximum", "minimum") and other is not None:
         inside = (">" if name == "maximum" else "<") + "="
         return (
             f"torch.where({{a}} {inside} {{b}}, {{g}}, 0.0)"
             if at == 0
             else f"torch.where({{b}} {inside} {{a}}, {{g}}, 0.0)"
         )
-    if name == "pow" and at == 0 and other is not None:
-        return _power(other)
-    if name == "pow" and at == 1 and isinstance(other, (int, float)):
-        return f"{{g}} * {{y}} * {math.log(other)!r}" if other > 0 else row[1]
+    if name == "pow" and other is not None:
+        return _power(other) if at == 0 else _exponential(other)
     return row[at]
+
+
+def _exponential(base: object) -> str:
+    """The derivative of a power by its exponent, for a base that is a number."""
+    if not isinstance(base, (int, float)):
+        log = "torch.log(hl.full([], {a}, dtype={t}))"
+        return f"torch.where(({{a}} == 0) & ({{b}} >= 0), 0.0, {{g}} * {{y}} * {log})"
+    if base > 0:
+        return f"{{g}} * {{y}} * {math.log(base)!r}"
+    log = 'float("-inf")' if base == 0 else 'float("nan")'
+    return f"torch.where({{b}} >= 0, 0.0, {{g}} * {{y}} * {log})" if base == 0 else f"{{g}} * {{y}} * {log}"
 
 
 def _power(exponent: object) -> str | None:

@@ -6,6 +6,7 @@ Keys are those of ``ir/ops.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -16,14 +17,17 @@ from ..ir.grammar import (
     GatherAttrs,
     MemoryAttrs,
     Op,
+    Operand,
     PointwiseAttrs,
     ReduceAttrs,
     ScanAttrs,
     Value,
     ViewAttrs,
+    VjpAttrs,
     accumulator_of,
 )
 from .adjoint import Rule, Sweep
+from .functions import FUNCTIONS
 from .pointwise import POINTWISE, share
 from .refusal import not_supported
 from .spelling import broadcast, combination, dtype_text
@@ -43,27 +47,45 @@ def _pointwise(s: Sweep, op: Op, grads: Grads) -> None:
     if isinstance(row, str):
         raise not_supported(f"torch.{name}", f"{row}; compute it outside of the kernel, where torch knows it")
     known = tuple(map(s.known, op.operands))
-    names = dict(zip("abc", map(s.wide, op.operands), strict=False))
-    for at, operand in enumerate(op.operands):
-        if not s.is_active(operand) or not isinstance(operand, Value):
-            continue
-        smooth = operand.number in s.with_magnitude
-        template = share(name, at, known, smooth)
-        if op.result.number in s.norms:
-            template = f"torch.where({{y}} == 0, 0.0, {template})"
-        if template is None:
+    y = Var(name=s.wide(op.result), dtype=g.dtype, dims=op.result.dims)
+    _shares(s, op.operands, [share(name, at, known) for at in range(len(op.operands))], g, y)
+
+
+def _vjp(s: Sweep, op: Op, grads: Grads) -> None:
+    """A function with a derivative of its own: the ops that compute it get nothing."""
+    (g,) = grads
+    assert g is not None
+    attrs, inputs = op.attributes(VjpAttrs), op.operands[1:]
+    y = Var(name=s.wide(op.result), dtype=g.dtype, dims=op.result.dims)
+    if attrs.over:
+        (first, *_) = inputs
+        assert isinstance(first, Value)
+        dims = _ones_at(first.dims, attrs.over)
+        g, y = (
+            _kept(s, g, first.dims, attrs.over),
+            replace(y, name=s.spelling.reshaped(y.name, y.dims, dims), dims=dims),
+        )
+    _shares(s, inputs, FUNCTIONS[attrs.name], g, y)
+
+
+def _shares(s: Sweep, operands: Sequence[Operand], templates: Sequence[str | None], g: Var, y: Var) -> None:
+    """Give operands their shares of the gradient ``g`` of the result ``y``, by their expressions."""
+    names = {
+        "g": g.name,
+        "y": y.name,
+        "t": dtype_text(g.dtype),
+        **dict(zip("abcd", map(s.wide, operands), strict=False)),
+    }
+    dims = {c: o.dims for c, o in zip("abcd", operands, strict=False) if isinstance(o, Value)}
+    whole = broadcast(y.dims, *dims.values())
+    for operand, template in zip(operands, templates, strict=False):
+        if template is None or not isinstance(operand, Value) or not s.is_active(operand):
             continue
         var = g
         if template != "{g}":
-            used = [op.result.dims] if "{y}" in template else []
-            used += [
-                o.dims
-                for c, o in zip("abc", op.operands, strict=False)
-                if f"{{{c}}}" in template and isinstance(o, Value)
-            ]
-            text = template.format(g=g.name, y=s.wide(op.result), **names)
-            var = s.share(operand, text, g, broadcast(g.dims, *used))
-        s.add(operand, s.summed(var, op.result.dims, operand.dims))
+            used = [d for c, d in {**dims, "y": y.dims}.items() if f"{{{c}}}" in template]
+            var = s.share(operand, template.format(**names), g, broadcast(g.dims, *used))
+        s.add(operand, s.summed(var, whole, operand.dims))
 
 
 def _load(s: Sweep, op: Op, grads: Grads) -> None:
@@ -206,13 +228,42 @@ def _mask(s: Sweep, op: Op, grads: Grads) -> None:
 
 def _scan(s: Sweep, op: Op, grads: Grads) -> None:
     (g,) = grads if len(grads) == 1 else (None,)
-    if g is None or combination(op) != "add":
-        raise not_supported("a scan other than a sum", "use torch.cumsum, or compute it outside of the kernel")
+    name = combination(op)
+    if g is None or name not in ("add", "mul"):
+        raise not_supported(
+            "a scan other than a sum or a product",
+            "use torch.cumsum or torch.cumprod, or compute it outside of the kernel",
+        )
     attrs = op.attributes(ScanAttrs)
     (operand,) = op.values()
     g = s.spread(g, op.result.dims)
+    if name == "mul":
+        _running_product(s, op, g)
+        return
     reverse = "" if attrs.reverse else ", reverse=True"
     s.add(operand, s.share(operand, f"hl.cumsum({g.name}, {attrs.dim}{reverse})", g, operand.dims, "costly"))
+
+
+def _running_product(s: Sweep, op: Op, g: Var) -> None:
+    """Before the first 0 of a row the sum of ``g * y`` from there on is divided by the element. At that 0 the products are
+    those of all others, and after it the gradient is 0."""
+    attrs = op.attributes(ScanAttrs)
+    (operand,) = op.values()
+    dims, x, dtype = op.result.dims, s.wide(operand), dtype_text(g.dtype)
+    forth, back = (
+        f", {attrs.dim}{', reverse=True' if reverse else ''})" for reverse in (attrs.reverse, not attrs.reverse)
+    )
+
+    def made(text: str, hint: str) -> str:
+        return s.assign(text, g.dtype, dims, hint, "costly").name
+
+    zeros = made(f"hl.cumsum(({x} == 0).to({dtype}){forth}", "zeros")
+    first = f"(({x} == 0) & ({zeros} == 1))"
+    others = made(f"hl.cumprod(torch.where({first}, 1.0, {x}){forth}", "others")
+    before = made(f"hl.cumsum({g.name} * {s.wide(op.result)}{back}", "before")
+    at_zero = made(f"hl.cumsum({g.name} * {others}{back}", "at_zero")
+    text = f"torch.where({zeros} == 0, {before} / {x}, torch.where({first}, {at_zero}, 0.0))"
+    s.add(operand, s.share(operand, text, g, dims))
 
 
 def _fold(s: Sweep, op: Op, grads: Grads) -> None:
@@ -289,6 +340,7 @@ RULES: Mapping[str, Rule | str] = {
     "load_at": "nothing is known of the tensor at an address",
     "store_at": "nothing is known of the tensor at an address",
     "pointwise": _pointwise,
+    "vjp": _vjp,
     "reduce": _reduce,
     "dot": _dot,
     "view": _view,

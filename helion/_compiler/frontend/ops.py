@@ -26,6 +26,7 @@ from ..ir.grammar import (
     TileField,
     Value,
     ViewAttrs,
+    VjpAttrs,
 )
 from ..ir.pointwise import result_dtype
 from ..ir.reductions import identity
@@ -192,6 +193,15 @@ def cast(t: TraceState, value: Any, dtype: torch.dtype) -> DeviceValue:
         return value
     check_dtype(dtype)
     return pointwise(t, "cast", value, dtype=dtype)
+
+
+def with_vjp(t: TraceState, name: str, value: DeviceValue, *inputs: Any, over: Sequence[int] = ()) -> DeviceValue:
+    """``value`` as that of a function of ``inputs`` whose derivative is row ``name`` of ``autodiff/functions.py``, and not
+    that of the ops it is made of. ``over`` are the dimensions of the first input that ``value`` lacks."""
+    if not value.dtype.is_floating_point:
+        return value
+    operands = (value.value, *(operand(t, each) for each in inputs))
+    return emit(t, "vjp", operands, value.dtype, value.dims, VjpAttrs(name, tuple(over)))
 
 
 def full(t: TraceState, dims: Dims, fill: Any, dtype: torch.dtype) -> DeviceValue:
@@ -419,7 +429,7 @@ def combine(t: TraceState, function: Any, inputs: Sequence[DeviceValue]) -> Regi
     with t.builder.region() as recorded:
         results = combined(t, function, wrapped[:count], wrapped[count:])
     for op in recorded:
-        if op.kind not in ("pointwise", "full"):
+        if op.kind not in ("pointwise", "full", "vjp"):
             raise exc.NotAllowedInHelperFunction(what=f"A {op.kind}", location=op.location)
     return Region(tuple(params), tuple(recorded), tuple(r.value for r in results))
 

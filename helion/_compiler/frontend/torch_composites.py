@@ -53,9 +53,11 @@ def _rsub(t: Tracer, input: DeviceValue, other: Any, *, alpha: Any = 1) -> Devic
 @rule(*named("logit"), torch.special.logit)
 @in_float32
 def _logit(t: Tracer, input: DeviceValue, eps: float | None = None) -> DeviceValue:
-    if eps is not None:
-        input = ops.pointwise(t, "minimum", ops.pointwise(t, "maximum", input, eps), 1.0 - eps)
-    return ops.pointwise(t, "log", input / (1.0 - input))
+    if eps is None:
+        return ops.with_vjp(t, "logit", ops.pointwise(t, "log", input / (1.0 - input)), input)
+    inside = ops.pointwise(t, "minimum", ops.pointwise(t, "maximum", input, eps), 1.0 - eps)
+    result = ops.pointwise(t, "log", inside / (1.0 - inside))
+    return ops.with_vjp(t, "logit_within", result, input, eps, 1.0 - eps)
 
 
 @rule(*named("deg2rad"))
@@ -73,7 +75,8 @@ def _rad2deg(t: Tracer, input: DeviceValue) -> DeviceValue:
 def _logaddexp2(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
     high, low = ops.pointwise(t, "maximum", input, other), ops.pointwise(t, "minimum", input, other)
     gap = ops.pointwise(t, "where", ops.pointwise(t, "eq", input, other), 0.0, low - high)
-    return high + ops.pointwise(t, "log2", ops.pointwise(t, "exp2", gap) + 1.0)
+    result = high + ops.pointwise(t, "log2", ops.pointwise(t, "exp2", gap) + 1.0)
+    return ops.with_vjp(t, "logaddexp2", result, input, other)
 
 
 @rule(*named("heaviside"))
@@ -88,9 +91,9 @@ def _heaviside(t: Tracer, input: DeviceValue, values: DeviceValue) -> DeviceValu
 
 @rule(F.threshold, torch.threshold)
 def _threshold(t: Tracer, input: DeviceValue, threshold: float, value: float, inplace: bool = False) -> DeviceValue:
-    return ops.pointwise(
-        t, "where", ops.pointwise(t, "gt", input, threshold), input, ops.full(t, (), value, input.dtype)
-    )
+    below = ops.pointwise(t, "le", input, threshold)  # nan is not
+    result = ops.pointwise(t, "where", below, ops.full(t, (), value, input.dtype), input)
+    return ops.with_vjp(t, "threshold", result, input, threshold)
 
 
 @rule(F.selu, torch.selu)
@@ -98,13 +101,15 @@ def _threshold(t: Tracer, input: DeviceValue, threshold: float, value: float, in
 def _selu(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
     # the fixed point of Klambauer et al. 2017
     scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
-    return ops.pointwise(t, "where", input > 0, input, ops.pointwise(t, "expm1", input) * alpha) * scale
+    result = ops.pointwise(t, "where", input > 0, input, ops.pointwise(t, "expm1", input) * alpha) * scale
+    return ops.with_vjp(t, "elu", result, input, alpha * scale, scale, 1.0)
 
 
 @rule(F.celu, torch.celu)
 @in_float32
 def _celu(t: Tracer, input: DeviceValue, alpha: float = 1.0, inplace: bool = False) -> DeviceValue:
-    return ops.pointwise(t, "where", input > 0, input, ops.pointwise(t, "expm1", input / alpha) * alpha)
+    result = ops.pointwise(t, "where", input > 0, input, ops.pointwise(t, "expm1", input / alpha) * alpha)
+    return ops.with_vjp(t, "elu", result, input, 1.0, 1.0, 1.0 / alpha)
 
 
 @rule(F.softsign)
@@ -231,7 +236,7 @@ def _atleast_2d(t: Tracer, input: DeviceValue) -> DeviceValue:
 @rule(F.softshrink)
 def _softshrink(t: Tracer, input: DeviceValue, lambd: float = 0.5) -> DeviceValue:
     outer_parts = ops.pointwise(t, "where", input > lambd, input - lambd, ops.pointwise(t, "where", input < -lambd, input + lambd, input * 0))  # fmt: skip
-    return ops.cast(t, outer_parts, input.dtype)
+    return ops.with_vjp(t, "softshrink", ops.cast(t, outer_parts, input.dtype), input, lambd)
 
 
 @rule(F.hardshrink, *named("hardshrink"))
@@ -244,14 +249,16 @@ def _hardshrink(t: Tracer, input: DeviceValue, lambd: float = 0.5) -> DeviceValu
 def _prelu(t: Tracer, input: DeviceValue, weight: DeviceValue) -> DeviceValue:
     if weight.ndim == 1 and input.ndim > 2:
         weight = ops.reshape(t, weight, (*weight.dims, *(ONE,) * (input.ndim - 2)))
-    return ops.pointwise(t, "where", input > 0, input, input * weight)
+    return ops.with_vjp(t, "prelu", ops.pointwise(t, "where", input > 0, input, input * weight), input, weight)
 
 
 @rule(*named("sinc"), torch.special.sinc)
 @in_float32
 def _sinc(t: Tracer, input: DeviceValue) -> DeviceValue:
     angle = input * math.pi
-    return ops.pointwise(t, "where", ops.pointwise(t, "eq", input, 0), 1.0, ops.pointwise(t, "sin", angle) / angle)
+    quotient = ops.pointwise(t, "sin", angle) / angle
+    result = ops.pointwise(t, "where", ops.pointwise(t, "eq", input, 0), 1.0, quotient)
+    return ops.with_vjp(t, "sinc", result, input)
 
 
 @rule(*named("ldexp"))
@@ -304,7 +311,7 @@ def _ndtr(t: Tracer, input: DeviceValue) -> DeviceValue:
 def _entr(t: Tracer, input: DeviceValue) -> DeviceValue:
     inside = ops.pointwise(t, "where", ops.pointwise(t, "eq", input, 0), 0.0, -input * ops.pointwise(t, "log", input))
     result = ops.pointwise(t, "where", input < 0, -math.inf, inside)
-    return ops.pointwise(t, "where", ops.pointwise(t, "isnan", input), input, result)
+    return ops.with_vjp(t, "entr", ops.pointwise(t, "where", ops.pointwise(t, "isnan", input), input, result), input)
 
 
 @rule(torch.special.xlog1py)
@@ -313,7 +320,7 @@ def _xlog1py(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
     product = input * ops.pointwise(t, "log1p", other)
     known = ops.pointwise(t, "logical_not", ops.pointwise(t, "isnan", other))
     zero = ops.pointwise(t, "logical_and", ops.pointwise(t, "eq", input, 0), known)
-    return ops.pointwise(t, "where", zero, 0.0, product)
+    return ops.with_vjp(t, "xlog1py", ops.pointwise(t, "where", zero, 0.0, product), input, other)
 
 
 @rule(*named("dist"))

@@ -13,7 +13,7 @@ from ..._shapes import ONE, Dims
 from . import ops
 from .rules import Rules
 from .torch_pointwise import in_float32
-from .torch_reductions import mean_of, sum_of, torch_log_softmax, whole
+from .torch_reductions import mean_of, root_of, sum_of, torch_log_softmax, whole
 from .torch_shapes import position
 from .tracer import Tracer
 from .values import DeviceValue, describe
@@ -58,10 +58,12 @@ def _l1_loss(t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: s
 def _smooth_l1_loss(
     t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean", beta: float = 1.0
 ) -> DeviceValue:
-    gap = ops.pointwise(t, "abs", input - target)
+    difference = input - target
+    loss = gap = ops.pointwise(t, "abs", difference)
     if beta:
-        gap = ops.pointwise(t, "where", gap < beta, gap * gap * (0.5 / beta), gap - 0.5 * beta)
-    return _reduced(t, gap, reduction, "smooth_l1_loss")
+        loss = ops.pointwise(t, "where", gap < beta, gap * gap * (0.5 / beta), gap - 0.5 * beta)
+        loss = ops.with_vjp(t, "smooth_l1", loss, difference, beta)
+    return _reduced(t, loss, reduction, "smooth_l1_loss")
 
 
 @rule(F.huber_loss)
@@ -69,8 +71,10 @@ def _smooth_l1_loss(
 def _huber_loss(
     t: Tracer, input: DeviceValue, target: DeviceValue, *, reduction: str = "mean", delta: float = 1.0
 ) -> DeviceValue:
-    gap = ops.pointwise(t, "abs", input - target)
+    difference = input - target
+    gap = ops.pointwise(t, "abs", difference)
     loss = ops.pointwise(t, "where", gap <= delta, gap * gap * 0.5, (gap - 0.5 * delta) * delta)
+    loss = ops.with_vjp(t, "huber", loss, difference, delta)
     return _reduced(t, loss, reduction, "huber_loss")
 
 
@@ -104,9 +108,11 @@ def _bce_with_logits(
     tail = ops.pointwise(t, "log1p_unit", ops.pointwise(t, "exp", -ops.pointwise(t, "abs", input)))
     if pos_weight is None:
         loss = ops.pointwise(t, "maximum", input, 0.0) - input * target + tail
+        loss = ops.with_vjp(t, "binary_cross_entropy_with_logits", loss, input, target)
     else:
         scale = 1.0 + (pos_weight - 1.0) * target
         loss = (1.0 - target) * input + scale * (tail + ops.pointwise(t, "maximum", -input, 0.0))
+        loss = ops.with_vjp(t, "binary_cross_entropy_with_weights", loss, input, target, pos_weight)
     return _reduced(t, loss if weight is None else loss * weight, reduction, "binary_cross_entropy_with_logits")
 
 
@@ -118,7 +124,7 @@ def _bce(
     # logarithms are at least -100, so that a loss is finite
     yes = ops.pointwise(t, "maximum", ops.pointwise(t, "log", input), -100.0)
     no = ops.pointwise(t, "maximum", ops.pointwise(t, "log1p", -input), -100.0)
-    loss = (target - 1.0) * no - target * yes
+    loss = ops.with_vjp(t, "binary_cross_entropy", (target - 1.0) * no - target * yes, input, target)
     return _reduced(t, loss if weight is None else loss * weight, reduction, "binary_cross_entropy")
 
 
@@ -189,7 +195,7 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> DeviceValue:
-    spread = ops.pointwise(t, "maximum", var, eps)
+    spread = ops.with_vjp(t, "identity", ops.pointwise(t, "maximum", var, eps), var)
     loss = (ops.pointwise(t, "log", spread) + (input - target) * (input - target) / spread) * 0.5
     return _reduced(t, loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction, "gaussian_nll_loss")
 
@@ -299,8 +305,7 @@ def _one_hot(t: Tracer, tensor: DeviceValue, num_classes: Any = -1) -> DeviceVal
 def _cosine_similarity(t: Tracer, x1: DeviceValue, x2: DeviceValue, dim: int = 1, eps: float = 1e-8) -> DeviceValue:
     x1, x2 = ops.together(t, (x1, x2), " in torch.nn.functional.cosine_similarity")
     whole(t, x1, [position(x1, dim)], "nn.functional.cosine_similarity")
-    lengths = (ops.pointwise(t, "maximum", ops.pointwise(t, "sqrt", sum_of(t, v * v, dim)), eps) for v in (x1, x2))
-    first, second = lengths
+    first, second = (ops.pointwise(t, "maximum", root_of(t, sum_of(t, v * v, dim)), eps) for v in (x1, x2))
     return sum_of(t, x1 * x2, dim) / (first * second)
 
 

@@ -207,19 +207,26 @@ def _masked_fill(t: Tracer, input: DeviceValue, mask: Any, value: Any) -> Device
 def _clamp(t: Tracer, input: DeviceValue, min: Any = None, max: Any = None) -> DeviceValue:
     if min is None and max is None:
         raise TypeError("at least one of min and max must be given")
+    result = input
     if min is not None:
-        input = ops.pointwise(t, "maximum", input, min)
-    return input if max is None else ops.pointwise(t, "minimum", input, max)
+        result = ops.pointwise(t, "maximum", result, min)
+    if max is not None:
+        result = ops.pointwise(t, "minimum", result, max)
+    if not any(isinstance(bound, DeviceValue) and bound.number is None for bound in (min, max)):
+        return result
+    bounds = [bound for bound in (min, max) if bound is not None]
+    name = "clamp" if len(bounds) == 2 else "clamp_min" if max is None else "clamp_max"
+    return ops.with_vjp(t, name, result, input, *bounds)
 
 
 @rule(torch.Tensor.clamp_min, torch.clamp_min)
 def _clamp_min(t: Tracer, input: DeviceValue, min: Any) -> DeviceValue:
-    return ops.pointwise(t, "maximum", input, min)
+    return _clamp(t, input, min=min)
 
 
 @rule(torch.Tensor.clamp_max, torch.clamp_max)
 def _clamp_max(t: Tracer, input: DeviceValue, max: Any) -> DeviceValue:
-    return ops.pointwise(t, "minimum", input, max)
+    return _clamp(t, input, max=max)
 
 
 @rule(*named("round"))
@@ -294,7 +301,9 @@ def _gelu(t: Tracer, input: DeviceValue, *, approximate: str = "none") -> Device
 def _softplus(t: Tracer, input: DeviceValue, beta: float = 1.0, threshold: float = 20.0) -> DeviceValue:
     scaled = input * beta
     soft = ops.pointwise(t, "log1p", ops.pointwise(t, "exp", ops.pointwise(t, "minimum", scaled, threshold))) / beta
-    return ops.pointwise(t, "where", scaled > threshold, input, soft)
+    return ops.with_vjp(
+        t, "softplus", ops.pointwise(t, "where", scaled > threshold, input, soft), input, beta, threshold
+    )
 
 
 @rule(F.leaky_relu)
@@ -306,31 +315,32 @@ def _leaky_relu(t: Tracer, input: DeviceValue, negative_slope: float = 0.01, inp
 @rule(F.elu)
 @in_float32
 def _elu(t: Tracer, input: DeviceValue, alpha: float = 1.0, inplace: bool = False) -> DeviceValue:
-    return ops.pointwise(t, "where", input > 0, input, ops.pointwise(t, "expm1", input) * alpha)
+    result = ops.pointwise(t, "where", input > 0, input, ops.pointwise(t, "expm1", input) * alpha)
+    return ops.with_vjp(t, "elu", result, input, alpha, 1.0, 1.0)
 
 
 @rule(F.hardtanh)
 @in_float32
 def _hardtanh(t: Tracer, input: DeviceValue, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
-    return _clamp(t, input, min_val, max_val)
+    return ops.with_vjp(t, "hardtanh", _clamp(t, input, min_val, max_val), input, min_val, max_val)
 
 
 @rule(F.relu6)
 @in_float32
 def _relu6(t: Tracer, input: DeviceValue, inplace: bool = False) -> Any:
-    return _clamp(t, input, 0.0, 6.0)
+    return ops.with_vjp(t, "hardtanh", _clamp(t, input, 0.0, 6.0), input, 0.0, 6.0)
 
 
 @rule(F.hardsigmoid)
 @in_float32
 def _hardsigmoid(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
-    return _clamp(t, input + 3.0, 0.0, 6.0) / 6.0
+    return ops.with_vjp(t, "hardsigmoid", _clamp(t, input + 3.0, 0.0, 6.0) / 6.0, input)
 
 
 @rule(F.hardswish)
 @in_float32
 def _hardswish(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
-    return input * _clamp(t, input + 3.0, 0.0, 6.0) / 6.0
+    return ops.with_vjp(t, "hardswish", input * _clamp(t, input + 3.0, 0.0, 6.0) / 6.0, input)
 
 
 @rule(F.mish)
@@ -342,9 +352,10 @@ def _mish(t: Tracer, input: DeviceValue, inplace: bool = False) -> DeviceValue:
 @rule(F.logsigmoid)
 @in_float32
 def _logsigmoid(t: Tracer, input: DeviceValue) -> DeviceValue:
-    return ops.pointwise(t, "minimum", input, 0.0) - ops.pointwise(
+    result = ops.pointwise(t, "minimum", input, 0.0) - ops.pointwise(
         t, "log1p_unit", ops.pointwise(t, "exp", -ops.pointwise(t, "abs", input))
     )
+    return ops.with_vjp(t, "logsigmoid", result, input)
 
 
 @rule(*named("lerp"))
@@ -371,6 +382,8 @@ def _addcdiv(t: Tracer, input: DeviceValue, tensor1: Any, tensor2: Any, *, value
 @rule(*named("xlogy"), torch.special.xlogy)
 @in_float32
 def _xlogy(t: Tracer, input: DeviceValue, other: Any) -> DeviceValue:
+    if not isinstance(other, DeviceValue):
+        other = ops.full(t, (), other, input.dtype)
     product = ops.pointwise(t, "mul", input, ops.pointwise(t, "log", other))
     zero = ops.pointwise(
         t,
@@ -378,7 +391,7 @@ def _xlogy(t: Tracer, input: DeviceValue, other: Any) -> DeviceValue:
         ops.pointwise(t, "eq", input, 0),
         ops.pointwise(t, "logical_not", ops.pointwise(t, "isnan", other)),
     )
-    return ops.pointwise(t, "where", zero, 0.0, product)
+    return ops.with_vjp(t, "xlogy", ops.pointwise(t, "where", zero, 0.0, product), input, other)
 
 
 @rule(*named("logaddexp"))
@@ -388,7 +401,8 @@ def _logaddexp(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue
     low = ops.pointwise(t, "minimum", input, other)
     same = ops.pointwise(t, "eq", input, other)  # also when both are the same infinity, where high - low is nan
     gap = ops.pointwise(t, "where", same, 0.0, low - high)
-    return high + ops.pointwise(t, "log1p_unit", ops.pointwise(t, "exp", gap))
+    result = high + ops.pointwise(t, "log1p_unit", ops.pointwise(t, "exp", gap))
+    return ops.with_vjp(t, "logaddexp", result, input, other)
 
 
 def truth(t: Tracer, value: Any) -> Any:

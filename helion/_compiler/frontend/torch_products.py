@@ -14,7 +14,7 @@ from .rules import Rules
 from .torch_composites import outer
 from .torch_matmul import dot, is_dot_dtype, product_dtype
 from .torch_pointwise import HALF, in_float32, named
-from .torch_reductions import sum_of
+from .torch_reductions import root_of, sum_of
 from .torch_shapes import position
 from .tracer import Tracer
 from .values import DeviceValue
@@ -127,7 +127,7 @@ def _cdist(t: Tracer, x1: DeviceValue, x2: DeviceValue, p: float = 2.0, compute_
     columns = ops.reshape(t, x2, (*x2.dims[:-2], ONE, *x2.dims[-2:]))
     gap = ops.pointwise(t, "abs", rows - columns)
     if p == 2:
-        return ops.pointwise(t, "sqrt", sum_of(t, gap * gap, -1))
+        return root_of(t, sum_of(t, gap * gap, -1))
     if p == 1:
         return sum_of(t, gap, -1)
     raise exc.UnsupportedTorchFunction(name=f"torch.cdist with p={p!r}", remedy="; 1 and 2 are")

@@ -131,6 +131,11 @@ def _moments(t: Tracer, input: DeviceValue, positions: list[int], correction: An
     return squares / divisor, mean
 
 
+def root_of(t: Tracer, squares: DeviceValue) -> DeviceValue:
+    """The root of a sum of squares, whose derivative counts as 0 at 0."""
+    return ops.with_vjp(t, "root", ops.pointwise(t, "sqrt", squares), squares)
+
+
 def _variance(
     t: Tracer, input: DeviceValue, dim: Any, unbiased: Any, correction: Any, keepdim: bool
 ) -> tuple[DeviceValue, DeviceValue]:
@@ -144,6 +149,7 @@ def _variance(
     whole(t, input, positions, "var", _SUMS)
     wide = ops.cast(t, input, torch.float32) if input.dtype in HALF else input
     variance, mean = _moments(t, wide, positions, correction)
+    variance = ops.with_vjp(t, "variance", variance, wide, mean, _count(t, wide, positions) - correction)
     if not keepdim:
         dims = tuple(d for i, d in enumerate(input.dims) if i not in positions)
         variance, mean = ops.reshape(t, variance, dims), ops.reshape(t, mean, dims)
@@ -174,7 +180,7 @@ def _std(
     correction: Any = None,
 ) -> DeviceValue:
     variance = _variance(t, input, dim, unbiased, correction, keepdim)[0]
-    return ops.cast(t, ops.pointwise(t, "sqrt", variance), input.dtype)
+    return ops.cast(t, root_of(t, variance), input.dtype)
 
 
 @rule(torch.var_mean)
@@ -202,7 +208,7 @@ def _std_mean(
     correction: Any = None,
 ) -> tuple[DeviceValue, DeviceValue]:
     variance, mean = _variance(t, input, dim, unbiased, correction, keepdim)
-    return ops.cast(t, ops.pointwise(t, "sqrt", variance), input.dtype), ops.cast(t, mean, input.dtype)
+    return ops.cast(t, root_of(t, variance), input.dtype), ops.cast(t, mean, input.dtype)
 
 
 def _known(t: Tracer, input: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
@@ -280,8 +286,23 @@ def _extremum(t: Tracer, name: str, input: DeviceValue, args: tuple[Any, ...], k
         return _reduce(t, name, input, _extremes(t, name, input, None), False, input.dtype)
     dim = args[0] if args else kwargs["dim"]
     keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
-    values = _reduce(t, name, input, _extremes(t, name, input, position(input, dim)), keepdim, input.dtype)
-    return _ValueAndIndex(values, _arg(t, "argmax" if name == "max" else "argmin", input, dim, keepdim))
+    at = position(input, dim)
+    values = _reduce(t, name, input, _extremes(t, name, input, at), keepdim, input.dtype)
+    indices = _arg(t, "argmax" if name == "max" else "argmin", input, dim, keepdim)
+    return _ValueAndIndex(_selected(t, values, input, indices, at, keepdim), indices)
+
+
+def _selected(
+    t: Tracer, values: DeviceValue, input: DeviceValue, indices: DeviceValue, at: int, keepdim: bool
+) -> DeviceValue:
+    """``values`` as what ``indices`` pick along dimension ``at``: only these lanes have a part in the gradient."""
+    if not input.dtype.is_floating_point:
+        return values
+    ones = [ONE] * input.ndim
+    kept = ops.reshape(t, indices, tuple(ONE if i == at else d for i, d in enumerate(input.dims)))
+    dim = input.dims[at]
+    lanes = ops.reshape(t, ops.iota_along(t, dim), (*ones[:at], dim, *ones[at + 1 :]))
+    return ops.with_vjp(t, "select", values, input, kept, lanes, over=() if keepdim else (at,))
 
 
 @rule(*named("max"))
@@ -385,6 +406,7 @@ def _logsumexp(t: Tracer, input: DeviceValue, dim: Any, keepdim: bool = False) -
         ops.pointwise(t, "log", _reduce(t, "sum", ops.pointwise(t, "exp", input - finite), at, True, input.dtype))
         + finite
     )
+    total = ops.with_vjp(t, "logsumexp", total, input)
     return total if keepdim else ops.reshape(t, total, tuple(d for i, d in enumerate(input.dims) if i not in at))
 
 
@@ -463,15 +485,26 @@ def norm(t: Tracer, input: DeviceValue, p: Any = 2, dim: Any = None, keepdim: bo
             "norm",
             "; sum the powers over a loop and take the root of the total, or take the whole dimension with `:`",
         )
+    over = () if keepdim else at
     magnitude = ops.pointwise(t, "abs", input)
     if p in ("fro", 2, 2.0):
-        return ops.pointwise(t, "sqrt", _reduce(t, "sum", input * input, at, keepdim, input.dtype))
+        length = ops.pointwise(t, "sqrt", _reduce(t, "sum", input * input, at, keepdim, input.dtype))
+        return ops.with_vjp(t, "norm_2", length, input, over=over)
     if p in (1, 1.0):
         return _reduce(t, "sum", magnitude, at, keepdim, input.dtype)
     if p == math.inf:
-        return _reduce(t, "max", magnitude, at, keepdim, input.dtype)
-    if isinstance(p, (int, float)) and p > 0 and p != math.inf:
-        return ops.pointwise(
-            t, "pow", _reduce(t, "sum", ops.pointwise(t, "pow", magnitude, p), at, keepdim, input.dtype), 1.0 / p
-        )
+        greatest = _reduce(t, "max", magnitude, at, keepdim, input.dtype)
+        return ops.with_vjp(t, "norm_inf", greatest, input, _ties(t, magnitude, at), over=over)
+    if isinstance(p, (int, float)) and p > 0:
+        powers = _reduce(t, "sum", ops.pointwise(t, "pow", magnitude, p), at, keepdim, input.dtype)
+        name = "norm" if p > 2 else "norm_below_2" if p > 1 else "norm_below_1"
+        return ops.with_vjp(t, name, ops.pointwise(t, "pow", powers, 1.0 / p), input, p, over=over)
     raise exc.UnsupportedTorchFunction(name=f"a norm of order {p!r}", remedy="; use a positive order or inf")
+
+
+def _ties(t: Tracer, values: DeviceValue, at: list[int]) -> DeviceValue:
+    """How many elements are the greatest, or nan."""
+    greatest = _reduce(t, "max", values, at, True, values.dtype)
+    same = ops.pointwise(t, "eq", values, greatest)
+    counted = ops.pointwise(t, "logical_or", same, ops.pointwise(t, "isnan", values))
+    return _reduce(t, "sum", ops.cast(t, counted, values.dtype), at, True, values.dtype)

@@ -33,7 +33,7 @@ class Traced:
     those of the numbers that are read at run time.
     ``warnings``: what to tell the user. ``guards``: what must still hold of globals. ``seeds``: how many each launch that
     draws some draws from torch's generator, in order. ``detached``: where device code says ``detach()``, which has no trace
-    in the program."""
+    in the program. ``recorded``: the program as it was recorded, with its functions that have derivatives of their own."""
 
     program: Program
     specialized: Mapping[str, Any]
@@ -42,6 +42,7 @@ class Traced:
     seeds: tuple[int, ...] = ()
     detached: Location | None = None
     origins: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Program | None = None
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:

@@ -179,6 +179,15 @@ class PointwiseAttrs:
 
 
 @dataclass(frozen=True, slots=True)
+class VjpAttrs:
+    """The function that gives the value: ``name`` is a row of ``autodiff/functions.py``. ``over`` are the dimensions of its
+    first input that the value lacks."""
+
+    name: str
+    over: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReduceAttrs:
     """``name`` is a row of ``reductions.REDUCTIONS``, ``dims`` are positions in the operand, ascending. One that is
     ``kept`` must not move out of its loop."""

@@ -76,6 +76,8 @@ OPS: Mapping[str, OpSpec] = {
         attrs=g.PointwiseAttrs, mergeable=True, per_lane=True, tile_independent=True, divided_by=_ALL
     ),
     "reduce": OpSpec(attrs=g.ReduceAttrs, mergeable=True, needs_whole=True, divided_by=frozenset(("roll",))),
+    # its first operand, as the value of a function of the others with a derivative of its own; ``erase_vjps`` takes it out
+    "vjp": OpSpec(attrs=g.VjpAttrs, mergeable=True, is_view=True, free=True, tile_independent=True),
     "dot": OpSpec(attrs=g.DotAttrs, needs_whole=True),
     "view": OpSpec(attrs=g.ViewAttrs, mergeable=True, is_view=True, tile_independent=True, divided_by=_ALL),
     "mask": OpSpec(attrs=g.MaskAttrs, mergeable=True, is_view=True, tile_independent=True, divided_by=_ROWS),
