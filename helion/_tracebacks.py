@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from . import exc, knobs
 
 if TYPE_CHECKING:
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     _R = TypeVar("_R")
 
 _OURS = str(pathlib.Path(__file__).parent)
-#: Files of Python's own whose frames stand between ours.
-_BETWEEN = frozenset((functools.__file__, contextlib.__file__))
+#: Files of Python and torch whose frames stand between ours.
+_BETWEEN = frozenset((functools.__file__, contextlib.__file__, torch.autograd.function.__file__))
 _NOTE = "Frames of the compiler are left out; HELION_FULL_TRACEBACK=1 shows them."
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._lazy import lazy
+from .._tracebacks import short_errors
 
 if TYPE_CHECKING:
     from ..runtime import gradients
@@ -16,6 +17,7 @@ else:
     gradients = lazy("helion.runtime.gradients")
 
 
+@short_errors
 def backward(
     kernel: Kernel,
     grad_out: torch.Tensor | Sequence[torch.Tensor | None],
@@ -30,9 +32,8 @@ def backward(
     branches, and loops that add to what they carry. Values of the forward are computed again from its inputs. Each element
     of a gradient is stored by one program where the loops allow; what several programs contribute to is added up from one
     partial sum each, in a loop of its own, or, for gathers, by atomics in fp32, whose order is not fixed. Gradients are
-    computed in fp32, in fp64 for fp64. Where extrema tie, ``amax`` and ``amin`` spread the gradient evenly, as torch does;
-    so do ``max`` and ``min`` along a dimension, while a bound that is a number lets it through, as in ``clamp``. Host code
-    around the loops is differentiated by torch.
+    computed in fp32, in fp64 for fp64. At kinks, ties and poles the gradient is torch's. Host code around the loops is
+    differentiated by torch.
 
     Args:
         kernel: the forward.

@@ -91,6 +91,8 @@ class BoundKernel:
         #: What it shares with others of its class that are for other sizes.
         self._peers = Peers()
         self._is_own = False
+        #: Its backward kernels, which go with it.
+        self.differentiation: Any = None
         self.compiled = Compiled(self._of, self._run_others)
         self._choice = Choice(self.compiled, lambda: kernel.calls.forget(self))
         #: What compiles configs that other backends take, by the name of the backend.

@@ -49,8 +49,7 @@ class Definition:
         self.constants = frozenset(_constant_parameters(self.signature))
         self.constant_at = tuple(name in self.constants for name in self.signature.parameters)
         self.usual_inputs = UsualInputs()
-        #: What is known of its gradients, by bound kernel; what stands for it where sizes must be known.
-        self.differentiations: dict[Any, Any] = {}
+        #: What stands for it in gradients, where sizes must be known.
         self.static_twin: Any = None
 
     def normalize_args(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import torch
 
 from .. import exc
 from .._lazy import lazy
+from .._tracebacks import short_errors
 from .gradients import (
     Differentiation,
     Direct,
@@ -43,6 +44,7 @@ class Differentiable:
     def __repr__(self) -> str:
         return f"<helion.Kernel {self.kernel.name}, differentiable>"
 
+    @short_errors
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kernel: Any = self.kernel
         values = kernel.normalize_args(*args, **kwargs)
@@ -85,6 +87,7 @@ class _Function(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @short_errors
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         with torch.no_grad():
             found = _backward(ctx, [None if g is None else g.detach() for g in gradients])

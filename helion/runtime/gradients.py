@@ -8,6 +8,7 @@ import itertools
 import linecache
 import threading
 import types
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from ..backends import GENERAL
 from ..config import Config
 from ..settings import RefMode, Settings
 from .recording import Bound, Recorder, Recording, Step
+from .sources import forget_source
 
 #: What a module with backward kernels begins with.
 _IMPORTS = ("import torch", "", "import helion", "import helion.language as hl")
@@ -39,7 +41,6 @@ class Kernel(Protocol):
     key: Callable[..., Hashable] | None
     signature: inspect.Signature
     announced: bool
-    differentiations: dict[Any, Any]
     static_twin: Any
 
     @property
@@ -108,7 +109,15 @@ def _load(kernel: Kernel, backward: Backward, name: str, root: int) -> BackwardK
     exec(compile(text, file, "exec"), namespace)
     made: Kernel = namespace[name]
     made.announced = True
-    return BackwardKernel(root, backward, made, "\n".join(lines) + "\n")
+    loaded = BackwardKernel(root, backward, made, "\n".join(lines) + "\n")
+    weakref.finalize(loaded, _release, namespace["__name__"], file)
+    return loaded
+
+
+def _release(module: str, file: str) -> None:
+    """Forget the source of a backward kernel that is gone."""
+    linecache.cache.pop(file, None)
+    forget_source(module, file)
 
 
 # --- what a kernel has, per specialization -----------------------------------------------------------------------------------
@@ -165,14 +174,12 @@ def differentiation(kernel: Kernel, values: tuple[Any, ...]) -> Differentiation:
     """What is known of the gradients of a kernel for arguments like these; made once."""
     static = _static(kernel)
     bound = static.bind(values)
-    made: dict[Bound, Differentiation] = kernel.differentiations
-    found = made.get(bound)
-    if found is None:
+    if bound.differentiation is None:
         with _MADE:
-            found = made.get(bound)
-            if found is None:
+            if bound.differentiation is None:
                 _refuse_host(kernel, bound)
-                found = made[bound] = Differentiation(static, bound, Recorder(bound))
+                bound.differentiation = Differentiation(static, bound, Recorder(bound))
+    found: Differentiation = bound.differentiation
     return found
 
 

@@ -234,7 +234,6 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         """Forget all that was compiled, so that the next call compiles again."""
         with self._lock:
             self._bound, self._classes = BoundKernels(), BoundKernels()
-            self.differentiations.clear()
             self.static_twin = None
         self.calls.forget()
 

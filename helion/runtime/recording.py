@@ -33,6 +33,7 @@ class Bound(Protocol):
     """What is asked of a bound kernel."""
 
     compiled: Compiled
+    differentiation: Any
 
     @property
     def config(self) -> Config | None: ...

@@ -46,6 +46,13 @@ def register_kernel(fn: types.FunctionType, kernel: Any) -> None:
     _KERNELS[key] = weakref.ref(kernel) if same else None
 
 
+def forget_source(name: str, file: str) -> None:
+    """Let go of a module that was written for one kernel, and of the kernel."""
+    _SOURCES.pop((name, file), None)
+    for key in [key for key in _KERNELS if key[:2] == (name, file)]:
+        del _KERNELS[key]
+
+
 class Elsewhere:
     """What a generated module does with arguments whose sizes or strides its code was not made for: it calls the kernel
     that it was generated from.

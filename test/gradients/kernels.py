@@ -708,3 +708,120 @@ def iterated(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
     for tile in hl.tile(x.size(0)):
         sines[tile, :] = torch.sin(last[tile])[:, None].expand([tile, 2])
     return out
+
+
+# --- loops that carry something, inside of others --------------------------------------------------------------------------
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Attention, with several heads of queries for one of keys."""
+    k, v = (x.repeat_interleave(q.size(1) // x.size(1), 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) * 0.25
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+@case(lambda q, k, v: attended(q, k, v, False), (2, 2, 19, 16), (2, 2, 37, 16), (2, 2, 37, 16))
+def attention_over_a_grid(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    batch, heads, m, width = q.size()
+    out = torch.empty_like(q)
+    for b, h in hl.grid([batch, heads]):
+        for tile_m in hl.tile(m, block_size=16):
+            high = hl.full([tile_m], float("-inf"), dtype=q.dtype)
+            total = hl.zeros([tile_m], dtype=q.dtype)
+            acc = hl.zeros([tile_m, width], dtype=q.dtype)
+            queries = q[b, h, tile_m, :]
+            for tile_n in hl.tile(k.size(2), block_size=16):
+                scores = hl.dot(queries, k[b, h, tile_n, :].T, out_dtype=q.dtype) * 0.25
+                higher = torch.maximum(high, torch.amax(scores, -1))
+                weights = torch.exp(scores - higher[:, None])
+                scale = torch.exp(high - higher)
+                total = total * scale + weights.sum(-1)
+                acc = hl.dot(weights, v[b, h, tile_n, :], acc=acc * scale[:, None])
+                high = higher
+            out[b, h, tile_m, :] = acc / total[:, None]
+    return out
+
+
+@case(lambda q, k, v: attended(q, k, v, True), (2, 4, 37, 16), (2, 2, 37, 16), (2, 2, 37, 16))
+def causal_attention_of_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    batch, heads, m, width = q.size()
+    group = heads // k.size(1)
+    out = torch.empty_like(q)
+    for tile_b, tile_h, tile_m in hl.tile([batch, heads, m], block_size=[1, 1, 16]):
+        b, h = tile_b.begin, tile_h.begin
+        high = hl.full([tile_m], float("-inf"), dtype=q.dtype)
+        total = hl.zeros([tile_m], dtype=q.dtype)
+        acc = hl.zeros([tile_m, width], dtype=q.dtype)
+        for tile_n in hl.tile(0, tile_m.end, block_size=16):
+            scores = hl.dot(q[b, h, tile_m, :], k[b, h // group, tile_n, :].T, out_dtype=q.dtype) * 0.25
+            scores = torch.where(tile_m.index[:, None] >= tile_n.index[None, :], scores, float("-inf"))
+            higher = torch.maximum(high, torch.amax(scores, -1))
+            weights = torch.exp(scores - higher[:, None])
+            scale = torch.exp(high - higher)
+            total = total * scale + weights.sum(-1)
+            acc = hl.dot(weights, v[b, h // group, tile_n, :], acc=acc * scale[:, None])
+            high = higher
+        out[b, h, tile_m, :] = acc / total[:, None]
+    return out
+
+
+def recurrent(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    state, found = torch.zeros_like(x[:, :, 0]), []
+    for step in range(x.size(2)):
+        state = torch.where(step < lengths[:, None], torch.sin(state * 0.7 + x[:, :, step]), state)
+        found.append(state)
+    return state
+
+
+@case(recurrent, (3, 5, 7), lambda dtype: torch.tensor([7, 0, 4]))
+def recurrence_of_given_length(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty([x.size(0), x.size(1)])
+    for row in hl.grid(x.size(0)):
+        for tile in hl.tile(x.size(1), block_size=4):
+            state = hl.zeros([tile], dtype=x.dtype)
+            for step in hl.grid(lengths[row]):
+                state = torch.sin(state * 0.7 + x[row, tile, step])
+            out[row, tile] = state
+    return out
+
+
+def nested(x: torch.Tensor) -> torch.Tensor:
+    state = torch.ones_like(x[:, 0, 0])
+    for outer in range(x.size(1)):
+        inner = torch.zeros_like(state)
+        for step in range(1, x.size(2)):
+            inner = torch.tanh(inner * x[:, outer, step] + state)
+        state = torch.cos(state * inner) + x[:, outer, 0]
+    return state
+
+
+@case(nested, (6, 3, 5))
+def recurrence_in_a_recurrence(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty([x.size(0)])
+    for tile in hl.tile(x.size(0), block_size=4):
+        state = hl.full([tile], 1.0, dtype=x.dtype)
+        for outer in hl.grid(x.size(1)):
+            inner = hl.zeros([tile], dtype=x.dtype)
+            for step in hl.grid(1, x.size(2)):
+                inner = torch.tanh(inner * x[tile, outer, step] + state)
+            state = torch.cos(state * inner) + x[tile, outer, 0]
+        out[tile] = state
+    return out
+
+
+@case(lambda x: torch.cat([x[:2].cumprod(1)[:, -1] + 1, x[2:].sum(1)]), (5, 8))
+def recurrence_in_a_branch(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty([x.size(0)])
+    for row in hl.grid(x.size(0)):
+        value = x[row, 0] * 1.0
+        if row < 2:
+            for step in hl.grid(1, x.size(1)):
+                value = value * x[row, step]
+            value = value + 1
+        else:
+            value = x[row, :].sum(0)
+        out[row] = value
+    return out

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import linecache
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from gradients import kernels
 import helion
 import helion.language as hl
 from helion.experimental import backward
+from helion.runtime import gradients
 
 
 @helion.kernel
@@ -106,7 +110,7 @@ def test_kernel_is_made_once() -> None:
     kernel = copy.copy(square)
     kernel.reset()
     backward(kernel, x, x)
-    (known,) = kernel.differentiations.values()
+    known = gradients.differentiation(kernel, (x,))
     made = dict(known.kernels)
     backward(kernel, x, x)
     assert {key: id(value) for key, value in known.kernels.items()} == {k: id(v) for k, v in made.items()}
@@ -453,3 +457,29 @@ def test_rows_without_elements() -> None:
         [x[0].repeat(3) + torch.eye(3)[0] * x[:3].sum(), x[3].repeat(4) + torch.eye(4)[0] * x[3:].sum()]
     )
     torch.testing.assert_close(found, expected)
+
+
+def test_backward_kernels_go_with_their_specializations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training loop over sequences of any length keeps as many as ``HELION_MAX_SPECIALIZATIONS``, and their sources."""
+    monkeypatch.setenv("HELION_MAX_SPECIALIZATIONS", "2")
+
+    @helion.kernel(static_shapes=False)
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = x[tile] * x[tile]
+        return out
+
+    function, made = squared.differentiable(), []
+    for size in range(5, 11):
+        x = torch.randn(size, requires_grad=True)
+        function(x).sum().backward()
+        torch.testing.assert_close(x.grad, 2 * x.detach())
+        (kernel,) = gradients.differentiation(squared, (x.detach(),)).kernels.values()
+        made.append((weakref.ref(kernel), weakref.ref(kernel.kernel), kernel.kernel.fn.__code__.co_filename))
+        del kernel, x
+    for _ in range(2):  # sources are released when a backward kernel goes, which frees the rest
+        gc.collect()
+    assert [kernel() is not None for kernel, _, _ in made] == [False] * 4 + [True] * 2
+    assert [kernel() is not None for _, kernel, _ in made] == [False] * 4 + [True] * 2
+    assert [file in linecache.cache for _, _, file in made] == [False] * 4 + [True] * 2

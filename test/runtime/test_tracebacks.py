@@ -55,7 +55,23 @@ def wrong_format() -> None:
     good.bind((torch.randn(4),)).explain("yaml")
 
 
-CALLS = (called, bound, wrong_config, other_arguments, wrong_format)
+@helion.kernel
+def without_derivative(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for tile in hl.tile(x.size(0)):
+        out[tile, :] = torch.cummax(x[tile, :], 1)[0]
+    return out
+
+
+def differentiated() -> None:
+    without_derivative.differentiable()(torch.randn(4, 5, requires_grad=True))
+
+
+def differentiated_at_once() -> None:
+    helion.experimental.backward(without_derivative, torch.randn(4, 5), torch.randn(4, 5))
+
+
+CALLS = (called, bound, wrong_config, other_arguments, wrong_format, differentiated, differentiated_at_once)
 NOTE = "HELION_FULL_TRACEBACK=1 shows them"
 
 

@@ -10,10 +10,10 @@ from ... import exc
 from ..._shapes import ONE, Dims
 from ..ir.grammar import (
     ForAttrs,
+    LoopAxis,
     MemoryAttrs,
     Op,
     Operand,
-    OperandRef,
     PointwiseAttrs,
     Program,
     Region,
@@ -59,6 +59,7 @@ class Sweep:
         gradients: Mapping[int, str],
         wanted: frozenset[int],
         rules: Mapping[str, Rule | str],
+        count_of: Callable[[LoopAxis], str],
     ) -> None:
         (self.root,) = program.roots
         self.program = program
@@ -68,7 +69,9 @@ class Sweep:
         self.rules = rules
         self.active = active_values(self.root.body, wanted)
         self.makers = Makers.among(program.walk())
-        self.reversals = Reversals(program, spelling, self.active)
+        self.reversals = Reversals(program, spelling, self.active, count_of)
+        #: Ops that are gone back through in the region that they are computed in.
+        self.returning: frozenset[int] = frozenset()
         self.values: dict[int, Var | str] = {}
         #: Why values cannot be had, by the names that they would have.
         self.missing: dict[str, exc.Base] = {}
@@ -79,7 +82,7 @@ class Sweep:
 
     def run(self) -> tuple[Statement, ...]:
         """The statements of the loop's body, gradients of loads as sinks."""
-        self.forward(self.root.body)
+        self.recompute(self.root.body)
         self.backward(self.root.body, ())
         return tuple(self._statements[0])
 
@@ -125,8 +128,13 @@ class Sweep:
         dtype, text = computed(operand.dtype), self.text(operand)
         return f"{text}.to({dtype_text(dtype)})" if dtype != operand.dtype else text
 
+    def recompute(self, region: Region) -> None:
+        """Compute the values of a region that the backward goes through next: its loops keep what that needs."""
+        self.returning = frozenset(op.number for op in region.ops)
+        self.forward(region)
+
     def forward(self, region: Region) -> None:
-        """Recompute the values of a region."""
+        """Compute the values of a region."""
         for op in region.ops:
             try:
                 self._forward(op)
@@ -232,8 +240,10 @@ class Sweep:
 
     def _reversal(self, op: Op) -> Reversal | None:
         """How a loop is gone through backwards, if its values in each iteration are needed and can be kept."""
+        if op.number not in self.returning:
+            return None
         try:
-            return self.reversals.of(op)
+            return self.reversals.of(op, self.text)
         except exc.AutodiffNotSupported:  # whoever goes back through it is told
             return None
 
@@ -421,7 +431,7 @@ class Sweep:
 
     def loop(self, op: Op, grads: Sequence[Var | None]) -> None:
         """A loop that adds to what it carries: gradients of sums are the same in every iteration."""
-        reversal = self.reversals.of(op)
+        reversal = self.reversals.of(op, self.text)
         if reversal is not None:
             self._reversed(op, reversal, grads)
             return
@@ -432,7 +442,7 @@ class Sweep:
         self._statements.append([])
         for param in region.params:
             self.lose(param, needs_iterations(op, param.name))
-        self.forward(region)
+        self.recompute(region)
         captured = self.backward(region, tuple(zip(region.results, grads, strict=True)))
         for param, grad in zip(region.params, grads, strict=True):
             _, share = captured.pop(param.number, (param, None))
@@ -471,7 +481,7 @@ class Sweep:
         for param, tape in zip(region.params, reversal.tapes, strict=True):
             text = self.spelling.reshaped(tape.place(place), without_ones(param.dims), param.dims)
             self.define(param, text, param.dims, "load")
-        self.forward(region)
+        self.recompute(region)
         seeds = [(r, carried.get(p.number)) for p, r in zip(region.params, region.results, strict=True)]
         captured = self.backward(region, seeds)
         back = {number: captured.pop(number, None) for number in carried}
@@ -514,15 +524,15 @@ class Sweep:
         tile = self.spelling.tile(axis.block)
         number = Assign(targets=(Var(name=place, dtype=index, dims=()),), text=f"{reversal.count} - 1 - {step}")
         inner: tuple[Statement, ...]
+        first = "" if reversal.begin == "0" else f"{reversal.begin} + "
         if axis.scalar:
-            inner = (Assign(targets=(Var(name=tile, dtype=index, dims=()),), text=place), *body)
+            inner = (Assign(targets=(Var(name=tile, dtype=index, dims=()),), text=f"{first}{place}"), *body)
         else:
-            assert not isinstance(axis.end, OperandRef)
             begin = Var(name=self.spelling.names.fresh(f"begin_{tile}"), dtype=index, dims=())
-            end = f"torch.clamp({begin.name} + {reversal.size}, max={self.spelling.number(axis.end)})"
+            end = f"torch.clamp({begin.name} + {reversal.size}, max={reversal.end})"
             header = f"for {tile} in hl.tile({begin.name}, {end}, block_size={reversal.size}):"
             once = Nest(header=header, body=body, op=op.number, tiles=(tile,), ordered=True)
-            inner = (Assign(targets=(begin,), text=f"{place} * {reversal.size}"), once)
+            inner = (Assign(targets=(begin,), text=f"{first}{place} * {reversal.size}"), once)
         header = f"for {step} in hl.grid({reversal.count}):"
         own = op.number if axis.scalar else None
         return Nest(header=header, body=(number, *inner), op=own, tiles=(step,), ordered=True)
@@ -537,7 +547,7 @@ class Sweep:
         sides: list[tuple[list[Statement], dict[int, tuple[Value, Var]]]] = []
         for region in op.regions:
             self._statements.append([])
-            self.forward(region)
+            self.recompute(region)
             captured = self.backward(region, tuple(zip(region.results, grads, strict=True)))
             sides.append((self._statements.pop(), captured))
             self.values = dict(kept)

@@ -6,16 +6,31 @@ iterations in the opposite order. They are kept: what an iteration carries has f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from ... import exc
 from ..._shapes import Dims
-from ..ir.grammar import ForAttrs, LoopAxis, Op, OperandRef, PointwiseAttrs, Program, Region, Value
+from ..ir.grammar import (
+    ForAttrs,
+    Index,
+    LoopAxis,
+    MemoryAttrs,
+    NumberAttrs,
+    Op,
+    Operand,
+    OperandRef,
+    PointwiseAttrs,
+    Program,
+    Region,
+    TileAttrs,
+    Value,
+)
 from ..ir.rewrite import Makers
 from .refusal import not_supported
-from .spelling import Spelling, dtype_text
+from .spelling import Spelling, dtype_text, is_zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +53,13 @@ class Tape:
 @dataclass(frozen=True, kw_only=True)
 class Reversal:
     """How a loop is gone through backwards. ``size`` is the expression of its block size, "" for a loop over indices;
-    ``tapes`` are those of its params, in order; ``iteration`` numbers an iteration on the way there, ``count`` is how many there are."""
+    ``tapes`` are those of its params, in order; ``iteration`` numbers an iteration on the way there, ``count`` is how many there
+    are, from ``begin`` to ``end``."""
 
     axis: LoopAxis
     size: str
+    begin: str
+    end: str
     count: str
     iteration: str
     tapes: tuple[Tape, ...]
@@ -90,56 +108,152 @@ def _passes(op: Op, value: Value) -> bool:
     return op.attrs.name == "cast" or (op.attrs.name == "sub" and op.operands[0] is value is not op.operands[1])
 
 
-def needs_iterations(op: Op, name: str) -> exc.Base:
-    """The refusal of a loop."""
+def needs_iterations(
+    op: Op, name: str, why: str = "its values in each iteration are not known there", remedy: str = ""
+) -> exc.Base:
+    """Return the refusal of a loop: ``why`` its iterations cannot be kept, and what to do."""
     return not_supported(
         f"a loop that carries {name or 'a value'!r} otherwise than as a sum",
-        "its values in each iteration cannot be kept here: use one loop of constant bounds right inside of the grid loop, "
-        "or compute over the whole dimension with `:`",
+        f"{why}: {remedy or 'compute over the whole dimension with `:`'}",
         op,
     )
 
 
 class Reversals:
-    """Plans how loops are gone through backwards."""
+    """Plans how loops are gone through backwards. ``count_of`` gives how many programs an axis of the grid has."""
 
-    def __init__(self, program: Program, spelling: Spelling, active: frozenset[int]) -> None:
+    def __init__(
+        self, program: Program, spelling: Spelling, active: frozenset[int], count_of: Callable[[LoopAxis], str]
+    ) -> None:
         (self.root,) = program.roots
         self.program = program
         self.spelling = spelling
         self.active = active
-        self.makers = Makers.among(program.walk())
+        self.count_of = count_of
         self.registered: list[str] = []
         self.tapes: list[Tape] = []
         self.known: dict[int, Reversal] = {}
-        self.top = {op.number for op in self.root.body.ops}
+        self.makers = Makers.among(program.walk())
+        self.loops = {a.block: op for op in program.walk() if isinstance(op.attrs, ForAttrs) for a in op.attrs.axes}
+        inner = (a for op in program.walk() if isinstance(op.attrs, ForAttrs) for a in op.attrs.axes)
+        self.ends = {a.block: a.end for a in (*self.root.axes, *inner)}
+        self.axes: dict[int, tuple[LoopAxis, ...]] = {}
+        self._collect(self.root.body, self.root.axes)
 
-    def of(self, op: Op) -> Reversal | None:
-        """The reversal of a loop, None for one that only adds to what it carries, or that no gradient goes through."""
+    def _collect(self, region: Region, axes: tuple[LoopAxis, ...]) -> None:
+        """Note the axes around each loop, those of the grid first."""
+        for op in region.ops:
+            self.axes[op.number] = axes
+            own = op.attrs.axes if isinstance(op.attrs, ForAttrs) else ()
+            for inner in op.regions:
+                self._collect(inner, (*axes, *own))
+
+    def needed(self, op: Op) -> bool:
+        """Whether a gradient goes through a loop that does more than add to what it carries."""
         (region,) = op.regions
         pairs = list(zip(region.params, region.results, strict=True))
-        if all(is_sum(p, r, region) for p, r in pairs) or not any(p.number in self.active for p in region.params):
+        return not all(is_sum(p, r, region) for p, r in pairs) and any(p.number in self.active for p in region.params)
+
+    def of(self, op: Op, operand: Callable[[Operand], str]) -> Reversal | None:
+        """The reversal of a loop, None for one that only adds to what it carries, or that no gradient goes through.
+        ``operand`` gives the texts of its bounds."""
+        if not self.needed(op):
             return None
         if op.number not in self.known:
-            self.known[op.number] = self._plan(op, region)
+            self.known[op.number] = self._plan(op, op.regions[0], operand)
         return self.known[op.number]
 
-    def _plan(self, op: Op, region: Region) -> Reversal:
+    def _plan(self, op: Op, region: Region, operand: Callable[[Operand], str]) -> Reversal:
         axes = op.attributes(ForAttrs).axes
         changed = next(p for p, r in zip(region.params, region.results, strict=True) if not is_sum(p, r, region))
         (axis, *others) = axes
-        constant = not isinstance(axis.begin, OperandRef) and not isinstance(axis.end, OperandRef)
-        plain = constant and axis.begin == 0 and axis.step == 1 if isinstance(axis.begin, int) else False
-        if others or not plain or op.number not in self.top or axis.jagged is not None:
-            raise needs_iterations(op, changed.name)
-        assert not isinstance(axis.end, OperandRef)
-        end, tile = self.spelling.number(axis.end), self.spelling.tile(axis.block)
-        size, count, iteration = "", end, tile
-        if not axis.scalar:
-            size = self._size(axis, end, tile)
-            count, iteration = f"helion.cdiv({end}, {size})", f"{tile}.id"
-        tapes = tuple(self._tape(p, op, count) for p in region.params)
-        return Reversal(axis=axis, size=size, count=count, iteration=iteration, tapes=tapes)
+        if others:
+            raise needs_iterations(op, changed.name, "it has several axes", "write a loop for each of them")
+        if axis.jagged is not None:
+            raise needs_iterations(op, changed.name, "its rows have lengths of their own")
+        if axis.scalar and axis.step != 1:
+            raise needs_iterations(op, changed.name, "it has a step", "use steps of 1 and multiply the index")
+        most = self._most(axis, op, changed)
+        begin, end = (self.spelling.bound(b, op, operand) for b in (axis.begin, axis.end))
+        tile = self.spelling.tile(axis.block)
+        plain = begin == "0" and not isinstance(axis.end, OperandRef)
+        if axis.scalar:
+            size, count, iteration = (
+                "",
+                end if plain else f"{end} - ({begin})",
+                tile if plain else f"{tile} - ({begin})",
+            )
+        else:
+            size = self._size(axis, most, tile)
+            count = f"helion.cdiv({end}, {size})" if plain else f"({end} - ({begin}) + {size} - 1) // {size}"
+            iteration = f"{tile}.id" if begin == "0" else f"({tile}.begin - ({begin})) // {size}"
+            most = f"helion.cdiv({most}, {size})"
+        tapes = tuple(self._tape(p, op, most) for p in region.params)
+        return Reversal(axis=axis, size=size, begin=begin, end=end, count=count, iteration=iteration, tapes=tapes)
+
+    def _most(self, axis: LoopAxis, op: Op, param: Value) -> str:
+        """How far a loop goes at most, as a number of the host. ``op`` is the loop, or one inside of it."""
+        if not isinstance(axis.end, OperandRef):
+            return self.spelling.number(axis.end)
+        found = self._bound(self.loops[axis.block].operands[axis.end.at]) or self._accessed(axis.block)
+        if found is None:
+            raise needs_iterations(
+                op, param.name, "how far it goes is known to the device alone", "use bounds of tiles or of the host"
+            )
+        return found
+
+    def _bound(self, value: Operand) -> str | None:
+        """A number of the host that a bound of a loop does not exceed."""
+        maker = self.makers.of(value)
+        if not isinstance(value, Value):
+            return str(value) if isinstance(value, int) else None
+        if maker is None:
+            return None
+        match maker.attrs:
+            case NumberAttrs(expr):
+                return self.spelling.number(expr)
+            case TileAttrs(block, "begin" | "end") if block in self.ends:
+                end = self.ends[block]
+                return (
+                    self._bound(self.loops[block].operands[end.at])
+                    if isinstance(end, OperandRef)
+                    else self.spelling.number(end)
+                )
+            case PointwiseAttrs("cast"):
+                return self._bound(maker.operands[0])
+            case PointwiseAttrs("add" | "minimum" | "maximum" as name):
+                bounds = [self._bound(operand) for operand in maker.operands]
+                known = [bound for bound in bounds if bound is not None]
+                if not known or (name != "minimum" and len(known) < len(bounds)):
+                    return None
+                return (
+                    f"({' + '.join(known)})"
+                    if name == "add"
+                    else f"{name[:3]}({', '.join(known)})"
+                    if len(known) > 1
+                    else known[0]
+                )
+        return None
+
+    def _accessed(self, block: int) -> str | None:
+        """The size of a dimension that a loop walks over."""
+        for op in self.program.walk():
+            if op.kind != "load" or not isinstance(op.attrs, MemoryAttrs) or op.attrs.mask is not None:
+                continue
+            for dim, index in enumerate(op.attrs.indices):
+                if is_zero(index.shift) and self._walked(op, index) == block:
+                    return self.spelling.number(self.program.tensors[op.attrs.tensor].shape[dim])
+        return None
+
+    def _walked(self, op: Op, index: Index) -> int | None:
+        """The block that an index follows, element by element."""
+        if index.operand is None:
+            return index.block if index.kind == "block" else None
+        maker = self.makers.of(op.operands[index.operand])
+        attrs = maker.attrs if maker is not None else None
+        return (
+            attrs.block if index.kind == "scalar" and isinstance(attrs, TileAttrs) and attrs.field == "index" else None
+        )
 
     def _size(self, axis: LoopAxis, end: str, tile: str) -> str:
         block = self.program.blocks[axis.block]
@@ -150,33 +264,27 @@ class Reversals:
         return name
 
     def _tape(self, param: Value, op: Op, count: str) -> Tape:
+        """The buffer of a carried value: programs that share none of its dimensions have parts of their own. An iteration of a
+        loop around this one overwrites what that before it has kept, which nobody reads any more."""
+        if not all(d.is_one or d.block is not None for d in param.dims):
+            raise needs_iterations(op, param.name, "it has a dimension that is made of several", "carry it unreshaped")
         blocks = {b for d in param.dims for b in d.blocks}
-        single = all(d.is_one or d.block is not None for d in param.dims)
-        if not single or any(not a.scalar and a.block not in blocks for a in self.root.axes):
-            raise needs_iterations(op, param.name)
-        ends = {a.block: a.end for a in self.root.axes}
-        scalars = [a for a in self.root.axes if a.scalar]
-        sizes = [self._number(a.end, op, param) for a in scalars]
-        index = [self.spelling.tile(a.block) for a in scalars]
-        for dim in param.dims:
-            if dim.is_one:
-                continue
+        around = {a.block: a for a in self.axes[op.number]}
+        apart = [a for a in self.root.axes if a.scalar or a.block not in blocks]
+        sizes = [self.count_of(a) for a in apart]
+        index = [self.spelling.tile(a.block) + ("" if a.scalar else ".id") for a in apart]
+        for dim in without_ones(param.dims):
             assert dim.block is not None
             block = self.program.blocks[dim.block]
             whole = block.kind == "full"
-            if not whole and block.id not in ends:
-                raise needs_iterations(op, param.name)
-            sizes.append(self.spelling.number(block.extent or 0) if whole else self._number(ends[block.id], op, param))
+            if not whole and block.id not in around:
+                raise needs_iterations(op, param.name, f"no loop around it has the tile {block.name!r}")
+            sizes.append(self.spelling.number(block.extent or 0) if whole else self._most(around[block.id], op, param))
             index.append(":" if whole else self.spelling.tile(block.id))
         name = self.spelling.names.fresh(f"each_{param.name or 'carried'}")
         tape = Tape(name=name, sizes=(*sizes, count), dtype=param.dtype, index=tuple(index))
         self.tapes.append(tape)
         return tape
-
-    def _number(self, end: object, op: Op, param: Value) -> str:
-        if isinstance(end, OperandRef):
-            raise needs_iterations(op, param.name)
-        return self.spelling.number(end)  # type: ignore[arg-type]
 
 
 def without_ones(dims: Dims) -> Dims:

@@ -109,7 +109,7 @@ class Layout:
     def _partial(self, site: Site) -> None:
         gradient, host = self.gradients[site.tensor], self.program.tensors[site.tensor]
         name = self.names.fresh(f"partial_{gradient.name}")
-        counts = [self._count(axis) for axis in site.missing]
+        counts = [self.count(axis) for axis in site.missing]
         full = site.covers and all(isinstance(a.begin, int) and a.begin == 0 for a in site.missing)
         sizes = [*counts, *self._shape(host.shape)]
         gradient.before.append(self.buffer(name, "empty" if full else "zeros", sizes, computed(host.dtype)))
@@ -118,7 +118,7 @@ class Layout:
         gradient.notes.append(f"{gradient.name}: a sum per program, added up at the end")
         self.buffers[site.sink] = name
 
-    def _count(self, axis: LoopAxis) -> str:
+    def count(self, axis: LoopAxis) -> str:
         """How many programs an axis has."""
         assert not isinstance(axis.end, OperandRef)
         end = self.spelling.number(axis.end)

@@ -223,21 +223,21 @@ class Spelling:
         if index.operand is None:
             return self.number(index.shift)
         text = operand(op.operands[index.operand])
-        return text if _is_zero(index.shift) else f"{text} + {self.number(index.shift)}"
+        return text if is_zero(index.shift) else f"{text} + {self.number(index.shift)}"
 
     def _block(self, index: Index, op: Op, operand: Callable[[Operand], str], dim: int) -> str:
         assert index.block is not None
         block = self.program.blocks[index.block]
         if block.kind == "full" and index.operand is None:
             size = self.program.tensors[op.attributes(MemoryAttrs).tensor].shape[dim]
-            if _is_zero(index.shift) and number_key(size) == number_key(block.extent):
+            if is_zero(index.shift) and number_key(size) == number_key(block.extent):
                 return ":"
             begin, extent = self.number(index.shift), self.number(block.extent or 0)
-            if _is_zero(index.shift):
+            if is_zero(index.shift):
                 return f":{extent}"
             total = index.shift + (block.extent or 0)
             return f"{begin}:{self.number(total)}"
-        if index.operand is None and _is_zero(index.shift):
+        if index.operand is None and is_zero(index.shift):
             return self.tile(index.block)
         return self._lanes(index, op, operand)
 
@@ -250,7 +250,7 @@ class Spelling:
         )
         if index.operand is not None:
             text += f" + {operand(op.operands[index.operand])}"
-        return text if _is_zero(index.shift) else f"{text} + {self.number(index.shift)}"
+        return text if is_zero(index.shift) else f"{text} + {self.number(index.shift)}"
 
     def _spread(self, index: Index, op: Op, operand: Callable[[Operand], str], walked: Sequence[int]) -> str:
         """An index as a value with a dimension for each that is walked over."""
@@ -377,7 +377,7 @@ def _walked(indices: Sequence[Index], op: Op) -> list[int]:
     return list(found)
 
 
-def _is_zero(number: Number) -> bool:
+def is_zero(number: Number) -> bool:
     return isinstance(number, int) and number == 0
 
 

@@ -96,7 +96,7 @@ class _Construction:
         self.places = Places(program)
         device = f"{next(iter(self.incoming.values()))}.device"
         self.layout = Layout(program, self.places, self.spelling, self.names, gradients, device)
-        self.sweep = Sweep(program, self.spelling, self.incoming, frozenset(self.wanted), RULES)
+        self.sweep = Sweep(program, self.spelling, self.incoming, frozenset(self.wanted), RULES, self.layout.count)
 
     def kernel(self) -> Backward:
         statements = prune(merge(hoist(prune(self.sweep.run()))))
