@@ -15,6 +15,7 @@ import torch
 from ... import exc
 from ..._shapes import Expr, hint_of
 from .state import TraceState
+from .untraced_meta import keep_dynamo_out
 from .values import HostTensorValue, Tile, describe
 
 #: Words by which torch's errors say that the result depends on data, which is not there when a kernel is compiled.
@@ -34,6 +35,7 @@ class Question:
     def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the call gives on stand-ins. Raises ``exc.TorchOpTracingError`` where torch refuses it."""
         given, keywords = self.lower(args), self.lower(kwargs)
+        keep_dynamo_out()
         try:
             with torch._C.DisableTorchFunction():  # modes of the user's are for the real call
                 return self.func(*given, **keywords)

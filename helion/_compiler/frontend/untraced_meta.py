@@ -1,0 +1,73 @@
+"""Keeps torch's own compiler out of a process whose host code asks torch for shapes.
+
+Torch computes many shapes in Python, in functions that Dynamo must not trace. Their wrappers import ``torch._dynamo`` at the first
+call, which takes seconds, to ask it for an untraced form, and keep that form as an attribute. Before Dynamo is imported nothing
+traces, so that the function itself is that form.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from ..._lazy import when_imported
+
+#: Where a wrapper keeps the untraced form, and the file of the wrapper.
+_FORM, _WRAPPER = "__dynamo_disable", "torch/_compile.py"
+#: Modules with shapes in Python.
+_MODULES = ("torch._refs", "torch._decomp", "torch._prims", "torch._meta_registrations")
+_LOCK = threading.Lock()
+_SEEN: set[str] = set()
+_GIVEN: list[Any] = []
+
+
+def keep_dynamo_out() -> None:
+    """Give the wrappers of modules that are loaded the functions themselves, until Dynamo is imported."""
+    names = [name for name in sys.modules if name.startswith(_MODULES) and name not in _SEEN]
+    if not names or "torch._dynamo" in sys.modules:
+        return
+    with _LOCK:
+        first = not _SEEN
+        _SEEN.update(names)
+        for function in _wrapped(names):
+            if not hasattr(function, _FORM):
+                setattr(function, _FORM, function)
+                _GIVEN.append(function)
+        if first:
+            when_imported("torch._dynamo", _take_back)
+
+
+def _take_back() -> None:
+    """Let Dynamo give each wrapper its own untraced form."""
+    with _LOCK:
+        while _GIVEN:
+            function = _GIVEN.pop()
+            if getattr(function, _FORM, None) is function:
+                delattr(function, _FORM)
+
+
+def _wrapped(names: list[str]) -> Iterator[Any]:
+    """The functions in wrappers of the modules, also those inside of other wrappers."""
+    pending: list[Any] = []
+    for name in names:
+        pending += vars(sys.modules[name]).values()
+    seen: set[int] = set()
+    while pending:
+        found = pending.pop()
+        if not isinstance(found, types.FunctionType) or id(found) in seen:
+            continue
+        seen.add(id(found))
+        inside = [each for cell in found.__closure__ or () for each in _contents(cell)]
+        pending += inside
+        if found.__code__.co_filename.endswith(_WRAPPER):
+            yield from (each for each in inside if isinstance(each, types.FunctionType))
+
+
+def _contents(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # a variable that has no value yet
+        return []
