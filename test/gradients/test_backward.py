@@ -104,3 +104,33 @@ def test_autograd(case: Case) -> None:
         asked = [a for a in leaves if isinstance(a, torch.Tensor) and a.requires_grad]
         found = torch.autograd.grad(outputs, asked, grads)
         check(found, wanted, torch.float32, 1e-5)
+
+
+#: Cases whose reference gives ties to all of a row, where the kernel does what torch does for pairs of its tiles.
+BY_TILES = ("maxima_by_tiles",)
+SPECIAL = [case for case in CASES if case.name not in BY_TILES]
+
+
+def special(kind: str, tensor: Any, generator: torch.Generator) -> Any:
+    """Floats that are zeros, small integers, which tie, or zeros in half of the places."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+        return tensor
+    if kind == "zeros":
+        return torch.zeros_like(tensor)
+    if kind == "ties":
+        return torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.dtype)
+    return torch.where(torch.rand(tensor.shape, generator=generator) < 0.5, torch.zeros_like(tensor), tensor)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in (SPECIAL if PROVE else SPECIAL[::8])])
+def test_zeros_and_ties(case: Case) -> None:
+    """Padding, dropout and relu make zeros: the gradient is torch's there, and nan only where that is."""
+    generator = torch.Generator().manual_seed(5)
+    for kind in ("zeros", "ties", "half"):
+        arguments = [special(kind, a, generator) for a in case.arguments(torch.float64)]
+        grads = incoming(case, arguments, torch.float64)
+        wanted = expected(case, arguments, grads)
+        found = tensors(helion.experimental.backward(case.kernel, grads if len(grads) > 1 else grads[0], *arguments))
+        tol = 1e-5 if case.single else 1e-8
+        for gradient, reference in zip([g for g in found if g is not None], wanted, strict=True):
+            torch.testing.assert_close(gradient, reference, rtol=tol, atol=tol, equal_nan=True)
