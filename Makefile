@@ -5,13 +5,14 @@ JOBS ?= 2
 PYTEST_ARGS ?=
 REPLAY_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_ARGS ?=
 
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON) scripts/setup.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test prove replay lint docs test-versions seeds seeds-check prove-seeds
-.PHONY: bench-compile bench-dispatch bench-seeds calibrate time-model report clean
+.PHONY: bench-compile bench-dispatch bench-seeds calibrate time-model report fuzz-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +83,10 @@ time-model: ## predicted times against the kept sweep, held out by kernel, no GP
 report: ## docs/performance.md and its plots from benchmarks/results
 	@$(SETUP) plot
 	@$(PY) benchmarks/report.py
+
+fuzz-gpu: ## random kernels under random configs against eager fp64 on a GPU, 8 minutes (FUZZ_ARGS=--help)
+	@$(SETUP) run
+	@$(PY) -m fuzz $(FUZZ_ARGS)
 
 clean: ## remove the environments, caches and build products
 	@$(PYTHON) scripts/setup.py --venv $(VENV) remove

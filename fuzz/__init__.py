@@ -1,0 +1,8 @@
+"""Differential fuzzing: random kernels under random legal configs, against eager PyTorch in fp64.
+
+    python -m fuzz --out build/fuzz --minutes 8 --workers 14
+
+`families/` draws kernels, `configs.py` draws configs, `worker.py` runs one pair of them at a time in a process that may
+crash or hang, `session.py` drives the workers, `journal.py` keeps what came out, `shrink.py` makes a failure small and
+`reproducer.py` writes it as a file of its own. `sanitize.py` runs a sample under compute-sanitizer.
+"""

@@ -1,0 +1,75 @@
+"""Configs to try for a kernel: its default, all of its seeds, and random legal ones that compile quickly."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import helion
+from helion.runtime.bound import BoundKernel
+
+#: Elements of the largest value of a program, and elements of it per thread in all copies of an unrolled loop. More take
+#: seconds to compile; one draw in ``RARELY`` may have ``MORE`` times as many.
+ELEMENTS, PER_THREAD, RARELY, MORE = 4096, 16, 24, 8
+#: Programs and loop iterations that the interpreter can run in a moment, and draws until one is taken anyway.
+MOST_TILES, DRAWS = 400, 40
+
+
+def choose(bound: BoundKernel, rng: random.Random, count: int, small: bool) -> list[helion.Config]:
+    """Return the default config, the seeds and at least ``count`` others where there are so many, each once."""
+    chosen = dict.fromkeys(
+        [bound.default_config(), bound.conservative_config(), *(seed.config for seed in bound.seeds)]
+    )
+    for _ in range(3 * count):
+        if len(chosen) >= count + 2 + len(bound.seeds):
+            break
+        chosen.setdefault(_drawn(bound, rng, small))
+    return list(chosen)
+
+
+def _drawn(bound: BoundKernel, rng: random.Random, small: bool) -> helion.Config:
+    space = bound.config_spec
+    factor = MORE if rng.randrange(RARELY) == 0 and not small else 1
+    for _ in range(DRAWS):
+        config = space.random(rng)
+        sizes = space.sizes(config)
+        if _is_quick(bound, config, sizes, factor) and not (small and _tiles(bound, sizes) > MOST_TILES):
+            return config
+    return space.conservative()
+
+
+def _is_quick(bound: BoundKernel, config: Mapping[str, Any], sizes: Mapping[int, int], factor: int) -> bool:
+    """Whether a config compiles in a moment: by its largest value, that of products computed first, and unrolling."""
+    largest = max((volume.numel(sizes) for volume in bound.config_spec.survey.volumes), default=1)
+    first = config.get("materialize_products")
+    if first:
+        m, n, k = first
+        largest = max(largest, m * n, m * k, n * k)
+    copies = math.prod(max(1, each) for each in config.get("range_unroll_factors", ()))
+    threads = 32 * config.get("num_warps", 4)
+    return largest <= factor * ELEMENTS and largest * copies <= factor * PER_THREAD * threads
+
+
+def _tiles(bound: BoundKernel, sizes: Mapping[int, int]) -> int:
+    """Return about how many tiles the loops of a kernel walk over, as if all were nested."""
+    survey = bound.config_spec.survey
+    counts = [1]
+    for loop in survey.loops:
+        for block in (survey.blocks[axis.block] for axis in loop.axes):
+            if isinstance(block.extent, int):
+                counts.append(math.ceil(block.extent / sizes[block.id]))
+    return math.prod(counts)
+
+
+def fitted(bound: BoundKernel, wanted: Mapping[str, Any]) -> helion.Config:
+    """Return a legal config of ``bound`` that is like one of another kernel: lists have the lengths that they have here."""
+    full = bound.conservative_config()
+    kept: dict[str, Any] = {}
+    for key, default in full.items():
+        value = wanted.get(key, default)
+        if isinstance(default, list) and isinstance(value, list):
+            value = [*value[: len(default)], *default[len(value) :]]
+        kept[key] = value
+    return bound.config_spec.repair(kept)

@@ -1,0 +1,25 @@
+"""Kinds of kernels, in the order in which the sum of their weights is dealt out."""
+
+from __future__ import annotations
+
+from ..cases import Case, Draft, Draw, Family
+from . import atomics, attention, chunks, elements, indexed, integers, loops, planes, products, rows, scans
+
+FAMILIES: tuple[Family, ...] = tuple(
+    module.FAMILY
+    for module in (elements, integers, rows, planes, chunks, products, attention, scans, indexed, atomics, loops)
+)
+BY_NAME = {family.name: family for family in FAMILIES}
+_DEALT = tuple(family for family in FAMILIES for _ in range(family.weight))
+
+
+def draw(seed: int, small: bool, only: tuple[str, ...] = ()) -> Draft:
+    """Return the draft of a seed: families take turns by weight."""
+    dealt = [family for family in _DEALT if not only or family.name in only]
+    family = dealt[seed % len(dealt)]
+    return family.draw(Draw(family.name, seed, small))
+
+
+def render(draft: Draft) -> Case:
+    """Return the case of a draft."""
+    return BY_NAME[draft.family].render(draft)

@@ -1,0 +1,65 @@
+"""Generated kernels: the same from the same seed, smaller in every way, and right in the interpreter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import PROVE
+
+from fuzz import families, shrink
+from fuzz.cases import Draft
+from fuzz.families import BY_NAME, FAMILIES
+from fuzz.runner import Outcome, Runner
+
+NAMES = [family.name for family in FAMILIES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_kernel(name: str) -> None:
+    for seed in range(20):
+        for small in (False, True):
+            draft = families.draw(seed, small, (name,))
+            again = Draft.from_json(json.loads(json.dumps(draft.to_json())))
+            assert again == draft == families.draw(seed, small, (name,))
+            case = families.render(draft)
+            assert case == families.render(again)
+            compile(case.source, name, "exec")
+    assert len({families.render(families.draw(seed, True, (name,))).source for seed in range(20)}) > 15
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_smaller_draft_is_a_kernel(name: str) -> None:
+    for seed in range(6):
+        draft = families.draw(seed, False, (name,))
+        assert set(BY_NAME[name].simplest) >= {key.rstrip("0123456789") for key in draft.options}
+        for smaller in shrink.smaller(draft):
+            compile(families.render(smaller).source, name, "exec")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_are_right_in_the_interpreter(name: str, tmp_path: Path) -> None:
+    runner = Runner("cpu", tmp_path)
+    for seed in range(20 if PROVE else 1):
+        draft = families.draw(seed, True, (name,))
+        for backend in families.render(draft).backends[: 2 if PROVE else 1]:
+            configs = runner.configs(draft, backend, 1)
+            if isinstance(configs, Outcome):
+                assert (backend, configs.kind) == ("cute", "refused"), configs.detail
+                continue
+            for config in configs[-2:]:
+                outcome, full = runner.run(draft, backend, config.to_dict())
+                assert outcome.kind == "right", (outcome, full)
+
+
+def test_sizes_of_a_gpu_are_larger() -> None:
+    largest = {
+        small: max(max(families.draw(seed, small).sizes.values()) for seed in range(60)) for small in (False, True)
+    }
+    assert largest[False] > 500 > 64 > largest[True]
+
+
+def test_weights_deal_seeds_out_to_all_families() -> None:
+    assert {families.draw(seed, True).family for seed in range(40)} == set(NAMES)
+    assert {families.draw(seed, True, ("scans", "rows")).family for seed in range(9)} == {"scans", "rows"}
