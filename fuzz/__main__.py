@@ -17,7 +17,7 @@ from .journal import Journal, summary
 from .session import Options, Session
 
 #: Parts of the time of a run by which kernels stop, and samples under compute-sanitizer; the rest is for shrinking.
-FUZZED, SANITIZED = 0.86, 0.12
+FUZZED, SANITIZED = 0.86, 0.25
 NAMES = tuple(family.name for family in FAMILIES)
 
 
@@ -89,11 +89,13 @@ def main(arguments: list[str] | None = None) -> int:
             session.close()
         reproducer.bundle(failures, given.device, given.out / "reproducers.zip")
         text = summary(journal, time.monotonic() - begin)
+        findings = 0
         if given.sanitize:
-            text += sanitize.run(given.sanitize, given.workers, work, only, end).text()
+            report = sanitize.Sanitizer(given.workers, work, end, only).run(given.sanitize)
+            text, findings = text + report.text(), len(report.findings)
     (given.out / "summary.txt").write_text(text)
     print(text, flush=True)
-    return int(bool(failures))
+    return int(bool(failures) or findings > 0)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,18 @@ from typing import Any
 import helion
 from helion.runtime.bound import BoundKernel
 
-#: Elements of the largest value of a program, and elements of it per thread in all copies of an unrolled loop. More take
-#: seconds to compile; one draw in ``RARELY`` may have ``MORE`` times as many.
-ELEMENTS, PER_THREAD, RARELY, MORE = 4096, 16, 24, 8
+#: Elements of the largest value of a program, and elements of it per thread in all copies of an unrolled loop; matrix
+#: products may have more. Others take seconds to compile; one draw in ``RARELY`` may have ``MORE`` times as many.
+ELEMENTS, PER_THREAD, PER_THREAD_OF_PRODUCTS, RARELY, MORE = 8192, 16, 64, 24, 8
+#: Of random configs, the part that is tried on a backend whose compiler takes seconds.
+SLOW_BACKENDS = {"cute": 3}
 #: Programs and loop iterations that the interpreter can run in a moment, and draws until one is taken anyway.
 MOST_TILES, DRAWS = 400, 40
 
 
 def choose(bound: BoundKernel, rng: random.Random, count: int, small: bool) -> list[helion.Config]:
     """Return the default config, the seeds and at least ``count`` others where there are so many, each once."""
+    count //= SLOW_BACKENDS.get(bound.backend, 1)
     chosen = dict.fromkeys(
         [bound.default_config(), bound.conservative_config(), *(seed.config for seed in bound.seeds)]
     )
@@ -49,7 +52,8 @@ def _is_quick(bound: BoundKernel, config: Mapping[str, Any], sizes: Mapping[int,
         largest = max(largest, m * n, m * k, n * k)
     copies = math.prod(max(1, each) for each in config.get("range_unroll_factors", ()))
     threads = 32 * config.get("num_warps", 4)
-    return largest <= factor * ELEMENTS and largest * copies <= factor * PER_THREAD * threads
+    most = PER_THREAD_OF_PRODUCTS if bound.config_spec.survey.matrix_blocks else PER_THREAD
+    return largest <= factor * ELEMENTS and largest * copies <= factor * most * threads
 
 
 def _tiles(bound: BoundKernel, sizes: Mapping[int, int]) -> int:

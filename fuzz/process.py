@@ -74,8 +74,15 @@ class Process:
         return reply
 
     def _line(self, child: subprocess.Popen[bytes], deadline: float) -> bytes:
+        """Return the next line that is a reply: what a worker runs under may print its own."""
         assert child.stdout is not None
-        while b"\n" not in self._unread:
+        while True:
+            line, end, rest = self._unread.partition(b"\n")
+            if end:
+                self._unread = rest
+                if line.startswith(b"{"):
+                    return line
+                continue
             ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise self._lost("hung")
@@ -83,8 +90,6 @@ class Process:
             if not read:
                 raise self._lost("died")
             self._unread += read
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
 
     def _lost(self, kind: str) -> Lost:
         child = self.child

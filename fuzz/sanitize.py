@@ -61,69 +61,82 @@ def reported(log: str) -> str:
     return "" if first is None else "\n".join(lines[first : first + 40])
 
 
-def run(count: int, workers: int, work: Path, only: tuple[str, ...], deadline: float) -> Report:
-    """Run ``count`` pairs under each tool, one config of a kernel each, until the deadline."""
-    report = Report({}, [])
-    if shutil.which("compute-sanitizer") is None:
-        report.note = "not found in PATH: nothing was run"
+@dataclass
+class Sanitizer:
+    """A run of samples: ``work`` holds logs and caches, ``only`` names families, ``command`` runs a worker."""
+
+    workers: int
+    work: Path
+    deadline: float
+    only: tuple[str, ...] = ()
+    command: Sequence[str] = ()
+    tools: tuple[str, ...] = TOOLS
+
+    def run(self, count: int) -> Report:
+        """Run ``count`` pairs under each tool, one config of a kernel each, until the deadline."""
+        report, lock = Report({}, []), threading.Lock()
+        if shutil.which("compute-sanitizer") is None:
+            report.note = "not found in PATH: nothing was run"
+            return report
+        drafts = [families.draw(FIRST_SEED + number, True, self.only) for number in range(count)]
+        batches = [(tool, drafts[at : at + BATCH]) for at in range(0, count, BATCH) for tool in self.tools]
+        errors: list[BaseException] = []
+
+        def drive() -> None:
+            try:
+                while time.monotonic() < self.deadline:
+                    with lock:
+                        if not batches:
+                            return
+                        tool, some = batches.pop(0)
+                        work = self.work / f"sanitize-{len(batches)}"
+                    outcomes, found = self._batch(tool, some, work)
+                    with lock:
+                        for kind in outcomes:
+                            report.pairs[tool, kind] = report.pairs.get((tool, kind), 0) + 1
+                        if found:
+                            names = tuple(draft.name for draft in some[: len(outcomes)])
+                            report.findings.append(Finding(tool=tool, kernels=names, text=found))
+            except BaseException as error:  # shown by the thread that waits
+                errors.append(error)
+
+        threads = [threading.Thread(target=drive, daemon=True) for _ in range(self.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        if batches:
+            report.note = f"{len(batches)} batches were left out, since time was up"
         return report
-    drafts = [families.draw(FIRST_SEED + number, True, only) for number in range(count)]
-    batches = [(tool, drafts[at : at + BATCH]) for at in range(0, count, BATCH) for tool in TOOLS]
-    lock = threading.Lock()
 
-    def drive() -> None:
-        while time.monotonic() < deadline:
-            with lock:
-                if not batches:
-                    return
-                tool, some = batches.pop(0)
-                number = len(batches)
-            _batch(report, lock, tool, some, work / f"sanitize-{number}", deadline)
+    def _batch(self, tool: str, drafts: Sequence[Draft], work: Path) -> tuple[list[str], str]:
+        """Return the outcomes of some pairs in one process, and what the tool reports of them."""
+        work.mkdir(parents=True, exist_ok=True)
+        prefix = ("compute-sanitizer", "--tool", tool, "--log-file", str(work / f"{tool}-%p.log"))
+        environment = {**environment_of(work), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        process = Process((*prefix, *(self.command or worker_command("cuda", work))), work, environment)
+        outcomes: list[str] = []
+        for draft in drafts:
+            if time.monotonic() > self.deadline:
+                break
+            outcomes.append(self._pair(process, draft))
+        process.finish()
+        logs = (reported(path.read_text()) for path in sorted(work.glob(f"{tool}-*.log")))
+        return outcomes, "\n".join(filter(None, logs))
 
-    threads = [threading.Thread(target=drive) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if batches:
-        report.note = f"{len(batches)} of its batches were left out: time was up"
-    return report
-
-
-def _batch(
-    report: Report, lock: threading.Lock, tool: str, drafts: Sequence[Draft], work: Path, deadline: float
-) -> None:
-    log = work / f"{tool}.log"
-    work.mkdir(parents=True, exist_ok=True)
-    prefix = ("compute-sanitizer", "--tool", tool, "--target-processes", "all", "--log-file", str(log))
-    environment = {**environment_of(work), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    process = Process((*prefix, *worker_command("cuda", work)), work, environment)
-    outcomes: list[str] = []
-    for draft in drafts:
-        if time.monotonic() > deadline:
-            break
-        outcomes.append(_pair(process, draft, deadline))
-    process.finish()
-    found = reported(log.read_text() if log.exists() else "")
-    with lock:
-        for kind in outcomes:
-            report.pairs[tool, kind] = report.pairs.get((tool, kind), 0) + 1
-        if found:
-            report.findings.append(
-                Finding(tool=tool, kernels=tuple(draft.name for draft in drafts[: len(outcomes)]), text=found)
-            )
-
-
-def _pair(process: Process, draft: Draft, deadline: float) -> str:
-    """Return the kind of outcome of one config of a draft, not always the first."""
-    data: dict[str, Any] = draft.to_json()
-    seconds = max(1.0, min(SECONDS, deadline - time.monotonic()))
-    try:
-        reply = process.ask({"do": "open", "draft": data, "count": 4}, seconds)
-        found = reply["backends"].get("triton", {})
-        if "configs" not in found:
-            return str(found.get("kind"))
-        config = found["configs"][draft.seed % len(found["configs"])]
-        return str(process.ask({"do": "run", "draft": data, "backend": "triton", "config": config}, seconds)["kind"])
-    except Lost as lost:
-        return lost.kind
+    def _pair(self, process: Process, draft: Draft) -> str:
+        """Return the kind of outcome of one config of a draft, not always the first."""
+        data: dict[str, Any] = draft.to_json()
+        seconds = max(1.0, min(SECONDS, self.deadline - time.monotonic()))
+        try:
+            reply = process.ask({"do": "open", "draft": data, "count": 4}, seconds)
+            found = reply["backends"].get("triton", {})
+            if "configs" not in found:
+                return str(found.get("kind"))
+            config = found["configs"][draft.seed % len(found["configs"])]
+            request = {"do": "run", "draft": data, "backend": "triton", "config": config}
+            return str(process.ask(request, seconds)["kind"])
+        except Lost as lost:
+            return lost.kind

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from ..cases import Case, Draft, Draw, Family
-from . import atomics, attention, chunks, elements, indexed, integers, loops, planes, products, rows, scans
+from . import atomics, attention, chunks, elements, indexed, integers, loops, operands, planes, products, rows, scans
 
 FAMILIES: tuple[Family, ...] = tuple(
     module.FAMILY
-    for module in (elements, integers, rows, planes, chunks, products, attention, scans, indexed, atomics, loops)
+    for module in (
+        elements,
+        integers,
+        rows,
+        planes,
+        chunks,
+        products,
+        operands,
+        attention,
+        scans,
+        indexed,
+        atomics,
+        loops,
+    )
 )
 BY_NAME = {family.name: family for family in FAMILIES}
 _DEALT = tuple(family for family in FAMILIES for _ in range(family.weight))

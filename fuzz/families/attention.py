@@ -7,7 +7,7 @@ from ..inputs import Input
 
 
 def _draw(draw: Draw) -> Draft:
-    heads, features = ((1, 2), (8, 16, 24)) if draw.small else ((1, 3), (16, 32, 64, 64, 40, 128))
+    heads, features = ((1, 2), (8, 16, 24)) if draw.small else ((1, 3), (16, 32, 64, 64, 64, 40, 128))
     few = (1, 8, 17, 24) if draw.small else (1, 33, 64, 128, 129, 200, 256, 320)
     sizes = {
         "b": draw.rng.choice(heads),
@@ -17,7 +17,7 @@ def _draw(draw: Draw) -> Draft:
     }
     options = {
         "dtype": draw.one("float16", "float16", "bfloat16", "float32"),
-        "scale": draw.one("q_in_loop", "q_before", "scores", "none"),
+        "scale": draw.one("q_in_loop", "q_in_loop", "q_before", "scores", "none"),
         "softmax": draw.one("online", "online", "online2", "whole", "relu"),
         "mask": draw.one("none", "none", "causal", "bias", "window"),
         "keys": draw.one("transposed_view", "transposed_view", "plain"),

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..cases import Case, Draft, Draw, Family, case_of, precision_of
 from ..chains import UNARY, chain
 from ..inputs import Input
+from ..judge import Precision
 
-#: The accumulation of ``x`` and ``y`` tiles.
+#: The accumulation of the product of ``x`` and ``y`` tiles.
 SPELLINGS = {
-    "addmm": "acc = torch.addmm(acc, {x}, {y})",
-    "dot": "acc = hl.dot({x}, {y}, acc=acc)",
-    "matmul": "acc = acc + torch.matmul({x}, {y})",
-    "at": "acc += {x} @ {y}",
+    "addmm": "{acc} = torch.addmm({acc}, {x}, {y})",
+    "dot": "{acc} = hl.dot({x}, {y}, acc={acc})",
+    "matmul": "{acc} = {acc} + torch.matmul({x}, {y})",
+    "at": "{acc} += {x} @ {y}",
 }
 BATCHED = {
-    "addmm": "acc = torch.baddbmm(acc, {x}, {y})",
-    "dot": "acc = hl.dot({x}, {y}, acc=acc)",
-    "matmul": "acc = acc + torch.bmm({x}, {y})",
-    "at": "acc = acc + torch.matmul({x}, {y})",
+    "addmm": "{acc} = torch.baddbmm({acc}, {x}, {y})",
+    "dot": "{acc} = hl.dot({x}, {y}, acc={acc})",
+    "matmul": "{acc} = {acc} + torch.bmm({x}, {y})",
+    "at": "{acc} = {acc} + torch.matmul({x}, {y})",
 }
 #: After the product, over whole rows of it.
 ROW_EPILOGUES = {
@@ -27,7 +30,6 @@ ROW_EPILOGUES = {
     "norm": "(acc - acc.mean(1)[:, None]) * torch.rsqrt(acc.var(1, correction=0)[:, None] + 0.5)",
     "lse": "acc - torch.logsumexp(acc, 1, keepdim=True)",
 }
-_OPERANDS = {"float32": "tf32"}
 
 
 def _draw(draw: Draw) -> Draft:
@@ -47,7 +49,11 @@ def _draw(draw: Draw) -> Draft:
         "out": draw.float(),
         "twice": draw.one("no", "no", "no", "yes"),
     }
-    if draw.rng.random() < 0.4:  # aligned sizes, which every backend and the copy engine take
+    if draw.rng.random() < 0.3:  # what the cute backend takes
+        options |= {"batch": "no", "whole_k": "no", "prologue": "none", "twice": "no", "spelling": "dot"}
+        options |= {"x_layout": draw.one("contiguous", "transposed"), "y_layout": draw.one("contiguous", "transposed")}
+        sizes = {key: max(16, size // 16 * 16) for key, size in sizes.items()}
+    elif draw.rng.random() < 0.3:
         sizes = {key: max(16, size // 16 * 16) for key, size in sizes.items()}
     return draw.draft(sizes, options, draw.steps(tuple(UNARY), 0, 3))
 
@@ -89,17 +95,9 @@ def _render(draft: Draft) -> Case:
     spelling, u = (BATCHED if batched else SPELLINGS)[o["spelling"]], ":" if rowwise else "u"
     k = ":" if o["whole_k"] == "yes" else "c"
     x, their_x = _prologue(draft, f"x[{lead}t, {k}]", "s[t][None, :, None]" if batched else "s[t][:, None]")
-    products = [spelling.format(x=x, y=f"y[{lead}{k}, {u}]")]
-    if o["twice"] == "yes":
-        products.append(
-            spelling.replace("acc=acc", "acc=other")
-            .replace("acc = ", "other = ")
-            .replace("(acc, ", "(other, ")
-            .replace("acc += ", "other += ")
-            .replace("= acc +", "= other +")
-            .format(x=x, y=f"z[{lead}{k}, {u}]")
-        )
-    accs = ["acc", "other"][: len(products)]
+    operands = {"acc": "y", "other": "z"} if o["twice"] == "yes" else {"acc": "y"}
+    accs = list(operands)
+    products = [spelling.format(acc=acc, x=x, y=f"{y}[{lead}{k}, {u}]") for acc, y in operands.items()]
     side = "y.size(-1)" if rowwise else "u"
     loop = f"{lead}t{'' if rowwise else ', u'}"
     extents = "x.size(0)" if rowwise else f"[{'x.size(0), ' if batched else ''}x.size(-2), y.size(-1)]"
@@ -123,18 +121,16 @@ def _render(draft: Draft) -> Case:
         *(f"    {each}" for each in [*zeros, *walk, *tail]),
         "return out",
     ]
-    theirs = [f"acc = torch.matmul({their_x}, y)"]
-    if len(accs) == 2:
-        theirs.append(f"other = torch.matmul({their_x}, z)")
+    theirs = [f"{acc} = torch.matmul({their_x}, {y})" for acc, y in operands.items()]
     theirs += [*theirs_after, row, *lines, f"return {last}{bias[1]}"]
-    operand = _OPERANDS.get(o["dtype"], o["dtype"])
-    rounded = "float16" if operand == "float16" else "bfloat16" if operand == "bfloat16" else "float32"
-    prologue = rounded if o["prologue"] != "none" else "float32"
-    partial = (
-        rounded if o["spelling"] in ("matmul", "at") else "float32"
-    )  # torch.matmul gives the dtype of its operands
-    precision = precision_of(partial, operands="tf32" if operand == "tf32" else prologue)
-    return case_of(draft, inputs, kernel, theirs, precision, ("triton", "cute"))
+    return case_of(draft, inputs, kernel, theirs, _precision(o), ("triton", "cute"))
+
+
+def _precision(o: Mapping[str, str]) -> Precision:
+    """Return what rounds: operands that a prologue computes, and partial sums in the dtype of torch.matmul."""
+    rounded = o["dtype"] if o["dtype"] in ("float16", "bfloat16") else "float32"
+    operands = "tf32" if o["dtype"] == "float32" else rounded if o["prologue"] != "none" else "float32"
+    return precision_of(rounded if o["spelling"] in ("matmul", "at") else "float32", operands=operands)
 
 
 FAMILY = Family(

@@ -200,5 +200,19 @@ def test_reports_of_the_sanitizer_are_read() -> None:
 
 def test_a_machine_without_the_sanitizer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    report = sanitize.run(4, 1, tmp_path, (), time.monotonic() + 10)
+    report = sanitize.Sanitizer(1, tmp_path, time.monotonic() + 10).run(4)
     assert "not found" in report.text() and not report.pairs
+
+
+def test_reports_name_the_kernels_of_their_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = tmp_path / "compute-sanitizer"  # --tool TOOL --log-file FILE COMMAND...
+    stand_in.write_text(f'#!/bin/sh\necho noise\nprintf "{INVALID}" > "$4"\nshift 4\nexec "$@"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    command = (sys.executable, str(FAKE))
+    sanitizer = sanitize.Sanitizer(2, tmp_path / "work", time.monotonic() + 20, ("rows",), command, ("memcheck",))
+    report = sanitizer.run(3)
+    (found,) = report.findings
+    assert found.kernels == ("rows_1000000", "rows_1000001", "rows_1000002") and "Invalid __global__" in found.text
+    assert sum(report.pairs.values()) == 3 and report.pairs["memcheck", "died"] == 1
+    assert "memcheck in one of rows_1000000" in report.text()
