@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,7 +157,9 @@ def case_of(
     precision: Precision,
     backends: tuple[str, ...] = ("triton",),
 ) -> Case:
-    """Return the case of a draft from the bodies of its kernel and its reference."""
+    """Return the case of a draft from the bodies of its kernel and its reference; inputs that neither names are left out."""
+    words = set(re.findall(r"\w+", " ".join([*kernel, *reference])))
+    inputs = [each for each in inputs if each.name in words]
     return Case(
         name=draft.name,
         kernel=function(draft.name, inputs, kernel, "@helion.kernel()\n"),

@@ -1,11 +1,15 @@
 """Error bounds of a fuzzed kernel, by Monte Carlo arithmetic on its fp64 reference.
 
 The reference runs once as it is and ``TRIALS`` times with noise: each floating result of an operation is multiplied by
-``1 + u * r``, r uniform in [-1, 1]. ``u`` is the unit roundoff of the least precise dtype that values pass through. An
-operation that adds up n terms gets ``1 + (u + 2**-24 * sqrt(n)) * r``; operands of a matrix product get the roundoff of
-its operand dtype. The bound of an element is
+``1 + u * r``, r uniform in [-1, 1]. ``u`` is the unit roundoff of the least precise dtype that values pass through.
 
-    SAFETY * max(its spread, mean spread of the tensor) + 2 * roundoff(output) * |value| + 8 * tiny(output)
+- An operation that adds up n terms gets ``1 + (u + 2**-24 * sqrt(n)) * r``, and its operands ``1 + 2**-24 * r``.
+- A matrix product over k gets ``1 + (u + 2**-22 * sqrt(k)) * r``: tensor cores cut bits off what they add up. Its operands get
+  the roundoff of their dtype. Those of TF32 are cut off, not rounded: ``1 - 2 * u * r``, r uniform in [0, 1].
+
+The bound of an element is
+
+    SAFETY * max(its spread, mean spread of the tensor) + 2 * roundoff(output) * |value| + 8 * min(tiny(output), 2**-24)
 
 where the spread is the largest distance of a noisy run from the exact one. Integers and bools are compared exactly. A
 reproducer carries the text of this module: it imports torch and the standard library only.
@@ -65,13 +69,14 @@ class Noise(TorchDispatchMode):
     def __init__(self, precision: Precision, seed: int) -> None:
         super().__init__()
         self.values, self.operands = ROUNDOFF[precision.values], ROUNDOFF[precision.operands]
+        self.cut_off = precision.operands == "tf32"
         self.generator = torch.Generator().manual_seed(seed)
 
-    def noisy(self, value: Any, size: float) -> Any:
+    def noisy(self, value: Any, size: float, cut_off: bool = False) -> Any:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         noise = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
-        return value * (1 + size * noise)
+        return value * (1 + size * (noise - 1 if cut_off else noise))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -79,8 +84,8 @@ class Noise(TorchDispatchMode):
         if name in _MOVING or name in _CHOOSING:
             return func(*args, **kwargs)
         if name in _PRODUCTS:
-            args = (*args[:-2], *(self.noisy(each, self.operands) for each in args[-2:]))
-            return self.noisy(func(*args, **kwargs), self.values + 2.0**-24 * math.sqrt(args[-2].shape[-1]))
+            args = (*args[:-2], *(self.noisy(each, self.operands, self.cut_off) for each in args[-2:]))
+            return self.noisy(func(*args, **kwargs), self.values + 2.0**-22 * math.sqrt(args[-2].shape[-1]))
         size = self.values
         if name in _ADDING:
             args = tuple(self.noisy(each, 2.0**-24) for each in args)
@@ -163,7 +168,7 @@ def difference(result: torch.Tensor, expected: Expected) -> str:
     info = torch.finfo(result.dtype)
     spread = torch.maximum(expected.spread, expected.spread.mean())
     roundoff = ROUNDOFF.get(str(result.dtype).removeprefix("torch."), info.eps)
-    bound = SAFETY * spread + 2 * roundoff * value.abs() + 8 * float(info.tiny)
+    bound = SAFETY * spread + 2 * roundoff * value.abs() + 8 * min(float(info.tiny), 2.0**-24)
     gap = (got - value).abs()
     bad = ~(gap <= bound)  # a NaN is bad
     return _worst(bad, torch.where(torch.isnan(gap), math.inf, gap / bound), result, value)

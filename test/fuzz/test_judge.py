@@ -74,6 +74,13 @@ def test_operands_of_products_may_be_rounded() -> None:
     assert judge.verdict(result, expected(lambda x: x @ x.t()))
 
 
+def test_operands_of_tf32_are_cut_off() -> None:
+    cut = (X.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
+    assert judge.verdict((cut @ cut.t()).float(), expected(lambda x: x @ x.t(), operands="tf32")) == ""
+    shorter = X[:, :-2].double()
+    assert judge.verdict((shorter @ shorter.t()).float(), expected(lambda x: x @ x.t(), operands="tf32"))
+
+
 def test_a_reference_that_is_not_finite_judges_nothing() -> None:
     with pytest.raises(ValueError, match="not finite"):
         expected(lambda x: torch.log(x - x.max()))
