@@ -17,6 +17,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds that a worker has to write its stack before it is killed, and lines of it that are kept.
 STACK_SECONDS, STACK_LINES = 1.0, 12
+#: Characters of what a process wrote last that are kept when it ends.
+LOG_CHARACTERS = 1500
 #: Seconds that a killed process has to go.
 GONE_SECONDS = 20.0
 
@@ -44,9 +46,13 @@ class Process:
         self.child: subprocess.Popen[bytes] | None = None
         self._unread = b""
 
+    @property
+    def _log(self) -> Path:
+        return self.work / f"log-{id(self):x}"
+
     def _start(self) -> subprocess.Popen[bytes]:
         self.work.mkdir(parents=True, exist_ok=True)
-        with (self.work / "workers.log").open("ab") as log:
+        with self._log.open("wb") as log:
             return subprocess.Popen(
                 self.command,
                 stdin=subprocess.PIPE,
@@ -97,7 +103,9 @@ class Process:
         if kind == "died":
             code = child.wait()
             self.close()
-            return Lost(kind, f"the process ended with {signal.Signals(-code).name if code < 0 else f'status {code}'}")
+            ending = signal.Signals(-code).name if code < 0 else f"status {code}"
+            said = self._log.read_text(errors="replace")[-LOG_CHARACTERS:].strip()
+            return Lost(kind, f"the process ended with {ending}{f': {said}' if said else ''}")
         stack = self.work / f"worker-{child.pid}" / "stack"
         detail = "no answer"
         if stack.exists():

@@ -19,6 +19,8 @@ from .shrink import Failure, Shrinker
 PAIR_SECONDS, OPEN_SECONDS, TRIAL_SECONDS = 40.0, 90.0, 20.0
 #: A kernel of which this many pairs kill or hang their process is left, so that one bug does not take the whole run.
 MOST_LOST = 3
+#: Kernels that cannot be loaded, with no pair that ran, after which a run ends: its workers do not work.
+MOST_UNOPENED = 6
 #: Failures that are made small, and seconds for each at most.
 MOST_SHRUNK, SHRINK_SECONDS = 28, 60.0
 
@@ -78,6 +80,7 @@ class Session:
         start = self.start or worker
         self._processes = [start(self.options) for _ in range(self.options.workers)]
         self._lock = threading.Lock()
+        self._unopened = 0
 
     def close(self) -> None:
         """Kill all workers."""
@@ -130,6 +133,9 @@ class Session:
         try:
             reply = process.ask({"do": "open", "draft": draft.to_json(), "count": self.options.configs}, OPEN_SECONDS)
         except Lost as lost:
+            self._unopened += 1
+            if self._unopened >= MOST_UNOPENED and not self.journal.pairs():
+                raise RuntimeError(f"no worker can load a kernel: {lost.detail}") from lost
             self._keep(draft, "triton", -1, {"kind": lost.kind, "detail": f"while binding: {lost.detail}"})
             self.journal.finish(seed)
             return

@@ -51,7 +51,7 @@ def _condition(mask: str, rank: int, first: Input) -> tuple[str, str]:
         return f"chosen[t{rank - 1}]", "chosen"
     loaded, plain = _load(first.name, "all", rank)
     return (
-        f"({loaded} > 0.5)" if first.dtype != "bool" else loaded,
+        f"({loaded}.to(torch.float32) > 0.5)" if first.dtype != "bool" else loaded,
         f"({plain} > 0.5)" if first.dtype != "bool" else plain,
     )
 
