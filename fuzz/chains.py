@@ -46,7 +46,7 @@ BINARY = {
 REDUCING = {
     "r_mean": "torch.mean({a}, 1, keepdim=True)",
     "r_mean_method": "{a}.mean(-1)[:, None]",
-    "r_sum": "torch.sum({a} * 0.01, 1, keepdim=True)",
+    "r_sum": "torch.sum({a} * 0.001, 1, keepdim=True)",
     "r_amax": "torch.amax({a}, 1, keepdim=True)",
     "r_amin": "{a}.amin(-1).unsqueeze(-1)",
     "r_lse": "torch.logsumexp({a}, 1, keepdim=True) * 0.25",

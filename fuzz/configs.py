@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import helion
+from helion.autotuner.space import ConfigSpace
 from helion.runtime.bound import BoundKernel
 
 #: Elements of the largest value of a program, and elements of it per thread in all copies of an unrolled loop; matrix
 #: products may have more. Others take seconds to compile; one draw in ``RARELY`` may have ``MORE`` times as many.
 ELEMENTS, PER_THREAD, PER_THREAD_OF_PRODUCTS, RARELY, MORE = 8192, 16, 64, 24, 8
+#: The part of random configs that are a seed with some keys changed, by chance of a key: tiles that people use, which
+#: matrix units take. Of these, the part in which every access that can goes through the copy engine.
+NEAR_SEEDS, MUTATED, DESCRIPTORS = 0.5, 0.2, 0.25
 #: Of random configs, the part that is tried on a backend whose compiler takes seconds.
 SLOW_BACKENDS = {"cute": 3}
 #: Programs and loop iterations that the interpreter can run in a moment, and draws until one is taken anyway.
@@ -35,12 +39,29 @@ def choose(bound: BoundKernel, rng: random.Random, count: int, small: bool) -> l
 def _drawn(bound: BoundKernel, rng: random.Random, small: bool) -> helion.Config:
     space = bound.config_spec
     factor = MORE if rng.randrange(RARELY) == 0 and not small else 1
+    near = [seed.config for seed in bound.seeds] if rng.random() < NEAR_SEEDS else []
     for _ in range(DRAWS):
-        config = space.random(rng)
+        config = _mutated(space, rng.choice(near), rng) if near else space.random(rng)
         sizes = space.sizes(config)
         if _is_quick(bound, config, sizes, factor) and not (small and _tiles(bound, sizes) > MOST_TILES):
             return config
     return space.conservative()
+
+
+def _mutated(space: ConfigSpace, config: Mapping[str, Any], rng: random.Random) -> helion.Config:
+    """Return a legal config that differs from ``config`` in some keys: in one entry of a list, or in all of it."""
+    changed = dict(config)
+    for field in space.fields:
+        if rng.random() >= MUTATED:
+            continue
+        value, now = field.random(rng), changed.get(field.key)
+        if isinstance(value, list) and isinstance(now, list) and len(value) == len(now) > 0 and rng.random() < 0.5:
+            at = rng.randrange(len(now))
+            value = [*now[:at], value[at], *now[at + 1 :]]
+        changed[field.key] = value
+    if "indexing" in changed and rng.random() < DESCRIPTORS:
+        changed["indexing"] = ["tensor_descriptor" for _ in changed["indexing"]]
+    return space.repair(changed)
 
 
 def _is_quick(bound: BoundKernel, config: Mapping[str, Any], sizes: Mapping[int, int], factor: int) -> bool:

@@ -92,8 +92,6 @@ def make(specs: tuple[Input, ...], seed: int, device: str) -> tuple[torch.Tensor
 
 def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
     """Return ``tensor`` on ``device`` with the same strides and storage offset."""
-    if device == "cpu":
-        return tensor
     storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).to(device).untyped_storage()
     empty = torch.empty(0, dtype=tensor.dtype, device=device)
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

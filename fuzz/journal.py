@@ -123,7 +123,7 @@ class Journal:
             return {entry.key for entry in self.entries}
 
     def failures(self) -> list[Entry]:
-        """Return one failure for each kernel, backend and kind, kernels of other families first."""
+        """Return one failure for each kernel, backend and kind: results before refusals, other families first."""
         first: dict[tuple[int, str, str], Entry] = {}
         for entry in self.entries:
             if entry.is_failure:
@@ -131,7 +131,7 @@ class Journal:
         rank: collections.Counter[tuple[str, str]] = collections.Counter()
         ranked = []
         for entry in first.values():
-            ranked.append((rank[entry.family, entry.kind], entry))
+            ranked.append(((entry.kind in ("uncompiled", "illegal"), rank[entry.family, entry.kind]), entry))
             rank[entry.family, entry.kind] += 1
         return [entry for _, entry in sorted(ranked, key=lambda each: each[0])]
 

@@ -140,11 +140,12 @@ class Process:
 
 
 def environment_of(work: Path) -> dict[str, str]:
-    """Return the environment of workers: no settings of helion, caches in ``work``, one thread each."""
+    """Return the environment of workers: no settings of helion, programs verified, caches in ``work``, one thread each."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HELION_")}
     return {
         **kept,
         "OMP_NUM_THREADS": "1",
+        "HELION_VERIFY": "1",
         "HELION_CACHE_DIR": str(work / "helion"),
         "TRITON_CACHE_DIR": str(work / "triton"),
         "PYTHONWARNINGS": "ignore",

@@ -40,8 +40,8 @@ class Outcome:
     """What came of one pair.
 
     ``kind`` is ``right``; ``wrong`` (values), ``outside`` (memory that is not the kernel's), ``crashed`` (the device),
-    ``died`` (the process), ``hung``, ``broken`` (an error that is no refusal), ``illegal`` (a config of the space that
-    is refused); or, without blame, ``refused``, ``uncompiled``, ``too_large``, ``slow`` to compile and ``unjudged``. ``detail`` says it in words.
+    ``died`` (the process), ``hung``, ``broken`` (an error that is no refusal), ``uncompiled`` (Triton or the DSL
+    refuses the code), ``illegal`` (a config of the space that is refused); or, without blame, ``refused``, ``too_large``, ``slow`` to compile and ``unjudged``. ``detail`` says it in words.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Outcome:
 
 
 #: Kinds that a person must look at.
-FAILURES = ("wrong", "outside", "crashed", "died", "hung", "broken", "illegal")
+FAILURES = ("wrong", "outside", "crashed", "died", "hung", "broken", "uncompiled", "illegal")
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,8 @@ def attempt(action: Callable[[], Any]) -> Any:
         return Outcome(kind="crashed", detail=str(error))
     except exc.ErrorCompilingKernel as error:
         return Outcome(kind=_kind(str(error), "uncompiled"), detail=str(error))
+    except exc.InternalError as error:
+        return Outcome(kind="broken", detail=str(error))
     except exc.Base as error:
         return Outcome(kind="refused", detail=f"{type(error).__name__}: {error}")
     except Exception as error:  # whatever the compiler raises is what a fuzzer looks for; the pair is reported with it

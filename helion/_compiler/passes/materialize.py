@@ -370,7 +370,7 @@ class _Rewriter:
             term = inside.emit("dot", operands, each.dot.result.dtype, copy.dims, each.dot.attrs)
             for cast in each.casts:
                 term = inside.cast(term, cast.result.dtype)
-            following = inside.pointwise("add", param, term)
+            following = inside.pointwise("add", param, inside.cast(term, dtype))
         else:
             following = inside.emit("dot", (*operands, param), dtype, copy.dims, each.dot.attrs, name)
         attrs = ForAttrs((LoopAxis(copy.depth, 0, each.depth.end),), 1, chunked=True)

@@ -380,3 +380,33 @@ def test_what_both_kernels_take_is_predicted() -> None:
     taken, predicted = bound.resources(), bound._analysis.predict(config)
     assert taken.spill_bytes == 0 and predicted.fits and not predicted.spills
     assert taken.shared_bytes <= predicted.shared_bytes <= 1.10 * taken.shared_bytes + 2048
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("accumulator", [torch.float32, torch.float64])
+def test_partial_products_that_are_rounded_leave_the_accumulator_as_it_is(
+    dtype: torch.dtype, accumulator: torch.dtype
+) -> None:
+    """``torch.matmul`` gives the dtype of its operands; a wider accumulator adds that up."""
+
+    @helion.kernel(ignore_warnings=[exc.TiledKMatmulAccumulationWarning])
+    def kernel(x, y, kind: hl.constexpr):
+        n = hl.specialize(y.size(1))
+        out = torch.empty([x.size(0), n], dtype=torch.float32, device=x.device)
+        for tile_m in hl.tile(x.size(0)):
+            acc = hl.zeros([tile_m, n], dtype=kind)
+            for tile_k in hl.tile(x.size(1)):
+                acc += x[tile_m, tile_k] @ y[tile_k, :]
+            out[tile_m, :] = (acc - acc.mean(-1, keepdim=True)).to(torch.float32)
+        return out
+
+    x = (torch.randn(37, 65, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
+    y = (torch.randn(65, 100, generator=torch.Generator().manual_seed(1)) + 0.25).to(dtype)
+    rounded = [x[:, at : at + 16].float() @ y[at : at + 16].float() for at in range(0, 65, 16)]
+    total = sum(each.to(dtype).double() for each in rounded)
+    bound = kernel.bind((x, y, accumulator))
+    config = {"block_sizes": [16, 16], "materialize_products": [32, 32, 16]}
+    assert accumulator == torch.float64 or "acc.to" not in bound.to_code(config)
+    assert torch.allclose(
+        bound.compile_config(config)(x, y, accumulator).double(), total - total.mean(1, keepdim=True), atol=1e-4
+    )
