@@ -7,7 +7,7 @@ import torch
 from ...._compiler.ir.grammar import DotAttrs, Op, Scaled, Value, accumulator_of
 from .emission import Emission
 from .expressions import Expression, helper
-from .ops_pointwise import SETTLE, TRITON_DTYPES
+from .ops_pointwise import RENEW, SETTLE, TRITON_DTYPES
 
 
 def dot(e: Emission, op: Op) -> None:
@@ -19,6 +19,9 @@ def dot(e: Emission, op: Op) -> None:
     texts = [e.names.of(v) for v in (lhs, rhs, *acc)]
     if attrs.single:
         texts = [f"tl.reshape({text}, {e.shape(v.dims[1:])})" for text, v in zip(texts, (lhs, rhs, *acc), strict=True)]
+    if op.number in e.plan.renewed_operands:
+        e.needs.add(RENEW)
+        texts[0] = f"{RENEW}({texts[0]})"
     arguments = texts[:2]
     if acc:
         arguments.append(f"acc={texts[2]}")

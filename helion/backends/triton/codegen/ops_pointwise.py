@@ -90,7 +90,25 @@ ROUND_TO_BF16 = "_rounded_bf16"
 SETTLE_PTX = "mov.b32 $0, $1; // is there"
 SETTLE = "_settled"
 
+#: A zero that the assembler does not know, as it reads the clock: one of two neighbouring numbers is even. The bits of an operand
+#: with those of zero are the operand, in other registers.
+ZERO_PTX = "{ .reg .b32 t, u; mov.u32 t, %clock; add.u32 u, t, 1; mul.lo.u32 t, t, u; and.b32 $0, t, 1; }"
+RENEW_PTX = "or.b32 $0, $1, $2; // anew"
+RENEW = "_renewed"
+
 HELPERS: Mapping[str, str] = {
+    RENEW: f'''\
+@triton.jit
+def {RENEW}(x):
+    """The same, in registers that are written here: an operand from before a loop."""
+    PACK: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+    zero = tl.inline_asm_elementwise({ZERO_PTX!r}, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)
+    if PACK == 2:
+        zero = zero.to(tl.int16)
+    if PACK == 4:
+        zero = zero.to(tl.int8)
+    return tl.inline_asm_elementwise({RENEW_PTX!r}, "=r,r,r", [x, zero], dtype=x.dtype, is_pure=True, pack=PACK)
+''',
     SETTLE: f'''\
 @triton.jit
 def {SETTLE}(x):

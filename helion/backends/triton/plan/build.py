@@ -46,6 +46,7 @@ from .records import (
     RangePlan,
     TensorArgument,
 )
+from .renewed import renewed_operands
 
 #: What launch options under any name begin with.
 _VERBATIM = "_triton_config_"
@@ -117,6 +118,11 @@ class _Planner:
             },
             settled_sums=frozenset(
                 op for warps, part in self.parts() for op in settled_sums(part, self.sizes, warps, self.target)
+            ),
+            renewed_operands=frozenset(
+                op
+                for warps, part in self.parts()
+                for op in renewed_operands(part, self.sizes, warps, self.target, self.boxes)
             ),
             rounds_in_fp32=self.target.kind == "cuda",
             origin_lines=self.settings.output_origin_lines,

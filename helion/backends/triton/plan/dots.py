@@ -47,7 +47,7 @@ def settled_sums(program: Program, sizes: Mapping[int, int], num_warps: int, tar
             continue
         (body,) = loop.regions
         dots = [op for op in body.ops if isinstance(op.attrs, DotAttrs)]
-        late = {op.number for op in dots if _unit(program, op, makers, sizes, num_warps, target) == "wgmma"}
+        late = {op.number for op in dots if dot_unit(program, op, makers, sizes, num_warps, target) == "wgmma"}
         found |= {_sum(op, body).number for op in dots if op.number in late and _is_computed(op, body, late)}
     return frozenset(found)
 
@@ -87,21 +87,23 @@ def _sum(dot: Op, body: Region) -> Op:
 
 def _of(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warps: int, target: Target) -> int:
     lhs, rhs = list(op.values())[:2]
-    unit = _unit(program, op, makers, sizes, warps, target)
-    return partial_sum((lhs.dtype, rhs.dtype), _size(lhs.dims[-1], sizes), target) if unit == "wgmma" else 0
+    unit = dot_unit(program, op, makers, sizes, warps, target)
+    return partial_sum((lhs.dtype, rhs.dtype), lanes(lhs.dims[-1], sizes), target) if unit == "wgmma" else 0
 
 
-def _size(dim: Dim, sizes: Mapping[int, int]) -> int:
+def lanes(dim: Dim, sizes: Mapping[int, int]) -> int:
+    """Return how many elements a dimension has in tiles of ``sizes``."""
     return math.prod((sizes[block] for block in dim.blocks), start=dim.const)
 
 
-def _unit(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warps: int, target: Target) -> Unit:
+def dot_unit(program: Program, op: Op, makers: Makers, sizes: Mapping[int, int], warps: int, target: Target) -> Unit:
+    """Return the matrix unit that takes a dot of ``program``."""
     lhs, rhs = list(op.values())[:2]
-    depth, dtypes = _size(lhs.dims[-1], sizes), (lhs.dtype, rhs.dtype)
+    depth, dtypes = lanes(lhs.dims[-1], sizes), (lhs.dtype, rhs.dtype)
     return unit_for(
-        rows=_size(lhs.dims[-2], sizes),
+        rows=lanes(lhs.dims[-2], sizes),
         depth=depth,
-        batched=any(_size(dim, sizes) > 1 for dim in lhs.dims[:-2]),
+        batched=any(lanes(dim, sizes) > 1 for dim in lhs.dims[:-2]),
         dtypes=dtypes,
         k_major=all(_is_k_major(program, makers, *side) for side in ((lhs, lhs.dims[-1]), (rhs, rhs.dims[-2]))),
         precision=op.attributes(DotAttrs).precision,

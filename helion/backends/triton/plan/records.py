@@ -135,6 +135,8 @@ class Plan(Structural):
     partial_sums: Mapping[int, int]
     #: Ops whose results, sums of products, must be there before the loop goes on.
     settled_sums: frozenset[int]
+    #: Dots whose left operand is made anew in each iteration, in registers of its own.
+    renewed_operands: frozenset[int]
     #: Whether what is rounded to bf16 and computed on in fp32 stays in fp32.
     rounds_in_fp32: bool
     #: Accesses that do not use pointers, by op.

@@ -15,7 +15,7 @@ import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 
-from ...codegen.ops_pointwise import ROUND_PTX, SETTLE_PTX
+from ...codegen.ops_pointwise import RENEW_PTX, ROUND_PTX, SETTLE_PTX, ZERO_PTX
 from . import numerics
 from .access import Access
 from .elementwise import Elementwise
@@ -250,8 +250,11 @@ class Builder(Elementwise, Access):
     # Debugging and hints.
 
     def create_inline_asm(self, text: str, _constraints: Any, values: Sequence[Handle], *_: Any) -> AssemblyResults:
-        if text == SETTLE_PTX:
+        if text in (SETTLE_PTX, RENEW_PTX):
             return AssemblyResults(values[0])
+        if text == ZERO_PTX:
+            (value,) = values
+            return AssemblyResults(Handle(np.zeros_like(value.data), value.dtype, value.shape))
         if text == ROUND_PTX:
             (value,) = values
             return AssemblyResults(Handle(numerics.round_narrow(value.data, "bf16"), value.dtype, value.shape))
