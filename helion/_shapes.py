@@ -12,8 +12,9 @@ import torch
 
 #: Tensors whose sizes are certainly numbers; other subclasses may have symbols for them.
 CONCRETE_TENSORS = (torch.Tensor, torch.nn.Parameter)
-#: Dynamic sizes and strides from here on are symbols; integers and offsets from there on are wide.
-SYMBOLIC, WIDE = 2, 2**31
+#: Dynamic sizes and strides from here on are symbols; integers and offsets from there on are wide. Below that, 32 bits have room for
+#: what goes beyond a loop's end: the counter and the lanes of its last tile (2**20 elements at most), tiles loaded ahead and unrolled.
+SYMBOLIC, WIDE = 2, 2**31 - 2**24
 
 
 def cdiv(a: int, b: int) -> int:
@@ -310,7 +311,7 @@ class SizeClasses:
 
 
 def has_wide_offsets(sizes: Iterable[int], strides: Iterable[int]) -> bool:
-    """Whether the offset of the last element takes more than 31 bits."""
+    """Whether the offset of the last element, or that of a tile beyond it, takes more than 31 bits."""
     return sum([(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]) >= WIDE
 
 

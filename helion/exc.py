@@ -170,8 +170,9 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("CuteError", "BaseError", "The cute backend failed on kernel {kernel!r} with {decorator}: {reason}\nThe generated source is at {path}"),
     ("CuteBackendUnavailable", "BackendUnsupported", "{0}"),
     ("VerifierError", "InternalError", "The device IR is malformed after step {step!r}: {reason}"),
-    ("InputTensorNumelExceedsIndexType", "BaseError", "Tensor {name!r} has {numel} elements, which {dtype} offsets cannot address; decorate the kernel with index_dtype=torch.int64."),
-    ("IndexOffsetOutOfRangeForInt32", "BaseError", "Offsets into tensor {name!r} reach {offset}, which int32 cannot hold; decorate the kernel with index_dtype=torch.int64."),
+    ("InputTensorNumelExceedsIndexType", "BaseError", "Tensor {name!r} has {numel} elements: {dtype} offsets cannot address them all and a tile beyond the last; decorate the kernel with index_dtype=torch.int64."),
+    ("IndexOffsetOutOfRangeForInt32", "BaseError", "Offsets into tensor {name!r} reach {offset}, and a tile may reach beyond what int32 can hold; decorate the kernel with index_dtype=torch.int64."),
+    ("LoopBoundOutOfRangeForInt32", "IndexOffsetOutOfRangeForInt32", "A loop up to {end}{step} counts beyond what int32 can hold; decorate the kernel with index_dtype=torch.int64."),
     # --- gradients ---------------------------------------------------------------------------------------------------------
     ("AutodiffKernelNotCalled", "BaseError", "Kernel {kernel!r} was not called before its gradients were asked for."),
     ("AutodiffNotSupported", "BaseError", "There is no derivative of {what}; {remedy}."),

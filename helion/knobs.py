@@ -241,7 +241,7 @@ VERIFY = Knob("HELION_VERIFY", _bool, False, "verify the device IR after every c
 SETTINGS: dict[str, Knob] = {
     "backend": Knob("HELION_BACKEND", _name, None, "code generator: triton, cute, or auto, which takes the one that is predicted to be the fastest for a kernel; unset, that is auto for tensors of a GPU and triton for others"),
     "ignore_warnings": Knob("HELION_IGNORE_WARNINGS", _names, (), "names of warning classes to drop"),
-    "index_dtype": Knob("HELION_INDEX_DTYPE", _choice("auto", "int32", "int64"), None, "dtype of offsets; auto takes int64 when an input has more than 2**31 - 1 elements"),
+    "index_dtype": Knob("HELION_INDEX_DTYPE", _choice("auto", "int32", "int64"), None, "dtype of offsets; auto takes int64 when an input has more than 2**31 - 2**24 elements"),
     "dot_precision": Knob("TRITON_F32_DEFAULT", _choice("tf32", "tf32x3", "ieee", "default", "high", "highest"), "tf32", "precision of fp32 matrix products"),
     "fast_math": Knob("HELION_FAST_MATH", _bool, False, "allow approximate transcendental functions"),
     "static_shapes": Knob("HELION_STATIC_SHAPES", _bool, True, "compile once per shape instead of passing sizes as arguments"),

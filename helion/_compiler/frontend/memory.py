@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import ONE, Dim, Dims, Expr, broadcast_dims, hint_of
+from ..._shapes import ONE, WIDE, Dim, Dims, Expr, broadcast_dims, hint_of
 from ..ir.grammar import HostTensor, MemoryAttrs, Operand, SeedAttrs
 from . import ops, subscripts
 from .ops import check_dtype
@@ -60,7 +60,7 @@ def check_offsets(t: TraceState, tensor: HostTensorValue) -> None:
     if t.context.index_dtype != torch.int32:
         return
     last = sum((hint_of(s) - 1) * hint_of(st) for s, st in zip(tensor.shape, tensor.strides, strict=True))
-    if last >= 2**31:
+    if last >= WIDE:
         raise exc.IndexOffsetOutOfRangeForInt32(name=tensor.source, offset=last)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import exc
-from ..._shapes import LEAVES, ONE, Dim, Dims, Expr, Number, broadcast_dims, hint_of
+from ..._shapes import LEAVES, ONE, WIDE, Dim, Dims, Expr, Number, broadcast_dims, hint_of
 from ..ir.grammar import (
     DotAttrs,
     FoldAttrs,
@@ -524,7 +524,7 @@ def _integer_dtype(t: TraceState, expr: Expr) -> torch.dtype:
     """int32 for arguments that fit it (the specialization key tells), int64 for others, for arithmetic on them, and
     for what only the run of the host code knows."""
     plain = expr.op in LEAVES and expr.args[0] not in t.numbers.drawn
-    return torch.int32 if plain and -(2**31) <= expr.hint < 2**31 else torch.int64
+    return torch.int32 if plain and -WIDE <= expr.hint < WIDE else torch.int64
 
 
 def random(t: TraceState, name: Any, seed: DeviceValue, offset: DeviceValue) -> DeviceValue:

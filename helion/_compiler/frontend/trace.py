@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from ... import exc
+from ..._shapes import WIDE, hint_of
 from ..context import CompileContext
-from ..ir.grammar import HostModule, Program
+from ..ir.grammar import ForAttrs, HostModule, OperandRef, Program
 from ..source import FunctionSource, Location, parse_kernel
 from .arguments import Arguments
 from .frames import Frame, assigned_names, names_in
@@ -23,8 +24,6 @@ from .syntax import SYNTAX
 from .torch_functions import RULES
 from .tracer import Tracer
 from .walk.scope import Walk
-
-_MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,39 @@ class Traced:
 
 
 def index_dtype(name: str, arguments: Mapping[str, Any]) -> torch.dtype:
-    """The dtype of offsets: the setting's, or int64 when some input has more than 2**31 - 1 elements."""
-    large = next(((n, t) for n, v in arguments.items() for t in _tensors(v) if t.numel() > _MAX_INT32), None)
+    """The dtype of offsets: the setting's, or int64 when some input has so many elements that a tile may reach beyond 2**31."""
+    large = next(((n, t) for n, v in arguments.items() for t in _tensors(v) if t.numel() > WIDE), None)
     if name == "auto":
         return torch.int32 if large is None else torch.int64
     if name == "int32" and large is not None:
         raise exc.InputTensorNumelExceedsIndexType(name=large[0], numel=large[1].numel(), dtype="int32")
     return torch.int64 if name == "int64" else torch.int32
+
+
+def check_bounds(program: Program) -> None:
+    """Refuse loops whose counters, or the lanes of their last tiles, do not fit the program's index dtype.
+
+    Raises:
+        LoopBoundOutOfRangeForInt32: a loop ends at ``WIDE`` or later, or a step goes beyond 2**31 - 1.
+    """
+    if program.index_dtype != torch.int32:
+        return
+    axes = [(axis, root.location) for root in program.roots for axis in root.axes]
+    loops = (op for op in program.walk() if isinstance(op.attrs, ForAttrs))
+    axes += [(axis, op.location) for op in loops for axis in op.attrs.axes]
+    for axis, location in axes:
+        if isinstance(axis.end, OperandRef):
+            continue
+        end, step = hint_of(axis.end), hint_of(axis.step)
+        if end >= WIDE or end - 1 + step >= 2**31:
+            raise exc.LoopBoundOutOfRangeForInt32(
+                end=end, step=f" in steps of {step}" if step != 1 else "", location=location
+            )
+    for block in program.blocks:
+        if block.extent is not None and hint_of(block.extent) >= WIDE:
+            raise exc.LoopBoundOutOfRangeForInt32(
+                end=hint_of(block.extent), step="", location=program.roots[0].location
+            )
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -90,6 +115,7 @@ def trace(
         index_dtype=context.index_dtype,
         tunables=tuple(t.registered.tunables.items()),
     )
+    check_bounds(program)
     return Traced(
         program,
         dict(t.numbers.specialized),

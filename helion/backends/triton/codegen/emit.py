@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...._compiler.source import Location
+from ...._shapes import WIDE
 from ..lower.kernels import Kernel
 from ..plan.records import Plan, constexpr_parameters
 from . import grid, ops_checks, ops_control, ops_inline, ops_lanes, ops_matmul, ops_memory, ops_values
@@ -64,11 +65,19 @@ def _kernel(e: Emission) -> list[str]:
     e.lines.add("@triton.jit")
     e.lines.add(f"def {e.kernel.name}({', '.join(parameters)}):")
     with e.lines.indent():
+        _wide_numbers(e)
         _full_blocks(e)
         top = len(e.lines.lines)
         grid.emit_roots(e)
     made = [f"    {name} = {text}" for text, name in e.descriptors.items()]
     return [*e.lines.lines[:top], *made, *e.lines.lines[top:]]
+
+
+def _wide_numbers(e: Emission) -> None:
+    """Give integers 64 bits that may be too large to be added to in 32: Triton passes each in as few as it fits."""
+    for number in e.kernel.launch.numbers:
+        if number.kind is int and (e.wide or not -WIDE <= number.hint < WIDE) and -(2**63) <= number.hint < 2**63:
+            e.lines.add(f"{number.name} = tl.cast({number.name}, tl.int64)")
 
 
 def _full_blocks(e: Emission) -> None:

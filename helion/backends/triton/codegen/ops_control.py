@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...._compiler.ir.grammar import ForAttrs, LoopAxis, Op, Operand, Region, Value, Variables, WhileAttrs
-from ...._shapes import cdiv
+from ...._compiler.ir.grammar import ForAttrs, LoopAxis, Op, Operand, OperandRef, Region, Value, Variables, WhileAttrs
+from ...._shapes import WIDE, cdiv, hint_of
 from ..plan.records import LoopPlan
 from .emission import Emission
 from .ranges import range_text
@@ -118,6 +118,8 @@ def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -
     range_plan = plan.ranges[at]
     ends = ""
     first, behind = _run(e, axis, begin, end)
+    if not range_plan.static:
+        first = _counted(e, axis, first)
     if axis.backwards:
         ends = _last(e, axis, end) if axis.split is None else _ends_of_part(e, axis, first, behind)
     run = range_text(range_plan, [first, behind, step])
@@ -125,6 +127,17 @@ def _loop_header(e: Emission, op: Op, axis: LoopAxis, plan: LoopPlan, at: int) -
     e.activate(axis, offset, chosen.masked, begin, end)
     if axis.jagged is not None:
         _jagged(e, axis, op)
+
+
+def _counted(e: Emission, axis: LoopAxis, first: str) -> str:
+    """Where a loop begins, in 64 bits where 32 may not be enough to count beyond its end: a counter has as many bits as the widest
+    of its bounds, and numbers of the host and a program's own part have 64 in such kernels."""
+    if not e.wide or axis.split is not None:
+        return first
+    step = hint_of(axis.step) if axis.scalar else e.plan.size(axis.block)
+    bounds = (axis.begin, axis.end)
+    far = isinstance(axis.end, int) and isinstance(axis.begin, int) and axis.end + max(step, 2**31 - WIDE) >= 2**31
+    return f"tl.cast({first}, tl.int64)" if far or any(isinstance(b, OperandRef) for b in bounds) else first
 
 
 def _last(e: Emission, axis: LoopAxis, end: str) -> str:

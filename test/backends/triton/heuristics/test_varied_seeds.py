@@ -218,7 +218,11 @@ def test_8_bit_floats_are_accurate_on_the_gpu(k: int) -> None:
     ones = torch.ones(512, device="cuda")
     exact = x.double() @ y.double().T
     result = scaled_fp8_product(x, y.T, ones, ones).double()
-    assert float(((result - exact).abs() / exact).max()) <= 2**-8 + 2**-9  # bf16, and partial sums
+    # Rounding to bf16, and what the unit leaves out: of each product in a partial sum less than the last of 14 bits of that sum.
+    # Without partial sums 5 % of K = 8192 are lost.
+    target = scaled_fp8_product.bind((x, y.T, ones, ones)).target
+    bound = 2**-8 + min(x.size(1), target.fp8_partial_sum) * 2**-13 + 2**-16
+    assert float(((result - exact).abs() / exact).max()) <= bound
 
 
 # --- what is proposed ----------------------------------------------------------------------------------------------------

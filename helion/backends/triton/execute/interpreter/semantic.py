@@ -228,7 +228,11 @@ def assigned(value: Any) -> Any:
 
 
 def tensor_range(arg1: Any, arg2: Any = None, step: Any = None, *_: Any, **__: Any) -> Iterator[Tensor]:
-    """``range`` and ``tl.range``: int32 (or wider) scalars. Further arguments are pipelining hints."""
+    """``range`` and ``tl.range``: int32 (or wider) scalars. Further arguments are pipelining hints.
+
+    Raises:
+        OverflowError: the counter wraps around before it passes the end, so that the loop never ends on a GPU.
+    """
     if arg2 is None:
         arg1, arg2 = 0, arg1
     bounds = [SEMANTIC.to_tensor(b) for b in (arg1, arg2, 1 if step is None else step)]
@@ -236,8 +240,15 @@ def tensor_range(arg1: Any, arg2: Any = None, step: Any = None, *_: Any, **__: A
     for bound in bounds[1:]:
         dtype = SEMANTIC.integer_promote_impl(dtype, bound.dtype)
     held = HELD[dtype.name]
-    for i in range(*[int(b.handle.data[0]) for b in bounds]):
+    counted = range(*[int(b.handle.data[0]) for b in bounds])
+    for i in counted:
         yield Tensor(Handle(np.array([i], held), dtype, ()), dtype)
+    after = counted[-1] + counted.step if counted else counted.start
+    if after > np.iinfo(held).max:
+        raise OverflowError(
+            f"{SEMANTIC.builder.place}: the counter of a loop goes from {counted[-1]} to {after}, which {dtype} cannot hold, so "
+            f"that it never passes {counted.stop}; decorate the kernel with index_dtype=torch.int64."
+        )
 
 
 def static_range(arg1: Any, arg2: Any = None, step: Any = None) -> range:
