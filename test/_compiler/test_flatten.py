@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -418,4 +419,7 @@ def test_more_elements_than_32_bits_can_number() -> None:
     """The last tile would reach past 2**31, although every element of the tensor has an offset below it."""
     x = torch.empty(1, device="meta")
     bound = helion.kernel(in_place).bind((x.expand(46340, 46340),), target="sm_90")
-    assert can_flatten(bound._analysis.program, 0) == "2147395600 elements cannot be numbered with 32-bit indices"
+    program = bound._analysis.program
+    assert program.index_dtype == torch.int64 and can_flatten(program, 0) is None
+    narrow = dataclasses.replace(program, index_dtype=torch.int32)
+    assert can_flatten(narrow, 0) == "2147395600 elements cannot be numbered with 32-bit indices"

@@ -125,3 +125,12 @@ def test_a_counter_that_wraps_around_is_an_error() -> None:
         kernel(x, begins, ends)
     wide = helion.kernel(until, config=helion.Config(block_sizes=[64]), index_dtype=torch.int64)
     assert wide(x, begins, ends).tolist() == [92]
+
+
+def test_the_ends_of_parts_fit() -> None:
+    """The last of 64 parts of 2**20 rows each would end beyond 2**31."""
+    bound = helion.kernel(column_sum).bind((large(2**31 - 2**25, 1),), target="sm_90")
+    assert bound.env.index_dtype == torch.int32
+    for rows, parts in ((2**20, 32), (2**16, 64)):
+        config = bound.config_spec.normalize({"block_sizes": [1, rows], "split_k": 64})
+        assert (config["block_sizes"], config["split_k"]) == ([1, rows], parts)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..._shapes import ONE, Dim, Expr, hint_of
+from ..._shapes import ONE, WIDE, Dim, Expr, hint_of
 from ..ir.build import Builder, Numbers
 from ..ir.grammar import (
     Block,
@@ -47,9 +47,6 @@ from .iterations import may_permute
 
 #: Reading one of these pins the lanes of a tile to one dimension each.
 _POSITIONAL = frozenset(("begin", "end", "id", "count", "index"))
-#: Numbers of lanes are 32 bits wide with 32-bit indices; the last tile may begin right before the end, and no tile has
-#: more than 2**20 elements (``Target.max_tensor_numel``).
-_MOST_LANES = 2**31 - 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +134,7 @@ def _check_axes(program: Program, axes: tuple[LoopAxis, ...]) -> None:
     if any(isinstance(axis.end, OperandRef) or axis.jagged is not None for axis in axes):
         raise Declined("the end of a dimension depends on data")
     total = math.prod(hint_of(axis.end) for axis in axes)  # type: ignore[arg-type]
-    if program.index_dtype == torch.int32 and total > _MOST_LANES:
+    if program.index_dtype == torch.int32 and total > WIDE:
         raise Declined(f"{total} elements cannot be numbered with 32-bit indices")
 
 

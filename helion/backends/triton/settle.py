@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ... import exc
 from ..._compiler.ir.grammar import Bound, ForAttrs, LoopAxis, MemoryAttrs, Op, OperandRef, Program, Root
 from ..._compiler.ir.loops import loops_of
@@ -267,9 +269,16 @@ def _parts(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
 
 
 def _most_parts(scene: Scene, decisions: Decisions) -> int:
-    """A power of two: parts of at least one tile, for the size that was seen when binding."""
+    """Return a power of two: parts of at least one tile for the size that was seen when binding, whose ends 32-bit indices reach."""
     axis = split_axis(scene.program)
-    return previous_power_of_2(cdiv(bound_seen(axis.end), decisions.sizes[axis.block]))
+    end, size = bound_seen(axis.end), decisions.sizes[axis.block]
+    parts = previous_power_of_2(cdiv(end, size))
+    narrow = scene.program.index_dtype == torch.int32
+    while (
+        narrow and parts > 1 and end + parts * size > 2**31
+    ):  # the end of the last part is computed before it is cut off
+        parts //= 2
+    return parts
 
 
 def unmaterialized(program: Program, settings: Settings) -> str:
