@@ -141,14 +141,15 @@ def _dimensions(name: str, begin_or_end: Any, end: Any, sizes: Any) -> tuple[lis
     return found, sequence
 
 
-def _axis(bounds: _Bounds, position: int) -> RefAxis:
-    """The axis of one dimension: that of a registered block size, or one of its own, of the whole dimension by default."""
+def _axis(bounds: _Bounds, position: int, before: list[RefAxis]) -> RefAxis:
+    """Return the axis of one dimension: that of a registered block size which no loop and no dimension ``before`` walks over,
+    or one of its own, of the whole dimension by default."""
     size = bounds.size
     if current().single_rows and not current().on_device and not isinstance(size, BlockSize):
         return RefAxis(1, fixed=True)
     if size is None:
         return RefAxis(current().configured_size(position) or max(1, bounds.end - bounds.begin))
-    if isinstance(size, BlockSize) and size.axis.tile is None:
+    if isinstance(size, BlockSize) and size.axis.tile is None and size.axis not in before:
         return size.axis
     if isinstance(size, bool) or not hasattr(size, "__index__") or size.__index__() < 1:
         raise exc.TypeInferenceError(f"block_size must be a positive integer or a registered block size, got {size!r}.")
@@ -175,9 +176,11 @@ def _device_loop(
 @reference(tile, "raw")
 def _tile(begin_or_end: Any, end: Any = None, /, block_size: Any = None) -> Iterator[Any]:
     bounds, sequence = _dimensions("hl.tile", begin_or_end, end, block_size)
+    axes: list[RefAxis] = []
     dimensions = []
     for position, each in enumerate(bounds):
-        axis = _axis(each, position)
+        axis = _axis(each, position, axes)
+        axes.append(axis)
         dimensions.append([RefTile(axis, at, each.begin, each.end) for at in range(each.begin, each.end, axis.size)])
     return _device_loop(current(), dimensions, RefTileTuple if sequence else _only, tiles=True)
 

@@ -136,7 +136,9 @@ def _aligned(t: TraceState, operands: Sequence[Any], how: str) -> tuple[tuple[An
         ranks = {v.ndim for v in values}
         remedy = "; dimensions are aligned at the right: write b[i][:, None] to align them otherwise"
         raise exc.ShapeMismatch(
-            lhs=texts[0], rhs=" and ".join(texts[1:]), detail=how + (remedy if len(ranks) > 1 else "")
+            lhs=texts[0],
+            rhs=" and ".join(texts[1:]),
+            detail=how + (remedy if len(ranks) > 1 else t.blocks.twins_text(*(v.dims for v in values))),
         )
     return tuple(_fitting(t, o, dims) if isinstance(o, DeviceValue) else o for o in operands), dims
 

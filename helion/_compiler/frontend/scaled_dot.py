@@ -109,5 +109,5 @@ def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue, formats: tupl
     for dim, minimum in sides:
         known, open_blocks = _count(t, dim, 1)
         for block in open_blocks[-1:]:
-            if t.blocks[block].tunable:
-                t.blocks.update(block, min_size=max(-(-minimum // known), t.blocks[block].min_size))
+            if t.blocks.is_tunable(block):
+                t.blocks.require(block, -(-minimum // known))

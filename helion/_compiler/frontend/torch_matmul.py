@@ -93,11 +93,11 @@ def _raise_minimums(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> None:
     for dim, minimum in zip((lhs.dims[-2], rhs.dims[-1], lhs.dims[-1]), minimums, strict=True):
         if dim.blocks:
             # of a side that is several blocks, a tile fills the unit, whatever the others have
-            tunable = [b for b in dim.blocks if t.blocks[b].tunable]
+            tunable = [b for b in dim.blocks if t.blocks.is_tunable(b)]
             block, least = (tunable or dim.blocks)[-1], -(-minimum // dim.const)
-            t.blocks.update(block, min_size=max(least, t.blocks[block].min_size))
-    if lhs.ndim == 3 and (batch := lhs.dims[0].block) is not None and t.blocks[batch].tunable:
-        t.blocks.update(batch, max_size=1)
+            t.blocks.require(block, least)
+    if lhs.ndim == 3 and (batch := lhs.dims[0].block) is not None and t.blocks.is_tunable(batch):
+        t.blocks.limit(batch, 1)
 
 
 def _padded(t: Tracer, value: DeviceValue, at: int, itemsize: int) -> DeviceValue:

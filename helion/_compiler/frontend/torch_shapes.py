@@ -356,17 +356,26 @@ def reshape(t: Tracer, input: DeviceValue, sizes: Any) -> DeviceValue:
     unknown = [i for i, s in enumerate(sizes) if type(s) is int and s == -1]
     if len(unknown) > 1:
         raise TypeError("only one size can be -1")
-    dims = [ONE if i in unknown else t.blocks.dim_of(s) for i, s in enumerate(sizes)]
+    dims = list(t.blocks.dims_of([1 if i in unknown else s for i, s in enumerate(sizes)]))
     # dimensions that stay keep their identity, so that a size met before in the value means that very dimension
     have = [d for d in input.dims if not d.is_one]
     for i, dim in enumerate(dims):
         if dim not in have:
-            same = [d for d in have if number_key(t.blocks.size_of(d)) == number_key(t.blocks.size_of(dim))]
+            same = [d for d in have if _same_size(t, d, dim)] or [d for d in have if d not in dims and _twins(t, d, dim)]
             if same and i not in unknown and not dim.is_one:
                 dims[i] = same[0]
     if unknown:
         dims[unknown[0]] = _remaining(t, input, [d for i, d in enumerate(dims) if i not in unknown])
     return _checked_reshape(t, input, tuple(dims))
+
+
+def _same_size(t: Tracer, one: Dim, other: Dim) -> bool:
+    return number_key(t.blocks.size_of(one)) == number_key(t.blocks.size_of(other))
+
+
+def _twins(t: Tracer, one: Dim, other: Dim) -> bool:
+    blocks = (one.block, other.block)
+    return None not in blocks and len({t.blocks.sized_by(block) for block in blocks if block is not None}) == 1
 
 
 def _remaining(t: Tracer, input: DeviceValue, known: list[Dim]) -> Dim:
@@ -458,11 +467,10 @@ def _signature(t: Tracer, dims: list[Dim]) -> tuple[Fraction, tuple[Any, ...]]:
             size = block.extent if block.kind == "full" else block.size
             if isinstance(size, int):
                 const *= size
-            elif block.base is not None:
-                const *= t.blocks.share(block)
-                symbols.append(block.base)
             else:
-                symbols.append(block.id)
+                share, whole = t.blocks.share(block)
+                const *= share
+                symbols.append(whole)
     return const, tuple(sorted(symbols))
 
 
@@ -471,7 +479,8 @@ def _tiles(t: Tracer, dims: list[Dim], others: list[Dim]) -> list[int]:
     on the other side."""
     kept = {b for d in others for b in d.blocks}
     blocks = [t.blocks[b] for d in dims for b in d.blocks if t.blocks[b].kind == "tile"]
-    return [b.id if b.base is None else b.base for b in blocks if b.id in kept or not isinstance(b.size, int)]
+    wholes = [(b, b.id if b.base is None or b.twin_of is not None else b.base) for b in blocks]
+    return [whole for b, whole in wholes if b.id in kept or not isinstance(b.size, int)]
 
 
 def _settled_tails(t: Tracer, input: DeviceValue, after: Dims) -> DeviceValue:

@@ -504,7 +504,7 @@ class Block:
     - ``full``: a whole dimension ``:`` of ``extent`` elements; its size is the next power of two, or a chunk.
 
     ``extent`` is the number of elements its loops cover (the largest, when they differ), None if unknown. ``size`` may be
-    a function of tunables, or that of another block divided by a power of two.
+    a function of tunables, or that of another block, as it is or divided by a power of two.
     ``registered`` blocks keep one size over several loops. A block that flattening made has the elements, and the size,
     of the blocks ``merged`` together; one that stands for a ``part`` of the tiles of another has no loop of its own.
     """
@@ -527,9 +527,14 @@ class Block:
 
     @property
     def base(self) -> int | None:
-        """The block of which its size is a part."""
+        """The block whose size gives its own."""
         leaves = self.size.leaves() if isinstance(self.size, Expr) else ()
         return next((leaf.args[0] for leaf in leaves if leaf.op == "block"), None)
+
+    @property
+    def twin_of(self) -> int | None:
+        """The block whose size it has, which is a part of no other."""
+        return self.size.args[0] if isinstance(self.size, Expr) and self.size.op == "block" else None
 
     @property
     def label(self) -> str:

@@ -149,10 +149,10 @@ class ConfigSpace:
         for block, chunk in zip(self.rollable, config["reduction_loops"], strict=True):
             if chunk is not None:
                 sizes[block] = chunk
-        return {
-            block.id: dependent_size(block, sizes) if block.base is not None else sizes[block.id]
-            for block in self.survey.blocks
-        }
+        for block in self.survey.blocks:  # a block stands behind that which gives its size
+            if block.base is not None:
+                sizes[block.id] = dependent_size(block, sizes)
+        return {block.id: sizes[block.id] for block in self.survey.blocks}
 
     def block_size_of(self, config: Mapping[str, Any], block: int) -> int:
         """Elements of one block under a full ``config``; see ``sizes``."""

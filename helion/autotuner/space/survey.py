@@ -197,7 +197,7 @@ class _Walker:
     def sized_by(self, block: int) -> int:
         """The block that makes a volume smaller: where one is a part of another, that one, which is at least as large."""
         base = self.program.blocks[block].base
-        return block if base is None else base
+        return block if base is None else self.sized_by(base)
 
     def access(self, op: Op, attrs: MemoryAttrs, memory: _Memory) -> None:
         tensor = self.program.tensors[attrs.tensor]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -28,6 +29,8 @@ class Blocks(Part):
         self._whole: dict[Any, Block] = {}
         #: Blocks that are a part of the tiles of another, by that and by how many parts there are.
         self._parts: dict[tuple[int, int], Block] = {}
+        #: By block, those of the same size that loops walk while other loops walk over it.
+        self._twins: dict[int, tuple[int, ...]] = {}
 
     def __getitem__(self, block: int) -> Block:
         return self.all[block]
@@ -63,8 +66,8 @@ class Blocks(Part):
         """Whether lanes of a dimension may be out of range that nobody can tell from the others: where it is made of several
         tiles, or of a part of one."""
         if dim.block is not None:
-            base = self.all[dim.block].base
-            return base is not None and base in self.active
+            block = self.all[dim.block]
+            return block.twin_of is None and block.base is not None and block.base in self.active
         return any(self.all[b].kind == "tile" for b in dim.blocks)
 
     def may_be_padded(self, dim: Dim) -> bool:
@@ -86,9 +89,24 @@ class Blocks(Part):
         if block.kind == "full":
             assert block.extent is not None
             return block.extent
-        if block.size is not None:
+        if block.size is not None and block.twin_of is None:
             return block.size
         return Expr("block", (block.id,), 64)
+
+    def twins_text(self, *shapes: Dims) -> str:
+        """Return what to say of shapes that do not match where two of their tiles have one block size."""
+        tiles = dict.fromkeys(dim.block for dims in shapes for dim in dims if dim.block is not None)
+        for block in tiles:
+            root = self.all[block].twin_of
+            if root is not None:
+                others = [other for other in tiles if other != block and self.sized_by(other) == root]
+                if others:
+                    both = f"{self.all[others[0]].name} and {self.all[block].name}"
+                    return (
+                        f"; {both} are two tiles of one block size, which are two dimensions: give the tiles themselves as "
+                        "sizes of values, as in hl.zeros([tile_i, tile_j]), or register a block size for each"
+                    )
+        return ""
 
     def dim_text(self, dim: Dim) -> str:
         parts = [self.all[b].name if self.all[b].kind != "full" else repr(self.all[b].extent) for b in dim.blocks]
@@ -142,7 +160,7 @@ class Blocks(Part):
             whole = None if known is None else self._whole.get(number_key(known))
             return None if whole is None else Dim(blocks=(whole.id,))
         for block, least in size.needs.items():
-            self.update(block, min_size=max(least, self.all[block].min_size))
+            self.require(block, least)
         return dim
 
     def _product(self, size: Polynomial) -> Dim | None:
@@ -158,10 +176,46 @@ class Blocks(Part):
         """The size of a dimension."""
         return of_number(self.size_of(dim))
 
-    def share(self, part: Block) -> Fraction:
-        """Which part of the tiles of another a block has."""
-        assert isinstance(part.size, Expr)
-        return Fraction(1, part.size.args[1])
+    def share(self, block: Block) -> tuple[Fraction, int]:
+        """The part of the tiles of another that a block has, and that other block, whose size is not made of one."""
+        if block.base is None:
+            return Fraction(1), block.id
+        share, whole = self.share(self.all[block.base])
+        assert isinstance(block.size, Expr)
+        return (share if block.twin_of is not None else share / block.size.args[1]), whole
+
+    def sized_by(self, block: int) -> int:
+        """Return the block whose size a block has: that of which it is a twin, else the block itself."""
+        twin_of = self.all[block].twin_of
+        return block if twin_of is None else twin_of
+
+    def is_tunable(self, block: int) -> bool:
+        """Return whether the config gives the size of a block, itself or as that of another."""
+        return self.all[self.sized_by(block)].tunable
+
+    def require(self, block: int, least: int) -> None:
+        """Raise the smallest size of a block to ``least`` elements."""
+        sized = self.sized_by(block)
+        self.update(sized, min_size=max(least, self.all[sized].min_size))
+
+    def limit(self, block: int, most: int) -> None:
+        """Lower the largest size of a block to ``most`` elements."""
+        self.update(self.sized_by(block), max_size=most)
+
+    def unwalked(self, block: int, walked: Container[int], name: str) -> Block:
+        """Return a block of the size of ``block`` that is not among those ``walked``: itself, or a twin of it, which gets
+        ``name`` where it is new.
+
+        Loops that follow each other share a block, those that run at the same time have one each.
+        """
+        block = self.sized_by(block)
+        twins = self._twins.get(block, ())
+        for each in (block, *twins):
+            if each not in walked:
+                return self.all[each]
+        made = self.new("tile", None, size=Expr("block", (block,), 64), name=name)
+        self._twins[block] = (*twins, made.id)
+        return made
 
     def part(self, block: int, count: int) -> Block:
         """The block whose size is that of ``block`` divided by ``count``, a power of two. No loop walks over it."""
@@ -176,4 +230,16 @@ class Blocks(Part):
             shape = (shape,)
         if not isinstance(shape, (tuple, list)):
             raise exc.ShapeSpecializingAllocation(size=describe(shape))
-        return tuple(self.dim_of(size) for size in shape)
+        dims = [self.dim_of(size) for size in shape]
+        for at, dim in enumerate(dims):
+            if not isinstance(shape[at], Tile) and dim in dims[:at]:
+                dims[at] = self._another(dim, dims[:at])
+        return tuple(dims)
+
+    def _another(self, dim: Dim, before: Sequence[Dim]) -> Dim:
+        """Return the dimension of another tile that has the size of ``dim`` and that a loop walks over, if there is one: a size
+        that stands twice in a shape means both tiles where two have it."""
+        whole = None if dim.block is None else self.sized_by(dim.block)
+        twins = () if whole is None else (whole, *self._twins.get(whole, ()))
+        others = (Dim(blocks=(twin,)) for twin in twins if twin in self.active)
+        return next((other for other in others if other not in before), dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
 from typing import Any
 
 from .... import exc
@@ -20,10 +21,17 @@ def axes_of(s: Scope, spec: LoopSpec, target: ast.expr, operands: list[Operand])
     names = [t.id if isinstance(t, ast.Name) else "" for t in getattr(target, "elts", [target])]
     if len(names) != len(spec.ends):
         names = [f"{names[0]}_{i}" for i in range(len(spec.ends))]
-    return [_axis(s, spec, i, names[i] or f"axis_{i}", operands) for i in range(len(spec.ends))]
+    axes: list[tuple[LoopAxis, Block]] = []
+    for i in range(len(spec.ends)):
+        walked = {*s.t.blocks.active, *(block.id for _, block in axes)}
+        axes.append(_axis(s, spec, i, names[i] or f"axis_{i}", operands, walked))
+    return axes
 
 
-def _axis(s: Scope, spec: LoopSpec, i: int, name: str, operands: list[Operand]) -> tuple[LoopAxis, Block]:
+def _axis(
+    s: Scope, spec: LoopSpec, i: int, name: str, operands: list[Operand], walked: Set[int]
+) -> tuple[LoopAxis, Block]:
+    """``walked`` are the blocks of the loops around it and of the axes before it."""
     begin, end, size = s.t.numbers.known(spec.begins[i]), s.t.numbers.known(spec.ends[i]), spec.sizes[i]
     for bound in (begin, end):
         if isinstance(bound, Tile):
@@ -48,7 +56,7 @@ def _axis(s: Scope, spec: LoopSpec, i: int, name: str, operands: list[Operand]) 
         # nothing to walk over, as for range(); a negative number of tiles would be taken off other loops' tiles
         end = Expr("max", (begin, end), max(hint_of(begin), hint_of(end)))
     extent = None if isinstance(begin, DeviceValue) or isinstance(end, DeviceValue) else end - begin
-    block = _block(s, spec, size, extent, name)
+    block = _block(s, spec, size, extent, name, walked)
     step = 1 if not spec.scalar or size is None else size
     bounds = _bound(begin, operands), _bound(end, operands)
     jagged = None
@@ -65,7 +73,7 @@ def _bound(bound: Any, operands: list[Operand]) -> Bound:
     return bound
 
 
-def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str) -> Block:
+def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str, walked: Set[int]) -> Block:
     if spec.scalar:
         return s.t.blocks.new("grid", extent, size=1, name=name)
     if size is None:
@@ -73,9 +81,7 @@ def _block(s: Scope, spec: LoopSpec, size: Any, extent: Any, name: str) -> Block
         return s.t.blocks.new("tile", extent, name=name, max_size=maximum)
     known = _registered(s, size)
     if known is not None:
-        block = s.t.blocks[known]
-        if block.id in s.t.blocks.active:
-            raise exc.NestedDeviceLoopsConflict(block=block.name)
+        block = s.t.blocks.unwalked(known, walked, name)
         if extent is None or hint_of(extent) > hint_of(0 if block.extent is None else block.extent):
             s.t.blocks.update(block.id, extent=extent)
         return s.t.blocks[block.id]
