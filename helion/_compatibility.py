@@ -56,6 +56,7 @@ ERRORS = frozenset(
         "InconsistantConfigsAcrossRanks",
         "MissingEnableTile",
         "MultipleReductionDims",
+        "NestedDeviceLoopsConflict",
         "NotEnoughConfigs",
         "ProcessGroupNameNotFound",
         "ReductionDimInvalidForShape",

@@ -73,8 +73,9 @@ else:
 def register_block_size(min_or_max: int, max: int | None = None, /) -> int:
     """Make a block size of the config's in host code, to pass as ``block_size=`` of several loops or as a size.
 
-    ``hl.register_block_size(max)`` or ``hl.register_block_size(min, max)``. It is one entry of ``block_sizes``; loops that
-    share it share the entry.
+    ``hl.register_block_size(max)`` or ``hl.register_block_size(min, max)``. It is one entry of ``block_sizes``; loops and
+    dimensions that share it share the entry. Dimensions of one loop, and loops inside each other, have tiles of their own of
+    that size: ``for i, j in hl.tile([n, n], block_size=[size, size])`` has square tiles.
 
     Args:
         min_or_max: the largest block size, or the smallest where two are given, which is a constant power of two.

@@ -39,8 +39,8 @@ def tile(begin_or_end: Any, end: Any = None, /, block_size: Any = None) -> Itera
         begin_or_end: the end, or the begin where ``end`` is given: an integer, a size or a scalar; a list of them for a
             multi-dimensional tile. A bound that a tensor holds is read in host code, by ``n = t.item()``.
         end: one past the last index.
-        block_size: the number of indices in a tile: a constant, or what ``hl.register_block_size`` gave; a list for several
-            dimensions. None leaves it to ``block_sizes`` of the config.
+        block_size: the number of indices in a tile: a constant, what ``hl.register_block_size`` gave, or ``block_size`` of
+            another tile; a list for several dimensions. None leaves it to ``block_sizes`` of the config.
 
     Returns:
         An ``hl.Tile`` per iteration, or one per dimension.

@@ -256,9 +256,9 @@ class Reversals:
         )
 
     def _size(self, axis: LoopAxis, end: str, tile: str) -> str:
-        block = self.program.blocks[axis.block]
-        if block.size is not None:
-            return self.spelling.number(block.size)
+        given = self.spelling.size_of(axis.block)
+        if given is not None:
+            return given
         name = self.spelling.names.fresh(f"block_{tile}")
         self.registered.append(f"{name} = hl.register_block_size({end})")
         return name

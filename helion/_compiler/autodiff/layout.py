@@ -125,9 +125,9 @@ class Layout:
         if axis.scalar:
             return end
         if axis.block not in self.sizes:
-            block = self.program.blocks[axis.block]
-            if block.size is not None:
-                self.sizes[axis.block] = self.spelling.number(block.size)
+            given = self.spelling.size_of(axis.block)
+            if given is not None:
+                self.sizes[axis.block] = given
             else:
                 size = self.sizes[axis.block] = self.names.fresh(f"block_{self.spelling.tile(axis.block)}")
                 self.registered.append(f"{size} = hl.register_block_size({end})")

@@ -82,13 +82,15 @@ def literal(value: float) -> str:
 @dataclass
 class Spelling:
     """Spells what belongs to one program. ``tiles`` are the variables of loops by block, ``tensors`` the parameters by
-    number of the tensor, ``numbers`` those of numbers of the host, which are collected as they are met."""
+    number of the tensor, ``numbers`` those of numbers of the host, which are collected as they are met. ``shared`` names the
+    registered sizes of blocks that others have the size of."""
 
     program: Program
     names: Names
     tensors: Mapping[int, str]
     tiles: dict[int, str] = field(default_factory=dict)
     numbers: dict[str, None] = field(default_factory=dict)
+    shared: dict[int, str] = field(default_factory=dict)
 
     def tile(self, block: int) -> str:
         """The variable of the loop over a block."""
@@ -109,11 +111,35 @@ class Spelling:
         if expr.op == "block":
             if self.program.blocks[expr.args[0]].kind == "full":
                 raise not_supported("the padded size of a whole dimension", "use the size of the tensor")
-            return f"{self.tile(expr.args[0])}.block_size"
+            return self._shared(expr.args[0]) or f"{self.tile(expr.args[0])}.block_size"
         if expr.op == "tunable":
             raise not_supported(f"hl.register_tunable (of {expr.args[0]!r})", "pass the number as an argument")
         self.numbers[expr.args[0]] = None
         return str(expr.args[0])
+
+    def size_of(self, block: int) -> str | None:
+        """Return the size of the tiles of a block that is no choice of its own: a number, or a registered size that several
+        blocks have; None where the config gives one for the block alone."""
+        size = self.program.blocks[block].size
+        return self._shared(block) or (None if size is None else self.number(size))
+
+    def _shared(self, block: int) -> str | None:
+        twin_of = self.program.blocks[block].twin_of
+        whole = block if twin_of is None else twin_of
+        twins = [b for b in self.program.blocks if b.twin_of == whole]
+        if not self.program.blocks[whole].tunable or not twins:
+            return None
+        if whole not in self.shared:
+            self.shared[whole] = self.names.fresh(f"block_{whole}")
+        return self.shared[whole]
+
+    def registered(self) -> list[str]:
+        """Return the statements of host code that register the sizes which blocks share."""
+        extents = {block: self.program.blocks[block].extent for block in self.shared}
+        return [
+            f"{self.shared[block]} = hl.register_block_size({self.number(1 if extent is None else extent)})"
+            for block, extent in extents.items()
+        ]
 
     def dim(self, dim: Dim) -> str:
         """One dimension as an entry of a shape."""
@@ -154,14 +180,10 @@ class Spelling:
             if any(step != "1" for step in steps):
                 arguments.append(f"step={_list(steps)}")
         else:
-            fixed = [sizes.get(a.block) or self._fixed(a.block) for a in axes]
+            fixed = [sizes.get(a.block) or self.size_of(a.block) or "None" for a in axes]
             if any(size != "None" for size in fixed):
                 arguments.append(f"block_size={_list(fixed)}")
         return f"for {variables} in hl.{function}({', '.join(arguments)}):"
-
-    def _fixed(self, block: int) -> str:
-        size = self.program.blocks[block].size
-        return "None" if size is None else self.number(size)
 
     # --- values ----------------------------------------------------------------------------------------------------------
 

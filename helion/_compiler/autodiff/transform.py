@@ -186,7 +186,7 @@ class _Construction:
     def _can_wrap(self, axis: LoopAxis, texts: Iterable[str]) -> bool:
         block, tile = self.program.blocks[axis.block], self.spelling.tile(axis.block)
         numbered = any(f"{tile}.{part}" in text for text in texts for part in ("id", "count"))
-        return block.size is None and not block.registered and not numbered
+        return self.spelling.size_of(block.id) is None and not block.registered and not numbered
 
     # --- text ------------------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,12 @@ class _Construction:
         gradients = list(self.layout.gradients.values())
         indent = " " * 4
         lines = [f"# {note}" for g in gradients for note in g.notes]
-        lines += [*self.layout.registered, *kept, *(line for g in gradients for line in g.before)]
+        lines += [
+            *self.spelling.registered(),
+            *self.layout.registered,
+            *kept,
+            *(line for g in gradients for line in g.before),
+        ]
         text = [indent + line for line in lines] + render(main, indent)
         text += [indent + line for g in gradients for line in g.later] + render(own, indent)
         for gradient in gradients:

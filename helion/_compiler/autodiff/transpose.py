@@ -94,8 +94,7 @@ class Transposition:
         return self._tiles(variables, axes, sizes), [*scalars]
 
     def _size(self, axis: LoopAxis) -> str:
-        size = self.program.blocks[axis.block].size
-        return "None" if size is None else self.spelling.number(size)
+        return self.spelling.size_of(axis.block) or "None"
 
     def _tiles(self, variables: Sequence[str], axes: Sequence[LoopAxis], sizes: Sequence[str]) -> str:
         begins, ends = zip(*map(self._bounds, axes), strict=True)

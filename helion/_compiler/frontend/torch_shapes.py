@@ -361,7 +361,9 @@ def reshape(t: Tracer, input: DeviceValue, sizes: Any) -> DeviceValue:
     have = [d for d in input.dims if not d.is_one]
     for i, dim in enumerate(dims):
         if dim not in have:
-            same = [d for d in have if _same_size(t, d, dim)] or [d for d in have if d not in dims and _twins(t, d, dim)]
+            same = [d for d in have if _same_size(t, d, dim)] or [
+                d for d in have if d not in dims and _twins(t, d, dim)
+            ]
             if same and i not in unknown and not dim.is_one:
                 dims[i] = same[0]
     if unknown:

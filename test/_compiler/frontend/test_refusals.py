@@ -381,16 +381,15 @@ def test_block_size_that_is_no_power_of_two() -> None:
     refusal(kernel, (vec(),), exc.BackendUnsupported, "block_size=3.*power of two", "here")
 
 
-def test_nested_loops_over_one_block_size() -> None:
+def test_sums_of_two_tiles_of_one_block_size() -> None:
     @helion.kernel
     def kernel(x):
         block = hl.register_block_size(8)
-        for tile in hl.tile(x.size(0), block_size=block):
-            for inner in hl.tile(x.size(1), block_size=block):  # here
-                x[tile, inner] = 0
+        for tile, other in hl.tile([x.size(0), x.size(0)], block_size=[block, block]):
+            x[tile, other] = x[tile, 0] + x[other, 0]  # here
         return x
 
-    refusal(kernel, (mat(),), exc.NestedDeviceLoopsConflict, "reuses block size", "here")
+    refusal(kernel, (mat(),), exc.ShapeMismatch, "and other are two tiles of one block size.*register", "here")
 
 
 def test_device_loop_over_a_value() -> None:
