@@ -25,6 +25,7 @@ from .grammar import (
     Op,
     PrintAttrs,
     Program,
+    Root,
     TileAttrs,
     Value,
 )
@@ -135,6 +136,13 @@ def written_by(program: Program, ops: Iterable[Op]) -> frozenset[int | None]:
     wrote is seen after a fence."""
     effects = (effect for op in ops for effect in own_effects(program, op) if effect.writes)
     return frozenset(effect.storage for effect in effects if effect.fence or effect.storage is not None)
+
+
+def storages_of(program: Program, root: Root) -> tuple[frozenset[int | None], frozenset[int | None]]:
+    """Return the memory that a grid loop reads, and that it writes; None stands for memory that is not known."""
+    effects = [effect for op in root.body.walk() for effect in own_effects(program, op)]
+    read = frozenset(effect.storage for effect in effects if effect.reads)
+    return read, frozenset(effect.storage for effect in effects if effect.writes)
 
 
 def may_alias(a: HostTensor, b: HostTensor) -> bool:

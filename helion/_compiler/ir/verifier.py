@@ -8,6 +8,7 @@ import torch
 
 from ... import exc
 from ..._shapes import broadcast_dims
+from .effects import storages_of
 from .grammar import (
     Block,
     DotAttrs,
@@ -65,6 +66,17 @@ class _Verifier:
             active = frozenset(axis.block for axis in root.axes)
             self.check(not root.body.params and not root.body.results, "a root's body has neither params nor results")
             self.region(root.body, {}, active)
+        self.launches()
+
+    def launches(self) -> None:
+        """Check that memory which steps made is read behind a launch that writes it."""
+        made = {tensor.storage: tensor.name for tensor in self.program.tensors if tensor.made}
+        touched = [(root.phase, *storages_of(self.program, root)) for root in self.program.roots] if made else []
+        for storage, name in made.items():
+            first = min((phase for phase, _, written in touched if storage in written), default=None)
+            for phase, read, written in touched:
+                there = storage in written or (first is not None and first < phase)
+                self.check(storage not in read or there, f"phase {phase} reads {name}, which nothing has written by then")
 
     def define(self, value: Value) -> Value:
         self.check(value.number not in self.values, f"%{value.number} is defined twice")

@@ -41,6 +41,7 @@ from ..ir.grammar import (
 )
 from ..ir.ops import OPS
 from ..ir.rewrite import Makers, expand_ops
+from .phases import insert_before
 from .simplify import drop_dead
 
 #: Ops that give the same wherever they stand.
@@ -241,8 +242,8 @@ class _Hoister:
             for number, group in itertools.groupby(found, key=lambda each: each.dot.number)
         }
         changed = expand_ops(self.before, lambda op: self.loading(op, reading.get(op.number, [])))
-        later = (replace(root, phase=root.phase + 1) for root in changed.roots)
-        return replace(changed, tensors=tuple(self.tensors), roots=(*later, *roots))
+        changed = replace(changed, tensors=tuple(self.tensors))
+        return replace(changed, roots=insert_before(changed, changed.roots[0], roots))
 
     def tensor(self, each: Computed) -> HostTensor:
         shape = _whole_tiles(each, self.sizes)
@@ -277,7 +278,7 @@ class _Hoister:
         indices, access = self.access(out, each, to, next(self.slots), first=1)
         out.emit("store", (value, *indices), to.dtype, value.dims, access)
         axes = tuple(replace(axis, split=None) for axis in each.axes)
-        return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()), phase=0)
+        return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()))
 
     def loading(self, op: Op, found: list[tuple[Computed, HostTensor]]) -> tuple[Op, ...]:
         """A product with loads of such operands in front of it."""

@@ -47,6 +47,7 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.rewrite import Declined, Makers, expand_ops, remembered
+from .phases import insert_before
 from .products import Product, find_products
 from .simplify import drop_dead
 
@@ -298,13 +299,10 @@ class _Rewriter:
             known = made.setdefault((each.dtype, _identity(stored.root)), stored)
             of[each.op.number, each.at] = _Kept(tensor=known.tensor, apart=apart)
         changed = expand_ops(self.before, lambda op: self.loading(op, of))
-        (rows,) = drop_dead(changed).roots
-        return replace(
-            self.before,
-            tensors=(*self.before.tensors, *(each.tensor for each in made.values())),
-            blocks=tuple(self.blocks),
-            roots=(replace(rows, phase=rows.phase + 1), *(each.root for each in made.values())),
-        )
+        tensors = (*self.before.tensors, *(each.tensor for each in made.values()))
+        changed = replace(self.before, tensors=tensors, blocks=tuple(self.blocks), roots=drop_dead(changed).roots)
+        (rows,) = changed.roots
+        return replace(changed, roots=insert_before(changed, rows, [each.root for each in made.values()]))
 
     def sides(self) -> Sides:
         def of(side: str) -> tuple[int, ...]:
@@ -356,7 +354,7 @@ class _Rewriter:
             *(LoopAxis(block, 0, axis.end, scalar=True) for block, axis in zip(indices, apart, strict=True)),
             *(LoopAxis(block, 0, axis.end) for block, axis in zip(tiles, each.axes, strict=True)),
         )
-        root = replace(self.root, axes=axes, body=Region((), tuple(copy.front), ()), phase=self.root.phase)
+        root = replace(self.root, axes=axes, body=Region((), tuple(copy.front), ()))
         return apart, _Stored(root=root, tensor=tensor)
 
     def summing(self, each: Product, copy: _Copy, operands: tuple[Operand, Operand]) -> Value:

@@ -13,7 +13,7 @@ After, with tiles of b0 of 64 and of b2 of 32 elements, ``packed`` has whole til
     grid b3 in 0..cdiv(m, 64) * 64, b4 in 0..800: %3: [b3, b4] = load x[b3, b4] where in range; store packed[b3, b4] <- %3
     grid b0 in 0..m, b1 in 0..n: for b2 in 0..777: %1: [b0, b2] = load packed[b0, b2]; ...
 
-The copies are launched in front of everything else. Loads of them need no mask: what lies out of range is there, and is 0.
+The copies are launched in front of everything else but what computes their operands. Loads of them need no mask: what lies out of range is there, and is 0.
 An operand that goes to rows along K has the same shape and other strides.
 """
 
@@ -48,6 +48,7 @@ from ..ir.grammar import (
     ViewAttrs,
 )
 from ..ir.rewrite import Makers, map_ops
+from .phases import insert_before
 
 #: What rows begin at multiples of, in bytes: the widest access of one thread.
 _ALIGNMENT = 16
@@ -237,8 +238,9 @@ class _Packer:
                 roots.append(self.copy(each, packed[key]))
         of = {each.load.number: packed[each.tensor.id, each.blocks].id for each in found}
         changed = map_ops(self.before, lambda op: _redirected(op, of))
-        later = (replace(root, phase=root.phase + 1) for root in changed.roots)
-        return replace(changed, tensors=tuple(self.tensors), blocks=tuple(self.blocks), roots=(*later, *roots))
+        changed = replace(changed, tensors=tuple(self.tensors), blocks=tuple(self.blocks))
+        (reader,) = multiplying(changed).roots
+        return replace(changed, roots=insert_before(changed, reader, roots))
 
     def tensor(self, each: Operand2D) -> HostTensor:
         """Whole tiles of the operand's blocks."""
@@ -273,7 +275,7 @@ class _Packer:
         value = out.emit("load", (mask,), to.dtype, dims, read)
         out.emit("store", (value,), to.dtype, dims, MemoryAttrs(to.id, indices, next(self.slots), 2))
         axes = tuple(LoopAxis(block.id, 0, int(extent)) for block, extent in zip(made, to.shape, strict=True))
-        return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()), phase=0)
+        return replace(self.before.roots[0], axes=axes, body=Region((), tuple(ops), ()))
 
     def block(self, extent: int, size: int, name: str) -> Block:
         made = Block(id=len(self.blocks), kind="tile", extent=extent, size=size, name=name)
