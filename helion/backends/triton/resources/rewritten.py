@@ -3,8 +3,10 @@ copied contiguous along K (``passes/pack.py``), or computed first (``passes/hois
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 import torch
@@ -100,15 +102,51 @@ def _joined(same: Same) -> KernelFacts:
     axis, count = facts.axes[first], len(facts.joinable)
     extent = count * (axis.extent or 1)
     longer = replace(axis, extent=extent, padded=next_power_of_2(extent))
-    matmuls = tuple(fact for fact in facts.matmuls if fact.region not in gone)
+    matmuls = tuple(replace(f, static_k=extent) if f.k_axis == first else f for f in facts.matmuls)
+    return _renumbered(
+        replace(
+            facts,
+            axes=tuple(longer if each is axis else each for each in facts.axes),
+            matmuls=tuple(fact for fact in matmuls if fact.region not in gone),
+            staged=tuple(each for each in facts.staged if each.region not in gone),
+            memory_ops=tuple(op for op in facts.memory_ops if op.region not in gone),
+            work=tuple(each for each in facts.work if each.region not in gone),
+            joinable=(),
+        ),
+        _standing_for(facts, gone),
+    )
+
+
+def _standing_for(facts: KernelFacts, gone: Set[int]) -> dict[int, int]:
+    """By number, the dot that stands for one of the loops ``gone``: that of the same place in the loop that all are."""
+    regions: dict[int, list[int]] = {}
+    for fact in facts.matmuls:
+        regions.setdefault(fact.region, []).append(fact.number)
+    kept = next(region.region for region in facts.regions if facts.joinable[0] in region.axes)
+    pairs = [zip(regions[region], regions[kept], strict=True) for region in gone if region in regions]
+    return {number: stands for pair in pairs for number, stands in pair}
+
+
+def _renumbered(facts: KernelFacts, standing: Mapping[int, int]) -> KernelFacts:
+    """With the dots that are left counted from 0. ``standing`` has what stands for those that are not."""
+    left = [fact.number for fact in facts.matmuls]
+    at = {number: place for place, number in enumerate(left)}
+    at.update((number, at[stands]) for number, stands in standing.items())
+
+    def before(number: int) -> int:
+        return bisect.bisect_left(left, number)
+
     return replace(
         facts,
-        axes=tuple(longer if each is axis else each for each in facts.axes),
-        matmuls=tuple(replace(f, static_k=extent) if f.k_axis == first else f for f in matmuls),
-        staged=tuple(each for each in facts.staged if each.region not in gone),
-        memory_ops=tuple(op for op in facts.memory_ops if op.region not in gone),
-        work=tuple(each for each in facts.work if each.region not in gone),
-        joinable=(),
+        matmuls=tuple(
+            replace(f, number=at[f.number], consumes=tuple(dict.fromkeys(at[n] for n in f.consumes)))
+            for f in facts.matmuls
+        ),
+        staged=tuple(replace(each, dot=at[each.dot], after=before(each.after)) for each in facts.staged),
+        memory_ops=tuple(replace(op, after=before(op.after)) for op in facts.memory_ops),
+        hoistable=tuple(
+            replace(each, dot=at[each.dot]) for each in facts.hoistable if each.dot in left
+        ),
     )
 
 
