@@ -80,7 +80,9 @@ class Access:
     """One op that touches the memory ``storage``, None for the memory around a fence; ``attrs`` is None for source of the
     user's, which may touch all of it.
 
-    ``loops`` are those around it, the outermost first, ``path`` the loops and branches, as (op, region) pairs.
+    ``loops`` are those around it, the outermost first, ``path`` the loops and branches, as (op, region) pairs. Accesses of one
+    root with equal coordinates have the same ``place``. ``constants`` has, per dimension, the subscript if it is a number,
+    of tensors of which different subscripts are different elements; nothing of others.
     """
 
     op: Op
@@ -91,10 +93,18 @@ class Access:
     at: tuple[Coordinate, ...]
     loops: tuple[int, ...]
     path: tuple[tuple[int, int], ...]
+    place: int = 0
+    constants: tuple[int | None, ...] = ()
 
     @property
     def is_atomic(self) -> bool:
         return self.op.kind == "atomic"
+
+    def differs(self, other: Access) -> bool:
+        """Return whether one dimension of a tensor has two numbers as subscripts, so that the two never meet."""
+        if not self.constants or not other.constants or self.attrs.tensor != other.attrs.tensor:  # type: ignore[union-attr]
+            return False
+        return any(a != b and a is not None and b is not None for a, b in zip(self.constants, other.constants, strict=True))
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,7 @@ class Accesses:
     _users: dict[int, list[Op]] = field(default_factory=dict)
     _yielded: Counter[int] = field(default_factory=Counter)
     _apart: dict[int, bool] = field(default_factory=dict)
+    _places: dict[tuple[Coordinate, ...], int] = field(default_factory=dict)
     _narrowest: int = 16
     _has_dot: bool = False
 
@@ -180,11 +191,23 @@ class Accesses:
         elif not is_fence(op):
             return
         at = tuple(self._coordinate(op, index, loops) for index in attrs.indices) if attrs is not None else ()
+        place = self._places.setdefault(at, len(self._places))
+        constants = self._constants(attrs, at) if attrs is not None else ()
         self.of[op.number] = [
-            Access(op, effect.storage, None if effect.fence else attrs, effect.reads, effect.writes, at, loops, path)
+            Access(
+                op, effect.storage, None if effect.fence else attrs, effect.reads, effect.writes, at, loops, path, place, constants
+            )
             for effect in own_effects(self.program, op)
             if effect.fence or effect.storage is not None
         ]
+
+    def _constants(self, attrs: MemoryAttrs, at: tuple[Coordinate, ...]) -> tuple[int | None, ...]:
+        merged = any(c.block is not None and self.program.blocks[c.block].merged for c in at)
+        if merged or not self.is_injective(self.program.tensors[attrs.tensor]):
+            return ()
+        plain = (c.kind == "scalar" and c.block is None and c.value is None and isinstance(c.shift, int) for c in at)
+        found = tuple(c.shift if known else None for c, known in zip(at, plain, strict=True))
+        return found if any(number is not None for number in found) else ()
 
     def _coordinate(self, op: Op, index: Index, loops: tuple[int, ...]) -> Coordinate:
         value: Operand = op.operands[index.operand] if index.operand is not None else 0
@@ -252,6 +275,8 @@ class Accesses:
         """Whether the two never touch one element, the second after the first with ``since`` in between."""
         if first.attrs is None or second.attrs is None or first.attrs.tensor != second.attrs.tensor:
             return False
+        if first.differs(second):
+            return True
         tensor = self.program.tensors[first.attrs.tensor]
         if not self.is_injective(tensor) or self._has_merged(first) or self._has_merged(second):
             return False
@@ -394,19 +419,26 @@ class Accesses:
     def _made_of(self, load: Op, store: Op) -> bool:
         """Whether each lane that is stored is computed from the same lane that was loaded, in a way no compiler can
         see through."""
-        return self._lane_of(store.operands[0], load.result, {})
+        known: dict[int, bool] = {}
+        source, stored = load.result, store.operands[0]
 
-    def _lane_of(self, value: Operand, source: Value, known: dict[int, bool]) -> bool:
-        if value is source:
-            return True
-        op = self.makers.of(value)
-        if op is None or not isinstance(value, Value) or value.dims != source.dims:
-            return False
-        if value.number not in known:
-            known[value.number] = False
-            found = [o for o in op.operands if self._lane_of(o, source, known)]
-            known[value.number] = bool(found) and self._keeps(op, found, source)
-        return known[value.number]
+        def is_lane(operand: Operand) -> bool:
+            return operand is source or (isinstance(operand, Value) and known.get(operand.number, False))
+
+        waiting: list[tuple[Operand, bool]] = [(stored, False)]
+        while waiting:
+            value, ready = waiting.pop()
+            op = self.makers.of(value)
+            if value is source or op is None or not isinstance(value, Value) or value.dims != source.dims:
+                continue
+            if ready:
+                found = [operand for operand in op.operands if is_lane(operand)]
+                known[value.number] = bool(found) and self._keeps(op, found, source)
+            elif value.number not in known:
+                known[value.number] = False
+                waiting.append((value, True))
+                waiting += ((operand, False) for operand in op.operands)
+        return is_lane(stored)
 
     def _keeps(self, op: Op, found: list[Operand], source: Value) -> bool:
         """Whether an op needs the lanes ``found`` among its operands, whatever the others are."""

@@ -139,12 +139,18 @@ class _Flow:
     #: In the order in which they were found.
     barriers: dict[Place, None] = field(default_factory=dict)
     conflicts: dict[Place, None] = field(default_factory=dict)
+    #: Whether barriers are put where they are missed first, while the region is walked.
+    placing: bool = False
     _verdicts: dict[tuple[Access, Access, Since], bool] = field(default_factory=dict)
 
     def solve(self, body: Region) -> None:
+        self.placing = True
         while self.missing(body):
             # one at a time: a barrier may settle what was found behind it
             self.barriers[next(iter(self.conflicts))] = None
+        self.placing = False
+        if not self.accesses.loop_ops:
+            return  # each stands before what is in conflict with something behind the one before it
         for place in sorted(self.barriers, key=self.rank, reverse=True):
             del self.barriers[place]
             if self.missing(body):
@@ -192,6 +198,10 @@ class _Flow:
         places = {self.place(*entry) for entry in found}
         # what stands right before the op serves all ways to it
         here = ("before", op.number)
+        if here in places and self.placing and not self.conflicts:
+            # the first that is missing, and nothing behind it has been looked at
+            self.barriers[here] = None
+            return frozenset((access, NOW) for access in mine)
         for place in [here] if here in places else sorted(places, key=self.rank):
             assert place not in self.barriers, "a barrier does not separate what it stands between"
             self.conflicts[place] = None
@@ -202,7 +212,7 @@ class _Flow:
             return not (_by_one_thread(first.op) and _by_one_thread(second.op))
         if first.storage != second.storage or not (first.writes or second.writes):
             return False
-        if first.is_atomic and second.is_atomic:
+        if (first.is_atomic and second.is_atomic) or first.differs(second):
             return False
         key = (first, second, since)
         if key not in self._verdicts:

@@ -80,6 +80,9 @@ class Programs:
     values: dict[int, _Axes] = field(default_factory=dict)
     blocks: dict[int, _Axes] = field(default_factory=dict)
     around: dict[int, _Axes] = field(default_factory=dict)
+    #: ``guard`` of loads; those of which a warning was given.
+    guards: dict[int, _Axes] = field(default_factory=dict)
+    reported: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, program: Program, root: Root, axes: dict[int, LoopAxis]) -> Programs:
@@ -159,10 +162,12 @@ class Programs:
         acquires = (a.op for a in self.accesses.all() if order_of(a.op).acquires)
         first = min((places[op.number] for op in acquires), default=len(places))
         accesses = [a for a in self.accesses.all() if a.attrs is not None and places[a.op.number] < first]
+        loads = [access for access in accesses if access.op.kind == "load"]
+        self.guards = {load.op.number: self.guard(load.op) for load in loads}
         for store in accesses:
             if store.op.kind == "store":
                 yield from self._check_store(store)
-                yield from self._check_loads(store, [a for a in accesses if a.op.kind == "load"])
+                yield from self._check_loads(store, loads)
 
     def _check_store(self, store: Access) -> Iterator[exc.BaseWarning]:
         op = store.op
@@ -199,16 +204,22 @@ class Programs:
                 stack += [v for inner in region.walk() for v in inner.values()] if op.kind != "if" else []
 
     def _check_loads(self, store: Access, loads: list[Access]) -> Iterator[exc.BaseWarning]:
+        assert store.attrs is not None
+        guard = self.guard(store.op)
+        known: dict[tuple[Any, ...], int | None] = {}
         for load in loads:
-            assert store.attrs is not None and load.attrs is not None
-            if load.attrs.tensor != store.attrs.tensor:
+            assert load.attrs is not None
+            if load.attrs.tensor != store.attrs.tensor or load.differs(store) or load.op.number in self.reported:
                 continue
-            unclear = self.guard(load.op) | self.guard(store.op)
-            for block in sorted(set(self.axes) - unclear):
-                if self._reaches(load, store, block):
-                    name, axis = self._tensor(store), self.program.blocks[block].name
-                    yield exc.LoadOfOtherPrograms(name=name, axis=axis).at(load.op.location)
-                    break
+            key = load.place, self.guards[load.op.number]
+            if key not in known:
+                blocks = sorted(set(self.axes) - guard - self.guards[load.op.number])
+                known[key] = next((block for block in blocks if self._reaches(load, store, block)), None)
+            block = known[key]
+            if block is not None:
+                self.reported.add(load.op.number)
+                name, axis = self._tensor(store), self.program.blocks[block].name
+                yield exc.LoadOfOtherPrograms(name=name, axis=axis).at(load.op.location)
 
     def _reaches(self, load: Access, store: Access, block: int) -> bool:
         """Whether a load certainly covers elements that programs at other places of the axis ``block`` store."""

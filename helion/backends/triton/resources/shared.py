@@ -202,26 +202,31 @@ def _narrow_bytes(facts: KernelFacts, sizes: Mapping[int, int], num_warps: int, 
     if facts.matmuls:
         return 0
     threads = num_warps * target.warp_size
-    most = 0
+    tiles: dict[tuple[int, ...], list[MemoryOpFact]] = {}
     for op in facts.memory_ops:
-        if not op.tile_axes:
+        tiles.setdefault(op.tile_axes, []).append(op)
+    most = 0
+    for own, parts in tiles.items():
+        larger = [o for axes, ops in tiles.items() if own and beyond(axes, own) for o in ops]
+        if not larger:
             continue
-        own, inner = op.tile_axes, op.tile_axes[-1]
-        larger = [o for o in facts.memory_ops if beyond(o.tile_axes, own)]
+        inner = own[-1]
         wider = [o for o in larger if o.tile_axes[-1] == inner]
-        rows = max((math.prod(sizes[a] for a in beyond(o.tile_axes, own)) for o in wider), default=1)
+        rows = max((math.prod(sizes[a] for a in beyond(axes, own)) for axes in {o.tile_axes for o in wider}), default=1)
         widest = max((o.itemsize for o in wider), default=4)
         spread = rows > 1 and warps_along(sizes[inner], widest, num_warps, target) < num_warps
         across = len(wider) < len(larger) and math.prod(sizes[a] for a in own) >= threads
-        moved = wider and (spread or _widths(wider, sizes, threads) != {vector_elements(op, sizes, threads)})
-        # numbers may be widened first
-        widened = op.cast_itemsize if op.dtype == torch.bool else max(_FLOAT_BYTES, op.itemsize)
-        for itemsize in {op.itemsize, widened}:
-            size = tile_bytes((op.tile_axes, itemsize), sizes)
-            if across:
-                most = max(most, size)
-            elif moved:
-                most = max(most, size // _narrow_rounds(op, wider, sizes, itemsize, threads, target))
+        widths = _widths(wider, sizes, threads)
+        for op in parts:
+            moved = wider and (spread or widths != {vector_elements(op, sizes, threads)})
+            # numbers may be widened first
+            widened = op.cast_itemsize if op.dtype == torch.bool else max(_FLOAT_BYTES, op.itemsize)
+            for itemsize in {op.itemsize, widened}:
+                size = tile_bytes((op.tile_axes, itemsize), sizes)
+                if across:
+                    most = max(most, size)
+                elif moved:
+                    most = max(most, size // _narrow_rounds(op, wider, sizes, itemsize, threads, target))
     return most
 
 
