@@ -53,13 +53,16 @@ def short_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _of_users(trace: TracebackType | None) -> TracebackType | None:
-    if trace is None:
-        return None
-    rest = _of_users(trace.tb_next)
-    file = trace.tb_frame.f_code.co_filename
-    if file.startswith(_OURS) or file in _BETWEEN:
-        return rest
-    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    kept: list[TracebackType] = []
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(_OURS) and file not in _BETWEEN:
+            kept.append(trace)
+        trace = trace.tb_next
+    rest: TracebackType | None = None
+    for each in reversed(kept):
+        rest = TracebackType(rest, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return rest
 
 
 def _length(trace: TracebackType | None) -> int:

@@ -31,7 +31,7 @@ def legalise(
     # what a large tile cannot have a smaller one may: each step asks again for all that was proposed
     wish = space.encode(proposal)
     try:
-        config = space.repair(wish)
+        config = space.approach(wish)
     except (exc.InvalidConfig, exc.NoFeasibleConfig) as error:
         return error.message
     while True:
@@ -43,12 +43,12 @@ def legalise(
             smaller = [{**wish, **sizes} for sizes in _smaller(config, space)]
             if not smaller:
                 return _refusal(predicted, space, space.sizes(config))
-            options = [space.repair(option) for option in smaller]
+            options = [space.approach(option) for option in smaller]
             at = _nearest(predicted, [predict(option) for option in options])
             wish, config = smaller[at], options[at]
         else:
             wish = {**wish, **changed}
-            config = space.repair(wish)
+            config = space.approach(wish)
 
 
 def _nearest(now: Predicted, after: list[Predicted]) -> int:

@@ -76,7 +76,9 @@ class _Verifier:
             first = min((phase for phase, _, written in touched if storage in written), default=None)
             for phase, read, written in touched:
                 there = storage in written or (first is not None and first < phase)
-                self.check(storage not in read or there, f"phase {phase} reads {name}, which nothing has written by then")
+                self.check(
+                    storage not in read or there, f"phase {phase} reads {name}, which nothing has written by then"
+                )
 
     def define(self, value: Value) -> Value:
         self.check(value.number not in self.values, f"%{value.number} is defined twice")

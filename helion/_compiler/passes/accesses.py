@@ -104,7 +104,9 @@ class Access:
         """Return whether one dimension of a tensor has two numbers as subscripts, so that the two never meet."""
         if not self.constants or not other.constants or self.attrs.tensor != other.attrs.tensor:  # type: ignore[union-attr]
             return False
-        return any(a != b and a is not None and b is not None for a, b in zip(self.constants, other.constants, strict=True))
+        return any(
+            a != b and a is not None and b is not None for a, b in zip(self.constants, other.constants, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class Accesses:
     _yielded: Counter[int] = field(default_factory=Counter)
     _apart: dict[int, bool] = field(default_factory=dict)
     _places: dict[tuple[Coordinate, ...], int] = field(default_factory=dict)
+    #: By value, others that are not computed from it.
+    _free: dict[int, set[int]] = field(default_factory=dict)
     _narrowest: int = 16
     _has_dot: bool = False
 
@@ -361,10 +365,10 @@ class Accesses:
         if first.is_atomic or second.is_atomic or not self._same_lanes(first, second, since):
             return False
         many = self._elements(first) >= self.launched.threads
-        overwrites = first.reads and not second.reads and self._follows(first, second, since)
-        if overwrites and self._made_of(first.op, second.op) and (many or self._flows_only(first.op, second.op)):
+        if many and self._layouts_agree(first, second):
             return True
-        return many and self._layouts_agree(first, second)
+        overwrites = first.reads and not second.reads and self._follows(first, second, since)
+        return overwrites and (many or self._flows_only(first.op, second.op)) and self._made_of(first.op, second.op)
 
     def _same_lanes(self, first: Access, second: Access, since: Since) -> bool:
         if first.attrs is None or second.attrs is None:
@@ -459,14 +463,15 @@ class Accesses:
         return small or (name in _KEPT and len(others) == len(op.operands) - 1)
 
     def _depends(self, value: Operand, source: Value) -> bool:
-        """Whether a value is computed from another at all."""
+        """Return whether a value is computed from another at all."""
+        free = self._free.setdefault(source.number, set())
         seen: set[int] = set()
         stack = [value]
         while stack:
             one = stack.pop()
             if one is source:
                 return True
-            if not isinstance(one, Value) or one.number in seen:
+            if not isinstance(one, Value) or one.number in seen or one.number in free:
                 continue
             seen.add(one.number)
             op = self.makers.of(one)
@@ -475,6 +480,7 @@ class Accesses:
             stack += op.operands
             stack += (v for region in op.regions for inner in region.walk() for v in inner.values())
             stack += (v for region in op.regions for v in region.results)
+        free |= seen
         return False
 
     def _flows_only(self, load: Op, store: Op) -> bool:

@@ -206,7 +206,7 @@ class Programs:
     def _check_loads(self, store: Access, loads: list[Access]) -> Iterator[exc.BaseWarning]:
         assert store.attrs is not None
         guard = self.guard(store.op)
-        known: dict[tuple[Any, ...], int | None] = {}
+        known: dict[tuple[int, _Axes], int | None] = {}
         for load in loads:
             assert load.attrs is not None
             if load.attrs.tensor != store.attrs.tensor or load.differs(store) or load.op.number in self.reported:

@@ -94,6 +94,7 @@ def build_space(
         absent=more.absent,
         verbatim=more.verbatim,
         rules=more.rules,
+        planned=more.planned,
         elsewhere=elsewhere,
     )
 

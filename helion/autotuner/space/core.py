@@ -36,7 +36,7 @@ class ConfigSpace:
     ``tunable`` blocks have an entry in ``block_sizes``, ``rollable`` ones in ``reduction_loops``, in that order;
     ``lowest`` is the fewest elements each of them can be given. ``fields`` are the keys of a full config, in order;
     ``absent`` are keys known elsewhere, with why not here; keys that begin with ``verbatim`` are passed on as they are.
-    ``rules`` settle what goes together. ``default`` is what runs when nothing was tuned: whoever
+    ``rules`` settle what goes together; where ``planned``, they refuse tiles that no other key helps. ``default`` is what runs when nothing was tuned: whoever
     owns the space puts a full config there with ``dataclasses.replace``; None stands for the conservative one.
     """
 
@@ -50,6 +50,7 @@ class ConfigSpace:
     absent: Mapping[str, str]
     verbatim: str
     rules: tuple[Rule, ...]
+    planned: bool = False
     default: Config | None = None
     #: Of other backends, by name: how the names of their keys begin.
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -96,8 +97,29 @@ class ConfigSpace:
         return adjustments(self.fields, asked, snapshots)
 
     def repair(self, config: Config | Mapping[str, Any]) -> Config:
-        """As ``normalize``, but tiles that are too large together are made smaller, the largest first."""
+        """As ``normalize``, but tiles that are too large together, or for the backend's plan, are made smaller, the largest
+        first."""
+        found = self.approach(config)
+        while self.planned and not self._is_legal(found):
+            sizes = self.sizes(found)
+            larger = [block for block in self.tunable if sizes[block] > self.lowest[block]]
+            if not larger:
+                break
+            largest = max(larger, key=lambda block: sizes[block])
+            smaller = self.sized(found, {largest: self.half(largest, sizes[largest])})
+            found = self.approach({**config, **smaller})
+        return found
+
+    def approach(self, config: Config | Mapping[str, Any]) -> Config:
+        """As ``repair``, but tiles may be too large for the backend's plan: who asks shrinks them by predictions."""
         return self._normalize(config, repair=True)
+
+    def _is_legal(self, config: Config) -> bool:
+        try:
+            self.normalize(config)
+        except exc.InvalidConfig:
+            return False
+        return True
 
     def default_config(self) -> Config:
         """What runs when nothing was tuned."""

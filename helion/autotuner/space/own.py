@@ -38,3 +38,5 @@ class OwnKeys:
     """What sizes of tiles are multiples of, by block, where they need not be powers of two."""
     holds_values: bool = True
     """Whether each value of a program is one tile, of no more than ``Target.max_tensor_numel`` elements."""
+    planned: bool = False
+    """Whether rules refuse tiles that are in range, since nothing else in a config makes room for them."""

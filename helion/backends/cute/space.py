@@ -101,6 +101,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         initial=initial,
         multiples={} if step is None or product.whole_rows else {product.blocks[1]: step},
         holds_values=False,
+        planned=True,
     )
 
 

@@ -14,6 +14,7 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.passes.join import digits_of, joinable_loops
+from helion.backends.triton.resources.rewritten import joined
 
 
 def padded_3x3(x, w):
@@ -171,3 +172,29 @@ def test_predicted_memory_is_that_of_the_binary() -> None:
     real, predicted = bound.resources(), bound.seeds[0].predicted
     assert real.shared_bytes <= predicted.shared_bytes <= 1.1 * real.shared_bytes + 2048
     assert real.spill_bytes == 0
+
+
+def test_a_product_behind_loops_that_are_joined() -> None:
+    """Facts of the loop that all are count the dots that are left."""
+
+    def twice(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        n = w.size(1)
+        out, third = torch.empty([x.size(1), n]), torch.empty([x.size(1), v.size(1)])
+        for a in hl.tile(x.size(1)):
+            acc = hl.zeros([a, n])
+            for c in hl.tile(x.size(0)):
+                acc = hl.dot(x[c, a].T, w[c, :], acc=acc)
+            for c in hl.tile(x.size(0)):
+                acc = hl.dot(x[c, a].T, w[c, :], acc=acc)
+            out[a, :] = acc
+            third[a, :] = hl.dot(acc, v[:, :])
+        return out, third
+
+    x, w, v = torch.randn(64, 17), torch.randn(64, 20), torch.randn(20, 8)
+    got = helion.kernel(twice)(x, w, v)
+    expected = 2 * x.T @ w
+    torch.testing.assert_close(got, (expected, expected @ v), rtol=1e-2, atol=1e-2)
+    facts = helion.kernel(twice).bind((x, w, v)).facts
+    left = joined(facts)
+    assert [fact.number for fact in left.matmuls] == [0, 1]
+    assert {each.dot for each in left.staged} <= {0, 1} and left.matmuls[1].consumes == (0,)

@@ -50,6 +50,10 @@ class UserError(Exception):
         self.error = error
 
 
+_TOO_DEEP = (
+    "Calls of functions, or parts of an expression, are nested too deeply to follow (a RecursionError of Python's): end the "
+    "recursion, or split the expression into statements."
+)
 #: What leaves statements.
 LEAVING = (Return, Raised, Break, Continue, UserError, AssertionError)
 #: Errors about what the kernel is, which no run of the host code can answer.
@@ -181,6 +185,8 @@ def execute(s: Scope, statement: ast.stmt) -> None:
         rule(s, statement)
     except (exc.Base, *LEAVING):
         raise
+    except RecursionError as error:
+        raise exc.TypeInferenceError(_TOO_DEEP, location=s.location()) from error
     except Exception as error:
         if not s.t.on_device and not isinstance(error, NeedsValue):
             raise

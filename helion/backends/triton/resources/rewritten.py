@@ -144,9 +144,7 @@ def _renumbered(facts: KernelFacts, standing: Mapping[int, int]) -> KernelFacts:
         ),
         staged=tuple(replace(each, dot=at[each.dot], after=before(each.after)) for each in facts.staged),
         memory_ops=tuple(replace(op, after=before(op.after)) for op in facts.memory_ops),
-        hoistable=tuple(
-            replace(each, dot=at[each.dot]) for each in facts.hoistable if each.dot in left
-        ),
+        hoistable=tuple(replace(each, dot=at[each.dot]) for each in facts.hoistable if each.dot in left),
     )
 
 

@@ -183,3 +183,21 @@ def test_loads_are_vectors() -> None:
     function = bound.compile_config(config).__globals__[plan.kernel_names[0]]
     text = compile_offline(function, **offline_signature(plan, bound.target)).asm["ptx"]
     assert "ld.global.v4.b32" in text and "st.global.v4.b32" in text
+
+
+def test_strides_that_differ_from_call_to_call() -> None:
+    """A loop of a known end over rows whose distance only launches know is left as it is."""
+
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        n = hl.specialize(x.size(1))
+        for tile in hl.tile(x.size(0)):
+            for part in hl.tile(n):
+                out[tile, part] = x[tile, part] * 0.5
+        return out
+
+    kernel = helion.kernel(halved, static_shapes=False, config=helion.Config(block_sizes=[1, 64]))
+    for x in (torch.randn(3, 1001), torch.randn(3, 1100)[:, :1001], torch.randn(1001, 3).T):
+        assert torch.equal(kernel(x), x * 0.5)
+    bound = helion.kernel(halved, static_shapes=False).bind((torch.empty(7, 1001, device="meta").T.T,), target="h100")
+    bound.to_triton_code(bound.default_config())
