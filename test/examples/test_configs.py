@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from rewrite_pairs import configs_of, pairs_of, run_poisoned
 from triton.runtime.errors import OutOfResources
 
 import helion
@@ -105,3 +106,16 @@ def test_dynamic_shapes_give_the_eager_result(name: str) -> None:
             )
         bound = dynamic[kernel].bind(args)
         check(case, bound.compile_config(small_config(kernel, bound, args)), module.reference, args)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", NAMES)
+def test_two_rewrites_give_the_eager_result(name: str) -> None:
+    """All pairs of rewriting keys that a kernel has, with NaN in memory that nobody has written."""
+    module = example(name)
+    for case, kernel, args in module.cases():
+        bound = kernel.bind(args)
+        rng = random.Random(f"{kernel.name} {case}")
+        for keys in pairs_of(bound, 2):
+            for config in configs_of(bound, keys, rng, 1):
+                run_poisoned(f"{name}, {case}", bound, config, module.reference, args, 3e-2)

@@ -171,9 +171,9 @@ class ConfigSpace:
         for block, chunk in zip(self.rollable, config["reduction_loops"], strict=True):
             if chunk is not None:
                 sizes[block] = chunk
-        for block in self.survey.blocks:  # a block stands behind that which gives its size
-            if block.base is not None:
-                sizes[block.id] = dependent_size(block, sizes)
+        for known in self.survey.blocks:  # a block stands behind that which gives its size
+            if known.base is not None:
+                sizes[known.id] = dependent_size(known, sizes)
         return {block.id: sizes[block.id] for block in self.survey.blocks}
 
     def block_size_of(self, config: Mapping[str, Any], block: int) -> int:
