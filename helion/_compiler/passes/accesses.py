@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -197,9 +197,17 @@ class Accesses:
         at = tuple(self._coordinate(op, index, loops) for index in attrs.indices) if attrs is not None else ()
         place = self._places.setdefault(at, len(self._places))
         constants = self._constants(attrs, at) if attrs is not None else ()
+        where = Access(op, None, None, False, False, at, loops, path, place)  # what a fence orders has no constants
         self.of[op.number] = [
-            Access(
-                op, effect.storage, None if effect.fence else attrs, effect.reads, effect.writes, at, loops, path, place, constants
+            replace(where, reads=effect.reads, writes=effect.writes)
+            if effect.fence
+            else replace(
+                where,
+                storage=effect.storage,
+                attrs=attrs,
+                reads=effect.reads,
+                writes=effect.writes,
+                constants=constants,
             )
             for effect in own_effects(self.program, op)
             if effect.fence or effect.storage is not None
