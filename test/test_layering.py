@@ -30,6 +30,7 @@ LAYERS = (
     "_logging",
     "_tracebacks",
     "_files",
+    "_exact",
     "_shapes",
     "hardware",
     "fields",

@@ -5,8 +5,7 @@ calls like it. It checks that this call's arguments would lead to the same binar
 host function, and in place of their ``_launcher(...)`` calls the compiled kernel's launch function itself. ``Kernel``
 calls the function last written directly; a miss looks for another one by key, and then goes the full way again.
 
-What a guard cannot check in a few hundred nanoseconds (containers, tensor subclasses, floats that are compiled in as
-NaN) is never dispatched here. Data pointers are looked at for their alignment, never kept.
+What a guard cannot check in a few hundred nanoseconds (containers, tensor subclasses) is never dispatched here. Data pointers are looked at for their alignment, never kept.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import settings
+from .._exact import float_key
 from .._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, shared_memory
 from .._syntax import parse
 from ..backends import stub
@@ -244,9 +244,10 @@ class _Guards:
         elif value is None or isinstance(value, torch.dtype):
             self.conditions.append(f"{name} is {self.cell(value)}")
         elif kind is float and constant:
+            same = f"{name} == {self.cell(value)}"
             if value != value or value == 0.0:  # NaN equals nothing, and zeros have signs
-                return False
-            self.conditions.append(f"{self.type}({name}) is {self.cell(float)} and {name} == {self.cell(value)}")
+                same = f"{self.cell(float_key)}({name}) == {self.cell(float_key(value))}"
+            self.conditions.append(f"{self.type}({name}) is {self.cell(float)} and {same}")
         elif kind is float:
             self.conditions.append(f"{self.type}({name}) is {self.cell(float)}")
         elif kind is bool:

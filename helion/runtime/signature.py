@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from .._exact import exact_key, is_constant
 from .._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, has_wide_offsets, shared_memory, static_dims
 from ..backends.execution import SizeTable
 from ..language.constants import ConstExpr
@@ -125,29 +126,26 @@ class Keys:
             return self.tensor(value)
         if isinstance(value, ConstExpr):
             return ("constexpr", self.of(value.value, True))
-        if constant and isinstance(value, (tuple, list)):
-            return (type(value), *(self.of(item, True) for item in value))
-        if constant and isinstance(value, dict):
-            return (dict, *((k, self.of(v, True)) for k, v in value.items()))
-        if constant or value is None or isinstance(value, (str, torch.dtype, torch.device, torch.Size)):
+        if isinstance(value, types.FunctionType):
+            return self.function(value, constant)
+        if isinstance(value, types.MethodType) and isinstance(value.__func__, types.FunctionType):
+            return (types.MethodType, self.function(value.__func__, constant), Same(value.__self__))
+        if isinstance(value, functools.partial):
+            static = Keys(static=True, baked=True)
+            keywords = tuple((name, static.of(v, constant)) for name, v in value.keywords.items())
+            given = (static.of(v, constant) for v in value.args)
+            return (functools.partial, self.of(value.func, constant), *given, keywords)
+        if constant or (self._baked and is_constant(value)):
+            return exact_key(value, self._other_constant)
+        if value is None or isinstance(value, (str, torch.dtype, torch.device, torch.Size)):
             return (type(value), value)
         if isinstance(value, (bool, int, float)):
-            if self._baked:
-                return (type(value), value)
             # numbers are passed at run time; integers beyond 32 bits have code of their own
             return (type(value), isinstance(value, float) or -WIDE <= value < WIDE)
         if isinstance(value, (tuple, list)):
             return (type(value), *map(self.of, value))
         if isinstance(value, dict):
-            return (dict, *((k, self.of(v)) for k, v in value.items()))
-        if isinstance(value, types.FunctionType):
-            return self.function(value)
-        if isinstance(value, types.MethodType) and isinstance(value.__func__, types.FunctionType):
-            return (types.MethodType, self.function(value.__func__), Same(value.__self__))
-        if isinstance(value, functools.partial):
-            static = Keys(static=True, baked=True)
-            keywords = tuple((name, static.of(v)) for name, v in value.keywords.items())
-            return (functools.partial, self.of(value.func), *map(static.of, value.args), keywords)
+            return (dict, *((exact_key(k), self.of(v)) for k, v in value.items()))
         if isinstance(value, _BUILTIN_FUNCTIONS):
             return value
         if isinstance(value, torch.fx.GraphModule):
@@ -161,14 +159,23 @@ class Keys:
             f"functions, or tuples, lists, dicts and dataclasses of them{_remedy(value)}"
         )
 
+    def _other_constant(self, value: Any) -> Hashable:
+        """Return the key of a part of a constant that is none itself: its object, where it is no tensor or function."""
+        if isinstance(value, (torch.Tensor, ConstExpr, types.FunctionType, types.MethodType, functools.partial)):
+            return self.of(value, True)
+        return (type(value), value)
+
     def tensor(self, value: torch.Tensor) -> Hashable:
         check_layout(value)
         if self._static:
             return (value.dtype, tuple(value.shape), tuple(value.stride()), value.device.type)
         return signature_of(value, self._classes)
 
-    def function(self, fn: types.FunctionType) -> Hashable:
-        """A function by its code and all it closes over: numbers by value, tensors by type and shape."""
+    def function(self, fn: types.FunctionType, constant: bool = False) -> Hashable:
+        """Return the key of a function: its code and all it closes over, numbers by their bits, tensors by type and shape.
+
+        A ``constant`` one may close over any object that is hashable.
+        """
         if any(fn is other for other in self._inside):  # a function that calls itself
             return None
         static = Keys(static=True, baked=True)
@@ -180,9 +187,9 @@ class Keys:
             except ValueError:  # not assigned yet
                 cells.append(None)
                 continue
-            cells.append(static.of(content))
-        defaults = tuple(map(static.of, fn.__defaults__ or ()))
-        keywords = tuple((name, static.of(v)) for name, v in (fn.__kwdefaults__ or {}).items())
+            cells.append(static.of(content, constant))
+        defaults = tuple(static.of(v, constant) for v in fn.__defaults__ or ())
+        keywords = tuple((name, static.of(v, constant)) for name, v in (fn.__kwdefaults__ or {}).items())
         # equal code of two modules reads the globals of each
         return (fn.__code__, Same(fn.__globals__), tuple(cells), defaults, keywords)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import exc
+from .._exact import are_same
 from .._lazy import lazy
 from ..backends import GENERAL
 from ..config import Config
@@ -122,7 +123,7 @@ class Specialized:
 
     def has_numbers_of(self, values: tuple[Any, ...]) -> bool:
         """Whether the numbers that the compiled code depends on are in these arguments what they were at binding."""
-        return all(pick(values, at) == number for _, at, number in self.numbers)
+        return all(are_same(pick(values, at), number) for _, at, number in self.numbers)
 
     def is_of_bucket(self, values: tuple[Any, ...]) -> bool:
         """Whether the sizes in these arguments are among those that its seeds are made for."""

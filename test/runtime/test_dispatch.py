@@ -262,6 +262,25 @@ def test_constants_count_by_value(stub: StubDriver, values: tuple[Any, ...]) -> 
         assert type(constant) is type(value)
 
 
+def test_zeros_and_nan_are_found_again(stub: StubDriver, no_full_way: Any) -> None:
+    @helion.kernel(config=CONFIG)
+    def repeated(x: torch.Tensor, n: hl.constexpr) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for tile in hl.tile(x.size(0)):
+            out[tile] = x[tile]
+        return out
+
+    x = torch.randn(64)
+    for value in (0.0, -0.0, float("nan")):
+        repeated(x, value)
+    assert len(repeated._bound) == 3
+    no_full_way(repeated)
+    for value in (0.0, -0.0, float("nan"), 0.0, -float("-0.0")):
+        repeated(x, value)
+    with pytest.raises(AssertionError, match="full way"):
+        repeated(x, -float("nan"))
+
+
 def test_functions_count_by_code(stub: StubDriver, no_full_way: Any) -> None:
     @helion.kernel(config=CONFIG)
     def mapped(x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

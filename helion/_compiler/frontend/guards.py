@@ -9,13 +9,17 @@ from typing import Any, Literal
 
 import torch
 
+from ..._exact import are_same, exact_key, is_constant
 from .purity import is_library_module
 
-#: Values that are compiled in when they are read.
-PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-Kind = Literal["item", "attribute", "length", "content", "state"]
+Kind = Literal["item", "attribute", "length", "content", "keys", "state"]
 _ALIASES = ("np", "hl", "tl", "F")
-_WHOLE: dict[str, Callable[[Any], Any]] = {"length": len, "content": frozenset, "state": lambda function: function()}
+_WHOLE: dict[str, Callable[[Any], Any]] = {
+    "length": len,
+    "content": frozenset,
+    "keys": tuple,
+    "state": lambda function: function(),
+}
 
 
 def tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -25,9 +29,10 @@ def tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Guard:
-    """``owner[key]`` (of a namespace or a container) or ``owner.key`` still is what it was: equal for plain values, of
-    the same type and shape for tensors, the same function and owner for methods, the same object otherwise. So are the ``length`` of a list or dict, the ``content``
-    of a set, and the ``state`` that a function reads."""
+    """``owner[key]`` (of a namespace or a container) or ``owner.key`` still is what it was: of the same type and bits for
+    constants, of the same type and shape for tensors, the same function and owner for methods, the same object otherwise.
+    So are the ``length`` of a list, the ``content`` of a set, the ``keys`` of a dict in their order, and the ``state``
+    that a function reads."""
 
     kind: Kind
     owner: Any
@@ -37,7 +42,7 @@ class Guard:
     def holds(self) -> bool:
         """Whether the world is as it was."""
         if self.kind in _WHOLE:
-            return bool(_WHOLE[self.kind](self.owner) == self.value)
+            return exact_key(_WHOLE[self.kind](self.owner)) == exact_key(self.value)
         try:
             now = self.owner[self.key] if self.kind == "item" else getattr(self.owner, self.key)
         except (KeyError, IndexError, AttributeError, ValueError):
@@ -46,7 +51,7 @@ class Guard:
             return tensor_key(now) == self.value
         if isinstance(now, types.MethodType) and isinstance(self.value, types.MethodType):  # made anew for each reading
             return now.__func__ is self.value.__func__ and now.__self__ is self.value.__self__
-        return now is self.value or (isinstance(now, PLAIN) and type(now) is type(self.value) and now == self.value)
+        return now is self.value or (is_constant(now) and is_constant(self.value) and are_same(now, self.value))
 
 
 def guard(kind: Kind, owner: Any, key: Any, value: Any) -> Guard | None:

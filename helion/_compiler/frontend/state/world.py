@@ -48,8 +48,10 @@ class World(Part):
         elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
             for inner, content in enumerate(value):
                 self.assume("item", value, inner, content)
-        if isinstance(value, (list, dict)):
+        if isinstance(value, list):
             self.assume("length", value, None, len(value))
+        elif isinstance(value, dict):
+            self.assume("keys", value, None, tuple(value))
         elif isinstance(value, set):
             self.assume("content", value, None, frozenset(value))
 

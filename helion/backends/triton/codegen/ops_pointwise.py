@@ -32,7 +32,7 @@ import torch
 
 from ...._compiler.ir.pointwise import POINTWISE, Scalar, fold_cast
 from ...._compiler.ir.pointwise import common_dtype as promoted_dtype
-from .expressions import LIBDEVICE, Expression, atom, call, helper, infix, libdevice, method, prefix
+from .expressions import LIBDEVICE, Expression, atom, call, helper, in_parentheses, infix, libdevice, method, prefix
 from .expressions import number as number_text
 
 _DTYPES: tuple[tuple[torch.dtype, str, str], ...] = (
@@ -173,12 +173,26 @@ def literal(value: Scalar, dtype: torch.dtype | None = None) -> str:
     """``value`` as source text; with ``dtype``, first converted to it as PyTorch converts a number to a dtype.
 
     Integers wrap around, numbers are rounded to half types, and fp32 keeps the digits it was given (Triton rounds
-    them). Infinities and NaN are printed as ``float('inf')``. Triton drops the sign of ``-0.0``.
+    them). Infinities and NaN are printed as ``float('inf')``, and ``-0.0``, of which Triton drops the sign, as a product.
 
     Raises:
         ValueError: the conversion is not defined, as that of an infinity to an integer dtype.
     """
-    return number_text(value if dtype is None else _converted(value, dtype)).text
+    value = value if dtype is None else _converted(value, dtype)
+    if is_negative_zero(value):
+        return in_parentheses(_negative_zero(torch.float32 if dtype is None else dtype)).text
+    return number_text(value).text
+
+
+def is_negative_zero(value: Scalar | None) -> bool:
+    """Tell -0.0, of which Triton drops the sign, from all other numbers."""
+    return isinstance(value, float) and value == 0 and math.copysign(1.0, value) < 0
+
+
+def _negative_zero(dtype: torch.dtype) -> Expression:
+    """``-0.0`` as an expression of ``dtype``: Triton makes +0.0 of every constant that equals zero."""
+    zero = call("tl.full", Expression("()"), _ZERO, Expression(TRITON_DTYPES[dtype]))
+    return infix(zero, "*", _MINUS_ONE)
 
 
 def _converted(value: Scalar, dtype: torch.dtype) -> Scalar:
@@ -292,6 +306,8 @@ class _Arg:
     @property
     def bare(self) -> Expression:
         """For use with an operator whose other side is a tensor of `dtype`: Triton adopts that for a number."""
+        if is_negative_zero(self.value):
+            return self.full
         return self.expression if not self.weak or self.dtype in (torch.float32, torch.float64) else self.typed
 
     @property
@@ -303,6 +319,8 @@ class _Arg:
 
     @property
     def full(self) -> Expression:
+        if is_negative_zero(self.value):
+            return _negative_zero(self.dtype)
         return call("tl.full", Expression("()"), self.expression, Expression(TRITON_DTYPES[self.dtype]))
 
     @property
@@ -310,6 +328,8 @@ class _Arg:
         """Whether Triton gives the bare literal this very dtype."""
         if isinstance(self.value, float):
             size = abs(self.value)
+            if is_negative_zero(self.value):
+                return False
             normal = size == 0 or not size < _FP32_TINY  # subnormal numbers become fp64; NaN is fp32
             return self.dtype is torch.float32 and normal
         if self.dtype is torch.bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from .emission import Emission
 from .expressions import Expression, infix, method
 from .expressions import number as number_text
 from .ops_matmul import settled
-from .ops_pointwise import TRITON_DTYPES, literal
+from .ops_pointwise import TRITON_DTYPES, is_negative_zero, literal
 
 
 def number(e: Emission, op: Op) -> None:
@@ -72,7 +71,7 @@ def iota(e: Emission, op: Op) -> None:
 def full(e: Emission, op: Op) -> None:
     (fill,) = op.operands
     text = literal(fill, op.result.dtype) if not isinstance(fill, Value) else e.operand(fill)
-    negative_zero = isinstance(fill, float) and fill == 0 and math.copysign(1.0, fill) < 0
+    negative_zero = not isinstance(fill, Value) and is_negative_zero(fill)
     # Triton makes +0.0 of every constant that equals zero
     made = f"tl.full({e.shape(op.result.dims)}, {'0.0' if negative_zero else text}, {TRITON_DTYPES[op.result.dtype]})"
     e.assign(op, "full", f"{made} * -1.0" if negative_zero else made)
