@@ -19,7 +19,20 @@ _BITS = struct.Struct("<d")
 #: Types of which equal values have equal bits.
 _EXACT = frozenset((int, bool, str, bytes, type(None), torch.dtype, torch.device))
 #: Types of constants without an identity of their own: an equal one, made anew, leads to the same code.
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic, enum.Enum)
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    np.generic,
+    enum.Enum,
+)
 
 
 def float_key(value: float) -> Hashable:

@@ -15,12 +15,15 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ._locks import importing
+
 
 class LazyModule(ModuleType):
     """Stands for a module of the package; its first attribute access imports it."""
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(importlib.import_module(self.__name__), name)
+        with importing():
+            value = getattr(importlib.import_module(self.__name__), name)
         setattr(self, name, value)
         return value
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import threading
 
-_LOCK = threading.Lock()
+from ._locks import new_lock
+
+_LOCK = new_lock()
 _ATTEMPTS = 8
 
 

@@ -101,6 +101,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("BarrierRequiresPersistent", "BaseError", "hl.barrier() needs a persistent pid_type on this backend, got {pid_type!r}."),
     ("BreakpointInDeviceLoopRequiresInterpret", "BaseError", "breakpoint() stands in device code, which is compiled; run it with HELION_INTERPRET=1 (or ref_mode=helion.RefMode.EAGER) to stop in its source, or with TRITON_INTERPRET=1 to stop in the generated kernel."),
     ("NestedKernelCallsNotSupported", "BaseError", "Kernel {name!r} is called from inside another kernel; put the shared code into a plain function and call that from both."),
+    ("CudaInForkedProcess", "BaseError", "Kernel {kernel!r} is called with tensors of a GPU in a process that was forked after CUDA was initialized, where CUDA cannot be used; start processes by \"spawn\" (multiprocessing.get_context('spawn'), DataLoader(multiprocessing_context='spawn')), or pass CPU tensors."),
     ("NoDeviceLoopsInKernel", "BaseError", "Kernel {kernel!r} has no device loop; put the computation into a `for tile in hl.tile(...)` loop."),
     ("EmptyDeviceLoopAfterDCE", "BaseError", "The device loop of kernel {kernel!r} stores nothing, so there is nothing to compute; assign the result, as in `out[tile] = value`."),
     # --- loops ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from ._compiler.ir.hints import sizes_of_blocks, with_hints
 from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
 from ._lazy import lazy
+from ._locks import new_lock
 from ._shapes import hint_of
 from .backends import BACKENDS, GENERAL
 from .backends.protocol import Backend
@@ -92,7 +92,7 @@ class Analysis:
     #: The same kernel for backends that are predicted to be slower.
     slower: tuple[Analysis, ...] = ()
     _codes: dict[Config, Code] = field(default_factory=dict)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _lock: Any = field(default_factory=new_lock)
 
     @property
     def program(self) -> Program:

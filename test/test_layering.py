@@ -23,8 +23,8 @@ LAYERS = (
     "exc",
     "knobs",
     "_names",
-    "_syntax",
     "_locks",
+    "_syntax",
     "_lazy",
     "_compatibility",
     "_logging",
@@ -149,6 +149,8 @@ COMPUTED_IMPORT_ROOMS = ("_lazy",)
 LARGEST_CIRCLE = 3
 ENVIRONMENT_ROOM = "knobs"
 ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+LOCK_ROOM = "_locks"  # whose locks a forked process makes anew
+LOCK_NAMES = frozenset({"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"})
 DEVICE_ROOM = "hardware"
 # Shared memory per block and per SM in bytes, and SM counts: numbers that mean one device and hardly anything else.
 DEVICE_NUMBERS = frozenset({101376, 102400, 166912, 167936, 232448, 233472, 132, 148})
@@ -371,6 +373,21 @@ def environment_reads(module: Module) -> Iterator[Violation]:
             yield Violation(path=module.path, line=node.lineno, kind="environment", detail=f"os.{name}")
 
 
+def other_locks(module: Module) -> Iterator[Violation]:
+    """Locks that a forked process would find held for ever."""
+    if module.inside(LOCK_ROOM):
+        return
+    for node in module.nodes:
+        found: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module == "threading":
+            found = [alias.name for alias in node.names if alias.name in LOCK_NAMES]
+        elif isinstance(node, ast.Attribute) and node.attr in LOCK_NAMES:
+            found = [node.attr] if isinstance(node.value, ast.Name) and node.value.id == "threading" else []
+        for name in found:
+            assert isinstance(node, ast.stmt | ast.expr)
+            yield Violation(path=module.path, line=node.lineno, kind="lock", detail=f"threading.{name}")
+
+
 def device_numbers(module: Module) -> Iterator[Violation]:
     if module.inside(DEVICE_ROOM):
         return
@@ -480,7 +497,7 @@ def violations(root: Path) -> list[Violation]:
     found: list[Violation] = []
     for module in modules.values():
         found += [*unlisted(module), *wrong_imports(module, modules)]
-        found += [*environment_reads(module), *device_numbers(module), *deciding_printers(module)]
+        found += [*environment_reads(module), *device_numbers(module), *deciding_printers(module), *other_locks(module)]
     found += [*private_accesses(modules), *large_circles(modules), *backend_mentions(modules)]
     return sorted(found, key=lambda v: (v.path, v.line, v.kind))
 
@@ -579,6 +596,10 @@ PLANTED = [
     ("config.py", "import os as _os\n_os.environ['X'] = '1'", "2: environment"),
     ("config.py", "from os import environ as e", "1: environment"),
     ("runtime/kernel.py", "import os.path, os\nos.putenv('X', '1')", "2: environment"),
+    # locks
+    ("config.py", "import threading\nX = threading.Lock()", "2: lock"),
+    ("runtime/kernel.py", "import threading\ndef f():\n    return field(default_factory=threading.RLock)", "3: lock"),
+    ("config.py", "from threading import Condition as C", "1: lock"),
     # backends
     ("pipeline.py", "from helion.backends.triton import emit", "1: backend named"),
     ("pipeline.py", "from helion.backends import triton", "1: backend named"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._locks import new_lock
 from .._shapes import CONCRETE_TENSORS
 
 
@@ -27,7 +27,7 @@ class StubDriver:
     launches: list[Launch] = field(default_factory=list)
 
 
-_LOCK = threading.Lock()
+_LOCK = new_lock()
 _ACTIVE: tuple[StubDriver, ...] = ()
 _CHANGES = 0
 _LISTENERS: list[Callable[[], None]] = []

@@ -20,12 +20,12 @@ import functools
 import importlib.util
 import pathlib
 import sys
-import threading
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _files, exc, hardware, knobs
+from .._locks import new_lock
 from ..config import Config, as_config
 from .signature import tensors_in
 from .targets import target_of, token
@@ -33,7 +33,7 @@ from .targets import target_of, token
 if TYPE_CHECKING:
     from .definition import Definition
 
-_LOCK = threading.RLock()
+_LOCK = new_lock()
 
 
 # --- reading tables -----------------------------------------------------------------------------------------------------

@@ -5,16 +5,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
 from .. import knobs
+from .._locks import new_lock
 
 ENABLED: bool = knobs.MEASURE_COMPILE_TIME.read()
 """Read once, so that a bind costs no more than the look at a flag. While it is set, every call binds."""
 
-_LOCK = threading.Lock()
+_LOCK = new_lock()
 _TIMES: dict[str, list[float]] = {}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _logging, exc
+from .._exact import are_same
 from .._lazy import lazy
 from .._tracebacks import short_errors, shortened
 from ..config import Config
@@ -521,7 +522,7 @@ class BoundKernel:
                     kernel=self.kernel.name, what=name, expected=repr(expected), actual=repr(actual)
                 )
         for name, at, number in self._of.numbers:
-            if pick(values, at) != number:
+            if not are_same(pick(values, at), number):
                 raise exc.BoundToOtherArguments(
                     kernel=self.kernel.name, what=name, expected=repr(number), actual=repr(pick(values, at))
                 )

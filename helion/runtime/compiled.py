@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _files, _logging, exc
 from .._lazy import lazy
+from .._locks import new_lock
 from ..config import Config
 from . import codecache
 from .failures import Reporting
@@ -33,7 +33,7 @@ class Compiled:
 
     def __init__(self, specialized: Specialized, rebind: observed.Rebind) -> None:
         self.specialized = specialized
-        self.lock = threading.RLock()
+        self.lock = new_lock()
         self._rebind = rebind
         self._functions: dict[Config, Callable[..., Any]] = {}
         #: Which config runs where nobody asked for one, once its binary was looked at.

@@ -15,7 +15,6 @@ import collections
 import dataclasses
 import functools
 import linecache
-import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from torch.autograd import forward_ad
 
 from .. import settings
 from .._exact import float_key
+from .._locks import in_forked_process, new_lock
 from .._shapes import CONCRETE_TENSORS, SYMBOLIC, WIDE, SizeClasses, shared_memory
 from .._syntax import parse
 from ..backends import stub
@@ -92,7 +92,7 @@ class Calls:
     def __init__(self, kernel: Definition, full_way: Callable[..., Any]) -> None:
         self._kernel = kernel
         self._full_way = full_way
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._lines: dict[Key, DispatchEntry] = {}
         # the same as a set, which is asked without a hash of their keys
         self._known: set[DispatchEntry] = set()
@@ -185,7 +185,7 @@ class Calls:
 
 
 _LIVE: weakref.WeakSet[Calls] = weakref.WeakSet()
-_LIVE_LOCK = threading.Lock()
+_LIVE_LOCK = new_lock()
 
 
 def _forget_all() -> None:
@@ -196,6 +196,7 @@ def _forget_all() -> None:
 
 
 stub.on_change(_forget_all)
+in_forked_process(_forget_all)  # CUDA does not work there, which the full way says
 settings.on_change(_forget_all)  # written functions look at no settings
 
 

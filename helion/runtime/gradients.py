@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import itertools
 import linecache
-import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from .. import exc
 from .._compiler.autodiff.adjoint import DIFFERENTIABLE
 from .._compiler.autodiff.transform import Backward, check_accesses, differentiate
 from .._compiler.ir.grammar import Program
+from .._locks import new_lock
 from ..backends import GENERAL
 from ..config import Config
 from ..settings import RefMode, Settings
@@ -28,7 +28,7 @@ from .sources import forget_source
 #: What a module with backward kernels begins with.
 _IMPORTS = ("import torch", "", "import helion", "import helion.language as hl")
 _NAMES = itertools.count()
-_MADE = threading.RLock()
+_MADE = new_lock()
 
 
 class Kernel(Protocol):

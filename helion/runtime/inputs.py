@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from .. import exc
 from .._shapes import CONCRETE_TENSORS
+from ..backends import stub
 from .definition import Definition
 from .signature import tensors_in
 
@@ -72,12 +73,13 @@ def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
     records what happens to them, so that an operator has to stand for the call: under FakeTensorMode, functionalization,
     make_fx, torch.export and torch.vmap, and with fake tensors.
 
-    Warns once per kernel when a gradient is wanted that nobody will compute. Raises ``exc.UnsupportedTracer`` under a
+    Warns once per kernel when a gradient is wanted that nobody will compute. Raises ``exc.CudaInForkedProcess``, ``exc.UnsupportedTracer`` under a
     tracer or transform of torch that would miss what the kernel does, and ``exc.UnsupportedTensor`` for tensors that are
     more than memory with strides.
     """
     if _is_under_tracer(kernel):
         return _check_recorded(kernel, values)
+    check_process(kernel, values)
     if kernel.usual_inputs.hold(values):
         return False
     wanted = None
@@ -95,6 +97,12 @@ def check_call(kernel: Definition, values: Sequence[Any]) -> bool:
         if type(warning).__name__ not in kernel.settings.ignore_warnings:
             print(f"WARNING[{type(warning).__name__}]: {warning}", file=sys.stderr)
     return False
+
+
+def check_process(kernel: Definition, values: Sequence[Any]) -> None:
+    """Raise ``exc.CudaInForkedProcess`` for tensors of a GPU where CUDA was initialized before this process was forked."""
+    if torch.cuda._is_in_bad_fork() and any(map(stub.on_gpu, tensors_in(values))):
+        raise exc.CudaInForkedProcess(kernel=kernel.name)
 
 
 def is_recorded(kernel: Definition, values: Sequence[Any]) -> bool:

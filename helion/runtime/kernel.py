@@ -18,6 +18,7 @@ import torch
 from .. import _logging, exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
 from .._lazy import lazy, when_imported
+from .._locks import new_lock, recover
 from .._names import RESERVED, SHARED_MODULES, is_reserved
 from .._tracebacks import short_errors, shortened
 from ..config import Config, as_config
@@ -94,7 +95,8 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         # by all that code depends on, and by class of arguments: the first bound kernel of each stands for all others
         self._bound: BoundKernels[BoundKernel] = BoundKernels()
         self._classes: BoundKernels[BoundKernel] = BoundKernels()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
+        recover(self._lock, self._mend)
         self.__call__ = self._call  # type: ignore[method-assign]
         self.calls = Calls(self, self._call)
         _check_names(fn, self.signature)
@@ -229,6 +231,11 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         object.__setattr__(self, name, value)
         if name in _ASSUMED and "calls" in self.__dict__:
             self.calls.forget()
+
+    def _mend(self) -> None:
+        """Make the tables right in a forked process whose parent was filling them in another thread."""
+        self._bound.mend()
+        self._classes.mend()
 
     def reset(self) -> None:
         """Forget all that was compiled, so that the next call compiles again."""

@@ -10,7 +10,6 @@ import ast
 import builtins
 import functools
 import textwrap
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ import torch
 from .. import exc, pipeline
 from .._compiler.context import Observed
 from .._compiler.ir.grammar import Check
+from .._locks import new_lock
 from .._shapes import dtype_name
 from ..config import Config
 from . import codecache
@@ -41,7 +41,7 @@ class Unexpected:
         self._config = config
         self._module = module
         self._rebind = rebind
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._launches: dict[Any, Callable[[Names], None]] = {}  # by number and what the host code made
 
     def __call__(self, number: int | None, names: Any) -> Any:

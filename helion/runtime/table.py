@@ -46,6 +46,10 @@ class BoundKernels(Generic[E]):
         self._variants: dict[Hashable, tuple[_Held[E], ...]] = {}
         self._count = 0
 
+    def mend(self) -> None:
+        """Count anew, after a thread that was adding one is gone."""
+        self._count = sum(map(len, self._variants.values()))
+
     def __len__(self) -> int:
         return self._count
 

@@ -8,11 +8,11 @@ import select
 import socket
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..._locks import in_forked_process, new_lock
 from . import frames
 
 #: Seconds in which a nursery has imported what it is told to.
@@ -55,7 +55,7 @@ class Nursery:
     ) -> None:
         ours, theirs = socket.socketpair()
         self._control = ours
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._imported = False
         with theirs:
             self._process = subprocess.Popen(
@@ -85,6 +85,11 @@ class Nursery:
             if self._imported or select.select([self._control], [], [], 0)[0]:
                 self._await_imports()
         return self._imported
+
+    def leave(self) -> None:
+        """Let go of a nursery that another process has started."""
+        self._finalizer.detach()
+        self._control.close()
 
     def _await_imports(self) -> None:
         if not self._imported:
@@ -127,7 +132,7 @@ class Nursery:
 
 
 _SHARED: dict[tuple[Any, ...], Nursery] = {}
-_SHARED_LOCK = threading.Lock()
+_SHARED_LOCK = new_lock()
 
 
 def shared_nursery(
@@ -136,11 +141,21 @@ def shared_nursery(
     """One for the whole process and its arguments, so that its imports are waited for once; it ends with the process.
     Another one where it was killed."""
     with _SHARED_LOCK:
-        key = (os.getpid(), *needed, prepare, *arguments)  # a forked process has one of its own
+        key = (*needed, prepare, *arguments)
         found = _SHARED.get(key)
         if found is None or not found.is_alive:
             found = _SHARED[key] = Nursery(needed, prepare, arguments)
         return found
+
+
+def _leave_to_parent() -> None:
+    """In a forked process: close its ends of the sockets of nurseries, which are to end with the process that started them."""
+    for nursery in _SHARED.values():
+        nursery.leave()
+    _SHARED.clear()
+
+
+in_forked_process(_leave_to_parent)
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:

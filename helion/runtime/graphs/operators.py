@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from ... import exc
+from ..._locks import new_lock
 from ..remembered import described
 from .backward import Differentiated, Formula, define_refusal, refusal
 from .kernels import Kernel
@@ -25,7 +25,7 @@ from .trees import Apart, Leaf, key_of, whole
 NAMESPACE = "helion"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 define_refusal(_LIBRARY, NAMESPACE)
-_LOCK = threading.RLock()
+_LOCK = new_lock()
 _OPERATORS: dict[Any, Operator] = {}
 _NAMES: set[str] = set()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ... import knobs
+from ..._locks import is_held_here, new_lock
 from ...autotuner.options import Options
 from ...backends import BACKENDS, stub
 from ...config import Config
@@ -40,7 +40,7 @@ _DECIDED = (
     "autotune_seed_configs",
 )
 
-_UNDER_WAY = threading.Lock()
+_UNDER_WAY = new_lock()
 
 
 def contenders(of: Specialized, config: Config) -> list[Config]:
@@ -73,7 +73,7 @@ def measured(of: Specialized, args: Sequence[Any], config: Config) -> Config:
     """The fastest of ``config``, which would run untuned, and its contenders; ``config`` unless another one is certainly
     faster and gives the same results. Keeps what it finds. Raises whatever goes wrong."""
     seeds = contenders(of, config)
-    if not seeds or is_left_alone(of, args) or not _UNDER_WAY.acquire(blocking=False):
+    if not seeds or is_left_alone(of, args) or not _begun():
         return config
     try:
         asked = {
@@ -90,6 +90,11 @@ def measured(of: Specialized, args: Sequence[Any], config: Config) -> Config:
     if found.result is not None and found.result.why == "interrupted":
         raise KeyboardInterrupt  # it was not meant for a search that nobody asked for
     return found.config
+
+
+def _begun() -> bool:
+    """Take the turn to measure, which no thread has twice; False where another measurement is under way."""
+    return not is_held_here(_UNDER_WAY) and _UNDER_WAY.acquire(blocking=False)
 
 
 def _function(of: Specialized, config: Config) -> Callable[..., Any]:

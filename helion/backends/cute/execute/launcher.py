@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ...._locks import new_lock
 from ... import stub
 from ..plan.refusal import Refusal
 from ..toolchain.kernel import GemmKernel
@@ -45,7 +45,7 @@ class Entry:
     checked: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
 
 
-_LOCK = threading.Lock()
+_LOCK = new_lock()
 _LIBRARIES: dict[str, Library] = {}
 _ENTRIES: dict[tuple[str, int], Entry] = {}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import torch
 
+from ...._locks import new_lock
 from ..plan.workspace import COUNTER_BYTES, MAX_COUNTERS
 
 KEPT_BYTES = 2**28
@@ -25,7 +25,7 @@ class Workspaces:
     def __init__(self, allocate: Allocate, capturing: Callable[[], bool]) -> None:
         self._allocate, self._capturing = allocate, capturing
         self._kept: dict[int, torch.Tensor] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def address(self, size: int, counters: int, stream: int) -> int:
         """Where at least `size` bytes begin whose first `counters` bytes are zero when `stream`, the current one, comes to
@@ -47,7 +47,7 @@ class Workspaces:
         return memory
 
 
-_LOCK = threading.Lock()
+_LOCK = new_lock()
 _WORKSPACES: dict[int, Workspaces] = {}
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .... import _files, _logging
+from ...._locks import new_lock
 from ..plan.dtypes import NUMBER, PITCH, SIZE
 from .kernel import GemmKernel
 from .offline import installed_version
 from .shared_object import NAME, build_shared_object
 
 _LOG = _logging.logger(__name__)
-_LOCK = threading.RLock()
+_LOCK = new_lock()
 _FOUND: dict[str, Path] = {}
 
 SHARED_OBJECT, CUBIN, NOTES = f"{NAME}.so", f"{NAME}.cubin", "notes.json"
@@ -80,7 +80,7 @@ class Library:
         self.launch: Callable[..., int] = self._function("helion_launch", *map(_argument, pointers), _INT, _POINTER)
         self._load = self._function("helion_load", _INT)
         self._clusters = self._function("helion_clusters")
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def _function(self, name: str, *arguments: Any) -> Callable[..., int]:
         function = self._library[name]

@@ -9,7 +9,6 @@ ordinary launcher.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from triton._utils import canonicalize_dtype
 
 from .... import hardware, knobs
 from ...._lazy import lazy
-from ...._locks import TRITON_LOCK
+from ...._locks import TRITON_LOCK, new_lock
 from ...._shapes import CONCRETE_TENSORS
 from ....hardware import Target
 from ... import stub
@@ -161,7 +160,7 @@ class FastLauncher:
         self._stubs: dict[int, Site] = {}
         self._stub_changes = 0
         self._offline: dict[Key, Any] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
         """Launch ``kernel`` over ``grid`` (one to three counts; nothing if one is 0) with these arguments."""

@@ -9,13 +9,15 @@ import builtins
 import contextlib
 import dataclasses
 import functools
+import gc
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...._locks import TRITON_LOCK
+from ...._locks import TRITON_LOCK, is_held_elsewhere, recover
 from ....hardware import Target
 from ...execution import CompileError
 
@@ -271,6 +273,27 @@ def _without_ptx_dump() -> Iterator[None]:
             del vars(nvidia)["print"]
         else:
             vars(nvidia)["print"] = outer
+
+
+def _unshadowed() -> None:
+    """Give Triton its own ``print`` again, in a process that was forked while another thread compiled."""
+    nvidia = sys.modules.get("triton.backends.nvidia.compiler")
+    if nvidia is not None:
+        vars(nvidia).pop("print", None)
+
+
+def _free_functions() -> None:
+    """Make the locks anew under which Triton hashes functions, in a process that was forked while another thread compiled."""
+    from triton.runtime.jit import JITFunction
+
+    for each in gc.get_objects():
+        lock = getattr(each, "_hash_lock", None) if type(each) is JITFunction else None
+        if lock is not None and is_held_elsewhere(lock):
+            lock._at_fork_reinit()
+
+
+recover(TRITON_LOCK, _unshadowed)
+recover(TRITON_LOCK, _free_functions)
 
 
 def _tail(error: BaseException) -> str:

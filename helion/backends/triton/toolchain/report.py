@@ -7,9 +7,9 @@ import os
 import re
 import subprocess
 import tempfile
-import threading
 from typing import TYPE_CHECKING, Any
 
+from ...._locks import new_lock
 from ....hardware import Target
 from ...execution import Resources
 from .offline import ptxas_architecture, ptxas_path
@@ -62,7 +62,7 @@ def _registers_limit(threads: int, target: Target) -> int:
 
 # (registers, spill bytes) by (sha256 of the binary, name of the target).
 _cache: dict[tuple[str, str], tuple[int, int]] = {}
-_cache_lock = threading.Lock()
+_cache_lock = new_lock()
 
 
 def _usage(compiled: CompiledKernel, target: Target) -> tuple[int, int]:

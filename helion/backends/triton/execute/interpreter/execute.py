@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ....._locks import TRITON_LOCK
+from ....._locks import TRITON_LOCK, recover
 from .memory import Memory, Region
 from .races import WARP_LANES, RaceDetector, WatchedTensor, is_detecting
 from .rewrite import Interpreted, adapt, interpreted
@@ -162,6 +162,16 @@ def _bound(fn: JITFunction, args: Sequence[object], kwargs: Mapping[str, object]
         raise TypeError(f"kernel {fn.__name__!r}: {error}") from None
     bound.apply_defaults()
     return bound.arguments
+
+
+def _no_launch() -> None:
+    """Forget the launch that another thread had under way when this process was forked."""
+    builder = SEMANTIC.builder
+    builder.races = None
+    builder.begin("", Memory((), lambda: builder.place), (1, 1, 1))
+
+
+recover(TRITON_LOCK, _no_launch)
 
 
 def _checked_grid(fn: JITFunction, grid: tuple[int, ...]) -> tuple[int, int, int]:

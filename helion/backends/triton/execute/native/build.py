@@ -13,7 +13,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
 import types
 from collections.abc import Iterator
@@ -24,9 +23,10 @@ import torch
 import triton
 
 from ..... import _files, _logging, knobs
+from ....._locks import new_lock
 
 _LOG = _logging.logger(__name__)
-_LOCK = threading.Lock()
+_LOCK = new_lock()
 
 NAME = "helion_native"
 SOURCE = Path(__file__).with_name("native.cpp")
