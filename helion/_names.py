@@ -26,9 +26,18 @@ RESERVED = frozenset(
 _FAMILIES = re.compile(r"_(BLOCK|RDIM|SUBTILE)_SIZE_\w+|_helion_\w+")
 
 
+#: Those that device code alone names: host code, which is a function of its own, may have variables of these names.
+_OF_DEVICE_CODE = frozenset(("tl", "libdevice"))
+
+
 def is_reserved(name: str) -> bool:
-    """Whether a generated module binds the name at its top level or before a launch."""
-    return name in RESERVED or _FAMILIES.fullmatch(name) is not None
+    """Tell that generated host code, or what it calls, has this name: a variable of the user's may not."""
+    return name in RESERVED - _OF_DEVICE_CODE or _FAMILIES.fullmatch(name) is not None
+
+
+def is_reserved_function(name: str) -> bool:
+    """Tell that a generated module binds the name, which its host function may not have. Kernels avoid that one's name."""
+    return name in RESERVED or (is_reserved(name) and not name.startswith("_helion_"))
 
 
 #: Keywords of a launch, over all targets: a parameter of a kernel cannot have such a name.

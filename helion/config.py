@@ -69,6 +69,16 @@ KEYS: Mapping[str, str] = {
     "waves_per_eu": "On AMD GPUs: waves per execution unit that the compiler makes room for; 0 leaves it to Triton.",
     "matrix_instr_nonkdim": "On AMD GPUs: rows and columns of the matrix instruction; 0 leaves it to Triton.",
 }  # fmt: skip
+#: Keys beyond those of the public API, whose names kernels may have given to tunables: then the name is the user's, and the
+#: kernel lacks the key.
+OWN_KEYS = frozenset(
+    (
+        "split_k", "turn_products", "peel_masks", "load_ahead", "join_loops", "hoist_operands", "pack_operands",
+        "transpose_operands", "materialize_products", "product_num_warps", "product_num_stages",
+    )
+)  # fmt: skip
+#: What such a tunable is called where a config is decided on, before its own name.
+TUNABLE = "tunable_"
 #: What a key that is left out of a config reads as.
 _LEFT_OUT: Mapping[str, Any] = {"num_warps": 4, "num_stages": 1, "pid_type": "flat", "num_sm_multiplier": 1}
 _LISTS = frozenset(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .autotuner.proposal import Predicted
     from .autotuner.seeds import SeedReport
     from .autotuner.space import ConfigSpace
-    from .autotuner.space.adjusted import Adjustment
+    from .autotuner.space.adjusted import Adjustment, Dropped
 else:
     # binding needs the front end alone
     collect = lazy("helion._compiler.facts.collect")
@@ -86,7 +86,7 @@ class Analysis:
     #: What it was compiled for; None of an analysis that was put together by hand.
     context: CompileContext | None = None
     #: What configs that were asked for do not get, by config.
-    adjusted: dict[Config, tuple[Adjustment, ...]] = field(default_factory=dict)
+    adjusted: dict[Config, tuple[Adjustment | Dropped, ...]] = field(default_factory=dict)
     #: What every backend came to that was asked, where there was a choice.
     contenders: tuple[Contender, ...] = ()
     #: The same kernel for backends that are predicted to be slower.

@@ -54,7 +54,8 @@ def _line(row: Row) -> str:
     if row.baseline_microseconds is not None:
         gain = f", {row.baseline_microseconds / row.microseconds:.2f} x the seed"
     shapes = " ".join("x".join(map(str, sizes)) for sizes in row.key.shapes)
-    time = f"{row.microseconds:.1f} us{gain} ({row.effort}, {row.tried} tried)"
+    kind = " by prediction" if row.key.target.endswith(" simulated") else ""
+    time = f"{row.microseconds:.1f} us{kind}{gain} ({row.effort}, {row.tried} tried)"
     return f"{row.key.kernel}  {row.key.target}  {row.key.dtypes}  {shapes}  {time}  {row.config!r}"
 
 

@@ -23,7 +23,7 @@ def register_tunable(name: str, fragment: Any) -> Any:
         The number that the config gives: an int, a float or a bool.
 
     Raises:
-        exc.TunableNameConflict: ``name`` is a config key already.
+        exc.TunableNameConflict: ``name`` is a config key of the public API, or another tunable.
         exc.RegisterTunableArgTypes: anything but a string and a fragment.
         exc.TunableTypeNotSupported: the values are no numbers.
     """

@@ -19,7 +19,7 @@ from .. import _logging, exc, hardware, knobs
 from .._compiler.source import Location, parse_kernel
 from .._lazy import lazy, when_imported
 from .._locks import new_lock, recover
-from .._names import RESERVED, SHARED_MODULES, is_reserved
+from .._names import RESERVED, SHARED_MODULES, is_reserved, is_reserved_function
 from .._tracebacks import short_errors, shortened
 from ..config import Config, as_config
 from ..settings import RefMode, Settings
@@ -394,14 +394,14 @@ def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
         name = fn.__code__.co_freevars[0]
         raise exc.ClosuresNotSupported(kernel=fn.__name__, name=name, location=first(name))
     own = fn.__code__.co_name
-    if is_reserved(own):
+    if is_reserved_function(own):
         raise exc.NamingConflict(name=own, what="function", kernel=own, location=first(own))
     for name in signature.parameters:
-        if is_reserved(name) or name in SHARED_MODULES:
+        if is_reserved(name):
             raise exc.NamingConflict(name=name, what="parameter", kernel=fn.__name__, location=first(name))
     for name in (*fn.__code__.co_varnames, *fn.__code__.co_names):
         bound_to = fn.__globals__.get(name)
-        if name in fn.__code__.co_varnames and (is_reserved(name) or name in SHARED_MODULES):
+        if name in fn.__code__.co_varnames and is_reserved(name):
             raise exc.NamingConflict(name=name, what="variable", kernel=fn.__name__, location=first(name))
         is_global = name in fn.__globals__ and name not in fn.__code__.co_varnames
         if (

@@ -17,7 +17,7 @@ from sample_kernels import softmax
 import helion
 import helion.language as hl
 from helion import exc
-from helion.autotuner.cache.rows import Entry, exported
+from helion.autotuner.cache.rows import Entry, exported, merged
 from helion.autotuner.cache.store import default_store
 from helion.autotuner.measure.accuracy import Tolerance, difference
 from helion.autotuner.options import Options
@@ -354,3 +354,15 @@ def test_kernels_of_the_cute_backend_are_tuned(empty_store: None) -> None:
         assert kernel.bind((x, y)).config == config
     expected = torch.relu(x.float() @ y.float() + 1)
     torch.testing.assert_close(kernel(x, y).float(), expected, atol=0.2, rtol=0.02)
+
+
+def test_simulated_answers_are_not_for_gpus(empty_store: None) -> None:
+    x, kernel = torch.randn(3, 130), helion.kernel(softmax)
+    kernel.autotune((x,), effort="minimal", **QUIET)
+    entry = kept_entry(kernel.bind((x,)), (x,))
+    assert entry is not None and entry.row.key.target.endswith(" simulated")
+    on_gpu, store = key_of(kernel.bind((x,))._of, (x,), measured=True), default_store()
+    assert store is not None and on_gpu is not None and store.get(on_gpu) is None
+    assert on_gpu.subject != entry.row.key.subject
+    measured = Entry(row=dataclasses.replace(entry.row, key=on_gpu, microseconds=2 * entry.row.microseconds), sweep=())
+    assert len(merged([entry, measured])) == 2  # neither replaces the other

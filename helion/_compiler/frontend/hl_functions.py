@@ -10,6 +10,7 @@ import torch
 from ... import exc
 from ... import language as hl
 from ..._shapes import ONE, Expr, hint_of, is_power_of_2, next_power_of_2
+from ...config import OWN_KEYS, TUNABLE
 from ...fields import Fragment
 from ...language.atomics import check_dtype
 from ...language.scans import plain_function
@@ -342,7 +343,9 @@ def _register_tunable(t: Tracer, name: Any, fragment: Any) -> Expr:
     value = fragment.default()
     if not isinstance(value, (int, float)):
         raise exc.TunableTypeNotSupported(name=name, got=type(value).__name__)
+    if name in OWN_KEYS:
+        name = f"{TUNABLE}{name}"
     if name in t.registered.tunables:
-        raise exc.TunableNameConflict(name=name)
+        raise exc.TunableNameConflict(name=name.removeprefix(TUNABLE))
     t.registered.tunables[name] = fragment
     return Expr("tunable", (name,), value)

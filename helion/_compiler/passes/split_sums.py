@@ -74,6 +74,10 @@ _REDUCTIONS = {row.combine: row.name for row in REDUCTIONS.values()}
 _NAME = "_helion_parts"
 
 
+#: Why sums are not split that are with sizes which every call has.
+OPEN_GRID = "the sizes of the grid differ from call to call"
+
+
 @remembered
 def summing_loop(program: Program) -> int:
     """The number of the op that is the loop which ``split_sums`` splits. Raises ``Declined``, with the reason, where it
@@ -93,7 +97,7 @@ def summing_loop(program: Program) -> int:
     if len(loops) > 1:
         _check_spread(program, sums, before, behind)
     if any(axis.merged or not fixed_at(axis.begin, 0) or not isinstance(axis.end, int) for axis in root.axes):
-        raise Declined("the sizes of the grid differ from call to call")
+        raise Declined(OPEN_GRID)
     return sums[0].number
 
 
@@ -565,4 +569,4 @@ def _neutral(value: Value, way: str) -> float | int:
     return limits.min if way == "maximum" else limits.max
 
 
-__all__ = ["split_sums", "summing_loop"]
+__all__ = ["OPEN_GRID", "split_sums", "summing_loop"]

@@ -10,6 +10,18 @@ from .fields import Field, PerSlot
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """A key, or entries at the end of a list, that a kernel does not have with these arguments."""
+
+    what: str
+    asked: Any
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}={self.asked!r} is dropped: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Adjustment:
     """``what`` is a key or an entry of one."""
 

@@ -12,6 +12,7 @@ from ..._compiler.passes.flatten import Nest, can_flatten, nests
 from ..._compiler.passes.subtile import COUNTS
 from ..._compiler.sizes import padded_extent
 from ..._shapes import hint_of, next_power_of_2, previous_power_of_2
+from ...config import OWN_KEYS, TUNABLE
 from ...fields import BooleanFragment, EnumFragment, Fragment, MultipleFragment, PermutationFragment, PowerOfTwoFragment
 from ...hardware import Target
 from ...settings import Settings
@@ -26,8 +27,8 @@ from .fields import (
     LoopOrders,
     PerSlot,
     ReductionLoops,
-    Scalar,
     Slot,
+    Tunable,
     nearest,
     values_of,
 )
@@ -75,11 +76,21 @@ def build_space(
         *more.fields,
         _epilogue_field(seen, program, target),
     ]
-    taken = {field.key for field in fields} | set(more.absent)
+    narrow = _is_narrow(program)
+    if narrow:
+        fields = [_spare(field) for field in fields]
+    named = {
+        name.removeprefix(TUNABLE) if name.startswith(TUNABLE) else name for name, _ in program.tunables
+    } & OWN_KEYS
+    fields = [field for field in fields if field.key not in named]
+    absent = {key: why for key, why in more.absent.items() if key not in named}
+    taken = {field.key for field in fields} | set(absent)
     for name, choices in program.tunables:
-        if name in taken:
-            raise exc.TunableNameConflict(name=name)
-        fields.append(Scalar(key=name, fragment=choices, initial=choices.default()))
+        key = name.removeprefix(TUNABLE) if name.removeprefix(TUNABLE) in named else name
+        if key in taken:
+            raise exc.TunableNameConflict(name=key)
+        taken.add(key)
+        fields.append(Tunable(key=key, fragment=choices, initial=choices.default(), name=name))
     return ConfigSpace(
         kernel=program.host.name,
         target=target,
@@ -91,12 +102,27 @@ def build_space(
             **{chunk.ids[0]: chunk.low for chunk in chunks},
         },
         fields=tuple(fields),
-        absent=more.absent,
+        absent=absent,
         verbatim=more.verbatim,
         rules=more.rules,
         planned=more.planned,
         elsewhere=elsewhere,
+        missing={key: value for key, value in more.missing.items() if key in absent},
+        narrow=narrow,
     )
+
+
+def _is_narrow(program: Program) -> bool:
+    """Tell that a dimension has no or one element: its loops and reductions, and what is read for them, are not there."""
+    shapes = (tensor.shape for tensor in program.tensors)
+    extents = (block.extent for block in program.blocks)
+    return any(isinstance(n, int) and n < 2 for sizes in (*shapes, extents) for n in sizes)
+
+
+def _spare(field: Field) -> Field:
+    """A field whose lists may have entries for what is not there."""
+    has_all = isinstance(field, BlockSizes) or not isinstance(field, PerSlot)
+    return field if has_all else dataclasses.replace(field, spare=True)
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------

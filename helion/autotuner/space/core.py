@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -17,9 +17,9 @@ from ...config import EVERY_REDUCTION, Config, as_config
 from ...hardware import Target
 from ..decisions import Decisions
 from ..proposal import Proposal
-from .adjusted import Adjustment, adjustments
-from .fields import BlockSizes, Field, PerSlot
-from .own import Rule
+from .adjusted import Adjustment, Dropped, adjustments
+from .fields import BlockSizes, Field, PerSlot, Tunable
+from .own import Missing, Rule
 from .survey import Survey, Volume
 
 Values = dict[str, Any]
@@ -35,8 +35,11 @@ class ConfigSpace:
 
     ``tunable`` blocks have an entry in ``block_sizes``, ``rollable`` ones in ``reduction_loops``, in that order;
     ``lowest`` is the fewest elements each of them can be given. ``fields`` are the keys of a full config, in order;
-    ``absent`` are keys known elsewhere, with why not here; keys that begin with ``verbatim`` are passed on as they are.
-    ``rules`` settle what goes together; where ``planned``, they refuse tiles that no other key helps. ``default`` is what runs when nothing was tuned: whoever
+    ``absent`` are keys known elsewhere, with why not here, and ``missing`` those of them that other arguments of the kernel
+    may have; keys that begin with ``verbatim`` are passed on as they are. ``narrow``: a dimension has no or one element, so
+    that the kernel has operations, loops and accesses with other sizes that are not here.
+    ``rules`` settle what goes together; where ``planned``, they refuse tiles that no other key helps. ``default`` is what
+    runs when nothing was tuned: whoever
     owns the space puts a full config there with ``dataclasses.replace``; None stands for the conservative one.
     """
 
@@ -54,6 +57,8 @@ class ConfigSpace:
     default: Config | None = None
     #: Of other backends, by name: how the names of their keys begin.
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    narrow: bool = False
 
     # --- configs ----------------------------------------------------------------------------------------------------
 
@@ -74,27 +79,46 @@ class ConfigSpace:
 
         Keys and list entries that are left out take their defaults. Tile sizes out of range are brought into it. What
         has no effect with the rest of the config is reset, so that configs which give the same code are equal.
-        Normalizing twice changes nothing.
+        Normalizing twice changes nothing. The full config of one call is one of every other: keys and entries that the
+        kernel has only with other arguments are dropped.
 
         Raises ``exc.InvalidConfig`` for what is unknown, malformed or impossible, and ``exc.NoFeasibleConfig`` when no
         tile sizes at all keep the kernel's values below the target's largest tile.
         """
         return self._normalize(config, repair=False)
 
-    def adjusted(self, config: Config | Mapping[str, Any]) -> tuple[Adjustment, ...]:
+    def adjusted(self, config: Config | Mapping[str, Any]) -> tuple[Adjustment | Dropped, ...]:
         """What ``config`` says and ``normalize`` gives otherwise, with the reasons. Raises as that does."""
         given = self._spelt_out(as_config(config))
         values = self._read(given)
         snapshots = [("the dimension takes no other", dict(values))]
         # other keys are read as what they say, in its normal form
-        asked = {key: given[key] if key in _GRANTED else values[key] for key in given if key in values}
+        asked = {key: self._kept(key, given) if key in _GRANTED else values[key] for key in given if key in values}
         self._settle_sizes(values, self._chosen(given))
-        snapshots.append(("it lies inside a tile of that size", dict(values)))
+        snapshots.append(("what is around it leaves room for no more", dict(values)))
         settled = self.decode(values)
         for rule in self.rules:
             settled = rule.settle(settled, False)
             snapshots.append((rule.why, self._recode(values, settled)))
-        return adjustments(self.fields, asked, snapshots)
+        return (*self._dropped(given), *adjustments(self.fields, asked, snapshots))
+
+    def _kept(self, key: str, given: Config) -> Any:
+        known = self.field(key)
+        return known.kept(given[key]) if isinstance(known, PerSlot) else given[key]
+
+    def _dropped(self, given: Config) -> Iterator[Dropped]:
+        """Keys and entries of ``given``, which can be read, that are for other arguments."""
+        for key, missing in self.missing.items():
+            if key in given and not missing.asks_for_nothing(given[key]):
+                yield Dropped(what=key, asked=given[key], why=self.absent[key])
+        for each in self.fields:
+            asked = given.config.get(each.key)
+            if isinstance(each, PerSlot) and isinstance(asked, (list, tuple)) and len(asked) > len(each.slots):
+                spare = [entry for entry in asked[len(each.kept(asked)) :] if not _asks_for_nothing(entry)]
+                if each.spare and any(entry not in ("", 0, 1) for entry in spare):
+                    yield Dropped(
+                        what=each.key, asked=asked, why=f"with these arguments it has {len(each.slots)} entries"
+                    )
 
     def repair(self, config: Config | Mapping[str, Any]) -> Config:
         """As ``normalize``, but tiles that are too large together, or for the backend's plan, are made smaller, the largest
@@ -139,7 +163,8 @@ class ConfigSpace:
         Raises KeyError when it names a block, a root or a load that has no such setting.
         """
         wishes = ((field.key, field.encode(proposal)) for field in self.fields)
-        return {**{key: wish for key, wish in wishes if wish is not None}, **proposal.verbatim}
+        verbatim = {key: value for key, value in proposal.verbatim.items() if key not in self._renamed}
+        return {**{key: wish for key, wish in wishes if wish is not None}, **verbatim}
 
     # --- decisions --------------------------------------------------------------------------------------------------
 
@@ -155,8 +180,17 @@ class ConfigSpace:
             sizes=self.sizes(full),
             chunked=self.rolled(full),
             entries=lists,
-            values={key: value for key, value in full.items() if key not in lists and key not in _SIZES},
+            values={
+                self._renamed.get(key, key): value
+                for key, value in full.items()
+                if key not in lists and key not in _SIZES
+            },
         )
+
+    @functools.cached_property
+    def _renamed(self) -> dict[str, str]:
+        """Tunables with the name of a key that other kernels have, by what the program calls them."""
+        return {f.key: f.name for f in self.fields if isinstance(f, Tunable) and f.key != f.name}
 
     # --- sizes ------------------------------------------------------------------------------------------------------
 
@@ -166,7 +200,8 @@ class ConfigSpace:
         A tile's is its slot's, or fixed by the kernel; 1 for ``hl.grid``; for a whole dimension the chunk, else its
         extent rounded up to a power of two (as seen when binding, where extents differ from call to call).
         """
-        sizes = {block.id: _fixed_size(block, config) for block in self.survey.blocks if block.base is None}
+        named = {**config, **{name: config[key] for key, name in self._renamed.items()}} if self._renamed else config
+        sizes = {block.id: _fixed_size(block, named) for block in self.survey.blocks if block.base is None}
         sizes.update(zip(self.tunable, config["block_sizes"], strict=True))
         for block, chunk in zip(self.rollable, config["reduction_loops"], strict=True):
             if chunk is not None:
@@ -301,9 +336,18 @@ class ConfigSpace:
             known += f" are {', '.join((*self.keys, f'{self.verbatim}*'))}"
             raise exc.InvalidConfig(f"Invalid config keys {unknown} for kernel {self.kernel!r}; {known}.")
         for key in others:
-            if not _asks_for_nothing(given[key]):
-                raise exc.InvalidConfig(f"{key} cannot be {given[key]!r}: {self.absent[key]}; leave it out.")
+            self._check_absent(key, given[key])
         return verbatim
+
+    def _check_absent(self, key: str, value: Any) -> None:
+        """Raise for a value that no other arguments of the kernel take either."""
+        missing = self.missing.get(key)
+        if _asks_for_nothing(value) or (missing is not None and missing.asks_for_nothing(value)):
+            return
+        if missing is None or missing.fragment is None or (missing.structural and not self.narrow):
+            raise exc.InvalidConfig(f"{key} cannot be {value!r}: {self.absent[key]}; leave it out.")
+        if (why := missing.why_not(value)) is not None:
+            raise exc.InvalidConfig(f"{key} {why}.")
 
     def _refuse_elsewhere(self, key: str) -> None:
         """Raises for a key of another backend."""
@@ -319,19 +363,25 @@ class ConfigSpace:
     def _settle_sizes(self, values: Values, chosen: Collection[int]) -> None:
         """Keeps tiles inside the tile they walk over, and every value below the largest tile of the target.
 
-        Blocks in ``chosen`` were sized on purpose: when they are too large that is an error.
+        Blocks in ``chosen`` were sized on purpose: when they are too large that is an error, unless it takes a dimension that
+        is held whole, which may be shorter with other arguments.
         """
         before = self.sizes(values)
         sizes = dict(before)
         self._keep_inside(sizes)
         for blocks in (self.tunable, self.rollable):
             too_large = self._shrink(sizes, [block for block in blocks if block not in chosen])
+        if too_large is not None and self._has_whole_dimension(too_large):  # with shorter ones the sizes would do
+            too_large = self._shrink(sizes, (*self.tunable, *self.rollable))
         self._keep_inside(sizes)
         if too_large is not None:
             raise self._refusal(too_large, sizes)
         values["block_sizes"] = [sizes[block] for block in self.tunable]
         chunks = zip(self.rollable, values["reduction_loops"], strict=True)
         values["reduction_loops"] = [sizes[b] if sizes[b] < before[b] else chunk for b, chunk in chunks]
+
+    def _has_whole_dimension(self, volume: Volume) -> bool:
+        return any(self.survey.blocks[block].kind == "full" for block in volume.blocks)
 
     def _keep_inside(self, sizes: dict[int, int]) -> None:
         for block, outer in self.survey.inner.items():

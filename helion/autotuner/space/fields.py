@@ -124,12 +124,14 @@ class Field(abc.ABC):
 @dataclass(frozen=True, kw_only=True)
 class Scalar(Field):
     """A key with one value. ``remedies`` say why a value that is known elsewhere is not legal here; ``searched`` are
-    the values worth trying, if not all: the others are legal all the same."""
+    the values worth trying, if not all: the others are legal all the same. What only ``elsewhere`` has, with other
+    arguments of the kernel, is brought into range."""
 
     fragment: Fragment
     initial: Any
     remedies: Mapping[Any, str] | None = None
     searched: Fragment | None = None
+    elsewhere: Fragment | None = None
 
     def default(self) -> Any:
         return self.initial
@@ -137,6 +139,8 @@ class Scalar(Field):
     def read(self, value: Any) -> Any:
         if (why := self.fragment.why_not(value)) is None:
             return value
+        if self.elsewhere is not None and self.elsewhere.why_not(value) is None:
+            return nearest(self.fragment, value, self.initial)
         remedy = (self.remedies or {}).get(value) if isinstance(value, str) else None
         raise exc.InvalidConfig(f"{self.key} {why}{f': {remedy}' if remedy else ''}.")
 
@@ -152,6 +156,17 @@ class Scalar(Field):
 
     def coordinates(self, value: Any) -> list[float]:
         return coordinates(self.fragment, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tunable(Scalar):
+    """A key of the kernel's own. Proposals and decisions know it by its ``name`` in the program, which is none of our keys."""
+
+    name: str
+
+    def encode(self, proposal: Proposal) -> Any:
+        wish = proposal.values.get(self.name)
+        return None if wish is None else nearest(self.fragment, wish, self.initial)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,11 +225,15 @@ class Slot:
 class PerSlot(Field):
     """A key with a list of values. ``per`` completes "one entry per".
 
-    A list that is too short is filled with defaults, one that is too long is refused.
+    A list that is too short is filled with defaults. One that is too long is refused, unless the kernel has more entries
+    with other arguments (``spare``): then those that are not for these are dropped. Entries that only ``elsewhere`` has
+    are brought into range.
     """
 
     slots: tuple[Slot, ...]
     per: str
+    spare: bool = False
+    elsewhere: Fragment | None = None
 
     def default(self) -> list[Any]:
         return [_fresh(slot.initial) for slot in self.slots]
@@ -223,7 +242,9 @@ class PerSlot(Field):
         if not isinstance(value, (list, tuple)):
             raise exc.InvalidConfig(f"{self.key} must be a list with one entry per {self.per}, got {value!r}.")
         self.check_length(value)
-        entries = [self.entry(i, slot, v) for i, (slot, v) in enumerate(zip(self.slots, value, strict=False))]
+        kept = self.kept(value)
+        read = self.entry if len(kept) == len(value) else self.moved
+        entries = [read(i, slot, v) for i, (slot, v) in enumerate(zip(self.slots, kept, strict=False))]
         return entries if len(entries) == len(self.slots) else [*entries, *self.default()[len(entries) :]]
 
     def decode(self, value: Sequence[Any]) -> dict[Place, Any]:
@@ -238,8 +259,16 @@ class PerSlot(Field):
         """The full list that ``decode`` gives ``entries`` of."""
         return [entries[slot.at] for slot in self.slots]
 
+    def kept(self, value: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries of a list that are for these arguments."""
+        return value[: len(self.slots)]
+
+    def moved(self, at: int, slot: Slot, value: Any) -> Any:
+        """Return an entry of a list that is too long: it may be about another slot, which takes other values."""
+        return self.entry(at, slot, value) if slot.fragment.why_not(value) is None else _fresh(slot.initial)
+
     def check_length(self, value: Sequence[Any]) -> None:
-        if len(value) > len(self.slots):
+        if len(value) > len(self.slots) and not self.spare:
             raise exc.InvalidConfig(f"{self.key} has {self.counted(len(value))}.")
 
     def counted(self, got: int) -> str:
@@ -249,6 +278,8 @@ class PerSlot(Field):
 
     def entry(self, at: int, slot: Slot, value: Any) -> Any:
         """One entry in its normal form."""
+        if self.elsewhere is not None and not slot.remedy and self.elsewhere.why_not(value) is None:
+            value = nearest(slot.fragment, value, slot.initial)
         if (why := slot.fragment.why_not(value)) is not None:
             raise self.refusal(at, slot, f"{why}{f': {slot.remedy}' if slot.remedy else ''}")
         return list(value) if isinstance(value, tuple) else value
@@ -390,6 +421,17 @@ class ReductionLoops(PerSlot):
             raise self.refusal(at, slot, f"{why} (or None to hold the row at once)")
         return self.chunk(slot, max(1, value) if small else value)
 
+    def kept(self, value: Sequence[Any]) -> Sequence[Any]:
+        """Return the smallest chunks: what was made to fit with more dimensions fits."""
+        spare = len(value) - len(self.slots)
+        if spare <= 0:
+            return value
+        largest = sorted(range(len(value)), key=lambda at: -_elements(value[at]))[:spare]
+        return [entry for at, entry in enumerate(value) if at not in largest]
+
+    def moved(self, at: int, slot: Slot, value: Any) -> int | None:
+        return self.entry(at, slot, value)
+
     def chunk(self, slot: Slot, value: int) -> int | None:
         assert isinstance(slot, Chunk)
         value = max(value, slot.low)
@@ -416,6 +458,10 @@ class ReductionLoops(PerSlot):
                 at = values.index(value[i])
                 found += [[*value[:i], values[j], *value[i + 1 :]] for j in (at - 1, at + 1) if 0 <= j < len(values)]
         return found
+
+
+def _elements(chunk: Any) -> float:
+    return chunk if isinstance(chunk, int) else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,28 +127,23 @@ def _single_tiles(scene: Scene, decisions: Decisions, repair: bool) -> Decisions
 
 
 def _long_axes(scene: Scene, decisions: Decisions, repair: bool) -> Decisions:
-    if decisions.values["pid_type"] != "xyz" or not (excess := _xyz_excess(scene, decisions)):
-        return decisions
-    if not repair:
-        raise exc.InvalidConfig(excess)
-    return decisions.valued(pid_type="flat")
+    """A grid that is too long for a dimension of the launch is numbered, as shorter ones of the kernel need not be."""
+    return decisions.valued(pid_type="flat") if _is_too_long(scene, decisions) else decisions
 
 
-def _xyz_excess(scene: Scene, decisions: Decisions) -> str:
-    """Which axis of the grid is too long for ``pid_type="xyz"``, "" when none is."""
+def _is_too_long(scene: Scene, decisions: Decisions) -> bool:
+    """Tell that an axis of the grid is too long for ``pid_type="xyz"``."""
+    if decisions.values["pid_type"] != "xyz":
+        return False
     (root,) = scene.seen.roots
     (order,) = (order for loop, order in decisions.entries["loop_orders"].items() if loop == 0)
-    for letter, limit, at in zip("xyz", scene.target.max_grid, order, strict=False):
+    for limit, at in zip(scene.target.max_grid, order, strict=False):
         axis = root.axes[at]
         step = hint_of(axis.step) if axis.scalar else decisions.sizes[axis.block]
         count = cdiv(bound_seen(axis.end) - bound_seen(axis.begin), step)
         if count > limit:
-            name = scene.seen.blocks[axis.block].name
-            return (
-                f"pid_type 'xyz' puts {count} programs of {name} along {letter}, which takes {limit}; use 'flat', "
-                "another loop_orders or larger block_sizes."
-            )
-    return ""
+            return True
+    return False
 
 
 def bound_seen(bound: Bound) -> int:

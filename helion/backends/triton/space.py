@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..._compiler.ir.grammar import Block, LoopAxis, OperandRef, Program
@@ -13,8 +14,8 @@ from ..._compiler.passes.join import joinable_loops
 from ..._compiler.passes.materialize import split_off
 from ..._compiler.passes.pack import unaligned_operands
 from ..._compiler.passes.peel import peelable
-from ..._compiler.passes.split_sums import spread_loops
-from ..._shapes import cdiv, previous_power_of_2
+from ..._compiler.passes.split_sums import OPEN_GRID, spread_loops
+from ..._shapes import Expr, cdiv, previous_power_of_2
 from ...autotuner.space.fields import (
     Field,
     Indexing,
@@ -24,7 +25,7 @@ from ...autotuner.space.fields import (
     Scalar,
     Slot,
 )
-from ...autotuner.space.own import OwnKeys
+from ...autotuner.space.own import Missing, OwnKeys
 from ...autotuner.space.survey import Survey
 from ...fields import BooleanFragment, EnumFragment, Fragment, IntegerFragment, PowerOfTwoFragment, values_of
 from ...hardware import Target
@@ -64,6 +65,48 @@ _NOT_GENERATED = {
 }
 
 
+_FLAG = BooleanFragment()
+#: Keys of a full config that other sizes, strides, settings or targets have.
+_MISSING: dict[str, Missing] = {
+    "range_warp_specializes": Missing(fragment=_TRISTATE),
+    "split_k": Missing(fragment=PowerOfTwoFragment(1, MOST_SPREAD), initial=1, structural=True),
+    "turn_products": Missing(fragment=_FLAG, initial=False, structural=True),
+    "pack_operands": Missing(fragment=_FLAG, initial=False, structural=True),
+    "transpose_operands": Missing(fragment=_FLAG, initial=False, structural=True),
+    "hoist_operands": Missing(fragment=_FLAG, initial=False, structural=True),
+    "join_loops": Missing(fragment=_FLAG, initial=False, structural=True),
+    "peel_masks": Missing(fragment=_FLAG, initial=False, structural=True),
+    "load_ahead": Missing(fragment=IntegerFragment(0, _STEP_STAGES), initial=0, structural=True),
+    "materialize_products": Missing(fragment=PowerOfTwoFragment(1, _MOST_SIDE), structural=True),
+    "product_num_warps": Missing(fragment=PowerOfTwoFragment(1, 32), structural=True),
+    "product_num_stages": Missing(fragment=IntegerFragment(1, 8), structural=True),
+}
+_PRODUCTS = frozenset(("dot", "dot_scaled"))
+#: Those of products that strides and types decide, and those that sizes which differ from call to call rule out.
+_OF_PRODUCTS = ("turn_products", "pack_operands", "transpose_operands")
+_OF_KNOWN_SIZES = ("hoist_operands", "materialize_products", "product_num_warps", "product_num_stages")
+#: Keys that no arguments of a kernel have on this target, which ask for nothing at these values.
+_NEUTRAL: dict[str, Any] = {"waves_per_eu": 0, "matrix_instr_nonkdim": 0, "num_ctas": 1, "occupancy": 1}
+
+
+def _missing(program: Program, settings: Settings, absent: Mapping[str, str]) -> dict[str, Missing]:
+    """Return what the keys are that a kernel has with other arguments. Those about products depend on sizes, strides and
+    types alone where there is a product, and ``split_k`` where a grid has open sizes; a checked kernel is rewritten by none."""
+    multiplies = any(op.kind in _PRODUCTS for op in program.walk())
+    is_open = any(isinstance(n, Expr) for tensor in program.tensors for n in tensor.shape)
+    differing = {
+        *(_OF_PRODUCTS if multiplies else ()),
+        *(_OF_KNOWN_SIZES if multiplies and is_open else ()),
+        *(("split_k",) if absent.get("split_k") == OPEN_GRID else ()),
+    }
+    known = {
+        key: dataclasses.replace(each, structural=each.structural and key not in differing and not settings.checked)
+        for key, each in _MISSING.items()
+    }
+    neutral = {key: Missing(fragment=None, initial=value) for key, value in _NEUTRAL.items()}
+    return {**known, **neutral}
+
+
 def own_keys(seen: Survey, program: Program, target: Target, settings: Settings) -> OwnKeys:
     """The keys of a program, and the rules that settle them."""
     absent = dict(_NOT_GENERATED)
@@ -86,6 +129,7 @@ def own_keys(seen: Survey, program: Program, target: Target, settings: Settings)
         fields=tuple(fields),
         absent=absent,
         verbatim=VERBATIM_PREFIX,
+        missing=_missing(program, settings, absent),
         rules=rules(seen, program, target, settings),
     )
 
@@ -102,7 +146,8 @@ def _range_fields(seen: Survey, target: Target, settings: Settings, absent: dict
             continue
         slots = tuple(_range_slots(seen, key, fragment))
         per = "grid loop and per dimension of a device loop"
-        fields.append(PerSlot(key=key, slots=slots, per=per))
+        elsewhere = IntegerFragment(0, _STEP_STAGES) if key == "range_num_stages" else None
+        fields.append(PerSlot(key=key, slots=slots, per=per, elsewhere=elsewhere))
     return fields
 
 
@@ -150,7 +195,7 @@ def _static_field(seen: Survey) -> Field:
         if _is_static(seen.blocks[axis.block], axis)
     )
     per = f"dimension of a device loop with constant bounds and at most {STATIC_TRIPS} iterations"
-    return PerSlot(key="static_ranges", slots=tuple(slots), per=per)
+    return PerSlot(key="static_ranges", slots=tuple(slots), per=per, spare=True)  # other sizes take fewer iterations
 
 
 def _is_static(block: Block, axis: LoopAxis) -> bool:

@@ -65,7 +65,8 @@ def tuned(
     """
     store = default_store()
     listed = bool(given) and only
-    key = None if store is None else key_of(of, args, _tag(given) if listed else "")
+    tag = _tag(given) if listed else ""
+    key = None if store is None else key_of(of, args, tag)
     if not force and store is not None and key is not None:
         row = store.get(key)
         if row is not None and (known := legal(of, row.config)) is not None:

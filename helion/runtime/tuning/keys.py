@@ -20,9 +20,19 @@ from ..specialized import Specialized
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def key_of(of: Specialized, args: Sequence[Any], tag: str = "") -> Key | None:
-    """None for a specialization that other processes cannot recognise: it depends on objects without a text of their own."""
+def is_simulated(args: Sequence[Any]) -> bool:
+    """Tell that times of a kernel with these arguments are predicted: no tensor is on a GPU."""
+    return not any(tensor.device.type == "cuda" for tensor in tensors_in(args))
+
+
+def key_of(of: Specialized, args: Sequence[Any], tag: str = "", *, measured: bool | None = None) -> Key | None:
+    """Return the key of an answer: of a ``measured`` one, or of one whose times are predicted, which is for no GPU; None
+    goes by where the arguments are.
+
+    None for a specialization that other processes cannot recognise: it depends on objects without a text of their own.
+    """
     specialization = repr((any_device(of.key), of.numbers))
+    predicted = is_simulated(args) if measured is None else not measured
     if _ADDRESS.search(specialization):
         return None
     tensors = list(tensors_in(args))
@@ -32,7 +42,7 @@ def key_of(of: Specialized, args: Sequence[Any], tag: str = "") -> Key | None:
         kernel=of.kernel.name,
         source=_digest("".join((inspect.getsource(of.kernel.fn), *_definitions(of)))),
         specialization=specialization,
-        target=f"{of.target.name} {of.target.num_sms} {backend}",
+        target=f"{of.target.name} {of.target.num_sms} {backend}{' simulated' if predicted else ''}",
         versions=versions,
         space=_digest(repr([(field.key, field.default()) for field in of.analysis.space.fields])),
         dtypes=" ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors),

@@ -50,10 +50,11 @@ def load_configs(path: str | os.PathLike[str]) -> int:
 def loaded_config(of: Specialized, args: Sequence[Any]) -> Config | None:
     """The config that was loaded for a kernel and these arguments, in full."""
     known = _LOADED.get(of.kernel.name)
-    key = keys.key_of(of, args) if known else None
-    if known is None or key is None:
+    if known is None:
         return None
-    row = next((row for row in reversed(known) if row.key.subject == key.subject), None)
+    wanted = [keys.key_of(of, args), keys.key_of(of, args, measured=True)]
+    subjects = [key.subject for key in wanted if key is not None]
+    row = next((row for row in reversed(known) if row.key.subject in subjects), None)
     if row is None:
         return None
     try:

@@ -64,7 +64,7 @@ def ranked(of: Specialized, options: Options, configs: int) -> Ranked:
 
 def entry_of(of: Specialized, args: Sequence[Any], found: Ranked) -> Entry:
     """What is kept of it. Raises ``exc.InvalidAPIUsage`` for arguments that other processes cannot recognise."""
-    key = key_of(of, args)
+    key = key_of(of, args, measured=True)  # for calls on that GPU
     if key is None:
         raise exc.InvalidAPIUsage(f"Configs of kernel {of.kernel.name!r} for these arguments cannot be kept.")
     times = {outcome.config: outcome.time for outcome in found.outcomes}

@@ -55,7 +55,8 @@ def tuned_for_all(
     """The config that is fastest for all of ``sets`` together, in the space of the first. Keeps what it finds."""
     first, args = sets[0]
     store = default_store()
-    key = None if store is None else key_of(first, args, _tag(sets, aggregation, relative_to, cache_tag))
+    tag = _tag(sets, aggregation, relative_to, cache_tag)
+    key = None if store is None else key_of(first, args, tag)
     if not force and store is not None and key is not None:
         row = store.get(key)
         if row is not None and (known := legal(first, row.config)) is not None:

@@ -63,11 +63,13 @@ def test_closing_over_a_local_variable() -> None:
 
 
 def test_parameter_named_like_generated_code() -> None:
-    def kernel(tl):
-        for tile in hl.tile(tl.size(0)):
-            tl[tile] = 0
+    def kernel(triton):
+        for tile in hl.tile(triton.size(0)):
+            triton[tile] = 0
 
-    with pytest.raises(exc.NamingConflict, match="The name 'tl' is used by generated code; rename the parameter 'tl'"):
+    with pytest.raises(
+        exc.NamingConflict, match="The name 'triton' is used by generated code; rename the parameter 'triton'"
+    ):
         helion.kernel(kernel)
 
 

@@ -376,8 +376,12 @@ def test_sums_that_are_not_split(fn: Callable[..., Any], why: str) -> None:
 
 def test_grids_whose_size_changes_are_not_split() -> None:
     bound = helion.kernel(plain, static_shapes=False).bind((torch.empty(64, 256), torch.empty(256, 64)))
-    with pytest.raises(exc.InvalidConfig, match="differ from call to call"):
-        bound.config_spec.normalize(helion.Config(split_k=2))
+    space, asked = bound.config_spec, helion.Config(block_sizes=[16, 16, 16], split_k=2)
+    assert space.normalize(asked) == space.normalize(helion.Config(block_sizes=[16, 16, 16]))
+    (said,) = space.adjusted(asked)
+    assert str(said) == "split_k=2 is dropped: the sizes of the grid differ from call to call"
+    with pytest.raises(exc.InvalidConfig, match="split_k must be a power of two, got 3"):
+        space.normalize(helion.Config(block_sizes=[16, 16, 16], split_k=3))
 
 
 def diagonal(x, y):

@@ -1,0 +1,53 @@
+"""Tunables with the names of keys that the public API does not have: the name is the user's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import helion
+import helion.language as hl
+from helion import exc
+from helion.autotuner import PowerOfTwoFragment
+from helion.config import KEYS, OWN_KEYS
+
+
+def split_product(x: torch.Tensor, y: torch.Tensor, name: hl.constexpr) -> torch.Tensor:
+    m, k = x.size()
+    n = y.size(1)
+    out = torch.zeros([m, n], dtype=torch.float32)
+    parts = hl.register_tunable(name, PowerOfTwoFragment(1, 64))
+    size = helion.next_power_of_2(helion.cdiv(k, parts))
+    for tile_m, tile_n, outer in hl.tile([m, n, k], block_size=[None, None, size]):
+        acc = hl.zeros([tile_m, tile_n])
+        for inner in hl.tile(outer.begin, outer.end):
+            acc = torch.addmm(acc, x[tile_m, inner], y[inner, tile_n])
+        hl.atomic_add(out, [tile_m, tile_n], acc)
+    return out
+
+
+@pytest.mark.parametrize("name", sorted(OWN_KEYS))
+def test_a_tunable_named_like_an_own_key(name: str) -> None:
+    x, y = torch.randn(20, 100) + 0.25, torch.randn(100, 30)
+    kernel = helion.kernel(
+        split_product, config=helion.Config(block_sizes=[16, 16, 16], **{name: 4}), static_shapes=True
+    )
+    torch.testing.assert_close(kernel(x, y, name), x @ y, atol=1e-3, rtol=1e-3)
+    bound = kernel.bind((x, y, name), target="sm_90")
+    space = bound.config_spec
+    full = space.normalize(kernel.configs[0])
+    assert full[name] == 4 and space.keys.count(name) == 1
+    for parts, size in ((1, 128), (4, 32)):
+        code = bound.to_triton_code(helion.Config(block_sizes=[16, 16, 16], **{name: parts}))
+        assert f"= tl.constexpr({size})" in code and code.count("@triton.jit") == 1
+    with pytest.raises(exc.InvalidConfig, match=f"{name} must be"):
+        space.normalize(helion.Config(block_sizes=[16, 16, 16], **{name: 3}))
+    for seed in bound._analysis.seeds.seeds:  # proposals for the key that the kernel lacks are none for the tunable
+        assert space.normalize(seed.config) == seed.config
+
+
+def test_public_keys_stay_what_they_are() -> None:
+    assert set(KEYS) >= OWN_KEYS
+    for name in ("num_warps", "block_sizes", "indexing", "pid_type"):
+        with pytest.raises(exc.TunableNameConflict, match=name):
+            helion.kernel(split_product).bind((torch.randn(4, 4), torch.randn(4, 4), name)).to_triton_code()
