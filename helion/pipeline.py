@@ -21,7 +21,7 @@ from ._compiler.passes.rolling import rollable_blocks
 from ._compiler.pipeline import front_end
 from ._lazy import lazy
 from ._locks import new_lock
-from ._shapes import hint_of
+from ._shapes import NeedsValue, hint_of
 from .backends import BACKENDS, GENERAL
 from .backends.protocol import Backend
 from .config import Config, as_config
@@ -302,11 +302,18 @@ def analyse(
 
     *others, last = _asked(name, backend or settings.backend or _unasked(_device(name, arguments)))
     found = {each.name: _unless_refused(analysed, each, configs) for each in others}
-    if not any(isinstance(each, Analysis) for each in found.values()):
-        chosen = replace(analysed(last), contenders=_refused(found))
+    if any(isinstance(each, Analysis) for each in found.values()):
+        found = _planned({**found, last.name: _unless_refused(analysed, last, configs)}, configs)
+    if any(isinstance(each, Analysis) for each in found.values()):
+        chosen = _fastest(found, configs)
     else:
-        chosen = _fastest({**found, last.name: _unless_refused(analysed, last, configs)}, configs)
+        others_refused = {name: each for name, each in found.items() if name != last.name}
+        chosen = replace(_of_last(analysed, last, others_refused), contenders=_refused(others_refused))
     return chosen.depending_on(divided)
+
+
+#: What a backend raises for a kernel or config that it cannot have.
+_REFUSALS = (exc.BackendUnsupported, exc.InvalidConfig, exc.NoFeasibleConfig, NeedsValue)
 
 
 def _unless_refused(
@@ -317,10 +324,37 @@ def _unless_refused(
         found = analysed(backend)
         for config in configs:
             found.space.normalize(config)
-    except (exc.BackendUnsupported, exc.InvalidConfig) as refusal:
+        refused = found.refusal()
+    except _REFUSALS as refusal:
         return str(refusal)
-    refused = found.refusal()
     return found if refused is None else refused.message
+
+
+def _planned(found: Mapping[str, Analysis | str], configs: Sequence[Config]) -> dict[str, Analysis | str]:
+    """The analyses whose backend has a plan for what would run, and why the others are not in question. The general backend
+    plans what it takes."""
+
+    def planned(each: Analysis | str) -> Analysis | str:
+        if isinstance(each, str) or each.backend.name == GENERAL or not each.program.roots:
+            return each
+        try:
+            each.plan(each.space.normalize(configs[0]) if configs else each.default_config)
+        except _REFUSALS as refusal:
+            return str(refusal)
+        return each
+
+    return {name: planned(each) for name, each in found.items()}
+
+
+def _of_last(
+    analysed: Callable[[Backend[Any]], Analysis], last: Backend[Any], refused: Mapping[str, Analysis | str]
+) -> Analysis:
+    """What the last backend makes of a kernel that no other one takes. Where it does not, its error has all reasons."""
+    try:
+        return analysed(last)
+    except exc.BackendUnsupported as error:
+        error.message += "".join(f" Not {name} either: {reason}" for name, reason in refused.items())
+        raise
 
 
 def _refused(found: Mapping[str, Analysis | str]) -> tuple[Contender, ...]:

@@ -18,7 +18,7 @@ from ...hardware import Target
 from ..decisions import Decisions
 from ..proposal import Proposal
 from .adjusted import Adjustment, Dropped, adjustments
-from .fields import BlockSizes, Field, PerSlot, Tunable
+from .fields import BlockSizes, Field, PerAccess, PerSlot, Tunable
 from .own import Missing, Rule
 from .survey import Survey, Volume
 
@@ -113,9 +113,14 @@ class ConfigSpace:
                 yield Dropped(what=key, asked=given[key], why=self.absent[key])
         for each in self.fields:
             asked = given.config.get(each.key)
+            asked = [asked] if isinstance(asked, str) and isinstance(each, PerAccess) and each.ignored else asked
             if isinstance(each, PerSlot) and isinstance(asked, (list, tuple)) and len(asked) > len(each.slots):
                 spare = [entry for entry in asked[len(each.kept(asked)) :] if not _asks_for_nothing(entry)]
-                if each.spare and any(entry not in ("", 0, 1) for entry in spare):
+                if isinstance(each, PerAccess) and each.ignored:
+                    spare = [entry for entry in spare if entry != each.choice.default()]
+                    if spare:
+                        yield Dropped(what=each.key, asked=asked, why=each.ignored)
+                elif each.spare and any(entry not in ("", 0, 1) for entry in spare):
                     yield Dropped(
                         what=each.key, asked=asked, why=f"with these arguments it has {len(each.slots)} entries"
                     )

@@ -474,6 +474,8 @@ class PerAccess(PerSlot):
 
     choice: EnumFragment
     copied: bool = False
+    ignored: str = ""
+    """Why entries other than the first of ``choice`` have no effect, where they have none."""
     remedies: Mapping[str, str] | None = None
 
     def check_length(self, value: Sequence[Any]) -> None:

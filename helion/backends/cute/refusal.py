@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ... import exc
 from ..._compiler.ir.grammar import Program
+from ..._shapes import NeedsValue
 from ...hardware import Target
 from .bounds import smallest
 from .lower.kernel import check_strides, known_product
@@ -20,6 +21,8 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
     reason: Refusal | None = None
     try:
         unit_of(target)
+        if program.tunables:
+            raise Refusal(f"it has tunables of its own: {', '.join(name for name, _ in program.tunables)}")
         product = known_product(program)
         check_strides(product)
         fixed = [product.fixed.get(block) for block in product.blocks]
@@ -30,6 +33,8 @@ def refusal(program: Program, target: Target) -> exc.Base | None:
             reason = reason or refused
     except Refusal as error:
         reason = error
+    except NeedsValue as error:
+        reason = Refusal(f"a size that tiles depend on is known only when it runs ({error})")
     assert reason is not None
     return exc.CuteUnsupported(kernel=program.host.name, target=target, reason=as_written(program, reason))
 
@@ -38,7 +43,7 @@ def multiples(program: Program) -> dict[str, int]:
     """What numbers of the host are, or are not, multiples of, as code for them depends on it; nothing of what is refused."""
     try:
         return of_strides(known_product(program))
-    except Refusal:
+    except (Refusal, NeedsValue):
         return {}
 
 

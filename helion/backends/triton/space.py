@@ -389,8 +389,13 @@ def _memory_fields(seen: Survey) -> list[Field]:
     open_loads = enumerate(seen.loads_left_open)
     return [
         Indexing(key="indexing", slots=accesses, per="load and store", **pointers),
-        # atomic operations have one mechanism: entries are checked, and have no effect
-        Indexing(key="atomic_indexing", slots=(), per="atomic operation", **{**pointers, "copied": True}),
+        Indexing(
+            key="atomic_indexing",
+            slots=(),
+            per="atomic operation",
+            ignored="atomic operations use pointers",
+            **{**pointers, "copied": True},
+        ),
         per_access("load_eviction_policies", open_loads, "load without an eviction policy of its own", eviction),
         per_access("load_cache_modifiers", seen.loads.items(), "load", of_loads),
         per_access("store_cache_modifiers", seen.stores.items(), "store", of_stores),
