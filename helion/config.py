@@ -49,7 +49,7 @@ KEYS: Mapping[str, str] = {
     "num_sm_multiplier": "Programs per SM of a persistent grid.",
     "maxnreg": "Most registers of a thread; None leaves it to the compiler.",
     "indexing": "How memory is addressed: `pointer`, `block_ptr` or `tensor_descriptor` (copied by the GPU's copy engine, where it has one and the access fits; a pointer otherwise).",
-    "atomic_indexing": "Accepted and checked, without effect: atomic operations use pointers.",
+    "atomic_indexing": "Accepted and checked, without effect: atomic operations use pointers, and a line says so where something else is asked for.",
     "load_eviction_policies": "What a load's cache lines are good for: `first` to be evicted first, `last` to be kept, empty for neither.",
     "load_cache_modifiers": "Cache levels of a load: `.cg` bypasses L1, empty uses all.",
     "store_cache_modifiers": "Cache levels of a store: `.cs` is evicted first, `.wt` writes through L2, empty uses all.",

@@ -214,6 +214,14 @@ class BoundKernel:
         return self._analysis.backend.name
 
     @property
+    def backend_on_gpu(self) -> str:
+        """The name of the backend that a call with tensors of the target GPU runs.
+
+        It is that in use, unless none was named: tensors that are on no GPU take the one for all kernels then.
+        """
+        return self._of.on_gpu.backend.name
+
+    @property
     def seeds(self) -> tuple[Seed, ...]:
         """Legal configs the heuristics propose, best first, at most 10."""
         return self._analysis.seeds.seeds

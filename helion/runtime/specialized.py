@@ -66,6 +66,27 @@ class Specialized:
         return found.hinted({name: b.hint_like(int(pick(values, at))) for name, (at, b) in buckets.items()})
 
     @functools.cached_property
+    def on_gpu(self) -> pipeline.Analysis:
+        """What a call with tensors of the target GPU is compiled from: where no backend is named, the fastest by prediction.
+
+        Tensors that are on no GPU take the backend for all kernels, whatever the target.
+        """
+        found, kernel = self.analysis, self.kernel
+        if self.settings.backend is not None or found.contenders:
+            return found
+        arguments = dict(zip(kernel.signature.parameters, self.sample(), strict=True))
+        return pipeline.analyse(
+            kernel.fn,
+            kernel.name,
+            arguments,
+            self.settings,
+            self.target,
+            kernel.constants,
+            configs=kernel.configs,
+            backend="auto",
+        )
+
+    @functools.cached_property
     def tabled(self) -> Config | None:
         """What the kernel's table of tuned configs says, if it has one."""
         if self.kernel.aot is None or self.kernel.configs:
@@ -106,7 +127,8 @@ class Specialized:
 
     def _take(self, analysis: pipeline.Analysis) -> None:
         self.analysis = analysis
-        vars(self).pop("tabled", None)
+        for name in ("tabled", "on_gpu"):
+            vars(self).pop(name, None)
 
     def of_next_backend(self, reason: str) -> Specialized:
         """The same for the backend that is predicted to be the next fastest; there must be one."""

@@ -19,6 +19,8 @@ import helion
 import helion.language as hl
 from helion import exc
 from helion._compiler.facts.records import KernelFacts
+from helion._shapes import Expr, NeedsValue
+from helion.autotuner import PowerOfTwoFragment
 from helion.autotuner.decisions import Decisions
 from helion.autotuner.proposal import Predicted
 from helion.backends import BACKENDS
@@ -344,3 +346,71 @@ def test_calls_that_begin_elsewhere_stay_right_behind_a_config_that_was_set(comp
         kernel(square, square)
         kernel(apart, square)
     assert len(compiled_by_nobody.launches) == 4
+
+
+# --- auto is total -------------------------------------------------------------------------------------------------------
+
+
+@helion.kernel
+def tiles_of_a_tunable(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), y.size(1)], dtype=x.dtype, device=x.device)
+    rows = hl.register_tunable("rows", PowerOfTwoFragment(16, 256, 64))
+    for m, n in hl.tile(out.size(), block_size=[rows, None]):
+        acc = hl.zeros([m, n])
+        for k in hl.tile(x.size(1)):
+            acc = torch.addmm(acc, x[m, k], y[k, n])
+        out[m, n] = acc.to(x.dtype)
+    return out
+
+
+@pytest.mark.parametrize("target", (HOPPER, "b200"))
+@pytest.mark.parametrize("static", (True, False))
+def test_tiles_that_tunables_decide_are_the_next_backends(target: str, static: bool) -> None:
+    kernel = helion.kernel(tiles_of_a_tunable.fn, backend="auto", static_shapes=static)
+    bound = kernel.bind(ARGUMENTS, target=target)
+    assert bound.backend == "triton" and "@triton.jit" in bound.to_code()
+    assert "not cute: Kernel 'tiles_of_a_tunable' cannot be a kernel of the cute backend" in bound.explain()
+    with pytest.raises(exc.CuteUnsupported, match="tunables of its own: rows"):
+        helion.kernel(tiles_of_a_tunable.fn, backend="cute").bind(ARGUMENTS, target=target).to_code()
+
+
+def test_a_backend_without_a_plan_is_out_of_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    for error in (NeedsValue(Expr("tunable", ("n",), 3)), exc.InvalidConfig("no such plan")):
+
+        def plan(self: Any, *_: Any, error: Exception = error) -> Any:
+            raise error
+
+        monkeypatch.setattr(type(BACKENDS["cute"]), "plan", plan)
+        bound = helion.kernel(matmul.fn, backend="auto").bind(ARGUMENTS, target=HOPPER)
+        assert bound.backend == "triton" and f"not cute: {error}" in bound.explain()
+
+
+def test_where_all_refuse_all_reasons_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(self: Any, program: Any, target: Target) -> exc.Base:
+        return exc.BackendUnsupported(what=f"What {self.name} lacks", backend=self.name, remedy="")
+
+    for backend in BACKENDS.values():
+        monkeypatch.setattr(type(backend), "refusal", refusal)
+    with pytest.raises(exc.BackendUnsupported, match=r"What triton lacks.* Not cute either: What cute lacks"):
+        helion.kernel(matmul.fn, backend="auto").bind(ARGUMENTS, target=HOPPER)
+
+
+@pytest.mark.parametrize("backend", (None, "auto", "triton"))
+def test_a_kernel_bound_without_a_gpu_says_what_a_call_there_runs(
+    monkeypatch: pytest.MonkeyPatch, backend: str | None
+) -> None:
+    times(monkeypatch, {"cute": 10.0, "triton": 20.0})
+    bound = helion.kernel(matmul.fn, backend=backend).bind(ARGUMENTS, target=HOPPER)
+    called = helion.kernel(matmul.fn, backend=backend).bind(on_gpu(), target=HOPPER)
+    assert (
+        bound.backend_on_gpu
+        == called.backend
+        == called.backend_on_gpu
+        == ("triton" if backend else "cute").replace("triton", "cute" if backend == "auto" else "triton")
+    )
+    assert "@triton.jit" in helion.kernel(matmul.fn).bind(ARGUMENTS, target=HOPPER).to_triton_code()
+    text = bound.explain()
+    assert ("on a GPU   cute, predicted 10 µs; not triton: predicted 20 µs; below is triton" in text) == (
+        backend is None
+    )

@@ -25,6 +25,7 @@ def collect(compiled: Compiled) -> dict[str, Any]:
         "device": analysis.target.device,
         "backend": analysis.backend.name,
         "contenders": _plain(analysis.contenders),
+        "on_gpu": _on_gpu(compiled),
         "kind": kind_of(analysis.facts),
         "sizes": _sizes(compiled),
         "roofline": _plain(roofline(analysis.facts, runs, analysis.target)),
@@ -38,6 +39,15 @@ def collect(compiled: Compiled) -> dict[str, Any]:
         "adjusted": _adjusted(compiled),
         "conservative_config": analysis.space.conservative().to_dict(),
     }
+
+
+def _on_gpu(compiled: Compiled) -> dict[str, Any] | None:
+    """What a call on the target GPU runs, where that is another backend than the one in use."""
+    of = compiled.specialized
+    there = of.on_gpu
+    if there.backend.name == of.analysis.backend.name:
+        return None
+    return {"backend": there.backend.name, "contenders": _plain(there.contenders)}
 
 
 def kind_of(facts: KernelFacts) -> str:

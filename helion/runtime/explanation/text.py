@@ -67,6 +67,7 @@ def overview(data: Data) -> list[tuple[str, str]]:
     return [
         ("kind", data["kind"]),
         *([("backend", _backend(data))] if data["contenders"] else []),
+        *([("on a GPU", f"{_backend(data['on_gpu'])}; below is {data['backend']}")] if data["on_gpu"] else []),
         *((("sizes", ", ".join(map(_bucket, data["sizes"]))),) if data["sizes"] else ()),
         ("axes", ", ".join(map(_axis, data["facts"]["axes"]))),
         (
