@@ -125,8 +125,8 @@ def _locks_of_cached_properties() -> list[Any]:
     modules = [each for name, each in list(sys.modules.items()) if name.partition(".")[0] == __package__]
     kinds = [kind for module in modules for kind in list(vars(module).values()) if isinstance(kind, type)]
     attributes = [attribute for kind in kinds for attribute in list(vars(kind).values())]
-    locks = {id(a.lock): a.lock for a in attributes if isinstance(a, functools.cached_property)}
-    return [lock for lock in locks.values() if is_held_elsewhere(lock)]
+    locks = [getattr(each, "lock", None) for each in attributes if isinstance(each, functools.cached_property)]
+    return [lock for lock in locks if lock is not None and is_held_elsewhere(lock)]
 
 
 if hasattr(os, "register_at_fork"):

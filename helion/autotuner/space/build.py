@@ -121,8 +121,9 @@ def _is_narrow(program: Program) -> bool:
 
 def _spare(field: Field) -> Field:
     """A field whose lists may have entries for what is not there."""
-    has_all = isinstance(field, BlockSizes) or not isinstance(field, PerSlot)
-    return field if has_all else dataclasses.replace(field, spare=True)
+    if isinstance(field, BlockSizes) or not isinstance(field, PerSlot):
+        return field
+    return dataclasses.replace(field, spare=True)
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
