@@ -8,18 +8,18 @@ traces, so that the function itself is that form.
 from __future__ import annotations
 
 import sys
-import threading
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from ..._lazy import when_imported
+from ..._locks import new_lock
 
 #: Where a wrapper keeps the untraced form, and the file of the wrapper.
 _FORM, _WRAPPER = "__dynamo_disable", "torch/_compile.py"
 #: Modules with shapes in Python.
 _MODULES = ("torch._refs", "torch._decomp", "torch._prims", "torch._meta_registrations")
-_LOCK = threading.Lock()
+_LOCK = new_lock()
 _SEEN: set[str] = set()
 _GIVEN: list[Any] = []
 
