@@ -24,8 +24,8 @@ def dot(
     Args:
         mat1: ``[M, K]`` or ``[B, M, K]``, of float16, bfloat16, float32, int8 or 8-bit floats. Products of float32 run in
             the precision of the setting ``dot_precision``, TF32 by default.
-        mat2: ``[K, N]`` or ``[B, K, N]``, of the rank of ``mat1``.
-        acc: ``[M, N]`` or ``[B, M, N]``, added in its own dtype, which is the result's.
+        mat2: ``[K, N]`` or ``[B, K, N]``. A matrix and a batch of matrices broadcast as in ``torch.matmul``.
+        acc: ``[M, N]``, or ``[B, M, N]`` where an operand is a batch, added in its own dtype, which is the result's.
         out_dtype: dtype of the result; float32 by default, int32 for int8.
 
     Raises:
@@ -137,7 +137,8 @@ def product(lhs: torch.Tensor, rhs: torch.Tensor, acc: torch.Tensor | None, dtyp
     # GPUs have no integer product in torch; fp64 holds every sum of fewer than 2**37 products of 8-bit integers
     compute = torch.float64 if wide == torch.int32 else wide
     result = (lhs[..., :shared].to(compute) @ rhs[..., :shared, :].to(compute)).to(wide)
-    axes = (*axes_of(lhs)[:-1], axes_of(rhs)[-1])
+    rows = axes_of(lhs)[:-1] if lhs.ndim >= rhs.ndim else (axes_of(rhs)[0], axes_of(lhs)[0])
+    axes = (*rows, axes_of(rhs)[-1])
     if acc is None:
         return set_axes(result.to(dtype or wide), axes)
     fitted = fit(acc, tuple(result.shape), current())
@@ -156,13 +157,17 @@ def _check_operands(lhs: Any, rhs: Any) -> None:
             raise exc.TypeInferenceError(
                 f"A matrix product of {operand.dtype} is not supported; convert the operands to a floating point type or int8."
             )
-    if lhs.ndim != rhs.ndim or lhs.ndim not in (2, 3):
+    if {lhs.ndim, rhs.ndim} - {2, 3}:
         raise exc.ShapeMismatch(
             lhs=list(lhs.shape),
             rhs=list(rhs.shape),
-            detail=": a matrix product needs two operands of rank 2, or two of rank 3",
+            detail=": the operands of a matrix product must be matrices or batches of them, of rank 2 or 3",
         )
-    if lhs.ndim == 3 and current().common(lhs.shape[0], rhs.shape[0]) is None and 1 not in (lhs.shape[0], rhs.shape[0]):
+    if (
+        lhs.ndim == rhs.ndim == 3
+        and current().common(lhs.shape[0], rhs.shape[0]) is None
+        and 1 not in (lhs.shape[0], rhs.shape[0])
+    ):
         raise exc.DotBatchDimensionMismatch(lhs=list(lhs.shape), rhs=list(rhs.shape), detail="")
 
 

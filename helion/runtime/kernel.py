@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 import torch
 
 from .. import _logging, exc, hardware, knobs
-from .._compiler.source import Location, parse_kernel
+from .._compiler.source import FunctionSource, Location, parse_function, parse_kernel
 from .._lazy import lazy, when_imported
 from .._locks import new_lock, recover
 from .._names import RESERVED, SHARED_MODULES, is_reserved, is_reserved_function
@@ -88,6 +88,7 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         settings: Settings | None = None,
         key: Callable[..., Hashable] | None = None,
     ) -> None:
+        _refuse_decorated(fn)
         if not isinstance(fn, types.FunctionType):
             remedy = "; did you forget .fn?" if isinstance(fn, Definition) else ""
             raise TypeError(f"@helion.kernel takes a plain Python function, got {type(fn).__name__}{remedy}")
@@ -410,12 +411,47 @@ def _check_names(fn: types.FunctionType, signature: inspect.Signature) -> None:
             and getattr(bound_to, "__name__", None) != SHARED_MODULES.get(name, "libdevice")
         ):
             raise exc.NamingConflict(name=name, what="global", kernel=fn.__name__, location=first(name))
-    decorators = source.node.decorator_list
+    _refuse_decorator_below(fn.__name__, source)
+
+
+#: Names under which the decorator of kernels stands in source text.
+_OURS = frozenset(("kernel", "jit", "aot_kernel"))
+
+
+def _refuse_decorator_below(name: str, source: FunctionSource) -> None:
+    """Refuse a function whose decorators, in its source text, are ours and another one below."""
+    decorators = [] if isinstance(source.node, ast.Lambda) else source.node.decorator_list
     names = [ast.unparse(d.func if isinstance(d, ast.Call) else d).split(".")[-1] for d in decorators]
-    if names and names[-1] not in ("kernel", "jit", "aot_kernel") and any(n in ("kernel", "jit") for n in names):
+    if names and names[-1] not in _OURS and _OURS & set(names):
         raise exc.DecoratorAfterHelionKernelDecorator(
-            kernel=fn.__name__, decorator=ast.unparse(decorators[-1]), location=source.location(decorators[-1])
+            kernel=name, decorator=ast.unparse(decorators[-1]), location=source.location(decorators[-1])
         )
+
+
+def _refuse_decorated(fn: Any) -> None:
+    """Refuse what another decorator made of a function: compiled code would run without that decorator's effect."""
+    if isinstance(fn, Definition):
+        return
+    inner = inspect.unwrap(fn)
+    for function in (inner,) if inner is not fn else _closed_over(fn):
+        source = parse_function(function) if isinstance(function, types.FunctionType) else None
+        if source is not None:
+            _refuse_decorator_below(function.__name__, source)
+    if inner is not fn:
+        made_by = getattr(fn, "__code__", None)
+        decorator = (
+            type(fn).__name__
+            if made_by is None
+            else getattr(made_by, "co_qualname", made_by.co_name).split(".<locals>")[0]
+        )
+        raise exc.DecoratorAfterHelionKernelDecorator(kernel=inner.__name__, decorator=decorator)
+
+
+def _closed_over(fn: Any) -> Iterator[Any]:
+    """Yield what a function closes over; a variable that is assigned after its definition has nothing yet."""
+    for cell in getattr(fn, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            yield cell.cell_contents
 
 
 # Bare, the decorator gives a kernel of the function's signature; with options, a decorator that does.

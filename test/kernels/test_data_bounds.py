@@ -1,4 +1,4 @@
-"""Grid loops whose bounds are read off tensors: the host reads them, at every call."""
+"""Loops whose bounds are read off tensors: those of grid loops by the host, at every call, those of others by the program."""
 
 from __future__ import annotations
 
@@ -233,3 +233,78 @@ def test_a_tensor_is_no_bound() -> None:
         return x
 
     refusal(inside, "A bound of hl.tile must be an integer, got a host tensor", "load the number from it first")
+
+
+# --- loops of device code -----------------------------------------------------------------------------------------------
+
+
+def nested_tiles(x: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for a in hl.grid(x.size(0)):
+        for b in hl.tile(begin, end):
+            out[a, b] = x[a, b] + 1
+    return out
+
+
+def nested_sequences(x: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    """Bounds of several dimensions at once, of whole tensors and of numbers loaded from them."""
+    out = torch.zeros_like(x)
+    for _ in hl.grid(1):
+        for a, b in hl.tile([0, begin], [x.size(0), end]):
+            out[a, b] = x[a, b] + 1
+    hl.barrier()
+    for a in hl.tile(x.size(0)):
+        for b in hl.tile(begin[()], end[...]):
+            out[a, b] = out[a, b] * 1.0
+    return out
+
+
+def nested_counters(x: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for a in hl.tile(x.size(0)):
+        for b in range(begin, end):
+            out[a, b] = out[a, b] + x[a, b]
+        for b in hl.grid(begin, end):
+            out[a, b] = out[a, b] + 1
+    return out
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "eager", "checked"])
+@pytest.mark.parametrize("function", [nested_tiles, nested_counters, nested_sequences], ids=lambda f: f.__name__)
+def test_loops_of_device_code_read_tensors_without_dimensions(function: Callable[..., Any], mode: str) -> None:
+    kernel = helion.kernel(
+        function,
+        static_shapes=mode != "dynamic",
+        ref_mode=helion.RefMode.EAGER if mode == "eager" else helion.RefMode.OFF,
+        checked=mode == "checked",
+    )
+    x, columns = torch.randn(3, 201) + 1, torch.arange(201)
+    if function is nested_counters:
+        x = x[:, :40]
+    kinds = (
+        (torch.int32, 3, 17),
+        (torch.int64, 0, 40),
+        (torch.uint8, 150, 200),
+        (torch.int8, 5, 5),
+        (torch.int16, 7, -3),
+    )
+    for dtype, begin, end in kinds if mode != "eager" else kinds[:4]:
+        if end > x.size(1):
+            continue
+        found = kernel(x, torch.tensor(begin, dtype=dtype), torch.tensor(end, dtype=dtype))
+        inside = (columns >= begin) & (columns < end)
+        torch.testing.assert_close(found, torch.where(inside[: x.size(1)], x + 1, 0.0))
+
+
+@pytest.mark.parametrize("target", ["h200", "gfx942"])
+def test_such_loops_compile_for_gpus(target: str) -> None:
+    bound = helion.kernel(nested_tiles, static_shapes=False).bind(
+        (X.new_empty(8, 64, device="meta"), *(torch.empty((), dtype=torch.int32, device="meta") for _ in range(2))),
+        target=target,
+    )
+    assert bound.resources().fits
+
+
+def test_a_floating_point_number_is_no_bound() -> None:
+    with pytest.raises(exc.TypeInferenceError, match="must be an integer, got a host tensor begin"):
+        helion.kernel(nested_tiles).bind((torch.ones(3, 5), torch.tensor(1.0), torch.tensor(2)))

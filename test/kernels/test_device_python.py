@@ -144,3 +144,114 @@ def test_scores_and_masks_of_attention(score: int, mask: int) -> None:
     i, j, zero = torch.arange(20)[:, None], torch.arange(24)[None, :], torch.zeros((), dtype=torch.int64)
     want = torch.where(of_mask(zero, zero, i, j), of_score(q @ k.T, zero, zero, i, j), float("-inf"))
     torch.testing.assert_close(helion.kernel(modified)(q, k, of_score, of_mask), want, rtol=1e-3, atol=1e-3)
+
+
+# --- conditional expressions --------------------------------------------------------------------------------------------
+
+
+def by_number(x: torch.Tensor, n: int, flag: bool, scale: float) -> torch.Tensor:
+    """Chained, on a counter and a number of the run; on a bool argument; on a constant of each iteration."""
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        v = x[t]
+        for i in range(5):
+            v = v * 2 if i < n else v + 1 if i == n else v - 0.5 if i > 3 else 0.25
+        for i in hl.static_range(3):
+            v = v + 1 if i != 1 else v * scale
+        out[t] = v * (1.0 if flag else scale)
+    return out
+
+
+def by_number_eager(x: torch.Tensor, n: int, flag: bool, scale: float) -> torch.Tensor:
+    for i in range(5):
+        x = x * 2 if i < n else x + 1 if i == n else x - 0.5 if i > 3 else torch.full_like(x, 0.25)
+    return ((x + 1) * scale + 1) * (1.0 if flag else scale)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("n", [0, 2, 4, 9])
+def test_conditional_expressions_on_numbers(n: int, static: bool) -> None:
+    kernel, x = helion.kernel(by_number, static_shapes=static), torch.randn(37) + 1
+    for flag in (True, False):
+        expected = by_number_eager(x, n, flag, 0.75)
+        torch.testing.assert_close(kernel(x, n, flag, 0.75), expected)
+        torch.testing.assert_close(helion.kernel(by_number, ref_mode=helion.RefMode.EAGER)(x, n, flag, 0.75), expected)
+        torch.testing.assert_close(helion.kernel(by_number, checked=True)(x, n, flag, 0.75), expected)
+
+
+def by_value(x: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+    """One of two loads, from inside a function and a comprehension; an index past the end is not read."""
+    out = torch.empty_like(x)
+
+    def signed(v: Any, total: Any) -> Any:
+        return -v if total < 0 else v
+
+    for t in hl.grid(x.size(0)):
+        last = limits[t]
+        first = x[t, last] if last < x.size(1) else 7.0
+        parts = [x[t, :] * k if last > k else x[t, :] for k in range(3)]
+        out[t, :] = signed(sum(parts), x[t, :].sum()) + first
+    return out
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_conditional_expressions_on_loaded_values(checked: bool) -> None:
+    x, limits = torch.randn(6, 11) + 0.2, torch.tensor([0, 3, 10, 11, 100, 2])
+    expected = []
+    for row, last in zip(x, limits.tolist(), strict=True):
+        total = sum(row * k if last > k else row for k in range(3))
+        expected.append((-total if row.sum() < 0 else total) + (row[last] if last < 11 else 7.0))
+    kernel = helion.kernel(by_value, checked=checked)
+    torch.testing.assert_close(kernel(x, limits), torch.stack(expected))
+
+
+def by_config(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        out[t] = x[t] * (2.0 if t.block_size >= 16 and t.begin >= 0 else 3.0) + (1 if t.block_size > 8 else 5)
+    return out
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_conditional_expressions_on_block_sizes(size: int) -> None:
+    x = torch.randn(37)
+    kernel = helion.kernel(by_config, config=helion.Config(block_sizes=[size]))
+    torch.testing.assert_close(kernel(x), x * 2 + 1 if size == 16 else x * 3 + 5)
+
+
+# --- getattr and hasattr ------------------------------------------------------------------------------------------------
+
+
+class Activation:
+    kind = "relu"
+
+
+ACTIVATION = Activation()
+
+
+def by_name(x: torch.Tensor, name: str, other: hl.constexpr) -> torch.Tensor:
+    out = torch.empty(x.shape, dtype=getattr(torch, "float" + "32"), device=getattr(x, "device"))  # noqa: B009
+    for t in hl.tile(x.size(0)):
+        v = getattr(torch, other)(x[t]) + getattr(torch.nn.functional, ACTIVATION.kind)(x[t])
+        for each in ("abs", name):
+            v = v + getattr(x[t], each)() if hasattr(x[t], each) else v - 1
+        out[t] = v + getattr(ACTIVATION, "bias", 0) + getattr(t, "begin") * 0  # noqa: B009
+    return out
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_attributes_by_name(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = helion.kernel(by_name, ref_mode=helion.RefMode.EAGER if eager else helion.RefMode.OFF)
+    x = torch.randn(21)
+    base = x.cos() + x.relu() + x.abs()
+    torch.testing.assert_close(kernel(x, "exp", "cos"), base + x.exp())
+    torch.testing.assert_close(kernel(x, "no_such_method", "cos"), base - 1)
+    monkeypatch.setattr(ACTIVATION, "bias", 2.5, raising=False)
+    torch.testing.assert_close(kernel(x, "exp", "cos"), base + x.exp() + 2.5)
+    monkeypatch.setattr(ACTIVATION, "kind", "silu", raising=False)
+    torch.testing.assert_close(kernel(x, "exp", "sin"), x.sin() + torch.nn.functional.silu(x) + x.abs() + x.exp() + 2.5)
+
+
+def test_an_attribute_that_is_not_there() -> None:
+    with pytest.raises(exc.TypeInferenceError, match="getattr: module 'torch' has no attribute 'no_such_function'"):
+        helion.kernel(by_name).bind((torch.randn(9), "exp", "no_such_function"))

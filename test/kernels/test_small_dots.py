@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from generated_source import load
 
 import helion
 import helion.language as hl
@@ -199,3 +201,75 @@ def test_a_tensor_without_dimensions_is_not_walked_over() -> None:
 
     with pytest.raises(exc.TypeInferenceError, match="hl.tile got no dimension to walk over"):
         helion.kernel(copied)(torch.tensor(1.0))
+
+
+# --- a matrix with a batch of matrices ----------------------------------------------------------------------------------
+
+
+def matrix_first(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([y.size(0), x.size(0), y.size(2)], dtype=torch.float32, device=x.device)
+    for g, m, n in hl.tile([y.size(0), x.size(0), y.size(2)]):
+        acc = hl.zeros([g, m, n])
+        for k in hl.tile(x.size(1)):
+            acc = hl.dot(x[m, k], y[g, k, n], acc=acc)
+        out[g, m, n] = acc
+    return out
+
+
+def matrix_second(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty([x.size(0), x.size(1), y.size(1)], dtype=torch.float32, device=x.device)
+    for g, m in hl.tile([x.size(0), x.size(1)]):
+        out[g, m, :] = hl.dot(x[g, m, :], y[:, :])
+    return out
+
+
+def added_to_a_matrix(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The accumulator has no batch: it is repeated as the matrix is."""
+    out = torch.empty([y.size(0), x.size(0), y.size(2)], dtype=torch.float32, device=x.device)
+    for g, m, n in hl.tile([y.size(0), x.size(0), y.size(2)]):
+        out[g, m, n] = hl.dot(x[m, :], y[g, :, n], acc=hl.full([m, n], 1.5))
+    return out
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "eager", "checked"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_matrix_and_a_batch_of_matrices(mode: str, batch: int) -> None:
+    settings = helion.Settings(
+        static_shapes=mode != "dynamic",
+        ref_mode=helion.RefMode.EAGER if mode == "eager" else helion.RefMode.OFF,
+        dot_precision="ieee",
+        checked=mode == "checked",
+    )
+    x, y, z = torch.randn(5, 37) + 0.5, torch.randn(batch, 37, 19) + 0.5, torch.randn(batch, 5, 37) - 0.5
+    for function, lhs, rhs, plus in (
+        (matrix_first, x, y, 0),
+        (matrix_second, z, y[0], 0),
+        (added_to_a_matrix, x, y, 1.5),
+    ):
+        torch.testing.assert_close(helion.kernel(function, settings=settings)(lhs, rhs), lhs @ rhs + plus)
+
+
+def test_gradients_of_a_matrix_with_a_batch() -> None:
+    x, y = torch.randn(5, 13) + 0.5, torch.randn(3, 13, 7) + 0.5
+    kernel = helion.kernel(matrix_first, static_shapes=True, dot_precision="ieee")
+    mine, theirs = ([v.clone().requires_grad_() for v in (x, y)] for _ in range(2))
+    kernel.differentiable()(*mine).sin().sum().backward()
+    (theirs[0] @ theirs[1]).sin().sum().backward()
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("call", ["hl.dot(a, b)", "torch.addmm(c, a, b)", "torch.baddbmm(b, a, b)", "torch.bmm(a, b)"])
+def test_ranks_that_do_not_go_together(call: str, tmp_path: Path) -> None:
+    shape = "x[t, :, :, :]" if "hl" in call else "x[0, t, :, :]"
+    text = f"""
+import torch, helion.language as hl
+def kernel(x):
+    for t in hl.tile(x.size(1)):
+        a, b, c = x[0, 0, :, :], {shape}, hl.zeros([4, 4])
+        x[0, 0, :, :] = {call}
+"""
+    name = call[: call.index("(")]
+    word = "of rank 2 or 3" if "hl" in call else f"{name} takes operands of rank"
+    with pytest.raises(exc.ShapeMismatch, match=word):
+        helion.kernel(load(text, tmp_path, "ranks").kernel).bind((torch.empty(4, 4, 4, 4),))

@@ -12,7 +12,7 @@ import torch
 from ..._exact import are_same, exact_key, is_constant
 from .purity import is_library_module
 
-Kind = Literal["item", "attribute", "length", "content", "keys", "state"]
+Kind = Literal["item", "attribute", "absent", "length", "content", "keys", "state"]
 _ALIASES = ("np", "hl", "tl", "F")
 _WHOLE: dict[str, Callable[[Any], Any]] = {
     "length": len,
@@ -32,7 +32,7 @@ class Guard:
     """``owner[key]`` (of a namespace or a container) or ``owner.key`` still is what it was: of the same type and bits for
     constants, of the same type and shape for tensors, the same function and owner for methods, the same object otherwise.
     So are the ``length`` of a list, the ``content`` of a set, the ``keys`` of a dict in their order, and the ``state``
-    that a function reads."""
+    that a function reads. An ``absent`` attribute still is not there."""
 
     kind: Kind
     owner: Any
@@ -41,6 +41,8 @@ class Guard:
 
     def holds(self) -> bool:
         """Whether the world is as it was."""
+        if self.kind == "absent":
+            return not hasattr(self.owner, self.key)
         if self.kind in _WHOLE:
             return exact_key(_WHOLE[self.kind](self.owner)) == exact_key(self.value)
         try:

@@ -40,7 +40,7 @@ SYNTAX = Syntax(
         ast.DictComp: comprehensions.evaluate_dict_comprehension,
         ast.FormattedValue: displays.evaluate_formatted_value,
         ast.GeneratorExp: comprehensions.evaluate_generator,
-        ast.IfExp: conditions.evaluate_conditional,
+        ast.IfExp: branches.evaluate_conditional,
         ast.JoinedStr: displays.evaluate_joined_text,
         ast.Lambda: functions.evaluate_lambda,
         ast.List: displays.evaluate_list,

@@ -31,7 +31,7 @@ def dot(
     acc: DeviceValue | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> DeviceValue:
-    """``lhs[.., M, K] @ rhs[.., K, N] (+ acc)`` of equal rank 2 or 3.
+    """``lhs[.., M, K] @ rhs[.., K, N] (+ acc)`` of rank 2 or 3; a matrix is multiplied with each of a batch of matrices.
 
     The result is in the accumulator's dtype, in ``acc``'s when given, or in ``out_dtype``.
     """
@@ -43,10 +43,7 @@ def dot(
             raise exc.TypeInferenceError(
                 f"A matrix product of {operand.dtype} is not supported; convert the operands to a floating point type or int8."
             )
-    if lhs.ndim != rhs.ndim or lhs.ndim not in (2, 3):
-        raise exc.ShapeMismatch(
-            lhs=repr(lhs), rhs=repr(rhs), detail=": a matrix product needs two operands of rank 2, or two of rank 3"
-        )
+    lhs, rhs = _of_equal_rank(t, lhs, rhs)
     if lhs.dtype != rhs.dtype:
         common = torch.promote_types(lhs.dtype, rhs.dtype)
         lhs, rhs = ops.cast(t, lhs, common), ops.cast(t, rhs, common)
@@ -75,6 +72,26 @@ def dot(
     if acc is not None and acc.dtype != wide:
         acc = ops.cast(t, acc, wide)
     return ops.cast(t, ops.dot(t, lhs, rhs, acc, wide, precision), result)
+
+
+def _of_equal_rank(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
+    """Return the operands with the matrix repeated over the batch where one operand is a batch of matrices."""
+    if {lhs.ndim, rhs.ndim} - {2, 3}:
+        raise exc.ShapeMismatch(
+            lhs=repr(lhs),
+            rhs=repr(rhs),
+            detail=": the operands of a matrix product must be matrices or batches of them, of rank 2 or 3",
+        )
+    if lhs.ndim == rhs.ndim:
+        return lhs, rhs
+    (batch,) = (operand.dims[0] for operand in (lhs, rhs) if operand.ndim == 3)
+    lhs, rhs = (
+        operand
+        if operand.ndim == 3
+        else ops.broadcast(t, ops.reshape(t, operand, (ONE, *operand.dims)), (batch, *operand.dims))
+        for operand in (lhs, rhs)
+    )
+    return lhs, rhs
 
 
 def _inner(t: Tracer, lhs: DeviceValue, rhs: DeviceValue) -> tuple[DeviceValue, DeviceValue]:
@@ -159,8 +176,13 @@ def _bmm(t: Tracer, input: DeviceValue, mat2: DeviceValue, out_dtype: Any = None
 
 
 def _scaled_product(
-    t: Tracer, acc: Any, lhs: DeviceValue, rhs: DeviceValue, beta: Any, alpha: Any, out_dtype: Any
+    t: Tracer, name: str, acc: Any, lhs: DeviceValue, rhs: DeviceValue, beta: Any, alpha: Any, out_dtype: Any
 ) -> DeviceValue:
+    rank = 3 if name == "torch.baddbmm" else 2
+    for operand in (lhs, rhs):
+        ops.refuse_operand(operand, f"in {name}")
+    if (lhs.ndim, rhs.ndim) != (rank, rank):
+        raise exc.ShapeMismatch(lhs=repr(lhs), rhs=repr(rhs), detail=f": {name} takes operands of rank {rank}")
     if not isinstance(acc, DeviceValue):
         acc = ops.as_device(t, acc, "as the accumulator of a matrix product")
     result = out_dtype or torch.promote_types(acc.dtype, product_dtype(lhs, rhs, "addmm"))
@@ -176,7 +198,7 @@ def _scaled_product(
 def _addmm(
     t: Tracer, input: Any, mat1: DeviceValue, mat2: DeviceValue, *, beta: Any = 1, alpha: Any = 1, out_dtype: Any = None
 ) -> DeviceValue:
-    return _scaled_product(t, input, mat1, mat2, beta, alpha, out_dtype)
+    return _scaled_product(t, "torch.addmm", input, mat1, mat2, beta, alpha, out_dtype)
 
 
 @rule(*named("baddbmm"))
@@ -190,4 +212,4 @@ def _baddbmm(
     alpha: Any = 1,
     out_dtype: Any = None,
 ) -> DeviceValue:
-    return _scaled_product(t, input, batch1, batch2, beta, alpha, out_dtype)
+    return _scaled_product(t, "torch.baddbmm", input, batch1, batch2, beta, alpha, out_dtype)

@@ -54,10 +54,6 @@ def matmul(t: Tracer, input: DeviceValue, other: DeviceValue) -> DeviceValue:
         ops.refuse_operand(operand, "in torch.matmul")
     if 1 in (input.ndim, other.ndim):
         return vector_product(t, input, other, "torch.matmul")
-    if input.ndim == 3 and other.ndim == 2:
-        other = ops.broadcast(t, ops.reshape(t, other, (ONE, *other.dims)), (input.dims[0], *other.dims))
-    elif input.ndim == 2 and other.ndim == 3:
-        input = ops.broadcast(t, ops.reshape(t, input, (ONE, *input.dims)), (other.dims[0], *input.dims))
     if input.ndim not in (2, 3) or other.ndim not in (2, 3):
         raise exc.ShapeMismatch(lhs=repr(input), rhs=repr(other), detail=": torch.matmul takes operands of rank 1 to 3")
     return dot(t, input, other, None, product_dtype(input, other, "torch.matmul"))

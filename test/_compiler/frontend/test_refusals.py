@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import re
@@ -102,6 +103,60 @@ def test_decorator_below_ours() -> None:
         def kernel(x):
             for tile in hl.tile(x.size(0)):
                 x[tile] = 0
+
+
+def wrapping(fn: Any) -> Any:
+    @functools.wraps(fn)
+    def inner(*args: Any) -> Any:
+        return fn(*args)
+
+    return inner
+
+
+def around(fn: Any) -> Any:
+    def inner(x: Any) -> Any:
+        return fn(x)
+
+    return inner
+
+
+class Holder:
+    def __init__(self, fn: Any) -> None:
+        functools.update_wrapper(self, fn)
+
+    def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "decorator",
+    [
+        "wrapping",
+        "around",
+        "Holder",
+        "torch.no_grad()",
+        "torch.compiler.disable",
+        "functools.lru_cache",
+        "staticmethod",
+    ],
+)
+@pytest.mark.parametrize(
+    "ours", ["helion.kernel", "helion.kernel(static_shapes=False)", "helion.jit", "helion.aot_kernel()"]
+)
+def test_decorators_below_ours_that_wrap_the_function(decorator: str, ours: str, tmp_path: Path) -> None:
+    names = f"from {__name__} import Holder, around, wrapping" if decorator in ("wrapping", "around", "Holder") else ""
+    lines = ["import functools, torch, helion", names, f"@{ours}", f"@{decorator}", "def kernel(x):", "    return x"]
+    with pytest.raises(exc.DecoratorAfterHelionKernelDecorator) as caught:
+        load("\n".join(lines) + "\n", tmp_path, "decorated")
+    assert f"innermost decorator of 'kernel'; move {decorator!r} above it" in str(caught.value)
+    assert f"@{decorator}" in str(caught.value).splitlines()[-2]
+
+
+def test_a_wrapped_function_given_to_ours() -> None:
+    def kernel(x: Any) -> Any:
+        return x
+
+    with pytest.raises(exc.DecoratorAfterHelionKernelDecorator, match="move 'wrapping' above it"):
+        helion.kernel(wrapping(kernel))
 
 
 @pytest.mark.parametrize("signature", ["*x", "**x", "x, *, y=1"])
@@ -1074,13 +1129,25 @@ def test_and_of_block_shaped_values() -> None:
     refusal(kernel, (vec(),), exc.ConditionNotScalar, "has the shape", "here")
 
 
-def test_conditional_expression_on_a_device_value() -> None:
+def test_conditional_expression_on_a_tile() -> None:
     @helion.kernel
     def kernel(x):
         for tile in hl.tile(x.size(0)):
-            x[tile] = 1.0 if x[0] > 0 else 0.0  # here
+            x[tile] = 1.0 if x[tile] > 0 else 0.0  # here
 
-    refusal(kernel, (vec(),), exc.StatementNotSupported, r"use torch\.where or an if statement", "here")
+    refusal(
+        kernel, (vec(),), exc.ConditionNotScalar, r"`1.0 if x\[tile\] > 0 else 0.0` has the shape.*torch\.where", "here"
+    )
+
+
+@pytest.mark.parametrize("other", ["None", "x[tile].sum()", "x[tile].to(torch.int32)", "True"])
+def test_conditional_expression_of_two_kinds(other: str, tmp_path: Path) -> None:
+    text = "import torch, helion.language as hl\ndef kernel(x):\n    for tile in hl.tile(x.size(0)):\n"
+    kernel = load(f"{text}        x[tile] = x[tile] if x[0] > 0 else {other}  # here\n", tmp_path, "two_kinds").kernel
+    error = exc.CantCombineTypesInControlFlow if other == "None" else exc.ControlFlowTensorMismatch
+    with pytest.raises(error, match="conditional value") as caught:
+        helion.kernel(kernel).bind((vec(),))
+    assert "# here" in str(caught.value)
 
 
 def test_variable_of_one_branch() -> None:
@@ -1258,7 +1325,7 @@ BAD_CALLS = {
     "len(v, v)": "len",
     "hl.zeros()": "zeros",
     "hl.full([tile], 1.0, 2.0, 3.0, 4.0)": "full",
-    "v if v.any() else v": "conditional",
+    "v if v > 0 else v": "torch.where",
     "[a for a in v]": "iterate",
     "v.real": "real",
     "v.grad": "grad",

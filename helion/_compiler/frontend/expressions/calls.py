@@ -100,7 +100,7 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if function in (breakpoint, print) or function is builtins.print:
         return _call_debug(s, function, args, kwargs)
     query = QUERIES.get(function) if is_hashable(function) else None
-    if query is not None and not (s.t.on_device and function in (getattr, hasattr, len)):
+    if query is not None and not (s.t.on_device and function is len):
         return _query(s, query, function, args, kwargs)
     if isinstance(function, LocalFunction):
         return call_local(s, function, args, kwargs)

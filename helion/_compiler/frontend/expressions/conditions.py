@@ -89,20 +89,18 @@ def _open_boolean(s: Scope, node: ast.BoolOp) -> Any:
     return _merged_or_opaque(s, values, node)
 
 
-def evaluate_conditional(s: Scope, node: ast.IfExp) -> Any:
-    test = evaluate(s, node.test)
-    s.at(node)
+def is_known_on_device_only(s: Scope, test: Any) -> bool:
+    """Whether generated device code tests a condition: on a device value, on a number of the run or of the config."""
+    return s.t.on_device and (isinstance(test, DeviceValue) or is_static(test) or is_runtime(s.t, test))
+
+
+def chosen(s: Scope, node: ast.IfExp, test: Any) -> Any:
+    """Return the value of a conditional expression whose test is known to the compiler or to the host code."""
     if not s.t.on_device and is_open(s, test):
         values = [_under_condition(s, part) for part in (node.body, node.orelse)]
         if values[0] is values[1]:
             return values[0]
         return _merged_or_opaque(s, values, node)
-    if isinstance(test, DeviceValue) or (s.t.on_device and is_runtime(s.t, test)):
-        raise exc.StatementNotSupported(
-            statement="A conditional expression on a device value",
-            where="device",
-            remedy="; use torch.where or an if statement",
-        )
     return evaluate(s, node.body if truth_on_host(s, test) else node.orelse)
 
 

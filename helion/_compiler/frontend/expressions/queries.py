@@ -11,8 +11,8 @@ import torch
 from ...._shapes import Expr
 from ..purity import operator_of
 from ..runtime_values import Opaque
-from ..values import DeviceValue, HostTensorValue, Shape
-from ..walk.kinds import type_of
+from ..values import DeviceValue, HostTensorValue, Shape, TileTuple
+from ..walk.kinds import ABSTRACT, type_of
 from ..walk.scope import Scope
 from .attributes import attribute_of
 from .pure_calls import call_pure
@@ -68,24 +68,36 @@ def _callable(s: Scope, value: Any) -> Any:
 def _hasattr(s: Scope, value: Any, name: str) -> Any:
     if isinstance(value, Opaque):
         return runtime_number(s, bool)
-    if isinstance(value, (HostTensorValue, DeviceValue)):
+    if isinstance(value, DeviceValue):  # users' attributes are on tensors of the host's only
+        return hasattr(type_of(value), name)
+    if isinstance(value, HostTensorValue):
         return True if hasattr(type_of(value), name) else runtime_number(s, bool)
     try:
         attribute_of(s, value, name)
     except AttributeError:
+        _assume_absent(s, value, name)
         return False
     return True
 
 
 def _getattr(s: Scope, value: Any, name: str, *default: Any) -> Any:
-    if isinstance(value, (HostTensorValue, DeviceValue)) and not hasattr(type_of(value), name):
+    if not isinstance(name, str):
+        return unknown(s, getattr, (value, name))
+    if isinstance(value, HostTensorValue) and not hasattr(type_of(value), name):
         return unknown(s, getattr, (value, name))
     try:
         return attribute_of(s, value, name)
     except AttributeError:
-        if default:
-            return default[0]
-        raise
+        if not default:
+            raise
+        _assume_absent(s, value, name)
+        return default[0]
+
+
+def _assume_absent(s: Scope, value: Any, name: str) -> None:
+    """Take down that an object of the user's lacks an attribute."""
+    if not isinstance(value, (*ABSTRACT, TileTuple)):
+        s.t.world.assume("absent", value, name, None)
 
 
 def _hash(s: Scope, value: Any) -> Any:

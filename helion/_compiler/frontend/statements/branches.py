@@ -1,4 +1,5 @@
-"""``if`` statements: resolved when compiling where the condition is known, recorded where it is not."""
+"""``if`` statements and conditional expressions: resolved when compiling where the condition is known, recorded where it is
+not."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from .... import exc
 from ...._shapes import Expr
 from ...ir.grammar import Op, Region
 from .. import ops
-from ..expressions.conditions import is_open, truth_on_host
+from ..expressions.conditions import chosen, is_known_on_device_only, is_open, truth_on_host
 from ..torch_pointwise import truth
 from ..values import DeviceValue, Missing, Tile
 from ..walk.scope import Scope, evaluate
@@ -18,6 +19,8 @@ from .host_branches import open_if
 from .number_joins import join
 
 _ABSENT = object()
+#: The name of a conditional expression's value while its branches are joined; no name of the user's has a space.
+_CHOSEN = "conditional value"
 
 
 def walk_if(s: Scope, node: ast.If) -> None:
@@ -31,10 +34,32 @@ def walk_if(s: Scope, node: ast.If) -> None:
     if not s.t.on_device or not isinstance(test, (DeviceValue, Expr)):
         execute_all(s, node.body if truth_on_host(s, test) else node.orelse)
         return
+    _device_if(s, node, _scalar_condition(s, test, f"if {ast.unparse(node.test)}"))
+
+
+def evaluate_conditional(s: Scope, node: ast.IfExp) -> Any:
+    """Return the value of ``body if test else orelse``; device code that tests it evaluates one of the two."""
+    test = evaluate(s, node.test)
+    s.at(node)
+    if not is_known_on_device_only(s, test):
+        return chosen(s, node, test)
+    condition = _scalar_condition(s, test, ast.unparse(node))
+    target = ast.Name(_CHOSEN, ast.Store())
+    branches = [ast.copy_location(ast.Assign([target], part), part) for part in (node.body, node.orelse)]
+    statement = ast.copy_location(ast.If(node.test, branches[:1], branches[1:]), node)
+    _device_if(s, ast.fix_missing_locations(statement), condition)
+    result = s.frame.names.pop(_CHOSEN)
+    if isinstance(result, Missing):
+        raise result.error()
+    return result
+
+
+def _scalar_condition(s: Scope, test: Any, statement: str) -> DeviceValue:
+    """Return a condition as a device value of one element. Raises exc.ConditionNotScalar for one of more."""
     condition = ops.as_device(s.t, truth(s.t, test))
     if any(not d.is_one for d in condition.dims):
-        raise exc.ConditionNotScalar(statement=f"if {ast.unparse(node.test)}", shape=repr(condition))
-    _device_if(s, node, ops.reshape(s.t, condition, ()))
+        raise exc.ConditionNotScalar(statement=statement, shape=repr(condition))
+    return ops.reshape(s.t, condition, ())
 
 
 def _device_if(s: Scope, node: ast.If, condition: DeviceValue) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from .... import exc
 from ...ir.grammar import Keep
-from .. import host_tensors, ops
+from .. import host_tensors, memory, ops
 from ..runtime_values import refuse_opaque
 from ..values import DeviceValue, HostTensorValue, LoopSpec, describe
 from ..walk.scope import Scope, evaluate
@@ -71,13 +71,23 @@ def loop_spec(s: Scope, name: str, node: ast.For) -> LoopSpec:
 
 
 def _read_bound(s: Scope, node: ast.expr) -> Any:
-    """A bound of a loop. The host reads numbers that size a grid off tensors that hold one."""
+    """Return a bound of a loop. Numbers in tensors of one element are read: by the host where they size a grid, by the
+    program where they bound a loop of device code."""
     if isinstance(node, (ast.List, ast.Tuple)) and not s.t.on_device:
         return [_read_bound(s, element) for element in node.elts]
     value = evaluate(s, node)
-    if isinstance(value, HostTensorValue) and not s.t.on_device and not value.ndim:
+    if s.t.on_device:
+        return _loaded(s, value)
+    if isinstance(value, HostTensorValue) and not value.ndim:
         return _read_number(s, value, node)
     return value
+
+
+def _loaded(s: Scope, bound: Any) -> Any:
+    """Return a bound of device code, loaded where it is a tensor of the host's without dimensions, or a sequence of such."""
+    if isinstance(bound, HostTensorValue) and not bound.ndim and not bound.dtype.is_floating_point:
+        return memory.load(s.t, bound, ())
+    return type(bound)(_loaded(s, each) for each in bound) if type(bound) in (tuple, list) else bound
 
 
 def _read_number(s: Scope, tensor: HostTensorValue, node: ast.expr) -> Any:
