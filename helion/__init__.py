@@ -7,6 +7,7 @@ from . import hardware as hardware
 from . import language as language
 from ._shapes import cdiv as cdiv
 from ._shapes import next_power_of_2 as next_power_of_2
+from .autotuner.searches import from_cache as from_cache
 from .config import Config as Config
 from .runtime.kernel import Kernel as Kernel
 from .runtime.kernel import aot_kernel as aot_kernel

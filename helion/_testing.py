@@ -1,6 +1,6 @@
 """Helpers shared by the tests and the benchmarks, on top of ``helion.testing``.
 
-Not part of the public API, but the names `DEVICE`, `code_and_output`, `run_example` and `check_example` are kept stable
+Not part of the public API, but the names `DEVICE`, `code_and_output`, `run_example`, `check_example` and `do_bench` are kept stable
 because kernels written for Helion commonly import them.
 """
 
@@ -26,6 +26,7 @@ from ._testing_unittest import skipIfRefEager as skipIfRefEager
 from ._testing_unittest import skipIfRocm as skipIfRocm
 from ._testing_unittest import skipIfXPU as skipIfXPU
 from ._testing_unittest import skipUnlessTensorDescriptor as skipUnlessTensorDescriptor
+from .autotuner.benchmarking import do_bench as do_bench
 from .testing import DEVICE as DEVICE
 from .testing import as_meta as as_meta
 from .testing import check as check

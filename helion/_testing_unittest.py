@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .hardware import from_device_properties
+from ._compat import supports_tensor_descriptor
 from .settings import RefMode, Settings
 
 Skip = Callable[[Any], Any]
@@ -20,13 +20,6 @@ Skip = Callable[[Any], Any]
 def _is_eager() -> bool:
     """Whether kernels run eagerly by default (``HELION_INTERPRET=1``)."""
     return Settings().ref_mode is RefMode.EAGER
-
-
-def _has_tensor_descriptors() -> bool:
-    """Whether kernels run here use tensor descriptors: on GPUs that have them, and in the interpreter."""
-    if not torch.cuda.is_available():
-        return True
-    return from_device_properties(torch.cuda.current_device()).has("tensor_descriptor")
 
 
 def skipIfRefEager(reason: str) -> Skip:
@@ -51,7 +44,7 @@ def skipIfXPU(reason: str) -> Skip:
 
 def skipUnlessTensorDescriptor(reason: str) -> Skip:
     """Skip on GPUs without tensor descriptors."""
-    return unittest.skipUnless(_has_tensor_descriptors(), reason)
+    return unittest.skipUnless(supports_tensor_descriptor(), reason)
 
 
 class TestCase(unittest.TestCase):

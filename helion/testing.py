@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .autotuner.benchmarking import event_times
 from .runtime.kernel import Kernel
 
 DEVICE: torch.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,10 +30,6 @@ _TOLERANCE: Mapping[torch.dtype, float] = {
 # TF32 keeps 10 mantissa bits of each fp32 operand of a dot: 2^-11 an operand.
 _TF32_TOLERANCE = 5e-3
 _FULL_PRECISION_DOTS = ("ieee", "highest", "tf32x3", "high")
-
-# Written between two timed runs so that the second starts with a cold L2; the largest L2 of a current GPU (CDNA3's
-# 256 MB last-level cache) just fits.
-_L2_FLUSH_BYTES = 256 * 2**20
 
 
 def map_tensors(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -166,19 +163,9 @@ def gpu_median_ms(function: Callable[[], Any], *, warmup: int = 5, repetitions: 
     Returns:
         Milliseconds.
     """
-    flush = torch.empty(_L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
     for _ in range(warmup):
         function()
-    pairs = []
-    for _ in range(repetitions):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush.zero_()
-        start.record()
-        function()
-        end.record()
-        pairs.append((start, end))
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in pairs)
+    return statistics.median(event_times(function, repetitions))
 
 
 def run_cases(cases: Iterable[tuple[str, Callable[..., Any], tuple[Any, ...]]], reference: Callable[..., Any]) -> None:

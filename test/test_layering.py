@@ -45,6 +45,7 @@ LAYERS = (
     "experimental",
     "__init__",
     "testing",
+    "_compat",  # names that users' kernels import
     "_testing_unittest",
     "_testing",  # a client of the public names, as users' tests are
     "cli",
@@ -82,6 +83,9 @@ INNER = {
         "cache",
         "progress",
         "report",
+        "searches",  # these three are for users
+        "benchmarking",
+        "config_fragment",
     ),
     "runtime": (
         "bind_times",
@@ -118,6 +122,9 @@ INNER = {
         "graphs",
         "differentiable",
         "kernel",
+        "settings",  # from here on names of the public API
+        "config",
+        "triton",
     ),
 }
 # Each folder in here is one backend; nobody outside names one.

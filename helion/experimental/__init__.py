@@ -9,6 +9,7 @@ import torch
 
 from .._lazy import lazy
 from .._tracebacks import short_errors
+from ..runtime.kernel import aot_kernel
 
 if TYPE_CHECKING:
     from ..runtime import gradients
@@ -58,4 +59,4 @@ def backward(
     )
 
 
-__all__ = ["backward"]
+__all__ = ["aot_kernel", "backward"]

@@ -41,6 +41,8 @@ from .scans import associative_scan as associative_scan
 from .scans import cumprod as cumprod
 from .scans import cumsum as cumsum
 from .scans import reduce as reduce
+from .several_gpus import make_async_remote_copy as make_async_remote_copy
+from .several_gpus import remote_barrier as remote_barrier
 from .stack_tensor import StackTensor as StackTensor
 from .stack_tensor import stacktensor_like as stacktensor_like
 from .tiles import Tile as Tile

@@ -17,7 +17,7 @@ from .. import _logging, exc
 from .._exact import are_same
 from .._lazy import lazy
 from .._tracebacks import short_errors, shortened
-from ..config import Config
+from ..config import Config, as_config
 from ..hardware import Target
 from . import codecache
 from .choice import Choice, ConfigLike
@@ -573,7 +573,7 @@ class BoundKernel:
             for others in aot.others(self.kernel):
                 self.kernel.bind(others).ensure_config_exists(others)
         elif self.settings.autotuner_fn is None and (not self.configs or self._is_forced(args)):
-            given = self._legal_configs()
+            given = self._legal_configs(self.configs)
             if not given:
                 self._choice.check_feasible(args)
             tuned = at_call.tuned_config(self._of, args, given)
@@ -651,10 +651,35 @@ class BoundKernel:
             self.settings.check_autotuning_disabled()
             self.use(self._full(self.settings.autotuner_fn(self, args, **options).autotune()))
             return self._in_use()
+        return self.search(args, force=force, **options)
+
+    def search(
+        self,
+        args: Sequence[Any],
+        candidates: Sequence[Config | Mapping[str, Any]] = (),
+        /,
+        *,
+        force: bool = True,
+        **options: Any,
+    ) -> Config:
+        """Search as ``autotune`` does where there is no ``autotuner_fn``; such a function may call it.
+
+        Args:
+            args: the arguments of a call.
+            candidates: the configs to choose from; without any those of the decorator, or else the whole space.
+            force: search also where a config was found before.
+            options: as for ``autotune``.
+
+        Raises:
+            exc.NoConfigFound: none of the given configs is legal, or none that was tried works.
+            exc.NoFeasibleConfig: none is given, and none can fit the GPU.
+            exc.InvalidAPIUsage: there is no such option.
+        """
         wanted = search_options.Options.of(self.settings, "full", options)
-        if not self.configs:
+        listed = [as_config(config) for config in candidates] or self.configs
+        if not listed:
             self._choice.check_feasible(args)
-        given = self._legal_configs()
+        given = self._legal_configs(listed)
         if len(given) > 1:
             self.settings.check_autotuning_disabled()
         on_gpu = any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args)
@@ -664,10 +689,10 @@ class BoundKernel:
         self.use(self._full(tuning.tuned(self._of, args, wanted, given, force=force).config))
         return self._in_use()
 
-    def _legal_configs(self) -> list[Config]:
-        """Those given to the decorator that are legal, in full. Raises ``exc.NoConfigFound`` if none is."""
+    def _legal_configs(self, configs: Sequence[Config]) -> list[Config]:
+        """Return those that are legal, in full. Raises ``exc.NoConfigFound`` if none is."""
         legal, refusals = [], []
-        for config in self.configs:
+        for config in configs:
             try:
                 legal.append(self.config_spec.normalize(config))
             except exc.InvalidConfig as error:

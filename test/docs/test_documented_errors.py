@@ -67,6 +67,8 @@ DEVICE = {
     ("triton_kernel", "UndefinedVariable"): "out[t, :] = hl.triton_kernel('nothing', [x[t, :]], x[t, :])",
     ("inline_asm_elementwise", "ShapeMismatch"): "hl.inline_asm_elementwise('a', '=r,r,r', [hl.zeros([3]), hl.zeros([5])], torch.float32, True, 1)",
     ("inline_asm_elementwise", "InvalidAPIUsage"): "hl.inline_asm_elementwise('a', '=r,r', [x[t, :]], 'int32', True, 1)",
+    ("make_async_remote_copy", "SeveralGpusUnsupported"): "hl.make_async_remote_copy(x, [t], 1)",
+    ("remote_barrier", "SeveralGpusUnsupported"): "hl.remote_barrier([0, 1])",
     ("tile", "LoopFunctionNotInFor"): "u = hl.tile(4)",
     ("grid", "LoopFunctionNotInFor"): "u = hl.grid(4)",
     ("tile", "TileOfTile"): "for u in hl.tile(t):\n        out[u, :] = x[u, :]",

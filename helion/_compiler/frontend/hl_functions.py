@@ -14,6 +14,7 @@ from ...config import OWN_KEYS, TUNABLE
 from ...fields import Fragment
 from ...language.atomics import check_dtype
 from ...language.scans import plain_function
+from ...language.several_gpus import refusing
 from ...language.stack_tensor import StackTensor
 from . import hl_stack, memory, ops
 from .rules import Rules
@@ -349,3 +350,9 @@ def _register_tunable(t: Tracer, name: Any, fragment: Any) -> Expr:
         raise exc.TunableNameConflict(name=name.removeprefix(TUNABLE))
     t.registered.tunables[name] = fragment
     return Expr("tunable", (name,), value)
+
+
+# --- kernels over several GPUs ------------------------------------------------------------------------------------------
+
+rule(hl.make_async_remote_copy)(refusing("hl.make_async_remote_copy"))
+rule(hl.remote_barrier)(refusing("hl.remote_barrier"))

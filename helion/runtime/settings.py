@@ -1,0 +1,13 @@
+"""The settings of kernels, under the module's name in the public API."""
+
+from __future__ import annotations
+
+from ..backends import GENERAL
+from ..settings import RefMode as RefMode
+from ..settings import Settings as Settings
+
+
+def _get_backend() -> str:
+    """Return the backend that a kernel decorated now has, by its setting; that of every kernel where it is chosen per kernel."""
+    backend = Settings().backend
+    return GENERAL if backend in (None, "auto") else backend
