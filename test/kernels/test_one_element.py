@@ -281,3 +281,67 @@ def test_a_fixed_number_of_one_and_a_width_of_none(first: int) -> None:
         torch.testing.assert_close(ones_of_a_fixed_number(y, n), (1 + y)[:, None].expand(5, n))
     for n in (first, 0, 1, 7, 3):
         torch.testing.assert_close(whole_rows_of_any_width(x, n), x[:, :n] + 1)
+
+
+# --- loops that may have one element ------------------------------------------------------------------------------------
+
+
+def softmax_of_segments(pointers: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for row in hl.grid(pointers.size(0) - 1):
+        begin, end = pointers[row], pointers[row + 1]
+        for h in hl.tile(x.size(1)):
+            largest, total = hl.full([h], float("-inf")), hl.zeros([h])
+            for t in hl.tile(begin, end):
+                largest = torch.maximum(largest, x[t, h].amax(0))
+            for t in hl.tile(begin, end):
+                total = total + torch.exp(x[t, h] - largest[None, :]).sum(0)
+            for t in hl.tile(begin, end):
+                out[t, h] = torch.exp(x[t, h] - largest[None, :]) / total[None, :]
+    return out
+
+
+def twice_by_segments(pointers: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Stored with a mask, added, and stored whole, by tiles with bounds of the run."""
+    out, added, whole = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    for row in hl.grid(pointers.size(0) - 1):
+        for t in hl.tile(pointers[row], pointers[row + 1]):
+            hl.store(out, [t, slice(None)], x[t, :] * 2, extra_mask=(t.index < 1000)[:, None])
+            hl.atomic_add(added, [t, slice(None)], x[t, :])
+            whole[t, :] = x[t, :]
+    return (out + added + whole) / 4
+
+
+def first_rows(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.zeros([n, x.size(1)], dtype=x.dtype, device=x.device)
+    for t, c in hl.tile([n, x.size(1)]):
+        out[t, c] = x[t, c] + t.index[:, None]
+    return out
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "eager", "checked"])
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_tiles_of_the_run_in_a_dimension_of_one(rows: int, columns: int, mode: str) -> None:
+    settings = helion.Settings(
+        static_shapes=mode != "dynamic",
+        ref_mode=helion.RefMode.EAGER if mode == "eager" else helion.RefMode.OFF,
+        checked=mode == "checked",
+    )
+    x, pointers = torch.randn(rows, columns) + 1, torch.tensor([0, rows // 2, rows])
+    parts = [torch.softmax(x[a:b], 0) for a, b in ((0, rows // 2), (rows // 2, rows))]
+    torch.testing.assert_close(helion.kernel(softmax_of_segments, settings=settings)(pointers, x), torch.cat(parts))
+    torch.testing.assert_close(helion.kernel(twice_by_segments, settings=settings)(pointers, x), x)
+    expected = x + torch.arange(rows)[:, None]
+    torch.testing.assert_close(helion.kernel(first_rows, settings=settings)(x, rows), expected)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_loops_of_several_elements_are_not_stored_into_one(static: bool) -> None:
+    def kernel(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        for t in hl.tile(x.size(0) + 1):
+            hl.store(out, [t, 0], t.index * 2)
+        return out
+
+    with pytest.raises(exc.ShapeMismatch, match="would be stored into one element"):
+        helion.kernel(kernel, static_shapes=static)(torch.empty(5, 8), torch.empty(1, 8))

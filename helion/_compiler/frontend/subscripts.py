@@ -82,7 +82,8 @@ class _Planner:
     def block(self, block: int, dim: int, shift: Number = 0, operand: DeviceValue | None = None) -> None:
         size = self.size(dim)
         moved = operand is not None or not (isinstance(shift, int) and shift == 0)
-        if self.is_one(dim) and not self.is_at_zero(block, shift, operand) and not (self.computed and moved):
+        own = self.computed and (moved or not self.has_several(block))
+        if self.is_one(dim) and not self.is_at_zero(block, shift, operand) and not own:
             self.indices.append(Index("scalar"))
             self.dims.append(Dim(blocks=(block,)))
             return
@@ -96,6 +97,11 @@ class _Planner:
         extent, tile = self.tracer.blocks[block].extent, self.tracer.blocks.active.get(block)
         plain = isinstance(extent, int) and extent == 1 and operand is None and isinstance(shift, int) and shift == 0
         return plain and (tile is None or tile.last == 1)
+
+    def has_several(self, block: int) -> bool:
+        """Whether a loop surely walks over more than one element. One with bounds of the run may have one, or none."""
+        extent = self.tracer.blocks[block].extent
+        return extent is not None and self.tracer.numbers.is_above_one(extent)
 
     def check_range(self, block: int, dim: int, size: Number, shift: Number, operand: DeviceValue | None) -> None:
         """Refuse a tile that surely reaches past the end of the tensor, unless the user masks the access."""
@@ -195,8 +201,8 @@ def plan(
 ) -> SubscriptPlan:
     """What ``tensor[index]`` selects. Raises RankMismatch and its like.
 
-    ``checked``: the user masks the access. ``computed``: indices that are computed are used as they are in a dimension of
-    one element too, where otherwise each stands for that element.
+    ``checked``: the user masks the access. ``computed``: indices that are computed, and tiles whose loop may have one
+    element, are used as they are in a dimension of one element too, where otherwise each stands for that element.
     """
     items = _expand(tracer, tensor, index)
     planner = _Planner(tracer, tensor, shift, checked, computed)

@@ -101,6 +101,18 @@ class HostNumbers(Part):
             return all(map(self.is_never_negative, number.args))
         return number.op in ("block", "next_power_of_2")
 
+    def is_above_one(self, number: Any) -> bool:
+        """Whether a host number is known to be at least 2, as sizes are that no code was made for by value."""
+        if not isinstance(number, Expr):
+            return bool(number > 1)
+        if number.op == "host":
+            return number.args[0] in self.symbols and self.symbols[number.args[0]].is_size
+        if number.op == "add":
+            return all(map(self.is_never_negative, number.args)) and any(map(self.is_above_one, number.args))
+        if number.op == "mul":
+            return all(isinstance(arg, int) and arg > 0 or self.is_above_one(arg) for arg in number.args)
+        return number.op == "max" and any(map(self.is_above_one, number.args))
+
     def changes(self, value: Any) -> bool:
         """Whether a number differs from one iteration of a host loop to the next."""
         return isinstance(value, Expr) and any(leaf.args[0] in self.loop_numbers for leaf in value.leaves())
