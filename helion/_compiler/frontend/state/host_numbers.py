@@ -107,10 +107,12 @@ class HostNumbers(Part):
             return bool(number > 1)
         if number.op == "host":
             return number.args[0] in self.symbols and self.symbols[number.args[0]].is_size
+        if number.op == "sub" and number.args[1] == 0:
+            return self.is_above_one(number.args[0])
         if number.op == "add":
             return all(map(self.is_never_negative, number.args)) and any(map(self.is_above_one, number.args))
         if number.op == "mul":
-            return all(isinstance(arg, int) and arg > 0 or self.is_above_one(arg) for arg in number.args)
+            return all((isinstance(arg, int) and arg > 0) or self.is_above_one(arg) for arg in number.args)
         return number.op == "max" and any(map(self.is_above_one, number.args))
 
     def changes(self, value: Any) -> bool:
