@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from ... import exc
 from ..._shapes import ONE, Dim, Dims, Expr, number_key
 from . import ops
+from .padded_reshape import is_padded, keeps_lanes, moved
 from .polynomials import constant
 from .rules import Rules
 from .state.alignment import is_single
@@ -432,21 +434,26 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
         return ops.reshape(t, input, dims)
     if _signature(t, before) != _signature(t, after):
         raise exc.ShapeMismatch(
-            lhs=repr(input), rhs=t.blocks.dims_text(dims), detail=" in a reshape: the numbers of elements differ"
+            lhs=repr(input), rhs=t.blocks.dims_text(dims), detail=f" in a reshape: {_difference(t, before)}"
         )
+    plain, first = tuple(before), 0
     while before and after and before[0] == after[0]:
-        before, after = before[1:], after[1:]
+        before, after, first = before[1:], after[1:], first + 1
     while before and after and before[-1] == after[-1]:
         before, after = before[:-1], after[:-1]
-    for dim in (*before, *after):
-        for block in dim.blocks:
-            extent = t.blocks[block].extent
-            if t.blocks[block].kind == "full" and not t.blocks.fills_lanes(extent):
-                raise exc.BackendUnsupported(
-                    what=f"Reshaping {input!r} to {t.blocks.dims_text(dims)}",
-                    backend=t.context.limits.backend,
-                    remedy=f": the dimension of {extent!r} elements is padded to a power of two, so its elements would move",
-                )
+    several, wanted = ([d for d in side if not is_single(t.blocks, d)] for side in (before, after))
+    if several and wanted and not keeps_lanes(t, several, wanted):
+        around = (plain[:first], plain[first + len(before) :])
+        found = moved(t, ops.reshape(t, input, (*around[0], *several, *around[1])), several, wanted, first)
+        if found is None:
+            raise exc.BackendUnsupported(
+                what=f"Reshaping {input!r} to {t.blocks.dims_text(dims)}",
+                backend=t.context.limits.backend,
+                remedy=f": {_padding(t, (*before, *after))}, so its elements would move; reshape the tensor in host code, as "
+                "in x.view(n, 128, 3), and load from that",
+            )
+        return ops.reshape(t, found, dims)
+    t.blocks.count_lanes((*several, *wanted))
     tiles_before, tiles_after = _tiles(t, before, after), _tiles(t, after, before)
     if tiles_before != tiles_after:
         raise exc.BackendUnsupported(
@@ -458,6 +465,20 @@ def _checked_reshape(t: Tracer, input: DeviceValue, dims: Dims) -> DeviceValue:
         factors = tuple(before)
         t.blocks.merged[after[0]] = factors if t.blocks.merged.get(after[0], factors) == factors else None
     return ops.reshape(t, _settled_tails(t, input, dims), dims)
+
+
+def _difference(t: Tracer, before: list[Dim]) -> str:
+    """Say why two numbers of elements are not known to be equal."""
+    for block in (t.blocks[b] for dim in before for b in dim.blocks):
+        if block.kind == "full" and isinstance(block.extent, Expr):
+            return f"{block.extent!r} is known at run time only; mark it with hl.specialize in host code"
+    return "the numbers of elements differ"
+
+
+def _padding(t: Tracer, dims: Iterable[Dim]) -> str:
+    """Say which dimension has lanes without elements."""
+    size = next(t.blocks.size_of(dim) for dim in dims if is_padded(t, dim))
+    return f"the dimension of {size!r} elements is padded to a power of two"
 
 
 def _signature(t: Tracer, dims: list[Dim]) -> tuple[Fraction, tuple[Any, ...]]:

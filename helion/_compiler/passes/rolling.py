@@ -162,6 +162,8 @@ class _Roller:
             raise Declined("an index mixes dimensions")
         if op.kind == "scan":
             running.check_scan(op, self.block)
+        if op.kind == "view" and len({_carries(value, self.block) for value in (*op.values(), op.result)}) > 1:
+            raise Declined("a reshape merges or splits the dimension")
         for value in (*op.values(), *op.results):
             places = [d for d in value.dims if self.block in d.blocks]
             if len(places) > 1:

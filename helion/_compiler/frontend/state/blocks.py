@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from .... import exc
-from ...._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, number_key
+from ...._shapes import ONE, Dim, Dims, Expr, Number, is_power_of_2, next_power_of_2, number_key
 from ...ir.grammar import Block, BlockKind
 from ..journal import Part
 from ..polynomials import Polynomial, of_number
@@ -26,6 +26,8 @@ class Blocks(Part):
         self.active: dict[int, Tile | None] = {}
         #: How the tiles in merged dimensions are ordered: their factors, outermost first; None where reshapes disagree.
         self.merged: dict[Dim, Dims | None] = {}
+        #: Whole dimensions that reshapes make or take apart: they have no more lanes than their next power of two.
+        self.counted: set[int] = set()
         self._whole: dict[Any, Block] = {}
         #: Blocks that are a part of the tiles of another, by that and by how many parts there are.
         self._parts: dict[tuple[int, int], Block] = {}
@@ -42,6 +44,22 @@ class Blocks(Part):
 
     def update(self, block: int, **fields: Any) -> None:
         self.all[block] = replace(self.all[block], **fields)
+        if block in self.counted:
+            self._check_counted(block)
+
+    def count_lanes(self, dims: Iterable[Dim]) -> None:
+        """Take down that a reshape counts the lanes of these dimensions, so that nothing may widen whole ones."""
+        for block in (b for dim in dims for b in dim.blocks if self.all[b].kind == "full"):
+            self.counted.add(block)
+            self._check_counted(block)
+
+    def _check_counted(self, block: int) -> None:
+        extent, least = self.all[block].extent, self.all[block].min_size
+        if self.padded and isinstance(extent, int) and least > next_power_of_2(extent):
+            raise exc.TypeInferenceError(
+                f"A matrix product needs {least} lanes of a dimension of {extent} elements, and a reshape makes it or takes "
+                f"it apart, which leaves it {next_power_of_2(extent)}; reshape the tensor in host code and load from that."
+            )
 
     def whole(self, extent: Number) -> Block:
         """The block of whole dimensions of ``extent`` elements; equal extents share one."""

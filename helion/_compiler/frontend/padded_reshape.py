@@ -1,0 +1,113 @@
+"""Reshapes of whole dimensions that lie in more lanes than they have elements, since lanes come in powers of two.
+
+Elements keep their lanes where only the outermost of the dimensions that a reshape merges or splits has such lanes::
+
+    [384] in 512 lanes -> [3, 128] in 4 * 128        elements keep their lanes
+    [384] in 512 lanes -> [128, 3] in 128 * 4        elements move
+
+Where elements move, each part of the shorter side is gathered, and the parts are put together.
+"""
+
+from __future__ import annotations
+
+from ..._shapes import ONE, Dim, Dims
+from . import ops
+from .tracer import Tracer
+from .values import DeviceValue
+
+#: Parts that are gathered one after the other at most, for each pair of dimensions.
+MOST_PARTS = 32
+
+
+def is_padded(t: Tracer, dim: Dim) -> bool:
+    """Whether a dimension has a whole one in it with lanes that hold no element."""
+    return any(t.blocks[b].kind == "full" and not t.blocks.fills_lanes(t.blocks[b].extent) for b in dim.blocks)
+
+
+def keeps_lanes(t: Tracer, before: list[Dim], after: list[Dim]) -> bool:
+    """Whether a reshape of dimensions leaves each element in its lane, counted in order."""
+    if any(is_padded(t, dim) for dim in (*before[1:], *after[1:])):
+        return False
+    first = (before[0], after[0])
+    return not any(is_padded(t, dim) for dim in first) or all(_is_whole(t, dim) for dim in first)
+
+
+def moved(t: Tracer, value: DeviceValue, before: list[Dim], after: list[Dim], at: int) -> DeviceValue | None:
+    """Reshape by gathering parts.
+
+    Args:
+        t: the tracer.
+        value: without dimensions of 1.
+        before: its dimensions that change, which stand from ``at`` on.
+        after: those they become.
+        at: their position.
+
+    Returns:
+        The value; None where a dimension is no whole one, or where there are too many parts.
+    """
+    if not all(_is_whole(t, dim) for dim in (*before, *after)):
+        return None
+    result: DeviceValue | None = value
+    for _ in before[1:]:
+        result = None if result is None else _merged(t, result, at)
+    for place, dim in enumerate(after[:-1], at):
+        result = None if result is None else _split(t, result, place, _size(t, dim))
+    return result
+
+
+def _is_whole(t: Tracer, dim: Dim) -> bool:
+    return dim.block is not None and t.blocks[dim.block].kind == "full" and isinstance(t.blocks.size_of(dim), int)
+
+
+def _size(t: Tracer, dim: Dim) -> int:
+    size = t.blocks.size_of(dim)
+    assert isinstance(size, int)
+    return size
+
+
+def _merged(t: Tracer, value: DeviceValue, at: int) -> DeviceValue | None:
+    """Merge the dimensions at ``at`` and after it."""
+    rows, columns = (_size(t, value.dims[place]) for place in (at, at + 1))
+    dims = (*value.dims[:at], t.blocks.dim_of(rows * columns), *value.dims[at + 2 :])
+    if t.blocks.fills_lanes(columns):
+        t.blocks.count_lanes((*value.dims[at : at + 2], dims[at]))
+        return ops.reshape(t, value, dims)
+    if min(rows, columns) > MOST_PARTS:
+        return None
+    lanes = ops.lanes(t, rows * columns, len(dims), at)
+    row, column = lanes // columns, lanes % columns
+    by_row = rows <= columns
+    before = (slice(None),) * (at if by_row else at + 1)
+    parts = [value[(*before, number)] for number in range(rows if by_row else columns)]
+    spread = [ops.pick(t, part, at, column if by_row else row) for part in parts]
+    return _chosen(t, spread, row if by_row else column)
+
+
+def _split(t: Tracer, value: DeviceValue, at: int, rows: int) -> DeviceValue | None:
+    """Split the dimension at ``at`` into ``rows`` and what is left."""
+    columns = _size(t, value.dims[at]) // rows
+    dims = (*value.dims[:at], t.blocks.dim_of(rows), t.blocks.dim_of(columns), *value.dims[at + 1 :])
+    if t.blocks.fills_lanes(columns):
+        t.blocks.count_lanes((value.dims[at], *dims[at : at + 2]))
+        return ops.reshape(t, value, dims)
+    if min(rows, columns) > MOST_PARTS:
+        return None
+    before = (slice(None),) * at
+    if rows <= columns:
+        parts = [value[(*before, slice(n * columns, (n + 1) * columns))] for n in range(rows)]
+        return _chosen(t, [_with_one(t, part, at) for part in parts], ops.lanes(t, rows, len(dims), at))
+    parts = [value[(*before, slice(n, None, columns))] for n in range(columns)]
+    return _chosen(t, [_with_one(t, part, at + 1) for part in parts], ops.lanes(t, columns, len(dims), at + 1))
+
+
+def _with_one(t: Tracer, value: DeviceValue, at: int) -> DeviceValue:
+    dims: Dims = (*value.dims[:at], ONE, *value.dims[at:])
+    return ops.reshape(t, value, dims)
+
+
+def _chosen(t: Tracer, parts: list[DeviceValue], number: DeviceValue) -> DeviceValue:
+    """The part of each lane, by its number."""
+    result = parts[-1]
+    for at in reversed(range(len(parts) - 1)):
+        result = ops.pointwise(t, "where", ops.pointwise(t, "eq", number, at), parts[at], result)
+    return result
