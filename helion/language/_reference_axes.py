@@ -1,7 +1,7 @@
 """Which axis the lanes of each dimension belong to, through torch's functions, and where smaller values stand in larger ones.
 
-Dimensions of elementwise calls are aligned at the right, as in torch. Where they are other ones there, a value whose
-dimensions are all tiles stands at the places that these tiles have in the larger one: ``a[i, j] + b[i]``.
+Dimensions of elementwise calls are aligned at the right, as in torch. Where they are other ones there, a value with a tile
+stands at the places that its dimensions have in the larger one: ``a[i, j] + b[i]``, ``a[i, j, :] + b[i, :]``.
 """
 
 from __future__ import annotations
@@ -50,16 +50,26 @@ def _placed(value: Any, target: Sequence[tuple[object, int]]) -> Any:
     """A value of lower rank with dimensions of 1 between its own, where its tiles have other places in the target."""
     if not isinstance(value, torch.Tensor) or not 0 < value.ndim < len(target):
         return value
-    own, places = axes_of(value), [axis for axis, _ in target]
-    if all(map(_fits, zip(own, value.shape, strict=True), target[len(target) - value.ndim :])):
+    if all(map(_fits, zip(axes_of(value), value.shape, strict=True), target[len(target) - value.ndim :])):
         return value
-    tiles = all(isinstance(axis, RefAxis) and places.count(axis) == 1 for axis in own)
-    if not tiles or [axis for axis in places if axis in own] != list(own):
+    several = [(axis, size) for axis, size in zip(axes_of(value), value.shape, strict=True) if _counts(axis, size)]
+    own, places = [_identity(*pair) for pair in several], [_identity(*pair) for pair in target]
+    tiles = any(isinstance(axis, RefAxis) for axis, _ in several)
+    if not tiles or any(places.count(each) != 1 for each in own) or [each for each in places if each in own] != own:
         return value
-    sizes = dict(zip(own, value.shape, strict=True))
-    return set_axes(
-        value.reshape([sizes.get(axis, 1) for axis in places]), tuple(a if a in own else None for a in places)
-    )
+    found = dict(zip(own, several, strict=True))
+    dims = [found.get(place, (None, 1)) for place in places]
+    return set_axes(value.reshape([size for _, size in dims]), tuple(axis for axis, _ in dims))
+
+
+def _counts(axis: object, size: int) -> bool:
+    """Whether a dimension is more than one of 1."""
+    return size != 1 or isinstance(axis, RefAxis)
+
+
+def _identity(axis: object, size: int) -> object:
+    """What two dimensions that are the same share: tiles their axis, others their size."""
+    return axis if isinstance(axis, RefAxis) else size
 
 
 def _fits(have: tuple[object, int], want: tuple[object, int]) -> bool:

@@ -163,6 +163,10 @@ class BoundKernel:
         are among those that its seeds are made for."""
         return self._of.has_numbers_of(values) and self._of.is_of_bucket(values)
 
+    def numbers_in(self, values: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
+        """Return what these arguments have of the numbers that the compiled code depends on, by host expression."""
+        return tuple((name, pick(values, at)) for name, at, _ in self._of.numbers)
+
     @property
     def bucket(self) -> tuple[Bucket, ...]:
         """The sizes that its seeds are made for, of those that tell configs apart."""

@@ -109,13 +109,17 @@ class Kernel(Definition, Generic[_Parameters, _Result]):
         def __call__(self, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result: ...
 
     def specialization_key(self, args: Sequence[Any]) -> Hashable:
-        """The hashable key under which a call with these arguments looks for compiled code.
+        """Return the hashable key under which a call with these arguments looks for compiled code.
 
-        Constants that are found while compiling come on top.
+        What compiling turned out to depend on, such as ``hl.specialize(x.stride(0))``, is part of it from then on.
         """
         values = self.normalize_args(*args)
         extra = None if self.key is None else self.key(*values)
-        return (class_of(self.arguments_key(values)), extra)
+        arguments = class_of(self.arguments_key(values))
+        rest = (extra, token(target_of(self.name, values)), self.settings.checked)
+        table = self._bound if self.settings.static_shapes else self._classes
+        found = {pair for bound in table.of((arguments, *rest)) for pair in bound.numbers_in(values)}
+        return (arguments, extra, tuple(sorted(found, key=repr)))
 
     @short_errors
     def bind(self, args: Sequence[Any], target: str | hardware.Target | None = None) -> BoundKernel:

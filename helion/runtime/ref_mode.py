@@ -151,7 +151,7 @@ def _named(*names: str) -> frozenset[Any]:
 _SIZED = _named("view", "reshape", "expand", "new_zeros", "new_ones", "new_empty", "repeat", "unflatten")
 #: Functions whose tensor arguments broadcast.
 _ELEMENTWISE = _named(
-    "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow",
+    "expand_as",     "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow",
     "atan2", "copysign", "hypot", "logaddexp", "maximum", "minimum", "fmax", "fmin", "max", "min", "where", "clamp", "clip",
     "lerp", "addcmul", "addcdiv", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
     "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_tensors", "__rsub__", "__pow__", "__rpow__", "__rdiv__",

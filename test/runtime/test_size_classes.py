@@ -193,3 +193,25 @@ def test_sizes_that_a_kernel_needs_to_be_equal() -> None:
         assert linear.bind(args) is bound
     with pytest.raises(exc.ShapeMismatch):
         linear(torch.randn(8, 8), torch.randn(8, 7), torch.randn(8))
+
+
+def scaled_by_a_stride(x: torch.Tensor) -> torch.Tensor:
+    step = hl.specialize(x.stride(0))
+    out = torch.empty([x.size(0), x.size(1)])
+    for tile in hl.tile(out.size()):
+        out[tile] = x[tile] * step
+    return out
+
+
+def test_a_specialized_stride_is_part_of_the_key() -> None:
+    """Also where it is a size of the first tensor that is bound, and not of the second."""
+    kernel = helion.kernel(scaled_by_a_stride, static_shapes=False)
+    narrow, wide = torch.randn(8, 12), torch.randn(8, 24)[:, :12]
+    bound = [kernel.bind((x,)) for x in (narrow, wide)]
+    assert bound[0] is not bound[1] and kernel.bind((torch.randn(9, 12),)) is bound[0]
+    for each, x in zip(bound, (narrow, wide), strict=True):
+        torch.testing.assert_close(each(x), x * x.stride(0))
+    with pytest.raises(exc.BoundToOtherArguments, match=r"x\.stride\(0\) is 24, bound for 12"):
+        bound[0](wide)
+    keys = [kernel.specialization_key((x,)) for x in (narrow, wide, torch.randn(9, 12))]
+    assert keys[0] == keys[2] != keys[1]

@@ -93,6 +93,7 @@ class Arguments:
         if found < len(self.dynamic):
             name = self.dynamic[found].args[0]
             self.t.numbers.argument_checks.append(f"{source} == {self.t.numbers.symbols[name].source}")
+            self.t.numbers.equal[name] = (*self.t.numbers.equal.get(name, ()), (source, origin))
         else:
             if origin[-1][0] == "size":
                 self.t.numbers.argument_checks.append(f"{source} > {SYMBOLIC - 1}")

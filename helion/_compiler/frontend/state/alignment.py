@@ -37,8 +37,11 @@ def joint(blocks: Blocks, shapes: Sequence[Dims]) -> Dims | None:
 
 
 def placed(blocks: Blocks, dims: Dims, target: Dims) -> Dims | None:
-    """``dims`` as dimensions of ``target`` and 1, so that they broadcast to it: aligned at the right, or, where each is a tile
-    that stands once in ``target`` and the order agrees, with 1 in the other places. None where neither holds."""
+    """``dims`` as dimensions of ``target`` and 1, so that they broadcast to it: aligned at the right, or, where tiles say how,
+    with 1 in the other places. None where neither holds.
+
+    Tiles say how where each dimension stands once in ``target``, in this order, and one of them is a tile: ``[i, 16]`` is
+    ``[i, 1, 16]`` in ``[i, j, 16]``, and nothing in ``[i, 16, 16]``."""
     if len(dims) > len(target):
         return None
     found: list[Dim] = []
@@ -53,10 +56,11 @@ def placed(blocks: Blocks, dims: Dims, target: Dims) -> Dims | None:
 
 
 def _by_tile(blocks: Blocks, dims: Dims, target: Dims) -> Dims | None:
-    tiles = all(dim.block is not None and blocks[dim.block].kind == "tile" for dim in dims)
-    if not tiles or any(target.count(dim) != 1 for dim in dims) or [d for d in target if d in dims] != list(dims):
+    own = [dim for dim in dims if not dim.is_one]
+    tiles = any(dim.block is not None and blocks[dim.block].kind == "tile" for dim in own)
+    if not tiles or any(target.count(dim) != 1 for dim in own) or [dim for dim in target if dim in own] != own:
         return None
-    return tuple(dim if dim in dims else ONE for dim in target)
+    return tuple(dim if dim in own else ONE for dim in target)
 
 
 def _aligned(blocks: Blocks, shapes: Sequence[Dims]) -> Dims | None:

@@ -37,6 +37,8 @@ class HostNumbers(Part):
     def __init__(self) -> None:
         self.symbols: dict[str, Symbol] = {}
         self.specialized: dict[str, Any] = {}
+        #: Sizes and strides of the arguments that are one number with another: host expression and path, by its name.
+        self.equal: dict[str, tuple[tuple[str, Any], ...]] = {}
         #: Those that change from one iteration of a host loop to the next: the user's variable.
         self.loop_numbers: dict[str, str] = {}
         #: Sizes and strides of tensors that the host code makes: the tensor and how to ask it.
@@ -79,6 +81,7 @@ class HostNumbers(Part):
             if leaf.op != "host" or leaf.args[0] not in self.symbols:
                 raise exc.SpecializeArgType(got=repr(value))
             self.specialized[leaf.args[0]] = self.symbols[leaf.args[0]].origin
+            self.specialized.update(self.equal.get(leaf.args[0], ()))
         return value.hint
 
     def is_never_negative(self, number: Any) -> bool:
