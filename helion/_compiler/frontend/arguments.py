@@ -67,6 +67,8 @@ class Arguments:
     def tensor(self, value: torch.Tensor, source: str, origin: Origin) -> Any:
         known = lift_object(self.t, value, source)
         known.origin = origin
+        if not self.t.registered.placed_by and known.device.type == self.t.device.type:
+            self.t.registered.placed_by = source
         if self.static:
             return known
         fixed = static_dims(value)

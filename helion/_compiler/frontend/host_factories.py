@@ -38,6 +38,14 @@ def is_factory(function: Any) -> bool:
     return getattr(function, "__name__", "") in NAMES and getattr(torch, function.__name__, None) is function
 
 
+def follows_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call makes a tensor on the default device, and could make it on another one."""
+    asked = any(kwargs.get(name) is not None for name in ("out", "generator", "pin_memory")) or "device" in kwargs
+    name = getattr(function, "__name__", "")
+    free = is_factory(function) and name in NAMED_DEVICE - OF_DATA - {*_LIKE, "normal"}
+    return free and not asked and not any(isinstance(value, HostTensorValue) for value in (*args, *kwargs.values()))
+
+
 def contiguous_strides(shape: Shape) -> Shape:
     """Row-major strides in elements."""
     strides: list[Number] = []

@@ -176,4 +176,6 @@ def _host_module(fn: Callable[..., Any], source: FunctionSource, walk: Walk) -> 
         checks=tuple(walk.t.tensors.checks),
         reference=reference,
         argument_checks=tuple(walk.t.numbers.argument_checks),
+        placed_calls=frozenset(walk.t.registered.placed_calls),
+        placed_by=walk.t.registered.placed_by,
     )

@@ -25,6 +25,8 @@ from .trees import Rewriter, assign, expression, names_in, statements
 RUNTIME, RUNTIME_NAME = "helion.runtime", "_helion_runtime"
 #: The name under which host code reads globals of the user's module.
 SOURCE_NAME = "_source_module"
+#: The name of the arguments' device.
+DEVICE_NAME = "_helion_device"
 #: Functions that host expressions of ours call, whatever the user's variables are called.
 _BUILTINS = frozenset(("max", "min", "abs"))
 #: Expressions whose results launches may need.
@@ -55,6 +57,8 @@ class HostBuilder:
     #: Modules that the function needs, by the names it has for them.
     modules: dict[str, str] = field(default_factory=dict)
     reads_source: bool = False
+    #: Whether some call needs the arguments' device.
+    placing: bool = False
     launches: list[tuple[ast.stmt, ...]] = field(default_factory=list)
     comparisons: list[tuple[Any, ...]] = field(default_factory=list)
     #: Numbers and names that the launches of the next place, and those of the places before it, need.
@@ -178,7 +182,7 @@ class HostBuilder:
         function = self.traced.function
         user = _UserCode(self)
         body = user.all(function.body)
-        body = [*self._symbols(), *user.lists(function), *body]
+        body = [*self._placing(), *self._symbols(), *user.lists(function), *body]
         return HostProgram(
             traced=self.traced,
             arguments=self._arguments(function.args),
@@ -193,6 +197,15 @@ class HostBuilder:
             comparisons=tuple(self.comparisons),
             written=written,
         )
+
+    def device(self) -> str:
+        """The name of the arguments' device."""
+        self.placing = True
+        return DEVICE_NAME
+
+    def _placing(self) -> list[ast.stmt]:
+        """The arguments' device, before the user's code can rebind them."""
+        return [assign(DEVICE_NAME, expression(f"{self.traced.placed_by}.device"))] if self.placing else []
 
     def _arguments(self, arguments: ast.arguments) -> ast.arguments:
         """The same parameters without annotations; defaults that are not literals are filled in by the loader."""
@@ -347,7 +360,11 @@ class _UserCode(Rewriter):
         if key in traced.specialized_calls:
             replaced: ast.AST = self.visit(node.args[0])
             return replaced
-        return self.inside(node)
+        made = self.inside(node)
+        if key not in traced.placed_calls or not isinstance(made, ast.Call):
+            return made
+        keywords = [*made.keywords, ast.keyword("device", ast.Name(self._host.device(), ast.Load()))]
+        return ast.copy_location(ast.Call(made.func, made.args, keywords), made)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if not isinstance(node.ctx, ast.Load) or node.id in self._host.local:

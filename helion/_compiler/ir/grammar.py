@@ -623,7 +623,8 @@ class HostModule(Structural):
 
     ``function`` is its syntax tree, with a ``Launch`` in place of grid loops, which may stand in a loop.
     ``registered`` maps calls of ``hl.register_block_size`` (by line and column) to block ids, ``tunable_calls`` those
-    of ``hl.register_tunable`` to names; ``specialized_calls`` are calls of ``hl.specialize``. ``symbols`` gives the host expression of every run-time number, by name;
+    of ``hl.register_tunable`` to names; ``specialized_calls`` are calls of ``hl.specialize``, ``placed_calls`` calls of
+    factories that get the device of the tensor ``placed_by``. ``symbols`` gives the host expression of every run-time number, by name;
     ``deferred_symbols`` those that are known only right before the launch. ``captures`` maps expressions whose
     results launches may need (by first and last line and column) to the names of these: one for each time that the
     expression is evaluated, counted from the beginning of an iteration where it stands in a loop around a launch.
@@ -648,6 +649,8 @@ class HostModule(Structural):
     reference: str = ""
     #: With dynamic shapes: what the code assumes of sizes and strides of the arguments.
     argument_checks: tuple[str, ...] = ()
+    placed_calls: frozenset[tuple[int, int]] = frozenset()
+    placed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,6 +18,7 @@ from ....language._registry import DECLARED
 from ....language.constants import ConstExpr
 from ..frames import lift_object
 from ..hl_rules import HL_RULES
+from ..host_factories import follows_arguments
 from ..methods import CONVERSIONS, answers_itself
 from ..purity import FRAGMENTS, WIDE, is_pure, kind_of_result
 from ..runtime_values import Opaque, decided_by_config, opaque, settle
@@ -111,12 +112,25 @@ def call_value(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         hooked = function._forward_hooks or function._forward_pre_hooks
         return unknown(s, function, (args, kwargs)) if hooked else call_helper(s, function, args, kwargs)
     if is_torch_function(function):
-        return call_torch(s, function, args, kwargs)
+        return call_torch(s, function, args, _placed(s, function, args, kwargs, node))
     if is_pure(function) and any(answers_itself(value) for value in args):
         return _of_object(s, function, args, kwargs)
     if s.t.on_device:
         return call_on_device(s, function, args, kwargs)
     return call_on_host(s, function, args, kwargs)
+
+
+def _placed(s: Scope, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: ast.AST) -> dict[str, Any]:
+    """Return the arguments by name, with the kernel's device for a factory in its host code that is given none."""
+    place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+    if s.t.on_device or not s.frame.is_kernel or not isinstance(node, ast.Call) or not place[0]:
+        return kwargs
+    if not s.t.registered.placed_by or s.t.device.type == torch.get_default_device().type:
+        return kwargs
+    if not follows_arguments(function, args, kwargs):
+        return kwargs
+    s.t.registered.placed_calls.add(place)
+    return {**kwargs, "device": s.t.device}
 
 
 def _constant(s: Scope, value: Any) -> Any:

@@ -15,3 +15,7 @@ class Registered(Part):
         #: Blocks that ``hl.register_block_size`` made.
         self.block_sizes: dict[tuple[int, int], int] = {}
         self.specialized_calls: set[tuple[int, int]] = set()
+        #: Calls of factories in host code that get the kernel's device, by line and column.
+        self.placed_calls: set[tuple[int, int]] = set()
+        #: The host expression of an argument whose device that is, before the user's code runs.
+        self.placed_by = ""
