@@ -80,7 +80,7 @@ def _hasattr(s: Scope, value: Any, name: str) -> Any:
     return True
 
 
-def _getattr(s: Scope, value: Any, name: str, *default: Any) -> Any:
+def _getattr(s: Scope, value: Any, name: Any, *default: Any) -> Any:
     if not isinstance(name, str):
         return unknown(s, getattr, (value, name))
     if isinstance(value, HostTensorValue) and not hasattr(type_of(value), name):

@@ -45,7 +45,9 @@ def evaluate_conditional(s: Scope, node: ast.IfExp) -> Any:
         return chosen(s, node, test)
     condition = _scalar_condition(s, test, ast.unparse(node))
     target = ast.Name(_CHOSEN, ast.Store())
-    branches = [ast.copy_location(ast.Assign([target], part), part) for part in (node.body, node.orelse)]
+    branches: list[ast.stmt] = [
+        ast.copy_location(ast.Assign([target], part), part) for part in (node.body, node.orelse)
+    ]
     statement = ast.copy_location(ast.If(node.test, branches[:1], branches[1:]), node)
     _device_if(s, ast.fix_missing_locations(statement), condition)
     result = s.frame.names.pop(_CHOSEN)
